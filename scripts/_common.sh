@@ -1,0 +1,20 @@
+# Shared by the scripts beside it: where things are, and how to say things. Sourced, never run.
+set -eu
+ROOT=$(cd "$(dirname "$0")/.." && pwd)
+CACHE=${BOOTSEER_DEV_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/bootseer-dev}
+VENV=$ROOT/.venv
+export UV_CACHE_DIR=${UV_CACHE_DIR:-$CACHE/uv} UV_LINK_MODE=${UV_LINK_MODE:-hardlink}
+export BOOTSEER_DEV_CACHE=$CACHE
+
+say() { printf '\033[1m==>\033[0m %s\n' "$*" >&2; }
+die() { printf 'error: %s\n' "$*" >&2; exit 1; }
+as_root() {
+    if [ "$(id -u)" = 0 ]; then "$@"
+    elif command -v sudo >/dev/null; then sudo -E "$@"
+    else die "this step needs root: run as root or install sudo"; fi
+}
+need_disk() { # need_disk GiB: stop early rather than fill the disk
+    mkdir -p "$CACHE"
+    free=$(df -Pk "$CACHE" | awk 'NR==2 {print int($4 / 1048576)}')
+    [ "$free" -ge "$1" ] || die "only $free GiB free at $CACHE, $1 GiB needed; free some, or point BOOTSEER_DEV_CACHE at another disk"
+}

@@ -1,0 +1,22 @@
+"""bootseer cuts and explains the start-up time of large training jobs.
+
+Importing the package is cheap (below 50 ms, asserted by a test): sub-packages load when they are first used, so
+``import bootseer; bootseer.image.mount(...)`` works and ``import bootseer`` alone pulls in nothing heavy.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+__version__ = "0.1.0"
+
+_LAZY = ("blocks", "env", "image", "launch", "profile", "store", "stripefs", "torch")
+
+__all__ = ["__version__", *_LAZY]
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in _LAZY:
+        return importlib.import_module(f"bootseer.{name}")
+    raise AttributeError(f"module 'bootseer' has no attribute {name!r}")

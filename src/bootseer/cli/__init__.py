@@ -1,0 +1,1 @@
+"""The command line: one module per verb group; heavy imports happen inside the commands."""

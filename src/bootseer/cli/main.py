@@ -1,0 +1,74 @@
+"""The ``bootseer`` command: assembles the verb groups and turns errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from bootseer import __version__
+from bootseer.errors import BootseerError, from_os_error
+
+app = typer.Typer(
+    name="bootseer",
+    help="Cut and explain the start-up time of large training jobs",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"bootseer {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    verbose: Annotated[int, typer.Option("--verbose", "-v", count=True, help="Say more on stderr (twice: debug)")] = 0,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it, exit")] = False,
+) -> None:
+    level = {0: logging.WARNING, 1: logging.INFO}.get(verbose, logging.DEBUG)
+    logging.basicConfig(level=level, format="bootseer: %(levelname)s: %(name)s: %(message)s", stream=sys.stderr)
+    logging.getLogger("httpx").setLevel(max(level, logging.WARNING))
+
+
+def _assemble() -> None:
+    from bootseer.cli import demo, doctor, env, fs, image, profile, run
+
+    for module, name in ((profile, "profile"), (image, "image"), (env, "env"), (fs, "fs")):
+        app.add_typer(module.app, name=name)
+    for module in (run, demo, doctor):
+        module.register(app)
+
+
+def main() -> None:
+    """Entry point. Exit codes: ``docs/reference/exit-codes.md``."""
+    _assemble()
+    try:
+        app()
+    except BootseerError as exc:
+        _fail(exc)
+    except KeyboardInterrupt:
+        sys.stderr.write("bootseer: interrupted\n")
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(141)
+    except OSError as exc:
+        _fail(from_os_error(exc, f"use {exc.filename}" if exc.filename else "finish"))
+
+
+def _fail(exc: BootseerError) -> None:
+    if os.environ.get("BOOTSEER_TRACEBACK"):
+        raise exc
+    sys.stderr.write(f"bootseer: {exc}\n")
+    sys.exit(exc.exit_code)
+
+
+if __name__ == "__main__":
+    main()

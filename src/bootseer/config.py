@@ -1,0 +1,75 @@
+"""Settings of this node: one typed object, one TOML file, environment overrides; ``bootseer doctor`` prints it.
+
+Order, later wins: defaults, the file (``$BOOTSEER_CONFIG`` or ``/etc/bootseer.toml``), environment variables
+(``BOOTSEER_CACHE_DIR`` and so on: the field's name in capitals).
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bootseer.errors import ConfigError
+
+DEFAULT_FILE = Path("/etc/bootseer.toml")
+
+
+def _default_cache() -> str:
+    if os.geteuid() == 0:
+        return "/var/cache/bootseer"
+    return os.path.join(os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache")), "bootseer")
+
+
+def _default_state() -> str:
+    if os.geteuid() == 0:
+        return "/run/bootseer"
+    return os.path.join(os.environ.get("XDG_RUNTIME_DIR", f"/tmp/bootseer-{os.geteuid()}"), "bootseer")
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a node needs to know. Sizes in bytes, times in seconds."""
+
+    cache_dir: str = msgspec.field(default_factory=_default_cache)
+    """Node-local disk for blocks (ext4, xfs or btrfs)."""
+    state_dir: str = msgspec.field(default_factory=_default_state)
+    """Sockets, pids and mount records of running servers; need not survive a reboot."""
+    store: str = ""
+    """Shared storage this site already has: a folder, ``hdfs://...``, ``s3://...``. Empty: a folder in the cache."""
+    record_seconds: float = 120.0
+    """First touches are recorded for this long after a mount (the paper: about the first two minutes)."""
+    demand_deadline: float = 60.0
+    """A read of a missing block fails with EIO when its bytes have not come after this long."""
+    fetch_streams: int = 6
+    """Parallel range requests for one lazy file."""
+    background_fill: bool = True
+    """Fetch the rest of a blob after its hot set, so that the store is needed no more."""
+
+    @property
+    def store_url(self) -> str:
+        """The configured store, or the embedded default (a folder beside the cache)."""
+        return self.store or os.path.join(self.cache_dir, "store")
+
+
+def load(environ: Mapping[str, str] | None = None) -> Config:
+    """Read the settings. Raises `ConfigError` for an unreadable file, an unknown key or a bad value."""
+    env = os.environ if environ is None else environ
+    values: dict[str, Any] = {}
+    explicit = env.get("BOOTSEER_CONFIG")
+    path = Path(explicit) if explicit else DEFAULT_FILE
+    if explicit or path.exists():
+        try:
+            values.update(tomllib.loads(path.read_text()))
+        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+            raise ConfigError(f"cannot read settings from {path}: {exc}") from None
+    for name in Config.__struct_fields__:
+        if (text := env.get(f"BOOTSEER_{name.upper()}")) is not None:
+            values[name] = text
+    try:
+        return msgspec.convert(values, Config, strict=False)
+    except msgspec.ValidationError as exc:
+        raise ConfigError(f"settings in {path} or BOOTSEER_*: {exc}") from None

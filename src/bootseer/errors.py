@@ -1,0 +1,92 @@
+"""Errors a user can meet: one line that says what failed, on what, and what to do, with a documented exit code.
+
+Exit codes follow BSD ``sysexits.h``, so that they do not collide with the codes training commands usually return. The
+table in ``docs/reference/exit-codes.md`` is checked against this module by a test.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import ClassVar
+
+
+class BootseerError(Exception):
+    """Base of every error bootseer raises on purpose.
+
+    ``message`` says what failed and on what; ``hint`` (optional) says what to do about it. Neither ends with a full
+    stop. The command line prints ``bootseer: <message>; <hint>`` and exits with ``exit_code``.
+    """
+
+    exit_code: ClassVar[int] = 70
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.hint}" if self.hint else self.message
+
+
+class DataError(BootseerError):
+    """Bytes that are not what they must be: truncated layer, flipped bit, checkpoint without COMMIT."""
+
+    exit_code = 65
+
+
+class NotFoundError(BootseerError):
+    """A named thing does not exist: image reference, checkpoint, store key, job."""
+
+    exit_code = 66
+
+
+class UnavailableError(BootseerError):
+    """A server did not answer within its deadline, or refused the connection."""
+
+    exit_code = 69
+
+
+class UnsupportedError(BootseerError):
+    """This machine lacks something: FUSE, EROFS, a container runtime, a tool."""
+
+    exit_code = 71
+
+
+class NotWritableError(BootseerError):
+    """A store or a folder cannot be written to."""
+
+    exit_code = 73
+
+
+class FullError(BootseerError):
+    """No space left in a store or cache."""
+
+    exit_code = 74
+
+
+class PrivilegeError(BootseerError):
+    """The operation needs root or a capability this process does not hold."""
+
+    exit_code = 77
+
+
+class ConfigError(BootseerError):
+    """A configuration file, key or value that is not understood."""
+
+    exit_code = 78
+
+
+def from_os_error(exc: OSError, doing: str) -> BootseerError:
+    """Translate an ``OSError`` met while ``doing`` (a phrase such as ``"write store /data"``) into one line."""
+    text = f"cannot {doing}: {exc.strerror or exc}"
+    if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+        return FullError(text, hint="free some space there and run again")
+    if exc.errno in (errno.EACCES, errno.EPERM):
+        return NotWritableError(text, hint="check its owner and mode, or choose another place")
+    if exc.errno == errno.EROFS:
+        return NotWritableError(text, hint="it is on a read-only file system; choose another place")
+    if exc.errno in (errno.ENOENT, errno.ENOTDIR):
+        return NotFoundError(text)
+    if exc.errno in (errno.ECONNREFUSED, errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ECONNRESET):
+        return UnavailableError(text, hint="check that the server runs and is reachable from here")
+    return BootseerError(text)

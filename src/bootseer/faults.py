@@ -1,0 +1,43 @@
+"""Named points at which tests make a step fail: ``faults.point("store.put.before-publish")``.
+
+A point does nothing unless ``BOOTSEER_FAULTS`` is set, as a comma-separated list of ``name=action``; actions are ``kill``
+(SIGKILL to this process), ``enospc``, ``eio`` (raise that `OSError`), and ``sleep:SECONDS``. ``name=action@3`` acts on the third visit only.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import threading
+import time
+
+_lock = threading.Lock()
+_visits: dict[str, int] = {}
+
+
+def point(name: str) -> None:
+    """Visit the point ``name``; act if ``BOOTSEER_FAULTS`` says so."""
+    setting = os.environ.get("BOOTSEER_FAULTS")
+    if not setting:
+        return
+    with _lock:
+        _visits[name] = visit = _visits.get(name, 0) + 1
+    for item in setting.split(","):
+        where, _, what = item.partition("=")
+        what, _, nth = what.partition("@")
+        if where == name and (not nth or int(nth) == visit):
+            _act(name, what)
+
+
+def _act(name: str, what: str) -> None:
+    if what == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif what == "enospc":
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
+    elif what == "eio":
+        raise OSError(errno.EIO, os.strerror(errno.EIO), name)
+    elif what.startswith("sleep:"):
+        time.sleep(float(what.removeprefix("sleep:")))
+    else:
+        raise ValueError(f"unknown fault action {what!r} for {name}")

@@ -1,0 +1,9 @@
+"""Where shared bytes live: a local or network folder, HDFS, or anything fsspec reaches.
+
+A store holds immutable objects under slash-separated keys. Publication is atomic: an object is there whole or not at
+all, and the first publication of a key wins.
+"""
+
+from bootseer.store.base import ObjectInfo, RangeReader, Store, open_store
+
+__all__ = ["ObjectInfo", "RangeReader", "Store", "open_store"]

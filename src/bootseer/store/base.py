@@ -1,0 +1,114 @@
+"""The store interface and the choice of a backend by URL."""
+
+from __future__ import annotations
+
+import abc
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from bootseer.errors import ConfigError
+
+
+class ObjectInfo(msgspec.Struct, frozen=True):
+    """Key and size in bytes of one stored object."""
+
+    key: str
+    size: int
+
+
+class RangeReader(abc.ABC):
+    """Repeated range reads of one object, safe to call from several threads at once."""
+
+    size: int
+
+    @abc.abstractmethod
+    def read(self, offset: int, length: int) -> bytes:
+        """Return exactly ``length`` bytes from ``offset``.
+
+        Raises `bootseer.errors.DataError` when the object is shorter, `UnavailableError` when the store does not answer.
+        """
+
+    @abc.abstractmethod
+    def close(self) -> None: ...
+
+    def __enter__(self) -> RangeReader:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class Store(abc.ABC):
+    """Immutable objects under keys such as ``blobs/ab/abcd...``. Every method may be called from any thread.
+
+    Errors: `NotFoundError` (no such key), `NotWritableError`, `FullError`, `UnavailableError`.
+    """
+
+    url: str
+
+    @abc.abstractmethod
+    def get(self, key: str) -> bytes:
+        """The whole object."""
+
+    @abc.abstractmethod
+    def open(self, key: str) -> RangeReader:
+        """A reader for ranges of the object."""
+
+    @abc.abstractmethod
+    def stat(self, key: str) -> ObjectInfo: ...
+
+    @abc.abstractmethod
+    def put(self, key: str, data: bytes | Path, *, overwrite: bool = False) -> bool:
+        """Publish ``data`` (bytes, or the content of a local file) atomically.
+
+        Returns False, and changes nothing, when the key exists and ``overwrite`` is false (first publish wins).
+        """
+
+    @abc.abstractmethod
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """Objects whose key starts with the folder ``prefix`` (recursively), in key order. Unpublished ones are unseen."""
+
+    @abc.abstractmethod
+    def delete(self, key: str) -> None:
+        """Remove the object; no error when it is gone already."""
+
+    def exists(self, key: str) -> bool:
+        from bootseer.errors import NotFoundError
+
+        try:
+            self.stat(key)
+        except NotFoundError:
+            return False
+        return True
+
+
+def check_key(key: str) -> str:
+    """Return ``key`` when it is a plain relative path; raise `ConfigError` for ``..``, empty parts or a leading slash."""
+    parts = key.split("/")
+    if not key or any(part in ("", ".", "..") or "\0" in part for part in parts):
+        raise ConfigError(f"bad store key {key!r}")
+    return key
+
+
+def open_store(url: str) -> Store:
+    """Open the store at ``url``: a path, ``file://``, ``hdfs://host:port/base``, or any fsspec URL (``s3://...``).
+
+    Opening touches no network; the first operation does.
+    """
+    if not url:
+        raise ConfigError("no store given", hint="pass --store or set BOOTSEER_STORE")
+    scheme, sep, rest = url.partition("://")
+    if not sep or scheme == "file":
+        from bootseer.store.folder import FolderStore
+
+        return FolderStore(Path(os.path.abspath(rest if sep else url)))
+    if scheme == "hdfs":
+        from bootseer.store.hdfs import HdfsStore
+
+        return HdfsStore(url)
+    from bootseer.store.fsspec import FsspecStore
+
+    return FsspecStore(url)

@@ -1,0 +1,132 @@
+"""A store in a folder: the embedded default, and what a site with NFS, Lustre or GPFS uses.
+
+Publication writes a temporary file beside the target, syncs it, and links it into place (``link`` fails when the name
+exists, so the first publication wins without locks); overwriting uses ``rename``. Temporary names start with ``.tmp-``.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from bootseer import faults
+from bootseer.errors import DataError, NotFoundError, NotWritableError, from_os_error
+from bootseer.store.base import ObjectInfo, RangeReader, Store, check_key
+
+_TMP = ".tmp-"
+
+
+class _FileReader(RangeReader):
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.size = os.fstat(self._fd).st_size
+
+    def read(self, offset: int, length: int) -> bytes:
+        data = os.pread(self._fd, length, offset)
+        while len(data) < length:
+            more = os.pread(self._fd, length - len(data), offset + len(data))
+            if not more:
+                raise DataError(f"{self._path} ends at {offset + len(data)}, wanted {offset + length}")
+            data += more
+        return data
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class FolderStore(Store):
+    """Objects as files under ``root``. The folder is made by the first publication."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.url = str(root)
+
+    def _path(self, key: str) -> Path:
+        return self.root / check_key(key)
+
+    def _missing(self, key: str) -> NotFoundError:
+        return NotFoundError(f"no object {key} in store {self.url}")
+
+    def get(self, key: str) -> bytes:
+        try:
+            return self._path(key).read_bytes()
+        except FileNotFoundError:
+            raise self._missing(key) from None
+        except OSError as exc:
+            raise from_os_error(exc, f"read {key} from store {self.url}") from exc
+
+    def open(self, key: str) -> RangeReader:
+        try:
+            return _FileReader(self._path(key))
+        except FileNotFoundError:
+            raise self._missing(key) from None
+        except OSError as exc:
+            raise from_os_error(exc, f"read {key} from store {self.url}") from exc
+
+    def stat(self, key: str) -> ObjectInfo:
+        try:
+            info = self._path(key).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            raise self._missing(key) from None
+        return ObjectInfo(key, info.st_size)
+
+    def put(self, key: str, data: bytes | Path, *, overwrite: bool = False) -> bool:
+        target = self._path(key)
+        if not overwrite and target.exists():
+            return False
+        tmp = target.parent / f"{_TMP}{uuid.uuid4().hex}"
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with open(tmp, "xb") as out:
+                if isinstance(data, Path):
+                    with open(data, "rb") as src:
+                        shutil.copyfileobj(src, out, 1 << 20)
+                else:
+                    out.write(data)
+                out.flush()
+                faults.point("store.put.before-sync")
+                os.fsync(out.fileno())
+            faults.point("store.put.before-publish")
+            return self._publish(tmp, target, overwrite)
+        except FileExistsError as exc:
+            raise NotWritableError(f"cannot write {key} to store {self.url}: a file is in the way", hint="") from exc
+        except OSError as exc:
+            raise from_os_error(exc, f"write {key} to store {self.url}") from exc
+        finally:
+            tmp.unlink(missing_ok=True) if target.parent.is_dir() else None
+
+    def _publish(self, tmp: Path, target: Path, overwrite: bool) -> bool:
+        if overwrite:
+            os.replace(tmp, target)
+        else:
+            try:
+                os.link(tmp, target)
+            except FileExistsError:
+                return False
+        fd = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        return True
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        base = self._path(prefix.rstrip("/")) if prefix.strip("/") else self.root
+        for folder, dirs, files in os.walk(base):
+            dirs.sort()
+            for name in sorted(files):
+                if not name.startswith(_TMP):
+                    path = Path(folder, name)
+                    yield ObjectInfo(str(path.relative_to(self.root)), path.stat().st_size)
+
+    def delete(self, key: str) -> None:
+        try:
+            self._path(key).unlink(missing_ok=True)
+        except OSError as exc:
+            raise from_os_error(exc, f"delete {key} from store {self.url}") from exc
