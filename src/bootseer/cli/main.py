@@ -30,7 +30,7 @@ def _version(value: bool) -> None:
 @app.callback()
 def _root(
     verbose: Annotated[int, typer.Option("--verbose", "-v", count=True, help="Say more on stderr (twice: debug)")] = 0,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it, exit")] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it")] = False,
 ) -> None:
     level = {0: logging.WARNING, 1: logging.INFO}.get(verbose, logging.DEBUG)
     logging.basicConfig(level=level, format="bootseer: %(levelname)s: %(name)s: %(message)s", stream=sys.stderr)

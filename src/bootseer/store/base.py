@@ -28,7 +28,7 @@ class RangeReader(abc.ABC):
     def read(self, offset: int, length: int) -> bytes:
         """Return exactly ``length`` bytes from ``offset``.
 
-        Raises `bootseer.errors.DataError` when the object is shorter, `UnavailableError` when the store does not answer.
+        Raises `DataError` when the object is shorter, `UnavailableError` when the store does not answer.
         """
 
     @abc.abstractmethod
@@ -69,7 +69,7 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """Objects whose key starts with the folder ``prefix`` (recursively), in key order. Unpublished ones are unseen."""
+        """Objects below the folder ``prefix`` (recursively), in key order; half-published ones are unseen."""
 
     @abc.abstractmethod
     def delete(self, key: str) -> None:
@@ -86,7 +86,7 @@ class Store(abc.ABC):
 
 
 def check_key(key: str) -> str:
-    """Return ``key`` when it is a plain relative path; raise `ConfigError` for ``..``, empty parts or a leading slash."""
+    """Return ``key`` when it is a plain relative path; `ConfigError` for ``..``, empty parts, a leading slash."""
     parts = key.split("/")
     if not key or any(part in ("", ".", "..") or "\0" in part for part in parts):
         raise ConfigError(f"bad store key {key!r}")
