@@ -1,0 +1,250 @@
+"""Write start-up events. Standard library only, Python 3.8 or later, importable alone in any container.
+
+Format: ``docs/internals/events.md``. Nothing happens unless ``BOOTSEER_EVENTS`` names the events file. No function here
+raises, prints or waits, whatever happens to that file; events that could not be written are counted and the count travels
+on the next one. Identity comes from ``BOOTSEER_JOB``, ``_ATTEMPT``, ``_CYCLE``, ``_NODE``, ``_RANK`` (else ``RANK``, which
+torchrun sets) and ``_GPUS`` (the GPUs of the node), the enclosing span from ``BOOTSEER_SPAN`` or ``TRACEPARENT``.
+
+Concurrency: safe from threads and after fork; each event is one ``open``/``write``/``close`` with ``O_APPEND``, so there
+is no lock and no descriptor that the host program could close and reuse. Measured by ``bench/emit.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextvars import ContextVar
+
+try:
+    from _json import encode_basestring_ascii as _quote  # json itself costs 5 ms of import, mostly for re
+except ImportError:
+    from json.encoder import encode_basestring_ascii as _quote
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Dict, Optional, Type, Union
+
+    AttrValue = Union[str, int, float, bool, None]
+
+__all__ = ["annotate", "begin", "child_env", "enabled", "end", "span"]
+
+LINE_LIMIT = 4096
+_VALUE_LIMIT = 512
+_IDENTITY_LIMIT = 128
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", None) or time.CLOCK_MONOTONIC
+_SECRET_NAMES = (
+    "passw",
+    "secret",
+    "token",
+    "credential",
+    "apikey",
+    "api_key",
+    "access_key",
+    "private_key",
+    "authorization",
+)
+_REDACTED = "[redacted]"
+
+_current: ContextVar[str] = ContextVar("bootseer_span", default="")
+_lost = 0
+_boot = ""
+_host = ""
+
+
+def enabled() -> bool:
+    """Whether events go anywhere."""
+    return bool(os.environ.get("BOOTSEER_EVENTS"))
+
+
+def begin(stage: str, /, *, parent: Optional[str] = None, **attrs: AttrValue) -> str:
+    """Write the begin of a span; returns its id (16 hex digits), or ``""`` when events go nowhere.
+
+    ``parent`` defaults to the span around this code (`span`), then to the one this process was started in.
+    """
+    if not os.environ.get("BOOTSEER_EVENTS"):
+        return ""
+    try:
+        span_id = os.urandom(8).hex()
+        above = _parent() if parent is None else parent
+    except Exception:
+        return ""
+    _write("begin", span_id, attrs, stage, above)
+    return span_id
+
+
+def end(span_id: str, /, **attrs: AttrValue) -> None:
+    """Write the end of a span, from this or any other process of the job. ``""`` is ignored."""
+    if span_id:
+        _write("end", span_id, attrs)
+
+
+def annotate(span_id: str, /, **attrs: AttrValue) -> None:
+    """Add attributes to a span. ``""`` is ignored."""
+    if span_id:
+        _write("note", span_id, attrs)
+
+
+class span:
+    """Context manager: one span around a block; yields the span id. An exception adds its type as ``error`` and passes."""
+
+    __slots__ = ("_attrs", "_id", "_stage", "_token")
+
+    def __init__(self, stage: str, /, **attrs: AttrValue) -> None:
+        self._stage = stage
+        self._attrs = attrs
+
+    def __enter__(self) -> str:
+        self._id = begin(self._stage, **self._attrs)
+        self._token = _current.set(self._id) if self._id else None
+        return self._id
+
+    def __exit__(
+        self, kind: Optional[Type[BaseException]], exc: Optional[BaseException], where: Optional[TracebackType]
+    ) -> None:
+        if self._token is not None:
+            try:
+                _current.reset(self._token)
+            except ValueError:  # left in another context than it was entered in (an asyncio task, a generator)
+                _current.set("")
+        if kind is None:
+            end(self._id)
+        else:
+            end(self._id, error=kind.__name__)
+
+
+def child_env(span_id: str) -> Dict[str, str]:
+    """Variables that make ``span_id`` the parent of what a child process emits. Empty for ``""``."""
+    if not span_id:
+        return {}
+    held = os.environ.get("TRACEPARENT", "").split("-")
+    if len(held) == 4 and len(held[1]) == 32:
+        trace = held[1]
+    else:  # one trace per start-up, the same on every node without talking to them
+        import hashlib
+
+        name = "|".join(os.environ.get("BOOTSEER_" + key, "") for key in ("JOB", "ATTEMPT", "CYCLE"))
+        trace = hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:32]
+    return {"BOOTSEER_SPAN": span_id, "TRACEPARENT": "00-" + trace + "-" + span_id + "-01"}
+
+
+def _parent() -> str:
+    above = _current.get() or os.environ.get("BOOTSEER_SPAN", "")
+    if above:
+        return above
+    held = os.environ.get("TRACEPARENT", "").split("-")
+    return held[2] if len(held) == 4 and len(held[2]) == 16 else ""
+
+
+def _write(kind: str, span_id: str, attrs: Dict[str, AttrValue], stage: str = "", parent: str = "") -> None:
+    global _lost
+    path = os.environ.get("BOOTSEER_EVENTS")
+    if not path:
+        return
+    try:
+        lost = _lost
+        line = _line(kind, span_id, attrs, stage, parent, lost)
+        fd = os.open(path, _FLAGS | os.O_NONBLOCK, 0o666)  # O_NONBLOCK: a FIFO without a reader must not block the job
+        try:
+            written = os.write(fd, line)
+        finally:
+            os.close(fd)
+        if written == len(line):
+            _lost -= lost
+        else:
+            _lost += 1
+    except Exception:
+        _lost += 1
+
+
+def _line(kind: str, span_id: str, attrs: Dict[str, AttrValue], stage: str, parent: str, lost: int) -> bytes:
+    global _boot, _host
+    get = os.environ.get
+    if not _boot:
+        _boot = _read_boot_id()
+    node = get("BOOTSEER_NODE")
+    if not node:
+        if not _host:
+            _host = os.uname().nodename
+        node = _host
+    head = '{"bootseer":1,"ev":"' + kind + '","span":' + _quote(span_id[:_IDENTITY_LIMIT])
+    if parent:
+        head += ',"parent":' + _quote(parent[:_IDENTITY_LIMIT])
+    if stage:
+        head += ',"stage":' + _quote(stage[:_IDENTITY_LIMIT])
+    head += ',"job":' + _quote(get("BOOTSEER_JOB", "")[:_IDENTITY_LIMIT])
+    head += ',"attempt":%d,"cycle":%d' % (_int(get("BOOTSEER_ATTEMPT")), _int(get("BOOTSEER_CYCLE")))
+    head += ',"node":' + _quote(node[:_IDENTITY_LIMIT])
+    rank = get("BOOTSEER_RANK") or get("RANK")
+    if rank and rank.isdigit():
+        head += ',"rank":%d' % int(rank)
+    head += ',"gpus":%d' % _int(get("BOOTSEER_GPUS"))
+    head += ',"wall":%d,"mono":%d' % (time.time_ns(), time.clock_gettime_ns(_CLOCK))
+    if _boot:
+        head += ',"boot":' + _quote(_boot)
+    head += ',"pid":%d' % os.getpid()
+    if lost:
+        head += ',"lost":%d' % lost
+    if not attrs:
+        return (head + "}\n").encode("ascii")
+    room = LINE_LIMIT - len(head) - 40  # 40: ,"attrs":{ } ,"cut":NNN and the newline
+    kept, cut = [], 0
+    for name, value in attrs.items():
+        pair = _quote(str(name)[:_IDENTITY_LIMIT]) + ":" + _value(name, value)
+        room -= len(pair) + 1
+        if room > 0:
+            kept.append(pair)
+        else:
+            room += len(pair) + 1
+            cut += 1
+    head += ',"attrs":{' + ",".join(kept) + "}"
+    if cut:
+        head += ',"cut":%d' % cut
+    return (head + "}\n").encode("ascii")
+
+
+def _value(name: str, value: AttrValue) -> str:
+    if value is None:
+        return "null"
+    if value is True:
+        return "true"
+    if value is False:
+        return "false"
+    if isinstance(value, int):
+        return "%d" % value if -(2**63) <= value < 2**63 else _quote(str(value)[:_VALUE_LIMIT])
+    if isinstance(value, float):
+        text = repr(float(value))
+        return text if text[-1].isdigit() else _quote(text)  # inf and nan are not JSON
+    return _quote(redact(str(name), str(value))[:_VALUE_LIMIT])
+
+
+def redact(name: str, text: str) -> str:
+    """``text`` without what looks like a secret: see "Secrets" in the format's page."""
+    low = name.lower()
+    if any(word in low for word in _SECRET_NAMES):
+        return _REDACTED
+    if "://" in text or "=" in text or "earer " in text:
+        import re  # here: most values have nothing to redact, and re is most of an import's cost
+
+        # Only what stands before the first slash is user information, so image references (host/name@sha256:...) pass.
+        text = re.sub(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/\s]+@", r"\1" + _REDACTED + "@", text)
+        words = r"passw|secret|token|credential|api_?key|access_?key|private_?key|signature|authorization"
+        text = re.sub(r"(?i)([\w.-]*(?:" + words + r")[\w.-]*=|[?&](?:sig|key|auth)=)[^&\s]+", r"\1" + _REDACTED, text)
+        text = re.sub(r"(?i)(\bbearer )\S+", r"\1" + _REDACTED, text)
+    return text
+
+
+def _int(text: Optional[str]) -> int:
+    return int(text) if text and text.isdigit() and len(text) < 10 else 0
+
+
+def _read_boot_id() -> str:
+    try:
+        fd = os.open("/proc/sys/kernel/random/boot_id", os.O_RDONLY)
+        try:
+            return os.read(fd, 64).decode("ascii").strip()
+        finally:
+            os.close(fd)
+    except Exception:
+        return ""
