@@ -1,12 +1,13 @@
 """Write start-up events. Standard library only, Python 3.8 or later, importable alone in any container.
 
-Format: ``docs/internals/events.md``. Nothing happens unless ``BOOTSEER_EVENTS`` names the events file. No function here
-raises, prints or waits, whatever happens to that file; events that could not be written are counted and the count travels
-on the next one. Identity comes from ``BOOTSEER_JOB``, ``_ATTEMPT``, ``_CYCLE``, ``_NODE``, ``_RANK`` (else ``RANK``, which
-torchrun sets) and ``_GPUS`` (the GPUs of the node), the enclosing span from ``BOOTSEER_SPAN`` or ``TRACEPARENT``.
+Format: ``docs/internals/events.md``. Nothing happens unless ``BOOTSEER_EVENTS`` names the events file. No function
+here raises, prints or waits, whatever happens to that file; events that could not be written are counted and the count
+travels on the next one. Identity comes from ``BOOTSEER_JOB``, ``_ATTEMPT``, ``_CYCLE``, ``_NODE``, ``_RANK`` (else
+``RANK``, which torchrun sets) and ``_GPUS`` (the GPUs of the node), the enclosing span from ``BOOTSEER_SPAN`` or
+``TRACEPARENT``.
 
-Concurrency: safe from threads and after fork; each event is one ``open``/``write``/``close`` with ``O_APPEND``, so there
-is no lock and no descriptor that the host program could close and reuse. Measured by ``bench/emit.py``.
+Concurrency: safe from threads and after fork; each event is one ``open``/``write``/``close`` with ``O_APPEND``: no lock,
+and no descriptor that the host program could close and reuse. Measured by ``bench/emit.py``.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ except ImportError:
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
-    from typing import Dict, Optional, Type, Union
+    from typing import TypeAlias
 
-    AttrValue = Union[str, int, float, bool, None]
+    AttrValue: TypeAlias = str | int | float | bool | None
 
 __all__ = ["annotate", "begin", "child_env", "enabled", "end", "span"]
 
@@ -58,11 +59,15 @@ def enabled() -> bool:
     return bool(os.environ.get("BOOTSEER_EVENTS"))
 
 
-def begin(stage: str, /, *, parent: Optional[str] = None, **attrs: AttrValue) -> str:
+def begin(stage: str, /, *, parent: str | None = None, **attrs: AttrValue) -> str:
     """Write the begin of a span; returns its id (16 hex digits), or ``""`` when events go nowhere.
 
     ``parent`` defaults to the span around this code (`span`), then to the one this process was started in.
     """
+    return _begin(stage, parent, attrs)
+
+
+def _begin(stage: str, parent: str | None, attrs: dict[str, AttrValue]) -> str:
     if not os.environ.get("BOOTSEER_EVENTS"):
         return ""
     try:
@@ -87,7 +92,7 @@ def annotate(span_id: str, /, **attrs: AttrValue) -> None:
 
 
 class span:
-    """Context manager: one span around a block; yields the span id. An exception adds its type as ``error`` and passes."""
+    """Context manager: one span around a block; yields the span id. An exception adds its type as ``error``."""
 
     __slots__ = ("_attrs", "_id", "_stage", "_token")
 
@@ -96,12 +101,12 @@ class span:
         self._attrs = attrs
 
     def __enter__(self) -> str:
-        self._id = begin(self._stage, **self._attrs)
+        self._id = _begin(self._stage, None, self._attrs)
         self._token = _current.set(self._id) if self._id else None
         return self._id
 
     def __exit__(
-        self, kind: Optional[Type[BaseException]], exc: Optional[BaseException], where: Optional[TracebackType]
+        self, kind: type[BaseException] | None, exc: BaseException | None, where: TracebackType | None
     ) -> None:
         if self._token is not None:
             try:
@@ -114,7 +119,7 @@ class span:
             end(self._id, error=kind.__name__)
 
 
-def child_env(span_id: str) -> Dict[str, str]:
+def child_env(span_id: str) -> dict[str, str]:
     """Variables that make ``span_id`` the parent of what a child process emits. Empty for ``""``."""
     if not span_id:
         return {}
@@ -137,7 +142,7 @@ def _parent() -> str:
     return held[2] if len(held) == 4 and len(held[2]) == 16 else ""
 
 
-def _write(kind: str, span_id: str, attrs: Dict[str, AttrValue], stage: str = "", parent: str = "") -> None:
+def _write(kind: str, span_id: str, attrs: dict[str, AttrValue], stage: str = "", parent: str = "") -> None:
     global _lost
     path = os.environ.get("BOOTSEER_EVENTS")
     if not path:
@@ -158,7 +163,7 @@ def _write(kind: str, span_id: str, attrs: Dict[str, AttrValue], stage: str = ""
         _lost += 1
 
 
-def _line(kind: str, span_id: str, attrs: Dict[str, AttrValue], stage: str, parent: str, lost: int) -> bytes:
+def _line(kind: str, span_id: str, attrs: dict[str, AttrValue], stage: str, parent: str, lost: int) -> bytes:
     global _boot, _host
     get = os.environ.get
     if not _boot:
@@ -174,18 +179,18 @@ def _line(kind: str, span_id: str, attrs: Dict[str, AttrValue], stage: str, pare
     if stage:
         head += ',"stage":' + _quote(stage[:_IDENTITY_LIMIT])
     head += ',"job":' + _quote(get("BOOTSEER_JOB", "")[:_IDENTITY_LIMIT])
-    head += ',"attempt":%d,"cycle":%d' % (_int(get("BOOTSEER_ATTEMPT")), _int(get("BOOTSEER_CYCLE")))
+    head += ',"attempt":' + _int(get("BOOTSEER_ATTEMPT")) + ',"cycle":' + _int(get("BOOTSEER_CYCLE"))
     head += ',"node":' + _quote(node[:_IDENTITY_LIMIT])
     rank = get("BOOTSEER_RANK") or get("RANK")
     if rank and rank.isdigit():
-        head += ',"rank":%d' % int(rank)
-    head += ',"gpus":%d' % _int(get("BOOTSEER_GPUS"))
-    head += ',"wall":%d,"mono":%d' % (time.time_ns(), time.clock_gettime_ns(_CLOCK))
+        head += ',"rank":' + _int(rank)
+    head += ',"gpus":' + _int(get("BOOTSEER_GPUS"))
+    head += ',"wall":' + str(time.time_ns()) + ',"mono":' + str(time.clock_gettime_ns(_CLOCK))
     if _boot:
         head += ',"boot":' + _quote(_boot)
-    head += ',"pid":%d' % os.getpid()
+    head += ',"pid":' + str(os.getpid())
     if lost:
-        head += ',"lost":%d' % lost
+        head += ',"lost":' + str(lost)
     if not attrs:
         return (head + "}\n").encode("ascii")
     room = LINE_LIMIT - len(head) - 40  # 40: ,"attrs":{ } ,"cut":NNN and the newline
@@ -200,7 +205,7 @@ def _line(kind: str, span_id: str, attrs: Dict[str, AttrValue], stage: str, pare
             cut += 1
     head += ',"attrs":{' + ",".join(kept) + "}"
     if cut:
-        head += ',"cut":%d' % cut
+        head += ',"cut":' + str(cut)
     return (head + "}\n").encode("ascii")
 
 
@@ -212,7 +217,7 @@ def _value(name: str, value: AttrValue) -> str:
     if value is False:
         return "false"
     if isinstance(value, int):
-        return "%d" % value if -(2**63) <= value < 2**63 else _quote(str(value)[:_VALUE_LIMIT])
+        return int.__repr__(value) if -(2**63) <= value < 2**63 else _quote(str(value)[:_VALUE_LIMIT])
     if isinstance(value, float):
         text = repr(float(value))
         return text if text[-1].isdigit() else _quote(text)  # inf and nan are not JSON
@@ -235,8 +240,8 @@ def redact(name: str, text: str) -> str:
     return text
 
 
-def _int(text: Optional[str]) -> int:
-    return int(text) if text and text.isdigit() and len(text) < 10 else 0
+def _int(text: str | None) -> str:
+    return str(int(text)) if text and text.isdigit() and text.isascii() and len(text) < 10 else "0"
 
 
 def _read_boot_id() -> str:

@@ -138,7 +138,7 @@ class EventLog(msgspec.Struct):
 
 
 def between(begin: Stamp, end: Stamp) -> Duration | None:
-    """``end - begin`` from the monotonic clock under one boot id, else from the wall clock; None if that is negative."""
+    """``end - begin`` from the monotonic clock under one boot id, else from the wall clock; None if negative."""
     if begin.mono is not None and end.mono is not None and begin.boot and begin.boot == end.boot:
         error = begin.res + end.res
         ns = end.mono - begin.mono
