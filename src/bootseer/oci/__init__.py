@@ -1,0 +1,24 @@
+"""Images as registries and OCI layouts hold them: names, manifests, verified layers, unpacking, writing and pushing."""
+
+from bootseer.oci.image import Image, open_image, resolve_digest
+from bootseer.oci.reference import Reference
+from bootseer.oci.spec import ContainerConfig, Descriptor, ImageConfig, Manifest, host_platform
+from bootseer.oci.unpack import Unpacked, unpack
+from bootseer.oci.write import LayerDir, push, write_layout
+
+__all__ = [
+    "ContainerConfig",
+    "Descriptor",
+    "Image",
+    "ImageConfig",
+    "LayerDir",
+    "Manifest",
+    "Reference",
+    "Unpacked",
+    "host_platform",
+    "open_image",
+    "push",
+    "resolve_digest",
+    "unpack",
+    "write_layout",
+]

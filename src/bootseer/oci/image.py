@@ -1,0 +1,154 @@
+"""An image opened at its registry or layout: resolved for one platform, with verifying streams of its layers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+from bootseer.errors import DataError
+from bootseer.oci import spec
+from bootseer.oci.layout import Layout
+from bootseer.oci.reference import Reference
+from bootseer.oci.registry import Registry
+
+
+class Image:
+    """One image for one platform. ``digest`` names its manifest (never an index); ``layers`` are compressed blobs.
+
+    Use as a context manager, or `close` it: it may hold connections.
+    """
+
+    def __init__(
+        self, ref: Reference, source: Registry | Layout, digest: str, manifest: spec.Manifest, config: spec.ImageConfig
+    ) -> None:
+        self.ref = ref
+        self.digest = digest
+        self.manifest = manifest
+        self.config = config
+        self.layers = manifest.layers
+        self.source = source
+        if len(config.rootfs.diff_ids) != len(self.layers):
+            raise DataError(f"image {ref} has {len(self.layers)} layers but {len(config.rootfs.diff_ids)} diff ids")
+        for layer in self.layers:
+            layer.hex  # noqa: B018 - raises for a digest that is not sha256
+
+    @property
+    def platform(self) -> str:
+        return self.config.platform
+
+    def open_layer(self, index: int) -> LayerStream:
+        """The compressed bytes of layer ``index``, bottom first; reading to the end verifies size and digest."""
+        return LayerStream(self.layer_chunks(index))
+
+    def layer_chunks(self, index: int) -> Iterator[bytes]:
+        """Like `open_layer`, as chunks. Raises `DataError` naming the layer at the latest with the last chunk."""
+        item = self.layers[index]
+        return verified(self.source.blob(item), item, f"layer {item.digest} of {self.ref}")
+
+    def close(self) -> None:
+        if isinstance(self.source, Registry):
+            self.source.close()
+
+    def __enter__(self) -> Image:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+class LayerStream:
+    """A file-like reader over verified chunks."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks = chunks
+        self._rest = b""
+
+    def read(self, size: int = -1) -> bytes:
+        """Up to ``size`` bytes (all when negative); empty at the verified end."""
+        if size < 0:
+            data, self._rest = self._rest + b"".join(self._chunks), b""
+            return data
+        if not self._rest:
+            self._rest = next(self._chunks, b"")
+        data, self._rest = self._rest[:size], self._rest[size:]
+        return data
+
+
+def verified(chunks: Iterator[bytes], item: spec.Descriptor, what: str) -> Iterator[bytes]:
+    """Pass ``chunks`` through; `DataError` when their total length or digest is not the descriptor's."""
+    hasher, size = hashlib.sha256(), 0
+    for chunk in chunks:
+        size += len(chunk)
+        if size > item.size:
+            raise DataError(f"{what} is longer than its {item.size} bytes")
+        hasher.update(chunk)
+        yield chunk
+    if size != item.size:
+        raise DataError(f"{what} is truncated: {size} of {item.size} bytes")
+    if hasher.hexdigest() != item.hex:
+        raise DataError(f"{what} is corrupt: its bytes do not match its digest")
+
+
+def open_image(ref: Reference | str, *, plain_http: bool | None = None, platform: str | None = None) -> Image:
+    """Resolve ``ref`` for ``platform`` (default: this machine's) and read its manifest and configuration.
+
+    Raises `NotFoundError` (no such image), `UnavailableError` (no answer), `DataError` (malformed, or not this
+    platform), `PrivilegeError` (the registry wants a login).
+    """
+    ref = Reference.parse(ref) if isinstance(ref, str) else ref
+    wanted = platform or spec.host_platform()
+    if ref.layout:
+        return _open_layout(ref, wanted)
+    registry = Registry(ref, plain_http=plain_http)
+    try:
+        return _open_registry(ref, registry, wanted)
+    except BaseException:
+        registry.close()
+        raise
+
+
+def resolve_digest(ref: Reference | str, *, plain_http: bool | None = None, platform: str | None = None) -> str:
+    """The digest of the manifest that ``ref`` names now, for this platform; at most two small requests."""
+    ref = Reference.parse(ref) if isinstance(ref, str) else ref
+    wanted = platform or spec.host_platform()
+    if ref.layout:
+        return _open_layout(ref, wanted).digest
+    with Registry(ref, plain_http=plain_http) as registry:
+        return _registry_manifest(ref, registry, wanted)[1]
+
+
+def _open_layout(ref: Reference, wanted: str) -> Image:
+    layout = Layout(Path(ref.layout))
+    item = layout.find(ref)
+    body = layout.document(item, f"manifest of {ref}")
+    if _is_index(body):
+        item = spec.select(spec.decode(body, spec.Index, f"index of {ref}"), wanted, f"image {ref}")
+        body = layout.document(item, f"manifest of {ref}")
+    manifest = spec.decode(body, spec.Manifest, f"manifest of {ref}")
+    raw = layout.document(manifest.config, f"configuration of {ref}")
+    return Image(ref, layout, item.digest, manifest, spec.decode(raw, spec.ImageConfig, f"configuration of {ref}"))
+
+
+def _registry_manifest(ref: Reference, registry: Registry, wanted: str) -> tuple[bytes, str]:
+    body, _, digest = registry.manifest(ref.selector)
+    if _is_index(body):
+        item = spec.select(spec.decode(body, spec.Index, f"index of {ref}"), wanted, f"image {ref}")
+        body, _, digest = registry.manifest(item.digest)
+    return body, digest
+
+
+def _open_registry(ref: Reference, registry: Registry, wanted: str) -> Image:
+    body, digest = _registry_manifest(ref, registry, wanted)
+    manifest = spec.decode(body, spec.Manifest, f"manifest of {ref}")
+    if manifest.config.size > spec.MAX_DOCUMENT:
+        raise DataError(f"configuration of {ref} is larger than {spec.MAX_DOCUMENT} bytes")
+    what = f"configuration of {ref}"
+    raw = b"".join(verified(registry.blob(manifest.config), manifest.config, what))
+    return Image(ref, registry, digest, manifest, spec.decode(raw, spec.ImageConfig, what))
+
+
+def _is_index(body: bytes) -> bool:
+    """Whether a manifest document is an index; judged by content, since servers mislabel it."""
+    return b'"manifests"' in body and b'"layers"' not in body

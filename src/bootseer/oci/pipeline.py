@@ -1,0 +1,221 @@
+"""Layers as streams of plain tar bytes, several of them on their way at once.
+
+Concurrency: layers of a registry are downloaded in order by a few *download* threads into unlinked spool files; for the
+layer being applied one *inflate* thread reads its spool (while it may still grow) and one *hash* thread checks the diff
+id; the caller, a single thread, takes the chunks in order. All hand over through bounded queues and watch one stop
+event, so leaving the context ends them; downloads end by the registry client's progress deadlines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import queue
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+
+from bootseer.errors import BootseerError, DataError, from_os_error
+from bootseer.oci.image import Image
+from bootseer.oci.inflate import inflate
+from bootseer.oci.registry import Registry
+
+_CHUNK = 1 << 20
+_DEPTH = 6
+_POLL = 0.2
+Progress = Callable[[str, int, int], None]
+"""Called as ``progress(step, done, total)`` in bytes, from any thread; cheap and never raising."""
+
+
+class Stopped(Exception):
+    """The pipeline is being closed: the thread that sees this ends quietly."""
+
+
+class Layers:
+    """Opens an image's layers for reading in order, downloading up to ``streams`` ahead into files under ``spool``."""
+
+    def __init__(self, image: Image, spool: Path, *, streams: int = 3, progress: Progress | None = None) -> None:
+        self._image = image
+        self._stop = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._spools: list[_Spool] = []
+        self._progress = progress
+        self._total = sum(layer.size for layer in image.layers)
+        self._done = 0
+        self._lock = threading.Lock()
+        if isinstance(image.source, Registry):
+            self._spools = [_Spool(spool, self._stop) for _ in image.layers]
+            self._next = iter(range(len(image.layers)))
+            for _ in range(min(streams, len(image.layers))):
+                self._start(self._download, "download")
+
+    def tar_chunks(self, index: int) -> Iterator[bytes]:
+        """Plain tar bytes of layer ``index``; call in order, consume to the end.
+
+        Raises `DataError` naming the layer when its digest, size, compression or diff id is wrong.
+        """
+        what = f"layer {self._image.layers[index].digest} of {self._image.ref}"
+        source = self._spools[index].chunks() if self._spools else self._counted(self._image.layer_chunks(index))
+        plain: queue.Queue[bytes | BaseException | None] = queue.Queue(_DEPTH)
+        checked: queue.Queue[bytes | BaseException | None] = queue.Queue(_DEPTH)
+        self._start(self._pump, "inflate", lambda: inflate(source, what), plain)
+        wanted = self._image.config.rootfs.diff_ids[index]
+        self._start(self._pump, "hash", lambda: _with_diff_id(self._take(plain), wanted, what), checked)
+        return self._take(checked)
+
+    def done_with(self, index: int) -> None:
+        """Free the spool of layer ``index``."""
+        if self._spools:
+            self._spools[index].close()
+
+    def close(self) -> None:
+        """Stop every thread. A download that waits for its server is left to end at its own deadline, unseen."""
+        self._stop.set()
+        for spool in self._spools:
+            spool.wake()
+        for thread in self._threads:
+            thread.join(timeout=1.0)
+        for spool in self._spools:
+            spool.close()
+
+    def __enter__(self) -> Layers:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _start(self, target: Callable[..., None], name: str, *args: object) -> None:
+        thread = threading.Thread(target=target, args=args, name=f"oci-{name}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _counted(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
+        for chunk in chunks:
+            if self._stop.is_set():
+                raise Stopped
+            with self._lock:
+                self._done += len(chunk)
+                done = self._done
+            if self._progress:
+                self._progress("download", done, self._total)
+            yield chunk
+
+    def _download(self) -> None:
+        while True:
+            with self._lock:
+                index = next(self._next, None)
+            if index is None:
+                return
+            spool = self._spools[index]
+            try:
+                for chunk in self._counted(self._image.layer_chunks(index)):
+                    spool.append(chunk)
+                spool.finish(None)
+            except Stopped:
+                return
+            except OSError as exc:
+                spool.finish(from_os_error(exc, f"spool layer {self._image.layers[index].digest}"))
+            except BaseException as exc:
+                spool.finish(exc)
+
+    def _pump(self, source: Callable[[], Iterator[bytes]], out: queue.Queue[bytes | BaseException | None]) -> None:
+        try:
+            for chunk in source():
+                self._give(out, chunk)
+            self._give(out, None)
+        except Stopped:
+            pass
+        except BaseException as exc:
+            with contextlib.suppress(Stopped):
+                self._give(out, exc)
+
+    def _give(self, out: queue.Queue[bytes | BaseException | None], item: bytes | BaseException | None) -> None:
+        while not self._stop.is_set():
+            try:
+                out.put(item, timeout=_POLL)
+                return
+            except queue.Full:
+                continue
+        raise Stopped
+
+    def _take(self, source: queue.Queue[bytes | BaseException | None]) -> Iterator[bytes]:
+        while not self._stop.is_set():
+            try:
+                item = source.get(timeout=_POLL)
+            except queue.Empty:
+                continue
+            if item is None:
+                return
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+        raise Stopped
+
+
+class _Spool:
+    """An unlinked file that one thread appends to and another reads from the start, waiting for more."""
+
+    def __init__(self, folder: Path, stop: threading.Event) -> None:
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - lives as long as the spool
+        self._size = 0
+        self._finished = False
+        self._error: BaseException | None = None
+        self._stop = stop
+        self._changed = threading.Condition()
+
+    def append(self, chunk: bytes) -> None:
+        view = memoryview(chunk)
+        at = self._size
+        while view:
+            wrote = os.pwrite(self._file.fileno(), view, at)
+            view, at = view[wrote:], at + wrote
+        with self._changed:
+            self._size = at
+            self._changed.notify_all()
+
+    def finish(self, error: BaseException | None) -> None:
+        with self._changed:
+            self._finished, self._error = True, error
+            self._changed.notify_all()
+
+    def wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def chunks(self) -> Iterator[bytes]:
+        at = 0
+        while True:
+            with self._changed:
+                while self._size == at and not self._finished:
+                    if self._stop.is_set():
+                        raise Stopped
+                    self._changed.wait(_POLL)
+                if self._size == at:
+                    if self._error:
+                        raise self._error
+                    return
+                upto = self._size
+            while at < upto:
+                chunk = os.pread(self._file.fileno(), min(_CHUNK, upto - at), at)
+                at += len(chunk)
+                yield chunk
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _with_diff_id(chunks: Iterator[bytes], wanted: str, what: str) -> Iterator[bytes]:
+    hasher = hashlib.sha256()
+    for chunk in chunks:
+        hasher.update(chunk)
+        yield chunk
+    if f"sha256:{hasher.hexdigest()}" != wanted:
+        raise DataError(f"{what} unpacks to other bytes than the image configuration says (diff id)")
+
+
+def named(exc: DataError, what: str) -> BootseerError:
+    """``exc`` with the layer's name in front, unless it has it."""
+    return exc if what in exc.message else DataError(f"{what} is corrupt: {exc.message}")

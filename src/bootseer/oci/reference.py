@@ -1,0 +1,81 @@
+"""Names of images: ``host[:port]/name[:tag][@digest]`` in a registry, or ``oci:DIR[:tag]`` for an OCI layout folder."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from pathlib import Path
+
+import msgspec
+
+from bootseer.errors import ConfigError
+
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z")
+_NAME = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*\Z")
+_HOST = re.compile(r"(?:[A-Za-z0-9.-]+|\[[0-9a-fA-F:.]+\])(?::[0-9]{1,5})?\Z")
+_FORM = "write HOST[:PORT]/NAME[:TAG|@sha256:...] or oci:DIR[:TAG]"
+
+
+class Reference(msgspec.Struct, frozen=True, kw_only=True):
+    """A parsed name. Exactly one of ``layout`` (a folder) and ``registry`` + ``name`` is set."""
+
+    registry: str = ""
+    """``host`` or ``host:port``."""
+    name: str = ""
+    layout: str = ""
+    """Absolute path of an OCI layout folder."""
+    tag: str = ""
+    digest: str = ""
+    """``sha256:...`` or empty; wins over the tag."""
+
+    @classmethod
+    def parse(cls, text: str) -> Reference:
+        """Parse ``text``; `ConfigError` when it is no reference. A registry reference without tag means ``latest``."""
+        body, digest = text, ""
+        if "@" in text:
+            body, _, digest = text.rpartition("@")
+            if not _DIGEST.match(digest):
+                raise ConfigError(f"bad digest in image reference {text!r}", hint="it is sha256: and 64 hex digits")
+        if body.startswith("oci:"):
+            folder, sep, tag = body.removeprefix("oci:").rpartition(":")
+            if not sep or "/" in tag:
+                folder, tag = body.removeprefix("oci:"), ""
+            if not folder or (tag and not _TAG.match(tag)):
+                raise ConfigError(f"bad image reference {text!r}", hint=_FORM)
+            return cls(layout=str(Path(folder).absolute()), tag=tag, digest=digest)
+        host, sep, rest = body.partition("/")
+        if not sep or not _HOST.match(host) or not ("." in host or ":" in host or host == "localhost"):
+            raise ConfigError(f"no registry in image reference {text!r}", hint=_FORM)
+        name, colon, tag = rest.partition(":")
+        if not _NAME.match(name) or (colon and not _TAG.match(tag)):
+            raise ConfigError(f"bad image reference {text!r}", hint=_FORM)
+        return cls(registry=host, name=name, tag=tag or ("" if digest else "latest"), digest=digest)
+
+    @property
+    def host(self) -> str:
+        """The registry's host without its port and brackets."""
+        if self.registry.startswith("["):
+            return self.registry[1:].partition("]")[0]
+        return self.registry.partition(":")[0]
+
+    @property
+    def is_local_network(self) -> bool:
+        """True for ``localhost`` and for loopback, private and link-local addresses: plain HTTP is the default."""
+        if self.host == "localhost":
+            return True
+        try:
+            address = ipaddress.ip_address(self.host)
+        except ValueError:
+            return False
+        return address.is_private or address.is_loopback or address.is_link_local
+
+    @property
+    def selector(self) -> str:
+        """What to ask a registry for: the digest, else the tag."""
+        return self.digest or self.tag
+
+    def __str__(self) -> str:
+        base = f"oci:{self.layout}" if self.layout else f"{self.registry}/{self.name}"
+        base += f":{self.tag}" if self.tag else ""
+        return base + (f"@{self.digest}" if self.digest else "")

@@ -1,0 +1,129 @@
+"""The documents of OCI and Docker v2 images as typed records (OCI image-spec 1.1)."""
+
+from __future__ import annotations
+
+import hashlib
+import platform as _platform
+from typing import TypeVar
+
+import msgspec
+
+from bootseer.errors import DataError
+
+MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+INDEX = "application/vnd.oci.image.index.v1+json"
+CONFIG = "application/vnd.oci.image.config.v1+json"
+LAYER = "application/vnd.oci.image.layer.v1.tar"
+DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
+DOCKER_LIST = "application/vnd.docker.distribution.manifest.list.v2+json"
+MANIFEST_TYPES = (MANIFEST, INDEX, DOCKER_MANIFEST, DOCKER_LIST)
+MAX_DOCUMENT = 8 << 20
+"""A manifest, index or config larger than this is refused (registries cap manifests at 4 MiB)."""
+
+_ARCH = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386"}
+
+
+class Platform(msgspec.Struct, frozen=True):
+    architecture: str = ""
+    os: str = ""
+    variant: str = ""
+
+
+class Descriptor(msgspec.Struct, frozen=True, rename={"media_type": "mediaType"}, omit_defaults=True):
+    """A typed pointer to a blob: size in bytes and ``sha256:...`` digest."""
+
+    media_type: str
+    digest: str
+    size: int
+    platform: Platform | None = None
+    annotations: dict[str, str] | None = None
+
+    @property
+    def hex(self) -> str:
+        """The digest's 64 hex digits; `DataError` when it is not a sha256 digest."""
+        algorithm, _, text = self.digest.partition(":")
+        if algorithm != "sha256" or len(text) != 64 or not set(text) <= set("0123456789abcdef"):
+            raise DataError(f"unsupported digest {self.digest!r} in an image")
+        return text
+
+
+class Manifest(msgspec.Struct, frozen=True, rename="camel", omit_defaults=False):
+    schema_version: int
+    config: Descriptor
+    layers: tuple[Descriptor, ...]
+    media_type: str = MANIFEST
+
+
+class Index(msgspec.Struct, frozen=True, rename="camel"):
+    schema_version: int
+    manifests: tuple[Descriptor, ...]
+    media_type: str = INDEX
+
+
+class ContainerConfig(msgspec.Struct, frozen=True, rename="pascal", omit_defaults=True):
+    """How to start a container of the image: the ``config`` object of the image configuration."""
+
+    user: str = ""
+    env: tuple[str, ...] | None = None
+    entrypoint: tuple[str, ...] | None = None
+    cmd: tuple[str, ...] | None = None
+    working_dir: str = ""
+    labels: dict[str, str] | None = None
+    stop_signal: str = ""
+
+
+class RootFS(msgspec.Struct, frozen=True):
+    diff_ids: tuple[str, ...]
+    type: str = "layers"
+
+
+class ImageConfig(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The image configuration document; ``rootfs.diff_ids`` are digests of the uncompressed layers."""
+
+    architecture: str
+    os: str
+    rootfs: RootFS
+    config: ContainerConfig | None = None
+    variant: str = ""
+    created: str | None = None
+    author: str | None = None
+
+    @property
+    def platform(self) -> str:
+        """``os/architecture[/variant]``."""
+        return "/".join(part for part in (self.os, self.architecture, self.variant) if part)
+
+
+T = TypeVar("T")
+
+
+def decode(data: bytes, kind: type[T], what: str) -> T:
+    """Parse a JSON document into ``kind``; `DataError` naming ``what`` when it does not fit."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as exc:
+        raise DataError(f"{what} is not a valid {kind.__name__.lower()}: {exc}") from None
+
+
+def digest_of(data: bytes) -> str:
+    return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def host_platform() -> str:
+    """This machine's platform in OCI words, such as ``linux/amd64``."""
+    machine = _platform.machine()
+    return f"linux/{_ARCH.get(machine, machine)}"
+
+
+def select(index: Index, wanted: str, what: str) -> Descriptor:
+    """The descriptor of ``index`` for platform ``wanted`` (``os/arch[/variant]``); `DataError` when there is none."""
+    os_name, _, rest = wanted.partition("/")
+    arch, _, variant = rest.partition("/")
+    for item in index.manifests:
+        p = item.platform
+        if p and (p.os, p.architecture) == (os_name, arch) and (not variant or variant == p.variant):
+            return item
+    if len(index.manifests) == 1 and index.manifests[0].platform is None:
+        return index.manifests[0]
+    have = sorted(f"{m.platform.os}/{m.platform.architecture}" for m in index.manifests if m.platform)
+    raise DataError(f"{what} has no image for {wanted}", hint=f"it has {', '.join(have) or 'none'}")

@@ -1,0 +1,193 @@
+"""Make images: write an OCI layout from tar files or folders, and push a layout to a registry."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, Literal, cast
+
+import msgspec
+import zstandard
+from isal import igzip_threaded
+
+from bootseer import faults
+from bootseer.errors import BootseerError, ConfigError, DataError, UnsupportedError, from_os_error
+from bootseer.oci import spec
+from bootseer.oci.image import open_image
+from bootseer.oci.layout import Layout, save_index
+from bootseer.oci.pipeline import Progress
+from bootseer.oci.reference import Reference
+from bootseer.oci.registry import Registry
+
+Compression = Literal["gzip", "zstd", "none"]
+_SUFFIX = {"gzip": "+gzip", "zstd": "+zstd", "none": ""}
+_CHUNK = 1 << 20
+
+
+class LayerDir(msgspec.Struct, frozen=True):
+    """A folder as a layer: its content appears below ``prefix`` in the image, owned by root."""
+
+    path: Path
+    prefix: str = ""
+    exclude: tuple[str, ...] = ()
+    """Patterns of GNU tar's ``--exclude``."""
+
+
+def write_layout(
+    folder: Path,
+    layers: Sequence[Path | LayerDir],
+    config: spec.ContainerConfig,
+    tag: str,
+    *,
+    compression: Compression = "gzip",
+    level: int | None = None,
+    platform: str | None = None,
+    progress: Progress | None = None,
+) -> str:
+    """Write an image of ``layers`` (uncompressed tar files, or folders), bottom first, to the OCI layout ``folder``.
+
+    Adds to a layout that is there already; ``tag`` moves. Returns the manifest's digest; same input gives same bytes.
+    """
+    if not layers:
+        raise ConfigError("an image needs at least one layer")
+    os_name, arch = (platform or spec.host_platform()).split("/")[:2]
+    blobs = folder / "blobs" / "sha256"
+    try:
+        blobs.mkdir(parents=True, exist_ok=True)
+        done: list[tuple[spec.Descriptor, str]] = []
+        for number, layer in enumerate(layers):
+            report = _reporter(progress, number, len(layers))
+            done.append(_write_layer(blobs, layer, compression, level, report))
+        image = spec.ImageConfig(
+            architecture=arch,
+            os=os_name,
+            rootfs=spec.RootFS(diff_ids=tuple(diff for _, diff in done)),
+            config=config,
+            created="1970-01-01T00:00:00Z",
+        )
+        described = _write_document(blobs, msgspec.json.encode(image), spec.CONFIG)
+        manifest = spec.Manifest(schema_version=2, config=described, layers=tuple(item for item, _ in done))
+        item = _write_document(blobs, msgspec.json.encode(manifest), spec.MANIFEST)
+        faults.point("oci.layout.before-index")
+        save_index(folder, item, tag)
+    except OSError as exc:
+        raise from_os_error(exc, f"write layout {folder}") from exc
+    return item.digest
+
+
+def _reporter(progress: Progress | None, number: int, count: int) -> Callable[[int], None]:
+    return lambda done: progress(f"layer {number + 1}/{count}", done, 0) if progress else None
+
+
+def _write_document(blobs: Path, data: bytes, media_type: str) -> spec.Descriptor:
+    item = spec.Descriptor(media_type, spec.digest_of(data), len(data))
+    (blobs / item.hex).write_bytes(data)
+    return item
+
+
+def _write_layer(
+    blobs: Path, layer: Path | LayerDir, compression: Compression, level: int | None, report: Callable[[int], None]
+) -> tuple[spec.Descriptor, str]:
+    """Compress one layer into the layout; returns its descriptor and diff id."""
+    plain = hashlib.sha256()
+    fd, name = tempfile.mkstemp(dir=blobs, prefix=".layer-")
+    try:
+        with os.fdopen(fd, "w+b") as out:
+            with _tar_of(layer) as source, _compressor(out, compression, level) as sink:
+                done = 0
+                while chunk := source.read(_CHUNK):
+                    plain.update(chunk)
+                    sink.write(chunk)
+                    done += len(chunk)
+                    report(done)
+            out.seek(0)
+            packed = hashlib.file_digest(out, "sha256")
+            size = out.tell()
+            os.fchmod(out.fileno(), 0o644)
+        item = spec.Descriptor(spec.LAYER + _SUFFIX[compression], f"sha256:{packed.hexdigest()}", size)
+        os.replace(name, blobs / item.hex)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    return item, f"sha256:{plain.hexdigest()}"
+
+
+@contextlib.contextmanager
+def _compressor(out: BinaryIO, compression: Compression, level: int | None) -> Iterator[BinaryIO]:
+    threads = os.cpu_count() or 1
+    if compression == "none":
+        yield out
+    elif compression == "zstd":
+        machine = zstandard.ZstdCompressor(level=3 if level is None else level, threads=threads)
+        with machine.stream_writer(out, closefd=False) as sink:
+            yield cast(BinaryIO, sink)
+    elif shutil.which("pigz") and level is not None and level > 3:
+        argv = ["pigz", "-n", "-c", f"-{level}", "-p", str(threads)]
+        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=out) as process:
+            assert process.stdin is not None
+            yield cast(BinaryIO, process.stdin)
+            process.stdin.close()
+            if process.wait() != 0:
+                raise BootseerError(f"pigz failed with exit code {process.returncode}")
+    else:
+        # igzip at its level 1 packs 2-3x faster than pigz -6 for about 10 % more bytes
+        with igzip_threaded.open(
+            out, "wb", compresslevel=1 if level is None else min(level, 3), threads=threads
+        ) as sink:
+            yield cast(BinaryIO, sink)
+
+
+@contextlib.contextmanager
+def _tar_of(layer: Path | LayerDir) -> Iterator[BinaryIO]:
+    if isinstance(layer, Path):
+        with open(layer, "rb") as file:
+            yield file
+        return
+    if not shutil.which("tar"):
+        raise UnsupportedError("no tar command here", hint="install GNU tar")
+    argv = ["tar", "--create", "--sort=name", "--numeric-owner", "--owner=0", "--group=0", "--format=posix", "--xattrs"]
+    argv += ["--pax-option=delete=atime,delete=ctime,exthdr.name=%d/PaxHeaders/%f", "--blocking-factor=2048"]
+    argv += [f"--exclude={pattern}" for pattern in layer.exclude]
+    if prefix := layer.prefix.strip("/"):
+        if set(prefix) & set(",&\\\n"):
+            raise ConfigError(f"layer prefix {prefix!r} holds characters that are not allowed")
+        argv += ["--transform", f"flags=rhS;s,^\\.,{prefix},"]
+    argv += ["--directory", str(layer.path), "."]
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=errors)
+        assert process.stdout is not None
+        try:
+            yield cast(BinaryIO, process.stdout)
+            if process.wait() != 0:
+                errors.seek(0)
+                lines = errors.read().decode(errors="replace").strip().splitlines() or ["tar failed"]
+                raise DataError(f"cannot archive {layer.path}: {lines[0]}")
+        finally:
+            process.stdout.close()
+            process.kill()
+            process.wait()
+
+
+def push(layout: Reference | str, ref: Reference | str, *, plain_http: bool | None = None) -> str:
+    """Upload the image ``layout`` (``oci:DIR[:tag]``) to ``ref``; blobs first, the manifest last. Returns its digest.
+
+    The manifest is read back and compared. Raises `UnavailableError`, `NotWritableError`, `PrivilegeError`.
+    """
+    source = Reference.parse(layout) if isinstance(layout, str) else layout
+    target = Reference.parse(ref) if isinstance(ref, str) else ref
+    if not source.layout or target.layout:
+        raise ConfigError(f"push goes from an OCI layout to a registry, not from {source} to {target}")
+    with open_image(source) as image, Registry(target, plain_http=plain_http) as registry:
+        assert isinstance(image.source, Layout)
+        body = image.source.document(spec.Descriptor("", image.digest, 0), f"manifest of {source}")
+        for item in (*image.layers, image.manifest.config):
+            registry.put_blob(item, image.source.blob_path(item))
+        if target.digest and target.digest != image.digest:
+            raise ConfigError(f"{target} names another digest than {source}")
+        return registry.put_manifest(body, image.manifest.media_type, target.tag or image.digest)
