@@ -1,5 +1,88 @@
+"""``bootseer run``: one node's start of a job."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
 import typer
+
+if TYPE_CHECKING:
+    from bootseer.launch.node import Start
 
 
 def register(app: typer.Typer) -> None:
-    """To be written."""
+    """Add the command to the application."""
+    app.command("run")(run)
+
+
+def run(
+    job_file: Annotated[Path, typer.Argument(metavar="JOB.toml", help="What to start: docs/reference/job-file.md")],
+    without: Annotated[
+        str,
+        typer.Option(metavar="LIST", help="Do these the ordinary way: image,env,checkpoint (comma-separated), or all"),
+    ] = "",
+    store: Annotated[str, typer.Option(help="Store of images, snapshots and traces (default: the settings')")] = "",
+    events: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for start-up events (default: in the cache)")
+    ] = None,
+    summary: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write what this start did, as JSON, when it is over")
+    ] = None,
+    card: Annotated[bool, typer.Option(help="Show the start-up card on stderr after the first step")] = True,
+) -> None:
+    """Start a job on this node: image, environment, initialisation, then its training command.
+
+    The exit code is the training command's, or the set-up command's when that failed. The node's number and the
+    attempt come from Slurm, torchrun, Kubernetes or BOOTSEER_RANK and BOOTSEER_ATTEMPT.
+    """
+    import msgspec
+
+    from bootseer import config, launch
+    from bootseer.errors import ConfigError, from_os_error
+
+    job = launch.job.load(job_file)
+    chosen = set(launch.job.TECHNIQUES) if without == "all" else {name for name in without.split(",") if name}
+    if unknown := chosen.difference(launch.job.TECHNIQUES):
+        raise ConfigError(
+            f"--without {','.join(sorted(unknown))} names no technique", hint="there are image, env and checkpoint"
+        )
+    settings = config.load()
+    if store:
+        settings = msgspec.structs.replace(settings, store=store)
+    identity = launch.identity.identify(job.job.name)
+
+    def ready(record: Start) -> None:
+        if card:
+            _show_card(Path(record.events))
+
+    done = launch.node.start(
+        job.without(chosen),
+        config=settings,
+        identity=identity,
+        events_dir=events or Path(settings.cache_dir, "events"),
+        on_ready=ready,
+    )
+    if summary:
+        try:
+            summary.write_bytes(msgspec.json.format(msgspec.json.encode(done), indent=2) + b"\n")
+        except OSError as exc:
+            raise from_os_error(exc, f"write summary {summary}") from None
+    sys.exit(done.exit_code)
+
+
+def _show_card(events: Path) -> None:
+    """Print the card on stderr; trouble with it is a log line, never the job's."""
+    import logging
+
+    from rich.console import Console
+
+    from bootseer.profile import analysis, card
+    from bootseer.profile import events as event_files
+
+    try:
+        report = analysis.analyse(event_files.read([events]))
+        Console(stderr=True).print(card.render(report))
+    except Exception as exc:
+        logging.getLogger(__name__).warning("cannot show the start-up card: %s", exc)

@@ -1,0 +1,125 @@
+"""The demo's container image: Debian or Ubuntu of this machine with Python, torch as PyPI ships it, and the job's files.
+
+Built once and pushed to the demo's registry; its key is a hash of everything it is made from, so that a change of the
+recipe rebuilds it. Layers are cut as images of this kind are: base system, CUDA libraries, torch, the job.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from bootseer import oci
+from bootseer.errors import BootseerError, UnsupportedError
+
+JOB = Path(__file__).parent / "job"
+_REQUIREMENTS = ("torch", "numpy", "pip")
+_DEADLINE = 1800.0
+
+Say = Callable[[str], None]
+
+
+def _run(argv: list[str], **kwargs: object) -> str:
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=_DEADLINE, check=False, **kwargs)  # type: ignore[call-overload]
+    except FileNotFoundError:
+        raise UnsupportedError(f"{argv[0]} is not installed", hint="run scripts/setup") from None
+    except subprocess.TimeoutExpired:
+        raise BootseerError(f"{argv[0]} did not end within {_DEADLINE:.0f} s") from None
+    if done.returncode:
+        raise BootseerError(
+            f"{' '.join(argv[:3])}... failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}"
+        )
+    return str(done.stdout)
+
+
+def _uv() -> str:
+    beside = Path(sys.executable).with_name("uv")
+    found = str(beside) if beside.exists() else shutil.which("uv")
+    if not found:
+        raise UnsupportedError("uv is not installed", hint="run scripts/setup")
+    return found
+
+
+def _system_python() -> tuple[str, str]:
+    """(version such as ``3.11``, release codename such as ``bookworm``) of this machine: the image has the same."""
+    version = _run(["/usr/bin/python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]).strip()
+    release = {}
+    for line in Path("/etc/os-release").read_text().splitlines():
+        name, _, value = line.partition("=")
+        release[name] = value.strip('"')
+    if codename := release.get("VERSION_CODENAME"):
+        return version, codename
+    raise UnsupportedError("this machine's release has no codename", hint="the demo needs Debian or Ubuntu")
+
+
+def pinned() -> list[str]:
+    """What goes into the image, with the versions of the environment the demo runs in (``torch==2.15.0`` and so on)."""
+    from importlib.metadata import version
+
+    return [f"{name}=={version(name)}" for name in _REQUIREMENTS]
+
+
+def key() -> str:
+    """Names the image by all it is made from: versions, release, the job's files and this recipe."""
+    digest = hashlib.sha256()
+    for text in (*pinned(), *_system_python()):
+        digest.update(text.encode() + b"\0")
+    for path in (Path(__file__), *sorted(JOB.iterdir())):
+        if path.is_file():
+            digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def build(work: Path, say: Say) -> Path:
+    """Build the image as an OCI layout at ``work/layout`` (tag ``demo``) and return that folder. Takes 2-4 minutes."""
+    version, codename = _system_python()
+    site = f"usr/local/lib/python{version}/dist-packages"
+    work.mkdir(parents=True, exist_ok=True)
+    base = work / "base.tar"
+    say(f"base system ({codename}, Python {version})")
+    components = "main,universe" if "ubuntu" in Path("/etc/os-release").read_text().lower() else "main"
+    _run(["mmdebstrap", "--quiet", "--variant=minbase", "--include=python3,ca-certificates", f"--components={components}",
+          codename, str(base)])  # fmt: skip
+    say(f"Python packages ({', '.join(pinned())})")
+    packages = work / "packages"
+    _run([_uv(), "pip", "install", "--quiet", "--python", "/usr/bin/python3", "--target", str(packages), *pinned()])
+    say("byte code")
+    _run(
+        ["/usr/bin/python3", "-m", "compileall", "-q", "-j", "0", "-s", str(packages), "-p", f"/{site}", str(packages)]
+    )
+    layers = [base, *_split(packages, work, site), _job_layer(work)]
+    say("layers (gzip)")
+    config = {
+        "Env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8"],
+        "Cmd": ["python3"],
+        "WorkingDir": "/job",
+    }
+    layout = work / "layout"
+    oci.write_layout(layout, layers, config, "demo")
+    return layout
+
+
+def _split(packages: Path, work: Path, site: str) -> Iterator[Path]:
+    """Move the packages into layer folders: CUDA libraries, torch, the rest (``rename``: no byte is copied)."""
+    groups = {"cuda": ("nvidia", "triton"), "torch": ("torch", "functorch", "torchgen"), "rest": ()}
+    for layer, names in groups.items():
+        folder = work / f"layer-{layer}" / site
+        folder.mkdir(parents=True)
+        for entry in sorted(packages.iterdir()):
+            if entry.name in names or not names:
+                os.rename(entry, folder / entry.name)
+        yield work / f"layer-{layer}"
+
+
+def _job_layer(work: Path) -> Path:
+    root = work / "layer-job"
+    shutil.copytree(JOB, root / "job", ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in ("opt/job-env", "checkpoint"):
+        (root / folder).mkdir(parents=True)
+    return root

@@ -1,0 +1,56 @@
+"""The job's container: one root file system in which the set-up command and then the training command run."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Sequence
+from pathlib import Path
+
+import bootseer
+from bootseer import env, image
+from bootseer.launch.job import Job, MountTable
+from bootseer.oci import ImageConfig
+from bootseer.profile import emit
+
+EVENTS_DIR = "/run/bootseer/events"
+PYTHON_DIR = "/run/bootseer/python"
+
+
+class Container:
+    """Runs commands of ``job`` in ``rootfs`` (on this host) with the job's mounts, variables and event emitters."""
+
+    def __init__(self, job: Job, rootfs: Path, config: ImageConfig, events: Path, identity: dict[str, str]) -> None:
+        self.job, self.rootfs, self.config = job, rootfs, config
+        self._environ = {**job.job.env, **identity, "BOOTSEER_EVENTS": f"{EVENTS_DIR}/{events.name}"}
+        # the emitters travel as files: the image needs nothing of bootseer, any Python 3.8 can import them
+        python = self._environ.get("PYTHONPATH", "")
+        self._environ["PYTHONPATH"] = f"{python}:{PYTHON_DIR}" if python else PYTHON_DIR
+        package = Path(bootseer.__file__).parent
+        self._mounts = [
+            *job.mounts,
+            MountTable(source=str(events.parent), target=EVENTS_DIR, readonly=False),
+            MountTable(source=str(package), target=f"{PYTHON_DIR}/bootseer", readonly=True),
+        ]
+
+    def add_mount(self, source: Path, target: str, *, readonly: bool) -> None:
+        """Show the host folder ``source`` at ``target`` in every command started from now on."""
+        self._mounts.append(MountTable(source=str(source), target=target, readonly=readonly))
+
+    def host_path(self, path: str) -> Path:
+        """Where the container path ``path`` lies on this host: below a mount, or in the root file system."""
+        clean = posixpath.normpath(path)
+        for mount in sorted(self._mounts, key=lambda m: len(m.target), reverse=True):
+            if clean == mount.target or clean.startswith(mount.target.rstrip("/") + "/"):
+                return Path(mount.source + clean[len(mount.target.rstrip("/")) :])
+        return env.resolve_in(self.rootfs, clean)
+
+    def run(self, argv: Sequence[str], *, span: str = "") -> int:
+        """Run ``argv`` to its end and return its exit code; ``span`` becomes the parent of what it emits."""
+        return image.runtime.run(
+            self.rootfs,
+            self.config,
+            list(argv),
+            env={**self._environ, **emit.child_env(span)},
+            mounts=[image.runtime.Bind(m.source, m.target, m.readonly) for m in self._mounts],
+            cwd=self.job.job.cwd,
+        )

@@ -1,0 +1,125 @@
+"""The job file: what to start, from which image, with which set-up command and checkpoint.
+
+Every table but ``[job]`` is optional; every technique has ``enabled`` (false starts that stage the ordinary way, which is
+how baselines are measured). Reference: ``docs/reference/job-file.md``, checked against these types by a test.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from bootseer.errors import ConfigError, NotFoundError
+
+Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+
+
+class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A table of the job file: unknown keys are refused."""
+
+
+class JobTable(_Table):
+    """``[job]``: the training command."""
+
+    name: Name
+    """Names the job in events, traces and reports."""
+    command: Annotated[list[str], msgspec.Meta(min_length=1)]
+    """The training command, as run in the container."""
+    gpus: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """GPUs this node holds while it starts, for the GPU-hours lost."""
+    env: dict[str, str] = {}
+    """Environment variables of the set-up and training commands."""
+    cwd: str = "/"
+    """Their working directory."""
+
+
+class ImageTable(_Table):
+    """``[image]``: the container image."""
+
+    ref: str
+    """``host[:port]/name[:tag|@digest]`` or ``oci:DIR[:tag]``."""
+    enabled: bool = True
+    """True: lazy mount with hot-block prefetch. False: the ordinary pull."""
+    ordinary: Literal["containerd", "unpack"] = "containerd"
+    """How the ordinary way loads it: ``ctr images pull`` of a running containerd, or bootseer's own full unpack."""
+    containerd: str = "/run/containerd/containerd.sock"
+    """Address of that containerd."""
+
+
+class EnvTable(_Table):
+    """``[env]``: the set-up command and what it fills."""
+
+    command: Annotated[list[str], msgspec.Meta(min_length=1)]
+    targets: Annotated[list[str], msgspec.Meta(min_length=1)]
+    """Folders (as the job sees them) whose content after the command is the snapshot."""
+    key_files: list[str] = []
+    """Files (as the job sees them) whose content decides whether a snapshot fits."""
+    key_env: list[str] = []
+    """Variables of ``[job] env`` whose values do."""
+    salt: str = ""
+    max_age: str = ""
+    """Oldest snapshot to accept, such as ``7d``; for set-up commands that do not pin versions."""
+    enabled: bool = True
+    """False: run the command on this node, as today."""
+
+
+class CheckpointTable(_Table):
+    """``[checkpoint]``: where the training command finds what it resumes from."""
+
+    url: str
+    """Striped folder in a store, such as ``hdfs://namenode:8020/job/checkpoint``."""
+    path: str
+    """Where the container sees it."""
+    ordinary_url: str = ""
+    """The same files stored the ordinary way, copied by the stock client when ``enabled`` is false. Empty: ``url``."""
+    enabled: bool = True
+    """True: striped mount, prefetched while the environment is restored. False: copy it all first."""
+
+
+class MountTable(_Table):
+    """``[[mounts]]``: a host folder or file the container sees."""
+
+    source: str
+    target: str
+    readonly: bool = True
+
+
+class Job(_Table):
+    """A whole job file."""
+
+    job: JobTable
+    image: ImageTable
+    env: EnvTable | None = None
+    checkpoint: CheckpointTable | None = None
+    mounts: list[MountTable] = []
+
+    def without(self, techniques: set[str]) -> Job:
+        """The same job with the named techniques (``image``, ``env``, ``checkpoint``) done the ordinary way."""
+        replaced = {
+            name: msgspec.structs.replace(table, enabled=False)
+            for name in techniques
+            if (table := getattr(self, name)) is not None
+        }
+        return msgspec.structs.replace(self, **replaced)
+
+
+TECHNIQUES = ("image", "env", "checkpoint")
+
+
+def load(path: Path) -> Job:
+    """Read a job file. Raises `NotFoundError`, or `ConfigError` that names the key it does not understand."""
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        raise NotFoundError(f"no job file {path}") from None
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"cannot read job file {path}: {exc}") from None
+    try:
+        return msgspec.convert(tomllib.loads(text), Job)
+    except tomllib.TOMLDecodeError as exc:
+        raise ConfigError(f"job file {path} is not TOML: {exc}") from None
+    except msgspec.ValidationError as exc:
+        raise ConfigError(f"job file {path}: {exc}", hint="docs/reference/job-file.md lists every key") from None

@@ -1,0 +1,203 @@
+"""One node's start: image stage, environment stage, initialisation, then the training command until it ends.
+
+Whatever a stage mounts is unmounted at the end, also after an error or Ctrl-C, in reverse order by one `ExitStack`.
+Concurrency: the stages run one after the other in the caller's thread; beside them run the checkpoint's prefetch (in its
+own process) and one `ReadyWatch` thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from bootseer import env, image, oci
+from bootseer.config import Config
+from bootseer.errors import from_os_error
+from bootseer.launch.checkpoint import CheckpointStage
+from bootseer.launch.container import Container
+from bootseer.launch.identity import Identity
+from bootseer.launch.job import EnvTable, Job
+from bootseer.launch.ordinary import ContainerdRootfs
+from bootseer.launch.ready import ReadyWatch
+from bootseer.profile import emit
+
+log = logging.getLogger(__name__)
+
+
+class Start(msgspec.Struct, kw_only=True):
+    """What one start did. Seconds from the call of `start`; ``ready_seconds`` is None when no first step was seen."""
+
+    job: str
+    attempt: int
+    cycle: int
+    node: str
+    events: str
+    exit_code: int = 0
+    ready_seconds: float | None = None
+    stages: dict[str, float] = {}
+    image: dict[str, object] = {}
+    env: dict[str, object] = {}
+    checkpoint: dict[str, object] = {}
+
+
+def events_file(folder: Path, identity: Identity) -> Path:
+    """Where this start's events go: one file per node, so that a network folder can hold them all."""
+    return folder / identity.job / f"attempt-{identity.attempt}" / f"{identity.node}.jsonl"
+
+
+def start(
+    job: Job, *, config: Config, identity: Identity, events_dir: Path, on_ready: Callable[[Start], None] | None = None
+) -> Start:
+    """Start ``job`` on this node and wait for its training command.
+
+    ``on_ready`` is called once, from another thread, when the first step has ended. Returns the record of the start;
+    its ``exit_code`` is the training command's, or the set-up command's when that failed. Raises `BootseerError` when
+    the job could not be started at all.
+    """
+    events = events_file(events_dir, identity)
+    work = Path(config.cache_dir, "starts")
+    try:
+        events.parent.mkdir(parents=True, exist_ok=True)
+        events.touch()
+        work.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise from_os_error(exc, f"use {exc.filename}") from None
+    os.environ.update(identity.environ(job.job.gpus))
+    os.environ["BOOTSEER_EVENTS"] = str(events)
+    with contextlib.ExitStack() as stack:
+        folder = Path(tempfile.mkdtemp(prefix=f"{identity.job}-", dir=work))
+        stack.callback(_remove, folder)
+        return _Node(job, config, identity, events, folder, stack).run(on_ready)
+
+
+class _Node:
+    def __init__(
+        self, job: Job, config: Config, identity: Identity, events: Path, folder: Path, stack: contextlib.ExitStack
+    ) -> None:
+        self.job, self.config, self.identity, self.events = job, config, identity, events
+        self.folder, self.stack = folder, stack
+        self.began = time.monotonic()
+        self.mounted: image.ImageMount | None = None
+        self.checkpoint = CheckpointStage(job.checkpoint, folder / "checkpoint", config) if job.checkpoint else None
+        self.record = Start(
+            job=identity.job, attempt=identity.attempt, cycle=identity.cycle, node=identity.node, events=str(events)
+        )
+
+    def run(self, on_ready: Callable[[Start], None] | None) -> Start:
+        offset = self.events.stat().st_size
+        with self._stage("image") as span:
+            container = self._image(span)
+        if self.checkpoint:
+            self.stack.callback(self.checkpoint.close)
+            self.checkpoint.begin()
+        if self.job.env:
+            with self._stage("env") as span:
+                self.record.exit_code = self._env(container, self.job.env, span)
+            if self.record.exit_code:
+                log.error("the set-up command failed with exit code %d; the job was not started", self.record.exit_code)
+                return self.record
+        self._init(container, offset, on_ready)
+        return self.record
+
+    @contextlib.contextmanager
+    def _stage(self, name: str) -> Iterator[str]:
+        began = time.monotonic()
+        with emit.span(name) as span:
+            yield span
+        self.record.stages[name] = round(time.monotonic() - began, 3)
+
+    def _image(self, span: str) -> Container:
+        table = self.job.image
+        rootfs = self.folder / "rootfs"
+        if table.enabled:
+            self.mounted = image.mount(
+                table.ref, rootfs, store_url=self.config.store_url, config=self.config, job=self.job.job.name
+            )
+            self.stack.callback(self.mounted.unmount)
+            rootfs, config, how = self.mounted.rootfs, self.mounted.config, "lazy"
+        else:
+            pulled = oci.open_image(table.ref)
+            config, how = pulled.config, table.ordinary
+            if table.ordinary == "containerd":
+                plain = oci.Reference.parse(table.ref).plain_http
+                self.stack.enter_context(ContainerdRootfs(table.ref, table.containerd, rootfs, plain_http=plain))
+            else:
+                oci.unpack(pulled, rootfs)
+        emit.annotate(span, how=how)
+        self.record.image["how"] = how
+        return Container(self.job, rootfs, config, self.events, self.identity.environ(self.job.job.gpus))
+
+    def _env(self, container: Container, table: EnvTable, span: str) -> int:
+        spec = env.EnvSpec(
+            targets=tuple(env.Target(path, str(container.host_path(path))) for path in table.targets),
+            command=tuple(table.command),
+            key_files=tuple(str(container.host_path(path)) for path in table.key_files),
+            key_env=tuple(table.key_env),
+            environ=self.job.job.env,
+            salt=table.salt,
+            max_age=env.parse_age(table.max_age) if table.max_age else None,
+            image_digest=self.mounted.digest if self.mounted else "",
+            snapshot=table.enabled,
+            job=self.job.job.name,
+        )
+        result = env.run(
+            spec,
+            lambda: container.run(table.command, span=span),
+            store_url=self.config.store_url,
+            config=self.config,
+        )
+        for mount in result.mounts:
+            self.stack.callback(mount.unmount)
+        emit.annotate(span, how=result.outcome.value, reason=result.reason)
+        self.record.env = {"how": result.outcome.value, "reason": result.reason, "key": result.key, **result.timings}
+        return result.exit_code
+
+    def _init(self, container: Container, offset: int, on_ready: Callable[[Start], None] | None) -> None:
+        began = time.monotonic()
+        init = emit.begin("init")
+
+        def ready() -> None:
+            emit.end(init)
+            now = time.monotonic()
+            self.record.ready_seconds = round(now - self.began, 3)
+            self.record.stages["init"] = round(now - began, 3)
+            self._collect()
+            if self.mounted:
+                self.mounted.ready()
+            if on_ready:
+                on_ready(self.record)
+
+        watch = ReadyWatch(self.events, ready)
+        watch.start(offset)
+        try:
+            if self.checkpoint and self.job.checkpoint:
+                container.add_mount(self.checkpoint.provide(init), self.job.checkpoint.path, readonly=True)
+            self.record.exit_code = container.run(self.job.job.command, span=init)
+        finally:
+            watch.stop()
+            if not watch.ready.is_set():
+                emit.end(init, error="no first_step was seen")
+                self._collect()
+
+    def _collect(self) -> None:
+        """Note what the techniques moved, while their servers still run."""
+        if self.mounted:
+            self.record.image.update(msgspec.to_builtins(self.mounted.status()))
+        if self.checkpoint:
+            self.record.checkpoint = self.checkpoint.status()
+
+
+def _remove(folder: Path) -> None:
+    """Delete the start's folder, but never through a mount that could not be undone."""
+    if f" {folder}/" in Path("/proc/self/mountinfo").read_text():
+        log.warning("%s is left: something is still mounted there", folder)
+        return
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,70 @@
+"""Watches a start's events for the end of the first step: the moment the job is ready.
+
+Concurrency: one thread that polls the events file (an append-only file of a few KiB) every 50 ms and stops with the start.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+POLL_SECONDS = 0.05
+
+
+class _Event(msgspec.Struct):
+    ev: str = ""
+    span: str = ""
+    stage: str = ""
+
+
+class ReadyWatch:
+    """Calls ``on_ready`` once, from its own thread, when a span of stage ``first_step`` has ended in ``events``."""
+
+    def __init__(self, events: Path, on_ready: Callable[[], None]) -> None:
+        self._events, self._on_ready = events, on_ready
+        self._stop = threading.Event()
+        self._steps: set[str] = set()
+        self._offset = 0
+        self._thread = threading.Thread(target=self._run, name="ready-watch", daemon=True)
+        self.ready = threading.Event()
+
+    def start(self, offset: int = 0) -> None:
+        """Begin to watch, at byte ``offset`` (what an earlier cycle wrote does not count)."""
+        self._offset = offset
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Look once more (the job may have ended right after its first step) and end the thread."""
+        self._stop.set()
+        self._thread.join(10)
+
+    def _run(self) -> None:
+        stopped = False
+        while not self.ready.is_set() and not stopped:
+            stopped = self._stop.wait(POLL_SECONDS)
+            if self._scan():
+                self._on_ready()
+                self.ready.set()
+
+    def _scan(self) -> bool:
+        try:
+            with open(self._events, "rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return False
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        for line in whole.splitlines():
+            try:
+                event = msgspec.json.decode(line, type=_Event)
+            except msgspec.DecodeError:
+                continue
+            if event.ev == "begin" and event.stage == "first_step":
+                self._steps.add(event.span)
+            elif event.ev == "end" and event.span in self._steps:
+                return True
+        return False
