@@ -1,0 +1,195 @@
+"""Starting, joining and ending block server processes, and cleaning up after one that died."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from bootseer import errors
+from bootseer.blocks import control
+from bootseer.blocks.control import Request
+from bootseer.blocks.spec import FUSE_FOLDER, SPEC, ServerSpec
+from bootseer.errors import BootseerError, UnavailableError, from_os_error
+from bootseer.kernel import mount as mounts
+
+log = logging.getLogger(__name__)
+
+_START_SECONDS = 60.0
+_BUSY_SECONDS = 5.0
+_LOCK_SECONDS = 120.0
+_LOG_BYTES = 4 << 20
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One process at a time mounts or unmounts the tree whose state is in ``folder``."""
+    path = folder.with_suffix(".lock")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as exc:
+        raise from_os_error(exc, f"open {path}") from exc
+    try:
+        until = time.monotonic() + _LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    raise UnavailableError(
+                        f"another process mounts or unmounts tree {folder.name} for too long"
+                    ) from None
+                time.sleep(0.02)
+        yield
+    finally:
+        os.close(fd)
+
+
+def join_or_start(folder: Path, spec: ServerSpec, command: Sequence[str]) -> None:
+    """See to it that a server for ``spec`` runs and knows its target. Raises what kept it from starting."""
+    if folder.exists():
+        try:
+            status = control.ask(folder, Request("add", spec.target))
+        except BootseerError as exc:
+            log.warning("%s; cleaning up after it", exc)
+            clear(folder)
+        else:
+            if status.digest != spec.digest:
+                raise BootseerError(f"tree id {spec.id} is taken by {status.digest}")
+            return
+    try:
+        (folder / FUSE_FOLDER).mkdir(parents=True, mode=0o700)
+        (folder / SPEC).write_bytes(msgspec.json.encode(spec))
+        _start(folder, command)
+    except BaseException as exc:
+        clear(folder)
+        if isinstance(exc, OSError):
+            raise from_os_error(exc, f"start a block server in {folder}") from exc
+        raise
+
+
+def _start(folder: Path, command: Sequence[str]) -> None:
+    path = folder.with_suffix(".log")
+    if path.exists() and path.stat().st_size > _LOG_BYTES:
+        os.replace(path, path.with_suffix(".log.old"))
+    read_fd, write_fd = os.pipe()
+    try:
+        with open(path, "ab") as out:
+            process = subprocess.Popen(
+                [*command, str(folder), str(write_fd)],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                pass_fds=[write_fd],
+                start_new_session=True,
+            )
+    except BaseException:
+        os.close(read_fd)
+        raise
+    finally:
+        os.close(write_fd)
+    try:
+        answer = _read_answer(read_fd)
+    finally:
+        os.close(read_fd)
+        try:
+            process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(5.0)
+    if not answer.startswith("ok "):
+        raise _startup_error(answer, path)
+
+
+def _read_answer(fd: int) -> str:
+    until = time.monotonic() + _START_SECONDS
+    data = b""
+    while not data.endswith(b"\n"):
+        ready, _, _ = select.select([fd], [], [], max(0.0, until - time.monotonic()))
+        piece = os.read(fd, 4096) if ready else b""
+        if not piece:
+            break
+        data += piece
+    return data.decode(errors="replace").strip()
+
+
+def _startup_error(answer: str, path: Path) -> BootseerError:
+    if not answer.startswith("error "):
+        return UnavailableError("the block server did not start", hint=f"see {path}")
+    _, code, text = answer.split(" ", 2)
+    kinds = {
+        kind.exit_code: kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, BootseerError)
+    }
+    return kinds.get(int(code), BootseerError)(text)
+
+
+def unmount_target(target: Path) -> None:
+    """Unmount the EROFS on ``target``; lazily, with a log line, when it stays in use."""
+    until = time.monotonic() + _BUSY_SECONDS
+    while mounts.is_mounted(target):
+        late = time.monotonic() >= until
+        if late:
+            log.warning("%s is in use; detaching it, its users keep it until the block server ends", target)
+        try:
+            mounts.unmount(target, lazy=late)
+        except BootseerError:
+            if late:
+                raise
+            time.sleep(0.05)
+
+
+def await_exit(pid: int, timeout: float) -> None:
+    """Wait until the server ``pid`` ended; kill it, with a log line, when that takes longer than ``timeout``."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        if not select.select([fd], [], [], timeout)[0]:
+            log.warning("block server %d has not ended within %g s; killing it", pid, timeout)
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(fd, signal.SIGKILL)
+            select.select([fd], [], [], 5.0)
+    finally:
+        os.close(fd)
+
+
+def clear(folder: Path) -> None:
+    """Remove what a server that ended or died left: a stuck process, a dead FUSE mount, its state files."""
+    if (pid := _find(folder)) is not None:
+        log.warning("block server %d does not answer; killing it", pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        await_exit(pid, 5.0)
+    if mounts.is_mounted(folder / FUSE_FOLDER):
+        log.warning("detaching the FUSE mount that a block server left in %s", folder)
+        mounts.unmount(folder / FUSE_FOLDER, lazy=True)
+    for name in (SPEC, control.SOCKET):
+        (folder / name).unlink(missing_ok=True)
+    for path in (folder / FUSE_FOLDER, folder):
+        with contextlib.suppress(FileNotFoundError):
+            path.rmdir()
+
+
+def _find(folder: Path) -> int | None:
+    """The process that has ``folder`` as an argument of its own: a block server."""
+    needle = b"\0" + os.fsencode(folder) + b"\0"
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and int(entry) != os.getpid():
+            with contextlib.suppress(OSError):
+                if needle in Path("/proc", entry, "cmdline").read_bytes():
+                    return int(entry)
+    return None

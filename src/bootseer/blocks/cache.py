@@ -1,0 +1,206 @@
+"""The cache file: a sparse local copy of a data file and the record of which of its blocks are ready.
+
+A folder per block map: ``data`` (sparse, full length), ``bitmap`` (which blocks are on disk for sure) and ``lock``
+(held by the one process that writes). In memory there is one byte per block, set after the block's verified bytes were
+written; the bitmap on disk is replaced only behind an ``fdatasync`` of the data, with the state from before it, so
+that it never promises more than the disk holds. After a crash the rest is fetched again.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import struct
+import threading
+from pathlib import Path
+
+from bootseer import faults
+from bootseer.blocks import _hash
+from bootseer.blocks.blockmap import BlockMap
+from bootseer.errors import UnavailableError, from_os_error
+
+log = logging.getLogger(__name__)
+
+_MAGIC = b"BSBITMAP"
+_VERSION = 1
+_HEADER = struct.Struct("<8sII32sQ")
+
+
+class CacheFile:
+    """Blocks of one data file on this node. `open` it; reads and writes may come from any thread.
+
+    ``ready`` holds one byte per block (0 or 1) and may be tested without a lock: a byte turns 1 only once, and only
+    after the data is in the file.
+    """
+
+    def __init__(self, folder: Path, blocks: BlockMap, digest: bytes, lock_fd: int) -> None:
+        self.folder = folder
+        self.map = blocks
+        self.digest = digest
+        self.ready = bytearray(blocks.count)
+        self.ready_count = 0
+        self._lock_fd = lock_fd
+        self._fd = -1
+        self._count_lock = threading.Lock()
+        self._sync_lock = threading.Lock()
+        self._synced = -1
+
+    @classmethod
+    def open(cls, folder: Path, blocks: BlockMap, digest: bytes) -> CacheFile:
+        """Open or begin the cache of ``blocks`` (whose encoded form hashes to ``digest``) in ``folder``.
+
+        Raises `UnavailableError` when another process owns it, `FullError` and kin for I/O errors.
+        """
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock_fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as exc:
+            raise from_os_error(exc, f"open block cache {folder}") from exc
+        try:
+            _take(lock_fd, folder)
+            self = cls(folder, blocks, digest, lock_fd)
+            try:
+                self._load()
+            except OSError as exc:
+                self._close_data()
+                raise from_os_error(exc, f"open block cache {folder}") from exc
+        except BaseException:
+            os.close(lock_fd)
+            raise
+        return self
+
+    def _load(self) -> None:
+        blocks = self.map
+        self._fd = os.open(self.folder / "data", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        bits = self._read_bitmap() if os.fstat(self._fd).st_size == blocks.size else None
+        if bits is None:
+            # Truncate to nothing first: blocks without a frame are served from holes, so there must be holes.
+            (self.folder / "bitmap").unlink(missing_ok=True)
+            os.ftruncate(self._fd, 0)
+            os.ftruncate(self._fd, blocks.size)
+        else:
+            self.ready[:] = bits
+            self._synced = bits.count(1)
+        for block in range(blocks.count):
+            if blocks.is_zero(block):
+                self.ready[block] = 1
+        self.ready_count = self.ready.count(1)
+
+    def _read_bitmap(self) -> bytearray | None:
+        """One byte per block, or None when there is no trustworthy bitmap."""
+        try:
+            raw = (self.folder / "bitmap").read_bytes()
+        except FileNotFoundError:
+            return None
+        count = self.map.count
+        body = raw[: -_hash.SIZE]
+        good = (
+            len(raw) == _HEADER.size + (count + 7) // 8 + _hash.SIZE
+            and raw[: _HEADER.size] == _HEADER.pack(_MAGIC, _VERSION, 0, self.digest, count)
+            and _hash.digest(body) == raw[-_hash.SIZE :]
+        )
+        if not good:
+            log.warning("bitmap of block cache %s is damaged; starting over", self.folder)
+            return None
+        bits = int.from_bytes(body[_HEADER.size :], "little")
+        return bytearray(int(char) for char in reversed(f"{bits:0{count}b}")) if count else bytearray()
+
+    @property
+    def complete(self) -> bool:
+        return self.ready_count == self.map.count
+
+    @property
+    def durable(self) -> bool:
+        """Whether the bitmap on disk names every block that is ready."""
+        return self._synced == self.ready_count
+
+    def fileno(self) -> int:
+        """The data file, for reading ready blocks; valid until `close`."""
+        return self._fd
+
+    def is_ready(self, first: int, last: int) -> bool:
+        """Whether all blocks from ``first`` to ``last`` (inclusive) are ready."""
+        return self.ready.find(0, first, last + 1) < 0
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Bytes of ready blocks. Raises `OSError` (EIO) when the file is shorter than it must be."""
+        data = os.pread(self._fd, length, offset)
+        if len(data) != length:
+            raise OSError(errno.EIO, f"block cache {self.folder} was cut short")
+        return data
+
+    def write(self, block: int, data: _hash.Buffer) -> None:
+        """Store the verified bytes of ``block`` and mark it ready. Raises `OSError` (ENOSPC); then it is not ready."""
+        faults.point("blocks.cache.write")
+        offset = block << self.map.shift
+        view = memoryview(data)
+        while view:
+            done = os.pwrite(self._fd, view, offset)
+            view = view[done:]
+            offset += done
+        with self._count_lock:
+            if not self.ready[block]:
+                self.ready[block] = 1
+                self.ready_count += 1
+
+    def sync(self) -> None:
+        """Make what is ready now survive a crash. Raises `OSError`; the old bitmap then stays, which is right."""
+        with self._sync_lock:
+            snapshot = bytes(self.ready)
+            count = snapshot.count(1)
+            if count == self._synced:
+                return
+            os.fdatasync(self._fd)
+            faults.point("blocks.cache.bitmap")
+            bits = int(snapshot[::-1].translate(_DIGITS), 2) if snapshot else 0
+            body = _HEADER.pack(_MAGIC, _VERSION, 0, self.digest, self.map.count)
+            body += bits.to_bytes((self.map.count + 7) // 8, "little")
+            tmp = self.folder / "bitmap.tmp"
+            with open(tmp, "wb") as out:
+                out.write(body + _hash.digest(body))
+                out.flush()
+                os.fsync(out.fileno())
+            faults.point("blocks.cache.bitmap.before-rename")
+            os.replace(tmp, self.folder / "bitmap")
+            self._synced = count
+
+    def _close_data(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def close(self) -> None:
+        """Sync and give up ownership. Closing twice is allowed; a failed sync is logged (blocks are fetched again)."""
+        if self._fd >= 0:
+            try:
+                self.sync()
+            except OSError as exc:
+                log.warning("cannot persist the bitmap of block cache %s: %s", self.folder, exc)
+        self._close_data()
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    def __enter__(self) -> CacheFile:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+_DIGITS = bytes.maketrans(b"\0\1", b"01")
+
+
+def _take(lock_fd: int, folder: Path) -> None:
+    try:
+        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = os.pread(lock_fd, 32, 0).decode(errors="replace").strip() or "unknown"
+        raise UnavailableError(
+            f"block cache {folder} is in use by process {owner}",
+            hint="unmount what that process serves, or use another cache folder",
+        ) from None
+    os.ftruncate(lock_fd, 0)
+    os.pwrite(lock_fd, f"{os.getpid()}\n".encode(), 0)

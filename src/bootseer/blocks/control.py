@@ -1,0 +1,147 @@
+"""Talking to a block server: one JSON line each way over a Unix socket in its state folder.
+
+The folder belongs to the user who mounted, mode 0700. Every exchange has a deadline.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from bootseer.errors import BootseerError, UnavailableError
+
+log = logging.getLogger(__name__)
+
+SOCKET = "control.sock"
+_MAX_LINE = 1 << 16
+
+
+class Request(msgspec.Struct):
+    """``do``: ``status``, ``ready``, ``add`` or ``remove`` (of the mount ``target``), ``stop``."""
+
+    do: str
+    target: str = ""
+
+
+class TreeStatus(msgspec.Struct, kw_only=True):
+    """A running lazy tree. Bytes are stored bytes, that is, what came over the network; times in seconds."""
+
+    id: str
+    digest: str
+    pid: int
+    driver: str = "fuse"
+    targets: list[str] = []
+    blocks_total: int = 0
+    blocks_ready: int = 0
+    complete: bool = False
+    """Every block is on this node: the store is needed no more."""
+    cache_full: bool = False
+    hot_total: int = 0
+    hot_ready: int = 0
+    bytes_demand: int = 0
+    bytes_hot: int = 0
+    bytes_background: int = 0
+    slow_faults: int = 0
+    stall_seconds: float = 0.0
+    """Summed over readers, which may wait at the same time."""
+    failed_reads: int = 0
+    bad_blocks: int = 0
+    retries: int = 0
+    recording: str = "off"
+    """``off``, ``recording``, or how the trace ended: ``published``, ``published incomplete``, ``not needed``,
+    ``empty``, ``failed``."""
+    uptime: float = 0.0
+
+
+class Reply(msgspec.Struct):
+    status: TreeStatus | None = None
+    error: str = ""
+
+
+def ask(folder: Path, request: Request, *, timeout: float = 5.0) -> TreeStatus:
+    """One request to the server whose state is in ``folder``. Raises `UnavailableError` when none answers."""
+    try:
+        # Through a descriptor of the folder: a socket's own path may have 107 bytes only.
+        fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+                sock.settimeout(timeout)
+                sock.connect(f"/proc/self/fd/{fd}/{SOCKET}")
+                sock.sendall(msgspec.json.encode(request) + b"\n")
+                reply = msgspec.json.decode(_line(sock), type=Reply)
+        finally:
+            os.close(fd)
+    except (OSError, msgspec.MsgspecError) as exc:
+        raise UnavailableError(f"no block server answers in {folder}: {exc}") from None
+    if reply.status is None:
+        raise BootseerError(f"block server in {folder}: {reply.error}")
+    return reply.status
+
+
+def _line(sock: socket.socket) -> bytes:
+    data = b""
+    while not data.endswith(b"\n") and len(data) < _MAX_LINE:
+        piece = sock.recv(_MAX_LINE)
+        if not piece:
+            break
+        data += piece
+    return data
+
+
+class ControlServer:
+    """Answers requests with ``handle`` in one thread, one at a time, until `close`."""
+
+    def __init__(self, folder: Path, handle: Callable[[Request], TreeStatus]) -> None:
+        self._handle = handle
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            (folder / SOCKET).unlink(missing_ok=True)
+            self._sock.bind(f"/proc/self/fd/{fd}/{SOCKET}")
+        except BaseException:
+            self._sock.close()
+            raise
+        finally:
+            os.close(fd)
+        self._sock.listen(16)
+        self._sock.settimeout(1.0)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="control", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while not self._stop.is_set():
+            try:
+                peer, _ = self._sock.accept()
+            except TimeoutError:
+                continue
+            except OSError:
+                return
+            with peer:
+                try:
+                    peer.settimeout(5.0)
+                    peer.sendall(msgspec.json.encode(self._answer(_line(peer))) + b"\n")
+                except OSError as exc:
+                    log.warning("control connection: %s", exc)
+
+    def _answer(self, line: bytes) -> Reply:
+        try:
+            return Reply(status=self._handle(msgspec.json.decode(line, type=Request)))
+        except (BootseerError, msgspec.MsgspecError) as exc:
+            return Reply(error=str(exc))
+        except Exception as exc:
+            log.exception("control request failed")
+            return Reply(error=repr(exc))
+
+    def close(self) -> None:
+        self._stop.set()
+        # Closing alone would leave the thread in accept until its timeout.
+        self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+        self._thread.join(2.0)

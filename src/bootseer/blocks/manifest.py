@@ -1,0 +1,163 @@
+"""Tree manifests: the small JSON object that names the parts of a lazy tree, and the local copy of the small parts.
+
+Store keys: ``trees/<digest>.json`` (the manifest; its name is the BLAKE3 of its bytes) and ``blobs/<aa>/<digest>`` (by
+BLAKE3 of the stored bytes). Everything a tree consists of is verified against this chain before it is used.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+
+import msgspec
+
+from bootseer.blocks import _hash
+from bootseer.blocks.blockmap import BlockMap
+from bootseer.blocks.pack import decompress
+from bootseer.errors import DataError, NotFoundError, from_os_error
+from bootseer.store import Store
+
+_FORMAT = "bootseer-tree"
+_VERSION = 1
+_MAX_MANIFEST = 1 << 16
+_MAX_MAP = 1 << 30
+_MAX_META = 1 << 34
+
+
+class ObjectRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A stored object by the BLAKE3 of its bytes."""
+
+    digest: str
+    size: int
+
+    @property
+    def key(self) -> str:
+        return f"blobs/{self.digest[:2]}/{self.digest}"
+
+
+class TreeManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a tree consists of: zstd-compressed EROFS ``meta``, the block ``map``, and the stored blob ``data``."""
+
+    format: str = _FORMAT
+    version: int = _VERSION
+    meta: ObjectRef
+    meta_stored: ObjectRef
+    map: ObjectRef
+    data_size: int
+    data_stored: ObjectRef
+
+    def encode(self) -> bytes:
+        return msgspec.json.format(msgspec.json.encode(self, order="deterministic"), indent=1) + b"\n"
+
+    @classmethod
+    def decode(cls, raw: bytes, digest: str) -> TreeManifest:
+        """Parse the manifest called ``digest``. Raises `DataError`."""
+        if len(raw) > _MAX_MANIFEST or _hash.hexdigest(raw) != digest:
+            raise DataError(f"tree manifest {digest[:12]} is damaged: its hash differs")
+        try:
+            self = msgspec.json.decode(raw, type=cls)
+        except msgspec.MsgspecError as exc:
+            raise DataError(f"tree manifest {digest[:12]} is not understood: {exc}") from None
+        refs = (self.meta, self.meta_stored, self.map, self.data_stored)
+        if self.format != _FORMAT or self.version != _VERSION:
+            raise DataError(
+                f"tree manifest {digest[:12]} has format {self.format} {self.version}", hint="use a newer bootseer"
+            )
+        if not all(_hash.is_hexdigest(ref.digest) and ref.size >= 0 for ref in refs):
+            raise DataError(f"tree manifest {digest[:12]} is not understood: bad reference")
+        if self.meta.size > _MAX_META or self.map.size > _MAX_MAP:
+            raise DataError(f"tree manifest {digest[:12]} is not understood: absurd sizes")
+        return self
+
+
+class TreeRef(msgspec.Struct, frozen=True):
+    """A published tree: its digest, its bytes uncompressed (meta and data), and its bytes in the store."""
+
+    digest: str
+    size: int
+    stored: int
+
+
+class LocalTree(msgspec.Struct, frozen=True):
+    """The small parts of a tree, verified and on this node."""
+
+    digest: str
+    manifest: TreeManifest
+    map: BlockMap
+    meta: Path
+    cache: Path
+    """Folder of the tree's cache file."""
+
+    @property
+    def map_digest(self) -> bytes:
+        return bytes.fromhex(self.manifest.map.digest)
+
+
+def tree_key(digest: str) -> str:
+    if not _hash.is_hexdigest(digest):
+        raise NotFoundError(f"{digest!r} is not a tree digest", hint="it has 64 hexadecimal digits")
+    return f"trees/{digest}.json"
+
+
+def localize(store: Store, digest: str, cache_dir: Path) -> LocalTree:
+    """Bring manifest, map and meta of a tree into ``cache_dir``, verified; what is there and intact is not fetched.
+
+    Raises `NotFoundError`, `DataError`, `UnavailableError`, or `FullError` and kin for the cache.
+    """
+    key = tree_key(digest)
+    folder = cache_dir / "trees" / digest
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        raw = _kept(folder / "manifest.json", digest)
+        if raw is None:
+            raw = store.get(key)
+            TreeManifest.decode(raw, digest)
+            _keep(folder / "manifest.json", raw)
+        manifest = TreeManifest.decode(raw, digest)
+        encoded = _kept(folder / "map", manifest.map.digest)
+        if encoded is None:
+            encoded = fetch(store, manifest.map)
+            _keep(folder / "map", encoded)
+        meta = folder / "meta"
+        if not meta.exists() or _hash.file_hexdigest(meta) != manifest.meta.digest:
+            stored = fetch(store, manifest.meta_stored)
+            content = decompress(stored, manifest.meta.size)
+            if _hash.hexdigest(content) != manifest.meta.digest:
+                raise DataError(f"meta of tree {digest[:12]} is damaged: its hash differs")
+            _keep(meta, content)
+    except OSError as exc:
+        raise from_os_error(exc, f"keep tree {digest[:12]} in cache {folder}") from exc
+    blocks = BlockMap.decode(encoded)
+    if blocks.size != manifest.data_size or blocks.stored_size != manifest.data_stored.size:
+        raise DataError(f"block map of tree {digest[:12]} does not fit its data")
+    return LocalTree(digest, manifest, blocks, meta, cache_dir / "blocks" / manifest.map.digest)
+
+
+def fetch(store: Store, ref: ObjectRef) -> bytes:
+    """The object's bytes, verified. Raises `DataError`, `NotFoundError`, `UnavailableError`."""
+    with store.open(ref.key) as reader:
+        if reader.size != ref.size:
+            raise DataError(f"object {ref.key} in store {store.url} has {reader.size} bytes, not {ref.size}")
+        raw = reader.read(0, ref.size)
+    if _hash.hexdigest(raw) != ref.digest:
+        raise DataError(f"object {ref.key} in store {store.url} is damaged: its hash differs")
+    return raw
+
+
+def _kept(path: Path, digest: str) -> bytes | None:
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    return raw if _hash.hexdigest(raw) == digest else None
+
+
+def _keep(path: Path, raw: bytes) -> None:
+    # By rename, as a mount may still use the file of the same name; no fsync, as it is verified at every use.
+    tmp = path.parent / f".tmp-{uuid.uuid4().hex}"
+    try:
+        tmp.write_bytes(raw)
+        os.replace(tmp, path)
+    finally:
+        tmp.unlink(missing_ok=True)

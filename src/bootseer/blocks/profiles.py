@@ -1,0 +1,136 @@
+"""Profiles: traces of earlier starts in a store, and the hot list they merge to.
+
+Keys: ``profiles/<tree digest>/<job>/<trace digest>.trace``. Everything here is advice: any trouble is one log line
+and an empty answer, never an error for the job.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from bootseer.blocks import _hash
+from bootseer.blocks.blockmap import BlockMap
+from bootseer.blocks.trace import MAX_TOUCHES, UNIT, Trace
+from bootseer.errors import BootseerError, DataError
+from bootseer.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+log = logging.getLogger(__name__)
+
+MAX_TRACES = 32
+"""Traces kept and merged per profile; more add nothing that shows in a median."""
+
+_ENOUGH = 3
+_NEWS = 0.01
+_MAX_BYTES = 128 + 20 * MAX_TOUCHES
+
+
+class ProfileKey(msgspec.Struct, frozen=True):
+    """Whose starts are alike: traces of one job signature (any text; empty means ``default``) are merged."""
+
+    job: str = "default"
+
+    @property
+    def folder(self) -> str:
+        """``job`` as one part of a store key."""
+        if not self.job:
+            return "default"
+        if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", self.job):
+            return self.job
+        return "job-" + _hash.hexdigest(self.job.encode())[:32]
+
+
+def blocks_of(trace: Trace, blocks: BlockMap) -> dict[int, int]:
+    """Block -> milliseconds of its first touch."""
+    first: dict[int, int] = {}
+    for touch in trace.touches:
+        low = touch.unit * UNIT >> blocks.shift
+        high = ((touch.unit + touch.count) * UNIT - 1) >> blocks.shift
+        for block in range(low, min(high, blocks.count - 1) + 1):
+            first.setdefault(block, touch.ms)
+    return first
+
+
+def merge(traces: Sequence[Trace], blocks: BlockMap) -> list[int]:
+    """The hot list: blocks in the order to fetch them.
+
+    A block's score is the share of runs that touched it, its place the median of its first touches; blocks that fewer
+    than half of the runs touched come after the others. Incomplete traces count only when there is no complete one.
+    """
+    complete = [trace for trace in traces if trace.complete]
+    times: dict[int, list[int]] = {}
+    used = complete or list(traces)
+    for trace in used:
+        for block, ms in blocks_of(trace, blocks).items():
+            times.setdefault(block, []).append(ms)
+    ranked = sorted(
+        (2 * len(seen) < len(used), statistics.median(seen), order, block)
+        for order, (block, seen) in enumerate(times.items())
+    )
+    return [block for _, _, _, block in ranked]
+
+
+def load(store: Store, tree: str, key: ProfileKey, size: int) -> list[Trace]:
+    """Traces for ``tree`` by ``key``; when there are none, those of any job."""
+    try:
+        found = list(_read(store, f"profiles/{tree}/{key.folder}", tree, size))
+        return found or list(_read(store, f"profiles/{tree}", tree, size))
+    except BootseerError as exc:
+        log.warning("no profile for tree %s: %s", tree[:12], exc)
+        return []
+
+
+def _read(store: Store, prefix: str, tree: str, size: int) -> Iterator[Trace]:
+    taken = 0
+    for info in store.list(prefix):
+        if taken == MAX_TRACES:
+            return
+        try:
+            if info.size > _MAX_BYTES:
+                raise DataError(f"{info.size} bytes are too many")
+            raw = store.get(info.key)
+            if info.key.rpartition("/")[2] != f"{_hash.hexdigest(raw)}.trace":
+                raise DataError("its name is not its digest")
+            trace = Trace.decode(raw)
+            if trace.tree != tree or trace.size != size:
+                raise DataError("it is of another tree")
+        except BootseerError as exc:
+            log.warning("ignoring trace %s: %s", info.key, exc)
+            continue
+        taken += 1
+        yield trace
+
+
+def publish(store: Store, key: ProfileKey, trace: Trace, blocks: BlockMap) -> str:
+    """Add ``trace`` to the profile if it says something new. Returns what happened, in a word for the status."""
+    try:
+        mine = blocks_of(trace, blocks)
+        if not mine:
+            return "empty"
+        known = list(_read(store, f"profiles/{trace.tree}/{key.folder}", trace.tree, trace.size))
+        complete = [other for other in known if other.complete]
+        if len(known) >= MAX_TRACES or (complete and not trace.complete):
+            return "not needed"
+        if len(complete) >= _ENOUGH and _news(mine, complete, blocks) <= _NEWS:
+            return "not needed"
+        raw = trace.encode()
+        store.put(f"profiles/{trace.tree}/{key.folder}/{_hash.hexdigest(raw)}.trace", raw)
+    except BootseerError as exc:
+        log.warning("cannot publish the trace of tree %s: %s", trace.tree[:12], exc)
+        return "failed"
+    return "published" if trace.complete else "published incomplete"
+
+
+def _news(mine: Iterable[int], known: Sequence[Trace], blocks: BlockMap) -> float:
+    """The share of ``mine`` that no known trace has."""
+    seen = {block for trace in known for block in blocks_of(trace, blocks)}
+    wanted = list(mine)
+    return sum(block not in seen for block in wanted) / len(wanted)

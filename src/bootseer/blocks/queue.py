@@ -1,0 +1,210 @@
+"""What to fetch next: demand before hot before background, each as one range of neighbouring stored frames.
+
+Pure bookkeeping without threads or clocks; the fetcher calls it under its lock.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from bootseer.blocks.blockmap import BlockMap
+
+
+class Priority(enum.IntEnum):
+    DEMAND = 0
+    HOT = 1
+    BACKGROUND = 2
+
+
+class Batch(msgspec.Struct):
+    """Blocks whose frames fill the stored bytes ``offset .. offset + length`` without gaps, in stored order."""
+
+    priority: Priority
+    blocks: list[int]
+    offset: int
+    length: int
+
+
+class FetchQueue:
+    """The blocks of ``map`` that are wanted. ``window`` blocks around a demanded one are fetched with it."""
+
+    def __init__(
+        self,
+        blocks: BlockMap,
+        ready: bytearray,
+        *,
+        window: int = 1,
+        hot_bytes: int = 1 << 20,
+        fill_bytes: int = 4 << 20,
+    ) -> None:
+        self._map = blocks
+        self._ready = ready
+        self.window = window
+        self._hot_bytes = hot_bytes
+        self._fill_bytes = fill_bytes
+        self._in_flight: set[int] = set()
+        self._demand: dict[int, None] = {}
+        self._hot: deque[list[int]] = deque()
+        self._background = False
+        self._cursor = 0
+        self._given_up: set[int] = set()
+
+    def _missing(self, block: int) -> bool:
+        return not self._ready[block] and block not in self._in_flight
+
+    def _grow(self, block: int, step: int, fits: Callable[[int, int], bool]) -> list[int]:
+        """Missing blocks next to ``block`` in the direction ``step`` whose frames adjoin; ``fits(block, bytes)``."""
+        lengths = self._map.lengths
+        taken: list[int] = []
+        size = lengths[block]
+        edge = block
+        at = block + step
+        while 0 <= at < self._map.count:
+            if lengths[at] == 0:
+                at += step
+                continue
+            left, right = (edge, at) if step > 0 else (at, edge)
+            size += lengths[at]
+            if not self._missing(at) or not self._adjoins(left, right) or not fits(at, size):
+                break
+            taken.append(at)
+            edge = at
+            at += step
+        return taken
+
+    def _adjoins(self, left: int, right: int) -> bool:
+        return self._map.offsets[left] + self._map.lengths[left] == self._map.offsets[right]
+
+    def _batch(self, priority: Priority, blocks: list[int]) -> Batch:
+        self._in_flight.update(blocks)
+        start = self._map.offsets[blocks[0]]
+        end = self._map.offsets[blocks[-1]] + self._map.lengths[blocks[-1]]
+        return Batch(priority, blocks, start, end - start)
+
+    # -- wishes ------------------------------------------------------------------------------------------------
+
+    def demand(self, block: int) -> None:
+        """A reader waits for ``block``; one in flight is not queued again."""
+        if self._missing(block):
+            self._demand.setdefault(block)
+
+    def hot(self, order: Sequence[int]) -> None:
+        """Replace the hot list: blocks in the order in which they will be touched.
+
+        Neighbours are merged in one request when their turn comes within the next few requests anyway.
+        """
+        rank = {block: index for index, block in enumerate(order) if self._map.lengths[block]}
+        planned: set[int] = set()
+        self._hot.clear()
+        near = max(16, (16 << 20) // self._map.block_size)
+        for index, block in enumerate(order):
+            if block in planned or block not in rank or not self._missing(block):
+                continue
+
+            def fits(at: int, size: int, limit: int = index + near) -> bool:
+                return at not in planned and rank.get(at, limit) < limit and size <= self._hot_bytes
+
+            after = self._grow(block, 1, fits)
+            run = [block, *after]
+            planned.update(run)
+            self._hot.append(run)
+
+    def background(self, on: bool) -> None:
+        self._background = on
+        if on:
+            self._cursor = 0
+
+    def stop_prefetch(self) -> None:
+        """Only demand from now on (the cache is full)."""
+        self._hot.clear()
+        self._background = False
+
+    # -- what to do --------------------------------------------------------------------------------------------
+
+    def take_demand(self) -> Batch | None:
+        while self._demand:
+            block = next(iter(self._demand))
+            del self._demand[block]
+            if not self._missing(block):
+                continue
+            low = block - block % self.window
+            high = low + self.window
+
+            def fits(at: int, size: int, low: int = low, high: int = high) -> bool:
+                return low <= at < high or (at in self._demand and size <= self._fill_bytes)
+
+            run = [*reversed(self._grow(block, -1, fits)), block, *self._grow(block, 1, fits)]
+            for other in run:
+                self._demand.pop(other, None)
+            return self._batch(Priority.DEMAND, run)
+        return None
+
+    def take_hot(self) -> Batch | None:
+        while self._hot:
+            run = self._hot.popleft()
+            part: list[int] = []
+            for at, block in enumerate(run):
+                if part and not (self._missing(block) and self._adjoins(part[-1], block)):
+                    self._hot.appendleft(run[at:])
+                    break
+                if self._missing(block):
+                    part.append(block)
+            if part:
+                return self._batch(Priority.HOT, part)
+        return None
+
+    def take_background(self) -> Batch | None:
+        while self._background:
+            block = self._ready.find(0, self._cursor)
+            if block < 0:
+                self._cursor = self._map.count
+                return None
+            self._cursor = block + 1
+            if not self._missing(block) or block in self._given_up:
+                continue
+
+            def fits(at: int, size: int) -> bool:
+                return at not in self._given_up and size <= self._fill_bytes
+
+            run = [block, *self._grow(block, 1, fits)]
+            self._cursor = run[-1] + 1
+            return self._batch(Priority.BACKGROUND, run)
+        return None
+
+    # -- results -----------------------------------------------------------------------------------------------
+
+    def done(self, blocks: Iterable[int]) -> None:
+        """Not in flight any more: ready, or failed for good."""
+        self._in_flight.difference_update(blocks)
+
+    def give_up(self, block: int) -> None:
+        """Damaged in every source: background fill leaves it; a reader may still ask for it."""
+        self._given_up.add(block)
+
+    def put_back(self, batch: Batch, waited_for: Iterable[int]) -> None:
+        """The source did not answer: blocks that readers wait for become demand, the rest waits its turn again."""
+        self.done(batch.blocks)
+        wanted = set(waited_for)
+        for block in sorted(wanted):
+            self.demand(block)
+        rest = [block for block in batch.blocks if block not in wanted]
+        if batch.priority is Priority.HOT and rest:
+            self._hot.appendleft(rest)
+        elif rest:
+            self._cursor = min(self._cursor, rest[0])
+
+    @property
+    def hot_pending(self) -> bool:
+        return bool(self._hot)
+
+    @property
+    def filling(self) -> bool:
+        """Whether background fill is on and has not reached the end."""
+        return self._background and self._cursor < self._map.count
+
+    def in_flight(self, block: int) -> bool:
+        return block in self._in_flight

@@ -1,0 +1,30 @@
+"""What a block server is told, and the names of the files through which it is reached."""
+
+from __future__ import annotations
+
+import msgspec
+
+from bootseer.blocks.fetch import DEMAND_WINDOW
+
+SPEC = "spec.json"
+FUSE_FOLDER = "fuse"
+DATA = "data"
+
+
+class ServerSpec(msgspec.Struct, kw_only=True):
+    """What a block server must know. Sizes in bytes, times in seconds; ``profile`` None: no prefetch, no recording."""
+
+    id: str
+    store_url: str
+    digest: str
+    cache_dir: str
+    target: str
+    profile: str | None = None
+    record_seconds: float = 120.0
+    demand_deadline: float = 60.0
+    fetch_streams: int = 6
+    background_fill: bool = True
+    demand_window: int = DEMAND_WINDOW
+    workers: int = 4
+    max_readahead: int = 128 << 10
+    """Measured: 0 makes 160,000 requests of 4 KiB of a torch start, 128 KiB 14,000."""

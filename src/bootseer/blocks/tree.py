@@ -1,0 +1,158 @@
+"""Lazy trees: publish a directory tree once, mount it anywhere while its bytes still arrive.
+
+A tree is a two-part EROFS image: ``meta`` is local before the mount, ``data`` is served by a block server
+(``bootseer.blocks.server``), a process of its own session that outlives the caller. Several mounts of one tree with
+the same ``state_dir`` share one server. State of a running tree, in ``<state_dir>/trees/``: ``<id>/`` (spec, control
+socket, FUSE mount point), ``<id>.log`` and ``<id>.lock`` (held while mounting and unmounting).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bootseer.blocks import _process, control
+from bootseer.blocks.control import Request, TreeStatus
+from bootseer.blocks.fetch import DEMAND_WINDOW
+from bootseer.blocks.manifest import TreeRef, localize
+from bootseer.blocks.offline import extract, prefetch
+from bootseer.blocks.profiles import ProfileKey
+from bootseer.blocks.publish import publish
+from bootseer.blocks.spec import DATA, FUSE_FOLDER, ServerSpec
+from bootseer.config import Config
+from bootseer.errors import BootseerError, NotFoundError, from_os_error
+from bootseer.kernel import mount as mounts
+from bootseer.store import open_store
+
+__all__ = [
+    "ProfileKey",
+    "TreeMount",
+    "TreeRef",
+    "TreeStatus",
+    "attach",
+    "extract",
+    "mount",
+    "prefetch",
+    "publish",
+]
+
+log = logging.getLogger(__name__)
+
+SERVER = (sys.executable, "-m", "bootseer.blocks.server")
+_EXIT_SECONDS = 60.0
+
+
+class TreeMount:
+    """A mounted tree. It stays mounted until `unmount`, also when this process ends (see `attach`)."""
+
+    def __init__(self, target: Path, id: str, digest: str, folder: Path) -> None:
+        self.target = target
+        self.id = id
+        self.digest = digest
+        self._folder = folder
+
+    def status(self) -> TreeStatus:
+        """Counters of the block server. Raises `UnavailableError` when it is gone."""
+        return control.ask(self._folder, Request("status"))
+
+    def ready(self) -> None:
+        """The job is ready: recording stops and its trace is published, the rest is filled without hesitation."""
+        control.ask(self._folder, Request("ready"))
+
+    def unmount(self, *, timeout: float = _EXIT_SECONDS) -> None:
+        """Unmount; the last mount of a tree ends its server, which publishes its trace first. Safe to call twice.
+
+        A target in use is detached lazily after 5 s, a server that has not ended after ``timeout`` is killed; both
+        with a log line.
+        """
+        with _process.locked(self._folder):
+            _process.unmount_target(self.target)
+            self._leave(timeout)
+
+    def _leave(self, timeout: float) -> None:
+        """Tell the server that this mount is gone; after the last one, see it out."""
+        if not self._folder.exists():
+            return
+        try:
+            left = control.ask(self._folder, Request("remove", str(self.target)))
+        except BootseerError as exc:
+            log.warning("%s; cleaning up after it", exc)
+        else:
+            if left.targets:
+                return
+            _process.await_exit(left.pid, timeout)
+        _process.clear(self._folder)
+
+
+def mount(
+    store_url: str,
+    digest: str,
+    target: Path,
+    *,
+    cache_dir: Path,
+    state_dir: Path,
+    profile: ProfileKey | None = None,
+    config: Config | None = None,
+    demand_window: int = DEMAND_WINDOW,
+    server: Sequence[str] = SERVER,
+) -> TreeMount:
+    """Mount the tree ``digest`` read-only on ``target`` (made when missing); hot blocks start to arrive at once.
+
+    ``profile`` says whose traces to prefetch by and to add to (None: neither). ``config`` gives the time limits, the
+    number of streams and whether to fill in the background. ``server`` is the command that serves. On any failure
+    nothing stays mounted or running. Raises `NotFoundError` (no such tree), `DataError`, `UnavailableError`,
+    `PrivilegeError`, `UnsupportedError`, `FullError`.
+    """
+    settings = config or Config()
+    store = open_store(store_url)
+    cache_dir, state_dir, target = (Path(os.path.abspath(path)) for path in (cache_dir, state_dir, target))
+    tree = localize(store, digest, cache_dir)
+    id = digest[:16]
+    folder = state_dir / "trees" / id
+    with _process.locked(folder):
+        if mounts.is_mounted(target):
+            raise BootseerError(f"cannot mount tree {id} on {target}: something is mounted there", hint="unmount it")
+        spec = ServerSpec(
+            id=id,
+            store_url=store.url,
+            digest=digest,
+            cache_dir=str(cache_dir),
+            target=str(target),
+            profile=profile.job if profile is not None else None,
+            record_seconds=settings.record_seconds,
+            demand_deadline=settings.demand_deadline,
+            fetch_streams=settings.fetch_streams,
+            background_fill=settings.background_fill,
+            demand_window=demand_window,
+        )
+        _process.join_or_start(folder, spec, server)
+        try:
+            target.mkdir(parents=True, exist_ok=True)
+            data = folder / FUSE_FOLDER / DATA
+            mounts.mount_erofs(tree.meta, data if tree.map.size else None, target)
+        except BaseException as exc:
+            TreeMount(target, id, digest, folder)._leave(_EXIT_SECONDS)
+            if isinstance(exc, OSError):
+                raise from_os_error(exc, f"mount tree {id} on {target}") from exc
+            raise
+    return TreeMount(target, id, digest, folder)
+
+
+def attach(what: str | Path, state_dir: Path) -> TreeMount:
+    """The running mount with this target or id (or digest). Raises `NotFoundError` when there is none."""
+    base = Path(os.path.abspath(state_dir)) / "trees"
+    target = os.path.abspath(what)
+    for folder in sorted(base.glob("*/")) if base.is_dir() else []:
+        try:
+            status = control.ask(folder, Request("status"))
+        except BootseerError as exc:
+            log.warning("%s", exc)
+            continue
+        if target in status.targets:
+            return TreeMount(Path(target), status.id, status.digest, folder)
+        if str(what) in (status.id, status.digest) and status.targets:
+            return TreeMount(Path(status.targets[0]), status.id, status.digest, folder)
+    raise NotFoundError(f"no tree is mounted as {what}", hint=f"running ones have their state in {base}")
