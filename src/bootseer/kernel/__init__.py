@@ -1,0 +1,1 @@
+"""Typed bindings to Linux: `mount`, `fuse`, `loop`, `fanotify`. No policy."""

@@ -1,0 +1,105 @@
+"""Opening ``/dev/fuse`` and mounting it: mount(2) with the right to, else Debian's setuid ``fusermount3``."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from bootseer.errors import BootseerError, NotFoundError, PrivilegeError, UnsupportedError
+from bootseer.kernel import mount
+
+_DEADLINE = 20.0
+
+
+def open_and_mount(mountpoint: Path, *, name: str, allow_other: bool, default_permissions: bool, max_read: int) -> int:
+    """Mount a FUSE file system on ``mountpoint``; returns the device descriptor, whose INIT request is still to answer.
+
+    Raises `UnsupportedError` (no FUSE, or no fusermount3 where root is missing), `PrivilegeError`, `NotFoundError`.
+    """
+    if not os.path.isdir(mountpoint):
+        raise NotFoundError(f"cannot mount {name} on {mountpoint}: there is no such folder")
+    options = [f"max_read={max_read}"]
+    options += ["allow_other"] if allow_other else []
+    options += ["default_permissions"] if default_permissions else []
+    try:
+        return _as_root(mountpoint, name, options)
+    except PrivilegeError:
+        if os.geteuid() == 0:
+            raise
+    return _as_user(mountpoint, name, [*options, "ro", "nosuid", "nodev", f"subtype={name}", f"fsname={name}"])
+
+
+def _as_root(mountpoint: Path, name: str, options: Sequence[str]) -> int:
+    try:
+        fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    except OSError as exc:
+        if exc.errno in (errno.EACCES, errno.EPERM):
+            raise PrivilegeError(
+                "cannot open /dev/fuse: permission denied", hint="chmod 666 /dev/fuse, or run as root"
+            ) from None
+        hint = "modprobe fuse; in a container add --device /dev/fuse"
+        raise UnsupportedError(f"cannot open /dev/fuse: {exc.strerror}", hint=hint) from None
+    try:
+        data = f"fd={fd},rootmode=40000,user_id={os.geteuid()},group_id={os.getegid()}," + ",".join(options)
+        flags = mount.MS_RDONLY | mount.MS_NOSUID | mount.MS_NODEV
+        mount.mount(name, mountpoint, f"fuse.{name}", flags=flags, data=data)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _as_user(mountpoint: Path, name: str, options: Sequence[str]) -> int:
+    tool = shutil.which("fusermount3")
+    if tool is None:
+        hint = "apt install fuse3, or run as root"
+        raise UnsupportedError(f"cannot mount {name} on {mountpoint} without root: no fusermount3", hint=hint)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with ours, theirs:
+        ours.settimeout(_DEADLINE)
+        process = subprocess.Popen(
+            [tool, "-o", ",".join(options), "--", str(mountpoint)],
+            env={**os.environ, "_FUSE_COMMFD": str(theirs.fileno())},
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        with process:
+            theirs.close()
+            try:
+                _, fds, _, _ = socket.recv_fds(ours, 1, 1)
+            except (TimeoutError, OSError):
+                fds = []
+            try:
+                _, stderr = process.communicate(timeout=_DEADLINE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                stderr = "it did not answer"
+    if not fds:
+        reason = (stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise PrivilegeError(f"cannot mount {name} on {mountpoint}: {reason}", hint="run as root")
+    os.set_inheritable(fds[0], False)
+    return fds[0]
+
+
+def detach(mountpoint: Path, device: str, *, force: bool) -> bool:
+    """Unmount our mount, and only ours: the one of ``device`` (``major:minor``) if it is topmost on ``mountpoint``.
+
+    ``force`` aborts the connection (readers get ECONNABORTED) and detaches. True when it is gone.
+    """
+    entry = mount.find(mountpoint)
+    if entry is None or entry.device != device:
+        return True
+    try:
+        mount.unmount(mountpoint, lazy=force, force=force)
+    except BootseerError:
+        if force:
+            raise
+        return False
+    return True

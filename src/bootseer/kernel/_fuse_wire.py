@@ -1,0 +1,63 @@
+"""Wire format of the FUSE protocol 7.31 and later (``linux/fuse.h``): constants and packed structures, no behaviour."""
+
+from __future__ import annotations
+
+import struct
+
+MAJOR, MINOR_WANTED, MINOR_MIN = 7, 38, 31
+
+LOOKUP, FORGET, GETATTR, SETATTR, READLINK = 1, 2, 3, 4, 5
+OPEN, READ, WRITE, STATFS, RELEASE = 14, 15, 16, 17, 18
+GETXATTR, LISTXATTR, FLUSH, INIT, OPENDIR, READDIR, RELEASEDIR = 22, 23, 25, 26, 27, 28, 29
+INTERRUPT, DESTROY, BATCH_FORGET, READDIRPLUS = 36, 38, 42, 44
+
+FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE = 1 << 0, 1 << 1
+
+INIT_FLAGS = {
+    "async_read": 1 << 0,
+    "do_readdirplus": 1 << 13,
+    "readdirplus_auto": 1 << 14,
+    "async_dio": 1 << 15,
+    "parallel_dirops": 1 << 18,
+    "max_pages": 1 << 22,
+    "cache_symlinks": 1 << 23,
+    "explicit_inval_data": 1 << 25,
+}
+"""INIT flags this server asks for; the kernel grants those it offers."""
+
+NOTIFY_INVAL_INODE = 2
+
+IN_HEADER = struct.Struct("=IIQQIIIHH")  # len opcode unique nodeid uid gid pid total_extlen padding
+OUT_HEADER = struct.Struct("=IiQ")  # len error unique
+INIT_IN = struct.Struct("=IIII")  # major minor max_readahead flags (flags2 follows since 7.36)
+INIT_OUT = struct.Struct("=IIIIHHIIHHI7I")
+READ_IN = struct.Struct("=QQI")  # fh offset size; read_flags lock_owner flags follow
+OPEN_IN = struct.Struct("=II")
+OPEN_OUT = struct.Struct("=QII")
+RELEASE_IN = struct.Struct("=QIIQ")
+FORGET_IN = struct.Struct("=Q")
+BATCH_FORGET_IN = struct.Struct("=II")
+FORGET_ONE = struct.Struct("=QQ")
+GETXATTR_IN = struct.Struct("=II")
+GETXATTR_OUT = struct.Struct("=II")
+INTERRUPT_IN = struct.Struct("=Q")
+ATTR = struct.Struct("=QQQQQQIIIIIIIIII")  # 88 bytes
+ENTRY_OUT = struct.Struct("=QQQQII")  # nodeid generation entry_valid attr_valid their nsec; ATTR follows
+ATTR_OUT = struct.Struct("=QII")  # attr_valid, its nsec, dummy; ATTR follows
+DIRENT = struct.Struct("=QQII")  # ino off namelen type; the name follows, padded to 8 bytes
+STATFS_OUT = struct.Struct("=QQQQQIIII6I")
+NOTIFY_INVAL_INODE_OUT = struct.Struct("=Qqq")
+
+READ_BUFFER = 64 << 10
+"""Bytes for one request: the kernel wants 8 KiB at least, and the file system is read-only, so no WRITE comes."""
+
+
+def seconds(value: float) -> tuple[int, int]:
+    """A timeout as whole seconds and nanoseconds."""
+    whole = int(value)
+    return whole, int((value - whole) * 1e9)
+
+
+def dirent(node: int, offset: int, kind: int, name: bytes) -> bytes:
+    """One directory entry; ``offset`` is the cookie of the entry after it, ``kind`` the file type bits of its mode."""
+    return DIRENT.pack(node, offset, len(name), kind >> 12) + name + bytes(-len(name) % 8)

@@ -1,0 +1,41 @@
+"""The few libc calls Python lacks, through ctypes; each releases the GIL and raises `OSError` with the call's errno."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+_libc.mount.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p]
+_libc.umount2.argtypes = [ctypes.c_char_p, ctypes.c_int]
+_libc.fanotify_init.argtypes = [ctypes.c_uint, ctypes.c_uint]
+_libc.fanotify_mark.argtypes = [ctypes.c_int, ctypes.c_uint, ctypes.c_uint64, ctypes.c_int, ctypes.c_char_p]
+
+
+def _check(result: int, name: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), name)
+    return result
+
+
+def mount(source: str, target: str, fstype: str, flags: int, data: str) -> None:
+    """mount(2). ``data`` longer than a page is cut short by the kernel without an error: check it before."""
+    args = [os.fsencode(text) for text in (source, target, fstype)]
+    _check(_libc.mount(args[0], args[1], args[2], flags, os.fsencode(data)), target)
+
+
+def umount2(target: str, flags: int) -> None:
+    """umount2(2)."""
+    _check(_libc.umount2(os.fsencode(target), flags), target)
+
+
+def fanotify_init(flags: int, event_flags: int) -> int:
+    """fanotify_init(2): the group's descriptor."""
+    return _check(_libc.fanotify_init(flags, event_flags), "fanotify_init")
+
+
+def fanotify_mark(fd: int, flags: int, mask: int, path: str) -> None:
+    """fanotify_mark(2) of an absolute path."""
+    _check(_libc.fanotify_mark(fd, flags, mask, -100, os.fsencode(path)), path)

@@ -1,0 +1,160 @@
+"""What a FUSE file system of ours answers: `Operations`, and the small records it answers with.
+
+Nodes are integers the operations choose (1 is the root); names are `str` with surrogate escapes for bytes that are not
+UTF-8. Every operation may be called from several threads at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+ROOT = 1
+
+ReadResult = bytes | bytearray | memoryview | tuple[int, int]
+"""Bytes, or ``(fd, offset)``: where in a local file they are (the server reads them from there)."""
+
+
+class Attr(NamedTuple):
+    """Attributes of a node."""
+
+    mode: int
+    """Type and permission bits, such as ``stat.S_IFREG | 0o444``."""
+    size: int = 0
+    nlink: int = 1
+    uid: int = 0
+    gid: int = 0
+    mtime_ns: int = 0
+    rdev: int = 0
+    blksize: int = 4096
+
+
+class Entry(NamedTuple):
+    """A node and its attributes: the answer to a lookup."""
+
+    node: int
+    attr: Attr
+
+
+class DirEntry(NamedTuple):
+    """One name in a directory. With ``attr`` the kernel needs no lookup for it; of ``mode`` only the type counts."""
+
+    name: str
+    node: int
+    mode: int
+    attr: Attr | None = None
+
+
+class OpenFile(NamedTuple):
+    """An open file. None: the server's option decides."""
+
+    fh: int
+    size: int | None = None
+    """When given, a read that returns fewer bytes than the file has there is answered with EIO: to the kernel a short
+    read is the end of the file, and it would fill the rest with zeros."""
+    keep_cache: bool | None = None
+    direct_io: bool | None = None
+
+
+class StatFS(NamedTuple):
+    """Totals of a file system, in blocks of ``bsize`` bytes."""
+
+    blocks: int = 0
+    bfree: int = 0
+    bavail: int = 0
+    files: int = 0
+    ffree: int = 0
+    bsize: int = 4096
+    namelen: int = 255
+
+
+class Context:
+    """Who asks. ``pid`` is the asking thread's id in the server's pid namespace, 0 when it is not visible there."""
+
+    __slots__ = ("gid", "interrupted", "node", "on_interrupt", "pid", "uid", "unique")
+
+    def __init__(self, unique: int, node: int, uid: int, gid: int, pid: int) -> None:
+        self.unique, self.node, self.uid, self.gid, self.pid = unique, node, uid, gid, pid
+        self.interrupted = False
+        """The asking process got a signal. Raise ``InterruptedError`` then, or it cannot be killed until the answer."""
+        self.on_interrupt: Callable[[], None] | None = None
+        """Called in another worker at the interrupt, such as the ``set`` of an event that the operation waits for."""
+
+
+class Operations:
+    """A read-only file system; subclasses override what they have.
+
+    An `OSError` is answered with its errno, any other exception with EIO and a log line.
+    """
+
+    def lookup(self, parent: int, name: str, ctx: Context) -> Entry:
+        """The node called ``name`` in directory ``parent``. Raises `FileNotFoundError`."""
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+
+    def getattr(self, node: int, ctx: Context) -> Attr:
+        """The attributes of ``node``."""
+        raise NotImplementedError
+
+    def readlink(self, node: int, ctx: Context) -> str:
+        """The target of a symbolic link."""
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    def readdir(self, node: int, ctx: Context) -> Iterable[DirEntry]:
+        """The whole directory without ``.`` and ``..``; asked for once per opened directory (and per rewind)."""
+        raise NotImplementedError
+
+    def open(self, node: int, flags: int, ctx: Context) -> OpenFile | int:
+        """Open for reading: a file handle number of the operations' choice."""
+        raise NotImplementedError
+
+    def read(self, fh: int, offset: int, size: int, ctx: Context) -> ReadResult:
+        """Exactly ``size`` bytes at ``offset``, fewer only at the end of the file."""
+        raise NotImplementedError
+
+    def release(self, fh: int, ctx: Context) -> None:
+        """The last user of ``fh`` closed it; its error goes nowhere."""
+
+    def forget(self, node: int, lookups: int) -> None:
+        """The kernel dropped ``lookups`` references (each lookup and each directory entry with ``attr`` is one)."""
+
+    def getxattr(self, node: int, name: str, ctx: Context) -> bytes:
+        """An extended attribute. ENOSYS (the default): none at all, and the kernel asks no more."""
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    def listxattr(self, node: int, ctx: Context) -> Sequence[str]:
+        """Names of extended attributes."""
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    def statfs(self, ctx: Context) -> StatFS:
+        """Totals of the file system."""
+        return StatFS()
+
+
+class SingleFile(Operations):
+    """A file system of one file, ``/<name>`` of ``size`` bytes, whose reads go to ``read(offset, size, ctx)``."""
+
+    def __init__(
+        self, name: str, size: int, read: Callable[[int, int, Context], ReadResult], *, mode: int = 0o444
+    ) -> None:
+        self._name, self._read = name, read
+        self._attr = Attr(stat.S_IFREG | mode, size)
+
+    def lookup(self, parent: int, name: str, ctx: Context) -> Entry:
+        if parent != ROOT or name != self._name:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+        return Entry(2, self._attr)
+
+    def getattr(self, node: int, ctx: Context) -> Attr:
+        return self._attr if node == 2 else Attr(stat.S_IFDIR | 0o555, nlink=2)
+
+    def readdir(self, node: int, ctx: Context) -> Iterable[DirEntry]:
+        return [DirEntry(self._name, 2, self._attr.mode, self._attr)]
+
+    def open(self, node: int, flags: int, ctx: Context) -> OpenFile:
+        return OpenFile(1, self._attr.size)
+
+    def read(self, fh: int, offset: int, size: int, ctx: Context) -> ReadResult:
+        return self._read(offset, size, ctx)

@@ -1,0 +1,246 @@
+"""Mounts: mount(2) and umount2(2) with bootseer's errors; EROFS (file-backed or loop), overlayfs and bind mounts.
+
+mount(8) is avoided on purpose: it puts a loop device under a file that the kernel could mount itself (seen with
+util-linux 2.38 and Linux 6.18). A mount call waits for what lies below it: over a FUSE server it takes as long as the
+server takes to answer, so the server's own deadline bounds it.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from bootseer.errors import BootseerError, DataError, PrivilegeError, UnsupportedError, from_os_error
+from bootseer.kernel import _libc, loop
+
+_log = logging.getLogger(__name__)
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
+MS_REMOUNT, MS_NOATIME, MS_BIND, MS_REC, MS_PRIVATE = 0x20, 0x400, 0x1000, 0x4000, 1 << 18
+_MNT_FORCE, _MNT_DETACH, _UMOUNT_NOFOLLOW = 1, 2, 8
+
+_MAX_DATA = 4095  # mount(2) copies one page, and cuts what is longer without an error
+_SPECIAL = re.compile(r"[,:\\\s]")
+
+
+class MountEntry(NamedTuple):
+    """One line of ``/proc/self/mountinfo``."""
+
+    device: str
+    """``major:minor`` of the file system."""
+    target: str
+    fstype: str
+    source: str
+
+
+def mount(source: str, target: str | Path, fstype: str, *, flags: int = 0, data: str = "") -> None:
+    """mount(2). Raises `PrivilegeError` without the right to, `UnsupportedError` when the kernel lacks ``fstype``,
+    `NotFoundError` for a missing source or target, `BootseerError` with the kernel's reason otherwise."""
+    _checked(source, str(target), fstype, flags, data)
+
+
+def _checked(source: str, target: str, fstype: str, flags: int, data: str) -> None:
+    what = f"mount {fstype or source} on {target}"
+    if len(os.fsencode(data)) > _MAX_DATA:
+        raise UnsupportedError(
+            f"cannot {what}: its options exceed {_MAX_DATA} bytes", hint="use shorter or fewer paths"
+        )
+    try:
+        _libc.mount(source, target, fstype, flags, data)
+    except OSError as exc:
+        raise _translate(exc, what, fstype) from exc
+
+
+def _translate(exc: OSError, what: str, fstype: str) -> BootseerError:
+    if exc.errno in (errno.EPERM, errno.EACCES):
+        return PrivilegeError(f"cannot {what}: {exc.strerror}", hint="run as root, or with CAP_SYS_ADMIN")
+    if exc.errno == errno.ENODEV:
+        return UnsupportedError(f"cannot {what}: the kernel has no {fstype}", hint=f"try modprobe {fstype}")
+    if exc.errno == errno.EINVAL:
+        return BootseerError(f"cannot {what}: the kernel refused it", hint="dmesg says why")
+    if exc.errno == errno.EUCLEAN:
+        return DataError(f"cannot {what}: its structure is damaged")
+    return from_os_error(exc, what)
+
+
+def unmount(target: str | Path, *, lazy: bool = False, force: bool = False) -> None:
+    """Unmount the topmost mount on ``target``.
+
+    ``lazy`` detaches it now and ends it when its last user is gone; ``force`` aborts a FUSE connection first, so that
+    its readers get an error instead of waiting. Without root, FUSE mounts are ended through ``fusermount3``. Raises
+    `BootseerError` when it is busy or no mount, `PrivilegeError` without the right to.
+    """
+    flags = _UMOUNT_NOFOLLOW | (_MNT_DETACH if lazy else 0) | (_MNT_FORCE if force else 0)
+    try:
+        _libc.umount2(str(target), flags)
+    except OSError as exc:
+        if exc.errno == errno.EPERM:
+            if os.geteuid() != 0 and (entry := find(target)) and entry.fstype.startswith("fuse"):
+                return _fusermount_unmount(target, lazy=lazy)
+            raise PrivilegeError(f"cannot unmount {target}", hint="run as root") from None
+        if exc.errno == errno.EBUSY:
+            hint = f"end what uses it (fuser -vm {target})"
+            raise BootseerError(f"cannot unmount {target}: it is in use", hint=hint) from None
+        if exc.errno == errno.EINVAL:
+            raise BootseerError(f"cannot unmount {target}: it is not a mount") from None
+        raise from_os_error(exc, f"unmount {target}") from None
+    return None
+
+
+def _fusermount_unmount(target: str | Path, *, lazy: bool) -> None:
+    tool = shutil.which("fusermount3") or shutil.which("fusermount")
+    if tool is None:
+        raise UnsupportedError(f"cannot unmount {target} without fusermount3", hint="apt install fuse3, or run as root")
+    command = [tool, "-u", "-q", *(["-z"] if lazy else []), "--", str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["it is in use"]
+        raise BootseerError(f"cannot unmount {target}: {lines[-1]}")
+
+
+def entries() -> Iterator[MountEntry]:
+    """The mounts this process sees, in mount order: of two on one target, the later one is on top."""
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
+        for line in lines:
+            left, _, right = line.partition(" - ")
+            fields, tail = left.split(" "), right.split(" ")
+            yield MountEntry(fields[2], _unescape(fields[4]), tail[0], _unescape(tail[1]))
+
+
+def _unescape(text: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
+
+
+def find(target: str | Path) -> MountEntry | None:
+    """The topmost mount on exactly ``target``, or None. Never touches the mount itself, which may be dead or slow."""
+    path = os.path.abspath(target)
+    if path != "/":
+        path = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+    return next((entry for entry in reversed(list(entries())) if entry.target == path), None)
+
+
+def is_mounted(target: str | Path) -> bool:
+    """Whether something is mounted on exactly ``target``."""
+    return find(target) is not None
+
+
+@contextmanager
+def _plain(paths: Sequence[Path], *, always: bool = False) -> Iterator[list[str]]:
+    """Names of ``paths`` that a mount option can hold: themselves, or ``/proc/self/fd/N`` for those with a comma,
+    colon, backslash or space (kernels differ in how these are escaped); ``always`` where plain names are too long."""
+    with ExitStack() as stack:
+        names = []
+        for path in paths:
+            if not always and not _SPECIAL.search(str(path)):
+                names.append(str(path))
+                continue
+            try:
+                fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            except OSError as exc:
+                raise from_os_error(exc, f"open {path}") from None
+            stack.callback(os.close, fd)
+            names.append(f"/proc/self/fd/{fd}")
+        yield names
+
+
+def mount_erofs(meta: Path, data: Path | None, target: Path, *, flags: int = 0) -> str:
+    """Mount an EROFS image read-only on ``target``; ``data`` is the second device of a two-part image.
+
+    The kernel reads the files itself where it can (Linux 6.12, ``CONFIG_EROFS_FS_BACKED_BY_FILE``, on a file system
+    with a page cache such as ext4, xfs or FUSE); elsewhere loop devices are put under them, with a log line. Returns
+    the way taken, ``"file"`` or ``"loop"``. Raises `UnsupportedError` when the kernel has no EROFS, `PrivilegeError`
+    without the right to mount, `NotFoundError` for a missing file, `DataError` when ``meta`` is no EROFS image.
+    """
+    meta, data = meta.absolute(), data.absolute() if data else None
+    _check_superblock(meta)
+    what = f"mount erofs on {target}"
+    with _plain([data] if data else []) as names:
+        option = f"device={names[0]}" if names else ""
+        try:
+            _libc.mount(str(meta), str(target), "erofs", flags | MS_RDONLY, option)
+            return "file"
+        except OSError as exc:
+            # ENOTBLK: not built in. EINVAL: this backing file system is not fit for it (tmpfs, overlay over it).
+            if exc.errno not in (errno.ENOTBLK, errno.EINVAL):
+                raise _translate(exc, what, "erofs") from exc
+            _log.warning("kernel does not mount %s as a file (%s), using loop devices", meta, exc.strerror)
+    with ExitStack() as stack:
+        source = stack.enter_context(loop.attached(meta))
+        option = f"device={stack.enter_context(loop.attached(data))}" if data else ""
+        _checked(source, str(target), "erofs", flags | MS_RDONLY, option)
+    return "loop"
+
+
+def _check_superblock(meta: Path) -> None:
+    try:
+        with meta.open("rb") as file:
+            file.seek(1024)
+            magic = file.read(4)
+    except OSError as exc:
+        raise from_os_error(exc, f"open {meta}") from None
+    if magic != b"\xe2\xe1\xf5\xe0":
+        raise DataError(f"{meta} is not an EROFS image")
+
+
+def mount_overlay(
+    lower: Sequence[Path], target: Path, *, upper: Path | None = None, work: Path | None = None, options: str = ""
+) -> None:
+    """Mount overlayfs on ``target``: ``lower`` topmost first; read-only without ``upper`` and ``work``.
+
+    ``upper`` and ``work`` are two empty folders of one file system (not overlayfs). One lower folder alone without
+    ``upper`` is bind-mounted read-only, as overlayfs wants two. ``options`` are added as they are (``"xino=off"``).
+    """
+    if (upper is None) != (work is None):
+        raise ValueError("upper and work go together")
+    if not lower:
+        raise ValueError("an overlay needs a lower folder")
+    if upper is None and len(lower) == 1:
+        return bind(lower[0], target, readonly=True)
+    paths = [path.absolute() for path in (*lower, *([upper, work] if upper and work else []))]
+
+    def data(names: Sequence[str]) -> str:
+        parts = ["lowerdir=" + ":".join(names[: len(lower)])]
+        if upper:
+            parts += [f"upperdir={names[-2]}", f"workdir={names[-1]}"]
+        return ",".join(parts + ([options] if options else []))
+
+    too_long = len(os.fsencode(data([str(path) for path in paths]))) > _MAX_DATA
+    with _plain(paths, always=too_long) as names:
+        _checked("bootseer", str(target), "overlay", MS_RDONLY if upper is None else 0, data(names))
+    return None
+
+
+def bind(src: Path, dst: Path, *, readonly: bool = False, recursive: bool = False) -> None:
+    """Bind-mount ``src`` (a folder or a file) on the existing ``dst``; ``recursive`` takes the mounts below it along
+    (``readonly`` then holds for the top one only)."""
+    _checked(str(src), str(dst), "", MS_BIND | (MS_REC if recursive else 0), "")
+    if not readonly:
+        return
+    keep = _locked_flags(dst)
+    try:
+        _checked(str(src), str(dst), "", MS_BIND | MS_REMOUNT | MS_RDONLY | keep, "")
+    except BootseerError:
+        _quietly(lambda: unmount(dst))
+        raise
+
+
+def _locked_flags(path: Path) -> int:
+    """Flags a remount must repeat, as a user namespace may not drop them."""
+    held = os.statvfs(path).f_flag
+    pairs = (os.ST_NOSUID, MS_NOSUID), (os.ST_NODEV, MS_NODEV), (os.ST_NOEXEC, MS_NOEXEC), (os.ST_NOATIME, MS_NOATIME)
+    return sum(flag for bit, flag in pairs if held & bit)
+
+
+def _quietly(action: Callable[[], None]) -> None:
+    try:
+        action()
+    except BootseerError as exc:
+        _log.warning("%s", exc)
