@@ -1,0 +1,170 @@
+"""Doubles for storage: a store that fails on command, and one behind a slow link. Both wrap any `Store`."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from bootseer.errors import UnavailableError
+from bootseer.store import ObjectInfo, RangeReader, Store
+
+
+class _Reader(RangeReader):
+    """Range reads that go through ``around(offset, length, read)``."""
+
+    def __init__(self, inner: RangeReader, around: Callable[[int, int, Callable[[], bytes]], bytes]) -> None:
+        self.size = inner.size
+        self._inner = inner
+        self._around = around
+
+    def read(self, offset: int, length: int) -> bytes:
+        return self._around(offset, length, lambda: self._inner.read(offset, length))
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class _Wrapper(Store):
+    def __init__(self, inner: Store) -> None:
+        self.inner = inner
+        self.url = inner.url
+
+    def get(self, key: str) -> bytes:
+        return self.inner.get(key)
+
+    def open(self, key: str) -> RangeReader:
+        return self.inner.open(key)
+
+    def stat(self, key: str) -> ObjectInfo:
+        return self.inner.stat(key)
+
+    def put(self, key: str, data: bytes | Path, *, overwrite: bool = False) -> bool:
+        return self.inner.put(key, data, overwrite=overwrite)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        return self.inner.list(prefix)
+
+    def delete(self, key: str) -> None:
+        self.inner.delete(key)
+
+
+class FlakyStore(_Wrapper):
+    """A store that fails as told; nothing goes wrong until then.
+
+    ``down``: every operation raises `UnavailableError`. ``reads``: the (key, offset, length) of all range reads so far.
+    """
+
+    def __init__(self, inner: Store) -> None:
+        super().__init__(inner)
+        self.down = False
+        self.reads: list[tuple[str, int, int]] = []
+        self._lock = threading.Lock()
+        self._failures = 0
+        self._flips: dict[tuple[str, int], float] = {}
+        self._gate = threading.Event()
+        self._gate.set()
+
+    def fail_next(self, count: int) -> None:
+        """The next ``count`` range reads raise `UnavailableError`."""
+        self._failures = count
+
+    def flip(self, key: str, offset: int, *, times: float = float("inf")) -> None:
+        """The next ``times`` range reads that cover ``offset`` of ``key`` return that byte with a bit flipped."""
+        self._flips[key, offset] = times
+
+    def hold(self) -> None:
+        """Range reads wait from now on, until `release`."""
+        self._gate.clear()
+
+    def release(self) -> None:
+        self._gate.set()
+
+    def _check(self) -> None:
+        if self.down:
+            raise UnavailableError(f"store {self.url} is down")
+
+    def get(self, key: str) -> bytes:
+        self._check()
+        return super().get(key)
+
+    def stat(self, key: str) -> ObjectInfo:
+        self._check()
+        return super().stat(key)
+
+    def put(self, key: str, data: bytes | Path, *, overwrite: bool = False) -> bool:
+        self._check()
+        return super().put(key, data, overwrite=overwrite)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        self._check()
+        return super().list(prefix)
+
+    def open(self, key: str) -> RangeReader:
+        self._check()
+        return _Reader(self.inner.open(key), lambda offset, length, read: self._read(key, offset, length, read))
+
+    def _read(self, key: str, offset: int, length: int, read: Callable[[], bytes]) -> bytes:
+        with self._lock:
+            self.reads.append((key, offset, length))
+        self._gate.wait(60.0)
+        with self._lock:
+            self._check()
+            if self._failures > 0:
+                self._failures -= 1
+                raise UnavailableError(f"store {self.url} failed on purpose")
+        data = bytearray(read())
+        with self._lock:
+            for (where, at), left in self._flips.items():
+                if where == key and left > 0 and offset <= at < offset + length:
+                    self._flips[where, at] = left - 1
+                    data[at - offset] ^= 1
+        return bytes(data)
+
+
+class RateLimitedStore(_Wrapper):
+    """A store behind one link of ``rate`` bytes per second, shared fairly, with ``latency`` seconds per request."""
+
+    _SLICE = 64 << 10
+
+    def __init__(self, inner: Store, *, rate: float, latency: float = 0.0) -> None:
+        super().__init__(inner)
+        self.bytes = 0
+        """Bytes that passed the link so far."""
+        self.requests = 0
+        self._rate = rate
+        self._latency = latency
+        self._lock = threading.Lock()
+        self._free = 0.0
+
+    def _pass(self, length: int) -> None:
+        with self._lock:
+            self.requests += 1
+            self.bytes += length
+        time.sleep(self._latency)
+        # In slices, so that a small request among large ones gets its share of the link, as with TCP.
+        while length > 0:
+            piece = min(length, self._SLICE)
+            length -= piece
+            with self._lock:
+                self._free = max(self._free, time.monotonic()) + piece / self._rate
+                wait = self._free - time.monotonic()
+            if wait > 0:
+                time.sleep(wait)
+
+    def get(self, key: str) -> bytes:
+        data = super().get(key)
+        self._pass(len(data))
+        return data
+
+    def open(self, key: str) -> RangeReader:
+        def around(offset: int, length: int, read: Callable[[], bytes]) -> bytes:
+            self._pass(length)
+            return read()
+
+        return _Reader(self.inner.open(key), around)
+
+    def put(self, key: str, data: bytes | Path, *, overwrite: bool = False) -> bool:
+        self._pass(data.stat().st_size if isinstance(data, Path) else len(data))
+        return super().put(key, data, overwrite=overwrite)
