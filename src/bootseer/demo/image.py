@@ -1,4 +1,4 @@
-"""The demo's container image: Debian or Ubuntu of this machine with Python, torch as PyPI ships it, and the job's files.
+"""The demo's container image: this machine's Debian or Ubuntu with Python, torch as PyPI ships it, and the job.
 
 Built once and pushed to the demo's registry; its key is a hash of everything it is made from, so that a change of the
 recipe rebuilds it. Layers are cut as images of this kind are: base system, CUDA libraries, torch, the job.
@@ -18,27 +18,30 @@ from bootseer import oci
 from bootseer.errors import BootseerError, UnsupportedError
 
 JOB = Path(__file__).parent / "job"
-_REQUIREMENTS = ("torch", "numpy", "pip")
+_REQUIREMENTS = ("torch", "numpy")
+_PIP = "pip==26.3"
 _DEADLINE = 1800.0
 
 Say = Callable[[str], None]
 
 
-def _run(argv: list[str], **kwargs: object) -> str:
+def run(argv: list[str], *, accept: tuple[int, ...] = (0,)) -> str:
+    """Run a build tool and return what it prints; `UnsupportedError` when missing, `BootseerError` on failure."""
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=_DEADLINE, check=False, **kwargs)  # type: ignore[call-overload]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=_DEADLINE, check=False)
     except FileNotFoundError:
         raise UnsupportedError(f"{argv[0]} is not installed", hint="run scripts/setup") from None
     except subprocess.TimeoutExpired:
         raise BootseerError(f"{argv[0]} did not end within {_DEADLINE:.0f} s") from None
-    if done.returncode:
+    if done.returncode not in accept:
         raise BootseerError(
             f"{' '.join(argv[:3])}... failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}"
         )
-    return str(done.stdout)
+    return done.stdout
 
 
-def _uv() -> str:
+def uv() -> str:
+    """Path of the ``uv`` program beside this Python, or on the path."""
     beside = Path(sys.executable).with_name("uv")
     found = str(beside) if beside.exists() else shutil.which("uv")
     if not found:
@@ -46,9 +49,16 @@ def _uv() -> str:
     return found
 
 
+def compile_bytecode(folder: Path, seen_as: str) -> None:
+    """Compile every module below ``folder`` as pip does at installation; the container sees it at ``seen_as``."""
+    # exit code 1: some files do not compile (templates, code for other Pythons); pip leaves those out silently as well
+    argv = ["/usr/bin/python3", "-m", "compileall", "-q", "-j", "0", "-s", str(folder), "-p", seen_as, str(folder)]
+    run(argv, accept=(0, 1))
+
+
 def _system_python() -> tuple[str, str]:
     """(version such as ``3.11``, release codename such as ``bookworm``) of this machine: the image has the same."""
-    version = _run(["/usr/bin/python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]).strip()
+    version = run(["/usr/bin/python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]).strip()
     release = {}
     for line in Path("/etc/os-release").read_text().splitlines():
         name, _, value = line.partition("=")
@@ -62,7 +72,7 @@ def pinned() -> list[str]:
     """What goes into the image, with the versions of the environment the demo runs in (``torch==2.15.0`` and so on)."""
     from importlib.metadata import version
 
-    return [f"{name}=={version(name)}" for name in _REQUIREMENTS]
+    return [*(f"{name}=={version(name)}" for name in _REQUIREMENTS), _PIP]
 
 
 def key() -> str:
@@ -84,24 +94,22 @@ def build(work: Path, say: Say) -> Path:
     base = work / "base.tar"
     say(f"base system ({codename}, Python {version})")
     components = "main,universe" if "ubuntu" in Path("/etc/os-release").read_text().lower() else "main"
-    _run(["mmdebstrap", "--quiet", "--variant=minbase", "--include=python3,ca-certificates", f"--components={components}",
-          codename, str(base)])  # fmt: skip
+    include = "--include=python3,ca-certificates"
+    run(["mmdebstrap", "--quiet", "--variant=minbase", include, f"--components={components}", codename, str(base)])
     say(f"Python packages ({', '.join(pinned())})")
     packages = work / "packages"
-    _run([_uv(), "pip", "install", "--quiet", "--python", "/usr/bin/python3", "--target", str(packages), *pinned()])
+    run([uv(), "pip", "install", "--quiet", "--python", "/usr/bin/python3", "--target", str(packages), *pinned()])
     say("byte code")
-    _run(
-        ["/usr/bin/python3", "-m", "compileall", "-q", "-j", "0", "-s", str(packages), "-p", f"/{site}", str(packages)]
-    )
-    layers = [base, *_split(packages, work, site), _job_layer(work)]
+    compile_bytecode(packages, f"/{site}")
+    folders = [*_split(packages, work, site), _job_layer(work)]
     say("layers (gzip)")
-    config = {
-        "Env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8"],
-        "Cmd": ["python3"],
-        "WorkingDir": "/job",
-    }
+    config = oci.ContainerConfig(
+        env=("PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8"),
+        cmd=("python3",),
+        working_dir="/job",
+    )
     layout = work / "layout"
-    oci.write_layout(layout, layers, config, "demo")
+    oci.write_layout(layout, [base, *map(oci.LayerDir, folders)], config, "demo", level=6)
     return layout
 
 

@@ -1,7 +1,7 @@
-"""The data centre of the demo, on the host side of the shaped links: registry, package index, HDFS; containerd per node.
+"""Servers the demo starts beside the registry and HDFS: the package index, and a node's containerd.
 
-All are the ordinary programs (Debian's ``docker-registry`` and ``containerd``, Hadoop's own NameNode and DataNodes, the
-standard library's file server), started here and stopped on the way out, also after Ctrl-C.
+Both are the ordinary programs (the standard library's file server, Debian's ``containerd``), started in sessions of
+their own and stopped on the way out, also after Ctrl-C.
 """
 
 from __future__ import annotations

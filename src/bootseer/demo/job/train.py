@@ -1,7 +1,7 @@
 """The demo's training job: a small Llama that resumes from a checkpoint and goes on training.
 
-Nothing in it is special to bootseer but the spans around its initialisation, and it runs without them too. It prints one
-JSON line a step. With ``--save DIR`` it trains from scratch and writes the checkpoint that the other starts resume.
+Nothing in it is special to bootseer but the spans around its initialisation, and it runs without them too. It prints
+one JSON line a step. With ``--save DIR`` it trains from scratch and writes the checkpoint that other starts resume.
 """
 
 from __future__ import annotations

@@ -1,0 +1,244 @@
+"""The demo: one job started ordinarily, the bootseer way for the first time, and again on a cold node; side by side.
+
+Beside them runs ``local``: the same start where image, environment and checkpoint are already on the node. Start-up
+overhead is the time to the end of the first step minus that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from bootseer import report, stripefs
+from bootseer.demo import starts, tree
+from bootseer.demo.ingredients import Ingredients
+from bootseer.demo.site import containerd, file_server
+from bootseer.errors import BootseerError, PrivilegeError
+from bootseer.testing.hadoop import HadoopCluster
+from bootseer.testing.netns import ShapedNetwork
+from bootseer.testing.registry import DockerRegistry
+
+log = logging.getLogger(__name__)
+
+Say = Callable[[str], None]
+LOSS_TOLERANCE = 1e-3
+"""Relative; the container's libraries may sum in another order than those of the run that wrote the checkpoint."""
+
+
+class Demo:
+    """All starts of one demo, in a work folder that is removed at the end; the events are kept in ``results``."""
+
+    def __init__(self, cache: Path, *, rate_mbit: float, subnet: str, results: Path, say: Say) -> None:
+        self.ingredients = Ingredients(cache)
+        self.cache, self.rate_mbit, self.subnet, self.results, self.say = cache, rate_mbit, subnet, results, say
+        self.report = report.new("demo")
+        self.measured: dict[str, starts.Measured] = {}
+        self.conversion: dict[str, float] = {}
+        self.entries = 0
+        self.differences: list[str] = []
+
+    def run(self) -> None:
+        """Prepare, start four times, compare. Raises `BootseerError`; whatever was mounted or started is gone after."""
+        if os.geteuid() != 0:
+            raise PrivilegeError("the demo mounts file systems and makes network namespaces", hint="run it with sudo")
+        self.ingredients.prepare(self.say)
+        work = Path(tempfile.mkdtemp(prefix="run-", dir=self.cache))
+        try:
+            with contextlib.ExitStack() as stack:
+                stack.callback(_unmount_below, work)
+                self._starts(work, stack)
+        finally:
+            with contextlib.suppress(OSError):
+                shutil.copytree(work / "job/events", self.results / "events", dirs_exist_ok=True)
+            shutil.rmtree(work, ignore_errors=True)
+
+    def _starts(self, work: Path, stack: contextlib.ExitStack) -> None:
+        parts = self.ingredients
+        network = stack.enter_context(ShapedNetwork("bsdemo", rate_mbit=self.rate_mbit, subnet=self.subnet))
+        node, logs = network.nodes[0], work
+        registry = stack.enter_context(DockerRegistry(host=network.host, port=5000, root=parts.registry))
+        index = stack.enter_context(file_server(parts.index, network.host, 8081, logs))
+        self.say("HDFS: a NameNode and 4 DataNodes start")
+        hdfs = stack.enter_context(HadoopCluster(work / "hdfs", bind=network.host))
+        self.say("checkpoint: stored as plain files and as striped files")
+        hdfs.fs_shell(["-mkdir", "-p", "/plain"])
+        hdfs.fs_shell(["-put", str(parts.checkpoint), "/plain/checkpoint"])
+        fs = stripefs.open_fs(f"{hdfs.url}/striped")
+        for file in sorted(parts.checkpoint.iterdir()):
+            fs.put(file, f"checkpoint/{file.name}")
+        fs.commit("checkpoint")
+        socket = stack.enter_context(containerd(work / "containerd", node.argv([]), logs))
+        site = starts.Site(
+            ref=f"{registry.address}/demo/torch:1",
+            index_url=f"{index}/simple",
+            index_host=network.host,
+            store=f"{hdfs.url}/bootseer",
+            striped=f"{hdfs.url}/striped/checkpoint",
+            plain=f"{hdfs.url}/plain/checkpoint",
+            hdfs_client=shlex.join(hdfs.shell_argv([])),
+            containerd=str(socket),
+        )
+        began = time.monotonic()
+        job = starts.job_file(site)
+        local = starts.job_file(site, local_env=parts.job_env, local_checkpoint=parts.checkpoint)
+
+        def start(variant: str, what: str, **options: object) -> None:
+            self.say(f"{variant}: {what}")
+            cold = variant != "local"
+            if cold:
+                _drop_caches()
+            chosen = job if cold else local
+            done = starts.run(site, node, variant, chosen, work / "job", **options)  # type: ignore[arg-type]
+            self.measured[variant] = done
+            self.say(f"{variant}: first step after {done.seconds:.1f} s, {done.bytes_ready / 1e6:.0f} MB over the link")
+
+        start("ordinary", "containerd pulls, pip installs, Hadoop's client copies", without="all")
+        _read_all(parts.job_env)
+        _read_all(parts.checkpoint)
+        start("local", "the same with everything on the node already, page cache warm", without="all")
+        self.say("image convert: once for each image in a cluster")
+        self._convert(site)
+        start("first", "lazy image without a profile, set-up command captured, striped checkpoint")
+        start("again", "cold node: hot blocks prefetched, environment mounted, striped checkpoint")
+        self.say("file trees: the container's of the ordinary and of the bootseer start, entry by entry")
+        self._compare(site, node.argv([]), work)
+        self.report_figures(time.monotonic() - began)
+
+    def _convert(self, site: starts.Site) -> None:
+        began = time.monotonic()
+        argv = [
+            sys.executable,
+            "-m",
+            "bootseer.cli.main",
+            "image",
+            "convert",
+            site.ref,
+            "--store",
+            site.store,
+            "--json",
+        ]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=1800, check=False)
+        if done.returncode:
+            raise BootseerError(f"conversion failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
+        self.conversion = {"seconds": round(time.monotonic() - began, 1)}
+        steps = json.loads(done.stdout).get("seconds", {})
+        self.conversion.update({f"{step}_seconds": value for step, value in steps.items()})
+        self.say(f"image convert: {self.conversion['seconds']:.0f} s")
+
+    def _compare(self, site: starts.Site, prefix: list[str], work: Path) -> None:
+        """Mount both root file systems read-only, the bootseer one from the ``again`` node's own cache, and compare."""
+        ordinary, fast = work / "tree-ordinary", work / "tree-bootseer"
+        bootseer = [sys.executable, "-m", "bootseer.cli.main"]
+        environ = {
+            **os.environ,
+            "BOOTSEER_STORE": site.store,
+            "BOOTSEER_CACHE_DIR": str(work / "job/cache-again"),
+            "BOOTSEER_STATE_DIR": str(work / "job/state"),
+        }
+        ordinary.mkdir()
+        fast.mkdir()
+        with contextlib.ExitStack() as stack:
+            ctr = ["ctr", "--address", site.containerd, "images"]
+            _check([*ctr, "mount", site.ref, str(ordinary)])
+            stack.callback(_check, [*ctr, "unmount", "--rm", str(ordinary)])
+            _check([*prefix, *bootseer, "image", "mount", "--read-only", site.ref, str(fast)], environ)
+            stack.callback(_check, [*prefix, *bootseer, "image", "unmount", str(fast)], environ)
+            self.entries, self.differences = tree.differences(ordinary, fast)
+        for line in self.differences:
+            log.error("file trees differ: %s", line)
+
+    def report_figures(self, total: float) -> None:
+        """Runs and figures of the report, from what was measured."""
+        for done in self.measured.values():
+            self.report.runs.append(
+                report.Run(
+                    variant=done.variant,
+                    n=1,
+                    seconds=round(done.seconds, 3),
+                    bytes={"link_until_first_step": done.bytes_ready, "link_total": done.bytes_total},
+                    stages=done.record.stages,
+                    details={
+                        "overhead_seconds": round(self.overhead(done.variant), 3),
+                        "image": done.record.image,
+                        "env": done.record.env,
+                        "checkpoint": done.record.checkpoint,
+                        "losses": {str(step): loss for step, loss in done.losses.items()},
+                    },
+                )
+            )
+        self.report.runs.append(
+            report.Run(variant="convert", n=1, seconds=self.conversion["seconds"], details=dict(self.conversion))
+        )
+        add = self.report.figure
+        add("overhead_reduction_first", self.reduction("first"), unit="ratio", target=">= 0.5", n=1, of="single")
+        add("overhead_reduction_again", self.reduction("again"), unit="ratio", target=">= 0.8", n=1, of="single")
+        add("tree_identical", self.entries > 0 and not self.differences, unit="bool", target="== 1", n=1, of="single")
+        add("loss_continues", self.loss_continues(), unit="bool", target="== 1", n=len(self.measured), of="min")
+        mounted = self.measured["again"].record.env.get("mount")
+        milliseconds = float(mounted) * 1000 if isinstance(mounted, float) else float("inf")
+        add("env_mount_ms", milliseconds, unit="ms", target="<= 100", n=1, of="single")
+        add("total_seconds", total, unit="s", target="<= 360", n=1, of="single")
+
+    def overhead(self, variant: str) -> float:
+        """Seconds to the first step beyond those of the local start."""
+        return self.measured[variant].seconds - self.measured["local"].seconds
+
+    def reduction(self, variant: str) -> float:
+        """Share of the ordinary start-up overhead that ``variant`` saves."""
+        return 1 - self.overhead(variant) / self.overhead("ordinary")
+
+    def loss_continues(self) -> bool:
+        """Whether every start's losses are those of the run that wrote the checkpoint, step by step."""
+        wanted = self.ingredients.reference_losses()
+        return bool(wanted) and all(
+            done.losses.keys() == wanted.keys()
+            and all(abs(done.losses[step] - loss) <= LOSS_TOLERANCE * abs(loss) for step, loss in wanted.items())
+            for done in self.measured.values()
+        )
+
+
+def _drop_caches() -> None:
+    """Forget what earlier starts left in the page cache, so that every node starts cold."""
+    subprocess.run(["sync"], check=False, timeout=120)
+    try:
+        Path("/proc/sys/vm/drop_caches").write_text("3")
+    except OSError as exc:
+        log.warning("cannot drop the page cache (%s): starts after the first are warmer than a new node", exc)
+
+
+def _read_all(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with open(path, "rb", buffering=0) as file:
+                while file.read(4 << 20):
+                    pass
+
+
+def _check(argv: list[str], environ: dict[str, str] | None = None) -> None:
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    if done.returncode:
+        raise BootseerError(f"{' '.join(argv[-4:])} failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
+
+
+def _mounts_below(folder: Path) -> Iterator[str]:
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        path = line.split(" ")[4].encode().decode("unicode_escape")
+        if path.startswith(f"{folder}/"):
+            yield path
+
+
+def _unmount_below(folder: Path) -> None:
+    """Last resort after an interruption: nothing may stay mounted below the work folder."""
+    for path in sorted(_mounts_below(folder), key=len, reverse=True):
+        log.warning("%s was still mounted", path)
+        subprocess.run(["umount", "--lazy", path], check=False, timeout=30)

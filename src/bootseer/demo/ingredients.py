@@ -1,0 +1,132 @@
+"""What the demo needs before any start: image in a registry, filled index, checkpoint with its reference losses.
+
+Made once and kept in the demo's cache folder; each part has a key of what it was made from and is made again when that
+changes. Interrupted parts leave nothing that looks finished: they are built beside and renamed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from bootseer import oci
+from bootseer.demo import image, index
+from bootseer.errors import BootseerError, FullError
+from bootseer.testing.registry import DockerRegistry
+
+log = logging.getLogger(__name__)
+
+Say = Callable[[str], None]
+DISK_GIB = 40.0
+"""Free disk the whole demo needs when nothing is cached: measured 34 GiB at its peak, with some air."""
+STEPS_SAVED, STEPS_RESUMED = 10, 3
+_NAME = "demo/torch"
+
+
+class Ingredients:
+    """Paths and figures of the prepared parts below ``cache``."""
+
+    def __init__(self, cache: Path) -> None:
+        self.cache = cache
+        self.registry = cache / "registry"
+        self.index = cache / "index"
+        self.job_env = cache / "job-env"
+        self.checkpoint = cache / "checkpoint"
+        self.reference = cache / "reference.json"
+
+    def prepare(self, say: Say) -> None:
+        """Make what is missing. Raises `FullError` before anything is written when the disk is too small."""
+        self.cache.mkdir(parents=True, exist_ok=True)
+        self._check_disk()
+        self._make("package index", self.index / "requirements.txt", image.JOB / "requirements.txt", self._index, say)
+        key = image.key()
+        self._make("container image", self.cache / "image.key", key, self._image, say)
+        self._make("job environment", self.job_env / ".key", key, self._job_env, say)
+        self._make("checkpoint", self.cache / "checkpoint.key", key, self._checkpoint, say)
+
+    def reference_losses(self) -> dict[int, float]:
+        """Losses of the steps after the checkpoint, as the run that wrote it went on: step -> loss."""
+        return {int(step): loss for step, loss in json.loads(self.reference.read_text()).items()}
+
+    def _check_disk(self) -> None:
+        cached = sum(f.stat().st_size for f in self.registry.rglob("*") if f.is_file()) if self.registry.exists() else 0
+        needed = DISK_GIB - cached / 2**30
+        free = shutil.disk_usage(self.cache).free / 2**30
+        if free < needed:
+            raise FullError(
+                f"only {free:.0f} GiB free at {self.cache}, the demo needs {needed:.0f}",
+                hint="free some, or choose another disk with --cache",
+            )
+
+    def _make(self, name: str, stamp: Path, key: str | Path, build: Callable[[Say], None], say: Say) -> None:
+        wanted = key.read_text() if isinstance(key, Path) else key
+        if stamp.exists() and stamp.read_text() == wanted:
+            return
+        began = time.monotonic()
+        say(f"{name}: to be made")
+        build(say)
+        stamp.write_text(wanted)
+        say(f"{name}: made in {time.monotonic() - began:.0f} s")
+
+    def _index(self, say: Say) -> None:
+        index.fill(self.index, image.JOB / "requirements.txt")
+
+    def _image(self, say: Say) -> None:
+        work = self.cache / "build"
+        shutil.rmtree(work, ignore_errors=True)
+        shutil.rmtree(self.registry, ignore_errors=True)
+        try:
+            layout = image.build(work, lambda part: say(f"container image: {part}"))
+            say("container image: push to the registry")
+            with DockerRegistry(root=self.registry) as registry:
+                oci.push(f"oci:{layout}:demo", f"{registry.address}/{_NAME}:1")
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+
+    def _job_env(self, say: Say) -> None:
+        shutil.rmtree(self.job_env, ignore_errors=True)
+        target = ["--target", str(self.job_env), "--requirement", str(image.JOB / "requirements.txt")]
+        wheels = ["--no-index", "--find-links", str(self.index / "wheels")]
+        image.run([image.uv(), "pip", "install", "--quiet", "--python", "/usr/bin/python3", *wheels, *target])
+        image.compile_bytecode(self.job_env, "/opt/job-env")
+
+    def _checkpoint(self, say: Say) -> None:
+        work = self.cache / "checkpoint.new"
+        shutil.rmtree(work, ignore_errors=True)
+        self.train("--save", str(work), "--steps", str(STEPS_SAVED))
+        losses = self.train("--resume", str(work), "--steps", str(STEPS_RESUMED))
+        shutil.rmtree(self.checkpoint, ignore_errors=True)
+        os.rename(work, self.checkpoint)
+        self.reference.write_text(json.dumps(losses))
+
+    def train(self, *args: str) -> dict[int, float]:
+        """Run the job's script on this machine, outside any container. Returns its losses: step -> loss."""
+        environ = {k: v for k, v in os.environ.items() if not k.startswith("BOOTSEER_")}
+        environ["PYTHONPATH"] = str(self.job_env)
+        try:
+            done = subprocess.run(
+                [sys.executable, str(image.JOB / "train.py"), *args],
+                env=environ, capture_output=True, text=True, timeout=600, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise BootseerError("the demo's training script did not end within 600 s") from None
+        if done.returncode:
+            raise BootseerError(f"the demo's training script failed: {done.stderr.strip().splitlines()[-1]}")
+        return losses(done.stdout)
+
+
+def losses(output: str) -> dict[int, float]:
+    """The losses in a training log: one JSON object ``{"step": n, "loss": x}`` a line, other lines ignored."""
+    found: dict[int, float] = {}
+    for line in output.splitlines():
+        if line.startswith('{"step"'):
+            entry = json.loads(line)
+            found[int(entry["step"])] = float(entry["loss"])
+    return found
