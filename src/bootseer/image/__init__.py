@@ -1,0 +1,17 @@
+"""Container images that start before they have arrived: convert once, mount lazily, record, prefetch, run."""
+
+from bootseer.image import runtime
+from bootseer.image.convert import convert, resolve
+from bootseer.image.mount import ImageMount, attach, mount
+from bootseer.image.mount import listing as mounts
+from bootseer.image.record import ImageRecord
+from bootseer.image.record import listing as records
+
+__all__ = ["ImageMount", "ImageRecord", "attach", "convert", "mount", "mounts", "records", "resolve", "runtime"]
+
+
+def unmount(target: str, state_dir: str) -> None:
+    """Unmount the image mounted on ``target`` (or with that id) and delete what was written on top of it."""
+    from pathlib import Path
+
+    attach(target, Path(state_dir)).unmount()

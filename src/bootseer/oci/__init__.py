@@ -1,8 +1,9 @@
 """Images as registries and OCI layouts hold them: names, manifests, verified layers, unpacking, writing and pushing."""
 
 from bootseer.oci.image import Image, open_image, resolve_digest
+from bootseer.oci.inroot import open_in_root
 from bootseer.oci.reference import Reference
-from bootseer.oci.spec import ContainerConfig, Descriptor, ImageConfig, Manifest, host_platform
+from bootseer.oci.spec import ContainerConfig, Descriptor, ImageConfig, Manifest, RootFS, host_platform
 from bootseer.oci.unpack import Unpacked, unpack
 from bootseer.oci.write import LayerDir, push, write_layout
 
@@ -14,9 +15,11 @@ __all__ = [
     "LayerDir",
     "Manifest",
     "Reference",
+    "RootFS",
     "Unpacked",
     "host_platform",
     "open_image",
+    "open_in_root",
     "push",
     "resolve_digest",
     "unpack",

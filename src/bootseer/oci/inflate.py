@@ -11,7 +11,7 @@ from isal import igzip_lib, isal_zlib
 from bootseer.errors import DataError
 
 _CHUNK = 1 << 20
-_ERRORS: tuple[type[Exception], ...] = (isal_zlib.error, zstandard.ZstdError, EOFError)
+_ERRORS = (cast(type[Exception], isal_zlib.error), zstandard.ZstdError, EOFError)
 
 
 def inflate(chunks: Iterator[bytes], what: str) -> Iterator[bytes]:

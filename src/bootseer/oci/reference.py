@@ -60,8 +60,8 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
         return self.registry.partition(":")[0]
 
     @property
-    def is_local_network(self) -> bool:
-        """True for ``localhost`` and for loopback, private and link-local addresses: plain HTTP is the default."""
+    def plain_http(self) -> bool:
+        """Whether plain HTTP is the default: for ``localhost`` and loopback, private and link-local addresses."""
         if self.host == "localhost":
             return True
         try:

@@ -40,12 +40,12 @@ class Registry:
 
     def __init__(self, ref: Reference, *, plain_http: bool | None = None) -> None:
         self.ref = ref
-        plain = ref.is_local_network if plain_http is None else plain_http
+        plain = ref.plain_http if plain_http is None else plain_http
         self.base = f"{'http' if plain else 'https'}://{_ALIASES.get(ref.registry, ref.registry)}/v2/{ref.name}"
         self._client = httpx.Client(
             timeout=httpx.Timeout(STALL, connect=CONNECT),
             follow_redirects=True,
-            trust_env=not ref.is_local_network,
+            trust_env=not ref.plain_http,
             headers={"User-Agent": "bootseer"},
         )
         self._auth_lock = threading.Lock()

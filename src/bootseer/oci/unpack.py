@@ -7,7 +7,6 @@ Directory times are set at the end; a directory that no layer lists is ``0755 ro
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 import stat
@@ -16,21 +15,15 @@ from pathlib import Path
 import msgspec
 
 from bootseer import faults
-from bootseer.errors import DataError, PrivilegeError, UnsupportedError, from_os_error
+from bootseer.errors import DataError, PrivilegeError, from_os_error
 from bootseer.oci import tar
 from bootseer.oci.image import Image
+from bootseer.oci.inroot import open_in_root
 from bootseer.oci.pipeline import Layers, Progress, named
 
 _WHITEOUT, _OPAQUE, _AUFS = b".wh.", b".wh..wh..opq", b".wh..wh."
-_RESOLVE_IN_ROOT = 0x10
-_OPENAT2 = 437  # the same on every architecture
 _O_PATH = os.O_PATH | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-class _OpenHow(ctypes.Structure):
-    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
 
 
 class Unpacked(msgspec.Struct, frozen=True):
@@ -41,13 +34,14 @@ class Unpacked(msgspec.Struct, frozen=True):
 
 
 def unpack(image: Image, root: Path, *, progress: Progress | None = None, spool: Path | None = None) -> Unpacked:
-    """Apply all layers of ``image`` to the empty folder ``root`` (owners, modes, times, xattrs, devices: needs root).
+    """Apply all layers of ``image`` to ``root``, an empty or new folder (owners, modes, times, xattrs, devices: needs root).
 
     Raises `DataError` naming the layer (truncated, corrupt, hostile), `PrivilegeError`, `FullError`. Downloads are
     spooled in ``spool`` (default: the folder of ``root``) as unlinked files.
     """
     if os.geteuid() != 0:
         raise PrivilegeError("unpacking an image needs root: files get their owners and devices", hint="run with sudo")
+    root.mkdir(parents=True, exist_ok=True)
     with Layers(image, spool or root.parent, progress=progress) as layers, Applier(root) as applier:
         for index, layer in enumerate(image.layers):
             what = f"layer {layer.digest} of {image.ref}"
@@ -305,14 +299,7 @@ class Applier:
         return [part for part in path[len(self._prefix) :].split(b"/") if part]
 
     def _openat2(self, path: bytes, flags: int) -> int:
-        how = _OpenHow(flags, 0, _RESOLVE_IN_ROOT)
-        fd = _libc.syscall(_OPENAT2, self._root, path, ctypes.byref(how), ctypes.sizeof(how))
-        if fd < 0:
-            code = ctypes.get_errno()
-            if code == 38:
-                raise UnsupportedError("this kernel has no openat2", hint="Linux 5.6 or newer is needed")
-            raise OSError(code, os.strerror(code), os.fsdecode(path))
-        return int(fd)
+        return open_in_root(self._root, path, flags)
 
 
 def _parts(name: bytes) -> list[bytes]:

@@ -1,0 +1,173 @@
+"""The OCI runtime configuration (runtime-spec 1.0) of a container made from an image's configuration."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bootseer import oci
+from bootseer.errors import ConfigError
+
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+# Root in the container may install packages, change owners, and pin memory for RDMA; it may not mount or load modules.
+# Numbers: linux/capability.h
+_CAPABILITIES = {
+    "CAP_CHOWN": 0, "CAP_DAC_OVERRIDE": 1, "CAP_FOWNER": 3, "CAP_FSETID": 4, "CAP_KILL": 5, "CAP_SETGID": 6,
+    "CAP_SETUID": 7, "CAP_SETPCAP": 8, "CAP_NET_BIND_SERVICE": 10, "CAP_NET_RAW": 13, "CAP_IPC_LOCK": 14,
+    "CAP_SYS_CHROOT": 18, "CAP_SYS_PTRACE": 19, "CAP_SYS_NICE": 23, "CAP_MKNOD": 27, "CAP_AUDIT_WRITE": 29,
+    "CAP_SETFCAP": 31,
+}  # fmt: skip
+
+
+class Bind(NamedTuple):
+    """A folder or file of this host, ``source``, shown at ``target`` in the container."""
+
+    source: str
+    target: str
+    readonly: bool = False
+
+
+def command_of(config: oci.ImageConfig, argv: Sequence[str]) -> list[str]:
+    """Entry point and arguments: ``argv`` replaces the image's command, as usual; `ConfigError` when both are empty."""
+    inner = config.config or oci.ContainerConfig()
+    args = [*(inner.entrypoint or ()), *(argv or inner.cmd or ())]
+    if not args:
+        raise ConfigError("the image names no command", hint="give one after --")
+    return args
+
+
+def spec(
+    rootfs: Path,
+    config: oci.ImageConfig,
+    args: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    mounts: Sequence[Bind],
+    cwd: str,
+    network: str,
+    cgroup: str,
+    readonly: bool = False,
+) -> dict[str, Any]:
+    """The content of ``config.json``. ``network``: ``host`` (the caller's namespace) or ``none``.
+
+    No limits are set: no cgroup limits, no rlimits, no OOM score, so that no further capability is needed.
+    """
+    if network not in ("host", "none"):
+        raise ConfigError(f"unknown container network {network!r}", hint="host or none")
+    inner = config.config or oci.ContainerConfig()
+    environ = dict(item.partition("=")[::2] for item in inner.env or ())
+    environ = {"PATH": DEFAULT_PATH, **environ, **env}
+    namespaces = [{"type": "pid"}, {"type": "mount"}, *([{"type": "network"}] if network == "none" else [])]
+    held = [name for name, bit in _CAPABILITIES.items() if _bounding() >> bit & 1]
+    return {
+        "ociVersion": "1.0.2",
+        "process": {
+            "terminal": False,
+            "user": user_of(rootfs, inner.user),
+            "args": list(args),
+            "env": [f"{key}={value}" for key, value in environ.items()],
+            "cwd": cwd or inner.working_dir or "/",
+            "capabilities": {kind: held for kind in ("bounding", "effective", "permitted")},
+            "noNewPrivileges": False,
+        },
+        "root": {"path": str(rootfs), "readonly": readonly},
+        "mounts": [*_system_mounts(), *_name_service_mounts(), *(_bind(mount) for mount in mounts)],
+        "linux": {
+            "namespaces": namespaces,
+            "cgroupsPath": cgroup,
+            "resources": {"devices": [{"allow": True, "access": "rwm"}]},
+            "maskedPaths": ["/proc/kcore", "/proc/keys", "/sys/firmware"],
+            "readonlyPaths": ["/proc/sys", "/proc/sysrq-trigger"],
+        },
+    }
+
+
+def _system_mounts() -> list[dict[str, Any]]:
+    tmpfs = ["nosuid", "strictatime", "mode=755", "size=65536k"]
+    return [
+        {"destination": "/proc", "type": "proc", "source": "proc", "options": ["nosuid", "noexec", "nodev"]},
+        {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": tmpfs},
+        {
+            "destination": "/dev/pts",
+            "type": "devpts",
+            "source": "devpts",
+            "options": ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"],
+        },
+        # no size: data loaders need more than the usual 64 MiB; the kernel's own limit is half the memory
+        {
+            "destination": "/dev/shm",
+            "type": "tmpfs",
+            "source": "shm",
+            "options": ["nosuid", "noexec", "nodev", "mode=1777"],
+        },
+        {
+            "destination": "/sys",
+            "type": "sysfs",
+            "source": "sysfs",
+            "options": ["nosuid", "noexec", "nodev", "ro"],
+        },
+    ]
+
+
+def _name_service_mounts() -> list[dict[str, Any]]:
+    paths = ("/etc/resolv.conf", "/etc/hosts")
+    return [_bind(Bind(os.path.realpath(path), path, readonly=True)) for path in paths if os.path.isfile(path)]
+
+
+def _bind(mount: Bind) -> dict[str, Any]:
+    if not mount.target.startswith("/") or not os.path.exists(mount.source):
+        raise ConfigError(
+            f"cannot mount {mount.source} at {mount.target} in the container",
+            hint="the source must exist and the target be an absolute path",
+        )
+    options = ["rbind", "rprivate", "ro" if mount.readonly else "rw"]
+    source = os.path.abspath(mount.source)
+    return {"destination": mount.target, "type": "bind", "source": source, "options": options}
+
+
+def _bounding() -> int:
+    with open("/proc/self/status") as lines:
+        for line in lines:
+            if line.startswith("CapBnd:"):
+                return int(line.split()[1], 16)
+    return 0
+
+
+def user_of(rootfs: Path, text: str) -> dict[str, Any]:
+    """The ``user`` object for the image's ``USER`` (``name|uid[:group|gid]``), looked up in the image's own files."""
+    name, _, group = text.partition(":")
+    if not name:
+        name = "0"
+    uid, gid = (int(name), 0) if name.isdigit() else (-1, 0)
+    for fields in _lines(rootfs, b"etc/passwd", 4):
+        if fields[0] == name or fields[2] == str(uid):
+            name, uid, gid = fields[0], int(fields[2]), int(fields[3])
+            break
+    if uid < 0:
+        raise ConfigError(f"user {name!r} of the image is not in its /etc/passwd")
+    groups = [fields for fields in _lines(rootfs, b"etc/group", 3)]
+    if group:
+        found = {fields[0]: int(fields[2]) for fields in groups}
+        if not group.isdigit() and group not in found:
+            raise ConfigError(f"group {group!r} of the image is not in its /etc/group")
+        gid = int(group) if group.isdigit() else found[group]
+    extra = sorted(int(f[2]) for f in groups if len(f) > 3 and name in f[3].split(",") and int(f[2]) != gid)
+    return {"uid": uid, "gid": gid, **({"additionalGids": extra} if extra else {})}
+
+
+def _lines(rootfs: Path, path: bytes, numbers_from: int) -> list[list[str]]:
+    """The colon-separated lines of a file inside the root, never outside, whatever links say."""
+    try:
+        root = os.open(rootfs, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fd = oci.open_in_root(root, path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        finally:
+            os.close(root)
+    except OSError:
+        return []
+    with open(fd, encoding="utf-8", errors="replace") as file:
+        lines = [line.rstrip("\n").split(":") for line in file]
+    return [f for f in lines if len(f) >= numbers_from and all(f[i].isdigit() for i in range(2, numbers_from))]

@@ -1,0 +1,223 @@
+"""Mounted images: the lazy tree of a converted image, under an overlay when it is to be writable.
+
+State, one record per mount: ``<state_dir>/images/<id>/mount.json`` beside ``lower/``, the mount point of the tree below
+an overlay. The overlay's ``upper`` and ``work`` are in ``<cache_dir>/overlays/<id>/`` (disk, not memory), deleted by
+`ImageMount.unmount`. Folders of an earlier boot are removed when an image is mounted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import uuid
+from pathlib import Path
+
+import msgspec
+
+from bootseer import config as settings
+from bootseer import faults, oci
+from bootseer.blocks import tree
+from bootseer.errors import BootseerError, NotFoundError, PrivilegeError, from_os_error
+from bootseer.image.convert import resolve
+from bootseer.image.record import ImageRecord
+from bootseer.kernel import mount as mounts
+
+log = logging.getLogger(__name__)
+
+
+class MountRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of one mounted image. ``lower`` is the tree's own mount point: ``target`` itself when read-only."""
+
+    id: str
+    target: str
+    reference: str
+    image: str
+    tree: str
+    lower: str
+    overlay: str
+    """Folder with ``upper`` and ``work``; empty when read-only."""
+    boot: str
+    config: oci.ImageConfig
+
+
+class ImageMount:
+    """A mounted image. It stays mounted until `unmount`, also when this process ends (see `attach`)."""
+
+    def __init__(self, record: MountRecord, state_dir: Path) -> None:
+        self.record = record
+        self.rootfs = Path(record.target)
+        self.upper = Path(record.overlay, "upper") if record.overlay else None
+        """What was written on top of the image; None when mounted read-only."""
+        self.config = record.config
+        self.digest = record.image
+        self._state_dir = state_dir
+
+    def status(self) -> tree.TreeStatus:
+        """Counters of the block server. Raises `UnavailableError` or `NotFoundError` when it is gone."""
+        return self._tree().status()
+
+    def ready(self) -> None:
+        """The job is ready: recording may stop, and its trace be published."""
+        self._tree().ready()
+
+    def unmount(self) -> None:
+        """Unmount, end the block server if it was the last user, delete what was written on top. Safe to call twice.
+
+        Raises `BootseerError` when the target is in use; then everything stays.
+        """
+        if self.record.overlay and mounts.is_mounted(self.rootfs):
+            mounts.unmount(self.rootfs)
+        try:
+            self._tree().unmount()
+        except NotFoundError:
+            if mounts.is_mounted(self.record.lower):  # its server is gone without it
+                mounts.unmount(self.record.lower, lazy=True)
+        _forget(self.record, self._state_dir)
+
+    def _tree(self) -> tree.TreeMount:
+        return tree.attach(self.record.lower, self._state_dir)
+
+
+def mount(
+    ref: oci.Reference | str,
+    target: Path,
+    *,
+    store_url: str,
+    config: settings.Config,
+    job: str | None = None,
+    writable: bool = True,
+    plain_http: bool | None = None,
+    record: ImageRecord | None = None,
+) -> ImageMount:
+    """Mount the converted image ``ref`` on the folder ``target`` (made when missing).
+
+    ``job`` names the profile to prefetch by and to record into (None: the default one). ``record`` skips looking up
+    ``ref``. On any failure nothing stays mounted. Raises `NotFoundError` (no such image, or not converted),
+    `UnavailableError`, `PrivilegeError`, `UnsupportedError` (no FUSE, EROFS or overlayfs), `FullError`.
+    """
+    if os.geteuid() != 0:
+        raise PrivilegeError(f"mounting {ref} needs root", hint="run with sudo")
+    record = record or resolve(ref, store_url, plain_http=plain_http)
+    state_dir, cache_dir = Path(config.state_dir).absolute(), Path(config.cache_dir).absolute()
+    target = target.absolute()
+    if mounts.is_mounted(target):
+        raise BootseerError(f"cannot mount {ref} on {target}: something is mounted there", hint="unmount it first")
+    _sweep(cache_dir)
+    ident = uuid.uuid4().hex[:12]
+    folder = state_dir / "images" / ident
+    overlay = cache_dir / "overlays" / ident
+    entry = MountRecord(
+        id=ident,
+        target=str(target),
+        reference=str(ref),
+        image=record.image,
+        tree=record.tree,
+        lower=str(folder / "lower" if writable else target),
+        overlay=str(overlay) if writable else "",
+        boot=_boot_id(),
+        config=record.config,
+    )
+    with contextlib.ExitStack() as undo:
+        try:
+            folder.mkdir(parents=True)
+            undo.callback(_forget, entry, state_dir)
+            made = not target.exists()
+            target.mkdir(parents=True, exist_ok=True)
+            if made:
+                undo.callback(_quietly_rmdir, target)
+            mounted = tree.mount(
+                store_url,
+                record.tree,
+                Path(entry.lower),
+                cache_dir=cache_dir,
+                state_dir=state_dir,
+                profile=tree.ProfileKey(job) if job else tree.ProfileKey(),
+                config=config,
+            )
+            undo.callback(mounted.unmount)
+            faults.point("image.mount.before-overlay")
+            if writable:
+                _mount_overlay(entry, target)
+                undo.callback(mounts.unmount, target)
+            faults.point("image.mount.before-record")
+            _write_record(folder, entry)
+        except OSError as exc:
+            raise from_os_error(exc, f"mount {ref} on {target}") from exc
+        undo.pop_all()
+    return ImageMount(entry, state_dir)
+
+
+def attach(target: Path | str, state_dir: Path) -> ImageMount:
+    """The mounted image with this target or id. Raises `NotFoundError`."""
+    wanted = str(Path(target).absolute())
+    for found in listing(state_dir):
+        if found.record.target == wanted or found.record.id == str(target):
+            return found
+    raise NotFoundError(f"no image is mounted on {target}", hint="bootseer image status lists what is")
+
+
+def listing(state_dir: Path) -> list[ImageMount]:
+    """The images mounted by this ``state_dir``, by target."""
+    found = []
+    for path in sorted(Path(state_dir).absolute().glob("images/*/mount.json")):
+        try:
+            found.append(
+                ImageMount(msgspec.json.decode(path.read_bytes(), type=MountRecord), Path(state_dir).absolute())
+            )
+        except (OSError, msgspec.DecodeError) as exc:
+            log.warning("ignoring the mount record %s: %s", path, exc)
+    return sorted(found, key=lambda item: item.record.target)
+
+
+def _mount_overlay(entry: MountRecord, target: Path) -> None:
+    overlay = Path(entry.overlay)
+    upper, work = overlay / "upper", overlay / "work"
+    for path in (upper, work):
+        path.mkdir(parents=True)
+    (overlay / "boot").write_text(entry.boot)
+    # the upper folder becomes the container's root: it shows the owner, mode and times of the image's own
+    root = os.stat(entry.lower)
+    os.chown(upper, root.st_uid, root.st_gid)
+    os.chmod(upper, root.st_mode & 0o7777)
+    os.utime(upper, ns=(root.st_atime_ns, root.st_mtime_ns))
+    mounts.mount_overlay([Path(entry.lower)], target, upper=upper, work=work)
+
+
+def _write_record(folder: Path, entry: MountRecord) -> None:
+    tmp = folder / ".mount.json.tmp"
+    tmp.write_bytes(msgspec.json.encode(entry))
+    tmp.replace(folder / "mount.json")
+
+
+def _forget(entry: MountRecord, state_dir: Path) -> None:
+    """Delete the record and the overlay's folders; never crosses into something still mounted."""
+    if entry.overlay:
+        shutil.rmtree(entry.overlay, ignore_errors=True)
+    folder = state_dir / "images" / entry.id
+    if entry.overlay and mounts.is_mounted(entry.lower):
+        log.warning("%s is still mounted, keeping %s", entry.lower, folder)
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sweep(cache_dir: Path) -> None:
+    """Remove the overlays of an earlier boot."""
+    for folder in cache_dir.glob("overlays/*"):
+        try:
+            stale = (folder / "boot").read_text() != _boot_id()
+        except OSError:
+            continue  # being made, or gone
+        if stale:
+            log.info("removing %s of an earlier boot", folder)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _quietly_rmdir(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.rmdir()
