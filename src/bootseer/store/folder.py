@@ -6,6 +6,7 @@ exists, so the first publication wins without locks); overwriting uses ``rename`
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import uuid
@@ -99,7 +100,8 @@ class FolderStore(Store):
         except OSError as exc:
             raise from_os_error(exc, f"write {key} to store {self.url}") from exc
         finally:
-            tmp.unlink(missing_ok=True) if target.parent.is_dir() else None
+            with contextlib.suppress(OSError):  # the failure that brought us here counts, not this one
+                tmp.unlink(missing_ok=True)
 
     def _publish(self, tmp: Path, target: Path, overwrite: bool) -> bool:
         if overwrite:

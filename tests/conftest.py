@@ -1,0 +1,77 @@
+"""Shared by all suites: what a test needs, said in its marker; and a check that a test left no mount or process behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+
+def _hadoop() -> str:
+    from bootseer.errors import BootseerError
+    from bootseer.testing import hadoop
+
+    try:
+        hadoop.jars()
+    except BootseerError as exc:
+        return str(exc)
+    return "" if shutil.which("java") else "no java"
+
+
+def _torch() -> str:
+    import importlib.util
+
+    return "" if importlib.util.find_spec("torch") else "torch is not installed"
+
+
+NEEDS: dict[str, Callable[[], str]] = {
+    "root": lambda: "" if os.geteuid() == 0 else "needs root and mount rights",
+    "hdfs": _hadoop,
+    "registry": lambda: "" if shutil.which("docker-registry") else "needs docker-registry (scripts/setup installs it)",
+    "runtime": lambda: "" if shutil.which("runc") or shutil.which("crun") else "needs runc or crun",
+    "torch": _torch,
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what this machine cannot run, with the reason; where ``CI`` is set nothing may be missing."""
+    missing: dict[str, str] = {}
+    for item in items:
+        for name in {mark.name for mark in item.iter_markers()} & NEEDS.keys():
+            if name not in missing:
+                missing[name] = NEEDS[name]()
+            if missing[name] and not os.environ.get("CI"):
+                item.add_marker(pytest.mark.skip(reason=missing[name]))
+
+
+def _mounts() -> set[str]:
+    return {line.split(" ")[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()}
+
+
+def _children() -> set[int]:
+    """Processes of bootseer (block servers, mounts) alive on this machine."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                line = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if b"bootseer.blocks.server" in line or b"bootseer.stripefs" in line:
+                found.add(int(entry.name))
+    return found
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaves a mount or a server process behind."""
+    if not any(mark.name in ("root", "hdfs", "registry", "runtime") for mark in request.node.iter_markers()):
+        yield
+        return
+    mounts, children = _mounts(), _children()
+    yield
+    assert _mounts() - mounts == set()
+    assert _children() - children == set()

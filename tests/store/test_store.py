@@ -1,0 +1,133 @@
+"""What every store promises, held against a folder and an fsspec backend (HDFS: test_hdfs_store.py)."""
+
+import os
+import subprocess
+import sys
+import threading
+import uuid
+from pathlib import Path
+
+import pytest
+
+from bootseer.errors import ConfigError, DataError, FullError, NotFoundError, NotWritableError, UnsupportedError
+from bootseer.store import ObjectInfo, Store, open_store
+
+
+@pytest.fixture(params=["folder", "memory"])
+def store(request, tmp_path) -> Store:
+    return open_store(str(tmp_path / "s") if request.param == "folder" else f"memory://{uuid.uuid4().hex}")
+
+
+def test_put_then_read_whole_and_in_ranges(store, tmp_path):
+    file = tmp_path / "big"
+    file.write_bytes(bytes(range(256)) * 100)
+    assert store.put("a/b", b"hello")
+    assert store.put("a/c", file)
+    assert store.get("a/b") == b"hello"
+    with store.open("a/c") as reader:
+        assert reader.size == 25600
+        assert reader.read(255, 3) == b"\xff\x00\x01"
+    assert store.stat("a/c") == ObjectInfo("a/c", 25600)
+
+
+def test_the_first_publication_wins(store):
+    assert store.put("k", b"one")
+    assert not store.put("k", b"two")
+    assert store.get("k") == b"one"
+    assert store.put("k", b"three", overwrite=True)
+    assert store.get("k") == b"three"
+
+
+def test_a_read_past_the_end_is_an_error(store):
+    store.put("k", b"12345")
+    with store.open("k") as reader, pytest.raises(DataError, match="k"):
+        reader.read(3, 10)
+
+
+def test_missing_keys(store):
+    for call in (store.get, store.open, store.stat):
+        with pytest.raises(NotFoundError):
+            call("nothing/here")
+    assert not store.exists("nothing/here")
+    store.delete("nothing/here")
+    assert list(store.list("nothing")) == []
+
+
+def test_list_is_in_key_order_and_deep(store):
+    for key in ("b/2", "b/1", "a", "b/c/3"):
+        store.put(key, key.encode())
+    assert [info.key for info in store.list("b")] == ["b/1", "b/2", "b/c/3"]
+    assert {info.key: info.size for info in store.list("")} == {"a": 1, "b/1": 3, "b/2": 3, "b/c/3": 5}
+    store.delete("b/1")
+    assert not store.exists("b/1")
+
+
+@pytest.mark.parametrize("key", ["", "/a", "a/../b", "a//b", ".", "a/\0"])
+def test_keys_that_could_leave_the_store_are_refused(store, key):
+    with pytest.raises(ConfigError):
+        store.put(key, b"")
+
+
+def test_many_publishers_of_one_key_agree_on_one(tmp_path):
+    store = open_store(str(tmp_path / "s"))
+    won: list[int] = []
+    barrier = threading.Barrier(8)
+
+    def publish(number: int) -> None:
+        barrier.wait()
+        if store.put("k", str(number).encode() * 1000):
+            won.append(number)
+
+    threads = [threading.Thread(target=publish, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(won) == 1
+    assert store.get("k") == str(won[0]).encode() * 1000
+
+
+@pytest.mark.parametrize("point", ["store.put.before-sync", "store.put.before-publish"])
+def test_killed_in_the_middle_of_a_publication_leaves_nothing_visible(tmp_path, point):
+    code = f"from bootseer.store import open_store; open_store({str(tmp_path)!r}).put('a/k', b'x' * 100000)"
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "BOOTSEER_FAULTS": f"{point}=kill"})
+    assert done.returncode == -9
+    store = open_store(str(tmp_path))
+    assert list(store.list("")) == []
+    assert store.put("a/k", b"whole")
+    assert store.get("a/k") == b"whole"
+
+
+def test_a_full_disk_is_said_and_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("BOOTSEER_FAULTS", "store.put.before-sync=enospc")
+    store = open_store(str(tmp_path))
+    with pytest.raises(FullError, match="free some space"):
+        store.put("a/k", b"x")
+    assert [path for path in Path(tmp_path).rglob("*") if path.is_file()] == []
+
+
+def test_a_store_that_is_a_file_cannot_be_written(tmp_path):
+    (tmp_path / "s").write_text("in the way")
+    with pytest.raises((NotWritableError, NotFoundError)) as caught:
+        open_store(str(tmp_path / "s")).put("a", b"x")
+    assert str(tmp_path / "s") in str(caught.value)
+
+
+@pytest.mark.root
+def test_a_read_only_store_is_said(tmp_path):
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "none", str(tmp_path)], check=True)
+    try:
+        with pytest.raises(NotWritableError, match="read-only"):
+            open_store(str(tmp_path)).put("a", b"x")
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_an_unknown_protocol_is_one_line():
+    with pytest.raises(UnsupportedError, match="nosuch"):
+        open_store("nosuch://x")
+
+
+def test_no_store_given():
+    with pytest.raises(ConfigError, match="BOOTSEER_STORE"):
+        open_store("")

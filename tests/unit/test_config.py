@@ -1,0 +1,31 @@
+import pytest
+
+from bootseer import config
+from bootseer.errors import ConfigError
+
+
+def test_environment_wins_over_the_file(tmp_path):
+    file = tmp_path / "bootseer.toml"
+    file.write_text('cache_dir = "/a"\nstore = "/s"\nfetch_streams = 3\n')
+    found = config.load({"BOOTSEER_CONFIG": str(file), "BOOTSEER_CACHE_DIR": "/b", "BOOTSEER_BACKGROUND_FILL": "false"})
+    assert (found.cache_dir, found.store_url, found.fetch_streams) == ("/b", "/s", 3)
+    assert found.background_fill is False
+
+
+def test_without_a_store_it_lies_beside_the_cache():
+    assert config.load({"BOOTSEER_CACHE_DIR": "/c"}).store_url == "/c/store"
+
+
+@pytest.mark.parametrize("text", ['cach_dir = "/a"', "fetch_streams = []", "not toml"])
+def test_what_is_not_understood_is_one_line(tmp_path, text):
+    file = tmp_path / "bootseer.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        config.load({"BOOTSEER_CONFIG": str(file)})
+    assert str(file) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_named_file_must_exist(tmp_path):
+    with pytest.raises(ConfigError, match=r"gone\.toml"):
+        config.load({"BOOTSEER_CONFIG": str(tmp_path / "gone.toml")})
