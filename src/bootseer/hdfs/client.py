@@ -1,0 +1,246 @@
+"""HDFS through ``hdfs-native``, with a deadline on every call and this project's errors.
+
+``hdfs-native`` speaks the protocols (HA, Kerberos, erasure coding) but has no timeouts: a read from a frozen DataNode
+was seen to hang for more than 25 s beside a healthy replica. So each call runs under `bootseer.hdfs.deadline`.
+
+Every object here may be used from any thread, except `HdfsWriter`, which has one user at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, TypeVar, cast
+from urllib.parse import urlsplit
+
+import msgspec
+
+from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, UnavailableError
+from bootseer.hdfs.deadline import Workers
+from bootseer.hdfs.errors import translate
+
+if TYPE_CHECKING:
+    from hdfs_native import Client, FileReader, FileWriter
+
+T = TypeVar("T")
+
+DEADLINE = 30.0
+"""Seconds a call may take: one NameNode operation, or one read or write of at most a few MiB."""
+
+_workers = Workers()
+_clients: dict[str, HdfsClient] = {}
+_clients_lock = threading.Lock()
+
+
+def _forget_clients() -> None:
+    global _clients_lock
+    _clients.clear()  # the runtime threads of hdfs-native do not survive a fork
+    _clients_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_clients)
+
+
+class FileInfo(msgspec.Struct, frozen=True):
+    """One file or folder: absolute path, size in bytes (0 for a folder), modification time in seconds."""
+
+    path: str
+    size: int
+    is_dir: bool
+    mtime: float
+    replication: int = 0
+    block_size: int = 0
+
+
+def split(url: str) -> tuple[str, str]:
+    """``hdfs://host:port/base/dir`` as (``hdfs://host:port``, ``/base/dir``). Raises `ConfigError` for other URLs."""
+    parts = urlsplit(url)
+    if parts.scheme != "hdfs" or not parts.netloc:
+        raise ConfigError(f"not an HDFS URL: {url!r}", hint="write hdfs://host:port/path or hdfs://nameservice/path")
+    return f"hdfs://{parts.netloc}", "/" + parts.path.strip("/")
+
+
+def connect(url: str, *, deadline: float = DEADLINE) -> HdfsClient:
+    """The client for the NameNode (or name service) of ``url``; one per process and deadline. Touches no network."""
+    base = split(url)[0]
+    key = f"{base} {deadline}"
+    with _clients_lock:
+        if key not in _clients:
+            _clients[key] = HdfsClient(base, deadline=deadline)
+        return _clients[key]
+
+
+class HdfsClient:
+    """Operations on absolute paths of one HDFS.
+
+    Errors: `NotFoundError`, `NotWritableError`, `FullError`, `UnavailableError` (also when the deadline passes);
+    a name that exists already is `FileExistsError`, so that callers can tell who was first.
+    """
+
+    def __init__(self, url: str, *, deadline: float = DEADLINE) -> None:
+        self.url, self.deadline = url, deadline
+        self._client: Client | None = None
+        self._lock = threading.Lock()
+
+    def _native(self) -> Client:
+        with self._lock:
+            if self._client is None:
+                import hdfs_native
+
+                self._knock()
+                self._client = hdfs_native.Client(self.url)
+            return self._client
+
+    def _knock(self) -> None:
+        # hdfs-native tries a refused connection again for about 170 s; a wrong port or host name should fail at once
+        parts = urlsplit(self.url)
+        if parts.port is not None:  # else a name service, whose addresses only hdfs-native knows
+            socket.create_connection((parts.hostname or "", parts.port), timeout=min(self.deadline, 10.0)).close()
+
+    def call(self, function: Callable[[Client], T], doing: str, *, deadline: float | None = None) -> T:
+        """``function(native client)`` under the deadline; ``doing`` is a phrase such as ``"read /a"``."""
+        seconds = self.deadline if deadline is None else deadline
+        try:
+            return _workers.call(lambda: function(self._native()), seconds)
+        except TimeoutError:
+            raise UnavailableError(
+                f"cannot {doing} on {self.url}: no answer within {seconds:.0f} s",
+                hint="check that the NameNode and the DataNodes run and are reachable from here",
+            ) from None
+        except (BootseerError, FileExistsError):
+            raise
+        except Exception as exc:
+            raise translate(exc, f"{doing} on {self.url}") from exc
+
+    def info(self, path: str) -> FileInfo:
+        status = self.call(lambda client: client.get_file_info(path), f"look up {path}")
+        return _info(status, path)
+
+    def exists(self, path: str) -> bool:
+        try:
+            self.info(path)
+        except NotFoundError:
+            return False
+        return True
+
+    def list(self, path: str, *, recursive: bool = False) -> list[FileInfo]:
+        """The entries below the folder ``path`` in path order; a file lists itself."""
+        found = self.call(lambda client: list(client.list_status(path, recursive)), f"list {path}")
+        return sorted((_info(status, status.path) for status in found), key=lambda info: info.path)
+
+    def open(self, path: str) -> HdfsReader:
+        reader = self.call(lambda client: client.read(path), f"open {path}")
+        return HdfsReader(self, path, reader)
+
+    def read(self, path: str) -> bytes:
+        """The whole of a small file."""
+        reader = self.open(path)
+        return reader.read(0, reader.size)
+
+    def create(
+        self, path: str, *, overwrite: bool = False, replication: int | None = None, block_size: int | None = None
+    ) -> HdfsWriter:
+        """A new file, open for writing; missing parent folders are made. `FileExistsError` when it exists."""
+
+        def make(client: Client) -> FileWriter:
+            import hdfs_native
+
+            options = hdfs_native.WriteOptions(
+                block_size=block_size, replication=replication, overwrite=overwrite, create_parent=True
+            )
+            return client.create(path, options)
+
+        return HdfsWriter(self, path, self.call(make, f"create {path}"))
+
+    def mkdirs(self, path: str) -> None:
+        self.call(lambda client: client.mkdirs(path, create_parent=True), f"make folder {path}")
+
+    def rename(self, src: str, dst: str, *, overwrite: bool = False) -> None:
+        """One atomic operation of the NameNode. `FileExistsError` when ``dst`` exists and may not be replaced."""
+        self.call(lambda client: client.rename(src, dst, overwrite), f"rename {src} to {dst}")
+
+    def delete(self, path: str, recursive: bool = False) -> bool:
+        """Remove a file or folder; False when there was none."""
+        return self.call(lambda client: bool(client.delete(path, recursive)), f"delete {path}")
+
+
+def _info(status: object, path: str) -> FileInfo:
+    from hdfs_native import FileStatus
+
+    seen = cast(FileStatus, status)
+    mtime = seen.modification_time / 1000
+    return FileInfo(path, seen.length, seen.isdir, mtime, seen.replication or 0, seen.blocksize or 0)
+
+
+class HdfsReader:
+    """Range reads of one file; safe from several threads at once. ``size`` is its length when it was opened."""
+
+    def __init__(self, client: HdfsClient, path: str, reader: FileReader) -> None:
+        self._client, self._path, self._reader = client, path, reader
+        self.size = len(reader)
+
+    def read(self, offset: int, length: int, *, deadline: float | None = None) -> bytes:
+        """Exactly ``length`` bytes. Raises `DataError` past the end, `UnavailableError` after ``deadline`` seconds."""
+        if offset + length > self.size:
+            raise DataError(f"{self._path} ends at {self.size}, wanted {offset + length}")
+        if not length:
+            return b""
+        data: bytes = self._client.call(
+            lambda client: self._reader.read_range(offset, length), f"read {self._path}", deadline=deadline
+        )
+        if len(data) != length:
+            raise DataError(f"{self._path}: wanted {length} bytes at {offset}, got {len(data)}")
+        return data
+
+    def close(self) -> None:
+        """Nothing is held open between reads."""
+
+
+class HdfsWriter:
+    """Sequential writes to one new file. As a context manager it closes the file, or abandons it on an exception."""
+
+    def __init__(self, client: HdfsClient, path: str, writer: FileWriter) -> None:
+        self._client, self._path = client, path
+        self._writer: FileWriter | None = writer
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        writer = self._writer
+        if writer is None:
+            raise ValueError("write to a closed file")
+        # hdfs-native takes any buffer, but all except bytes are copied element by element (27 MiB/s)
+        whole = data if isinstance(data, bytes) else bytes(data)
+        self._client.call(lambda client: writer.write(whole), f"write {self._path}")
+
+    def close(self) -> None:
+        """Finish the file: its last block is acknowledged and its length known to the NameNode."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            self._client.call(lambda client: writer.close(), f"close {self._path}")
+
+    def abandon(self) -> None:
+        """Stop writing and remove the unfinished file, as far as the NameNode answers."""
+        self._writer = None
+        with contextlib.suppress(BootseerError):
+            self._client.delete(self._path)
+
+    def __enter__(self) -> HdfsWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abandon()
+
+
+def walk(client: HdfsClient, path: str) -> Iterator[FileInfo]:
+    """Every file below ``path``, in path order; nothing when the folder does not exist."""
+    try:
+        found = client.list(path, recursive=True)
+    except NotFoundError:
+        return
+    yield from (info for info in found if not info.is_dir)

@@ -1,0 +1,376 @@
+"""A stock Hadoop HDFS on one machine: one NameNode and several DataNodes, each a JVM of its own.
+
+Because every DataNode is a process, it can be frozen, killed, restarted, and put in its own network namespace. The jars
+come from ``scripts/hadoop-jars``. Ready means that every DataNode has registered and a replicated write has succeeded.
+
+The JVMs run in sessions of their own, so that Ctrl-C reaches only their owner, which stops them; and they die with
+their owner (``PR_SET_PDEATHSIG``), so that not even SIGKILL leaves one behind.
+
+    python -m bootseer.testing.hadoop start --root DIR [--bind ADDRESS]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from xml.sax.saxutils import escape
+
+from bootseer import hdfs
+from bootseer.errors import BootseerError, NotFoundError, UnavailableError, UnsupportedError
+
+VERSION = "3.4.2"
+_NAMENODE = "org.apache.hadoop.hdfs.server.namenode.NameNode"
+_DATANODE = "org.apache.hadoop.hdfs.server.datanode.DataNode"
+_SHELL = "org.apache.hadoop.fs.FsShell"
+# Hadoop's daemons and its client reflect on these packages, which Java 17 keeps closed
+_OPENED = (
+    "java.io java.lang java.lang.reflect java.math java.net java.text java.util java.util.concurrent java.util.zip "
+    "sun.security.util sun.security.x509"
+)
+_LOG4J = """log4j.rootLogger={level},out
+log4j.appender.out=org.apache.log4j.ConsoleAppender
+log4j.appender.out.target=System.err
+log4j.appender.out.layout=org.apache.log4j.PatternLayout
+log4j.appender.out.layout.ConversionPattern=%d{{ISO8601}} %p %c{{1}}: %m%n
+"""
+# quick to start, quick to notice a dead DataNode, small
+_SETTINGS = {
+    "dfs.namenode.safemode.extension": "0",
+    "dfs.heartbeat.interval": "1",
+    "dfs.namenode.heartbeat.recheck-interval": "2000",
+    "dfs.namenode.redundancy.interval.seconds": "1s",
+    "dfs.namenode.fs-limits.min-block-size": "4096",
+    "dfs.namenode.datanode.registration.ip-hostname-check": "false",
+    "dfs.permissions.enabled": "false",
+    # all DataNodes share one disk: do not hold back space on it for each
+    "dfs.datanode.du.reserved": "0",
+    "dfs.namenode.resource.du.reserved": "1048576",
+    "dfs.client.use.datanode.hostname": "false",
+}
+
+
+def jars() -> Path:
+    """The folder of Hadoop's jars; `UnsupportedError` when ``scripts/hadoop-jars`` has not been run."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    cache = Path(os.environ.get("BOOTSEER_DEV_CACHE") or os.path.join(home, "bootseer-dev"))
+    folder = cache / f"hadoop-{VERSION}"
+    if not folder.is_dir():
+        raise UnsupportedError(f"no Hadoop jars in {folder}", hint="run scripts/hadoop-jars")
+    if not shutil.which("java"):
+        raise UnsupportedError("java is not installed", hint="apt-get install openjdk-17-jre-headless")
+    return folder
+
+
+def _java(heap_mb: int, classpath: Sequence[str]) -> list[str]:
+    opened = [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED.split()]
+    return ["java", "-XX:+UseSerialGC", f"-Xmx{heap_mb}m", *opened, "-cp", ":".join(classpath)]
+
+
+def _free_ports(address: str, count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for sock in sockets:
+            sock.bind((address, 0))
+        return [int(sock.getsockname()[1]) for sock in sockets]
+
+
+class Daemon:
+    """One JVM. ``name`` is ``namenode`` or ``datanode-N``; its log is ``log``."""
+
+    def __init__(self, name: str, argv: Sequence[str], folder: Path) -> None:
+        self.name, self.argv = name, list(argv)
+        self.log = folder / f"{name}.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        if self._process is None:
+            raise BootseerError(f"{self.name} is not running")
+        return self._process.pid
+
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        if self.alive():
+            return
+        argv = self.argv
+        # the signal comes when the starting *thread* ends, so only the main thread may ask for it
+        if shutil.which("setpriv") and threading.current_thread() is threading.main_thread():
+            argv = ["setpriv", "--pdeathsig", "KILL", *argv]
+        with open(self.log, "ab") as log:
+            self._process = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=self.log.parent
+            )
+
+    def signal(self, number: signal.Signals) -> None:
+        if self.alive():
+            os.killpg(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait(timeout=30)
+            self._process = None
+
+    def last_line(self) -> str:
+        try:
+            lines = self.log.read_text(errors="replace").strip().splitlines()
+        except OSError:
+            lines = []
+        return lines[-1] if lines else "(no output)"
+
+
+class HadoopCluster:
+    """Context manager: a running HDFS below the folder ``root``; stops it, and removes what it made there, at the end.
+
+    ``bind``: the address NameNode and DataNodes listen on and advertise. ``datanode_hosts``: one address per DataNode
+    instead; ``wrap(i)``: a command prefix for DataNode ``i`` (``nsenter ...``). ``settings``: more ``hdfs-site.xml``
+    properties. ``keep``: leave the files at the end; a later cluster at the same root then has the same content.
+    ``deadline``: seconds from start to ready.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        datanodes: int = 4,
+        bind: str = "127.0.0.1",
+        *,
+        datanode_hosts: Sequence[str] | None = None,
+        wrap: Callable[[int], Sequence[str]] | None = None,
+        settings: Mapping[str, str] | None = None,
+        keep: bool = False,
+        deadline: float = 90.0,
+    ) -> None:
+        self.root = root.absolute()
+        self.bind, self.keep, self.deadline = bind, keep, deadline
+        self._hosts = list(datanode_hosts or [bind] * datanodes)
+        self._wrap = wrap
+        self._settings = {**_SETTINGS, **(settings or {})}
+        self._jars = str(jars())
+        self._made_root = False
+        self.namenode: Daemon
+        self.datanodes: list[Daemon] = []
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> HadoopCluster:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Format (unless there is a file system already), start, and wait until ready.
+
+        Raises `UnavailableError` with each daemon's last log line when that takes longer than the deadline.
+        """
+        until = time.monotonic() + self.deadline
+        try:
+            self._prepare()
+            self._format(until)
+            for daemon in (self.namenode, *self.datanodes):
+                daemon.start()
+            self._wait_ready(until)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Kill every JVM, wait for it, remove the files (unless ``keep``). May be called twice."""
+        for daemon in (*self.datanodes, *([self.namenode] if hasattr(self, "namenode") else [])):
+            daemon.kill()
+        if not self.keep and self._made_root:
+            for name in ("conf", "webapps", "logs", "nn", *(f"dn{i}" for i in range(len(self._hosts)))):
+                shutil.rmtree(self.root / name, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                self.root.rmdir()
+
+    def _prepare(self) -> None:
+        self._made_root = True
+        # the daemons refuse to start without these folders, which Hadoop's jars lack
+        for name in ("hdfs", "datanode", "static", "secondary"):
+            (self.root / "webapps" / name).mkdir(parents=True, exist_ok=True)
+        logs = self.root / "logs"
+        logs.mkdir(exist_ok=True)
+        rpc, http = _free_ports(self.bind, 2)
+        self.url = f"hdfs://{self.bind}:{rpc}"
+        self._http = f"http://{self.bind}:{http}"
+        namenode = {
+            "dfs.namenode.rpc-address": f"{self.bind}:{rpc}",
+            "dfs.namenode.http-address": f"{self.bind}:{http}",
+            "dfs.namenode.name.dir": f"file://{self.root}/nn",
+        }
+        self._configure("namenode", namenode, "INFO")
+        self._configure("client", {}, "WARN")
+        self.namenode = Daemon("namenode", [*_java(256, self._classpath("namenode")), _NAMENODE], logs)
+        self.datanodes = []
+        for i, host in enumerate(self._hosts):
+            name = f"datanode-{i}"
+            own = {
+                "dfs.datanode.data.dir": f"file://{self.root}/dn{i}",
+                "dfs.datanode.address": f"{host}:0",
+                "dfs.datanode.ipc.address": f"{host}:0",
+                "dfs.datanode.http.address": f"{host}:0",
+                "dfs.datanode.hostname": host,
+            }
+            self._configure(name, {**namenode, **own}, "INFO")
+            prefix = list(self._wrap(i)) if self._wrap else []
+            self.datanodes.append(Daemon(name, [*prefix, *_java(128, self._classpath(name)), _DATANODE], logs))
+
+    def _configure(self, name: str, settings: Mapping[str, str], level: str) -> None:
+        folder = self.root / "conf" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "log4j.properties").write_text(_LOG4J.format(level=level))
+        temporary = {"fs.defaultFS": self.url, "hadoop.tmp.dir": f"{self.root}/conf/{name}/tmp"}
+        for file, values in (("core-site.xml", temporary), ("hdfs-site.xml", {**self._settings, **settings})):
+            rows = "".join(
+                f"<property><name>{escape(key)}</name><value>{escape(value)}</value></property>\n"
+                for key, value in values.items()
+            )
+            (folder / file).write_text(f"<configuration>\n{rows}</configuration>\n")
+
+    def _classpath(self, name: str) -> list[str]:
+        return [str(self.root / "conf" / name), str(self.root), f"{self._jars}/*"]
+
+    def _format(self, until: float) -> None:
+        if (self.root / "nn" / "current" / "VERSION").exists():
+            return
+        argv = [*self.namenode.argv, "-format", "-force", "-nonInteractive"]
+        with open(self.namenode.log, "ab") as log:
+            try:
+                done = subprocess.run(
+                    argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=max(until - time.monotonic(), 1)
+                )
+            except subprocess.TimeoutExpired:
+                raise UnavailableError(f"formatting the NameNode took longer than {self.deadline:.0f} s") from None
+        if done.returncode:
+            raise BootseerError(f"the NameNode could not be formatted: {self.namenode.last_line()}")
+
+    def _wait_ready(self, until: float) -> None:
+        problem = "not started"
+        while time.monotonic() < until:
+            for daemon in (self.namenode, *self.datanodes):
+                if not daemon.alive():
+                    raise BootseerError(f"{daemon.name} ended: {daemon.last_line()}")
+            try:
+                if (live := self.live_datanodes()) < len(self.datanodes):
+                    problem = f"{live} of {len(self.datanodes)} DataNodes registered"
+                else:
+                    self._write_probe()
+                    return
+            except (BootseerError, OSError, ValueError) as exc:
+                problem = str(exc)
+            time.sleep(0.2)
+        last = "; ".join(f"{daemon.name}: {daemon.last_line()}" for daemon in (self.namenode, *self.datanodes))
+        raise UnavailableError(f"HDFS was not ready within {self.deadline:.0f} s ({problem}); last log lines: {last}")
+
+    def _write_probe(self) -> None:
+        client = hdfs.connect(self.url)
+        with client.create("/.ready", overwrite=True, replication=min(3, len(self.datanodes))) as out:
+            out.write(b"ready")
+        client.delete("/.ready")
+
+    # -- state ----------------------------------------------------------------------------------------------------
+
+    def live_datanodes(self) -> int:
+        """How many DataNodes the NameNode counts as alive and in service. Raises `OSError` while it does not answer."""
+        query = f"{self._http}/jmx?qry=Hadoop:service=NameNode,name=FSNamesystemState"
+        # a proxy of the environment must not see requests to a test's own daemons
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(query, timeout=5) as answer:
+            beans = json.load(answer)["beans"]
+        return int(beans[0]["NumLiveDataNodes"]) if beans else 0
+
+    def wait_live(self, count: int, *, deadline: float = 60.0) -> None:
+        """Wait until exactly ``count`` DataNodes are alive in the NameNode's eyes."""
+        until = time.monotonic() + deadline
+        live = -1
+        while time.monotonic() < until:
+            with contextlib.suppress(OSError):
+                if (live := self.live_datanodes()) == count:
+                    return
+            time.sleep(0.2)
+        raise UnavailableError(f"{live} DataNodes are alive after {deadline:.0f} s, not {count}")
+
+    # -- faults ---------------------------------------------------------------------------------------------------
+
+    def pause(self, index: int) -> None:
+        """Freeze DataNode ``index``: it keeps its connections and answers nothing."""
+        self.datanodes[index].signal(signal.SIGSTOP)
+
+    def resume(self, index: int) -> None:
+        self.datanodes[index].signal(signal.SIGCONT)
+
+    def kill(self, index: int) -> None:
+        self.datanodes[index].kill()
+
+    def restart(self, index: int) -> None:
+        """Kill DataNode ``index`` if it runs, start it on the same data, wait until the NameNode knows it."""
+        self.datanodes[index].kill()
+        self.datanodes[index].start()
+        self.wait_live(sum(daemon.alive() for daemon in self.datanodes))
+
+    # -- the stock client -----------------------------------------------------------------------------------------
+
+    def shell_argv(self, args: Sequence[str]) -> list[str]:
+        """The command line of Hadoop's own client: ``shell_argv(["-get", "/a", "b"])`` is ``hdfs dfs -get /a b``."""
+        return [*_java(256, self._classpath("client")), _SHELL, *args]
+
+    def fs_shell(self, args: Sequence[str], *, deadline: float = 300.0) -> str:
+        """Run Hadoop's own client and return what it prints.
+
+        Raises `NotFoundError` for a missing path, `BootseerError` for other failures.
+        """
+        done = subprocess.run(
+            self.shell_argv(args), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=deadline
+        )
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            kind = NotFoundError if "No such file" in last else BootseerError
+            raise kind(f"hdfs dfs {' '.join(args)} failed: {last}")
+        return done.stdout
+
+
+def _main(argv: Sequence[str]) -> int:
+    import argparse
+
+    parser = argparse.ArgumentParser(prog="python -m bootseer.testing.hadoop", description="A stock HDFS for trying")
+    verb = parser.add_subparsers(dest="verb", required=True).add_parser("start", help="run until Ctrl-C or SIGTERM")
+    verb.add_argument("--root", type=Path, required=True, help="folder for its data and logs")
+    verb.add_argument("--bind", default="127.0.0.1", help="address to listen on and to advertise")
+    verb.add_argument("--datanodes", type=int, default=4)
+    verb.add_argument("--keep", action="store_true", help="leave the data at the end")
+    options = parser.parse_args(argv)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        with HadoopCluster(options.root, options.datanodes, options.bind, keep=options.keep) as cluster:
+            print(json.dumps({"url": cluster.url, "shell": cluster.shell_argv([])}), flush=True)
+            while all(daemon.alive() for daemon in (cluster.namenode, *cluster.datanodes)):
+                time.sleep(0.5)
+            print("a daemon ended; stopping", file=sys.stderr)
+            return 1
+    except KeyboardInterrupt:
+        return 130
+    except BootseerError as exc:
+        print(f"error: {exc}", file=sys.stderr)
+        return exc.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(_main(sys.argv[1:]))
