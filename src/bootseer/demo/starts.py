@@ -90,7 +90,7 @@ def run(
     """Start ``job`` on ``node`` and wait for its end. Raises `BootseerError` with the log's last line when it fails."""
     work.mkdir(parents=True, exist_ok=True)
     job_path, summary, log_path = work / f"{variant}.toml", work / f"{variant}.json", work / f"{variant}.log"
-    job_path.write_text(_toml(job))
+    job_path.write_text(to_toml(job))
     summary.unlink(missing_ok=True)
     events = work / "events" / f"demo-{variant}" / "attempt-0" / f"{node.name}.jsonl"
     events.unlink(missing_ok=True)
@@ -146,7 +146,7 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
         raise
 
 
-def _toml(job: Job) -> str:
+def to_toml(job: Job) -> str:
     """The job as a TOML job file (its values are such that their JSON forms are TOML as well)."""
     lines: list[str] = []
     for name, table in msgspec.to_builtins(job).items():

@@ -1,0 +1,45 @@
+import threading
+
+from bootseer.launch.ready import ReadyWatch
+from bootseer.profile import emit
+
+
+def test_ready_when_a_first_step_ends_and_only_once(tmp_path, monkeypatch):
+    file = tmp_path / "events.jsonl"
+    monkeypatch.setenv("BOOTSEER_EVENTS", str(file))
+    with emit.span("first_step"):
+        pass
+    earlier = file.stat().st_size
+    calls: list[int] = []
+    called = threading.Event()
+    watch = ReadyWatch(file, lambda: (calls.append(1), called.set())[0])
+    watch.start(earlier)
+    with emit.span("import"):
+        pass
+    step = emit.begin("first_step")
+    assert not called.wait(0.2)
+    emit.end(step)
+    assert called.wait(5)
+    with emit.span("first_step"):
+        pass
+    watch.stop()
+    assert calls == [1]
+
+
+def test_a_job_that_ends_at_once_is_still_seen(tmp_path, monkeypatch):
+    file = tmp_path / "events.jsonl"
+    watch = ReadyWatch(file, lambda: None)
+    watch.start()
+    monkeypatch.setenv("BOOTSEER_EVENTS", str(file))
+    with emit.span("first_step"):
+        pass
+    watch.stop()
+    assert watch.ready.is_set()
+
+
+def test_no_first_step_no_ready(tmp_path):
+    (tmp_path / "events.jsonl").write_bytes(b'{"bootseer":1,"ev":"begin","stage":"first_step","span":"x"}\ngarbage\n')
+    watch = ReadyWatch(tmp_path / "events.jsonl", lambda: None)
+    watch.start()
+    watch.stop()
+    assert not watch.ready.is_set()
