@@ -149,7 +149,10 @@ class BlockServer:
         elif request.do == "add":
             if self._stop.is_set():
                 raise BootseerError("the block server is stopping")
-            self._targets.append(request.target)
+            if request.target not in self._targets:
+                self._targets.append(request.target)
+            if (recorder := self._recorder) is not None:
+                recorder.mark_incomplete()
         elif request.do == "remove":
             if request.target in self._targets:
                 self._targets.remove(request.target)

@@ -1,0 +1,53 @@
+"""Small lazy blobs for tests: random data with zero runs, packed into a folder store."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+from bootseer.blocks import _hash
+from bootseer.blocks.blockmap import BlockMap
+from bootseer.blocks.cache import CacheFile
+from bootseer.blocks.pack import pack
+from bootseer.store.folder import FolderStore
+
+
+@dataclass(frozen=True)
+class LazyBlob:
+    """Content, its map, and the store and key where its stored form lies."""
+
+    content: bytes
+    map: BlockMap
+    store: FolderStore
+    key: str
+
+    def open_cache(self, folder: Path) -> CacheFile:
+        return CacheFile.open(folder, self.map, _hash.digest(self.map.encode()))
+
+
+def content(size: int, *, seed: int = 1, block_size: int = 4096, zeros: float = 0.2) -> bytes:
+    """``size`` bytes, the same for the same arguments: compressible blocks, incompressible ones and all-zero ones."""
+    rand = random.Random(seed)
+    parts = []
+    for start in range(0, size, block_size):
+        length = min(block_size, size - start)
+        kind = rand.random()
+        if kind < zeros:
+            parts.append(bytes(length))
+        elif kind < 0.6:
+            parts.append((b"%d " % start * length)[:length])
+        else:
+            parts.append(rand.randbytes(length))
+    return b"".join(parts)
+
+
+def make(folder: Path, data: bytes, *, block_size: int = 4096) -> LazyBlob:
+    """Pack ``data`` into a folder store below ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "data").write_bytes(data)
+    packed = pack(folder / "data", folder / "blob", block_size=block_size)
+    store = FolderStore(folder / "store")
+    key = f"blobs/{packed.digest[:2]}/{packed.digest}"
+    store.put(key, folder / "blob")
+    return LazyBlob(data, packed.map, store, key)

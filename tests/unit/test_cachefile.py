@@ -1,0 +1,171 @@
+"""The cache file: what it promises after a crash, with a damaged bitmap, and to a second owner."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bootseer.blocks.cache import CacheFile
+from bootseer.errors import UnavailableError
+from bootseer.testing import lazy
+from bootseer.testing.lazy import LazyBlob
+
+
+@pytest.fixture
+def blob(tmp_path: Path) -> LazyBlob:
+    return lazy.make(tmp_path / "blob", lazy.content(20 * 4096 + 100))
+
+
+def piece(blob: LazyBlob, block: int) -> bytes:
+    return blob.content[block * 4096 : (block + 1) * 4096]
+
+
+def real_blocks(blob: LazyBlob) -> list[int]:
+    return [block for block in range(blob.map.count) if not blob.map.is_zero(block)]
+
+
+def test_zero_blocks_are_ready_from_the_start(tmp_path: Path, blob: LazyBlob) -> None:
+    with blob.open_cache(tmp_path / "c") as cache:
+        for block in range(blob.map.count):
+            assert cache.is_ready(block, block) == blob.map.is_zero(block)
+            if blob.map.is_zero(block):
+                assert cache.read(block * 4096, blob.map.length_of(block)) == piece(blob, block)
+        assert not cache.complete
+
+
+def test_written_blocks_are_there_after_reopening(tmp_path: Path, blob: LazyBlob) -> None:
+    some = real_blocks(blob)[::2]
+    with blob.open_cache(tmp_path / "c") as cache:
+        for block in some:
+            cache.write(block, piece(blob, block))
+        assert not cache.durable
+        cache.sync()
+        assert cache.durable
+    with blob.open_cache(tmp_path / "c") as cache:
+        for block in real_blocks(blob):
+            assert cache.is_ready(block, block) == (block in some)
+        for block in some:
+            assert cache.read(block * 4096, blob.map.length_of(block)) == piece(blob, block)
+
+
+def test_complete(tmp_path: Path, blob: LazyBlob) -> None:
+    with blob.open_cache(tmp_path / "c") as cache:
+        for block in real_blocks(blob):
+            cache.write(block, piece(blob, block))
+            cache.write(block, piece(blob, block))
+        assert cache.complete
+        assert cache.read(0, len(blob.content)) == blob.content
+        assert cache.is_ready(0, blob.map.count - 1)
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_damaged_bitmap_means_starting_over(
+    tmp_path: Path, blob: LazyBlob, data: st.DataObject, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "c"
+    block = real_blocks(blob)[0]
+    with blob.open_cache(folder) as cache:
+        cache.write(block, piece(blob, block))
+    raw = bytearray((folder / "bitmap").read_bytes())
+    if data.draw(st.booleans()):
+        del raw[data.draw(st.integers(0, len(raw) - 1)) :]
+    else:
+        raw[data.draw(st.integers(0, len(raw) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    (folder / "bitmap").write_bytes(raw)
+    with blob.open_cache(folder) as cache:
+        assert not cache.is_ready(block, block)
+        assert cache.read(block * 4096, 4096) == bytes(4096), "old bytes must be gone: zero blocks are holes"
+    assert "damaged" in caplog.text
+
+
+def test_a_data_file_of_the_wrong_length_means_starting_over(tmp_path: Path, blob: LazyBlob) -> None:
+    block = real_blocks(blob)[0]
+    with blob.open_cache(tmp_path / "c") as cache:
+        cache.write(block, piece(blob, block))
+    os.truncate(tmp_path / "c" / "data", 4096)
+    with blob.open_cache(tmp_path / "c") as cache:
+        assert not cache.is_ready(block, block)
+
+
+def test_a_bitmap_of_another_map_is_not_believed(tmp_path: Path, blob: LazyBlob) -> None:
+    block = real_blocks(blob)[0]
+    with blob.open_cache(tmp_path / "c") as cache:
+        cache.write(block, piece(blob, block))
+    with CacheFile.open(tmp_path / "c", blob.map, b"x" * 32) as cache:
+        assert not cache.is_ready(block, block)
+
+
+def test_one_owner(tmp_path: Path, blob: LazyBlob) -> None:
+    with blob.open_cache(tmp_path / "c"), pytest.raises(UnavailableError, match=f"in use by process {os.getpid()}"):
+        blob.open_cache(tmp_path / "c")
+    blob.open_cache(tmp_path / "c").close()
+
+
+def test_a_cut_file_is_an_error_not_zeros(tmp_path: Path, blob: LazyBlob) -> None:
+    with blob.open_cache(tmp_path / "c") as cache:
+        os.truncate(tmp_path / "c" / "data", 10)
+        with pytest.raises(OSError, match="cut short") as caught:
+            cache.read(0, 4096)
+        assert caught.value.errno == errno.EIO
+
+
+def test_no_space_leaves_the_block_missing(tmp_path: Path, blob: LazyBlob, monkeypatch: pytest.MonkeyPatch) -> None:
+    block = real_blocks(blob)[0]
+    with blob.open_cache(tmp_path / "c") as cache:
+        monkeypatch.setenv("BOOTSEER_FAULTS", "blocks.cache.write=enospc")
+        with pytest.raises(OSError, match="No space"):
+            cache.write(block, piece(blob, block))
+        assert not cache.is_ready(block, block)
+        monkeypatch.delenv("BOOTSEER_FAULTS")
+        cache.write(block, piece(blob, block))
+        assert cache.is_ready(block, block)
+
+
+_CRASH = """
+import sys
+from pathlib import Path
+from bootseer.testing import lazy
+folder = Path(sys.argv[1])
+data = lazy.content(20 * 4096 + 100)
+blob = lazy.make(folder / "blob2", data)
+cache = blob.open_cache(folder / "c")
+for block in range(blob.map.count):
+    if not blob.map.is_zero(block):
+        cache.write(block, data[block * 4096 : (block + 1) * 4096])
+        if block > 10:
+            cache.sync()
+cache.close()
+"""
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "blocks.cache.write=kill@5",
+        "blocks.cache.bitmap=kill",
+        "blocks.cache.bitmap.before-rename=kill",
+        "blocks.cache.bitmap.before-rename=kill@3",
+    ],
+)
+def test_what_is_ready_after_a_kill_is_right(tmp_path: Path, blob: LazyBlob, fault: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _CRASH, str(tmp_path)],
+        env={**os.environ, "BOOTSEER_FAULTS": fault},
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == -9
+    with blob.open_cache(tmp_path / "c") as cache:
+        for block in range(blob.map.count):
+            if cache.is_ready(block, block):
+                assert cache.read(block * 4096, blob.map.length_of(block)) == piece(blob, block)
+        if fault.endswith("@3"):
+            assert cache.ready_count > blob.map.lengths.tolist().count(0)

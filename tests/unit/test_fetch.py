@@ -1,0 +1,356 @@
+"""The fetcher over a store that fails: verification, retries, deadlines, a full cache, single flight."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from bootseer.blocks.cache import CacheFile
+from bootseer.blocks.fetch import Fetcher
+from bootseer.blocks.source import Source, StoreSource
+from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError
+from bootseer.testing import lazy
+from bootseer.testing.lazy import LazyBlob
+from bootseer.testing.source import FlakyStore
+
+COUNT = 64
+
+
+class Rig:
+    """A blob behind a flaky store, its cache, and fetchers that are closed at the end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.blob: LazyBlob = lazy.make(folder / "blob", lazy.content(COUNT * 4096 - 50))
+        self.store = FlakyStore(self.blob.store)
+        self.cache: CacheFile = self.blob.open_cache(folder / "cache")
+        self.real = [block for block in range(COUNT) if not self.blob.map.is_zero(block)]
+        self.zeros = COUNT - len(self.real)
+        self._fetchers: list[Fetcher] = []
+
+    def fetcher(self, *more: Source, **settings: float) -> Fetcher:
+        options = {"streams": 3, "window": 4096, "deadline": 10.0, "quiet": 0.0, **settings}
+        source = StoreSource(self.store, self.blob.key)
+        self._fetchers.append(Fetcher(self.cache, [source, *more], **options))  # type: ignore[arg-type]
+        return self._fetchers[-1]
+
+    def right(self, block: int) -> bool:
+        want = self.blob.content[block * 4096 : (block + 1) * 4096]
+        return self.cache.is_ready(block, block) and self.cache.read(block * 4096, len(want)) == want
+
+    def offset(self, block: int) -> int:
+        return self.blob.map.offsets[block]
+
+    def close(self) -> None:
+        self.store.release()
+        for fetcher in self._fetchers:
+            fetcher.close()
+        self.cache.close()
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path)
+    yield rig
+    rig.close()
+
+
+def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "did not happen in time"
+        time.sleep(0.005)
+
+
+def test_demand_brings_right_bytes(rig: Rig) -> None:
+    fetcher = rig.fetcher()
+    assert fetcher.demand(0, 9) == {}
+    assert all(rig.right(block) for block in range(10))
+    assert fetcher.stats.demand_bytes == sum(rig.blob.map.lengths[:10])
+
+
+def test_without_a_profile_a_miss_brings_its_window(rig: Rig) -> None:
+    fetcher = rig.fetcher(window=8 * 4096)
+    fetcher.demand(rig.real[0], rig.real[0])
+    until(lambda: rig.cache.is_ready(0, 7))
+    assert rig.cache.ready_count == 8 + sum(rig.blob.map.is_zero(block) for block in range(8, COUNT))
+
+
+def test_with_a_profile_a_miss_brings_its_block_only(rig: Rig) -> None:
+    fetcher = rig.fetcher(window=8 * 4096)
+    fetcher.hot([])
+    fetcher.demand(rig.real[0], rig.real[0])
+    assert rig.cache.ready_count == rig.zeros + 1
+
+
+def test_hot_arrives_in_order(rig: Rig) -> None:
+    fetcher = rig.fetcher(streams=1)
+    order = rig.real[10:0:-3]
+    fetcher.hot(order)
+    assert fetcher.wait(5)
+    assert [offset for _, offset, _ in rig.store.reads] == [rig.offset(block) for block in order]
+    assert all(rig.right(block) for block in order)
+    assert fetcher.stats.hot_bytes == sum(rig.blob.map.lengths[block] for block in order)
+
+
+def test_background_completes_the_file(rig: Rig) -> None:
+    fetcher = rig.fetcher()
+    fetcher.background()
+    assert fetcher.wait(5)
+    assert rig.cache.complete
+    assert all(rig.right(block) for block in range(COUNT))
+    assert fetcher.stats.background_bytes == rig.blob.map.stored_size
+    assert len(rig.store.reads) < 5, "neighbours must come in one request"
+
+
+def test_background_waits_for_a_quiet_moment_and_eager_lifts_that(rig: Rig) -> None:
+    fetcher = rig.fetcher(quiet=3600.0)
+    fetcher.demand(rig.real[0], rig.real[0])
+    fetcher.background()
+    assert not fetcher.wait(0.3)
+    assert not rig.cache.complete
+    fetcher.eager()
+    assert fetcher.wait(5)
+    assert rig.cache.complete
+
+
+def test_single_flight(rig: Rig) -> None:
+    fetcher = rig.fetcher()
+    block = rig.real[0]
+    rig.store.hold()
+    threads = [threading.Thread(target=fetcher.demand, args=(block, block)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    until(lambda: len(fetcher._tickets.get(block, ())) == 8)
+    rig.store.release()
+    for thread in threads:
+        thread.join(5)
+    assert len(rig.store.reads) == 1
+    assert rig.right(block)
+
+
+def test_a_reader_overtakes_the_hot_queue(rig: Rig) -> None:
+    fetcher = rig.fetcher(streams=2)
+    rig.store.hold()
+    # Every second block, so that they are not merged.
+    fetcher.hot(rig.real[::2])
+    until(lambda: len(rig.store.reads) == 1)
+    last = rig.real[::2][-1]
+    thread = threading.Thread(target=fetcher.demand, args=(last, last))
+    thread.start()
+    until(lambda: len(rig.store.reads) == 2)
+    assert rig.store.reads[1][1] == rig.offset(last)
+    rig.store.release()
+    thread.join(5)
+    assert fetcher.wait(5)
+    assert len({offset for _, offset, _ in rig.store.reads}) == len(rig.store.reads), "a block came twice"
+
+
+def test_a_bad_block_is_fetched_again(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    fetcher = rig.fetcher()
+    block = rig.real[3]
+    rig.store.flip(rig.blob.key, rig.offset(block) + 5, times=1)
+    fetcher.demand(block, block)
+    assert rig.right(block)
+    assert fetcher.stats.bad_blocks == 1
+    assert "fetching it again" in caplog.text
+
+
+def test_a_bad_block_comes_from_the_next_source(rig: Rig) -> None:
+    block = rig.real[3]
+    rig.store.flip(rig.blob.key, rig.offset(block) + 5)
+    fetcher = rig.fetcher(StoreSource(rig.blob.store, rig.blob.key))
+    fetcher.demand(block, block)
+    assert rig.right(block)
+
+
+def test_a_block_bad_everywhere_is_an_error_for_its_reader_only(rig: Rig) -> None:
+    block = rig.real[3]
+    rig.store.flip(rig.blob.key, rig.offset(block) + 5)
+    fetcher = rig.fetcher(window=1 << 20)
+    with pytest.raises(DataError, match="damaged in every source"):
+        fetcher.demand(block, block)
+    assert not rig.cache.is_ready(block, block)
+    fetcher.background()
+    assert fetcher.wait(5)
+    assert all(rig.right(other) for other in range(COUNT) if other != block)
+    assert not rig.cache.is_ready(block, block)
+
+
+def test_a_healed_block_is_served(rig: Rig) -> None:
+    block = rig.real[3]
+    rig.store.flip(rig.blob.key, rig.offset(block) + 5, times=2)
+    fetcher = rig.fetcher()
+    with pytest.raises(DataError):
+        fetcher.demand(block, block)
+    fetcher.demand(block, block)
+    assert rig.right(block)
+
+
+def test_a_truncated_blob_serves_what_it_has(rig: Rig) -> None:
+    path = rig.blob.store.root / rig.blob.key
+    cut = rig.offset(rig.real[-1]) + 1
+    path.write_bytes(path.read_bytes()[:cut])
+    fetcher = rig.fetcher()
+    fetcher.background()
+    assert fetcher.wait(5)
+    assert all(rig.right(block) for block in range(COUNT) if block != rig.real[-1])
+    with pytest.raises(DataError):
+        fetcher.demand(rig.real[-1], rig.real[-1])
+
+
+def test_a_missing_blob_is_an_error_at_once(rig: Rig) -> None:
+    rig.blob.store.delete(rig.blob.key)
+    with pytest.raises(NotFoundError):
+        rig.fetcher().demand(rig.real[0], rig.real[0])
+
+
+def test_an_outage_shorter_than_the_deadline_is_only_a_wait(rig: Rig) -> None:
+    fetcher = rig.fetcher()
+    rig.store.fail_next(3)
+    fetcher.demand(rig.real[0], rig.real[0])
+    assert rig.right(rig.real[0])
+    assert fetcher.stats.retries == 3
+
+
+def test_a_longer_outage_ends_at_the_deadline(rig: Rig) -> None:
+    fetcher = rig.fetcher(deadline=0.4)
+    rig.store.down = True
+    began = time.monotonic()
+    with pytest.raises(UnavailableError, match=r"within 0\.4 s"):
+        fetcher.demand(rig.real[0], rig.real[0])
+    assert 0.3 < time.monotonic() - began < 2
+    rig.store.down = False
+    fetcher.demand(rig.real[0], rig.real[0])
+    assert rig.right(rig.real[0])
+
+
+def test_the_second_source_answers_while_the_first_is_down(rig: Rig) -> None:
+    rig.store.down = True
+    fetcher = rig.fetcher(StoreSource(rig.blob.store, rig.blob.key), deadline=2.0)
+    fetcher.demand(rig.real[0], rig.real[0])
+    assert rig.right(rig.real[0])
+    assert fetcher.stats.retries == 0
+
+
+def test_a_request_that_never_returns_is_left_behind(rig: Rig) -> None:
+    fetcher = rig.fetcher(streams=1, deadline=0.3)
+    rig.store.hold()
+    with pytest.raises(UnavailableError):
+        fetcher.demand(rig.real[0], rig.real[0])
+    stuck = len(rig.store.reads)
+    with pytest.raises(UnavailableError):
+        fetcher.demand(rig.real[0], rig.real[0])
+    assert len(rig.store.reads) > stuck, "the next reader must get a request of its own"
+    rig.store.release()
+    fetcher.demand(rig.real[0], rig.real[0])
+    assert rig.right(rig.real[0])
+
+
+def test_prefetch_survives_an_outage(rig: Rig) -> None:
+    fetcher = rig.fetcher()
+    rig.store.fail_next(4)
+    fetcher.hot(rig.real[5:15])
+    fetcher.background()
+    assert fetcher.wait(10)
+    assert rig.cache.complete
+    assert all(rig.right(block) for block in range(COUNT))
+
+
+def test_a_reader_does_not_wait_for_a_pause_of_prefetch(rig: Rig) -> None:
+    fetcher = rig.fetcher(deadline=5.0)
+    rig.store.down = True
+    fetcher.hot(rig.real)
+    until(lambda: fetcher.stats.retries >= 4)
+    rig.store.down = False
+    fetcher._pause_until = time.monotonic() + 3600
+    began = time.monotonic()
+    fetcher.demand(rig.real[0], rig.real[0])
+    assert time.monotonic() - began < 3
+
+
+def test_a_full_cache_serves_from_memory(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("BOOTSEER_FAULTS", "blocks.cache.write=enospc")
+    fetcher = rig.fetcher()
+    fetcher.background()
+    until(lambda: fetcher.full)
+    assert fetcher.wait(5)
+    for _ in range(2):
+        got = fetcher.demand(0, COUNT - 1)
+        assert sorted(got) == rig.real
+        assert all(got[block] == rig.blob.content[block * 4096 : (block + 1) * 4096] for block in rig.real)
+    assert caplog.text.count("is full") == 1
+    monkeypatch.delenv("BOOTSEER_FAULTS")
+    assert fetcher.demand(0, COUNT - 1) == {}
+    assert rig.cache.complete
+
+
+def test_closing_answers_waiting_readers(rig: Rig) -> None:
+    fetcher = rig.fetcher()
+    rig.store.hold()
+    errors: list[BootseerError] = []
+
+    def read() -> None:
+        try:
+            fetcher.demand(rig.real[0], rig.real[0])
+        except BootseerError as exc:
+            errors.append(exc)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    until(lambda: len(rig.store.reads) == 1)
+    closer = threading.Thread(target=fetcher.close)
+    closer.start()
+    thread.join(5)
+    assert not thread.is_alive()
+    assert isinstance(errors[0], UnavailableError)
+    rig.store.release()
+    closer.join(15)
+    with pytest.raises(UnavailableError):
+        fetcher.demand(rig.real[1], rig.real[1])
+
+
+def test_an_unforeseen_failure_reaches_the_reader(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetcher = rig.fetcher()
+    monkeypatch.setattr(rig.blob.map.__class__, "matches", lambda *_: 1 // 0)
+    with pytest.raises(UnavailableError, match="ZeroDivisionError"):
+        fetcher.demand(rig.real[0], rig.real[0])
+    monkeypatch.undo()
+    fetcher.demand(rig.real[0], rig.real[0])
+    assert rig.right(rig.real[0])
+
+
+def test_many_readers_under_trouble(rig: Rig) -> None:
+    """Threads read everything while requests fail and bits flip; every answer is right or an error."""
+    fetcher = rig.fetcher(streams=4, window=4 * 4096)
+    rig.store.fail_next(10)
+    for block in rig.real[::5]:
+        rig.store.flip(rig.blob.key, rig.offset(block) + 1, times=1)
+    fetcher.hot(rig.real[::3])
+    fetcher.background()
+    failures: list[str] = []
+
+    def run(start: int) -> None:
+        for step in range(COUNT):
+            block = (start + step * 7) % COUNT
+            try:
+                fetcher.demand(block, block)
+            except BootseerError as exc:
+                failures.append(str(exc))
+                continue
+            if not rig.right(block):
+                failures.append(f"wrong bytes in {block}")
+
+    threads = [threading.Thread(target=run, args=(start,)) for start in range(0, COUNT, 8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert failures == []
+    assert fetcher.wait(5)
+    assert rig.cache.complete

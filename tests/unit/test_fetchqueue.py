@@ -1,0 +1,214 @@
+"""What is fetched next: priorities, merging of neighbours, promotion."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bootseer.blocks import _hash
+from bootseer.blocks.blockmap import BlockMap
+from bootseer.blocks.queue import Batch, FetchQueue, Priority
+
+BLOCK = 4096
+FRAME = 100
+
+
+def plain_map(count: int, *, zeros: tuple[int, ...] = ()) -> BlockMap:
+    """``count`` blocks whose frames of 100 bytes lie one after another; ``zeros`` have none."""
+    offsets, lengths, hashes, end = [], [], [], 0
+    for block in range(count):
+        zero = block in zeros
+        offsets.append(0 if zero else end)
+        lengths.append(0 if zero else FRAME)
+        hashes.append(_hash.digest(bytes(BLOCK)) if zero else bytes([block % 256]) * 32)
+        end += lengths[-1]
+    return BlockMap(BLOCK, count * BLOCK, end, hashes, offsets, lengths)
+
+
+class Rig:
+    def __init__(self, count: int = 32, *, zeros: tuple[int, ...] = (), window: int = 1, hot_bytes: int = 400) -> None:
+        self.map = plain_map(count, zeros=zeros)
+        self.ready = bytearray(count)
+        for block in zeros:
+            self.ready[block] = 1
+        self.queue = FetchQueue(self.map, self.ready, window=window, hot_bytes=hot_bytes, fill_bytes=800)
+
+    def finish(self, batch: Batch) -> None:
+        for block in batch.blocks:
+            self.ready[block] = 1
+        self.queue.done(batch.blocks)
+
+
+def blocks(batch: Batch | None) -> list[int]:
+    return [] if batch is None else batch.blocks
+
+
+def test_demand_takes_its_aligned_window() -> None:
+    rig = Rig(window=4)
+    rig.queue.demand(6)
+    batch = rig.queue.take_demand()
+    assert blocks(batch) == [4, 5, 6, 7]
+    assert batch is not None
+    assert (batch.priority, batch.offset, batch.length) == (Priority.DEMAND, 400, 400)
+    assert rig.queue.take_demand() is None
+
+
+def test_the_window_stops_at_ready_and_flying_blocks() -> None:
+    rig = Rig(window=8)
+    rig.ready[2] = 1
+    rig.queue.demand(7)
+    assert blocks(rig.queue.take_demand()) == [3, 4, 5, 6, 7]
+    rig.queue.demand(0)
+    assert blocks(rig.queue.take_demand()) == [0, 1]
+
+
+def test_single_flight() -> None:
+    rig = Rig()
+    rig.queue.demand(3)
+    first = rig.queue.take_demand()
+    assert first is not None
+    rig.queue.demand(3)
+    assert rig.queue.take_demand() is None
+    rig.finish(first)
+    rig.queue.demand(3)
+    assert rig.queue.take_demand() is None
+
+
+def test_demanded_neighbours_go_together() -> None:
+    rig = Rig(window=1)
+    for block in (3, 5, 4, 9):
+        rig.queue.demand(block)
+    assert blocks(rig.queue.take_demand()) == [3, 4, 5]
+    assert blocks(rig.queue.take_demand()) == [9]
+
+
+def test_hot_keeps_first_touch_order_and_merges_neighbours() -> None:
+    rig = Rig()
+    rig.queue.hot([20, 3, 4, 21, 9])
+    assert [blocks(rig.queue.take_hot()) for _ in range(3)] == [[20, 21], [3, 4], [9]]
+    assert rig.queue.take_hot() is None
+    assert not rig.queue.hot_pending
+
+
+def test_hot_requests_are_bounded() -> None:
+    rig = Rig(hot_bytes=300)
+    rig.queue.hot(list(range(8)))
+    assert [blocks(rig.queue.take_hot()) for _ in range(3)] == [[0, 1, 2], [3, 4, 5], [6, 7]]
+
+
+def test_a_reader_promotes_a_queued_hot_block() -> None:
+    rig = Rig()
+    rig.queue.hot([1, 2, 3, 10, 11, 12])
+    rig.queue.demand(11)
+    assert blocks(rig.queue.take_demand()) == [11]
+    assert blocks(rig.queue.take_hot()) == [1, 2, 3]
+    assert blocks(rig.queue.take_hot()) == [10]
+    assert blocks(rig.queue.take_hot()) == [12]
+
+
+def test_zero_blocks_do_not_break_a_run() -> None:
+    rig = Rig(zeros=(2, 3))
+    rig.queue.hot([1, 4, 5])
+    batch = rig.queue.take_hot()
+    assert blocks(batch) == [1, 4, 5]
+    assert batch is not None
+    assert (batch.offset, batch.length) == (100, 300)
+
+
+def test_hot_ignores_what_has_no_frame_or_is_ready() -> None:
+    rig = Rig(zeros=(2,))
+    rig.ready[5] = 1
+    rig.queue.hot([2, 5])
+    assert rig.queue.take_hot() is None
+
+
+def test_background_walks_everything_once() -> None:
+    rig = Rig(20, zeros=(3,))
+    assert rig.queue.take_background() is None
+    rig.queue.background(True)
+    rig.ready[10] = 1
+    found = []
+    while batch := rig.queue.take_background():
+        assert batch.length <= 800
+        found += batch.blocks
+        rig.finish(batch)
+    assert found == [block for block in range(20) if block not in (3, 10)]
+    assert not rig.queue.filling
+
+
+def test_background_leaves_what_is_damaged() -> None:
+    rig = Rig(4)
+    rig.queue.background(True)
+    rig.queue.give_up(2)
+    assert blocks(rig.queue.take_background()) == [0, 1]
+    assert blocks(rig.queue.take_background()) == [3]
+    rig.queue.demand(2)
+    assert blocks(rig.queue.take_demand()) == [2]
+
+
+@pytest.mark.parametrize("priority", [Priority.HOT, Priority.BACKGROUND])
+def test_put_back_turns_waited_for_blocks_into_demand(priority: Priority) -> None:
+    rig = Rig()
+    if priority is Priority.HOT:
+        rig.queue.hot([4, 5, 6])
+        batch = rig.queue.take_hot()
+    else:
+        rig.queue.background(True)
+        for block in range(4):
+            rig.ready[block] = 1
+        batch = rig.queue.take_background()
+    assert batch is not None
+    rig.queue.put_back(batch, [5])
+    assert blocks(rig.queue.take_demand()) == [5]
+    take = rig.queue.take_hot if priority is Priority.HOT else rig.queue.take_background
+    again = take()
+    assert again is not None
+    assert again.blocks == [4], "what is left has a gap, and one request must not span it"
+
+
+def test_a_full_cache_stops_prefetch() -> None:
+    rig = Rig()
+    rig.queue.hot([1])
+    rig.queue.background(True)
+    rig.queue.stop_prefetch()
+    assert rig.queue.take_hot() is None
+    assert rig.queue.take_background() is None
+
+
+@given(st.data())
+def test_every_batch_is_one_gapless_range_and_nothing_is_lost(data: st.DataObject) -> None:
+    zeros = tuple(data.draw(st.sets(st.integers(0, 31), max_size=10)))
+    rig = Rig(zeros=zeros, window=data.draw(st.sampled_from([1, 4])), hot_bytes=data.draw(st.integers(100, 1000)))
+    rig.queue.hot(data.draw(st.permutations(range(32))))
+    rig.queue.background(True)
+    flying: list[Batch] = []
+    taken: set[int] = set()
+    for _ in range(400):
+        what = data.draw(st.sampled_from(["demand", "take", "take", "finish", "back"]))
+        if what == "demand":
+            rig.queue.demand(data.draw(st.integers(0, 31)))
+        elif what == "take":
+            batch = rig.queue.take_demand() or rig.queue.take_hot() or rig.queue.take_background()
+            if batch is None:
+                if not flying:
+                    break
+                continue
+            assert not taken & set(batch.blocks), "in flight twice"
+            assert all(not rig.ready[block] for block in batch.blocks)
+            assert batch.length == FRAME * len(batch.blocks)
+            assert batch.offset == rig.map.offsets[batch.blocks[0]]
+            taken |= set(batch.blocks)
+            flying.append(batch)
+        elif flying:
+            batch = flying.pop(data.draw(st.integers(0, len(flying) - 1)))
+            taken -= set(batch.blocks)
+            if what == "finish":
+                rig.finish(batch)
+            else:
+                rig.queue.put_back(batch, data.draw(st.sets(st.sampled_from(batch.blocks))))
+    for batch in flying:
+        rig.finish(batch)
+    while batch := rig.queue.take_demand() or rig.queue.take_hot() or rig.queue.take_background():
+        rig.finish(batch)
+    assert all(rig.ready), "the end of the queue is a complete file"

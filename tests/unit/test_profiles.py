@@ -1,0 +1,149 @@
+"""Profiles: merging traces, publishing what is new, and shrugging off what is bad."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bootseer.blocks import _hash, profiles
+from bootseer.blocks.profiles import ProfileKey
+from bootseer.blocks.trace import MAX_TOUCHES, UNIT, Touch, Trace
+from bootseer.store.folder import FolderStore
+from bootseer.testing import lazy
+from bootseer.testing.source import FlakyStore
+
+TREE = "cd" * 32
+BLOCKS = 16
+KEY = ProfileKey("train")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FolderStore:
+    return FolderStore(tmp_path / "store")
+
+
+@pytest.fixture(scope="module")
+def blob(tmp_path_factory: pytest.TempPathFactory) -> lazy.LazyBlob:
+    folder = tmp_path_factory.mktemp("blob")
+    return lazy.make(folder, lazy.content(BLOCKS * 4 * UNIT, zeros=0), block_size=4 * UNIT)
+
+
+def trace(*blocks: int, complete: bool = True, began: int = 0, step: int = 10) -> Trace:
+    """Touches the second unit of each of ``blocks``, ``step`` ms apart."""
+    touches = tuple(Touch(index * step, 1, block * 4 + 1, 1) for index, block in enumerate(blocks))
+    return Trace(TREE, BLOCKS * 4 * UNIT, began, complete, "fuse", touches)
+
+
+def names(store: FolderStore) -> list[str]:
+    return [info.key for info in store.list("profiles")]
+
+
+def load(store: FolderStore, key: ProfileKey = KEY) -> list[Trace]:
+    return profiles.load(store, TREE, key, BLOCKS * 4 * UNIT)
+
+
+def test_merge_orders_by_median_first_touch(blob: lazy.LazyBlob) -> None:
+    runs = [trace(3, 1, 2), trace(3, 2, 1), trace(1, 3, 2)]
+    assert profiles.merge(runs, blob.map) == [3, 1, 2]
+
+
+def test_what_few_runs_touch_comes_last(blob: lazy.LazyBlob) -> None:
+    runs = [trace(9, 1, 2), trace(1, 2), trace(1, 2)]
+    assert profiles.merge(runs, blob.map) == [1, 2, 9]
+
+
+def test_a_touch_over_a_border_counts_for_both_blocks(blob: lazy.LazyBlob) -> None:
+    wide = Trace(TREE, blob.map.size, 0, True, "fuse", (Touch(0, 1, 3, 6),))
+    assert profiles.merge([wide], blob.map) == [0, 1, 2]
+
+
+def test_incomplete_traces_count_only_alone(blob: lazy.LazyBlob) -> None:
+    assert profiles.merge([trace(1), trace(5, complete=False)], blob.map) == [1]
+    assert profiles.merge([trace(5, complete=False)], blob.map) == [5]
+
+
+def test_published_traces_come_back(store: FolderStore, blob: lazy.LazyBlob) -> None:
+    assert profiles.publish(store, KEY, trace(1, 2), blob.map) == "published"
+    assert load(store) == [trace(1, 2)]
+    (name,) = names(store)
+    assert name == f"profiles/{TREE}/train/{_hash.hexdigest(trace(1, 2).encode())}.trace"
+
+
+def test_an_incomplete_trace_never_joins_a_complete_one(store: FolderStore, blob: lazy.LazyBlob) -> None:
+    assert profiles.publish(store, KEY, trace(1, complete=False), blob.map) == "published incomplete"
+    assert profiles.publish(store, KEY, trace(1, 2), blob.map) == "published"
+    assert profiles.publish(store, KEY, trace(7, complete=False), blob.map) == "not needed"
+    assert profiles.merge(load(store), blob.map) == [1, 2]
+
+
+def test_three_traces_are_enough_unless_there_is_news(store: FolderStore, blob: lazy.LazyBlob) -> None:
+    for began in range(3):
+        assert profiles.publish(store, KEY, trace(1, 2, began=began), blob.map) == "published"
+    assert profiles.publish(store, KEY, trace(1, 2, began=9), blob.map) == "not needed"
+    assert profiles.publish(store, KEY, trace(1, 2, 3), blob.map) == "published"
+    assert len(names(store)) == 4
+
+
+def test_a_profile_does_not_grow_without_end(
+    store: FolderStore, blob: lazy.LazyBlob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiles, "MAX_TRACES", 4)
+    for began in range(6):
+        profiles.publish(store, KEY, trace(began, began=began), blob.map)
+    assert len(names(store)) == 4
+
+
+def test_nothing_touched_is_not_published(store: FolderStore, blob: lazy.LazyBlob) -> None:
+    assert profiles.publish(store, KEY, trace(), blob.map) == "empty"
+    assert names(store) == []
+
+
+def test_another_job_falls_back_to_all(store: FolderStore, blob: lazy.LazyBlob) -> None:
+    profiles.publish(store, KEY, trace(1), blob.map)
+    profiles.publish(store, ProfileKey("eval"), trace(2), blob.map)
+    assert load(store) == [trace(1)]
+    assert sorted(touch.unit for found in load(store, ProfileKey("new")) for touch in found.touches) == [5, 9]
+
+
+@pytest.mark.parametrize(
+    ("job", "folder"),
+    [("", "default"), ("default", "default"), ("llama-7b_v1.2", "llama-7b_v1.2"), ("..", None), ("a/b", None)],
+)
+def test_any_job_name_is_a_safe_folder(job: str, folder: str | None) -> None:
+    found = ProfileKey(job).folder
+    assert found == folder if folder else found.startswith("job-")
+    assert "/" not in found
+
+
+def test_bad_traces_are_ignored_with_a_line(
+    store: FolderStore, blob: lazy.LazyBlob, caplog: pytest.LogCaptureFixture
+) -> None:
+    profiles.publish(store, KEY, trace(1), blob.map)
+    base = f"profiles/{TREE}/train"
+    good = trace(2).encode()
+    flipped = good[:80] + bytes([good[80] ^ 1]) + good[81:]
+    foreign = msg(trace(3), tree="ef" * 32)
+    small = msg(trace(3), size=BLOCKS * 4 * UNIT + UNIT)
+    store.put(f"{base}/{'0' * 64}.trace", good)
+    for raw in (flipped, foreign, small, b"", b"noise"):
+        store.put(f"{base}/{_hash.hexdigest(raw)}.trace", raw)
+    big = bytes(200 + 20 * MAX_TOUCHES)
+    store.put(f"{base}/{_hash.hexdigest(big)}.trace", big)
+    assert load(store) == [trace(1)]
+    assert caplog.text.count("ignoring trace") == 7
+
+
+def msg(base: Trace, **change: object) -> bytes:
+    fields = {name: getattr(base, name) for name in base.__struct_fields__}
+    return Trace(**{**fields, **change}).encode()  # type: ignore[arg-type]
+
+
+def test_a_store_that_is_down_costs_a_line_only(
+    store: FolderStore, blob: lazy.LazyBlob, caplog: pytest.LogCaptureFixture
+) -> None:
+    flaky = FlakyStore(store)
+    flaky.down = True
+    assert profiles.load(flaky, TREE, KEY, 1) == []
+    assert profiles.publish(flaky, KEY, trace(1), blob.map) == "failed"
+    assert caplog.text.count("is down") == 2

@@ -1,0 +1,182 @@
+"""Publishing a tree and bringing its small parts to a node: atomic, repeatable, verified from the digest down."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bootseer.blocks import _hash
+from bootseer.blocks.manifest import TreeManifest, TreeRef, localize
+from bootseer.blocks.publish import publish
+from bootseer.errors import DataError, FullError, NotFoundError, UnavailableError
+from bootseer.store.folder import FolderStore
+from bootseer.testing import lazy
+from bootseer.testing.source import FlakyStore
+
+
+class Rig:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.meta = folder / "in" / "meta"
+        self.data = folder / "in" / "data"
+        self.meta.parent.mkdir()
+        self.meta.write_bytes(lazy.content(9000, seed=5))
+        self.data.write_bytes(lazy.content(50 * 4096))
+        self.store = FolderStore(folder / "store")
+
+    def publish(self) -> TreeRef:
+        return publish(self.store, self.meta, self.data, block_size=4096)
+
+    def keys(self) -> list[str]:
+        return [info.key for info in self.store.list("")]
+
+    def manifest(self, ref: TreeRef) -> TreeManifest:
+        return TreeManifest.decode(self.store.get(f"trees/{ref.digest}.json"), ref.digest)
+
+    def damage(self, key: str) -> None:
+        path = self.store.root / key
+        raw = bytearray(path.read_bytes())
+        raw[len(raw) // 2] ^= 1
+        path.write_bytes(raw)
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    return Rig(tmp_path)
+
+
+def test_published_and_localized(rig: Rig) -> None:
+    ref = rig.publish()
+    tree = localize(rig.store, ref.digest, rig.folder / "cache")
+    assert tree.meta.read_bytes() == rig.meta.read_bytes()
+    assert tree.map.size == 50 * 4096
+    assert ref.size == 9000 + 50 * 4096
+    assert ref.stored == sum(info.size for info in rig.store.list(""))
+    assert sorted(path.name for path in rig.meta.parent.iterdir()) == ["data", "meta"], "no temporary files left"
+
+
+def test_again_changes_nothing(rig: Rig) -> None:
+    first = rig.publish()
+    keys = rig.keys()
+    assert rig.publish() == first
+    assert rig.keys() == keys
+
+
+def test_the_second_localize_needs_no_store(rig: Rig) -> None:
+    ref = rig.publish()
+    localize(rig.store, ref.digest, rig.folder / "cache")
+    flaky = FlakyStore(rig.store)
+    flaky.down = True
+    localize(flaky, ref.digest, rig.folder / "cache")
+    with pytest.raises(UnavailableError):
+        localize(flaky, ref.digest, rig.folder / "other")
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "map", "meta"])
+def test_a_damaged_local_copy_is_fetched_again(rig: Rig, name: str) -> None:
+    ref = rig.publish()
+    tree = localize(rig.store, ref.digest, rig.folder / "cache")
+    path = tree.meta.parent / name
+    raw = path.read_bytes()
+    path.write_bytes(raw[:-1] + b"!")
+    localize(rig.store, ref.digest, rig.folder / "cache")
+    assert path.read_bytes() == raw
+
+
+@pytest.mark.parametrize("part", ["manifest", "map", "meta_stored"])
+def test_a_damaged_object_is_refused(rig: Rig, part: str) -> None:
+    ref = rig.publish()
+    key = f"trees/{ref.digest}.json" if part == "manifest" else getattr(rig.manifest(ref), part).key
+    rig.damage(key)
+    with pytest.raises(DataError, match="damaged"):
+        localize(rig.store, ref.digest, rig.folder / "cache")
+
+
+def test_a_swapped_map_is_refused(rig: Rig) -> None:
+    ref = rig.publish()
+    rig.data.write_bytes(lazy.content(50 * 4096, seed=99))
+    other = rig.publish()
+    mine, theirs = rig.manifest(ref).map, rig.manifest(other).map
+    (rig.store.root / mine.key).write_bytes((rig.store.root / theirs.key).read_bytes())
+    with pytest.raises(DataError, match="damaged"):
+        localize(rig.store, ref.digest, rig.folder / "cache")
+
+
+def test_a_truncated_object_is_refused(rig: Rig) -> None:
+    ref = rig.publish()
+    path = rig.store.root / rig.manifest(ref).meta_stored.key
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(DataError, match="bytes, not"):
+        localize(rig.store, ref.digest, rig.folder / "cache")
+
+
+@pytest.mark.parametrize("digest", ["", "abc", "../../etc/passwd", "G" * 64, "0" * 64])
+def test_no_such_tree(rig: Rig, digest: str) -> None:
+    with pytest.raises(NotFoundError):
+        localize(rig.store, digest, rig.folder / "cache")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"{}",
+        b"[1]",
+        b'{"format":"bootseer-tree","version":2,"meta":{"digest":"%s","size":1},"meta_stored":{"digest":"%s","size":1},'
+        b'"map":{"digest":"%s","size":1},"data_size":1,"data_stored":{"digest":"%s","size":1}}' % ((b"0" * 64,) * 4),
+        b'{"format":"bootseer-tree","version":1,"meta":{"digest":"..","size":1},"meta_stored":{"digest":"%s","size":1},'
+        b'"map":{"digest":"%s","size":1},"data_size":1,"data_stored":{"digest":"%s","size":1}}' % ((b"0" * 64,) * 3),
+        b'{"format":"bootseer-tree","version":1,"meta":{"digest":"%s","size":%d},"meta_stored":{"digest":"%s","size":1},'
+        b'"map":{"digest":"%s","size":1},"data_size":1,"data_stored":{"digest":"%s","size":1}}'
+        % (b"0" * 64, 1 << 60, b"0" * 64, b"0" * 64, b"0" * 64),
+        b" " * (1 << 17),
+    ],
+)
+def test_a_hostile_manifest_is_refused(text: bytes) -> None:
+    with pytest.raises(DataError):
+        TreeManifest.decode(text, _hash.hexdigest(text))
+
+
+_PUBLISH = """
+import sys
+from pathlib import Path
+from bootseer.blocks.publish import publish
+from bootseer.store.folder import FolderStore
+folder = Path(sys.argv[1])
+publish(FolderStore(folder / "store"), folder / "in" / "meta", folder / "in" / "data", block_size=4096)
+"""
+
+
+@pytest.mark.parametrize(
+    "fault", ["tree.publish.after-data", "tree.publish.before-manifest", "store.put.before-publish"]
+)
+def test_a_killed_publication_leaves_no_tree_and_can_be_repeated(rig: Rig, fault: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _PUBLISH, str(rig.folder)],
+        env={**os.environ, "BOOTSEER_FAULTS": f"{fault}=kill"},
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == -9
+    keys = rig.keys()
+    assert not any(key.startswith("trees/") for key in keys)
+    ref = rig.publish()
+    localize(rig.store, ref.digest, rig.folder / "cache")
+
+
+def test_a_full_store_is_one_clear_error(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BOOTSEER_FAULTS", "store.put.before-sync=enospc")
+    with pytest.raises(FullError):
+        rig.publish()
+    assert rig.keys() == []
+    assert sorted(path.name for path in rig.meta.parent.iterdir()) == ["data", "meta"]
+
+
+def test_missing_input(rig: Rig) -> None:
+    rig.data.unlink()
+    with pytest.raises(NotFoundError):
+        rig.publish()
