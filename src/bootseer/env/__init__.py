@@ -1,0 +1,9 @@
+"""Snapshots of a job's runtime dependencies: the set-up command runs once per distinct input, everyone else restores.
+
+``run`` is the whole stage; ``docs/internals/snapshot.md`` describes what is stored.
+"""
+
+from bootseer.env.spec import EnvResult, EnvSpec, Mounted, Outcome, Target, parse_age, resolve_in
+from bootseer.env.stage import run
+
+__all__ = ["EnvResult", "EnvSpec", "Mounted", "Outcome", "Target", "parse_age", "resolve_in", "run"]

@@ -1,0 +1,15 @@
+"""Canonical JSON: sorted keys, no spaces, ASCII with escapes (so that undecodable file names survive)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+
+def canonical(value: object) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
+
+
+def sha256_of(value: object) -> str:
+    """SHA-256 (hex) of the canonical JSON of ``value``."""
+    return hashlib.sha256(canonical(value)).hexdigest()

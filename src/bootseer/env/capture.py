@@ -1,0 +1,109 @@
+"""Capture: what a command changed in the targets, as overlayfs layers.
+
+Two techniques. An overlay over each target (root, exact: its upper directory is the difference; changes outside the
+targets are not seen), or a stat-scan before and after (anywhere; the difference is staged with hard links).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from bootseer.config import Config
+from bootseer.env import overlay, scan
+from bootseer.env.layer import stage_layer
+from bootseer.env.spec import EnvSpec, Target
+from bootseer.errors import BootseerError
+
+log = logging.getLogger(__name__)
+
+
+class OverlayCapture:
+    """The command writes into the upper directories of ``group``, which stay mounted: its result is in place."""
+
+    how = "overlay"
+
+    def __init__(self, group: overlay.Group) -> None:
+        self.group: overlay.Group | None = group
+        self.work = group.area
+
+    def layers(self) -> Path:
+        """The folder that holds the layers ``0``, ``1``, ...; to be read only while nobody writes to the targets."""
+        assert self.group is not None
+        return self.group.upper
+
+    def close(self) -> None:
+        """The overlays stay; only what publishing left goes."""
+        for name in ("meta", "data"):
+            (self.work / name).unlink(missing_ok=True)
+
+
+class ScanCapture:
+    """The command writes into the targets themselves; the difference is staged beside the first of them."""
+
+    how = "scan"
+
+    def __init__(self, targets: tuple[Target, ...], cache_dir: Path) -> None:
+        self.group: overlay.Group | None = None
+        self._targets = targets
+        self._before = [scan.snapshot_marks(target.host) for target in targets]
+        self.work = work_folder(targets[0].host, cache_dir)
+
+    def layers(self) -> Path:
+        base = self.work / "layers"
+        for number, target in enumerate(self._targets):
+            target.host.mkdir(parents=True, exist_ok=True)
+            changed, deleted = scan.difference(self._before[number], scan.snapshot_marks(target.host))
+            stage_layer(target.host, base / str(number), changed, deleted)
+        return base
+
+    def close(self) -> None:
+        shutil.rmtree(self.work, ignore_errors=True)
+
+
+Capture = OverlayCapture | ScanCapture
+
+
+def begin(spec: EnvSpec, key: str, config: Config) -> Capture:
+    """Get ready for the command: overlays where they are allowed and wanted, a scan elsewhere (with a log line).
+
+    Raises `BootseerError` or `OSError` when neither is possible; nothing is left mounted then.
+    """
+    if spec.restore != "unpack" and may_mount(spec):
+        group = overlay.new_group(key, spec.targets, config)
+        try:
+            group.mount_targets()
+            return OverlayCapture(group)
+        except BootseerError as exc:
+            group.unmount()
+            log.warning("%s; capturing by a scan of the targets", exc)
+        except BaseException:
+            group.unmount()
+            raise
+    return ScanCapture(spec.targets, Path(config.cache_dir))
+
+
+def may_mount(spec: EnvSpec) -> bool:
+    """Whether overlays over the targets are allowed: root, and no mount below a target that one would hide."""
+    if os.geteuid() != 0:
+        return False
+    for target in spec.targets:
+        if below := scan.mount_points_below(target.host):
+            log.warning("%s has mounts below it (%s): not mounting over it", target.host, min(below))
+            return False
+    return True
+
+
+def work_folder(host: Path, cache_dir: Path) -> Path:
+    """A new folder for staging what goes into or comes out of ``host``; the caller deletes it."""
+    # Beside the target it is most likely on its file system, where hard links stage gigabytes in a moment.
+    parent = next(folder for folder in host.parents if folder.is_dir())
+    for base in (parent, cache_dir / "env"):
+        with contextlib.suppress(PermissionError):
+            base.mkdir(parents=True, exist_ok=True)
+            return Path(tempfile.mkdtemp(prefix=".bootseer-", dir=base))
+    return Path(tempfile.mkdtemp(prefix="bootseer-"))

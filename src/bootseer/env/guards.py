@@ -1,0 +1,80 @@
+"""Guards: what must hold on this node for a snapshot to be used, beside its key; a failed one is a miss."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import time
+from pathlib import Path
+
+from bootseer.config import Config
+from bootseer.env import scan
+from bootseer.env.manifest import SnapshotManifest
+from bootseer.env.spec import EnvSpec
+
+log = logging.getLogger(__name__)
+
+_SLACK = 64 << 20
+
+
+def failed(spec: EnvSpec, found: SnapshotManifest, config: Config, *, unpacking: bool) -> str:
+    """Why the snapshot cannot be used here; empty when it can. Ages first, costly checks last."""
+    age = time.time() - found.created
+    if spec.max_age is not None and age > spec.max_age:
+        return f"the snapshot is {_age(age)} old, the maximum is {_age(spec.max_age)}"
+    if reason := quarantined(config, found):
+        return f"the snapshot is quarantined on this node: {reason}"
+    if found.document.targets != [target.path for target in spec.targets]:
+        return "the snapshot was made for other paths"
+    place = spec.targets[0].host if unpacking else Path(config.cache_dir)
+    need = (2 * found.size + found.stored if unpacking else 0) + _SLACK
+    free = _free(place)
+    if free < need:
+        return f"{place} has {free >> 20} MiB free, the snapshot needs {need >> 20} MiB"
+    if not spec.image_digest:  # with one, what the targets hold before the command follows from the key
+        for number, target in enumerate(spec.targets):
+            if scan.fingerprint(target.host) not in (found.base[number], found.result[number]):
+                return f"{target.host} holds other files than when the snapshot was made"
+    return ""
+
+
+def expired(spec: EnvSpec, found: SnapshotManifest) -> bool:
+    return spec.max_age is not None and time.time() - found.created > spec.max_age
+
+
+def quarantined(config: Config, found: SnapshotManifest) -> str:
+    """Why this node refuses the snapshot; empty when it does not."""
+    try:
+        return _quarantine_file(config, found).read_text(errors="replace").strip() or "it was damaged"
+    except OSError:
+        return ""
+
+
+def quarantine(config: Config, found: SnapshotManifest, reason: str) -> None:
+    """Never use this very snapshot on this node again (a new one under the same key is another matter)."""
+    path = _quarantine_file(config, found)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(reason + "\n")
+    except OSError as exc:
+        log.warning("cannot remember that snapshot %s is damaged: %s", found.key[:12], exc)
+
+
+def _quarantine_file(config: Config, found: SnapshotManifest) -> Path:
+    name = hashlib.sha256(found.encode()).hexdigest()[:32]
+    return Path(config.cache_dir, "env-quarantine", name)
+
+
+def _free(path: Path) -> int:
+    while not path.exists():
+        path = path.parent
+    info = os.statvfs(path)
+    return info.f_bavail * info.f_frsize
+
+
+def _age(seconds: float) -> str:
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"

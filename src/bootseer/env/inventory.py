@@ -1,0 +1,131 @@
+"""The inventory: every entry of a captured difference, as ``docs/internals/snapshot.md`` lays it out."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Literal, cast, get_args
+
+import msgspec
+import zstandard
+
+from bootseer.env._json import canonical
+from bootseer.errors import DataError
+
+Kind = Literal["d", "o", "f", "l", "h", "w"]
+_KINDS = frozenset(get_args(Kind))
+MAX_UNPACKED = 512 << 20
+MAGIC = "bootseer-env-list"
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One line. ``path`` begins with the number of its target; ``size`` in bytes; ``mtime_ns`` since the epoch."""
+
+    path: str
+    kind: Kind
+    mode: int
+    uid: int
+    gid: int
+    size: int
+    mtime_ns: int
+    data: str = ""
+    xattrs: dict[str, bytes] = {}
+
+    @property
+    def target(self) -> int:
+        return int(self.path.partition("/")[0])
+
+    @property
+    def inner(self) -> str:
+        """The path below the target; empty for the target itself."""
+        return self.path.partition("/")[2]
+
+
+def sort_key(path: str) -> bytes:
+    """Order of entries: by path bytes with ``/`` lowest, so that a directory is followed at once by its content."""
+    return path.encode("utf-8", "surrogateescape").replace(b"/", b"\0")
+
+
+def encode(entries: Sequence[Entry]) -> bytes:
+    """The compressed object. Entries must be sorted by `sort_key`."""
+    lines = [canonical({"magic": MAGIC, "version": 1, "entries": len(entries)})]
+    for e in entries:
+        xattrs = {name: base64.b64encode(value).decode() for name, value in e.xattrs.items()}
+        lines.append(canonical([e.path, e.kind, e.mode, e.uid, e.gid, e.size, e.mtime_ns, e.data, xattrs]))
+    return zstandard.ZstdCompressor(level=3).compress(b"\n".join(lines) + b"\n")
+
+
+def digest(stored: bytes) -> str:
+    return hashlib.sha256(stored).hexdigest()
+
+
+def decode(stored: bytes, *, targets: int, expect: str = "") -> list[Entry]:
+    """Entries of a stored inventory for a snapshot of ``targets`` targets.
+
+    Raises `DataError` for wrong bytes (``expect`` is the object's SHA-256) and for every entry that could write outside
+    its target: nothing has been written by then.
+    """
+    if expect and digest(stored) != expect:
+        raise DataError("inventory of the snapshot has the wrong checksum")
+    try:
+        size = zstandard.frame_content_size(stored)
+        if not 0 <= size <= MAX_UNPACKED:
+            raise DataError(f"inventory of the snapshot claims {size} bytes")
+        lines = zstandard.ZstdDecompressor().decompress(stored, max_output_size=MAX_UNPACKED).splitlines()
+        head = json.loads(lines[0])
+        if head.get("magic") != MAGIC or head.get("version") != 1 or head.get("entries") != len(lines) - 1:
+            raise DataError("not an inventory of version 1")
+        entries = [_entry(json.loads(line)) for line in lines[1:]]
+    except DataError:
+        raise
+    except (zstandard.ZstdError, ValueError, TypeError, IndexError, AttributeError, MemoryError) as exc:
+        raise DataError(f"cannot read the inventory of the snapshot: {exc}") from None
+    _check(entries, targets)
+    return entries
+
+
+def _entry(row: object) -> Entry:
+    if not isinstance(row, list) or len(row) != 9 or not isinstance(row[8], dict):
+        raise DataError("inventory line without nine fields")
+    path, kind, data = row[0], row[1], row[7]
+    if not (isinstance(path, str) and isinstance(data, str) and kind in _KINDS):
+        raise DataError(f"inventory entry {path!r} of unknown kind {kind!r}")
+    numbers = row[2:7]
+    if not all(type(number) is int for number in numbers) or not all(0 <= n < 1 << 63 for n in numbers[:4]):
+        raise DataError(f"inventory entry {path!r} with bad numbers")
+    try:
+        xattrs = {str(name): base64.b64decode(value, validate=True) for name, value in row[8].items()}
+    except (binascii.Error, TypeError):
+        raise DataError(f"inventory entry {path!r} with bad extended attributes") from None
+    mode, uid, gid, size, mtime_ns = (int(number) for number in numbers)
+    return Entry(path, cast(Kind, kind), mode, uid, gid, size, mtime_ns, data, xattrs)
+
+
+def _check(entries: Sequence[Entry], targets: int) -> None:
+    roots = {str(number) for number in range(targets)}
+    kinds: dict[str, str] = {}
+    for entry in entries:
+        path = entry.path
+        parts = path.split("/")
+        if any(part in ("", ".", "..") or "\0" in part for part in parts):
+            raise DataError(f"inventory entry {path!r} is not a plain relative path", hint="the snapshot is not used")
+        if path in kinds:
+            raise DataError(f"inventory entry {path!r} appears twice", hint="the snapshot is not used")
+        if parts[0] not in roots:
+            raise DataError(f"inventory entry {path!r} belongs to no target", hint="the snapshot is not used")
+        if len(parts) == 1:
+            if entry.kind not in ("d", "o"):
+                raise DataError(f"inventory: target {path} is not a directory", hint="the snapshot is not used")
+        elif kinds.get(path.rpartition("/")[0]) not in ("d", "o"):
+            raise DataError(f"inventory entry {path!r} lies under no directory", hint="the snapshot is not used")
+        if entry.kind == "h" and kinds.get(entry.data) != "f":
+            raise DataError(f"inventory entry {path!r} links to no earlier file", hint="the snapshot is not used")
+        if any(name.startswith("trusted.overlay.") for name in entry.xattrs):
+            raise DataError(f"inventory entry {path!r} carries overlay attributes", hint="the snapshot is not used")
+        kinds[path] = entry.kind
+    missing = roots - kinds.keys()
+    if missing:
+        raise DataError(f"inventory lacks target {min(missing)}")

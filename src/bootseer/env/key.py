@@ -1,0 +1,191 @@
+"""The key of a snapshot: SHA-256 of a document with every input that decides what the command makes.
+
+The document (``docs/internals/snapshot.md``) travels with the snapshot, so that a miss can be explained by a diff.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bootseer.env import python as interpreter
+from bootseer.env._json import sha256_of
+from bootseer.env.credentials import remove_credentials, remove_from_command, remove_from_variable
+from bootseer.env.python import PythonInfo
+from bootseer.env.spec import EnvSpec
+from bootseer.errors import ConfigError, DataError
+
+TEXT_LIMIT = 64 << 10
+_FOLDER_LIMIT = 10_000
+_INCLUDE = re.compile(r"(?m)^\s*(?:-r|-c|--requirement|--constraint)[ =]?\s*(\S+)")
+_ATTACHED = re.compile(r"^(?:--[a-z-]+=|-[rc])(?=[^-])(.+)$", re.S)
+
+
+class FileInput(msgspec.Struct, frozen=True):
+    """Content of one script or key file; ``text`` (credentials removed) only when it is short text."""
+
+    sha256: str
+    size: int
+    text: str = ""
+
+
+class KeyDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All inputs of a key. Equal documents, equal keys."""
+
+    format: str = "bootseer-env-key"
+    version: int = 1
+    targets: list[str]
+    command: list[str]
+    files: dict[str, FileInput] = {}
+    env: dict[str, str | None] = {}
+    image: str = ""
+    python: PythonInfo = PythonInfo()
+    libc: str = ""
+    machine: str = ""
+    tenant: str = ""
+    salt: str = ""
+
+    @property
+    def key(self) -> str:
+        return sha256_of(msgspec.to_builtins(self))
+
+    @property
+    def lineage(self) -> str:
+        """Names the snapshots this one may be compared with: same tenant, same targets."""
+        return sha256_of([self.tenant, self.targets])[:16]
+
+
+def document_from(raw: object) -> KeyDocument:
+    """A document out of decoded JSON. Raises `DataError` when it is not one."""
+    try:
+        document = msgspec.convert(raw, KeyDocument)
+    except msgspec.ValidationError as exc:
+        raise DataError(f"not a key document: {exc}") from None
+    if document.format != "bootseer-env-key" or document.version != 1:
+        raise DataError(f"unknown key document {document.format!r} version {document.version}")
+    return document
+
+
+def build(spec: EnvSpec, *, python_cache: Path | None = None) -> KeyDocument:
+    """The document of ``spec`` on this node. Raises `ConfigError` for a key file that cannot be read."""
+    contained = spec.contained
+    python = spec.python if contained else interpreter.find_python(spec.python, spec.env)
+    return KeyDocument(
+        targets=[target.path for target in spec.targets],
+        command=remove_from_command(spec.command),
+        files=_files(spec),
+        env={name: _variable(spec, name) for name in sorted(set(spec.key_env))},
+        image=spec.image_digest,
+        python=interpreter.describe(python, python_cache),
+        libc="" if contained else libc_version(),
+        machine=platform.machine(),
+        tenant=spec.tenant,
+        salt=spec.salt,
+    )
+
+
+def libc_version() -> str:
+    """For example ``"glibc 2.36"``; ``"unknown"`` with another C library."""
+    try:
+        return os.confstr("CS_GNU_LIBC_VERSION") or "unknown"
+    except (ValueError, OSError):
+        return "unknown"
+
+
+def _variable(spec: EnvSpec, name: str) -> str | None:
+    value = spec.env.get(name)
+    return None if value is None else remove_from_variable(name, value)
+
+
+def _files(spec: EnvSpec) -> dict[str, FileInput]:
+    out: dict[str, FileInput] = {}
+    for given in spec.key_files:
+        path = spec.folder / given
+        name = _document_name(given, out)
+        if path.is_dir():
+            out[name] = _folder_input(path)
+        else:
+            _add(out, name, path, required=True)
+    if spec.contained:  # the command's words then name files of the container, not of this host
+        return dict(sorted(out.items()))
+    for word in _words(spec):
+        path = spec.folder / word
+        if word not in out and path.is_file() and not _inside_target(spec, path):
+            _add(out, word, path, required=False)
+    return dict(sorted(out.items()))
+
+
+def _document_name(given: str, taken: dict[str, FileInput]) -> str:
+    # An absolute path may hold a folder made for one start only (the root of a container), so it is no input.
+    name = base = os.path.basename(given.rstrip("/")) if given.startswith("/") else given
+    number = 2
+    while name in taken:
+        name, number = f"{base}-{number}", number + 1
+    return name
+
+
+def _words(spec: EnvSpec) -> Iterator[str]:
+    for number, word in enumerate(spec.command):
+        if "\0" in word or len(word) > 4096 or (number == 0 and "/" not in word):
+            continue
+        yield word
+        if attached := _ATTACHED.match(word):
+            yield attached[1]
+
+
+def _inside_target(spec: EnvSpec, path: Path) -> bool:
+    # A file the command makes may be named in the command: absent before, there after, so never an input.
+    whole = os.path.abspath(path)
+    return any(whole.startswith(prefix.rstrip("/") + "/") for t in spec.targets for prefix in (t.path, str(t.host)))
+
+
+def _add(out: dict[str, FileInput], name: str, path: Path, *, required: bool) -> None:
+    try:
+        data = path.read_bytes()
+    except OSError as exc:
+        if required:
+            raise ConfigError(f"cannot read key file {path}: {exc.strerror}") from None
+        return
+    out[name] = found = _content(data)
+    if path.suffix in (".txt", ".in") and found.text:
+        for include in _INCLUDE.findall(found.text):
+            inner = os.path.normpath(os.path.join(os.path.dirname(name), include))
+            if inner not in out and "://" not in include and len(out) < 1000:
+                _add(out, inner, path.parent / include, required=False)
+
+
+def _content(data: bytes) -> FileInput:
+    try:
+        text = remove_credentials(data.decode()) if b"\0" not in data[:8192] else None
+    except UnicodeDecodeError:
+        text = None
+    if text is None:
+        return FileInput(hashlib.sha256(data).hexdigest(), len(data))
+    clean = text.encode()
+    return FileInput(hashlib.sha256(clean).hexdigest(), len(clean), text if len(clean) <= TEXT_LIMIT else "")
+
+
+def _folder_input(folder: Path) -> FileInput:
+    """A folder as one input: hash over the names and contents of its files, links as text."""
+    rows: list[Any] = []
+    size = 0
+    for base, dirs, names in os.walk(folder):
+        dirs[:] = sorted(name for name in dirs if name not in (".git", "__pycache__"))
+        for name in sorted(names):
+            path = Path(base, name)
+            try:
+                data = os.readlink(path).encode() if path.is_symlink() else path.read_bytes()
+            except OSError as exc:
+                raise ConfigError(f"cannot read key file {path}: {exc.strerror}") from None
+            size += len(data)
+            rows.append([str(path.relative_to(folder)), hashlib.sha256(data).hexdigest()])
+            if len(rows) > _FOLDER_LIMIT:
+                raise ConfigError(f"key folder {folder} holds more than {_FOLDER_LIMIT} files", hint="name fewer files")
+    return FileInput(sha256_of(rows), size, "".join(f"{digest[:16]} {name}\n" for name, digest in rows)[:TEXT_LIMIT])

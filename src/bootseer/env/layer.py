@@ -1,0 +1,186 @@
+"""Layers: reading a captured difference (an overlayfs layer) as an inventory, staging one from a stat difference."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from blake3 import blake3
+
+from bootseer.env.credentials import SCAN_LIMIT, SecretScan
+from bootseer.env.inventory import Entry, Kind, sort_key
+from bootseer.errors import DataError, UnsupportedError
+
+_OPAQUE = "trusted.overlay.opaque"
+_FOREIGN = ("trusted.overlay.redirect", "trusted.overlay.metacopy")
+_NO_XATTRS = {errno.ENOTSUP, errno.EPERM, errno.EACCES}
+_PIECE = 1 << 20
+
+
+class LayerContent(NamedTuple):
+    """Entries in inventory order, and (path, what) of secrets found in them."""
+
+    entries: list[Entry]
+    secrets: list[tuple[str, str]]
+
+
+def read_layer(root: Path, targets: int) -> LayerContent:
+    """Read the layer directories ``root/0`` ... as an inventory; every file is hashed and scanned for secrets.
+
+    Raises `UnsupportedError` for device nodes, sockets and FIFOs, and for entries only their own overlay can read;
+    `OSError` when something cannot be read.
+    """
+    found: list[tuple[str, os.stat_result, dict[str, bytes]]] = []
+    for number in range(targets):
+        _collect(root, str(number), found)
+    found.sort(key=lambda item: sort_key(item[0]))
+    first: dict[tuple[int, int], str] = {}
+    plain: list[str] = []
+    for path, info, _ in found:
+        if stat.S_ISREG(info.st_mode) and first.setdefault((info.st_dev, info.st_ino), path) == path:
+            plain.append(path)
+    scan = SecretScan()
+
+    def digest(path: str) -> str:
+        return _digest(root / path, path.partition("/")[2], scan)
+
+    # Two threads keep both the disk and BLAKE3 busy; more only compete for the interpreter.
+    with ThreadPoolExecutor(2, thread_name_prefix="layer") as pool:
+        digests = dict(zip(plain, pool.map(digest, plain, chunksize=256), strict=True))
+    entries = [_entry(root, path, info, xattrs, first, digests) for path, info, xattrs in found]
+    return LayerContent(entries, list(scan.findings()))
+
+
+def _collect(root: Path, top: str, out: list[tuple[str, os.stat_result, dict[str, bytes]]]) -> None:
+    stack = [top]
+    while stack:
+        path = stack.pop()
+        info = os.lstat(root / path)
+        out.append((path, info, _xattrs(root / path)))
+        if stat.S_ISDIR(info.st_mode):
+            stack.extend(f"{path}/{name}" for name in os.listdir(root / path))
+
+
+def _xattrs(path: Path) -> dict[str, bytes]:
+    try:
+        names = os.listxattr(path, follow_symlinks=False)
+        return {name: os.getxattr(path, name, follow_symlinks=False) for name in names} if names else {}
+    except OSError as exc:
+        if exc.errno in _NO_XATTRS:
+            return {}
+        raise
+
+
+def _digest(path: Path, inner: str, scan: SecretScan) -> str:
+    with open(path, "rb") as file:
+        data = file.read(SCAN_LIMIT + 1)
+        if len(data) <= SCAN_LIMIT:
+            scan.look(inner, data)
+            return blake3(data).hexdigest()
+        hasher = blake3(data)
+        while data := file.read(4 * _PIECE):
+            hasher.update(data)
+        return hasher.hexdigest()
+
+
+def _entry(
+    root: Path,
+    path: str,
+    info: os.stat_result,
+    xattrs: dict[str, bytes],
+    first: dict[tuple[int, int], str],
+    digests: dict[str, str],
+) -> Entry:
+    mode, kind, size, data = info.st_mode, _kind(path, info, xattrs), 0, ""
+    if kind == "f":
+        origin = first[info.st_dev, info.st_ino]
+        kind, data, size = ("f", digests[path], info.st_size) if origin == path else ("h", origin, info.st_size)
+    elif kind == "l":
+        data = os.readlink(root / path)
+    kept = {} if kind == "w" else {n: v for n, v in xattrs.items() if not n.startswith("trusted.overlay.")}
+    return Entry(path, kind, stat.S_IMODE(mode), info.st_uid, info.st_gid, size, info.st_mtime_ns, data, kept)
+
+
+def _kind(path: str, info: os.stat_result, xattrs: dict[str, bytes]) -> Kind:
+    mode = info.st_mode
+    if any(name in xattrs for name in _FOREIGN):
+        raise UnsupportedError(f"cannot capture {path}: the overlay only refers to its content")
+    if stat.S_ISDIR(mode):
+        return "o" if xattrs.get(_OPAQUE) == b"y" else "d"
+    if stat.S_ISREG(mode):
+        return "f"
+    if stat.S_ISLNK(mode):
+        return "l"
+    if stat.S_ISCHR(mode) and info.st_rdev == 0:
+        return "w"
+    raise UnsupportedError(f"cannot capture {path.partition('/')[2]}: it is a device, a socket or a FIFO")
+
+
+def stage_layer(host: Path, layer: Path, changed: Sequence[str], deleted: Sequence[str]) -> None:
+    """Make ``layer`` an overlayfs layer of the difference of ``host``: files as hard links (copies on another file
+    system), deletions as whiteouts, directories anew with mode, owner, xattrs and times.
+
+    Raises `DataError` when ``host`` changes meanwhile, `OSError`.
+    """
+    folders = {""}
+    for path in (*changed, *deleted):
+        while path := path.rpartition("/")[0]:
+            folders.add(path)
+    changed_folders = {path for path in changed if _is_dir(host / path)}
+    for path in sorted(folders | changed_folders, key=sort_key):
+        (layer / path).mkdir(parents=True, exist_ok=True)
+    links: dict[tuple[int, int], Path] = {}
+    for path in changed:
+        if path not in changed_folders:
+            _stage_file(host / path, layer / path, links)
+    for path in deleted:
+        os.mknod(layer / path, stat.S_IFCHR, 0)
+    for path in sorted(folders | changed_folders, key=sort_key, reverse=True):
+        copy_attributes(host / path, layer / path)
+
+
+def _is_dir(path: Path) -> bool:
+    try:
+        return stat.S_ISDIR(os.lstat(path).st_mode)
+    except FileNotFoundError:
+        raise DataError(f"{path} went away while it was captured") from None
+
+
+def _stage_file(source: Path, dest: Path, links: dict[tuple[int, int], Path]) -> None:
+    try:
+        os.link(source, dest, follow_symlinks=False)
+        return
+    except OSError as exc:
+        if exc.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EACCES):
+            raise
+    info = os.lstat(source)
+    earlier = links.setdefault((info.st_dev, info.st_ino), dest)
+    if earlier != dest:
+        os.link(earlier, dest, follow_symlinks=False)
+    elif stat.S_ISLNK(info.st_mode):
+        os.symlink(os.readlink(source), dest)
+        copy_attributes(source, dest)
+    elif stat.S_ISREG(info.st_mode):
+        shutil.copyfile(source, dest, follow_symlinks=False)
+        copy_attributes(source, dest)
+    else:
+        raise UnsupportedError(f"cannot capture {source}: it is a device, a socket or a FIFO")
+
+
+def copy_attributes(source: Path, dest: Path) -> None:
+    """Owner (as root), mode, extended attributes and times of ``source``, links not followed."""
+    info = os.lstat(source)
+    if os.geteuid() == 0:
+        os.chown(dest, info.st_uid, info.st_gid, follow_symlinks=False)
+    if not stat.S_ISLNK(info.st_mode):
+        os.chmod(dest, stat.S_IMODE(info.st_mode))
+    for name, value in _xattrs(source).items():
+        if not name.startswith("trusted.overlay."):
+            os.setxattr(dest, name, value, follow_symlinks=False)
+    os.utime(dest, ns=(info.st_atime_ns, info.st_mtime_ns), follow_symlinks=False)

@@ -1,0 +1,49 @@
+"""One environment stage at a time per target on this node: lock files on its own disk, never on shared storage."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from bootseer.env.spec import Target
+from bootseer.errors import UnavailableError, from_os_error
+
+WAIT_SECONDS = 1800.0
+"""Longer than set-up commands usually take: the ranks of a node that start together all want the first one's result."""
+
+
+@contextlib.contextmanager
+def locked(targets: tuple[Target, ...], state_dir: Path, *, wait: float = WAIT_SECONDS) -> Iterator[None]:
+    """Hold the locks of all targets (in one order everywhere, so two callers cannot wait for each other).
+
+    Raises `UnavailableError` when another stage holds one for longer than ``wait`` seconds.
+    """
+    folder = state_dir.absolute() / "env" / "locks"
+    until = time.monotonic() + wait
+    with contextlib.ExitStack() as stack:
+        for host in sorted({str(target.host) for target in targets}):
+            path = folder / hashlib.sha256(os.fsencode(host)).hexdigest()[:24]
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except OSError as exc:
+                raise from_os_error(exc, f"lock {path}") from exc
+            stack.callback(os.close, fd)
+            while not _try(fd):
+                if time.monotonic() >= until:
+                    raise UnavailableError(f"another environment stage works on {host} for too long")
+                time.sleep(0.05)
+        yield
+
+
+def _try(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,202 @@
+"""Overlays over targets: one group per run, with a record that survives the process, so that anyone can release it.
+
+A group's record is ``<state_dir>/env/<id>.json``, written before the first mount. Its area ``<cache_dir>/env/<id>/``
+(disk, not memory) holds ``upper/<n>`` and ``work/<n>`` per target and the mount point ``tree`` of the snapshot.
+Both go away with `Group.unmount`; what an earlier boot left is removed by `sweep`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import uuid
+from pathlib import Path
+
+import msgspec
+
+from bootseer.blocks import tree
+from bootseer.config import Config
+from bootseer.env import scan
+from bootseer.env.spec import Target
+from bootseer.errors import BootseerError, NotFoundError, from_os_error
+from bootseer.kernel import mount as mounts
+
+log = logging.getLogger(__name__)
+
+# What the upper directory means must not depend on the kernel's build options: no entry that another overlay
+# cannot read by itself.
+_OPTIONS = "redirect_dir=off,metacopy=off,index=off"
+
+
+class GroupRecord(msgspec.Struct, kw_only=True):
+    """``complete``: the targets show what the command of ``key`` makes."""
+
+    id: str
+    key: str
+    targets: list[Target]
+    area: str
+    boot: str
+    tree: str = ""
+    """Digest of the snapshot's tree; empty when the command filled the overlay."""
+    complete: bool = False
+
+
+class Group:
+    """The overlays of one run. Not safe for two threads; two processes are kept apart by the lock of the stage."""
+
+    def __init__(self, record: GroupRecord, state_dir: Path) -> None:
+        self.record = record
+        self._state_dir = state_dir
+
+    @property
+    def area(self) -> Path:
+        return Path(self.record.area)
+
+    @property
+    def upper(self) -> Path:
+        """Holds one upper directory per target, ``0``, ``1``, ...: an overlayfs layer each."""
+        return self.area / "upper"
+
+    @property
+    def tree_point(self) -> Path:
+        return self.area / "tree"
+
+    @property
+    def intact(self) -> bool:
+        """Whether every target is still mounted as recorded."""
+        return bool(self.record.targets) and all(_is_ours(target.host) for target in self.record.targets)
+
+    def save(self) -> None:
+        path = self._state_dir / "env" / f"{self.record.id}.json"
+        tmp = path.with_suffix(".tmp")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            tmp.write_bytes(msgspec.json.encode(self.record))
+            os.replace(tmp, path)
+        except OSError as exc:
+            raise from_os_error(exc, f"write {path}") from exc
+
+    def mount_tree(self, store_url: str, config: Config, job: str) -> None:
+        tree.mount(
+            store_url,
+            self.record.tree,
+            self.tree_point,
+            cache_dir=Path(config.cache_dir),
+            state_dir=Path(config.state_dir),
+            profile=tree.ProfileKey(job) if job else tree.ProfileKey(),
+            config=config,
+        )
+
+    def mount_targets(self) -> None:
+        """Mount an overlay on each target: the snapshot's layer (when there is one) over what the target held."""
+        for number, target in enumerate(self.record.targets):
+            self._mount_one(number, target.host)
+
+    def _mount_one(self, number: int, host: Path) -> None:
+        upper, work, empty = self.upper / str(number), self.area / "work" / str(number), self.area / "empty"
+        layer = self.tree_point / str(number)
+        try:
+            for folder in (upper, work, empty, host):
+                folder.mkdir(parents=True, exist_ok=True)
+            _copy_root(layer if self.record.tree else host, upper)
+        except OSError as exc:
+            raise from_os_error(exc, f"prepare an overlay on {host}") from exc
+        lower = [layer] if self.record.tree else []
+        # Leaving out an empty directory saves a level: the kernel stacks no more than two (a container's root is one).
+        if not scan.is_empty(host):
+            lower.append(host)
+        mounts.mount_overlay(lower or [empty], host, upper=upper, work=work, options=_OPTIONS)
+
+    def unmount(self) -> None:
+        """Take all down and delete what the overlays held. A target in use is detached lazily, with a log line."""
+        for target in reversed(self.record.targets):
+            if _is_ours(target.host):
+                _detach(target.host)
+        with contextlib.suppress(NotFoundError):
+            tree.attach(self.tree_point, self._state_dir).unmount()
+        if mounts.is_mounted(self.tree_point):  # its server is gone without it
+            _detach(self.tree_point)
+        if scan.mount_points_below(self.area):
+            log.warning("%s is left: something is still mounted there", self.area)
+            return
+        shutil.rmtree(self.area, ignore_errors=True)
+        (self._state_dir / "env" / f"{self.record.id}.json").unlink(missing_ok=True)
+
+
+def new_group(key: str, targets: tuple[Target, ...], config: Config, *, tree_digest: str = "") -> Group:
+    """A group with its record and area on disk, nothing mounted yet."""
+    ident = uuid.uuid4().hex[:12]
+    area = Path(config.cache_dir).absolute() / "env" / ident
+    record = GroupRecord(id=ident, key=key, targets=list(targets), area=str(area), boot=boot_id(), tree=tree_digest)
+    group = Group(record, Path(config.state_dir).absolute())
+    group.save()
+    try:
+        area.mkdir(parents=True)
+        (area / "boot").write_text(record.boot)
+    except OSError as exc:
+        group.unmount()
+        raise from_os_error(exc, f"make {area}") from exc
+    return group
+
+
+def groups(state_dir: Path) -> list[Group]:
+    """The groups recorded on this node, oldest first."""
+    base = state_dir.absolute()
+    out: list[tuple[int, Group]] = []
+    for path in base.glob("env/*.json"):
+        try:
+            record = msgspec.json.decode(path.read_bytes(), type=GroupRecord)
+            out.append((path.stat().st_mtime_ns, Group(record, base)))
+        except FileNotFoundError:
+            continue
+        except (OSError, msgspec.DecodeError) as exc:
+            log.warning("ignoring the mount record %s: %s", path, exc)
+    return [group for _, group in sorted(out, key=lambda item: item[0])]
+
+
+def groups_on(targets: tuple[Target, ...] | list[Path], state_dir: Path) -> list[Group]:
+    """The groups that cover one of ``targets``, newest first: the order in which they come off."""
+    hosts = {str(item.host if isinstance(item, Target) else item) for item in targets}
+    found = [group for group in groups(state_dir) if hosts & {str(target.host) for target in group.record.targets}]
+    return found[::-1]
+
+
+def sweep(config: Config) -> None:
+    """Remove areas of an earlier boot, which no mount can use."""
+    for folder in Path(config.cache_dir).absolute().glob("env/*"):
+        try:
+            if (folder / "boot").read_text() == boot_id():
+                continue
+        except OSError:
+            continue
+        shutil.rmtree(folder, ignore_errors=True)
+    for group in groups(Path(config.state_dir)):
+        if group.record.boot != boot_id():
+            group.unmount()
+
+
+def boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _is_ours(path: Path) -> bool:
+    entry = mounts.find(path)
+    return entry is not None and entry.fstype == "overlay"
+
+
+def _detach(path: Path) -> None:
+    try:
+        mounts.unmount(path)
+    except BootseerError as exc:
+        log.warning("%s; detached lazily", exc)
+        mounts.unmount(path, lazy=True)
+
+
+def _copy_root(source: Path, upper: Path) -> None:
+    # The root of an overlay shows the attributes of its upper directory.
+    found = os.stat(source)
+    os.chown(upper, found.st_uid, found.st_gid)
+    os.chmod(upper, found.st_mode & 0o7777)
+    os.utime(upper, ns=(found.st_atime_ns, found.st_mtime_ns))

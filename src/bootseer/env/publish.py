@@ -1,0 +1,86 @@
+"""Publication: the tree, then the inventory, then the manifest, so that a snapshot is there whole or not at all."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+import msgspec
+
+from bootseer import erofs, faults
+from bootseer.blocks import tree
+from bootseer.env import inventory
+from bootseer.env._json import canonical
+from bootseer.env.inventory import Entry
+from bootseer.env.key import KeyDocument
+from bootseer.env.manifest import SnapshotManifest, index_prefix, inventory_key, manifest_key
+from bootseer.errors import BootseerError
+from bootseer.store import Store
+
+log = logging.getLogger(__name__)
+
+
+def publish(
+    store: Store,
+    document: KeyDocument,
+    layers: Path,
+    entries: list[Entry],
+    *,
+    work: Path,
+    base: list[str],
+    result: list[str],
+    node: str,
+    seconds: float,
+    overwrite: bool,
+) -> bool:
+    """Publish the layers in ``layers`` as the snapshot of ``document``. False: another node was first, its stays.
+
+    ``work`` gets the EROFS files (as large as the layers). ``overwrite`` replaces an expired or damaged snapshot.
+    Raises `FullError`, `NotWritableError`, `UnavailableError`, `OSError`; nothing half-published is visible then.
+    """
+    key = document.key
+    if not overwrite and store.exists(manifest_key(key)):
+        return False
+    meta, data = work / "meta", work / "data"
+    try:
+        faults.point("env.publish.before-build")
+        erofs.build(layers, meta, data)
+        faults.point("env.publish.before-tree")
+        ref = tree.publish(store, meta, data)
+    finally:
+        for path in (meta, data):
+            path.unlink(missing_ok=True)
+    faults.point("env.publish.before-inventory")
+    stored = inventory.encode(entries)
+    digest = inventory.digest(stored)
+    store.put(inventory_key(digest), stored)
+    manifest = SnapshotManifest(
+        key=key,
+        document=document,
+        tree=ref.digest,
+        size=ref.size,
+        stored=ref.stored + len(stored),
+        inventory=digest,
+        entries=len(entries),
+        base=base,
+        result=result,
+        created=int(time.time()),
+        node=node,
+        seconds=round(seconds, 3),
+    )
+    faults.point("env.publish.before-manifest")
+    if not store.put(manifest_key(key), manifest.encode(), overwrite=overwrite):
+        return False
+    faults.point("env.publish.after-manifest")
+    _index(store, manifest)
+    return True
+
+
+def _index(store: Store, manifest: SnapshotManifest) -> None:
+    """Only for explanations of later misses: a failure loses nothing else."""
+    name = f"{index_prefix(manifest.document)}/{manifest.created:012d}-{manifest.key}"
+    try:
+        store.put(name, canonical(msgspec.to_builtins(manifest.document)))
+    except BootseerError as exc:
+        log.warning("%s; later misses will be explained less well", exc)

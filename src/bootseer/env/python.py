@@ -1,0 +1,78 @@
+"""What a Python interpreter is, as far as compiled packages care: implementation, version, SOABI."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from bootseer.errors import ConfigError
+
+_ASK = (
+    "import json,platform,sysconfig as s;"
+    "print(json.dumps([platform.python_implementation(),platform.python_version(),s.get_config_var('SOABI') or '']))"
+)
+
+
+class PythonInfo(msgspec.Struct, frozen=True):
+    """Empty strings when there is no interpreter, or when a container image stands for it."""
+
+    implementation: str = ""
+    version: str = ""
+    soabi: str = ""
+
+
+def find_python(named: str, environ: Mapping[str, str]) -> str:
+    """The interpreter asked for, else ``python3`` on PATH, else an empty string."""
+    return named or shutil.which("python3", path=environ.get("PATH", os.defpath)) or ""
+
+
+def describe(python: str, cache: Path | None = None) -> PythonInfo:
+    """Facts of the interpreter ``python``; asked from itself (20-40 ms), so remembered in ``cache`` by inode and mtime.
+
+    Raises `ConfigError` when it does not run.
+    """
+    if not python:
+        return PythonInfo()
+    real = os.path.realpath(python)
+    if real == os.path.realpath(sys.executable):
+        soabi = sysconfig.get_config_var("SOABI")
+        return PythonInfo(platform.python_implementation(), platform.python_version(), str(soabi or ""))
+    try:
+        found = os.stat(real)
+        mark = f"{real} {found.st_dev} {found.st_ino} {found.st_mtime_ns} {found.st_size}"
+        if cache is not None and (known := _remembered(cache).get(mark)) is not None:
+            return known
+        done = subprocess.run([python, "-I", "-c", _ASK], capture_output=True, text=True, timeout=30, check=True)
+        info = PythonInfo(*json.loads(done.stdout))
+    except (OSError, subprocess.SubprocessError, ValueError, TypeError) as exc:
+        raise ConfigError(f"cannot ask the interpreter {python} for its version: {exc}") from None
+    if cache is not None:
+        _remember(cache, mark, info)
+    return info
+
+
+def _remembered(cache: Path) -> dict[str, PythonInfo]:
+    try:
+        return msgspec.json.decode(cache.read_bytes(), type=dict[str, PythonInfo])
+    except (OSError, msgspec.DecodeError):
+        return {}
+
+
+def _remember(cache: Path, mark: str, info: PythonInfo) -> None:
+    known = dict(list(_remembered(cache).items())[-15:]) | {mark: info}
+    tmp = cache.with_name(f".{cache.name}.{os.getpid()}")
+    try:
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        tmp.write_bytes(msgspec.json.encode(known))
+        os.replace(tmp, cache)
+    except OSError:
+        tmp.unlink(missing_ok=True)

@@ -1,0 +1,46 @@
+"""Published snapshots as a whole: find one by the start of its key, read its inventory, verify it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from bootseer.blocks import tree
+from bootseer.env import inventory
+from bootseer.env.inventory import Entry
+from bootseer.env.manifest import SnapshotManifest, inventory_key
+from bootseer.env.unpack import verify_stage
+from bootseer.errors import ConfigError, NotFoundError
+from bootseer.store import Store
+
+
+def resolve(store: Store, start: str) -> str:
+    """The one key that begins with ``start``. Raises `NotFoundError`, `ConfigError` when it is none or several."""
+    if not re.fullmatch(r"[0-9a-f]{1,64}", start):
+        raise ConfigError(f"{start!r} is not a snapshot key", hint="bootseer env ls prints keys")
+    if len(start) == 64:
+        return start
+    names = (info.key.removeprefix("env/").removesuffix(".json") for info in store.list("env"))
+    found = sorted({name for name in names if len(name) == 64 and name.startswith(start)})
+    if not found:
+        raise NotFoundError(f"no snapshot {start} in store {store.url}", hint="bootseer env ls prints keys")
+    if len(found) > 1:
+        raise ConfigError(f"{len(found)} snapshots begin with {start}", hint="give more digits")
+    return found[0]
+
+
+def entries(store: Store, found: SnapshotManifest) -> list[Entry]:
+    """The inventory of ``found``, checked. Raises `DataError`, `NotFoundError`, `UnavailableError`."""
+    stored = store.get(inventory_key(found.inventory))
+    return inventory.decode(stored, targets=len(found.document.targets), expect=found.inventory)
+
+
+def verify(store: Store, found: SnapshotManifest, work: Path) -> int:
+    """Fetch all of ``found`` into the empty folder ``work`` and check it; returns the number of entries.
+
+    Raises `DataError` for the first thing that is wrong.
+    """
+    listed = entries(store, found)
+    tree.extract(store, found.tree, work / "tree")
+    verify_stage(work / "tree", listed)
+    return len(listed)

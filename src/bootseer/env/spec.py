@@ -1,0 +1,158 @@
+"""What a caller asks of the environment stage, and what it gets back."""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import os
+import posixpath
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, Protocol
+
+import msgspec
+
+from bootseer.errors import ConfigError
+
+Technique = Literal["auto", "mount", "unpack"]
+
+
+class Target(msgspec.Struct, frozen=True):
+    """One directory that the command fills.
+
+    ``path`` is where the job sees it (part of the key); ``host_path`` is where it lies on this host, for example
+    inside the root file system of a container. Both are absolute; equal when there is no container.
+    """
+
+    path: str
+    host_path: str = ""
+
+    @property
+    def host(self) -> Path:
+        return Path(self.host_path or self.path)
+
+
+class EnvSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Inputs of one environment stage. Relative key files are looked up in ``cwd`` of this host."""
+
+    targets: tuple[Target, ...]
+    command: tuple[str, ...]
+    key_files: tuple[str, ...] = ()
+    """Host paths of files (or folders, hashed whole) whose content decides what the command does."""
+    key_env: tuple[str, ...] = ()
+    """Names of environment variables whose values decide it."""
+    salt: str = ""
+    max_age: float | None = None
+    """Seconds after which a snapshot is a miss; for commands whose requirements are not pinned."""
+    image_digest: str = ""
+    """Digest of the container image the command runs in; it stands for that image's Python and libc."""
+    tenant: str = ""
+    cwd: str = ""
+    python: str = ""
+    """Interpreter the environment is for, runnable on this host; empty: ``python3`` on PATH (none with an image)."""
+    environ: Mapping[str, str] | None = None
+    """Where ``key_env`` is looked up; this process's environment when None."""
+    restore: Technique = "auto"
+    snapshot: bool = True
+    """False: only run the command."""
+    wait: float = 0.0
+    """Seconds to wait for another node that is running the same command already (advisory lease)."""
+    job: str = ""
+    """Names the trace profile of the tree; empty: the default profile."""
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        return os.environ if self.environ is None else self.environ
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.cwd or os.getcwd())
+
+    @property
+    def contained(self) -> bool:
+        """Whether the command runs in a container, with an interpreter and a libc that are not this host's."""
+        return bool(self.image_digest) or any(str(target.host) != target.path for target in self.targets)
+
+    def check(self) -> None:
+        """Raise `ConfigError` for targets that are relative, the root, or inside one another, or for no command."""
+        if not self.command:
+            raise ConfigError("no set-up command given", hint="put it after --")
+        if not self.targets:
+            raise ConfigError("no target given", hint="name the directory that the command fills with --target")
+        for target in self.targets:
+            for path in (target.path, str(target.host)):
+                if not path.startswith("/") or posixpath.normpath(path) != path.rstrip("/") or "\0" in path:
+                    raise ConfigError(f"target {path!r} is not a plain absolute path", hint="write it without . and ..")
+        paths = sorted(str(target.host).rstrip("/") + "/" for target in self.targets)
+        for outer, inner in itertools.pairwise(paths):
+            if inner.startswith(outer):
+                raise ConfigError(f"target {inner.rstrip('/')} lies inside target {outer.rstrip('/')}")
+
+
+class Outcome(enum.StrEnum):
+    """How the stage ended."""
+
+    RESTORED_MOUNT = "restored-mount"
+    RESTORED_UNPACK = "restored-unpack"
+    RAN_AND_PUBLISHED = "ran-and-published"
+    RAN = "ran"
+
+
+class Mounted(Protocol):
+    """Something the stage left mounted; ``unmount`` may be called twice and never raises for what is gone."""
+
+    def unmount(self) -> None: ...
+
+
+class EnvResult(msgspec.Struct, kw_only=True):
+    """``exit_code`` is the command's, 0 when it did not run. ``timings`` in seconds, by step."""
+
+    outcome: Outcome
+    reason: str
+    exit_code: int
+    seconds: float
+    key: str
+    mounts: list[Mounted] = msgspec.field(default_factory=list)
+    timings: dict[str, float] = msgspec.field(default_factory=dict)
+
+
+def parse_age(text: str) -> float:
+    """Seconds of an age such as ``"7d"``, ``"12h"``, ``"30m"``, ``"45s"``. Raises `ConfigError`."""
+    units = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+    try:
+        seconds = float(text[:-1]) * units[text[-1:]]
+    except (ValueError, KeyError):
+        raise ConfigError(f"{text!r} is not an age", hint="write it as 7d, 12h, 30m or 45s") from None
+    if not 0 <= seconds < float("inf"):
+        raise ConfigError(f"{text!r} is not an age", hint="write it as 7d, 12h, 30m or 45s")
+    return seconds
+
+
+def resolve_in(root: Path, path: str) -> Path:
+    """Where the container path ``path`` lies on the host below ``root``, with the container's symbolic links followed.
+
+    Absolute links start again at ``root``; ``..`` never leaves it. Parts that do not exist are kept as written.
+    Raises `ConfigError` when more than 40 links are met.
+    """
+    todo = [part for part in path.split("/") if part not in ("", ".")][::-1]
+    done: list[str] = []
+    links = 0
+    while todo:
+        part = todo.pop()
+        if part in ("", "."):
+            continue
+        if part == "..":
+            del done[-1:]
+            continue
+        here = root.joinpath(*done, part)
+        if not here.is_symlink():
+            done.append(part)
+            continue
+        links += 1
+        if links > 40:
+            raise ConfigError(f"too many symbolic links in {path}")
+        text = os.readlink(here)
+        if text.startswith("/"):
+            done = []
+        todo.extend(text.split("/")[::-1])
+    return root.joinpath(*done)

@@ -1,0 +1,260 @@
+"""The environment stage: restore the snapshot of a set-up command, or run the command and publish what it made.
+
+Advisory throughout: whatever goes wrong with a snapshot is a log line and a reason, and the command runs. Concurrency:
+one thread; ranks of one node that ask for the same targets wait for each other (`lock`), nodes do not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from bootseer.config import Config
+from bootseer.env import capture, guards, inventory, lease, lookup, overlay, pyc, python, scan
+from bootseer.env import lock as locks
+from bootseer.env.capture import Capture
+from bootseer.env.layer import read_layer
+from bootseer.env.lookup import Lookup
+from bootseer.env.manifest import SnapshotManifest, inventory_key
+from bootseer.env.publish import publish
+from bootseer.env.spec import EnvResult, EnvSpec, Outcome
+from bootseer.env.unpack import unpack
+from bootseer.errors import BootseerError, DataError
+from bootseer.store import Store
+
+log = logging.getLogger(__name__)
+
+
+def run(spec: EnvSpec, runner: Callable[[], int], *, store_url: str, config: Config) -> EnvResult:
+    """Bring the targets of ``spec`` to what its command makes of them; ``runner`` runs the command, at most once.
+
+    With mounts, the targets' overlays are there before ``runner`` is called and stay after it, until the result's
+    ``mounts`` are unmounted or ``bootseer env release`` is called. Raises `ConfigError` for a wrong ``spec`` and what
+    ``runner`` raises (nothing stays mounted then); snapshot trouble is only logged.
+    """
+    spec.check()
+    began = time.monotonic()
+    stage = _Stage(spec, runner, store_url, config)
+    result = stage.run()
+    result.seconds = time.monotonic() - began
+    result.timings = {name: round(seconds, 6) for name, seconds in stage.timings.items()}
+    return result
+
+
+class _Stage:
+    def __init__(self, spec: EnvSpec, runner: Callable[[], int], store_url: str, config: Config) -> None:
+        self.spec, self.runner, self.store_url, self.config = spec, runner, store_url, config
+        self.timings: dict[str, float] = {}
+        self.key = ""
+        self.failure = ""
+
+    def run(self) -> EnvResult:
+        spec = self.spec
+        if not spec.snapshot:
+            return self._plain("snapshots are off")
+        if spec.contained and not spec.image_digest:
+            log.warning("the container's image is not known by a digest: no snapshot is used or made")
+            return self._plain("the container's image is not known by a digest")
+        with self._timed("key"):
+            inputs = lookup.document(spec, self.config)
+            self.key = inputs.key
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(locks.locked(spec.targets, Path(self.config.state_dir)))
+                overlay.sweep(self.config)
+                if group := self._standing():
+                    return self._result(Outcome.RESTORED_MOUNT, "already in place on this node", mounts=[group])
+            except (BootseerError, OSError) as exc:
+                log.warning("%s; running the command without a snapshot", exc)
+                return self._plain(str(exc))
+            unpacking = spec.restore == "unpack" or not capture.may_mount(spec)
+            with self._timed("lookup"):
+                look = lookup.look(spec, inputs, self.store_url, self.config, unpacking=unpacking)
+            if look.found is None and look.store is not None and not look.replace and spec.wait > 0:
+                with self._timed("wait"):
+                    look = lease.wait_for(look, lambda: self._look(look, unpacking), spec.wait)
+            if look.found is not None and look.store is not None:
+                if result := self._restore(look.store, look.found, unpacking):
+                    return result
+                look.reason = self.failure
+            return self._run_and_publish(look)
+
+    def _look(self, old: Lookup, unpacking: bool) -> Lookup:
+        return lookup.look(self.spec, old.document, self.store_url, self.config, unpacking=unpacking)
+
+    # -- before -----------------------------------------------------------------------------------------------------
+
+    def _standing(self) -> overlay.Group | None:
+        """The group that already shows this key's result; whatever else covers the targets is released."""
+        for group in overlay.groups_on(self.spec.targets, Path(self.config.state_dir)):
+            record = group.record
+            if record.complete and record.key == self.key and group.intact:
+                return group
+            log.info("releasing the overlay of snapshot %s", record.key[:12])
+            group.unmount()
+        return None
+
+    # -- restore ----------------------------------------------------------------------------------------------------
+
+    def _restore(self, store: Store, found: SnapshotManifest, unpacking: bool) -> EnvResult | None:
+        """Restore ``found``; None, with the reason in ``failure``, when the command has to run instead."""
+        try:
+            if not unpacking:
+                try:
+                    with self._timed("restore"):
+                        return self._mount(found)
+                except DataError:
+                    raise
+                except BootseerError as exc:
+                    if self.spec.restore == "mount":
+                        raise
+                    log.warning("%s; unpacking the snapshot instead of mounting it", exc)
+            with self._timed("restore"):
+                return self._unpack(store, found)
+        except DataError as exc:
+            guards.quarantine(self.config, found, exc.message)
+            log.warning("%s; snapshot %s is quarantined on this node, running the command", exc, self.key[:12])
+            self.failure = f"the snapshot is damaged and quarantined on this node: {exc.message}"
+        except (BootseerError, OSError) as exc:
+            log.warning("cannot restore snapshot %s: %s; running the command", self.key[:12], exc)
+            self.failure = f"the snapshot could not be restored: {exc}"
+        return None
+
+    def _mount(self, found: SnapshotManifest) -> EnvResult:
+        group = overlay.new_group(self.key, self.spec.targets, self.config, tree_digest=found.tree)
+        try:
+            group.mount_tree(self.store_url, self.config, self.spec.job)
+            group.mount_targets()
+            group.record.complete = True
+            group.save()
+        except BaseException:
+            group.unmount()
+            raise
+        return self._result(Outcome.RESTORED_MOUNT, "hit", mounts=[group])
+
+    def _unpack(self, store: Store, found: SnapshotManifest) -> EnvResult:
+        stored = store.get(inventory_key(found.inventory))
+        entries = inventory.decode(stored, targets=len(self.spec.targets), expect=found.inventory)
+        work = capture.work_folder(self.spec.targets[0].host, Path(self.config.cache_dir))
+        try:
+            unpack(store, found, entries, self.spec.targets, work)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+        return self._result(Outcome.RESTORED_UNPACK, "hit")
+
+    # -- run and publish --------------------------------------------------------------------------------------------
+
+    def _plain(self, reason: str) -> EnvResult:
+        with self._timed("command"):
+            code = self.runner()
+        return self._result(Outcome.RAN, reason, code=code)
+
+    def _run_and_publish(self, look: Lookup) -> EnvResult:
+        if look.store is None:
+            return self._plain(look.reason)
+        try:
+            with self._timed("prepare"):
+                base = [scan.fingerprint(target.host) for target in self.spec.targets]
+                catch = capture.begin(self.spec, self.key, self.config)
+        except (BootseerError, OSError) as exc:
+            log.warning("cannot capture what the command does: %s; it runs without a snapshot", exc)
+            return self._plain(f"{look.reason}; nothing captured: {exc}")
+        mounts = [catch.group] if catch.group else []
+        try:
+            with lease.held(look.store, self.key, _node()):
+                code = self._guarded_command(catch)
+                if code:
+                    reason = f"{look.reason}; the command failed with exit code {code}, nothing is published"
+                    return self._result(Outcome.RAN, reason, code=code, mounts=mounts)
+                published, why = self._publish(look, look.store, catch, base)
+            if catch.group:
+                self._completed(catch.group)
+        finally:
+            catch.close()
+        if published:
+            return self._result(Outcome.RAN_AND_PUBLISHED, look.reason, mounts=mounts)
+        return self._result(Outcome.RAN, f"{look.reason}; {why}", mounts=mounts)
+
+    def _guarded_command(self, catch: Capture) -> int:
+        """Run the command; when it cannot even be run, or is interrupted, take the overlays down."""
+        try:
+            with self._timed("command"):
+                return self.runner()
+        except BaseException:
+            if catch.group:
+                catch.group.unmount()
+            raise
+
+    def _completed(self, group: overlay.Group) -> None:
+        group.record.complete = True
+        try:
+            group.save()
+        except BootseerError as exc:
+            log.warning("%s; the next start on this node will not find its result in place", exc)
+
+    def _publish(self, look: Lookup, store: Store, catch: Capture, base: list[str]) -> tuple[bool, str]:
+        """(published, why not). The command has succeeded; nothing in here may change that."""
+        spec = self.spec
+        try:
+            with self._timed("capture"):
+                self._compile(look, catch)
+                layers = catch.layers()
+                content = read_layer(layers, len(spec.targets))
+                result = [scan.fingerprint(target.host) for target in spec.targets]
+            if content.secrets:
+                path, what = content.secrets[0]
+                log.warning("not published: %s in %s (%d in all)", what, path, len(content.secrets))
+                return False, f"not published: {what} in {path}"
+            with self._timed("publish"):
+                done = publish(
+                    store,
+                    look.document,
+                    layers,
+                    content.entries,
+                    work=catch.work,
+                    base=base,
+                    result=result,
+                    node=_node(),
+                    seconds=self.timings["command"],
+                    overwrite=look.replace,
+                )
+        except (BootseerError, OSError) as exc:
+            log.warning("the snapshot was not published: %s", exc)
+            return False, f"not published: {exc}"
+        return done, "" if done else "not published: there is a snapshot of this key already"
+
+    def _compile(self, look: Lookup, catch: Capture) -> None:
+        spec = self.spec
+        interpreter = spec.python if spec.contained else python.find_python(spec.python, spec.env)
+        if not interpreter or not look.document.python.version:
+            return
+        for number, target in enumerate(spec.targets):
+            source = catch.group.upper / str(number) if catch.group else target.host
+            pyc.compile_missing(interpreter, look.document.python.version, source, target.host, target.path)
+
+    # -- results ----------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.timings[name] = self.timings.get(name, 0.0) + time.monotonic() - began
+
+    def _result(
+        self, outcome: Outcome, reason: str, *, code: int = 0, mounts: list[overlay.Group] | None = None
+    ) -> EnvResult:
+        return EnvResult(
+            outcome=outcome, reason=reason, exit_code=code, seconds=0.0, key=self.key, mounts=[*(mounts or [])]
+        )
+
+
+def _node() -> str:
+    return os.environ.get("BOOTSEER_NODE") or socket.gethostname()
