@@ -95,7 +95,7 @@ def extract(store: Store, digest: str, dest: Path, *, streams: int = 6, progress
             _fill(store, tree, cache, list(range(tree.map.count)), streams, progress)
         devices = [f"--device={tree.cache / 'data'}"] if tree.map.size else []
         done = subprocess.run(
-            [tool, f"--extract={dest}", "--overwrite", *devices, str(tree.meta)],
+            [tool, f"--extract={dest}", "--overwrite", f"--device={tree.cache / 'data'}", str(tree.meta)],
             capture_output=True,
             text=True,
             check=False,

@@ -1,0 +1,515 @@
+"""Lazy trees with real mounts: EROFS over FUSE over a store that lies, dies or is slow."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import logging
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from bootseer import erofs
+from bootseer.blocks import tree
+from bootseer.blocks.manifest import TreeManifest
+from bootseer.blocks.tree import ProfileKey, TreeMount
+from bootseer.config import Config
+from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError
+from bootseer.kernel import mount as mounts
+from bootseer.store.folder import FolderStore
+
+pytestmark = pytest.mark.root
+
+KEY = ProfileKey("test")
+
+
+def fill(root: Path) -> None:
+    """About 12 MB: many small files, some large ones, a sparse one, links, an odd name."""
+    rand = random.Random(1)
+    root.mkdir()
+    for index in range(120):
+        path = root / f"d{index % 7}" / f"f{index}"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(rand.randbytes(rand.randrange(1, 30000)))
+    for index in range(4):
+        (root / f"big{index}").write_bytes(rand.randbytes(2 << 20) + b"text " * 100000)
+    (root / "empty").touch()
+    (root / "zeros").write_bytes(bytes(1 << 20))
+    (root / "link").symlink_to("d1/f1")
+    os.link(root / "big0", root / "hard")
+    (root / os.fsdecode(b"odd \xff\n")).write_text("odd")
+
+
+def fingerprint(root: Path) -> str:
+    state = hashlib.sha256()
+    for folder, folders, files in os.walk(root):
+        folders.sort()
+        for name in sorted(files):
+            path = Path(folder, name)
+            state.update(os.fsencode(path.relative_to(root)) + b"\0")
+            state.update(os.fsencode(os.readlink(path)) if path.is_symlink() else path.read_bytes())
+    return state.hexdigest()
+
+
+class Site:
+    """A published tree, and one node that mounts it."""
+
+    def __init__(self, base: Path, folder: Path) -> None:
+        self.folder = folder
+        self.source = base / "tree"
+        shutil.copytree(base / "store", folder / "store")
+        self.store = FolderStore(folder / "store")
+        self.digest = (base / "digest").read_text()
+        self.want = (base / "fingerprint").read_text()
+        self.state = folder / "state"
+        self.mounted: list[TreeMount] = []
+
+    def mount(
+        self, name: str = "mnt", *, cache: str = "cache", profile: ProfileKey | None = KEY, **set: object
+    ) -> TreeMount:
+        settings = {"background_fill": False, "demand_deadline": 10.0, **set}
+        made = tree.mount(
+            self.store.url,
+            self.digest,
+            self.folder / name,
+            cache_dir=self.folder / cache,
+            state_dir=self.state,
+            profile=profile,
+            config=Config(**settings),  # type: ignore[arg-type]
+        )
+        self.mounted.append(made)
+        return made
+
+    @property
+    def manifest(self) -> TreeManifest:
+        return TreeManifest.decode(self.store.get(f"trees/{self.digest}.json"), self.digest)
+
+    @property
+    def blob(self) -> Path:
+        return self.store.root / self.manifest.data_stored.key
+
+    @property
+    def log(self) -> str:
+        return (self.state / "trees" / f"{self.digest[:16]}.log").read_text()
+
+    def clean(self) -> bool:
+        """No mount, no process, no state of a running tree."""
+        left = [path.name for path in (self.state / "trees").glob("*") if path.is_dir()]
+        ours = [entry for entry in mounts.entries() if entry.target.startswith(str(self.folder))]
+        return not left and not ours
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("base")
+    fill(folder / "tree")
+    erofs.build(folder / "tree", folder / "meta", folder / "data")
+    ref = tree.publish(FolderStore(folder / "store"), folder / "meta", folder / "data", block_size=64 << 10)
+    (folder / "digest").write_text(ref.digest)
+    (folder / "fingerprint").write_text(fingerprint(folder / "tree"))
+    return folder
+
+
+@pytest.fixture
+def site(base: Path, tmp_path: Path) -> Iterator[Site]:
+    site = Site(base, tmp_path)
+    yield site
+    for made in site.mounted:
+        made.unmount()
+    assert site.clean()
+
+
+def read_or_errno(path: Path) -> bytes | int | None:
+    try:
+        return path.read_bytes()
+    except OSError as exc:
+        return exc.errno
+
+
+def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "did not happen in time"
+        time.sleep(0.02)
+
+
+def test_the_tree_is_the_same_and_nothing_is_left(site: Site) -> None:
+    made = site.mount()
+    assert mounts.is_mounted(made.target)
+    assert fingerprint(made.target) == site.want
+    status = made.status()
+    assert status.blocks_ready == status.blocks_total
+    assert status.slow_faults > 0
+    assert status.bytes_demand == site.blob.stat().st_size
+    assert (status.bytes_hot, status.bytes_background, status.failed_reads) == (0, 0, 0)
+    assert status.recording == "recording"
+    made.unmount()
+    assert site.clean()
+    made.unmount()
+
+
+def test_it_is_read_only(site: Site) -> None:
+    made = site.mount()
+    with pytest.raises(OSError, match="Read-only") as caught:
+        (made.target / "new").touch()
+    assert caught.value.errno == errno.EROFS
+
+
+def test_the_second_start_prefetches_what_the_first_touched(site: Site) -> None:
+    first = site.mount(cache="one")
+    for name in ("big1", "d3/f3"):
+        (first.target / name).read_bytes()
+    first.ready()
+    until(lambda: first.status().recording == "published")
+    touched = first.status().bytes_demand
+    first.unmount()
+    second = site.mount(cache="two")
+    until(lambda: 0 < second.status().hot_total == second.status().hot_ready)
+    for name in ("big1", "d3/f3"):
+        assert (second.target / name).read_bytes() == (site.source / name).read_bytes()
+    status = second.status()
+    assert status.slow_faults == 0
+    assert status.bytes_demand == 0
+    assert 0 < status.bytes_hot <= touched
+
+
+def test_unmount_publishes_the_trace(site: Site) -> None:
+    made = site.mount()
+    (made.target / "big1").read_bytes()
+    made.unmount()
+    assert len(list(site.store.list(f"profiles/{site.digest}/test"))) == 1
+
+
+def test_no_profile_means_no_recording(site: Site) -> None:
+    made = site.mount(profile=None)
+    (made.target / "big1").read_bytes()
+    assert made.status().recording == "off"
+    made.unmount()
+    assert list(site.store.list("profiles")) == []
+
+
+def test_recording_ends_by_itself(site: Site) -> None:
+    made = site.mount(record_seconds=0.3)
+    (made.target / "big1").read_bytes()
+    until(lambda: made.status().recording == "published")
+
+
+def test_background_fill_makes_the_store_unnecessary(site: Site) -> None:
+    made = site.mount(background_fill=True)
+    made.ready()
+    until(lambda: made.status().complete)
+    made.unmount()
+    shutil.rmtree(site.store.root)
+    again = site.mount()
+    assert fingerprint(again.target) == site.want
+    assert again.status().bytes_demand == 0
+
+
+def test_two_mounts_share_one_server(site: Site) -> None:
+    one, two = site.mount("one"), site.mount("two")
+    assert one.status().pid == two.status().pid
+    assert fingerprint(one.target) == site.want
+    fetched = one.status().bytes_demand
+    one.unmount()
+    assert fingerprint(two.target) == site.want
+    assert two.status().bytes_demand == fetched
+    assert two.status().targets == [str(two.target)]
+    two.unmount()
+    assert site.clean()
+
+
+def test_another_state_folder_cannot_take_the_cache(site: Site, tmp_path: Path) -> None:
+    site.mount()
+    with pytest.raises(UnavailableError, match="in use by process"):
+        tree.mount(
+            site.store.url,
+            site.digest,
+            tmp_path / "other",
+            cache_dir=site.folder / "cache",
+            state_dir=tmp_path / "state2",
+        )
+    assert not list((tmp_path / "state2" / "trees").glob("*/"))
+
+
+def test_a_target_in_use_is_refused(site: Site) -> None:
+    made = site.mount()
+    with pytest.raises(BootseerError, match="something is mounted there"):
+        site.mount()
+    assert made.status().targets == [str(made.target)]
+
+
+_MOUNT = """
+import sys
+from pathlib import Path
+from bootseer.blocks import tree
+from bootseer.config import Config
+store, digest, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+tree.mount(store, digest, folder / "mnt", cache_dir=folder / "cache", state_dir=folder / "state",
+           config=Config(background_fill=False))
+"""
+
+
+@pytest.mark.parametrize("by", ["target", "id", "digest"])
+def test_a_mount_outlives_its_caller_and_can_be_attached(site: Site, by: str) -> None:
+    subprocess.run(
+        [sys.executable, "-c", _MOUNT, site.store.url, site.digest, str(site.folder)], timeout=30, check=True
+    )
+    target = site.folder / "mnt"
+    what = {"target": target, "id": site.digest[:16], "digest": site.digest}[by]
+    made = tree.attach(what, site.state)
+    site.mounted.append(made)
+    assert made.target == target
+    assert fingerprint(made.target) == site.want
+    made.unmount()
+    with pytest.raises(NotFoundError):
+        tree.attach(what, site.state)
+
+
+def test_a_flipped_bit_is_eio_and_never_another_byte(site: Site) -> None:
+    raw = bytearray(site.blob.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    site.blob.write_bytes(raw)
+    made = site.mount()
+    right, failed = 0, 0
+    for path in sorted(site.source.rglob("*")):
+        if path.is_file():
+            found = read_or_errno(made.target / path.relative_to(site.source))
+            assert found in (path.read_bytes(), errno.EIO)
+            right += found != errno.EIO
+            failed += found == errno.EIO
+    assert right > 100
+    assert 0 < failed < 20
+    assert made.status().bad_blocks > 0
+    assert made.status().failed_reads > 0
+    assert "damaged in every source" in site.log
+
+
+def test_a_truncated_blob_is_eio_behind_its_end(site: Site) -> None:
+    size = site.blob.stat().st_size
+    os.truncate(site.blob, size // 2)
+    made = site.mount()
+    outcomes = set()
+    for path in sorted(site.source.rglob("*")):
+        if path.is_file():
+            found = read_or_errno(made.target / path.relative_to(site.source))
+            assert found in (path.read_bytes(), errno.EIO)
+            outcomes.add(found == errno.EIO)
+    assert outcomes == {True, False}
+
+
+def test_a_healed_store_is_read_again(site: Site) -> None:
+    hidden = site.blob.with_name("hidden")
+    blob = site.blob
+    blob.rename(hidden)
+    made = site.mount()
+    with pytest.raises(OSError, match="Input/output") as caught:
+        (made.target / "big1").read_bytes()
+    assert caught.value.errno == errno.EIO
+    hidden.rename(blob)
+    assert (made.target / "big1").read_bytes() == (site.source / "big1").read_bytes()
+
+
+@pytest.mark.parametrize("part", ["map", "meta_stored"])
+def test_a_damaged_part_mounts_nothing(site: Site, part: str) -> None:
+    path = site.store.root / getattr(site.manifest, part).key
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(DataError, match="damaged"):
+        site.mount()
+    assert site.clean()
+
+
+def test_an_unknown_tree_mounts_nothing(site: Site) -> None:
+    site.digest = "0" * 64
+    with pytest.raises(NotFoundError):
+        site.mount()
+    assert site.clean()
+
+
+def test_a_failed_mount_is_undone(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> str:
+        raise BootseerError("no")
+
+    monkeypatch.setattr(mounts, "mount_erofs", refuse)
+    with pytest.raises(BootseerError, match=r"^no$"):
+        site.mount()
+    assert site.clean()
+
+
+def test_a_target_that_is_a_file_is_a_clear_error(site: Site) -> None:
+    (site.folder / "mnt").write_text("in the way")
+    with pytest.raises(BootseerError):
+        site.mount()
+    assert site.clean()
+    assert (site.folder / "mnt").read_text() == "in the way"
+
+
+def test_a_server_that_cannot_start_says_why(site: Site) -> None:
+    with pytest.raises(UnavailableError, match="did not start"):
+        tree.mount(
+            site.store.url,
+            site.digest,
+            site.folder / "mnt",
+            cache_dir=site.folder / "cache",
+            state_dir=site.state,
+            server=["/bin/false"],
+        )
+    assert site.clean()
+
+
+def test_a_killed_server_is_an_error_and_the_next_mount_continues(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = site.mount()
+    (made.target / "big1").read_bytes()
+    time.sleep(2.5)  # one turn of the bitmap
+    before = made.status()
+    os.kill(before.pid, signal.SIGKILL)
+    until(lambda: not Path(f"/proc/{before.pid}").exists() or "Z" in _state(before.pid))
+    with pytest.raises(OSError, match=r"abort|not connected|Input/output"):
+        (made.target / "big2").read_bytes()
+    with pytest.raises(UnavailableError):
+        made.status()
+    made.unmount()
+    assert "cleaning up" in caplog.text
+    assert site.clean()
+    again = site.mount()
+    assert again.status().blocks_ready >= before.blocks_ready
+    assert fingerprint(again.target) == site.want
+    assert again.status().bytes_demand < site.blob.stat().st_size
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"
+
+
+@pytest.mark.parametrize(
+    "fault", ["blocks.cache.write=kill@20", "blocks.cache.bitmap=kill", "blocks.cache.bitmap.before-rename=kill"]
+)
+def test_killed_while_filling_then_right_bytes(site: Site, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    monkeypatch.setenv("BOOTSEER_FAULTS", fault)
+    made = site.mount()
+    monkeypatch.delenv("BOOTSEER_FAULTS")
+    pid = made.status().pid
+    with contextlib.suppress(OSError):
+        fingerprint(made.target)
+    until(lambda: not Path(f"/proc/{pid}").exists())
+    # Straight over the dead one: the mount cleans up by itself, except for the target.
+    mounts.unmount(made.target, lazy=True)
+    again = site.mount()
+    assert again.status().pid != pid
+    assert fingerprint(again.target) == site.want
+
+
+def test_a_full_cache_still_serves_right_bytes(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BOOTSEER_FAULTS", "blocks.cache.write=enospc")
+    made = site.mount(background_fill=True)
+    monkeypatch.delenv("BOOTSEER_FAULTS")
+    assert fingerprint(made.target) == site.want
+    assert made.status().cache_full
+    assert site.log.count("is full") == 1
+
+
+def test_a_busy_target_is_detached_with_a_line(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("bootseer.blocks._process._BUSY_SECONDS", 0.2)
+    made = site.mount()
+    with open(made.target / "big1", "rb") as file:
+        file.read(10)
+        with caplog.at_level(logging.WARNING):
+            made.unmount()
+        assert "is in use; detaching it" in caplog.text
+        assert not mounts.is_mounted(made.target)
+        # Its pages may be cached; the rest is an error, not zeros.
+        found = read_or_errno(Path(f"/proc/self/fd/{file.fileno()}"))
+        want = (site.source / "big1").read_bytes()
+        assert found in (want, errno.EIO, errno.ECONNABORTED, errno.ENOTCONN)
+
+
+def test_the_server_ends_with_its_fuse_mount(site: Site) -> None:
+    made = site.mount()
+    pid = made.status().pid
+    mounts.unmount(made.target)
+    mounts.unmount(site.state / "trees" / made.id / "fuse")
+    until(lambda: not Path(f"/proc/{pid}").exists())
+
+
+def test_sigterm_ends_it_in_order(site: Site) -> None:
+    made = site.mount()
+    (made.target / "big1").read_bytes()
+    status = made.status()
+    mounts.unmount(made.target)
+    os.kill(status.pid, signal.SIGTERM)
+    until(lambda: not Path(f"/proc/{status.pid}").exists())
+    assert len(list(site.store.list("profiles"))) == 1
+
+
+def test_extract_needs_no_mount(site: Site) -> None:
+    dest = site.folder / "plain"
+    seen: list[tuple[int, int]] = []
+    tree.extract(site.store, site.digest, dest, progress=lambda done, total: seen.append((done, total)))
+    assert fingerprint(dest) == site.want
+    assert seen[-1][0] == seen[-1][1] > 0
+    assert not [path for path in site.folder.iterdir() if path.name.startswith(".extract-")]
+    with pytest.raises(BootseerError, match="not empty"):
+        tree.extract(site.store, site.digest, dest)
+
+
+def test_extract_refuses_a_damaged_blob(site: Site) -> None:
+    raw = bytearray(site.blob.read_bytes())
+    raw[100] ^= 1
+    site.blob.write_bytes(raw)
+    with pytest.raises(DataError, match="damaged"):
+        tree.extract(site.store, site.digest, site.folder / "plain")
+    assert list((site.folder / "plain").iterdir()) == []
+
+
+def test_prefetch_warms_the_cache(site: Site) -> None:
+    first = site.mount(cache="one")
+    (first.target / "big1").read_bytes()
+    with pytest.raises(UnavailableError, match="in use by process"):
+        tree.prefetch(site.store.url, site.digest, cache_dir=site.folder / "one", profile=KEY)
+    first.unmount()
+    ready = tree.prefetch(site.store.url, site.digest, cache_dir=site.folder / "two", profile=KEY)
+    assert ready > 0
+    second = site.mount(cache="two")
+    assert (second.target / "big1").read_bytes() == (site.source / "big1").read_bytes()
+    assert second.status().slow_faults == 0
+
+
+def test_prefetch_without_a_profile_takes_all(site: Site) -> None:
+    ready = tree.prefetch(site.store.url, site.digest, cache_dir=site.folder / "cache")
+    made = site.mount()
+    assert made.status().complete
+    assert ready == made.status().blocks_total
+
+
+def test_a_tree_without_any_data(tmp_path: Path) -> None:
+    (tmp_path / "tree" / "sub").mkdir(parents=True)
+    (tmp_path / "tree" / "link").symlink_to("sub")
+    erofs.build(tmp_path / "tree", tmp_path / "meta", tmp_path / "data")
+    store = FolderStore(tmp_path / "store")
+    ref = tree.publish(store, tmp_path / "meta", tmp_path / "data")
+    made = tree.mount(
+        store.url, ref.digest, tmp_path / "mnt", cache_dir=tmp_path / "cache", state_dir=tmp_path / "state", profile=KEY
+    )
+    try:
+        assert sorted(os.listdir(made.target)) == ["link", "sub"]
+    finally:
+        made.unmount()
+    tree.extract(store, ref.digest, tmp_path / "plain")
+    assert sorted(os.listdir(tmp_path / "plain")) == ["link", "sub"]
