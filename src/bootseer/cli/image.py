@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import signal
 import sys
 import time
 from pathlib import Path
@@ -14,6 +16,9 @@ from bootseer import config as settings
 from bootseer.errors import BootseerError, ConfigError, NotFoundError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
     from rich.progress import TaskID
 
     from bootseer.blocks.tree import TreeStatus
@@ -46,7 +51,7 @@ def convert(
 
     config = settings.load()
     began = time.monotonic()
-    with _Bars(quiet=as_json) as bars:
+    with _terminable(), _Bars(quiet=as_json) as bars:
         record = image.convert(
             ref,
             store or config.store_url,
@@ -81,15 +86,16 @@ def mount(
     from bootseer import image
 
     config = settings.load()
-    mounted = image.mount(
-        ref,
-        target,
-        store_url=store or config.store_url,
-        config=config,
-        job=job or None,
-        writable=not read_only,
-        plain_http=plain_http,
-    )
+    with _terminable():
+        mounted = image.mount(
+            ref,
+            target,
+            store_url=store or config.store_url,
+            config=config,
+            job=job or None,
+            writable=not read_only,
+            plain_http=plain_http,
+        )
     if as_json:
         _print_json(mounted.record)
     else:
@@ -131,29 +137,26 @@ def run(
     folder = Path(config.state_dir, "run")
     folder.mkdir(parents=True, exist_ok=True)
     target = Path(tempfile.mkdtemp(prefix="rootfs-", dir=folder))
-    try:
+    with _terminable(), contextlib.ExitStack() as undo:
+        undo.callback(_remove, target)
         mounted = image.mount(
             ref, target, store_url=store or config.store_url, config=config, job=job or None, plain_http=plain_http
         )
-        try:
-            mount_seconds = time.monotonic() - began
-            code = image.runtime.run(
-                mounted.rootfs,
-                mounted.config,
-                command or [],
-                env=variables,
-                mounts=binds,
-                cwd=cwd,
-                runtime=runtime or None,
-                network=network,
-                state_dir=Path(config.state_dir),
-            )
-            if summary or logging.getLogger().isEnabledFor(logging.INFO):
-                _print_summary(mounted, mount_seconds, time.monotonic() - began)
-        finally:
-            mounted.unmount()
-    finally:
-        target.rmdir()
+        undo.callback(mounted.unmount)
+        mount_seconds = time.monotonic() - began
+        code = image.runtime.run(
+            mounted.rootfs,
+            mounted.config,
+            command or [],
+            env=variables,
+            mounts=binds,
+            cwd=cwd,
+            runtime=runtime or None,
+            network=network,
+            state_dir=Path(config.state_dir),
+        )
+        if summary or logging.getLogger().isEnabledFor(logging.INFO):
+            _print_summary(mounted, mount_seconds, time.monotonic() - began)
     raise typer.Exit(code)
 
 
@@ -267,6 +270,25 @@ class _Bars:
             self._bars.stop()
 
 
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Inside, SIGTERM ends the command like Ctrl-C does: everything is undone on the way out."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _remove(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
 def _print_summary(mounted: ImageMount, mount_seconds: float, seconds: float) -> None:
     typer.echo(f"bootseer: mounted in {mount_seconds:.2f} s, ended after {seconds:.2f} s", err=True)
     try:
@@ -281,7 +303,8 @@ def _status_lines(status: TreeStatus) -> list[str]:
     return [
         f"blocks {status.blocks_ready}/{status.blocks_total}, hot {status.hot_ready}/{status.hot_total}",
         f"moved by {moved}, background {_size(status.bytes_background)}",
-        f"readers waited {status.stall_seconds:.2f} s in {status.slow_faults} slow faults; recording: {status.recording}",
+        f"readers waited {status.stall_seconds:.2f} s in {status.slow_faults} slow faults",
+        f"recording: {status.recording}",
     ]
 
 

@@ -19,6 +19,7 @@ MAX_EXTENDED = 16 << 20
 REGULAR, HARDLINK, SYMLINK, CHAR, BLOCKDEV, DIRECTORY, FIFO = b"0", b"1", b"2", b"3", b"4", b"5", b"6"
 _NO_DATA = (HARDLINK, SYMLINK, CHAR, BLOCKDEV, DIRECTORY, FIFO)
 _XATTR = b"SCHILY.xattr."
+_MAX_ID = (1 << 32) - 2  # the next one means "leave it" to chown(2)
 
 
 class Entry(NamedTuple):
@@ -95,6 +96,8 @@ def entries(reader: ChunkReader) -> Iterator[Entry]:
     """
     try:
         yield from _entries(reader)
+    except KeyError as exc:
+        raise DataError(f"malformed tar header near byte {reader.offset}: no record {exc}") from None
     except (ValueError, OverflowError) as exc:
         raise DataError(f"malformed tar header near byte {reader.offset}: {exc}") from None
 
@@ -110,10 +113,8 @@ def _entries(reader: ChunkReader) -> Iterator[Entry]:
         _verify_checksum(head)
         kind = head[156:157]
         size = _number(head[124:136])
-        if size < 0:
-            raise ValueError("negative size")
         if kind in b"xXgLK":
-            if size > MAX_EXTENDED:
+            if not 0 <= size <= MAX_EXTENDED:
                 raise ValueError(f"extended header of {size} bytes")
             body = reader.exact(size)
             reader.skip(-size % BLOCK)
@@ -156,6 +157,10 @@ def _entry(
     if kind != REGULAR and kind not in _NO_DATA:
         raise ValueError(f"unknown member type {kind!r}")
     size = int(pax[b"size"]) if b"size" in pax else size
+    uid = int(pax[b"uid"]) if b"uid" in pax else _number(head[108:116])
+    gid = int(pax[b"gid"]) if b"gid" in pax else _number(head[116:124])
+    if size < 0 or not (0 <= uid <= _MAX_ID and 0 <= gid <= _MAX_ID):
+        raise ValueError(f"size {size}, owner {uid}:{gid}")
     extents: list[tuple[int, int]] | None = None
     file_size = size
     if kind in _NO_DATA:
@@ -177,8 +182,8 @@ def _entry(
         name=pax.get(b"GNU.sparse.name") or pax.get(b"path") or long_name or name,
         kind=kind,
         mode=_number(head[100:108]) & 0o7777,
-        uid=int(pax[b"uid"]) if b"uid" in pax else _number(head[108:116]),
-        gid=int(pax[b"gid"]) if b"gid" in pax else _number(head[116:124]),
+        uid=uid,
+        gid=gid,
         size=size,
         mtime_ns=_nanoseconds(mtime) if mtime else _number(head[136:148]) * 1_000_000_000,
         link=pax.get(b"linkpath") or long_link or _text(head[157:257]),

@@ -7,6 +7,7 @@ Directory times are set at the end; a directory that no layer lists is ``0755 ro
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -34,7 +35,7 @@ class Unpacked(msgspec.Struct, frozen=True):
 
 
 def unpack(image: Image, root: Path, *, progress: Progress | None = None, spool: Path | None = None) -> Unpacked:
-    """Apply all layers of ``image`` to ``root``, an empty or new folder (owners, modes, times, xattrs, devices: needs root).
+    """Apply all layers of ``image`` to ``root``, an empty or new folder; needs root, for owners and devices.
 
     Raises `DataError` naming the layer (truncated, corrupt, hostile), `PrivilegeError`, `FullError`. Downloads are
     spooled in ``spool`` (default: the folder of ``root``) as unlinked files.
@@ -259,7 +260,9 @@ class Applier:
             fd = self._openat2(wanted or b".", _O_PATH | os.O_DIRECTORY)
         except FileNotFoundError:
             fd = self._make_parents(parts)
-        except NotADirectoryError:
+        except OSError as exc:
+            if exc.errno not in (errno.ENOTDIR, errno.ELOOP):
+                raise
             raise DataError(f"{_show(wanted)} is no directory but has members") from None
         self._parent_fd, self._parent_name = fd, wanted
         self._parent_real = b"/".join(self._real_of(fd))

@@ -1,0 +1,238 @@
+"""Images through a real registry into a store and back out as files: compared with skopeo and umoci."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bootseer import config as settings
+from bootseer import image, oci
+from bootseer.errors import NotFoundError
+from bootseer.image.record import key_of
+from bootseer.store import open_store
+from bootseer.testing.images import Member, folder, write_image
+from bootseer.testing.registry import DockerRegistry
+
+pytestmark = [pytest.mark.root, pytest.mark.registry]
+
+CAPABILITY = bytes.fromhex("0100000200200000000000000000000000000000")
+LOWER = [
+    folder("./", mtime_ns=1_400_000_000_000_000_001),
+    folder("etc"),
+    Member("etc/passwd", data=b"root:x:0:0::/:/bin/sh\n"),
+    folder("opt", 0o2775, uid=1000, gid=1001),
+    Member("opt/large", data=os.urandom(3_000_000), mode=0o640),
+    Member("opt/suid", data=b"#!/bin/sh\n", mode=0o6755, uid=7),
+    Member("opt/cap", data=b"x" * 5000, mode=0o755, xattrs={"security.capability": CAPABILITY, "user.a": b"\0b"}),
+    Member("opt/link", "symlink", link="../etc/passwd", uid=3),
+    Member("opt/hard", "hardlink", link="opt/large"),
+    Member("opt/null", "char", mode=0o666, device=(1, 3)),
+    Member("opt/pipe", "fifo", mode=0o600),
+    Member(os.fsdecode(b"opt/caf\xe9"), data=b"not UTF-8"),
+    Member("opt/empty"),
+    Member("opt/lost", data=b"gone"),
+    folder("opt/opaque"),
+    Member("opt/opaque/old", data=b"gone too"),
+]
+UPPER = [
+    folder("opt", 0o2775, uid=1000, gid=1001, mtime_ns=1_450_000_000_000_000_000),
+    Member("opt/.wh.lost"),
+    folder("opt/opaque"),
+    Member("opt/opaque/.wh..wh..opq"),
+    Member("opt/opaque/new", data=b"new"),
+    Member("etc/passwd", data=b"root:x:0:0::/root:/bin/sh\n", mtime_ns=999_999_999),
+]
+
+
+def tree(root: Path) -> dict[bytes, object]:
+    """All that a container can see of a tree: type, mode, owner, time, content, links, attributes."""
+    found: dict[bytes, object] = {}
+    inodes: dict[int, bytes] = {}
+    for path in sorted([root, *root.rglob("*")]):
+        info = os.lstat(path)
+        name = os.fsencode(path.relative_to(root))
+        content: object = None
+        if stat.S_ISREG(info.st_mode):
+            content = (path.read_bytes(), inodes.setdefault(info.st_ino, name))
+        elif stat.S_ISLNK(info.st_mode):
+            content = os.readlink(path)
+        elif stat.S_ISCHR(info.st_mode):
+            content = info.st_rdev
+        xattrs = {
+            key: os.getxattr(path, key, follow_symlinks=False) for key in os.listxattr(path, follow_symlinks=False)
+        }
+        found[name] = (oct(info.st_mode), info.st_uid, info.st_gid, info.st_mtime_ns, content, xattrs)
+    return found
+
+
+@pytest.fixture(scope="module")
+def registry() -> Iterator[DockerRegistry]:
+    with DockerRegistry() as running:
+        yield running
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> settings.Config:
+    return settings.Config(
+        cache_dir=str(tmp_path / "cache"), state_dir=str(tmp_path / "state"), store=str(tmp_path / "store")
+    )
+
+
+def convert(ref: str, config: settings.Config, tmp_path: Path) -> image.ImageRecord:
+    return image.convert(ref, config.store_url, work_dir=tmp_path / "work")
+
+
+@pytest.mark.parametrize("compression", ["gzip", "zstd"])
+@pytest.mark.parametrize("writable", [True, False])
+def test_the_mounted_tree_is_the_one_of_umoci(
+    tmp_path: Path, registry: DockerRegistry, config: settings.Config, compression: str, writable: bool
+) -> None:
+    digest = write_image(tmp_path / "layout", [LOWER, UPPER], compression=compression)  # type: ignore[arg-type]
+    ref = f"{registry.address}/t/{compression}:v1"
+    assert oci.push(f"oci:{tmp_path}/layout:v1", ref) == digest
+    record = convert(ref, config, tmp_path)
+    assert record.image == digest
+    if compression == "zstd":  # umoci 0.4 knows gzip only
+        write_image(tmp_path / "reference", [LOWER, UPPER])
+    else:
+        subprocess.run(["skopeo", "copy", "-q", "--src-tls-verify=false", f"docker://{ref}",
+                        f"oci:{tmp_path}/reference:v1"], check=True)  # fmt: skip
+    subprocess.run(["umoci", "unpack", "--image", f"{tmp_path}/reference:v1", f"{tmp_path}/umoci"], check=True)
+    mounted = image.mount(ref, tmp_path / "m", store_url=config.store_url, config=config, writable=writable)
+    try:
+        assert tree(mounted.rootfs) == tree(tmp_path / "umoci/rootfs")
+        assert (mounted.upper is not None) == writable
+        assert [m.rootfs for m in image.mounts(Path(config.state_dir))] == [mounted.rootfs]
+    finally:
+        mounted.unmount()
+    assert list((tmp_path / "state").rglob("*.json")) == []
+    assert list((tmp_path / "cache" / "overlays").glob("*")) == []
+
+
+def test_images_pushed_by_skopeo_as_docker_v2(
+    tmp_path: Path, registry: DockerRegistry, config: settings.Config
+) -> None:
+    write_image(tmp_path / "layout", [LOWER, UPPER])
+    ref = f"{registry.address}/t/docker:v2s2"
+    subprocess.run(["skopeo", "copy", "-q", "--format=v2s2", "--dest-tls-verify=false", f"oci:{tmp_path}/layout:v1",
+                    f"docker://{ref}"], check=True)  # fmt: skip
+    with oci.open_image(ref) as opened:
+        assert opened.manifest.media_type == "application/vnd.docker.distribution.manifest.v2+json"
+    assert convert(ref, config, tmp_path).tree == convert(f"oci:{tmp_path}/layout:v1", config, tmp_path).tree
+
+
+def test_a_second_conversion_is_immediate_and_a_moved_tag_is_seen(
+    tmp_path: Path, registry: DockerRegistry, config: settings.Config
+) -> None:
+    ref = f"{registry.address}/t/moving:latest"
+    write_image(tmp_path / "layout", [LOWER])
+    oci.push(f"oci:{tmp_path}/layout:v1", ref)
+    first = convert(ref, config, tmp_path)
+    assert convert(ref, config, tmp_path) == first
+    assert image.resolve(ref, config.store_url) == first
+    digest = write_image(tmp_path / "layout", [LOWER, UPPER])
+    oci.push(f"oci:{tmp_path}/layout:v1", ref)
+    with pytest.raises(NotFoundError, match="not converted in store"):
+        image.resolve(ref, config.store_url)
+    second = convert(ref, config, tmp_path)
+    assert (second.image, second.tree != first.tree) == (digest, True)
+    assert [r.image for r in image.records(open_store(config.store_url))] == sorted([first.image, second.image])
+
+
+def test_a_digest_needs_no_registry(tmp_path: Path, config: settings.Config) -> None:
+    digest = write_image(tmp_path / "layout", [LOWER])
+    record = convert(f"oci:{tmp_path}/layout:v1", config, tmp_path)
+    assert image.resolve(f"127.0.0.1:1/gone@{digest}", config.store_url) == record
+
+
+def test_conversion_is_deterministic(tmp_path: Path, config: settings.Config) -> None:
+    write_image(tmp_path / "layout", [LOWER, UPPER])
+    first = convert(f"oci:{tmp_path}/layout:v1", config, tmp_path)
+    shutil.rmtree(tmp_path / "store")
+    assert convert(f"oci:{tmp_path}/layout:v1", config, tmp_path).tree == first.tree
+
+
+@pytest.mark.parametrize(
+    "point", ["oci.unpack.after-layer", "image.convert.before-publish", "image.convert.before-record"]
+)
+def test_a_failure_leaves_no_temporary_file_and_the_next_try_succeeds(
+    tmp_path: Path, config: settings.Config, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    digest = write_image(tmp_path / "layout", [LOWER])
+    monkeypatch.setenv("BOOTSEER_FAULTS", f"{point}=eio")
+    with pytest.raises(Exception, match="Input/output error"):
+        convert(f"oci:{tmp_path}/layout:v1", config, tmp_path)
+    assert list((tmp_path / "work").iterdir()) == []
+    assert not open_store(config.store_url).exists(key_of(digest, oci.host_platform()))
+    monkeypatch.delenv("BOOTSEER_FAULTS")
+    assert convert(f"oci:{tmp_path}/layout:v1", config, tmp_path).image == digest
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_conversion_is_cleaned_up(tmp_path: Path, config: settings.Config, number: int) -> None:
+    write_image(tmp_path / "layout", [LOWER])
+    argv = [sys.executable, "-m", "bootseer.cli.main", "image", "convert", f"oci:{tmp_path}/layout:v1"]
+    argv += ["--store", config.store_url, "--work-dir", str(tmp_path / "work")]
+    env = {**os.environ, "BOOTSEER_FAULTS": "image.convert.before-publish=sleep:20"}
+    with subprocess.Popen(argv, env=env, stderr=subprocess.PIPE, text=True) as child:
+        end = time.monotonic() + 15
+        while not list((tmp_path / "work").glob("*/data")) and time.monotonic() < end:
+            time.sleep(0.05)
+        time.sleep(0.2)
+        child.send_signal(number)
+        _, error = child.communicate(timeout=15)
+    if number == signal.SIGKILL:
+        assert len(list((tmp_path / "work").iterdir())) == 1
+        convert(f"oci:{tmp_path}/layout:v1", config, tmp_path)
+    else:
+        assert child.returncode == 128 + number
+        assert "Traceback" not in error
+    assert list((tmp_path / "work").iterdir()) == []
+
+
+@pytest.mark.parametrize("point", ["image.mount.before-overlay", "image.mount.before-record"])
+def test_a_failed_mount_leaves_nothing(
+    tmp_path: Path, config: settings.Config, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    write_image(tmp_path / "layout", [LOWER])
+    ref = f"oci:{tmp_path}/layout:v1"
+    convert(ref, config, tmp_path)
+    monkeypatch.setenv("BOOTSEER_FAULTS", f"{point}=eio")
+    with pytest.raises(Exception, match="Input/output error"):
+        image.mount(ref, tmp_path / "m", store_url=config.store_url, config=config)
+    assert not (tmp_path / "m").exists()
+    assert image.mounts(Path(config.state_dir)) == []
+    assert list((tmp_path / "cache" / "overlays").glob("*")) == []
+
+
+def test_two_writable_mounts_do_not_see_each_other(tmp_path: Path, config: settings.Config) -> None:
+    write_image(tmp_path / "layout", [LOWER])
+    ref = f"oci:{tmp_path}/layout:v1"
+    convert(ref, config, tmp_path)
+    one = image.mount(ref, tmp_path / "one", store_url=config.store_url, config=config)
+    try:
+        two = image.mount(ref, tmp_path / "two", store_url=config.store_url, config=config)
+        try:
+            (one.rootfs / "etc/passwd").write_text("changed")
+            assert (two.rootfs / "etc/passwd").read_bytes() == LOWER[2].data
+            assert one.upper is not None
+            assert (one.upper / "etc/passwd").read_text() == "changed"
+            assert image.attach(one.rootfs, Path(config.state_dir)).status().blocks_total > 0
+            with pytest.raises(Exception, match="something is mounted there"):
+                image.mount(ref, two.rootfs, store_url=config.store_url, config=config)
+        finally:
+            two.unmount()
+    finally:
+        one.unmount()
+    one.unmount()
+    with pytest.raises(NotFoundError, match="no image is mounted"):
+        image.attach(one.rootfs, Path(config.state_dir))

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import pytest
+
+from bootseer.errors import ConfigError
+from bootseer.oci import Reference
+
+D = "sha256:" + "a" * 64
+
+
+@pytest.mark.parametrize(
+    ("text", "registry", "name", "tag", "digest"),
+    [
+        ("127.0.0.1:5000/team/torch:2.5", "127.0.0.1:5000", "team/torch", "2.5", ""),
+        ("localhost/x", "localhost", "x", "latest", ""),
+        ("[::1]:5000/x:v1", "[::1]:5000", "x", "v1", ""),
+        (f"r.example.org/a/b-c_d.e@{D}", "r.example.org", "a/b-c_d.e", "", D),
+        (f"r.example.org/a:t@{D}", "r.example.org", "a", "t", D),
+    ],
+)
+def test_registry_references(text: str, registry: str, name: str, tag: str, digest: str) -> None:
+    ref = Reference.parse(text)
+    assert (ref.registry, ref.name, ref.tag, ref.digest, ref.layout) == (registry, name, tag, digest, "")
+    assert Reference.parse(str(ref)) == ref
+
+
+@pytest.mark.parametrize(
+    ("text", "layout", "tag"),
+    [
+        ("oci:/a/b:v1", "/a/b", "v1"),
+        ("oci:/a/b", "/a/b", ""),
+        ("oci:/a:x/b", "/a:x/b", ""),
+        ("oci:/a:x/b:v2", "/a:x/b", "v2"),
+    ],
+)
+def test_layout_references(text: str, layout: str, tag: str) -> None:
+    ref = Reference.parse(text)
+    assert (ref.layout, ref.tag, ref.registry) == (layout, tag, "")
+    assert Reference.parse(str(ref)) == ref
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "busybox", "team/busybox", "r.io/", "r.io/Upper", "r.io/a:", "r.io/a:bad tag", "r.io/../a", "oci:",
+     "oci:/a:ba d", "r.io/a@sha256:12", "r.io/a@md5:" + "a" * 64, "r.io//a", "r io/a", "r.io/a:b/c"],
+)  # fmt: skip
+def test_what_is_no_reference(text: str) -> None:
+    with pytest.raises(ConfigError):
+        Reference.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("registry", "plain"),
+    [
+        ("127.0.0.1:5000", True),
+        ("localhost:1", True),
+        ("10.1.2.3", True),
+        ("[::1]:5000", True),
+        ("192.168.0.9:80", True),
+        ("r.example.org", False),
+        ("8.8.8.8:5000", False),
+    ],
+)
+def test_plain_http_is_for_this_network_only(registry: str, plain: bool) -> None:
+    assert Reference.parse(f"{registry}/x").plain_http is plain

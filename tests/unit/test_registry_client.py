@@ -1,0 +1,237 @@
+"""The registry client against a server that misbehaves on purpose."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bootseer import oci
+from bootseer.errors import DataError, NotFoundError, PrivilegeError, UnavailableError
+from bootseer.oci import registry, spec
+from bootseer.oci.image import verified
+from bootseer.oci.registry import Registry
+
+BLOB = hashlib.shake_256(b"blob").digest(1_500_000)
+
+
+class Server(http.server.ThreadingHTTPServer):
+    daemon_threads = False
+    block_on_close = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.documents: dict[str, tuple[bytes, str]] = {}
+        self.blobs: dict[str, bytes] = {}
+        self.troubles: list[str] = []
+        self.seen: list[tuple[str, str]] = []
+        self.token = ""
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    server: Server
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self.server.seen.append((self.path, self.headers.get("Range", "")))
+        trouble = self.server.troubles.pop(0) if self.server.troubles else ""
+        if self.path.startswith("/token"):
+            return self.reply(200, json.dumps({"token": self.server.token}).encode(), "application/json")
+        if self.server.token and self.headers.get("Authorization") != f"Bearer {self.server.token}":
+            where = f'Bearer realm="http://{self.server.address}/token",service="s",scope="repository:x:pull"'
+            return self.reply(401, b"", headers={"WWW-Authenticate": where})
+        if trouble.isdigit():
+            return self.reply(int(trouble), b"", headers={"Retry-After": "0"})
+        kind, _, name = self.path.removeprefix("/v2/x/").partition("/")
+        if kind == "manifests" and name in self.server.documents:
+            body, media_type = self.server.documents[name]
+            return self.reply(200, body, media_type)
+        if kind == "blobs" and name in self.server.blobs:
+            return self.blob(self.server.blobs[name], trouble)
+        return self.reply(404, b'{"errors":[{"code":"MANIFEST_UNKNOWN"}]}', "application/json")
+
+    def blob(self, data: bytes, trouble: str) -> None:
+        asked = self.headers.get("Range", "")
+        start = int(asked.removeprefix("bytes=").rstrip("-")) if asked and trouble != "no ranges" else 0
+        self.send_response(206 if start else 200)
+        self.send_header("Content-Length", str(len(data) - start))
+        self.end_headers()
+        if trouble == "cut":
+            self.wfile.write(data[start : start + 400_000])
+            self.wfile.flush()
+            self.connection.close()
+        elif trouble == "stall":
+            self.wfile.write(data[start : start + 300_000])
+            self.wfile.flush()
+            time.sleep(1.0)
+        else:
+            self.wfile.write(data[start:])
+
+    def reply(self, code: int, body: bytes, kind: str = "text/plain", headers: dict[str, str] | None = None) -> None:
+        self.send_response(code)
+        for key, value in {"Content-Type": kind, "Content-Length": str(len(body)), **(headers or {})}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setattr(registry, "_backoff", lambda failures, exc: 0.01)
+    with Server() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def descriptor(data: bytes) -> spec.Descriptor:
+    return spec.Descriptor(spec.LAYER, "sha256:" + hashlib.sha256(data).hexdigest(), len(data))
+
+
+def fetch(server: Server) -> bytes:
+    item = descriptor(BLOB)
+    server.blobs[item.digest] = BLOB
+    with Registry(oci.Reference.parse(f"{server.address}/x")) as client:
+        return b"".join(verified(client.blob(item), item, "layer"))
+
+
+def put_image(server: Server, *, as_index: bool = False, platform: str = "") -> str:
+    os_name, arch = (platform or oci.host_platform()).split("/")
+    config = json.dumps({"os": os_name, "architecture": arch, "rootfs": {"type": "layers", "diff_ids": []}}).encode()
+    server.blobs[descriptor(config).digest] = config
+    item = {"mediaType": spec.CONFIG, "digest": descriptor(config).digest, "size": len(config)}
+    manifest = json.dumps(
+        {"schemaVersion": 2, "mediaType": spec.DOCKER_MANIFEST, "config": item, "layers": []}
+    ).encode()
+    digest = descriptor(manifest).digest
+    server.documents[digest] = server.documents["v1"] = (manifest, spec.DOCKER_MANIFEST)
+    if as_index:
+        entry = {"mediaType": spec.MANIFEST, "digest": digest, "size": len(manifest),
+                 "platform": {"os": os_name, "architecture": arch}}  # fmt: skip
+        other = {**entry, "digest": "sha256:" + "0" * 64, "platform": {"os": "plan9", "architecture": "mips"}}
+        body = json.dumps({"schemaVersion": 2, "manifests": [other, entry]}).encode()
+        server.documents["v1"] = (body, spec.DOCKER_LIST)
+    return digest
+
+
+@pytest.mark.parametrize("troubles", [[], ["503", "429"], ["cut"], ["cut", "502", "cut"], ["cut", "no ranges"]])
+def test_blobs_survive_trouble(server: Server, troubles: list[str]) -> None:
+    server.troubles = list(troubles)
+    assert fetch(server) == BLOB
+
+
+def test_a_cut_transfer_resumes_where_it_was(server: Server) -> None:
+    server.troubles = ["cut"]
+    assert fetch(server) == BLOB
+    assert [asked for _, asked in server.seen] == ["", "bytes=262144-"]
+
+
+def test_a_stalled_transfer_is_given_up_and_resumed(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "STALL", 0.3)
+    server.troubles = ["stall"]
+    began = time.monotonic()
+    assert fetch(server) == BLOB
+    assert time.monotonic() - began < 1.0
+    assert server.seen[1][1].startswith("bytes=")
+
+
+def test_trouble_without_end_is_an_error(server: Server) -> None:
+    server.troubles = ["503"] * 50
+    with pytest.raises(UnavailableError, match=r"does not answer.*HTTP 503"):
+        fetch(server)
+    assert len(server.seen) == registry.RETRIES + 1
+
+
+def test_wrong_bytes_are_an_error(server: Server) -> None:
+    item = descriptor(BLOB)
+    server.blobs[item.digest] = BLOB[:-1] + b"x"
+    with Registry(oci.Reference.parse(f"{server.address}/x")) as client, pytest.raises(DataError, match="corrupt"):
+        list(verified(client.blob(item), item, "layer"))
+
+
+def test_tokens(server: Server) -> None:
+    server.token = "secret"
+    assert fetch(server) == BLOB
+    put_image(server)
+    with oci.open_image(f"{server.address}/x:v1") as image:
+        assert image.platform == oci.host_platform()
+
+
+def test_a_login_that_leads_nowhere(server: Server) -> None:
+    server.token = "secret"
+    put_image(server)
+    with Registry(oci.Reference.parse(f"{server.address}/x")) as client:
+        server.token = "other"
+        client._authorization = "Bearer old"
+        assert client.manifest("v1")[2] == put_image(server)
+    Handler_get = Handler.do_GET
+    try:
+        Handler.do_GET = lambda self: self.reply(401, b"")  # type: ignore[method-assign]
+        with pytest.raises(PrivilegeError, match="denies access"):
+            oci.open_image(f"{server.address}/x:v1")
+    finally:
+        Handler.do_GET = Handler_get  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("as_index", [False, True])
+def test_the_digest_is_the_manifests(server: Server, as_index: bool) -> None:
+    digest = put_image(server, as_index=as_index)
+    with oci.open_image(f"{server.address}/x:v1") as image:
+        assert image.digest == digest
+    assert oci.resolve_digest(f"{server.address}/x:v1") == digest
+
+
+def test_another_platform(server: Server) -> None:
+    put_image(server, as_index=True, platform="linux/s390x")
+    with pytest.raises(DataError, match=rf"no image for {oci.host_platform()}.*it has linux/s390x, plan9/mips"):
+        oci.open_image(f"{server.address}/x:v1")
+
+
+def test_no_such_image(server: Server) -> None:
+    with pytest.raises(
+        NotFoundError, match=rf"image {server.address}/x:nope does not exist in registry {server.address}"
+    ):
+        oci.open_image(f"{server.address}/x:nope")
+
+
+def test_other_bytes_for_a_digest(server: Server) -> None:
+    digest = put_image(server)
+    server.documents[digest] = (b"{}", spec.MANIFEST)
+    with pytest.raises(DataError, match="other bytes"):
+        oci.open_image(f"{server.address}/x@{digest}")
+
+
+def test_noise_as_manifest(server: Server) -> None:
+    for body in (b"", b"<html>", b"[]", b'{"schemaVersion":1}'):
+        server.documents["v1"] = (body, "text/html")
+        with pytest.raises(DataError, match="not a valid manifest"):
+            oci.open_image(f"{server.address}/x:v1")
+
+
+def test_nobody_there() -> None:
+    with pytest.raises(
+        UnavailableError, match=r"registry 127.0.0.1:1 does not answer at http://127.0.0.1:1: .*refused"
+    ):
+        oci.open_image("127.0.0.1:1/x:v1")
+
+
+def test_docker_login_is_used(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"auths": {server.address: {"auth": "dTpw"}}}))
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    assert registry._docker_login(server.address) == "dTpw"
+    (tmp_path / "config.json").write_text("{broken")
+    assert registry._docker_login(server.address) == ""
