@@ -1,5 +1,66 @@
+"""``bootseer doctor``."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from typing import Annotated
+
 import typer
 
 
 def register(app: typer.Typer) -> None:
-    """To be written."""
+    """Add the command."""
+    app.command("doctor")(doctor)
+
+
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON")] = False) -> None:
+    """Try what a fast start needs on this machine, and say what is missing, what that costs and how to get it.
+
+    Exit code 0: the fast way works. 77: it lacks only privileges. 71: something else essential is missing, named in the
+    last line.
+    """
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from bootseer import config
+    from bootseer.doctor import Check, examine
+    from bootseer.kernel import mount
+
+    settings = config.load()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    mount.private_namespace()  # so that even a kill of this command leaves no mount behind
+    console, errors = Console(), Console(stderr=True)
+
+    with errors.status("examining this machine") as status:
+
+        def tell(check: Check) -> None:
+            status.update(f"{check.name}: {check.status}")
+
+        report = examine(settings, progress=tell)
+
+    if as_json:
+        print(json.dumps(report.as_json(), indent=1))
+        raise typer.Exit(report.exit_code)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for title in ("", "", "found"):
+        table.add_column(title, overflow="fold")
+    colours = {"ok": "green", "limited": "yellow", "missing": "red"}
+    for check in report.checks:
+        table.add_row(f"[{colours[check.status]}]{check.status}[/]", check.name, escape(check.detail))
+        if check.status != "ok" or check.cost:
+            for label, text in (("costs", check.cost), ("get it", check.fix)):
+                if text:
+                    table.add_row("", "", f"  {label}: {escape(text)}", style="dim")
+    console.print(table, highlight=False)
+    console.print("\nsettings", highlight=False)
+    for name, value in report.settings.items():
+        console.print(f"  {name} = {json.dumps(value)}", highlight=False, markup=False, soft_wrap=True)
+    if report.lacking:
+        names = ", ".join(check.name for check in report.lacking)
+        console.print(f"\nThe fast way does not work here: {names}", highlight=False, markup=False)
+    else:
+        console.print(f"\nThe fast way works here (driver: {report.driver})", highlight=False, markup=False)
+    raise typer.Exit(report.exit_code)

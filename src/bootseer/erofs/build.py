@@ -63,6 +63,7 @@ def build(
     _check_names(tree)
     new_meta, new_data = (part.with_name(f".{part.name}.{os.getpid()}") for part in (meta, data))
     command = [tool, "--quiet", f"--blobdev={new_data}", f"--chunksize={chunk_size}", "--preserve-mtime", f"-U{_UUID}"]
+    complete = False
     try:
         _run([*command, str(new_meta), str(tree)], f"build an image of {tree}", new_data, progress)
         faults.point("erofs.build.before-rename")
@@ -70,11 +71,14 @@ def build(
         os.replace(new_data, data)
         faults.point("erofs.build.between-renames")
         os.replace(new_meta, meta)
+        complete = True
     except OSError as exc:
         raise from_os_error(exc, f"build {meta}") from None
     finally:
         new_meta.unlink(missing_ok=True)
         new_data.unlink(missing_ok=True)
+        if not complete and not meta.exists():
+            data.unlink(missing_ok=True)
 
 
 def _check_names(tree: Path) -> None:

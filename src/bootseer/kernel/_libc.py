@@ -11,6 +11,7 @@ _libc.mount.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctype
 _libc.umount2.argtypes = [ctypes.c_char_p, ctypes.c_int]
 _libc.fanotify_init.argtypes = [ctypes.c_uint, ctypes.c_uint]
 _libc.fanotify_mark.argtypes = [ctypes.c_int, ctypes.c_uint, ctypes.c_uint64, ctypes.c_int, ctypes.c_char_p]
+_libc.unshare.argtypes = [ctypes.c_int]
 
 
 def _check(result: int, name: str) -> int:
@@ -39,3 +40,8 @@ def fanotify_init(flags: int, event_flags: int) -> int:
 def fanotify_mark(fd: int, flags: int, mask: int, path: str) -> None:
     """fanotify_mark(2) of an absolute path."""
     _check(_libc.fanotify_mark(fd, flags, mask, -100, os.fsencode(path)), path)
+
+
+def unshare(flags: int) -> None:
+    """unshare(2) of the calling thread."""
+    _check(_libc.unshare(flags), "unshare")

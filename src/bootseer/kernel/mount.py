@@ -25,6 +25,7 @@ _log = logging.getLogger(__name__)
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_REMOUNT, MS_NOATIME, MS_BIND, MS_REC, MS_PRIVATE = 0x20, 0x400, 0x1000, 0x4000, 1 << 18
+_CLONE_NEWNS = 0x20000
 _MNT_FORCE, _MNT_DETACH, _UMOUNT_NOFOLLOW = 1, 2, 8
 
 _MAX_DATA = 4095  # mount(2) copies one page, and cuts what is longer without an error
@@ -230,6 +231,18 @@ def bind(src: Path, dst: Path, *, readonly: bool = False, recursive: bool = Fals
     except BootseerError:
         _quietly(lambda: unmount(dst))
         raise
+
+
+def private_namespace() -> bool:
+    """Give this process (call it before it has threads) mounts of its own, that nobody else sees and that end with it
+    and its children. False without the right to."""
+    try:
+        _libc.unshare(_CLONE_NEWNS)
+        _libc.mount("none", "/", "", MS_REC | MS_PRIVATE, "")
+    except OSError as exc:
+        _log.info("no mount namespace of its own: %s", exc.strerror)
+        return False
+    return True
 
 
 def _locked_flags(path: Path) -> int:
