@@ -1,0 +1,23 @@
+"""Striped files: one file spread over several storage files, so that a read has the bandwidth of many DataNodes.
+
+The format is described in docs/internals/stripe.md.
+"""
+
+from bootseer.stripefs.backend import split_url
+from bootseer.stripefs.commit import Commit, CommittedFile
+from bootseer.stripefs.fs import FileStat, StripeFS, open_fs
+from bootseer.stripefs.read import ChunkFile, StripedFile
+from bootseer.stripefs.write import StripeWriter, Written
+
+__all__ = [
+    "ChunkFile",
+    "Commit",
+    "CommittedFile",
+    "FileStat",
+    "StripeFS",
+    "StripeWriter",
+    "StripedFile",
+    "Written",
+    "open_fs",
+    "split_url",
+]

@@ -1,0 +1,131 @@
+"""What the striped store needs of the storage below it, and the choice of one by URL.
+
+Paths are relative to the URL's base, with ``/`` between parts and none at the ends; ``""`` is the base itself. Every
+method may be called from any thread. Errors: those of `bootseer.errors`; `FileExistsError` from `rename` and `create`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from bootseer.errors import ConfigError, NotFoundError, UnsupportedError
+
+DEADLINE = 20.0
+"""Seconds one read or write of at most a few MiB may take."""
+
+
+class Entry(NamedTuple):
+    """One name: last part of its path, size in bytes (0 for a folder), modification time in seconds."""
+
+    name: str
+    size: int
+    is_dir: bool
+    mtime: float
+
+
+class Source(Protocol):
+    """An open file; ``size`` is its length when it was opened. Safe from several threads."""
+
+    size: int
+
+    def readinto(self, offset: int, parts: Sequence[memoryview]) -> None:
+        """Fill ``parts``, in order, with the bytes from ``offset``. `DataError` when the file ends before."""
+
+    def close(self) -> None: ...
+
+
+class Sink(Protocol):
+    """A new file being written, by one thread."""
+
+    def write(self, data: bytes | memoryview) -> None: ...
+
+    def close(self) -> None:
+        """Finish: after it the bytes survive what the storage promises to survive."""
+
+    def abandon(self) -> None:
+        """Remove the unfinished file as far as that is possible; never raises."""
+
+
+class Backend(Protocol):
+    """A folder of a file system, local or not."""
+
+    url: str
+
+    def stat(self, path: str) -> Entry: ...
+
+    def list(self, path: str) -> list[Entry]:
+        """The entries of a folder in name order."""
+
+    def open(self, path: str) -> Source: ...
+
+    def create(self, path: str) -> Sink:
+        """A new file; missing folders above it are made."""
+
+    def rename(self, src: str, dst: str, *, overwrite: bool) -> None:
+        """Atomic."""
+
+    def delete(self, path: str) -> None:
+        """Remove a file; no error when it is gone already."""
+
+
+def read_all(backend: Backend, path: str, *, limit: int) -> bytes:
+    """The whole of a small file, at most ``limit`` bytes of it."""
+    source = backend.open(path)
+    try:
+        data = bytearray(min(source.size, limit))
+        if data:
+            source.readinto(0, [memoryview(data)])
+        return bytes(data)
+    finally:
+        source.close()
+
+
+def exists(backend: Backend, path: str) -> bool:
+    try:
+        backend.stat(path)
+    except NotFoundError:
+        return False
+    return True
+
+
+def join(*parts: str) -> str:
+    """Path parts joined; empty ones leave no trace."""
+    return "/".join(part for part in parts if part)
+
+
+def clean(path: str) -> str:
+    """``path`` without slashes at its ends; `ConfigError` for ``..``, empty parts and NUL."""
+    path = path.strip("/")
+    if path and any(part in ("", ".", "..") or "\0" in part for part in path.split("/")):
+        raise ConfigError(f"bad path {path!r} in a striped store")
+    return path
+
+
+def split_url(url: str) -> tuple[str, str]:
+    """A file's URL as (URL of its folder, name): ``hdfs://n:8020/a/b`` is (``hdfs://n:8020/a``, ``b``)."""
+    scheme, sep, rest = url.rpartition("://")
+    if not sep:
+        rest = os.path.abspath(rest)
+    parent, slash, name = rest.rstrip("/").rpartition("/")
+    if not slash or not name:
+        raise ConfigError(f"{url!r} names no file")
+    return f"{scheme}{sep}{parent or ('/' if scheme in ('', 'file') else '')}", name
+
+
+def open_backend(url: str) -> Backend:
+    """A path, ``file://...`` or ``hdfs://...``. Opening touches no storage."""
+    if not url:
+        raise ConfigError("no striped store given", hint="name a folder or hdfs://host:port/path")
+    scheme, sep, rest = url.partition("://")
+    if not sep or scheme == "file":
+        from bootseer.stripefs.folder import FolderBackend
+
+        return FolderBackend(Path(os.path.abspath(rest if sep else url)))
+    if scheme == "hdfs":
+        from bootseer.stripefs.remote import HdfsBackend
+
+        return HdfsBackend(url)
+    raise UnsupportedError(f"no striped store over {scheme}://", hint="use a folder or hdfs://")

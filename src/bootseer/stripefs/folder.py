@@ -1,0 +1,149 @@
+"""The striped store over a folder: the embedded default, and a site's NFS, Lustre or GPFS."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+from bootseer.errors import BootseerError, DataError, NotFoundError, from_os_error
+from bootseer.stripefs.backend import Entry
+
+_IOV_MAX = 512
+
+
+class _Source:
+    def __init__(self, path: Path) -> None:
+        self._path, self._fd = path, -1
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        info = os.fstat(self._fd)
+        if stat.S_ISDIR(info.st_mode):
+            self.close()
+            raise NotFoundError(f"cannot open {path}: it is a folder")
+        self.size = info.st_size
+
+    def readinto(self, offset: int, parts: Sequence[memoryview]) -> None:
+        left = [part for part in parts if len(part)]
+        while left:
+            try:
+                got = os.preadv(self._fd, left[:_IOV_MAX], offset)
+            except OSError as exc:
+                raise from_os_error(exc, f"read {self._path}") from exc
+            if not got:
+                raise DataError(f"{self._path} ends at {offset}, more was expected")
+            offset += got
+            while left and got >= len(left[0]):
+                got -= len(left.pop(0))
+            if got:
+                left[0] = left[0][got:]
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class _Sink:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = open(path, "xb", buffering=0)  # noqa: SIM115  closed by close() or abandon()
+
+    def write(self, data: bytes | memoryview) -> None:
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[self._file.write(view) :]
+        except OSError as exc:
+            raise from_os_error(exc, f"write {self._path}") from exc
+
+    def close(self) -> None:
+        try:
+            with self._file:
+                os.fsync(self._file.fileno())
+        except OSError as exc:
+            raise from_os_error(exc, f"write {self._path}") from exc
+
+    def abandon(self) -> None:
+        self._file.close()
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)
+
+
+class FolderBackend:
+    """Files below ``root``, which the first write makes."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.url = str(root)
+
+    def _path(self, path: str) -> Path:
+        return self.root / path if path else self.root
+
+    def _error(self, exc: OSError, doing: str, path: str) -> BootseerError:
+        if isinstance(exc, FileNotFoundError | NotADirectoryError):
+            return NotFoundError(f"cannot {doing} {self._path(path)}: no such file or folder")
+        return from_os_error(exc, f"{doing} {self._path(path)}")
+
+    def stat(self, path: str) -> Entry:
+        try:
+            info = self._path(path).stat()
+        except OSError as exc:
+            raise self._error(exc, "look up", path) from None
+        folder = stat.S_ISDIR(info.st_mode)
+        return Entry(path.rpartition("/")[2], 0 if folder else info.st_size, folder, info.st_mtime)
+
+    def list(self, path: str) -> list[Entry]:
+        found = []
+        try:
+            with os.scandir(self._path(path)) as entries:
+                for entry in entries:
+                    with contextlib.suppress(FileNotFoundError):  # gone since
+                        info = entry.stat()
+                        folder = entry.is_dir()
+                        found.append(Entry(entry.name, 0 if folder else info.st_size, folder, info.st_mtime))
+        except OSError as exc:
+            raise self._error(exc, "list", path) from None
+        return sorted(found)
+
+    def open(self, path: str) -> _Source:
+        try:
+            return _Source(self._path(path))
+        except OSError as exc:
+            raise self._error(exc, "open", path) from None
+
+    def create(self, path: str) -> _Sink:
+        target = self._path(path)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            return _Sink(target)
+        except OSError as exc:
+            raise from_os_error(exc, f"write {target}") from exc
+
+    def rename(self, src: str, dst: str, *, overwrite: bool) -> None:
+        source, target = self._path(src), self._path(dst)
+        try:
+            if overwrite:
+                os.replace(source, target)
+            else:
+                os.link(source, target)  # unlike rename(2) it fails when the name exists
+                os.unlink(source)
+            fd = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        except FileExistsError:
+            raise
+        except OSError as exc:
+            raise from_os_error(exc, f"rename {source} to {target}") from exc
+
+    def delete(self, path: str) -> None:
+        try:
+            self._path(path).unlink(missing_ok=True)
+        except OSError as exc:
+            raise from_os_error(exc, f"delete {self._path(path)}") from exc

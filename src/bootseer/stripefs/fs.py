@@ -1,0 +1,222 @@
+"""`StripeFS`: files, folders and checkpoints of one striped store."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from bootseer.errors import BootseerError, DataError, NotFoundError, from_os_error
+from bootseer.stripefs import commit, layout
+from bootseer.stripefs.backend import Backend, clean, join, open_backend
+from bootseer.stripefs.commit import Commit
+from bootseer.stripefs.read import ChunkFile, StripedFile, open_file, read_pointer
+from bootseer.stripefs.write import StripeWriter, Written
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes done, bytes in all)."""
+
+_PIECE = 16 << 20
+
+
+class FileStat(msgspec.Struct, frozen=True, kw_only=True):
+    """One file or folder. ``width``, ``unit`` and ``uuid`` are 0 and "" for plain files and folders."""
+
+    path: str
+    size: int
+    is_dir: bool
+    mtime: float
+    width: int = 0
+    unit: int = 0
+    uuid: str = ""
+    digest: str = ""
+
+    @property
+    def striped(self) -> bool:
+        return bool(self.width)
+
+
+class StripeFS:
+    """A striped store over ``backend``. Paths are relative to its base. Any method may be called from any thread.
+
+    Errors: `NotFoundError`, `DataError` (damaged, incomplete, replaced meanwhile), `NotWritableError`, `FullError`,
+    `UnavailableError`.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.url = backend.url
+
+    def put(
+        self,
+        local: Path,
+        path: str,
+        *,
+        width: int = layout.WIDTH,
+        unit: int = layout.UNIT,
+        progress: Progress | None = None,
+    ) -> Written:
+        """Store the local file ``local`` at ``path``, atomically; an existing file is replaced."""
+        try:
+            with open(local, "rb", buffering=0) as src:
+                size = os.fstat(src.fileno()).st_size
+                with self.create(path, width=width, unit=unit) as out:
+                    buffer = memoryview(bytearray(4 << 20))
+                    while count := src.readinto(buffer):
+                        out.write(buffer[:count])
+                        if progress:
+                            progress(out.size, size)
+                    return out.finish()
+        except OSError as exc:
+            raise from_os_error(exc, f"read {local}") from exc
+
+    def create(
+        self, path: str, *, width: int = layout.WIDTH, unit: int = layout.UNIT, striped: bool = False
+    ) -> StripeWriter:
+        """A writer for a new file at ``path``; ``striped`` also when it is small."""
+        return StripeWriter(self.backend, clean(path), width=width, unit=unit, striped=striped)
+
+    def get(self, path: str, local: Path, *, progress: Progress | None = None) -> int:
+        """Copy the file at ``path`` to ``local``, which appears whole or not at all. Returns its size."""
+        tmp = local.parent / f"{layout.TEMPORARY}{uuid.uuid4().hex}"
+        try:
+            with self.open(path) as file:
+                try:
+                    with open(tmp, "xb", buffering=0) as out:
+                        buffer = memoryview(bytearray(min(_PIECE, file.size)))
+                        for offset in range(0, file.size, _PIECE):
+                            piece = buffer[: min(_PIECE, file.size - offset)]
+                            file.readinto(offset, piece)
+                            done = 0
+                            while done < len(piece):
+                                done += out.write(piece[done:])
+                            if progress:
+                                progress(offset + len(piece), file.size)
+                    os.replace(tmp, local)
+                finally:
+                    with contextlib.suppress(FileNotFoundError):
+                        tmp.unlink()
+                return file.size
+        except OSError as exc:
+            raise from_os_error(exc, f"write {local}") from exc
+
+    def open(self, path: str) -> ChunkFile:
+        """Open a file, striped or plain, for parallel reads."""
+        path = clean(path)
+        try:
+            return open_file(self.backend, path)
+        except NotFoundError as exc:
+            with contextlib.suppress(NotFoundError):
+                if self.backend.stat(path).is_dir:
+                    raise NotFoundError(f"{join(self.url, path)} is a folder, not a file") from None
+            raise NotFoundError(f"no file {path} in {self.url}") from exc
+
+    def stat(self, path: str) -> FileStat:
+        path = clean(path)
+        try:
+            entry = self.backend.stat(path)
+        except NotFoundError:
+            raise NotFoundError(f"no file or folder {path} in {self.url}") from None
+        if entry.is_dir:
+            return FileStat(path=path, size=0, is_dir=True, mtime=entry.mtime)
+        return self._file_stat(path, entry.size, entry.mtime)
+
+    def _file_stat(self, path: str, size: int, mtime: float) -> FileStat:
+        pointer = read_pointer(self.backend, path) if size <= layout.MAX_TEXT else None
+        if pointer is None:
+            return FileStat(path=path, size=size, is_dir=False, mtime=mtime)
+        return FileStat(
+            path=path,
+            size=pointer.size,
+            is_dir=False,
+            mtime=mtime,
+            width=pointer.width,
+            unit=pointer.unit,
+            uuid=pointer.uuid,
+            digest=pointer.digest,
+        )
+
+    def ls(self, path: str = "") -> list[FileStat]:
+        """The entries of a folder in name order; a file lists itself. Sizes are those of the contents."""
+        path = clean(path)
+        if not (found := self.stat(path)).is_dir:
+            return [found]
+        entries = [entry for entry in self.backend.list(path) if not commit.is_hidden(entry.name)]
+        return [
+            FileStat(path=join(path, entry.name), size=0, is_dir=True, mtime=entry.mtime)
+            if entry.is_dir
+            else self._file_stat(join(path, entry.name), entry.size, entry.mtime)
+            for entry in entries
+        ]
+
+    def files(self, path: str = "") -> list[str]:
+        """Paths of every file at or below ``path``, in order."""
+        path = clean(path)
+        if not self.stat(path).is_dir:
+            return [path]
+        return sorted(join(path, name) for name, _ in commit.walk(self.backend, path))
+
+    def verify(self, path: str = "", *, progress: Progress | None = None) -> list[FileStat]:
+        """Read and check everything at or below ``path``: headers, footers, every chunk, digests, and each COMMIT.
+
+        Returns the checked files; raises `DataError` for the first that is wrong. Plain files outside of a checkpoint
+        are only read: nothing says what they should hold.
+        """
+        stats = [self.stat(name) for name in self.files(path)]
+        total, done = sum(stat.size for stat in stats), 0
+        expected: dict[str, str] = {}
+        for stat in stats:
+            if stat.path.rpartition("/")[2] == commit.NAME:
+                folder = stat.path.rpartition("/")[0]
+                found = commit.check(self.backend, folder)
+                expected |= {join(folder, file.path): file.digest for file in found.files}
+        for stat in stats:
+            with self.open(stat.path) as file:
+                if isinstance(file, StripedFile):
+                    file.check_headers()
+            digest = commit.digest_of(self.backend, stat.path)
+            if digest != expected.get(stat.path, digest) or stat.digest not in ("", digest):
+                raise DataError(f"{stat.path} does not have its digest", hint="restore it from a copy")
+            done += stat.size
+            if progress:
+                progress(done, total)
+        return stats
+
+    def commit(self, path: str) -> Commit:
+        """Publish the directory as a checkpoint: everything in it now, nothing later. The first commit wins."""
+        path = clean(path)
+        if not self.stat(path).is_dir:
+            raise BootseerError(f"{path} is a file, a checkpoint is a folder")
+        return commit.commit(self.backend, path)
+
+    def checkpoint(self, path: str) -> Commit:
+        """The manifest of the checkpoint at ``path``, compared with the files there.
+
+        Raises `NotFoundError` for a missing directory, `DataError` when its save did not finish.
+        """
+        return commit.check(self.backend, clean(path))
+
+    def latest(self, path: str = "") -> str:
+        """Path of the newest complete checkpoint in the folder ``path``; `NotFoundError` when there is none."""
+        path = clean(path)
+        if not self.stat(path).is_dir:
+            raise NotFoundError(f"{path} is a file, not a folder of checkpoints")
+        return commit.latest(self.backend, path)
+
+    def remove(self, path: str) -> None:
+        """Remove a file: first its pointer, then its stripes."""
+        path = clean(path)
+        pointer = read_pointer(self.backend, path)
+        self.backend.delete(path)
+        for index in range(pointer.width if pointer else 0):
+            assert pointer is not None
+            self.backend.delete(pointer.stripe_path(path, index))
+
+
+def open_fs(url: str) -> StripeFS:
+    """The striped store at ``url``: a path, ``file://...`` or ``hdfs://...``. Touches no storage yet."""
+    return StripeFS(open_backend(url))

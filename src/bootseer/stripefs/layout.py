@@ -1,0 +1,239 @@
+"""How a striped file lies in its parts: geometry and codecs of header, footer and pointer (docs/internals/stripe.md).
+
+Nothing here does input or output. Every decoder raises `DataError` for bytes that are not exactly right.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+from crc32c import crc32c
+
+from bootseer.errors import ConfigError, DataError
+
+VERSION = 1
+UNIT = 1 << 20
+WIDTH = 4
+MAX_WIDTH = 256
+MIN_UNIT, MAX_UNIT = 4096, 64 << 20
+PLAIN_BELOW = 4 << 20
+"""Files smaller than this are stored plain: striping them costs more NameNode operations than it saves."""
+
+FOLDER = ".bsx"
+TEMPORARY = ".tmp-"
+HEADER_SIZE = 4096
+POINTER_LINE = b"bootseer striped file 1\n"
+MAX_TEXT = 1 << 20
+"""Largest pointer."""
+
+_HEADER = struct.Struct("<8sII16sIIQQ")
+_FOOTER = struct.Struct("<8sIIQQ16sII")
+_U32 = struct.Struct("<I")
+_HEADER_MAGIC = b"BSXstrip"
+_FOOTER_MAGIC = b"BSXfootr"
+
+
+def check_shape(width: int, unit: int) -> None:
+    """Raise `ConfigError` for a stripe width or unit that the format does not allow."""
+    if not 1 <= width <= MAX_WIDTH:
+        raise ConfigError(f"stripe width {width} is not between 1 and {MAX_WIDTH}")
+    if not MIN_UNIT <= unit <= MAX_UNIT or unit % 4096:
+        raise ConfigError(f"stripe unit {unit} is not a multiple of 4096 between {MIN_UNIT} and {MAX_UNIT}")
+
+
+class Run(NamedTuple):
+    """Consecutive chunks of one stripe: ``chunks`` of them from position ``first`` of stripe ``stripe``."""
+
+    stripe: int
+    first: int
+    chunks: int
+
+
+class Geometry(NamedTuple):
+    """Where each byte of a file of ``size`` bytes is. Pure arithmetic."""
+
+    size: int
+    unit: int
+    width: int
+
+    @property
+    def chunks(self) -> int:
+        return -(-self.size // self.unit)
+
+    def chunk_length(self, chunk: int) -> int:
+        return min(self.unit, self.size - chunk * self.unit)
+
+    def stripe_chunks(self, stripe: int) -> int:
+        """Number of chunks in ``stripe``."""
+        return max(0, -(-(self.chunks - stripe) // self.width))
+
+    def stripe_data(self, stripe: int) -> int:
+        """Bytes of chunk data in ``stripe``."""
+        count = self.stripe_chunks(stripe)
+        if not count:
+            return 0
+        last = (count - 1) * self.width + stripe
+        return (count - 1) * self.unit + self.chunk_length(last)
+
+    def footer_offset(self, stripe: int) -> int:
+        return HEADER_SIZE + self.stripe_data(stripe)
+
+    def stripe_length(self, stripe: int) -> int:
+        """Bytes of the whole stripe file."""
+        return self.footer_offset(stripe) + footer_length(self.stripe_chunks(stripe))
+
+    def chunk_offset(self, position: int) -> int:
+        """Offset in its stripe file of the chunk at ``position``."""
+        return HEADER_SIZE + position * self.unit
+
+    def runs(self, first: int, end: int, limit: int) -> Iterator[Run]:
+        """The chunks ``first`` to ``end`` (exclusive) as runs of at most ``limit`` chunks, nearest chunks first."""
+        pending: list[tuple[int, int, int]] = []
+        for stripe in range(self.width):
+            start = first + (stripe - first) % self.width
+            if start < end:
+                count = -(-(end - start) // self.width)
+                pending.append((start // self.width, stripe, count))
+        while pending:
+            left: list[tuple[int, int, int]] = []
+            for position, stripe, count in pending:
+                take = min(limit, count)
+                yield Run(stripe, position, take)
+                if count > take:
+                    left.append((position + take, stripe, count - take))
+            pending = left
+
+
+class Header(NamedTuple):
+    uuid: bytes
+    stripe: int
+    width: int
+    unit: int
+    epoch: int
+
+
+def encode_header(header: Header) -> bytes:
+    """`HEADER_SIZE` bytes."""
+    body = _HEADER.pack(
+        _HEADER_MAGIC, VERSION, HEADER_SIZE, header.uuid, header.stripe, header.width, header.unit, header.epoch
+    )
+    return (body + _U32.pack(crc32c(body))).ljust(HEADER_SIZE, b"\0")
+
+
+def decode_header(data: bytes, name: str) -> Header:
+    """``name`` is the stripe's, for messages."""
+    if len(data) < HEADER_SIZE or data[:8] != _HEADER_MAGIC:
+        raise DataError(f"{name} is not a stripe")
+    _, version, length, uuid, index, width, unit, epoch = _HEADER.unpack_from(data)
+    if version != VERSION:
+        raise DataError(f"{name} has stripe format {version}, this bootseer reads {VERSION}", hint="update bootseer")
+    if length != HEADER_SIZE or _U32.unpack_from(data, _HEADER.size)[0] != crc32c(data[: _HEADER.size]):
+        raise DataError(f"the header of {name} is damaged")
+    return Header(uuid, index, width, unit, epoch)
+
+
+class Footer(NamedTuple):
+    """``crcs``: CRC-32C of each chunk of the stripe; ``data``: bytes of chunks in it; ``size``: of the whole file."""
+
+    uuid: bytes
+    stripe: int
+    data: int
+    size: int
+    crcs: tuple[int, ...]
+
+
+def footer_length(chunks: int) -> int:
+    return _FOOTER.size + 4 * chunks + 8
+
+
+def encode_footer(footer: Footer) -> tuple[bytes, int]:
+    """The footer and its CRC, which the pointer names."""
+    count = len(footer.crcs)
+    body = _FOOTER.pack(_FOOTER_MAGIC, VERSION, count, footer.data, footer.size, footer.uuid, footer.stripe, 0)
+    body += struct.pack(f"<{count}I", *footer.crcs) + _U32.pack(footer_length(count))
+    crc = crc32c(body)
+    return body + _U32.pack(crc), crc
+
+
+def decode_footer(data: bytes, name: str) -> tuple[Footer, int]:
+    """The footer and its CRC."""
+    damaged = DataError(f"the footer of {name} is damaged, or its writer did not finish")
+    if len(data) < footer_length(0) or data[:8] != _FOOTER_MAGIC:
+        raise damaged
+    _, version, count, length, size, uuid, index, zero = _FOOTER.unpack_from(data)
+    if version != VERSION:
+        raise DataError(f"{name} has stripe format {version}, this bootseer reads {VERSION}", hint="update bootseer")
+    if len(data) != footer_length(count) or zero or _U32.unpack_from(data, len(data) - 8)[0] != len(data):
+        raise damaged
+    crc = crc32c(data[:-4])
+    if _U32.unpack_from(data, len(data) - 4)[0] != crc:
+        raise damaged
+    return Footer(uuid, index, length, size, struct.unpack_from(f"<{count}I", data, _FOOTER.size)), crc
+
+
+class Pointer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What the file at the logical path says. ``dir`` is relative to the folder of that path."""
+
+    uuid: str
+    size: int
+    unit: int
+    width: int
+    footers: tuple[int, ...]
+    digest: str
+    epoch: int
+    dir: str = FOLDER
+
+    @property
+    def geometry(self) -> Geometry:
+        return Geometry(self.size, self.unit, self.width)
+
+    def stripe_path(self, logical: str, index: int) -> str:
+        """Path of a stripe of the file at ``logical``."""
+        parent = logical.rpartition("/")[0]
+        return "/".join(filter(None, (parent, self.dir, f"{self.uuid}.{index}")))
+
+
+def encode_text(line: bytes, body: object) -> bytes:
+    """The three-line framing of pointers and manifests: magic line, JSON with sorted keys, CRC."""
+    text = line + msgspec.json.encode(body, order="sorted") + b"\n"
+    return text + b"crc32c %08x\n" % crc32c(text)
+
+
+def decode_text(line: bytes, data: bytes, name: str) -> bytes:
+    """The JSON between a magic line and a right CRC."""
+    lines = data.splitlines(keepends=True)
+    if len(lines) != 3 or lines[0] != line or lines[2] != b"crc32c %08x\n" % crc32c(lines[0] + lines[1]):
+        raise DataError(f"{name} is damaged")
+    return lines[1]
+
+
+def is_pointer(data: bytes | bytearray) -> bool:
+    """Whether a file that begins with ``data`` is a pointer."""
+    return data.startswith(POINTER_LINE)
+
+
+def encode_pointer(pointer: Pointer) -> bytes:
+    return encode_text(POINTER_LINE, pointer)
+
+
+def decode_pointer(data: bytes, name: str) -> Pointer:
+    try:
+        pointer = msgspec.json.decode(decode_text(POINTER_LINE, data, f"the pointer {name}"), type=Pointer)
+        check_shape(pointer.width, pointer.unit)
+        uuid = bytes.fromhex(pointer.uuid)
+    except (msgspec.DecodeError, ConfigError, ValueError) as exc:
+        raise DataError(f"the pointer {name} is damaged: {exc}") from None
+    parts = pointer.dir.split("/")
+    if (
+        len(uuid) != 16
+        or pointer.uuid != uuid.hex()
+        or pointer.size < 0
+        or pointer.epoch < 0
+        or len(pointer.footers) != pointer.width
+        or any(part in ("", ".") or "\0" in part for part in parts)
+    ):
+        raise DataError(f"the pointer {name} is damaged")
+    return pointer
