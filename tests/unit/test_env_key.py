@@ -1,0 +1,231 @@
+"""Keys: what is part of them, what is not, and how a miss is explained."""
+
+from __future__ import annotations
+
+import json
+import platform
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from bootseer.env import EnvSpec, Target, key, parse_age, resolve_in
+from bootseer.env._json import canonical
+from bootseer.env.explain import changes, explain
+from bootseer.env.key import KeyDocument, document_from
+from bootseer.errors import ConfigError, DataError
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "env"
+
+
+def spec(folder: Path, **changed: object) -> EnvSpec:
+    base = EnvSpec(
+        targets=(Target("/opt/env"),),
+        command=("pip", "install", "-r", "requirements.txt"),
+        cwd=str(folder),
+        environ={"PATH": "/usr/bin:/bin", "CUDA": "12.4"},
+    )
+    return msgspec.structs.replace(base, **changed)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "requirements.txt").write_text("torch==2.5.0\n-r more.txt\n")
+    (tmp_path / "more.txt").write_text("numpy==2.0\n")
+    return tmp_path
+
+
+def test_the_golden_document_keeps_its_key() -> None:
+    raw = (GOLDEN / "document.json").read_bytes()
+    document = document_from(json.loads(raw))
+    assert document.key == "7ffe60a1f480731a1b2fa588e8dbb627b0ae6d55d94223cfa9d9e93273efe697"
+    assert canonical(msgspec.to_builtins(document)) == raw.rstrip(b"\n")
+
+
+def test_same_inputs_same_key(folder: Path) -> None:
+    assert key.build(spec(folder)).key == key.build(spec(folder)).key
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"command": ("pip", "install", "x")},
+        {"salt": "1"},
+        {"tenant": "a"},
+        {"image_digest": "sha256:1"},
+        {"targets": (Target("/opt/other"),)},
+        {"key_env": ("CUDA",)},
+        {"key_env": ("ABSENT",)},
+        {"key_files": ("more.txt",), "command": ("true",)},
+    ],
+)
+def test_each_input_is_part_of_the_key(folder: Path, changed: dict[str, object]) -> None:
+    assert key.build(spec(folder)).key != key.build(spec(folder, **changed)).key
+
+
+def test_what_is_not_part_of_the_key(folder: Path) -> None:
+    base = key.build(spec(folder)).key
+    for changed in ({"max_age": 5.0}, {"job": "j"}, {"wait": 9.0}, {"restore": "unpack"}):
+        assert key.build(spec(folder, **changed)).key == base
+
+
+def test_content_of_scripts_and_included_files_counts(folder: Path) -> None:
+    document = key.build(spec(folder))
+    assert set(document.files) == {"requirements.txt", "more.txt"}
+    assert document.machine == platform.machine()
+    (folder / "more.txt").write_text("numpy==2.1\n")
+    assert key.build(spec(folder)).key != document.key
+
+
+def test_includes_that_include_each_other_end(folder: Path) -> None:
+    (folder / "more.txt").write_text("-r requirements.txt\n")
+    assert set(key.build(spec(folder)).files) == {"requirements.txt", "more.txt"}
+
+
+def test_a_file_the_command_makes_is_no_input(folder: Path) -> None:
+    target = folder / "target"
+    one = spec(folder, targets=(Target(str(target)),), command=("cp", "more.txt", str(target / "made")))
+    before = key.build(one).key
+    target.mkdir()
+    (target / "made").write_text("x")
+    assert key.build(one).key == before
+
+
+def test_key_folder_counts_whole(folder: Path) -> None:
+    (folder / "pkg").mkdir()
+    (folder / "pkg" / "a.py").write_text("1")
+    one = spec(folder, key_files=("pkg",))
+    before = key.build(one)
+    (folder / "pkg" / "a.py").write_text("2")
+    after = key.build(one)
+    assert before.key != after.key
+    assert any(line.startswith("pkg changed") for line in changes(before, after))
+
+
+def test_missing_key_file_is_the_users_mistake(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read key file .*nope"):
+        key.build(spec(folder, key_files=("nope",)))
+
+
+def test_in_a_container_the_hosts_files_and_python_do_not_count(folder: Path) -> None:
+    one = spec(folder, image_digest="sha256:1", targets=(Target("/opt/env", "/var/x1/rootfs/opt/env"),))
+    two = msgspec.structs.replace(one, targets=(Target("/opt/env", "/var/x2/rootfs/opt/env"),))
+    document = key.build(one)
+    assert document.files == {}
+    assert document.python.version == ""
+    assert document.libc == ""
+    assert document.key == key.build(two).key
+
+
+def test_absolute_key_files_count_by_content_not_by_place(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    other = tmp_path_factory.mktemp("elsewhere")
+    (other / "more.txt").write_text("numpy==2.0\n")
+    one, two = (spec(folder, command=("x",), key_files=(str(at / "more.txt"),)) for at in (folder, other))
+    assert key.build(one).key == key.build(two).key
+
+
+def test_credentials_stay_out_of_the_document(folder: Path) -> None:
+    (folder / "requirements.txt").write_text("--index-url https://bob:hunter2@index.corp/simple\nx==1\n")
+    one = spec(
+        folder,
+        command=(
+            "pip",
+            "install",
+            "-r",
+            "requirements.txt",
+            "--extra-index-url=https://t0ken@h/s",
+            "--token",
+            "s3cret",
+        ),
+        key_env=("PIP_INDEX_URL", "API_TOKEN"),
+        environ={"PIP_INDEX_URL": "https://u:hunter2@h/simple", "API_TOKEN": "hunter2", "PATH": "/usr/bin"},
+    )
+    document = key.build(one)
+    text = canonical(msgspec.to_builtins(document)).decode()
+    for secret in ("hunter2", "t0ken", "s3cret", "bob"):
+        assert secret not in text
+    (folder / "requirements.txt").write_text("--index-url https://bob:rotated@index.corp/simple\nx==1\n")
+    assert key.build(one).key == document.key
+
+
+def test_a_miss_names_the_requirement(folder: Path) -> None:
+    old = key.build(spec(folder))
+    (folder / "requirements.txt").write_text("torch==2.5.0\nflash-attn==2.8\n-r more.txt\n")
+    new = key.build(spec(folder))
+    assert explain(new, [old]) == "missed because requirements.txt changed: + flash-attn 2.8"
+
+
+def test_the_nearest_document_is_compared(folder: Path) -> None:
+    far = key.build(spec(folder, command=("other",), salt="9", key_env=("CUDA",)))
+    near = key.build(spec(folder, salt="1"))
+    new = key.build(spec(folder, salt="2"))
+    assert explain(new, [near, far]) == "missed because salt changed: 1 -> 2"
+    assert explain(new, []) == "missed because no snapshot of these targets exists yet"
+
+
+def test_every_difference_is_explained(folder: Path) -> None:
+    old = key.build(spec(folder, key_env=("CUDA",)))
+    new = key.build(spec(folder, key_env=("CUDA",), environ={"PATH": "/usr/bin", "CUDA": "12.6"}, command=("uv", "x")))
+    assert changes(old, new) == [
+        "more.txt is no longer an input",
+        "requirements.txt is no longer an input",
+        "command changed: pip install -r requirements.txt -> uv x",
+        "variable CUDA changed: 12.4 -> 12.6",
+    ]
+
+
+def test_unknown_documents_are_refused() -> None:
+    with pytest.raises(DataError):
+        document_from({"format": "bootseer-env-key"})
+    with pytest.raises(DataError, match="version 2"):
+        document_from({"targets": [], "command": [], "version": 2})
+
+
+def test_lineage_joins_keys_of_the_same_targets() -> None:
+    one = KeyDocument(targets=["/a"], command=["x"])
+    assert one.lineage == KeyDocument(targets=["/a"], command=["y"], salt="s").lineage
+    assert one.lineage != KeyDocument(targets=["/b"], command=["x"]).lineage
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("7d", 604800), ("1.5h", 5400), ("30m", 1800), ("45s", 45)])
+def test_ages(text: str, seconds: float) -> None:
+    assert parse_age(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "7", "d", "-1d", "nand", "7 days", "infd"])
+def test_bad_ages(text: str) -> None:
+    with pytest.raises(ConfigError, match="is not an age"):
+        parse_age(text)
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [(), ("relative",), ("/",), ("/a/../b",), ("/a//b",), ("/a", "/a/b"), ("/a", "/a"), ("/a\0",)],
+)
+def test_bad_targets(targets: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError):
+        EnvSpec(targets=tuple(Target(item) for item in targets), command=("x",)).check()
+
+
+def test_no_command() -> None:
+    with pytest.raises(ConfigError, match="no set-up command"):
+        EnvSpec(targets=(Target("/a"),), command=()).check()
+
+
+def test_neighbours_are_not_nested() -> None:
+    EnvSpec(targets=(Target("/a"), Target("/a-b"), Target("/ab")), command=("x",)).check()
+
+
+def test_links_of_a_container_stay_inside_it(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    (root / "usr").mkdir(parents=True)
+    (root / "opt").symlink_to("/usr")
+    (root / "usr" / "up").symlink_to("../../../../etc")
+    (root / "loop").symlink_to("loop")
+    assert resolve_in(root, "/opt/env/x") == root / "usr/env/x"
+    assert resolve_in(root, "/opt/up/passwd") == root / "etc/passwd"
+    assert resolve_in(root, "/../../x") == root / "x"
+    with pytest.raises(ConfigError, match="too many symbolic links"):
+        resolve_in(root, "/loop/x")
