@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import sys
 import time
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bootseer import config as settings
-from bootseer.errors import BootseerError, ConfigError, NotFoundError
+from bootseer.errors import BootseerError, ConfigError, NotFoundError, PrivilegeError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -130,6 +131,8 @@ def run(
 
     from bootseer import image
 
+    if os.geteuid() != 0:
+        raise PrivilegeError(f"running {ref} needs root", hint="run with sudo")
     config = settings.load()
     variables = dict(_variable(item) for item in env or [])
     binds = [_bind(item) for item in volume or []]
@@ -309,8 +312,6 @@ def _status_lines(status: TreeStatus) -> list[str]:
 
 
 def _variable(text: str) -> tuple[str, str]:
-    import os
-
     name, sep, value = text.partition("=")
     if not name:
         raise ConfigError(f"bad variable {text!r}", hint="write NAME=VALUE")

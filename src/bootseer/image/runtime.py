@@ -82,6 +82,7 @@ def run(
         network=network,
         cgroup=f"/{ident}",
     )
+    container.check_command(document)
     with _Container(program, state, ident, document) as started:
         code = started.run()
         if code != 0 and (reason := started.failure()):
@@ -243,9 +244,9 @@ def _json_line(text: str) -> dict[str, str]:
 
 
 def _start_error(command: str, reason: str) -> BootseerError:
-    text = reason.rsplit(": ", 1)[-1] if "executable file" in reason else reason
     if "executable file" in reason or ("no such file" in reason and "exec" in reason):
-        return NotFoundError(f"cannot run {command} in the container: {text}", hint="check the command after --")
+        text = reason.rsplit(": ", 1)[-1]
+        return NotFoundError(f"cannot run {command} in the container: {text}", hint="check the command")
     if "permission denied" in reason and "exec" in reason:
         return BootseerError(f"cannot run {command} in the container: it is not executable")
     return UnsupportedError(f"the container runtime could not start: {reason}", hint="see bootseer doctor")

@@ -1,0 +1,189 @@
+"""What users meet when something is wrong: one clear line, the right exit code, no traceback, nothing lost or left."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bootseer import config as settings
+from bootseer import image, oci
+from bootseer.kernel import mount as mounts
+from bootseer.testing.images import Member, write_image
+from bootseer.testing.registry import DockerRegistry
+
+pytestmark = [pytest.mark.root, pytest.mark.registry]
+
+CLI = [sys.executable, "-m", "bootseer.cli.main"]
+
+
+@pytest.fixture(scope="module")
+def registry() -> Iterator[DockerRegistry]:
+    with DockerRegistry() as running:
+        yield running
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    return {
+        **os.environ,
+        "BOOTSEER_CACHE_DIR": str(tmp_path / "cache"),
+        "BOOTSEER_STATE_DIR": str(tmp_path / "state"),
+        "BOOTSEER_STORE": str(tmp_path / "store"),
+        "BOOTSEER_BACKGROUND_FILL": "false",
+    }
+
+
+@pytest.fixture
+def ref(tmp_path: Path) -> str:
+    write_image(tmp_path / "layout", [[Member("f", data=os.urandom(5_000_000))], [Member("g", data=b"small")]])
+    return f"oci:{tmp_path}/layout:v1"
+
+
+def fails(code: int, environ: dict[str, str], *args: str, before: tuple[str, ...] = ()) -> str:
+    """Run the command line, expect exit code ``code`` and one line on stderr; returns that line."""
+    done = subprocess.run([*before, *CLI, *args], env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == code, done.stderr
+    lines = [line for line in done.stderr.splitlines() if "WARNING" not in line]
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("bootseer: ")
+    return lines[0]
+
+
+def test_no_such_image(registry: DockerRegistry, environ: dict[str, str]) -> None:
+    name = f"{registry.address}/team/nothing:v1"
+    for verb in (["convert", name], ["mount", name, "m"], ["run", name, "--", "true"]):
+        line = fails(66, environ, "image", *verb)
+        assert f"image {name} does not exist in registry {registry.address}" in line
+
+
+def test_a_registry_that_does_not_answer(environ: dict[str, str]) -> None:
+    line = fails(69, environ, "image", "convert", "127.0.0.1:1/x:v1")
+    assert "registry 127.0.0.1:1 does not answer" in line
+    assert "Connection refused" in line
+
+
+def test_a_reference_that_is_none(environ: dict[str, str]) -> None:
+    assert "no registry in image reference 'torch'" in fails(78, environ, "image", "convert", "torch")
+    assert "is not an OCI layout" in fails(66, environ, "image", "convert", "oci:/nowhere:v1")
+
+
+def test_not_converted_yet(environ: dict[str, str], ref: str, tmp_path: Path) -> None:
+    line = fails(66, environ, "image", "mount", ref, str(tmp_path / "m"))
+    assert f"is not converted in store {tmp_path}/store; run bootseer image convert {ref}" in line
+    assert not (tmp_path / "m").exists()
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped"])
+def test_a_damaged_layer_in_a_registry(environ: dict[str, str], ref: str, tmp_path: Path, damage: str) -> None:
+    with DockerRegistry(root=tmp_path / "registry") as registry:
+        remote = f"{registry.address}/t/x:v1"
+        oci.push(ref, remote)
+        with oci.open_image(remote) as opened:
+            digest = opened.layers[0].digest
+        (blob,) = (tmp_path / "registry").glob(f"docker/registry/v2/blobs/sha256/*/{digest[7:]}/data")
+        data = bytearray(blob.read_bytes())
+        data[len(data) // 2] ^= 4
+        blob.write_bytes(data[:3_000_000] if damage == "truncated" else data)
+        line = fails(65, environ, "image", "convert", remote)
+    assert digest in line
+    assert list((tmp_path / "cache" / "work").iterdir()) == []
+    assert not list((tmp_path / "store").glob("images/*"))
+
+
+def test_a_flipped_bit_in_a_stored_block_is_an_input_output_error(
+    environ: dict[str, str], ref: str, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    image.convert(ref, str(store), work_dir=tmp_path / "work")
+    stored = max((path for path in store.glob("blobs/*/*")), key=lambda path: path.stat().st_size)
+    data = bytearray(stored.read_bytes())
+    data[len(data) // 2] ^= 1
+    stored.write_bytes(data)
+    config = settings.Config(
+        cache_dir=str(tmp_path / "cache"), state_dir=str(tmp_path / "state"), background_fill=False, demand_deadline=3
+    )
+    mounted = image.mount(ref, tmp_path / "m", store_url=str(store), config=config)
+    try:
+        whole, results = oci_file(tmp_path), []
+        with open(tmp_path / "m/f", "rb", buffering=0) as file:
+            for at in range(0, len(whole), 1 << 18):
+                try:
+                    results.append(os.pread(file.fileno(), 1 << 18, at) == whole[at : at + (1 << 18)])
+                except OSError as exc:
+                    results.append(exc.errno)
+        assert set(results) == {True, errno.EIO}
+        assert results.count(True) > results.count(errno.EIO)
+        assert (tmp_path / "m/g").read_bytes() == b"small"
+        assert mounted.status().bad_blocks > 0
+    finally:
+        mounted.unmount()
+
+
+def oci_file(tmp_path: Path) -> bytes:
+    """The file ``f`` of the image, by way of a plain unpack."""
+    with oci.open_image(f"oci:{tmp_path}/layout:v1") as opened:
+        oci.unpack(opened, tmp_path / "plain")
+    return (tmp_path / "plain/f").read_bytes()
+
+
+def test_a_store_that_cannot_be_written(environ: dict[str, str], ref: str, tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    mounts.mount("tmpfs", tmp_path / "store", "tmpfs", flags=mounts.MS_RDONLY)
+    try:
+        line = fails(73, environ, "image", "convert", ref)
+    finally:
+        mounts.unmount(tmp_path / "store")
+    assert f"{tmp_path}/store" in line
+    assert "Read-only file system" in line
+    assert list((tmp_path / "cache" / "work").iterdir()) == []
+
+
+@pytest.mark.parametrize("place", ["store", "cache"])
+def test_a_full_disk(environ: dict[str, str], ref: str, tmp_path: Path, place: str) -> None:
+    (tmp_path / place).mkdir()
+    mounts.mount("tmpfs", tmp_path / place, "tmpfs", data="size=2m")
+    try:
+        line = fails(74, environ, "image", "convert", ref)
+        left = [path for path in (tmp_path / place).rglob("*") if path.is_file()]
+    finally:
+        mounts.unmount(tmp_path / place)
+    assert "No space left on device" in line or "GB free" in line
+    assert left == []
+
+
+def test_without_root(environ: dict[str, str], ref: str, tmp_path: Path) -> None:
+    nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+    open_to_all = [tmp_path, *tmp_path.parents]
+    modes = [(path, path.stat().st_mode) for path in open_to_all if path.stat().st_uid == os.geteuid()]
+    for path, mode in modes:
+        path.chmod(mode | 0o755)
+    try:
+        for verb in (["convert", ref], ["mount", ref, "m"], ["run", ref, "--", "true"]):
+            line = fails(77, environ, "image", *verb, before=nobody)
+            assert "needs root" in line
+    finally:
+        for path, mode in modes:
+            path.chmod(mode)
+
+
+def test_without_fuse(environ: dict[str, str], ref: str, tmp_path: Path) -> None:
+    image.convert(ref, environ["BOOTSEER_STORE"], work_dir=tmp_path / "work")
+    hidden = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /dev && mknod /dev/null c 1 3 && exec "$@"', "sh")
+    line = fails(71, environ, "image", "mount", ref, str(tmp_path / "m"), before=hidden)
+    assert "FUSE" in line or "/dev/fuse" in line
+    assert image.mounts(tmp_path / "state") == []
+
+
+def test_arguments_that_make_no_sense(environ: dict[str, str], ref: str, tmp_path: Path) -> None:
+    image.convert(ref, environ["BOOTSEER_STORE"], work_dir=tmp_path / "work")
+    assert "bad volume" in fails(78, environ, "image", "run", ref, "-v", "x", "--", "true")
+    assert "no file or folder /nowhere" in fails(66, environ, "image", "run", ref, "-v", "/nowhere:/x", "--", "true")
+    assert "no image is mounted on" in fails(66, environ, "image", "unmount", "/nowhere")
+    assert "the image names no command" in fails(78, environ, "image", "run", ref)
+    assert "cannot run nothing in the container" in fails(66, environ, "image", "run", ref, "--", "nothing")

@@ -1,0 +1,179 @@
+"""Commands in real containers: what they see, their exit codes and signals, and that nothing stays behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bootseer import config as settings
+from bootseer import image, oci
+from bootseer.errors import ConfigError, NotFoundError, PrivilegeError, UnsupportedError
+from bootseer.image import runtime
+from bootseer.testing.images import Member, folder, programs, write_image
+
+pytestmark = [pytest.mark.root, pytest.mark.runtime]
+
+CLI = [sys.executable, "-m", "bootseer.cli.main"]
+CONFIG = oci.ContainerConfig(
+    env=("PATH=/bin", "FROM_IMAGE=1"), cmd=("sh", "-c", "cat /hello"), working_dir="/work", user="worker"
+)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a converted image and the environment for the command line."""
+    base = tmp_path_factory.mktemp("run")
+    files = [folder("etc"), Member("etc/passwd", data=b"root:x:0:0::/root:/bin/sh\nworker:x:12:34::/work:/bin/sh\n"),
+             Member("etc/group", data=b"team:x:34:\nextra:x:99:worker\n"), folder("work", uid=12),
+             Member("hello", data=b"hello from the image\n")]  # fmt: skip
+    write_image(base / "layout", [programs("sh", "cat", "id", "sleep", "env", "ls"), files], config=CONFIG)
+    image.convert(f"oci:{base}/layout:v1", str(base / "store"), work_dir=base / "work")
+    return base
+
+
+@pytest.fixture
+def environ(place: Path) -> dict[str, str]:
+    return {
+        **os.environ,
+        "BOOTSEER_CACHE_DIR": str(place / "cache"),
+        "BOOTSEER_STATE_DIR": str(place / "state"),
+        "BOOTSEER_STORE": str(place / "store"),
+    }
+
+
+def cli(environ: dict[str, str], *args: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*CLI, *args], env=environ, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+@pytest.fixture
+def rootfs(place: Path) -> Iterator[image.ImageMount]:
+    config = settings.Config(cache_dir=str(place / "cache"), state_dir=str(place / "state"))
+    mounted = image.mount(f"oci:{place}/layout:v1", place / "rootfs", store_url=str(place / "store"), config=config)
+    yield mounted
+    mounted.unmount()
+
+
+def left_over(state: Path) -> list[Path]:
+    """Containers the runtime still knows, and bundles."""
+    return [*state.glob("runtime/*/*"), *state.glob("containers/*")]
+
+
+def test_the_images_own_command_and_user(place: Path, environ: dict[str, str]) -> None:
+    done = cli(environ, "-v", "image", "run", f"oci:{place}/layout:v1")
+    assert (done.returncode, done.stdout) == (0, "hello from the image\n")
+    assert "blocks " in done.stderr
+    done = cli(
+        environ, "image", "run", f"oci:{place}/layout:v1", "--", "sh", "-c", "id -u; id -g; id -G; echo $PWD; exit 7"
+    )
+    assert (done.returncode, done.stdout.split()) == (7, ["12", "34", "34", "99", "/work"])
+    assert done.stderr == ""
+
+
+def test_what_a_container_sees(place: Path, environ: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "in").write_text("from the host")
+    tmp_path.chmod(0o777)
+    script = "echo $FROM_IMAGE $GIVEN; cat /data/in; ls /proc/self/ns >&2 && ls /dev/shm /sys/class/net; echo > /data/x"
+    done = cli(environ, "image", "run", f"oci:{place}/layout:v1", "-e", "GIVEN=2", "-v", f"{tmp_path}:/data:ro", "--",
+               "sh", "-c", script)  # fmt: skip
+    assert done.stdout.startswith("1 2\nfrom the host/dev/shm:")
+    assert set(os.listdir("/sys/class/net")) <= set(done.stdout.split())
+    assert done.returncode != 0
+    assert not (tmp_path / "x").exists()
+
+
+def test_two_starts_leave_a_profile_and_the_second_prefetches(place: Path, environ: dict[str, str]) -> None:
+    ref = f"oci:{place}/layout:v1"
+    cli(environ, "image", "run", "--job", "twice", ref)
+    shown = json.loads(cli(environ, "image", "profile", "show", ref, "--json").stdout)
+    assert [row["complete"] for row in shown if row["job"] == "twice"]
+    environ["BOOTSEER_CACHE_DIR"] = str(place / "cold")
+    environ["BOOTSEER_BACKGROUND_FILL"] = "false"
+    mounted = cli(environ, "image", "mount", "--job", "twice", ref, str(place / "m"))
+    assert mounted.returncode == 0, mounted.stderr
+    try:
+        end = time.monotonic() + 10
+        while time.monotonic() < end:
+            status = json.loads(cli(environ, "image", "status", str(place / "m"), "--json").stdout)["status"]
+            if 0 < status["hot_total"] == status["hot_ready"]:
+                break
+            time.sleep(0.1)
+        assert 0 < status["hot_ready"] == status["hot_total"] <= status["blocks_total"]
+    finally:
+        assert cli(environ, "image", "unmount", str(place / "m")).returncode == 0
+
+
+def test_exit_codes_and_reasons(rootfs: image.ImageMount) -> None:
+    def run(*argv: str, **more: str) -> int:
+        return runtime.run(rootfs.rootfs, rootfs.config, argv, state_dir=rootfs._state_dir, **more)  # type: ignore[arg-type]
+
+    assert run("sh", "-c", "exit 0") == 0
+    assert run("sh", "-c", "exit 93") == 93
+    assert run("sh", "-c", "sleep 60 & exit 3") == 3
+    assert run("sh", "-c", "kill -9 $$; ls /nothing") != 0
+    with pytest.raises(NotFoundError, match="cannot run no-such-thing in the container"):
+        run("no-such-thing")
+    with pytest.raises(ConfigError, match="unknown container network"):
+        run("true", network="bridge")
+    with pytest.raises(UnsupportedError, match="no-such-runtime: not installed"):
+        run("sh", runtime="no-such-runtime")
+    assert left_over(rootfs._state_dir) == []
+
+
+def test_a_probe_is_remembered_for_this_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = runtime.find(tmp_path)
+    assert found.works
+    monkeypatch.setattr(runtime, "probe", lambda *args: pytest.fail("probed again"))
+    assert runtime.find(tmp_path) == found
+    note = tmp_path / f"runtime-{found.name}.json"
+    note.write_text(note.read_text().replace('"stamp": "', '"stamp": "another boot'))
+    with pytest.raises(pytest.fail.Exception, match="probed again"):
+        runtime.find(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("script", "number", "code"),
+    [
+        ("trap 'exit 21' TERM; echo up; while :; do sleep 0.1; done", signal.SIGTERM, 21),
+        ("trap 'exit 22' INT; echo up; while :; do sleep 0.1; done", signal.SIGINT, 22),
+        ("trap 'exit 23' USR1; echo up; while :; do sleep 0.1; done", signal.SIGUSR1, 23),
+    ],
+)
+def test_signals_reach_the_container(
+    place: Path, environ: dict[str, str], script: str, number: signal.Signals, code: int
+) -> None:
+    argv = [*CLI, "image", "run", f"oci:{place}/layout:v1", "--", "sh", "-c", script]
+    with subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "up\n"
+        child.send_signal(number)
+        assert child.wait(20) == code
+    assert left_over(place / "state") == []
+
+
+def test_a_command_that_ignores_the_second_signal_is_killed(place: Path, environ: dict[str, str]) -> None:
+    argv = [*CLI, "image", "run", f"oci:{place}/layout:v1", "--", "sh", "-c", "trap '' INT; echo up; sleep 60"]
+    began = time.monotonic()
+    with subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        child.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        child.send_signal(signal.SIGINT)
+        assert child.wait(20) == 137
+    assert time.monotonic() - began < runtime.GRACE
+    assert list((place / "state" / "run").iterdir()) == []
+
+
+def test_without_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    config = oci.ImageConfig(architecture="", os="linux", rootfs=oci.RootFS(diff_ids=()))
+    with pytest.raises(PrivilegeError, match="needs root"):
+        runtime.run(tmp_path, config, ["true"])
