@@ -94,7 +94,9 @@ class Answers:
                 with self._lock:
                     self._opens[fh] = self._opens.get(fh, 0) + 1
                     self.sizes[fh] = opened.size
-        bits = (wire.FOPEN_KEEP_CACHE if keep else 0) | (wire.FOPEN_DIRECT_IO if direct else 0)
+        # without NOFLUSH a close(2) on a dead mount fails, which surprises readers
+        bits = wire.FOPEN_NOFLUSH
+        bits |= (wire.FOPEN_KEEP_CACHE if keep else 0) | (wire.FOPEN_DIRECT_IO if direct else 0)
         return wire.OPEN_OUT.pack(fh, bits, 0)
 
     def _release(self, ctx: Context, body: memoryview) -> bytes:

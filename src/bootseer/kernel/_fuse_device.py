@@ -88,16 +88,16 @@ def _as_user(mountpoint: Path, name: str, options: Sequence[str]) -> int:
     return fds[0]
 
 
-def detach(mountpoint: Path, device: str, *, force: bool) -> bool:
-    """Unmount our mount, and only ours: the one of ``device`` (``major:minor``) if it is topmost on ``mountpoint``.
+def detach(ours: mount.MountEntry, *, force: bool) -> bool:
+    """Unmount ``ours``, and nothing else: only what is topmost on its target and looks the same is taken for it (the
+    device number alone is given out again as soon as a file system is gone).
 
     ``force`` aborts the connection (readers get ECONNABORTED) and detaches. True when it is gone.
     """
-    entry = mount.find(mountpoint)
-    if entry is None or entry.device != device:
+    if mount.find(ours.target) != ours:
         return True
     try:
-        mount.unmount(mountpoint, lazy=force, force=force)
+        mount.unmount(ours.target, lazy=force, force=force)
     except BootseerError:
         if force:
             raise

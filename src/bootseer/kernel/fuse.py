@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from bootseer.errors import BootseerError, UnavailableError
+from bootseer.errors import BootseerError, UnavailableError, UnsupportedError
 from bootseer.kernel import _fuse_device, mount
 from bootseer.kernel import _fuse_wire as wire
 from bootseer.kernel._fuse_answers import Answers
@@ -108,10 +108,12 @@ class Server:
         self._ops, self._workers = operations, workers
         self._answers = Answers(operations, self.options)
         self._threads: list[threading.Thread] = []
-        self._fd, self._device = -1, ""
+        self._fd = -1
+        self._mount: mount.MountEntry | None = None
         self._ready = threading.Event()
         self._inflight: dict[int, Context] = {}
         self._closing = threading.Lock()
+        self._serving = 0
 
     def start(self, *, timeout: float = 10.0) -> None:
         """Mount and serve; returns once the kernel has finished INIT. Errors as of `kernel.mount`."""
@@ -125,9 +127,9 @@ class Server:
             default_permissions=opts.default_permissions,
             max_read=opts.max_read,
         )
-        entry = mount.find(self.mountpoint)
-        self._device = entry.device if entry else ""
+        self._mount = mount.find(self.mountpoint)
         _servers.add(self)
+        self._serving = self._workers
         for number in range(self._workers):
             thread = threading.Thread(target=self._work, name=f"fuse-{opts.name}-{number}", daemon=True)
             thread.start()
@@ -135,6 +137,10 @@ class Server:
         if not self._ready.wait(timeout):
             self.stop(timeout=0)
             raise UnavailableError(f"the kernel did not finish mounting {self.mountpoint} within {timeout:g} s")
+        if self.negotiated is None:
+            self.stop(timeout=0)
+            hint = f"it has to speak 7.{wire.MINOR_MIN}: Linux 5.4 or later"
+            raise UnsupportedError("this kernel's FUSE protocol is too old", hint=hint)
         if opts.max_readahead > 128 << 10:
             self._widen_readahead()
 
@@ -150,11 +156,11 @@ class Server:
         """Unmount and end. While the mount is busy this retries up to ``timeout`` seconds, then aborts it: its users
         get ECONNABORTED, with a log line. Safe to call twice."""
         deadline = time.monotonic() + timeout
-        while self._fd >= 0 and self._device and not _fuse_device.detach(self.mountpoint, self._device, force=False):
+        while self._mount and not _fuse_device.detach(self._mount, force=False):
             if time.monotonic() >= deadline:
                 _log.warning("%s is still in use, aborting it: its users get errors", self.mountpoint)
                 try:
-                    _fuse_device.detach(self.mountpoint, self._device, force=True)
+                    _fuse_device.detach(self._mount, force=True)
                 except BootseerError as exc:
                     _log.warning("%s", exc)
                 break
@@ -192,13 +198,23 @@ class Server:
                 os.close(fd)
 
     def _widen_readahead(self) -> None:
-        path = f"/sys/class/bdi/{self._device}/read_ahead_kb"
         try:
+            path = f"/sys/class/bdi/{self._mount.device if self._mount else '?'}/read_ahead_kb"
             Path(path).write_text(str(self.options.max_readahead >> 10))
         except OSError as exc:
             _log.warning("readahead of %s stays at 128 KiB: %s", self.mountpoint, exc)
 
     def _work(self) -> None:
+        try:
+            self._loop()
+        finally:
+            with self._closing:
+                self._serving -= 1
+                last = self._serving == 0
+            if last:  # nobody is left to answer: abort what is still mounted, rather than let it wait
+                self._close()
+
+    def _loop(self) -> None:
         fd, buffer = self._fd, bytearray(wire.READ_BUFFER)
         header, out, inflight, answers = wire.IN_HEADER.unpack_from, wire.OUT_HEADER.pack, self._inflight, self._answers
         read_in, read, sizes = wire.READ_IN.unpack_from, self._ops.read, self._answers.sizes
@@ -211,6 +227,9 @@ class Server:
                     continue
                 if exc.errno != errno.ENODEV:
                     _log.error("%s: cannot read requests: %s", self.mountpoint, exc.strerror)
+                return
+            if got < wire.IN_HEADER.size:
+                _log.error("%s: a request of %d bytes is none, serving ends", self.mountpoint, got)
                 return
             _, opcode, unique, node, uid, gid, pid, _, _ = header(buffer)
             body: bytes | bytearray | memoryview = b""
@@ -239,7 +258,7 @@ class Server:
                     body = answers.answer(opcode, ctx, memoryview(buffer)[40:got])
             except OSError as exc:
                 code, body = -(exc.errno or errno.EIO), b""
-            except Exception:
+            except BaseException:  # whatever it is, the reader waits for an answer
                 _log.exception("%s: request %d on node %d failed", self.mountpoint, opcode, node)
                 code, body = -errno.EIO, b""
             inflight.pop(unique, None)
@@ -250,6 +269,7 @@ class Server:
                     return
                 if exc.errno != errno.ENOENT:  # ENOENT: nobody waits for this answer any more
                     _log.error("%s: cannot answer request %d: %s", self.mountpoint, opcode, exc.strerror)
+                    _answer(fd, unique, errno.EIO)
             if opcode == wire.INIT:
                 self._ready.set()
 
@@ -257,7 +277,7 @@ class Server:
         if opcode == wire.INTERRUPT:
             ctx = self._inflight.get(wire.INTERRUPT_IN.unpack_from(buffer, 40)[0])
             if ctx is None:  # its request is being read by another worker, or done: have the kernel ask again
-                _answer_again(self._fd, unique)
+                _answer(self._fd, unique, errno.EAGAIN)
                 return
             ctx.interrupted = True
             if ctx.on_interrupt:
@@ -274,8 +294,8 @@ class Server:
     def _init(self, buffer: bytearray) -> bytes:
         major, minor, readahead, offered = wire.INIT_IN.unpack_from(buffer, 40)
         if major != wire.MAJOR or minor < wire.MINOR_MIN:
-            _log.error("the kernel speaks FUSE %d.%d, bootseer needs 7.%d", major, minor, wire.MINOR_MIN)
-            raise OSError(errno.EPROTO, "FUSE protocol too old")
+            _log.error("the kernel speaks FUSE %d.%d", major, minor)
+            raise OSError(errno.EPROTO, os.strerror(errno.EPROTO))
         opts = self.options
         granted = {name: bit for name, bit in wire.INIT_FLAGS.items() if offered & bit}
         readahead = min(readahead, opts.max_readahead)
@@ -289,12 +309,12 @@ class Server:
         )
 
 
-def _answer_again(fd: int, unique: int) -> None:
+def _answer(fd: int, unique: int, code: int) -> None:
     try:
-        os.writev(fd, [wire.OUT_HEADER.pack(16, -errno.EAGAIN, unique)])
+        os.writev(fd, [wire.OUT_HEADER.pack(wire.OUT_HEADER.size, -code, unique)])
     except OSError as exc:
         if exc.errno not in (errno.ENOENT, errno.ENODEV):
-            _log.error("cannot answer an interrupt: %s", exc.strerror)
+            _log.error("cannot answer request with error %d: %s", code, exc.strerror)
 
 
 def _guard(action: Callable[[], None]) -> None:

@@ -1,0 +1,354 @@
+"""Real FUSE mounts of the server: contents, errors, concurrency, and how it ends."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import random
+import select
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from bootseer.errors import NotFoundError
+from bootseer.kernel import fuse, mount
+
+pytestmark = pytest.mark.root
+
+DATA = random.Random(7).randbytes(5_000_001)
+
+
+@pytest.fixture
+def mountpoint(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "mnt"
+    path.mkdir()
+    yield path
+    while mount.is_mounted(path):  # whatever a failed test left
+        mount.unmount(path, lazy=True, force=True)
+
+
+def _single(mountpoint: Path, read: object = None, **options: object) -> fuse.Server:
+    chosen = read or (lambda offset, size, ctx: memoryview(DATA)[offset : offset + size])
+    operations = fuse.SingleFile("data", len(DATA), chosen)  # type: ignore[arg-type]
+    return fuse.Server(operations, mountpoint, options=fuse.Options(**options))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_same_bytes_from_many_readers(mountpoint: Path, direct: bool) -> None:
+    wrong: list[int] = []
+
+    def read(seed: int) -> None:
+        chance = random.Random(seed)
+        with (mountpoint / "data").open("rb", buffering=0) as file:
+            for _ in range(200):
+                offset, size = chance.randrange(len(DATA) + 5000), chance.choice([1, 4096, 70_001, 1 << 20])
+                if os.pread(file.fileno(), size, offset) != DATA[offset : offset + size]:
+                    wrong.append(offset)
+
+    with _single(mountpoint, direct_io=direct) as server:
+        assert server.negotiated
+        assert "async_read" in server.negotiated.flags
+        threads = [threading.Thread(target=read, args=(seed,)) for seed in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert (mountpoint / "data").read_bytes() == DATA
+    assert wrong == []
+    assert not mount.is_mounted(mountpoint)
+
+
+def test_bytes_from_a_local_file(mountpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "local").write_bytes(DATA)
+    with (
+        (tmp_path / "local").open("rb") as file,
+        _single(mountpoint, lambda offset, size, ctx: (file.fileno(), offset), max_readahead=1 << 20),
+    ):
+        assert (mountpoint / "data").read_bytes() == DATA
+        device = mount.find(mountpoint)
+        assert device
+        assert Path(f"/sys/class/bdi/{device.device}/read_ahead_kb").read_text().strip() == "1024"
+
+
+def test_who_asks(mountpoint: Path) -> None:
+    pids = set()
+
+    def read(offset: int, size: int, ctx: fuse.Context) -> memoryview:
+        pids.add(ctx.pid)
+        return memoryview(DATA)[offset : offset + size]
+
+    with _single(mountpoint, read):
+        process = subprocess.Popen(["cat", mountpoint / "data"], stdout=subprocess.DEVNULL)
+        assert process.wait(20) == 0
+    assert pids == {process.pid}
+
+
+def test_an_error_is_for_one_request_only(mountpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def read(offset: int, size: int, ctx: fuse.Context) -> bytes | memoryview:
+        if offset == 0:
+            raise OSError(errno.ENODATA, "no block")
+        if offset == 1 << 20:
+            raise ZeroDivisionError
+        if offset == 2 << 20:
+            return DATA[offset : offset + size - 1]
+        return memoryview(DATA)[offset : offset + size]
+
+    with _single(mountpoint, read, direct_io=True), (mountpoint / "data").open("rb", buffering=0) as file:
+        for offset, code in ((0, errno.ENODATA), (1 << 20, errno.EIO), (2 << 20, errno.EIO)):
+            with pytest.raises(OSError) as failed:  # noqa: PT011
+                os.pread(file.fileno(), 4096, offset)
+            assert failed.value.errno == code
+        assert os.pread(file.fileno(), 4096, 8192) == DATA[8192:12288]
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_nothing_can_be_written(mountpoint: Path) -> None:
+    with _single(mountpoint):
+        for action in (
+            lambda: (mountpoint / "data").open("r+b"),
+            lambda: (mountpoint / "new").write_text("x"),
+            lambda: (mountpoint / "data").unlink(),
+        ):
+            with pytest.raises(OSError, match="Read-only"):
+                action()
+
+
+class Tree(fuse.Operations):
+    """A large directory, a link, attributes."""
+
+    def __init__(self) -> None:
+        self.names = [f"file-{number:05}-{'n' * (number % 90)}" for number in range(4000)] + [os.fsdecode(b"\xff\xfe")]
+        self.nodes = {name: number for number, name in enumerate(self.names, start=10)}
+        self.listed = 0
+
+    def getattr(self, node: int, ctx: fuse.Context) -> fuse.Attr:
+        if node == fuse.ROOT:
+            return fuse.Attr(stat.S_IFDIR | 0o755, nlink=2)
+        if node == 2:
+            return fuse.Attr(stat.S_IFLNK | 0o777, 6)
+        return fuse.Attr(stat.S_IFREG | 0o640, node, 3, 1234, 4321, 1_600_000_000_123_456_789)
+
+    def lookup(self, parent: int, name: str, ctx: fuse.Context) -> fuse.Entry:
+        node = 2 if name == "link" else self.nodes.get(name)
+        if node is None:
+            raise FileNotFoundError(errno.ENOENT, "no such name")
+        return fuse.Entry(node, self.getattr(node, ctx))
+
+    def readlink(self, node: int, ctx: fuse.Context) -> str:
+        return "target"
+
+    def readdir(self, node: int, ctx: fuse.Context) -> Iterable[fuse.DirEntry]:
+        self.listed += 1
+        for name, number in self.nodes.items():
+            attr = self.getattr(number, ctx)
+            yield fuse.DirEntry(name, number, attr.mode, attr if number % 2 else None)
+
+    def getxattr(self, node: int, name: str, ctx: fuse.Context) -> bytes:
+        if name == "user.colour":
+            return b"red"
+        raise OSError(errno.ENODATA, "no such attribute")
+
+    def listxattr(self, node: int, ctx: fuse.Context) -> Sequence[str]:
+        return ["user.colour"]
+
+    def statfs(self, ctx: fuse.Context) -> fuse.StatFS:
+        return fuse.StatFS(blocks=1000, bfree=5)
+
+
+def test_a_tree(mountpoint: Path) -> None:
+    operations = Tree()
+    with fuse.Server(operations, mountpoint):
+        assert sorted(os.listdir(mountpoint)) == sorted(operations.names)
+        assert operations.listed == 1
+        found = (mountpoint / operations.names[7]).stat()
+        assert (found.st_size, found.st_uid, found.st_gid, found.st_nlink) == (17, 1234, 4321, 3)
+        assert found.st_mtime_ns == 1_600_000_000_123_456_789
+        assert os.readlink(mountpoint / "link") == "target"
+        assert not (mountpoint / "absent").exists()
+        assert os.listxattr(mountpoint / operations.names[0]) == ["user.colour"]
+        assert os.getxattr(mountpoint / operations.names[0], "user.colour") == b"red"
+        assert os.statvfs(mountpoint).f_blocks == 1000
+        done = subprocess.run(["ls", "-lR", mountpoint], capture_output=True, timeout=30, check=True)
+        assert done.stdout.count(b"\n") > 4000
+
+
+def test_pages_stay_until_invalidated(mountpoint: Path) -> None:
+    asked = []
+
+    def read(offset: int, size: int, ctx: fuse.Context) -> memoryview:
+        asked.append(offset)
+        return memoryview(DATA)[offset : offset + size]
+
+    with _single(mountpoint, read) as server:
+        for _ in range(3):
+            assert (mountpoint / "data").read_bytes() == DATA
+        before = len(asked)
+        assert len(set(asked)) == before
+        server.invalidate(2)
+        assert (mountpoint / "data").read_bytes() == DATA
+        assert len(asked) == 2 * before
+
+
+SERVER = """
+import sys, time
+from pathlib import Path
+from bootseer.kernel import fuse
+def read(offset, size, ctx):
+    if offset >= 1 << 20:
+        time.sleep(60)
+    return bytes(size)
+fuse.Server(fuse.SingleFile("data", 4 << 20, read), Path(sys.argv[1]), options=fuse.Options(direct_io=True)).start()
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def server_process(mountpoint: Path) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-c", SERVER, str(mountpoint)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        assert select.select([process.stdout], [], [], 20)[0]
+        assert process.stdout.readline() == b"ready\n"
+        yield process
+        process.kill()
+
+
+def test_a_killed_server_fails_closed(mountpoint: Path, server_process: subprocess.Popen[bytes]) -> None:
+    """A reader that waits and one that comes later get errors, no zeros and no wait."""
+    results: list[int | None] = []
+    fd = os.open(mountpoint / "data", os.O_RDONLY)
+
+    def read() -> None:
+        try:
+            os.pread(fd, 4096, 2 << 20)
+            results.append(0)
+        except OSError as exc:
+            results.append(exc.errno)
+
+    assert os.pread(fd, 4096, 0) == bytes(4096)
+    waiting = threading.Thread(target=read)
+    waiting.start()
+    time.sleep(0.3)
+    assert results == []
+    server_process.send_signal(signal.SIGKILL)
+    server_process.wait(20)
+    waiting.join(10)
+    read()
+    os.close(fd)
+    assert len(results) == 2
+    assert set(results) <= {errno.ECONNABORTED, errno.ENOTCONN}
+    with pytest.raises(OSError, match=r"not connected|Transport"):
+        os.listdir(mountpoint)
+    assert mount.is_mounted(mountpoint)
+    mount.unmount(mountpoint)
+
+
+def test_a_reader_can_be_killed_while_it_waits(mountpoint: Path) -> None:
+    waiting, seen = threading.Event(), []
+
+    def read(offset: int, size: int, ctx: fuse.Context) -> bytes:
+        done = threading.Event()
+        ctx.on_interrupt = done.set
+        waiting.set()
+        seen.append(done.wait(20))
+        raise InterruptedError(errno.EINTR, "interrupted")
+
+    with _single(mountpoint, read, direct_io=True):
+        with subprocess.Popen(["dd", f"if={mountpoint}/data", "of=/dev/null"], stderr=subprocess.DEVNULL) as process:
+            assert waiting.wait(20)
+            started = time.monotonic()
+            process.kill()
+            process.wait(10)
+        assert time.monotonic() - started < 5
+    assert True in seen
+
+
+def test_stop_of_a_busy_mount_aborts_it(mountpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
+    server = _single(mountpoint, keep_cache=False, direct_io=True)
+    server.start()
+    with (mountpoint / "data").open("rb", buffering=0) as file:
+        assert file.read(10) == DATA[:10]
+        server.stop(timeout=0.2)
+        with pytest.raises(OSError, match=r"not connected|abort|Transport"):
+            file.read(10)
+    assert "still in use" in caplog.text
+    assert server.wait(1)
+    server.stop()
+
+
+def test_stop_with_an_operation_that_does_not_end(mountpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
+    free = threading.Event()
+
+    def read(offset: int, size: int, ctx: fuse.Context) -> bytes:
+        free.wait(30)
+        return b""
+
+    server = _single(mountpoint, read, direct_io=True)
+    server.start()
+    with subprocess.Popen(["cat", mountpoint / "data"], stderr=subprocess.DEVNULL) as reader:
+        time.sleep(0.3)
+        server.stop(timeout=0.2)
+        assert reader.wait(10) != 0
+    assert "left behind" in caplog.text
+    free.set()
+    assert server.wait(10)
+    server.stop()
+
+
+def test_unmount_from_elsewhere_ends_it(mountpoint: Path) -> None:
+    server = _single(mountpoint)
+    server.start()
+    assert not server.wait(0.1)
+    subprocess.run(["umount", mountpoint], check=True, timeout=20)
+    assert server.wait(10)
+    server.stop()
+
+
+def test_stop_leaves_other_mounts_alone(mountpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
+    server = _single(mountpoint)
+    server.start()
+    mount.unmount(mountpoint)
+    mount.mount("other", mountpoint, "tmpfs")
+    try:
+        caplog.set_level(logging.WARNING)
+        server.stop()
+        entry = mount.find(mountpoint)
+        assert entry
+        # the number of a file system that is gone may be given out again at once, so this can name either
+        assert entry.fstype == "tmpfs"
+    finally:
+        mount.unmount(mountpoint)
+
+
+def test_a_forked_child_does_not_keep_the_mount(mountpoint: Path, tmp_path: Path) -> None:
+    """Else a dead server's readers would wait for a child that never answers."""
+    script = SERVER.replace(
+        'print("ready"', 'import os\nif os.fork() == 0:\n    time.sleep(5)\n    os._exit(0)\nprint("ready"'
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(mountpoint)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0
+    ) as process:
+        try:
+            assert process.stdout
+            assert process.stdout.readline() == b"ready\n"
+            process.kill()
+            process.wait(10)
+            with pytest.raises(OSError, match=r"not connected|Transport"):
+                (mountpoint / "data").read_bytes()
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+    mount.unmount(mountpoint)
+
+
+def test_no_such_folder(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="no such folder"):
+        _single(tmp_path / "absent").start()
