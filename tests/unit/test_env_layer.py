@@ -1,0 +1,214 @@
+"""Differences: found by stat, staged as layers, read as inventories, and placed again elsewhere."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bootseer.env import scan
+from bootseer.env.layer import read_layer, stage_layer
+from bootseer.env.pyc import compile_missing, missing
+from bootseer.env.unpack import _place, verify_stage
+from bootseer.errors import DataError, UnsupportedError
+
+
+def listing(root: Path) -> dict[str, tuple[object, ...]]:
+    """All that must survive, by path: kind and mode, owner, mtime, content or link text, hard-linked names."""
+    seen: dict[int, str] = {}
+    out: dict[str, tuple[object, ...]] = {}
+    for path, info in [("", os.lstat(root)), *scan.walk(root)]:
+        full = root / path
+        if stat.S_ISLNK(info.st_mode):
+            content: object = os.readlink(full)
+        elif stat.S_ISREG(info.st_mode):
+            content = (full.read_bytes(), seen.setdefault(info.st_ino, path))
+        else:
+            content = None
+        names = sorted(os.listxattr(full, follow_symlinks=False))
+        xattrs = [(name, os.getxattr(full, name, follow_symlinks=False)) for name in names]
+        out[path] = (oct(info.st_mode), info.st_uid, info.st_gid, info.st_mtime_ns, content, str(xattrs))
+    return out
+
+
+def base(root: Path) -> None:
+    (root / "lib" / "old-1.dist-info").mkdir(parents=True)
+    (root / "lib" / "old-1.dist-info" / "RECORD").write_text("old")
+    (root / "lib" / "kept.py").write_text("kept")
+    (root / "lib" / "edited.py").write_text("before")
+    (root / "turns" / "deep").mkdir(parents=True)
+    (root / "turns" / "deep" / "x").write_text("x")
+    (root / "file").write_text("becomes a directory")
+    for path in (root / "lib/kept.py", root / "lib", root):
+        os.utime(path, ns=(5, 1_600_000_000_123_456_789))
+
+
+def change(root: Path) -> None:
+    shutil.rmtree(root / "lib" / "old-1.dist-info")
+    (root / "lib" / "edited.py").write_text("after")
+    (root / "lib" / "new").mkdir(mode=0o750)
+    (root / "lib" / "new" / "a").write_text("a")
+    os.link(root / "lib" / "new" / "a", root / "lib" / "same-as-a")
+    os.symlink("new/a", root / "lib" / "link")
+    os.utime(root / "lib" / "link", ns=(1, 1_500_000_000_000_000_007), follow_symlinks=False)
+    (root / "lib" / "new" / "run").write_bytes(b"#!/bin/sh\n")
+    (root / "lib" / "new" / "run").chmod(0o4755)
+    os.setxattr(root / "lib" / "new" / "a", "user.note", b"n")
+    (root / "lib" / "odd \udcff\n").write_text("odd")
+    (root / "file").unlink()
+    (root / "file").mkdir()
+    (root / "file" / "inside").write_text("inside")
+    shutil.rmtree(root / "turns")
+    (root / "turns").write_text("now a file")
+    os.utime(root / "lib" / "new", ns=(1, 1_500_000_000_000_000_001))
+
+
+def capture(root: Path, work: Path, act: Callable[[Path], object]) -> Path:
+    before = scan.snapshot_marks(root)
+    act(root)
+    changed, deleted = scan.difference(before, scan.snapshot_marks(root))
+    stage_layer(root, work / "0", changed, deleted)
+    return work
+
+
+def test_a_difference_makes_another_base_equal(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    for root in (one, two):
+        base(root)
+    inode = os.lstat(two / "lib" / "edited.py").st_ino
+    layers = capture(one, tmp_path / "work", change)
+    entries = read_layer(layers, 1).entries
+    paths = {entry.path: entry.kind for entry in entries}
+    assert "0/lib/kept.py" not in paths
+    assert paths["0/lib/old-1.dist-info"] == "w"
+    assert paths["0/turns"] == "f"
+    assert "0/turns/deep" not in paths
+    verify_stage(layers, entries)
+    _place(layers, entries, two)
+    assert listing(two) == listing(one)
+    assert os.lstat(two / "lib" / "edited.py").st_ino != inode
+
+
+def test_restoring_twice_changes_nothing(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    for root in (one, two):
+        base(root)
+    layers = capture(one, tmp_path / "work", change)
+    subprocess.run(["cp", "-a", str(layers), str(tmp_path / "again")], check=True)
+    entries = read_layer(layers, 1).entries
+    for stage in (layers, tmp_path / "again"):
+        verify_stage(stage, entries)
+        _place(stage, entries, two)
+        assert listing(two) == listing(one)
+
+
+def test_never_writes_through_a_hard_link(tmp_path: Path) -> None:
+    one, two, cache = tmp_path / "one", tmp_path / "two", tmp_path / "cache"
+    for root in (one, two):
+        base(root)
+    os.link(two / "lib" / "edited.py", cache)
+    layers = capture(one, tmp_path / "work", change)
+    _place(layers, [entry for entry in read_layer(layers, 1).entries if entry.kind != "w"], two)
+    assert (two / "lib" / "edited.py").read_text() == "after"
+    assert cache.read_text() == "before"
+
+
+def test_never_writes_through_a_symbolic_link(tmp_path: Path) -> None:
+    one, two, outside = tmp_path / "one", tmp_path / "two", tmp_path / "outside"
+    base(tmp_path / "some")
+    for folder in (one, two, outside):
+        folder.mkdir()
+    (two / "lib").symlink_to(outside)
+    layers = capture(one, tmp_path / "work", lambda root: shutil.copytree(tmp_path / "some", root / "lib"))
+    _place(layers, read_layer(layers, 1).entries, two)
+    assert list(outside.iterdir()) == []
+    assert not (two / "lib").is_symlink()
+
+
+def test_hard_links_out_of_a_package_cache_are_captured(tmp_path: Path) -> None:
+    # their mtimes are old: a capture by mtime misses them
+    root, cache = tmp_path / "root", tmp_path / "cache"
+    root.mkdir()
+    cache.write_text("cached")
+    os.utime(cache, ns=(1, 1))
+    layers = capture(root, tmp_path / "work", lambda at: os.link(cache, at / "file"))
+    assert [entry.path for entry in read_layer(layers, 1).entries] == ["0", "0/file"]
+
+
+def test_an_edit_that_restores_size_and_mtime_is_captured(tmp_path: Path) -> None:
+    def act(root: Path) -> None:
+        info = os.stat(root / "lib/kept.py")
+        (root / "lib/kept.py").write_text("KEPT")
+        os.utime(root / "lib/kept.py", ns=(info.st_atime_ns, info.st_mtime_ns))
+
+    base(tmp_path / "root")
+    layers = capture(tmp_path / "root", tmp_path / "work", act)
+    assert "0/lib/kept.py" in [entry.path for entry in read_layer(layers, 1).entries]
+
+
+def test_devices_and_sockets_cannot_be_captured(tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    layers = capture(tmp_path / "root", tmp_path / "work", lambda root: os.mkfifo(root / "pipe"))
+    with pytest.raises(UnsupportedError, match=r"cannot capture pipe"):
+        read_layer(layers, 1)
+
+
+@pytest.mark.parametrize("damage", ["content", "extra", "missing", "kind", "link"])
+def test_a_stage_that_differs_from_its_inventory_is_refused(tmp_path: Path, damage: str) -> None:
+    base(tmp_path / "one")
+    layers = capture(tmp_path / "one", tmp_path / "work", change)
+    entries = read_layer(layers, 1).entries
+    root = layers / "0" / "lib"
+    match damage:
+        case "content":
+            (root / "edited.py").unlink()
+            (root / "edited.py").write_text("afteR")
+        case "extra":
+            (root / "evil").write_text("x")
+        case "missing":
+            (root / "edited.py").unlink()
+        case "kind":
+            (root / "edited.py").unlink()
+            (root / "edited.py").symlink_to("/etc/passwd")
+        case "link":
+            (root / "link").unlink()
+            (root / "link").symlink_to("/etc/passwd")
+    with pytest.raises(DataError, match="differs from its inventory"):
+        verify_stage(layers, entries)
+
+
+def test_fingerprints(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert scan.fingerprint(one) == ""
+    one.mkdir()
+    assert scan.fingerprint(one) == ""
+    base(one / "x")
+    base(two / "x")
+    assert scan.fingerprint(one) == scan.fingerprint(two) != ""
+    (two / "x/lib/__pycache__").mkdir()
+    (two / "x/lib/__pycache__/a.pyc").touch()
+    assert scan.fingerprint(one) == scan.fingerprint(two)
+    (two / "x/lib/kept.py").write_text("longer")
+    assert scan.fingerprint(one) != scan.fingerprint(two)
+
+
+def test_missing_pycs_are_compiled(tmp_path: Path) -> None:
+    import platform
+    import sys
+
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "a.py").write_text("x = 1\n")
+    (tmp_path / "pkg" / "bad.py").write_text("print 'two'\n")
+    version = platform.python_version()
+    assert missing(tmp_path, version) == ["pkg/a.py", "pkg/bad.py"]
+    assert compile_missing(sys.executable, version, tmp_path, tmp_path, "/opt/env") == 2
+    assert missing(tmp_path, version) == ["pkg/bad.py"]
+    (made,) = (tmp_path / "pkg" / "__pycache__").glob("a.*.pyc")
+    assert b"/opt/env/pkg/a.py" in made.read_bytes()
+    assert compile_missing("", version, tmp_path, tmp_path, "") == 0
+    assert compile_missing("/no/such/python", version, tmp_path, tmp_path, "") == 0

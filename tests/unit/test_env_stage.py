@@ -1,0 +1,456 @@
+"""The stage as a whole without mounts: hits, misses, and every kind of trouble, in which the command simply runs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from bootseer import env
+from bootseer.config import Config
+from bootseer.env import EnvResult, EnvSpec, Outcome, Target, inventory, lease, manifest
+from bootseer.errors import ConfigError, UnavailableError
+from bootseer.store import open_store
+from bootseer.store.folder import FolderStore
+
+
+class Site:
+    """A store and any number of nodes, each with its own target, cache and state, as a test sees them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.store = root / "store"
+        self.runs: list[str] = []
+        self.target = root / "target"
+
+    def spec(self, node: str, **changed: object) -> EnvSpec:
+        # One path as the job sees it, another directory behind it per node: what a container would give.
+        base = EnvSpec(
+            targets=(Target("/opt/env", str(self.host(node))),),
+            command=("make-env",),
+            image_digest="sha256:1",
+            restore="unpack",
+        )
+        return msgspec.structs.replace(base, **changed)
+
+    def host(self, node: str) -> Path:
+        return self.root / node / "target"
+
+    def command(self, node: str, code: int = 0) -> Callable[[], int]:
+        def run() -> int:
+            self.runs.append(node)
+            host = self.host(node)
+            host.mkdir(parents=True, exist_ok=True)
+            (host / "pkg").mkdir(exist_ok=True)
+            (host / "pkg" / "data").write_bytes(bytes(range(256)) * 1000)
+            (host / "pkg" / "__init__.py").write_text("x = 1\n")
+            (host / "link").unlink(missing_ok=True)
+            (host / "link").symlink_to("pkg")
+            return code
+
+        return run
+
+    def config(self, node: str) -> Config:
+        return Config(cache_dir=str(self.root / node / "cache"), state_dir=str(self.root / node / "state"))
+
+    def run(self, node: str, *, code: int = 0, store: str = "", **changed: object) -> EnvResult:
+        return env.run(
+            self.spec(node, **changed),
+            self.command(node, code),
+            store_url=store or str(self.store),
+            config=self.config(node),
+        )
+
+    def manifest_file(self) -> Path:
+        (found,) = self.store.glob("env/*.json")
+        return found
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def files(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def test_the_command_runs_once_for_all_nodes(site: Site) -> None:
+    first = site.run("a")
+    assert (first.outcome, first.exit_code) == (Outcome.RAN_AND_PUBLISHED, 0)
+    assert first.reason == "missed because no snapshot of these targets exists yet"
+    for node in "bcd":
+        result = site.run(node)
+        assert (result.outcome, result.reason, result.exit_code) == (Outcome.RESTORED_UNPACK, "hit", 0)
+        assert result.key == first.key
+        assert files(site.host(node)) == files(site.host("a"))
+        assert os.readlink(site.host(node) / "link") == "pkg"
+    assert site.runs == ["a"]
+
+
+def test_nothing_is_left_beside_the_target(site: Site) -> None:
+    site.run("a")
+    site.run("b")
+    for node in "ab":
+        assert sorted(path.name for path in (site.root / node).iterdir()) in (
+            ["state", "target"],
+            ["cache", "state", "target"],
+        )
+
+
+def test_a_failing_command_keeps_its_exit_code_and_publishes_nothing(site: Site) -> None:
+    result = site.run("a", code=7)
+    assert (result.outcome, result.exit_code) == (Outcome.RAN, 7)
+    assert "failed with exit code 7" in result.reason
+    assert not list(site.store.glob("env/*.json"))
+    assert not list(site.store.glob("env/leases/*"))
+    assert (site.host("a") / "pkg" / "data").exists()
+    assert site.run("a").outcome is Outcome.RAN_AND_PUBLISHED
+
+
+def test_what_the_runner_raises_comes_through(site: Site) -> None:
+    def runner() -> int:
+        raise UnavailableError("no container runtime")
+
+    with pytest.raises(UnavailableError, match="no container runtime"):
+        env.run(site.spec("a"), runner, store_url=str(site.store), config=site.config("a"))
+
+
+def test_switched_off(site: Site) -> None:
+    assert site.run("a", snapshot=False).outcome is Outcome.RAN
+    assert not site.store.exists()
+
+
+def test_a_container_without_a_digest_gets_no_snapshot(site: Site) -> None:
+    result = site.run("a", image_digest="")
+    assert result.outcome is Outcome.RAN
+    assert "not known by a digest" in result.reason
+
+
+def test_a_wrong_spec_is_an_error(site: Site) -> None:
+    with pytest.raises(ConfigError):
+        site.run("a", key_files=("nope",))
+    assert site.runs == []
+
+
+def test_a_changed_file_is_a_miss_with_its_reason(site: Site, tmp_path: Path) -> None:
+    request = tmp_path / "requirements.txt"
+    request.write_text("torch==2.5\n")
+    site.run("a", key_files=(str(request),))
+    request.write_text("torch==2.5\nflash-attn==2.8\n")
+    result = site.run("b", key_files=(str(request),))
+    assert result.reason == "missed because requirements.txt changed: + flash-attn 2.8"
+
+
+def test_old_snapshots_are_replaced(site: Site) -> None:
+    first = site.run("a")
+    found = manifest.decode(site.manifest_file().read_bytes(), first.key)
+    old = msgspec.structs.replace(found, created=int(time.time()) - 8 * 86400)
+    site.manifest_file().write_bytes(old.encode())
+    assert site.run("b").outcome is Outcome.RESTORED_UNPACK
+    result = site.run("c", max_age=7 * 86400.0)
+    assert result.outcome is Outcome.RAN_AND_PUBLISHED
+    assert result.reason == "missed because the snapshot is 8.0 d old, the maximum is 7.0 d"
+    assert site.run("d", max_age=7 * 86400.0).outcome is Outcome.RESTORED_UNPACK
+
+
+def test_another_base_is_a_miss(site: Site, tmp_path: Path) -> None:
+    # without an image digest, what the target held before is checked on each node
+    target = tmp_path / "plain"
+    spec = EnvSpec(targets=(Target(str(target)),), command=("x",), restore="unpack")
+
+    def go() -> EnvResult:
+        def runner() -> int:
+            target.mkdir(exist_ok=True)
+            (target / "made").write_text("made")
+            return 0
+
+        return env.run(spec, runner, store_url=str(site.store), config=site.config("a"))
+
+    assert go().outcome is Outcome.RAN_AND_PUBLISHED
+    assert go().outcome is Outcome.RESTORED_UNPACK  # holds the result itself: a restart
+    (target / "other").write_text("x")
+    result = go()
+    assert result.outcome is Outcome.RAN
+    assert "holds other files than when the snapshot was made" in result.reason
+    assert "there is a snapshot of this key already" in result.reason
+
+
+def test_deletions_are_restored(site: Site) -> None:
+    for node in "ab":
+        site.host(node).mkdir(parents=True)
+        (site.host(node) / "old-1.dist-info").mkdir()
+        (site.host(node) / "old-1.dist-info" / "RECORD").write_text("x")
+        (site.host(node) / "kept").write_text("x")
+
+    def runner() -> int:
+        (site.host("a") / "old-1.dist-info" / "RECORD").unlink()
+        (site.host("a") / "old-1.dist-info").rmdir()
+        return site.command("a")()
+
+    env.run(site.spec("a"), runner, store_url=str(site.store), config=site.config("a"))
+    assert site.run("b").outcome is Outcome.RESTORED_UNPACK
+    assert not (site.host("b") / "old-1.dist-info").exists()
+    assert (site.host("b") / "kept").exists()
+
+
+def test_secrets_stop_publication_not_the_job(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    def runner() -> int:
+        site.host("a").mkdir(parents=True)
+        (site.host("a") / "pip.conf").write_text("[global]\nindex-url = https://me:hunter2x@index.corp/simple\n")
+        return 0
+
+    result = env.run(site.spec("a"), runner, store_url=str(site.store), config=site.config("a"))
+    assert (result.outcome, result.exit_code) == (Outcome.RAN, 0)
+    assert "not published: password in a URL in pip.conf" in result.reason
+    assert "hunter2x" not in caplog.text + result.reason
+    assert not list(site.store.glob("env/*.json"))
+    assert not list(site.store.glob("trees/*"))
+
+
+# -- the store in trouble -------------------------------------------------------------------------------------------
+
+
+def test_store_in_the_way(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    site.store.write_text("a file where the store should be")
+    result = site.run("a")
+    assert (result.outcome, result.exit_code) == (Outcome.RAN, 0)
+    assert site.runs == ["a"]
+    assert caplog.records
+
+
+def test_store_down(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    result = site.run("a", store="s3-nothing://bucket")
+    assert (result.outcome, result.exit_code) == (Outcome.RAN, 0)
+    assert "the store did not answer" in result.reason
+    assert "running the command" in caplog.text
+
+
+@pytest.mark.parametrize("point", ["store.put.before-sync", "env.publish.before-build", "env.publish.before-manifest"])
+def test_store_full(site: Site, point: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("BOOTSEER_FAULTS", f"{point}=enospc")
+    result = site.run("a")
+    assert (result.outcome, result.exit_code) == (Outcome.RAN, 0)
+    assert "No space left" in result.reason
+    assert "was not published" in caplog.text
+    assert not list(site.store.glob("env/*.json"))
+    monkeypatch.delenv("BOOTSEER_FAULTS")
+    assert site.run("b").outcome is Outcome.RAN_AND_PUBLISHED
+    assert site.run("c").outcome is Outcome.RESTORED_UNPACK
+
+
+def test_node_full_at_restore(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.run("a")
+    monkeypatch.setenv("BOOTSEER_FAULTS", "env.unpack.before-place=enospc")
+    result = site.run("b")
+    assert (result.outcome, result.exit_code) == (Outcome.RAN, 0)
+    assert "could not be restored" in result.reason
+    assert files(site.host("b")) == files(site.host("a"))
+
+
+def test_too_little_space_is_a_miss(site: Site) -> None:
+    key = site.run("a").key
+    found = manifest.decode(site.manifest_file().read_bytes(), key)
+    site.manifest_file().write_bytes(msgspec.structs.replace(found, size=1 << 60).encode())
+    result = site.run("b")
+    assert result.outcome is Outcome.RAN
+    assert "MiB free, the snapshot needs" in result.reason
+
+
+def test_a_damaged_manifest_is_replaced(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    site.run("a")
+    data = bytearray(site.manifest_file().read_bytes())
+    data[len(data) // 2] ^= 1
+    site.manifest_file().write_bytes(bytes(data))
+    result = site.run("b")
+    assert result.outcome is Outcome.RAN_AND_PUBLISHED
+    assert "manifest is damaged" in result.reason
+    assert site.run("c").outcome is Outcome.RESTORED_UNPACK
+
+
+@pytest.mark.parametrize("part", ["blobs", "env/lists", "trees"])
+def test_a_flipped_bit_is_seen_and_the_command_runs(site: Site, part: str, caplog: pytest.LogCaptureFixture) -> None:
+    site.run("a")
+    for path in (site.store / part).rglob("*"):
+        if path.is_file():
+            data = bytearray(path.read_bytes())
+            data[len(data) // 2] ^= 4
+            path.write_bytes(bytes(data))
+    result = site.run("b")
+    assert (result.outcome, result.exit_code) == (Outcome.RAN, 0)
+    assert "damaged" in result.reason
+    assert files(site.host("b")) == files(site.host("a"))
+    assert site.runs == ["a", "b"]
+    again = site.run("b")
+    assert "quarantined on this node" in again.reason
+
+
+def test_a_missing_tree_is_no_disaster(site: Site) -> None:
+    site.run("a")
+    for path in (site.store / "trees").iterdir():
+        path.unlink()
+    result = site.run("b")
+    assert (result.outcome, result.exit_code) == (Outcome.RAN, 0)
+
+
+def test_a_hostile_inventory_is_refused_before_the_first_write(site: Site) -> None:
+    key = site.run("a").key
+    found = manifest.decode(site.manifest_file().read_bytes(), key)
+    store = FolderStore(site.store)
+    entries = inventory.decode(store.get(manifest.inventory_key(found.inventory)), targets=1)
+    evil = [*entries[:1], msgspec.structs.replace(entries[1], path="0/../../evil"), *entries[1:]]
+    data = inventory.encode(evil)
+    store.put(manifest.inventory_key(inventory.digest(data)), data)
+    site.manifest_file().write_bytes(msgspec.structs.replace(found, inventory=inventory.digest(data)).encode())
+    result = site.run("b")
+    assert result.outcome is Outcome.RAN
+    assert "not a plain relative path" in result.reason
+    assert not (site.root / "evil").exists()
+    assert not (site.root / "b" / "evil").exists()
+
+
+# -- races and kills ------------------------------------------------------------------------------------------------
+
+CHILD = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {folder!r})
+import test_env_stage as t
+site = t.Site(Path({root!r}))
+print(site.run({node!r}).outcome.value)
+"""
+
+
+def child(site: Site, node: str, **environ: str) -> subprocess.Popen[str]:
+    code = CHILD.format(folder=str(Path(__file__).parent), root=str(site.root), node=node)
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environ},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
+    out, _ = process.communicate(timeout=60)
+    return process.returncode, out.strip()
+
+
+POINTS = [
+    "env.publish.before-build",
+    "erofs.build.between-renames",
+    "env.publish.before-tree",
+    "tree.publish.after-data",
+    "tree.publish.before-manifest",
+    "env.publish.before-inventory",
+    "env.publish.before-manifest",
+    "store.put.before-publish",
+    "env.publish.after-manifest",
+]
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_killed_publisher_leaves_a_full_snapshot_or_none(site: Site, point: str) -> None:
+    assert finish(child(site, "a", BOOTSEER_FAULTS=f"{point}=kill"))[0] == -signal.SIGKILL
+    whole = bool(list(site.store.glob("env/*.json")))
+    assert whole == (point == "env.publish.after-manifest")
+    result = site.run("b")
+    assert result.outcome is (Outcome.RESTORED_UNPACK if whole else Outcome.RAN_AND_PUBLISHED)
+    assert site.run("c").outcome is Outcome.RESTORED_UNPACK
+    assert len(files(site.host("c"))) >= 2
+
+
+def test_of_two_publishers_the_first_wins(site: Site) -> None:
+    slow = child(site, "a", BOOTSEER_FAULTS="env.publish.before-manifest=sleep:2")
+    until = time.monotonic() + 20
+    while not list(site.store.glob("env/leases/*")) and time.monotonic() < until:
+        time.sleep(0.02)
+    fast = site.run("b")
+    assert fast.outcome is Outcome.RAN_AND_PUBLISHED, fast.reason
+    before = site.manifest_file().read_bytes()
+    assert finish(slow) == (0, "ran")
+    assert site.manifest_file().read_bytes() == before
+    assert site.run("c").outcome is Outcome.RESTORED_UNPACK
+
+
+def test_many_publishers_at_once(site: Site) -> None:
+    outcomes = [finish(process) for process in [child(site, f"n{number}") for number in range(4)]]
+    assert {code for code, _ in outcomes} == {0}
+    assert sum(text == "ran-and-published" for _, text in outcomes) == 1
+    assert site.run("z").outcome is Outcome.RESTORED_UNPACK
+
+
+def test_ranks_of_one_node_share_one_run(site: Site) -> None:
+    processes = [child(site, "a") for _ in range(3)]
+    texts = sorted(finish(process)[1] for process in processes)
+    assert texts == ["ran-and-published", "restored-unpack", "restored-unpack"]
+
+
+# -- leases ---------------------------------------------------------------------------------------------------------
+
+
+def test_waiting_for_the_node_that_runs(site: Site) -> None:
+    started = threading.Event()
+    results: dict[str, EnvResult] = {}
+
+    def slow() -> int:
+        started.set()
+        time.sleep(1.0)
+        return site.command("a")()
+
+    def first() -> None:
+        results["a"] = env.run(site.spec("a"), slow, store_url=str(site.store), config=site.config("a"))
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    assert started.wait(20)
+    waited = site.run("b", wait=30.0)
+    thread.join(30)
+    assert results["a"].outcome is Outcome.RAN_AND_PUBLISHED
+    assert waited.outcome is Outcome.RESTORED_UNPACK
+    assert site.runs == ["a"]
+    assert not list(site.store.glob("env/leases/*"))
+
+
+def test_waits_are_bounded_and_stale_leases_count_for_nothing(site: Site) -> None:
+    store = open_store(str(site.store))
+    key = site.run("x", code=1).key
+    store.put(lease.lease_key(key), json.dumps({"node": "dead", "expires": time.time() + 600}).encode())
+    began = time.monotonic()
+    assert site.run("a", wait=0.5, code=1).outcome is Outcome.RAN
+    assert 0.5 <= time.monotonic() - began < 10
+    store.put(lease.lease_key(key), json.dumps({"node": "dead", "expires": time.time() - 1}).encode(), overwrite=True)
+    began = time.monotonic()
+    assert site.run("b", wait=30.0).outcome is Outcome.RAN_AND_PUBLISHED
+    assert time.monotonic() - began < 10
+    for junk in (b"", b"[]", b'{"node": 1}', json.dumps({"node": "x", "expires": time.time() + 10**9}).encode()):
+        store.put(lease.lease_key(key), junk, overwrite=True)
+        assert lease.current(store, key) is None
+
+
+def test_all_waits_on_a_held_target_end(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bootseer.env import lock
+
+    targets = site.spec("a").targets
+    with (
+        lock.locked(targets, Path(site.config("a").state_dir)),
+        pytest.raises(UnavailableError, match="too long"),
+        lock.locked(targets, Path(site.config("a").state_dir), wait=0.2),
+    ):
+        pass
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="bootseer")
