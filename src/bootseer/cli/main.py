@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from typing import Annotated
 
@@ -49,6 +50,7 @@ def _assemble() -> None:
 def main() -> None:
     """Entry point. Exit codes: ``docs/reference/exit-codes.md``."""
     _assemble()
+    signal.signal(signal.SIGTERM, _terminated)
     try:
         app()
     except BootseerError as exc:
@@ -61,6 +63,11 @@ def main() -> None:
         sys.exit(141)
     except OSError as exc:
         _fail(from_os_error(exc, f"use {exc.filename}" if exc.filename else "finish"))
+
+
+def _terminated(number: int, _frame: object) -> None:
+    """SIGTERM leaves as Ctrl-C does: by an exception, so that everything is undone on the way out."""
+    sys.exit(128 + number)
 
 
 def _fail(exc: BootseerError) -> None:

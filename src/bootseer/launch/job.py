@@ -21,7 +21,7 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """A table of the job file: unknown keys are refused."""
 
 
-class JobTable(_Table):
+class JobTable(_Table, frozen=True, kw_only=True):
     """``[job]``: the training command."""
 
     name: Name
@@ -36,7 +36,7 @@ class JobTable(_Table):
     """Their working directory."""
 
 
-class ImageTable(_Table):
+class ImageTable(_Table, frozen=True, kw_only=True):
     """``[image]``: the container image."""
 
     ref: str
@@ -49,7 +49,7 @@ class ImageTable(_Table):
     """Address of that containerd."""
 
 
-class EnvTable(_Table):
+class EnvTable(_Table, frozen=True, kw_only=True):
     """``[env]``: the set-up command and what it fills."""
 
     command: Annotated[list[str], msgspec.Meta(min_length=1)]
@@ -66,7 +66,7 @@ class EnvTable(_Table):
     """False: run the command on this node, as today."""
 
 
-class CheckpointTable(_Table):
+class CheckpointTable(_Table, frozen=True, kw_only=True):
     """``[checkpoint]``: where the training command finds what it resumes from."""
 
     url: str
@@ -79,7 +79,7 @@ class CheckpointTable(_Table):
     """True: striped mount, prefetched while the environment is restored. False: copy it all first."""
 
 
-class MountTable(_Table):
+class MountTable(_Table, frozen=True, kw_only=True):
     """``[[mounts]]``: a host folder or file the container sees."""
 
     source: str
@@ -87,7 +87,7 @@ class MountTable(_Table):
     readonly: bool = True
 
 
-class Job(_Table):
+class Job(_Table, frozen=True, kw_only=True):
     """A whole job file."""
 
     job: JobTable

@@ -1,0 +1,200 @@
+"""`bootseer run`: whole starts of a small job in a real container, every technique on, off, and failing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bootseer import image, oci, stripefs
+from bootseer.testing.images import Member, folder, programs, write_image
+
+pytestmark = [pytest.mark.root, pytest.mark.runtime, pytest.mark.timeout(180)]
+
+TRAIN = b"""
+. /run/bootseer/python/bootseer/profile/emit.sh
+bootseer_span import -- sleep 0.2
+bootseer_span checkpoint_load -- cat /checkpoint/weights > /tmp/weights
+bootseer_span first_step -- cat /env/package
+cat /tmp/weights
+sleep ${AFTER:-0.3}
+exit ${CODE:-0}
+"""
+SETUP = b"mkdir -p /env && cat /job/requirements > /env/package && echo set-up ran && exit ${SETUP_CODE:-0}"
+WEIGHTS = bytes(range(33, 123)) * 100_000  # 9 MB: striped, and greppable
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A converted image, a striped checkpoint with COMMIT, and the same checkpoint as plain files."""
+    base = tmp_path_factory.mktemp("site")
+    files = [folder("job"), folder("env"), folder("checkpoint"), folder("tmp", mode=0o1777),
+             Member("job/train.sh", data=TRAIN), Member("job/setup.sh", data=SETUP),
+             Member("job/requirements", data=b"package 1.0\n")]  # fmt: skip
+    needed = programs("sh", "cat", "sleep", "mkdir", "date", "env")
+    write_image(base / "layout", [needed, files], config=oci.ContainerConfig(env=("PATH=/bin",)))
+    image.convert(f"oci:{base}/layout:v1", str(base / "store"), work_dir=base / "work")
+    (base / "plain").mkdir()
+    (base / "plain/weights").write_bytes(WEIGHTS)
+    fs = stripefs.open_fs(str(base / "striped"))
+    fs.put(base / "plain/weights", "checkpoint/weights")
+    fs.put(base / "plain/weights", "torn/weights")
+    fs.commit("checkpoint")
+    return base
+
+
+class Place:
+    """A node: its cache and state, and how jobs are started on it."""
+
+    def __init__(self, site: Path, here: Path) -> None:
+        self.site, self.here = site, here
+        self.env = {
+            **{k: v for k, v in os.environ.items() if not k.startswith("BOOTSEER_")},
+            "BOOTSEER_CACHE_DIR": str(here / "cache"),
+            "BOOTSEER_STATE_DIR": str(here / "state"),
+            "BOOTSEER_STORE": str(site / "store"),
+            "BOOTSEER_NODE": "n0",
+        }
+
+    def argv(self, *options: str, checkpoint: str = "checkpoint", **variables: str) -> list[str]:
+        job = self.here / "job.toml"
+        shown = ", ".join(f'{k} = "{v}"' for k, v in variables.items())
+        job.write_text(f"""
+[job]
+name = "small"
+command = ["sh", "/job/train.sh"]
+gpus = 8
+env = {{ {shown} }}
+[image]
+ref = "oci:{self.site}/layout:v1"
+ordinary = "unpack"
+[env]
+command = ["sh", "/job/setup.sh"]
+targets = ["/env"]
+key_files = ["/job/requirements"]
+key_env = ["WHICH"]
+[checkpoint]
+url = "{self.site}/striped/{checkpoint}"
+ordinary_url = "{self.site}/plain"
+path = "/checkpoint"
+""")
+        return [sys.executable, "-m", "bootseer.cli.main", "run", str(job), "--events", str(self.here / "events"),
+                "--summary", str(self.here / "summary.json"), *options]  # fmt: skip
+
+    def start(self, *options: str, **more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.argv(*options, **more), env=self.env, capture_output=True, text=True, timeout=120, check=False
+        )
+
+    def summary(self) -> dict[str, dict[str, object]]:
+        return json.loads((self.here / "summary.json").read_text())
+
+
+@pytest.fixture
+def node(site: Path, tmp_path: Path) -> Place:
+    return Place(site, tmp_path)
+
+
+def clean(node: Place) -> bool:
+    """Nothing of the start is left on disk."""
+    return not list((node.here / "cache/starts").iterdir()) and not list((node.here / "state").glob("images/*"))
+
+
+def test_first_start_captures_second_restores_both_see_the_same(node: Place, tmp_path: Path) -> None:
+    first = node.start(WHICH="a")
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.startswith("set-up ran\npackage 1.0\n")
+    assert first.stdout.endswith(WEIGHTS.decode())
+    assert node.summary()["env"]["how"] == "ran-and-published"
+    assert "first_step" in first.stderr or "first step" in first.stderr
+    assert clean(node)
+    cold = Place(node.site, tmp_path / "cold")
+    cold.here.mkdir()
+    second = cold.start(WHICH="a")
+    assert second.returncode == 0, second.stderr
+    assert second.stdout == "package 1.0\n" + WEIGHTS.decode()
+    summary = cold.summary()
+    assert summary["env"]["how"] == "restored-mount"
+    assert summary["image"]["how"] == "lazy"
+    assert summary["checkpoint"]["how"] == "striped"
+    assert summary["ready_seconds"]
+    assert set(summary["stages"]) == {"image", "env", "init"}
+    assert clean(cold)
+
+
+def test_everything_the_ordinary_way(node: Place) -> None:
+    done = node.start("--without", "all", "--no-card", WHICH="b")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "set-up ran\npackage 1.0\n" + WEIGHTS.decode()
+    summary = node.summary()
+    assert (summary["image"]["how"], summary["env"]["how"], summary["checkpoint"]["how"]) == ("unpack", "ran", "copied")
+    assert done.stderr == ""
+    assert clean(node)
+
+
+def test_the_exit_code_is_the_training_commands(node: Place) -> None:
+    assert node.start("--without", "all", CODE="42").returncode == 42
+    assert clean(node)
+
+
+def test_a_set_up_command_that_fails_ends_the_start_with_its_code(node: Place) -> None:
+    done = node.start("--no-card", WHICH="c", SETUP_CODE="7")
+    assert done.returncode == 7
+    assert "package" not in done.stdout
+    assert "set-up command failed with exit code 7" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert clean(node)
+
+
+@pytest.mark.parametrize(("which", "code", "says"), [("nowhere", 66, "nowhere"), ("torn", 65, "COMMIT")])
+def test_a_checkpoint_that_is_missing_or_unfinished(node: Place, which: str, code: int, says: str) -> None:
+    done = node.start(checkpoint=which)
+    assert done.returncode == code, done.stderr
+    assert says in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert clean(node)
+
+
+def test_an_unknown_technique_or_key_is_one_line(node: Place) -> None:
+    done = node.start("--without", "magic")
+    assert (done.returncode, len(done.stderr.splitlines())) == (78, 1)
+    node.argv()
+    job = node.here / "job.toml"
+    job.write_text(job.read_text().replace("gpus", "gpu_count"))
+    done = subprocess.run([sys.executable, "-m", "bootseer.cli.main", "run", str(job)], capture_output=True, text=True)
+    assert done.returncode == 78
+    assert "gpu_count" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_store_away_does_not_stop_an_ordinary_start(node: Place) -> None:
+    node.env["BOOTSEER_STORE"] = str(node.here / "file")
+    (node.here / "file").write_text("not a folder")
+    done = node.start("--without", "image", "--no-card")
+    assert done.returncode == 0, done.stderr
+    assert node.summary()["env"]["how"] == "ran"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_leaves_nothing(node: Place, number: signal.Signals) -> None:
+    process = subprocess.Popen(
+        node.argv(WHICH="d", AFTER="60"), env=node.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        events = node.here / "events/small/attempt-0/n0.jsonl"
+        end = time.monotonic() + 60
+        while '"first_step"' not in (events.read_text() if events.exists() else "") and time.monotonic() < end:
+            time.sleep(0.1)
+        process.send_signal(number)
+        _, stderr = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode in (130, 143, 128 + number), stderr
+    assert "Traceback" not in stderr
+    assert clean(node)

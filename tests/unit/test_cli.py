@@ -1,0 +1,64 @@
+"""The command line as a whole: what it costs to start, that help is everywhere, and what a mistake looks like."""
+
+import statistics
+import subprocess
+import sys
+import time
+
+import pytest
+
+CLI = [sys.executable, "-m", "bootseer.cli.main"]
+
+
+def call(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*CLI, *args], capture_output=True, text=True, timeout=30, check=False)
+
+
+def test_importing_bootseer_pulls_in_nothing_heavy():
+    code = "import bootseer, sys; print(len(sys.modules)); print([m for m in sys.modules if m.startswith('bootseer.')])"
+    base = subprocess.run([sys.executable, "-c", "import sys; print(len(sys.modules))"], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    count, ours = done.stdout.splitlines()
+    assert ours == "[]"
+    assert int(count) - int(base.stdout) < 10
+
+
+def test_importing_bootseer_takes_less_than_50_ms():
+    def seconds(code: str) -> float:
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-c", code], check=True)
+        return time.perf_counter() - began
+
+    cost = [seconds("import bootseer") - seconds("pass") for _ in range(7)]
+    assert statistics.median(cost) < 0.05
+
+
+@pytest.mark.parametrize(
+    "verb",
+    ["", "doctor", "run", "demo", "image", "image convert", "image run", "image mount", "env", "env run", "fs", "fs put",
+     "fs mount", "profile", "profile show", "profile wrap"],
+)  # fmt: skip
+def test_every_verb_has_help(verb):
+    done = call(*verb.split(), "--help")
+    assert done.returncode == 0, done.stderr
+    assert "Usage" in done.stdout
+
+
+def test_a_verb_that_does_not_exist():
+    done = call("imagine")
+    assert done.returncode == 2
+    assert "imagine" in done.stderr
+
+
+def test_settings_that_are_not_understood(monkeypatch):
+    monkeypatch.setenv("BOOTSEER_FETCH_STREAMS", "many")
+    done = call("doctor")
+    assert done.returncode == 78
+    assert "fetch_streams" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_shell_completion_can_be_printed():
+    done = call("--show-completion", "bash")
+    assert done.returncode == 0
+    assert "bootseer" in done.stdout
