@@ -259,7 +259,11 @@ class Fetcher:
             or flying.count(Priority.BACKGROUND) >= _BACKGROUND_STREAMS
         ):
             return None
-        return self._queue.take_background()
+        filling = self._queue.filling
+        batch = self._queue.take_background()
+        if filling and not self._queue.filling:
+            self._cond.notify_all()
+        return batch
 
     def _run(self, batch: Batch) -> None:
         delay = _FIRST_DELAY

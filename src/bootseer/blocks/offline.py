@@ -93,7 +93,6 @@ def extract(store: Store, digest: str, dest: Path, *, streams: int = 6, progress
         tree = localize(store, digest, work)
         with CacheFile.open(tree.cache, tree.map, tree.map_digest) as cache:
             _fill(store, tree, cache, list(range(tree.map.count)), streams, progress)
-        devices = [f"--device={tree.cache / 'data'}"] if tree.map.size else []
         done = subprocess.run(
             [tool, f"--extract={dest}", "--overwrite", f"--device={tree.cache / 'data'}", str(tree.meta)],
             capture_output=True,

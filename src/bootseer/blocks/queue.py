@@ -13,6 +13,9 @@ import msgspec
 
 from bootseer.blocks.blockmap import BlockMap
 
+_LONGEST_AHEAD = 8
+_MAX_STREAMS = 64
+
 
 class Priority(enum.IntEnum):
     DEMAND = 0
@@ -30,7 +33,10 @@ class Batch(msgspec.Struct):
 
 
 class FetchQueue:
-    """The blocks of ``map`` that are wanted. ``window`` blocks around a demanded one are fetched with it."""
+    """The blocks of ``map`` that are wanted. ``window`` blocks around a demanded one are fetched with it.
+
+    Misses that walk forward, window by window, fetch ahead: 2, 4, at most 8 windows, before the hot list.
+    """
 
     def __init__(
         self,
@@ -52,6 +58,8 @@ class FetchQueue:
         self._background = False
         self._cursor = 0
         self._given_up: set[int] = set()
+        self._expected: dict[int, int] = {}
+        """Window in which a forward walk would miss next -> its misses so far."""
 
     def _missing(self, block: int) -> bool:
         return not self._ready[block] and block not in self._in_flight
@@ -140,8 +148,25 @@ class FetchQueue:
             run = [*reversed(self._grow(block, -1, fits)), block, *self._grow(block, 1, fits)]
             for other in run:
                 self._demand.pop(other, None)
-            return self._batch(Priority.DEMAND, run)
+            batch = self._batch(Priority.DEMAND, run)
+            if self.window > 1:
+                self._read_ahead(block // self.window)
+            return batch
         return None
+
+    def _read_ahead(self, window: int) -> None:
+        streak = self._expected.pop(window, 0)
+        ahead = min(1 << streak, _LONGEST_AHEAD) if streak else 0
+        first = (window + 1) * self.window
+        for block in range(min(first + ahead * self.window, self._map.count) - 1, first - 1, -1):
+            if self._missing(block):
+                if self._hot and self._adjoins(block, self._hot[0][0]) and len(self._hot[0]) < self.window:
+                    self._hot[0].insert(0, block)
+                else:
+                    self._hot.appendleft([block])
+        self._expected[window + ahead + 1] = streak + 1
+        if len(self._expected) > _MAX_STREAMS:
+            del self._expected[next(iter(self._expected))]
 
     def take_hot(self) -> Batch | None:
         while self._hot:

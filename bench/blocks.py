@@ -1,0 +1,278 @@
+"""Lazy trees: the data path when the bytes are there, and the stall of a start when they are not.
+
+    python bench/blocks.py [--quick] [--rate BYTES_PER_SECOND] [--latency SECONDS] [--out report.json]
+
+Needs root. Part one reads a tree of present bytes through plain EROFS and through EROFS over the block server, from a
+fresh mount with the backing file in the page cache (so that the path is measured and not the disk). Part two replays a
+start (scattered reads with a little computing between them, 12 % of the tree) on an empty node cache behind one link
+of ``--rate``: on demand without a profile, the same with background fill, and with the hot set of an earlier start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import mmap
+import os
+import platform
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bootseer import erofs
+from bootseer.blocks import server, tree
+from bootseer.blocks.control import TreeStatus
+from bootseer.config import Config
+from bootseer.kernel import mount as mounts
+from bootseer.store import Store, open_store
+from bootseer.testing.source import RateLimitedStore
+
+MIB = 1 << 20
+Spans = list[tuple[str, int, int]]
+
+
+def build(work: Path, size: int) -> tree.TreeRef:
+    """A tree of ``size`` bytes that compresses about 2:1: one large file (a quarter), the rest of 20 to 600 KiB."""
+    rand = random.Random(7)
+    root = work / "tree"
+    root.mkdir()
+
+    def write(path: Path, length: int) -> None:
+        with open(path, "wb") as out:
+            while length > 0:
+                noise = rand.randbytes(min(length, 32768))
+                out.write(noise)
+                out.write(noise[:512] * 64)
+                length -= 65536
+
+    write(root / "large", size // 4)
+    left = size - size // 4
+    index = 0
+    while left > 0:
+        folder = root / f"d{index // 100}"
+        folder.mkdir(exist_ok=True)
+        length = rand.randrange(20 << 10, 600 << 10)
+        write(folder / f"f{index}", length)
+        left -= length
+        index += 1
+    erofs.build(root, work / "meta", work / "data")
+    return tree.publish(open_store(str(work / "store")), work / "meta", work / "data")
+
+
+def plan(root: Path, share: float) -> Spans:
+    """What the start reads: spans of some files, 4 to 256 KiB each, ``share`` of all bytes together."""
+    rand = random.Random(8)
+    files = sorted(path for path in root.rglob("*") if path.is_file())
+    budget = int(sum(path.stat().st_size for path in files) * share)
+    spans: Spans = []
+    while budget > 0:
+        path = rand.choice(files)
+        length = min(rand.choice([4, 16, 64, 128, 256]) << 10, path.stat().st_size)
+        offset = rand.randrange(0, path.stat().st_size - length + 1)
+        spans.append((str(path.relative_to(root)), offset, length))
+        budget -= length
+    return spans
+
+
+def start(target: Path, spans: Spans) -> float:
+    """Seconds to read ``spans``, with 1 ms of computing after each."""
+    began = time.perf_counter()
+    for name, offset, length in spans:
+        with open(target / name, "rb", buffering=0) as file:
+            os.pread(file.fileno(), length, offset)
+        until = time.perf_counter() + 0.001
+        while time.perf_counter() < until:
+            pass
+    return time.perf_counter() - began
+
+
+def sequential(path: Path) -> float:
+    """MB/s of one reader with 1 MiB reads."""
+    buffer = mmap.mmap(-1, MIB)
+    size = path.stat().st_size
+    with open(path, "rb", buffering=0) as file:
+        began = time.perf_counter()
+        while file.readinto(buffer):
+            pass
+        seconds = time.perf_counter() - began
+    buffer.close()
+    return size / seconds / 1e6
+
+
+def small(path: Path, count: int = 3000) -> float:
+    """Microseconds per 4 KiB read at random places, each place once, without readahead."""
+    rand = random.Random(9)
+    units = path.stat().st_size // 4096
+    places = rand.sample(range(units), min(count, units))
+    with open(path, "rb", buffering=0) as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+        began = time.perf_counter()
+        for place in places:
+            os.pread(file.fileno(), 4096, place * 4096)
+        return (time.perf_counter() - began) / len(places) * 1e6
+
+
+class Bench:
+    def __init__(self, work: Path, options: argparse.Namespace) -> None:
+        self.work = work
+        self.options = options
+        self.runs: list[dict[str, Any]] = []
+        self.ref = build(work, (96 if options.quick else 384) * MIB)
+        self.spans = plan(work / "tree", 0.12)
+        shutil.rmtree(work / "tree")
+
+    def mount(self, cache: str, *, limited: bool, **settings: Any) -> tree.TreeMount:
+        command = [sys.executable, __file__, "--serve", str(self.options.rate), str(self.options.latency)]
+        return tree.mount(
+            str(self.work / "store"),
+            self.ref.digest,
+            self.work / "mnt",
+            cache_dir=self.work / cache,
+            state_dir=self.work / "state",
+            profile=tree.ProfileKey("bench"),
+            config=Config(**settings),
+            server=command if limited else tree.SERVER,
+        )
+
+    def note(self, variant: str, number: int, seconds: float, **more: Any) -> None:
+        self.runs.append({"variant": variant, "n": number, "seconds": seconds, **more})
+        extra = " ".join(f"{key}={value}" for key, value in more.items())
+        print(f"{variant:28} {number}  {seconds:8.3f} s  {extra}", flush=True)
+
+    def plain(self, measure: Callable[[Path], float]) -> float:
+        mounts.mount_erofs(self.work / "meta", self.work / "data", self.work / "mnt")
+        try:
+            return measure(self.work / "mnt")
+        finally:
+            mounts.unmount(self.work / "mnt")
+
+    def present(self, measure: Callable[[Path], float]) -> float:
+        made = self.mount("full", limited=False, background_fill=False)
+        try:
+            return measure(made.target)
+        finally:
+            made.unmount()
+
+    def lazy(self, **settings: Any) -> tuple[float, float, TreeStatus]:
+        """Seconds to the end of the start, seconds of the mount alone, and the counters, on an empty cache."""
+        began = time.perf_counter()
+        made = self.mount("cold", limited=True, **settings)
+        try:
+            mounted = time.perf_counter() - began
+            start(made.target, self.spans)
+            return time.perf_counter() - began, mounted, made.status()
+        finally:
+            made.unmount()
+            shutil.rmtree(self.work / "cold")
+
+    def run(self) -> None:
+        (self.work / "mnt").mkdir()
+        tree.prefetch(str(self.work / "store"), self.ref.digest, cache_dir=self.work / "full")
+        for number in range(1, 3 if self.options.quick else 6):
+            for variant, path in (("plain", self.plain), ("fuse", self.present)):
+                rate = path(lambda target: sequential(target / "large"))
+                each = path(lambda target: small(target / "large"))
+                self.note(f"present-{variant}", number, each / 1e6, mb_per_s=round(rate), us_per_4k=round(each, 1))
+            self.note("start-local", number, self.plain(lambda target: start(target, self.spans)))
+            self.note("start-present", number, self.present(lambda target: start(target, self.spans)))
+        self._forget_profile()
+        for number in range(1, 2 if self.options.quick else 4):
+            for variant in ("on-demand", "on-demand-fill", "hot"):
+                if variant != "hot":
+                    self._forget_profile()
+                seconds, mounted, status = self.lazy(background_fill=variant.endswith("fill"))
+                self.note(
+                    f"start-{variant}",
+                    number,
+                    seconds,
+                    mount_s=round(mounted, 3),
+                    stall_s=round(status.stall_seconds, 3),
+                    slow_faults=status.slow_faults,
+                    bytes={
+                        "demand": status.bytes_demand,
+                        "hot": status.bytes_hot,
+                        "background": status.bytes_background,
+                    },
+                )
+
+    def _forget_profile(self) -> None:
+        shutil.rmtree(self.work / "store" / "profiles", ignore_errors=True)
+
+    def median(self, variant: str, field: str = "seconds") -> float:
+        return statistics.median(run[field] for run in self.runs if run["variant"] == variant)
+
+    def figures(self) -> list[dict[str, Any]]:
+        def figure(name: str, value: float, unit: str, target: str, met: bool, variant: str) -> dict[str, Any]:
+            n = sum(run["variant"] == variant for run in self.runs)
+            return {
+                "name": name,
+                "value": round(value, 4),
+                "unit": unit,
+                "of": "median",
+                "n": n,
+                "target": target,
+                "met": met,
+            }
+
+        stall = self.median("start-hot", "stall_s") / self.median("start-on-demand", "stall_s")
+        ready = self.median("start-hot") / self.median("start-local")
+        read = self.median("present-fuse", "mb_per_s") / self.median("present-plain", "mb_per_s")
+        return [
+            figure("stall_hot_vs_on_demand", stall, "ratio", "<= 0.02", stall <= 0.02, "start-hot"),
+            figure("readiness_hot_vs_local", ready, "ratio", "<= 1.3", ready <= 1.3, "start-hot"),
+            figure("sequential_read_fuse_vs_plain", read, "ratio", "none on fuse", True, "present-fuse"),
+        ]
+
+
+def serve(rate: float, latency: float, rest: list[str]) -> int:
+    def limited(url: str) -> Store:
+        return RateLimitedStore(open_store(url), rate=rate, latency=latency)
+
+    return server.main(rest, store_for=limited)
+
+
+def report(bench: Bench) -> dict[str, Any]:
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
+    machine = {"cores": os.cpu_count(), "memory_gib": round(memory), "kernel": platform.release()}
+    return {
+        "schema": 1,
+        "name": "blocks",
+        "commit": commit.strip(),
+        "machine": machine,
+        "argv": sys.argv[1:],
+        "runs": bench.runs,
+        "figures": bench.figures(),
+    }
+
+
+def main() -> int:
+    if sys.argv[1:2] == ["--serve"]:
+        return serve(float(sys.argv[2]), float(sys.argv[3]), sys.argv[4:])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="smaller tree, fewer runs")
+    parser.add_argument("--rate", type=float, default=125e6, help="bytes per second of the link")
+    parser.add_argument("--latency", type=float, default=0.001, help="seconds per request")
+    parser.add_argument("--work", type=Path, default=Path("/var/tmp"), help="folder for about 2 GB")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="bench-blocks-", dir=options.work) as work:
+        bench = Bench(Path(work), options)
+        bench.run()
+        document = report(bench)
+    for figure in document["figures"]:
+        print(f"{figure['name']:32} {figure['value']:8.3f} {figure['unit']}  target {figure['target']}")
+    if options.out:
+        options.out.write_text(json.dumps(document, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
