@@ -12,6 +12,7 @@ import logging
 import os
 import shutil
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -90,12 +91,14 @@ def mount(
     writable: bool = True,
     plain_http: bool | None = None,
     record: ImageRecord | None = None,
+    server: Sequence[str] = tree.SERVER,
 ) -> ImageMount:
     """Mount the converted image ``ref`` on the folder ``target`` (made when missing).
 
     ``job`` names the profile to prefetch by and to record into (None: the default one). ``record`` skips looking up
-    ``ref``. On any failure nothing stays mounted. Raises `NotFoundError` (no such image, or not converted),
-    `UnavailableError`, `PrivilegeError`, `UnsupportedError` (no FUSE, EROFS or overlayfs), `FullError`.
+    ``ref``; ``server`` is the command that serves blocks (see `tree.mount`). On any failure nothing stays mounted.
+    Raises `NotFoundError` (no such image, or not converted), `UnavailableError`, `PrivilegeError`, `FullError`,
+    `UnsupportedError` (no FUSE, EROFS or overlayfs).
     """
     if os.geteuid() != 0:
         raise PrivilegeError(f"mounting {ref} needs root", hint="run with sudo")
@@ -135,6 +138,7 @@ def mount(
                 state_dir=state_dir,
                 profile=tree.ProfileKey(job) if job else tree.ProfileKey(),
                 config=config,
+                server=server,
             )
             undo.callback(mounted.unmount)
             faults.point("image.mount.before-overlay")

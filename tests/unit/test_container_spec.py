@@ -1,0 +1,117 @@
+"""The runtime configuration made from an image's configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bootseer import oci
+from bootseer.errors import ConfigError, NotFoundError
+from bootseer.image import container
+from bootseer.image.container import Bind
+
+
+def config(**inner: Any) -> oci.ImageConfig:
+    return oci.ImageConfig(
+        architecture="amd64", os="linux", rootfs=oci.RootFS(diff_ids=()), config=oci.ContainerConfig(**inner)
+    )
+
+
+def make(rootfs: Path, inner: oci.ImageConfig, args: list[str], **more: Any) -> dict[str, Any]:
+    given = {"env": {}, "mounts": (), "cwd": "", "network": "host", "cgroup": "/c", **more}
+    return container.spec(rootfs, inner, args, **given)
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "cmd", "argv", "wanted"),
+    [
+        (None, ("a", "b"), [], ["a", "b"]),
+        (None, ("a",), ["x"], ["x"]),
+        (("e",), ("a",), [], ["e", "a"]),
+        (("e",), ("a",), ["x"], ["e", "x"]),
+        (("e",), None, [], ["e"]),
+    ],
+)
+def test_entry_point_and_command(entrypoint: Any, cmd: Any, argv: list[str], wanted: list[str]) -> None:
+    assert container.command_of(config(entrypoint=entrypoint, cmd=cmd), argv) == wanted
+
+
+def test_no_command_at_all() -> None:
+    with pytest.raises(ConfigError, match="names no command"):
+        container.command_of(config(), [])
+
+
+def test_environment_later_wins(tmp_path: Path) -> None:
+    made = make(tmp_path, config(env=("PATH=/x", "A=1", "B=b=c")), ["x"], env={"A": "2"})
+    assert made["process"]["env"] == ["PATH=/x", "A=2", "B=b=c"]
+    assert make(tmp_path, config(), ["x"])["process"]["env"] == [f"PATH={container.DEFAULT_PATH}"]
+
+
+def test_nothing_needs_more_privileges(tmp_path: Path) -> None:
+    made = make(tmp_path, config(), ["x"])
+    assert "rlimits" not in made["process"]
+    assert "oomScoreAdj" not in made["process"]
+    assert set(made["linux"]["resources"]) == {"devices"}
+    assert [n["type"] for n in made["linux"]["namespaces"]] == ["pid", "mount"]
+    assert {n["type"] for n in make(tmp_path, config(), ["x"], network="none")["linux"]["namespaces"]} >= {"network"}
+    held = set(made["process"]["capabilities"]["bounding"])
+    assert "CAP_SYS_ADMIN" not in held
+    assert "CAP_SYS_RESOURCE" not in held
+
+
+@pytest.fixture
+def rootfs(tmp_path: Path) -> Path:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/passwd").write_text("root:x:0:0::/:/bin/sh\nbroken\nbob:x:12:34::/:/bin/sh\n+::::\n")
+    (tmp_path / "etc/group").write_text("root:x:0:\nteam:x:55:bob,eve\nbobs:x:34:bob\nodd:x:y:bob\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("user", "wanted"),
+    [
+        ("", {"uid": 0, "gid": 0}),
+        ("bob", {"uid": 12, "gid": 34, "additionalGids": [55]}),
+        ("12", {"uid": 12, "gid": 34, "additionalGids": [55]}),
+        ("77", {"uid": 77, "gid": 0}),
+        ("77:88", {"uid": 77, "gid": 88}),
+        ("bob:team", {"uid": 12, "gid": 55, "additionalGids": [34]}),
+    ],
+)
+def test_users(rootfs: Path, user: str, wanted: dict[str, Any]) -> None:
+    assert container.user_of(rootfs, user) == wanted
+
+
+@pytest.mark.parametrize("user", ["eve", "bob:nobody"])
+def test_unknown_users(rootfs: Path, user: str) -> None:
+    with pytest.raises(ConfigError, match="of the image is not in its /etc/"):
+        container.user_of(rootfs, user)
+
+
+def test_the_hosts_users_are_never_asked(tmp_path: Path) -> None:
+    (tmp_path / "etc").symlink_to("/etc")
+    with pytest.raises(ConfigError):
+        container.user_of(tmp_path, "daemon")
+
+
+def test_binds(tmp_path: Path) -> None:
+    made = make(tmp_path, config(), ["x"], mounts=[Bind(str(tmp_path), "/data", True)])
+    assert made["mounts"][-1]["options"] == ["rbind", "rprivate", "ro"]
+    for bad in (Bind("/no/such", "/data"), Bind(str(tmp_path), "data")):
+        with pytest.raises(ConfigError, match="cannot mount"):
+            make(tmp_path, config(), ["x"], mounts=[bad])
+
+
+def test_missing_commands_are_found_before_the_runtime_does(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/there").touch()
+    (tmp_path / "bin/link").symlink_to("/bin/there")
+    env = {"PATH": "/sbin:/bin"}
+    for name in ("there", "link", "/bin/there", "bin/link"):
+        container.check_command(make(tmp_path, config(), [name], env=env))
+    for name in ("absent", "/absent", "./there"):
+        with pytest.raises(NotFoundError, match="the image has no such file"):
+            container.check_command(make(tmp_path, config(), [name], env=env))
+    container.check_command(make(tmp_path, config(), ["x"], env={"PATH": "/t"}, mounts=[Bind(str(tmp_path), "/t")]))
