@@ -188,13 +188,16 @@ def test_pages_stay_until_invalidated(mountpoint: Path) -> None:
         return memoryview(DATA)[offset : offset + size]
 
     with _single(mountpoint, read) as server:
-        for _ in range(3):
+        assert (mountpoint / "data").read_bytes() == DATA
+        for _ in range(5):  # under memory pressure pages may go at any time, but not each time
+            before = len(asked)
             assert (mountpoint / "data").read_bytes() == DATA
-        before = len(asked)
-        assert len(set(asked)) == before
+            if len(asked) == before:
+                break
+        assert len(asked) == before
         server.invalidate(2)
         assert (mountpoint / "data").read_bytes() == DATA
-        assert len(asked) == 2 * before
+        assert len(asked) >= before + len(set(asked))
 
 
 SERVER = """
@@ -246,7 +249,7 @@ def test_a_killed_server_fails_closed(mountpoint: Path, server_process: subproce
     os.close(fd)
     assert len(results) == 2
     assert set(results) <= {errno.ECONNABORTED, errno.ENOTCONN}
-    with pytest.raises(OSError, match=r"not connected|Transport"):
+    with pytest.raises(OSError, match=r"not connected|abort"):
         os.listdir(mountpoint)
     assert mount.is_mounted(mountpoint)
     mount.unmount(mountpoint)
@@ -278,7 +281,7 @@ def test_stop_of_a_busy_mount_aborts_it(mountpoint: Path, caplog: pytest.LogCapt
     with (mountpoint / "data").open("rb", buffering=0) as file:
         assert file.read(10) == DATA[:10]
         server.stop(timeout=0.2)
-        with pytest.raises(OSError, match=r"not connected|abort|Transport"):
+        with pytest.raises(OSError, match=r"not connected|abort"):
             file.read(10)
     assert "still in use" in caplog.text
     assert server.wait(1)
@@ -342,7 +345,7 @@ def test_a_forked_child_does_not_keep_the_mount(mountpoint: Path, tmp_path: Path
             assert process.stdout.readline() == b"ready\n"
             process.kill()
             process.wait(10)
-            with pytest.raises(OSError, match=r"not connected|Transport"):
+            with pytest.raises(OSError, match=r"not connected|abort"):
                 (mountpoint / "data").read_bytes()
         finally:
             os.killpg(process.pid, signal.SIGKILL)

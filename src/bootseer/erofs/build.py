@@ -46,7 +46,7 @@ def build(
     mkfs.erofs cuts them; whiteouts and ``trusted.overlay.*`` attributes in ``tree`` are kept, so an overlayfs over
     the image obeys them; ``tree`` must not change meanwhile.
 
-    Raises `UnsupportedError` (no mkfs.erofs, a name too long), `NotFoundError` (no such tree), `FullError` (no
+    Raises `UnsupportedError` (no mkfs.erofs, a name too long), `NotFoundError` (no such folder), `FullError` (no
     space), `NotWritableError`, `BootseerError` (mkfs.erofs failed, or wrote nothing for 10 minutes).
     """
     tree, meta, data = tree.absolute(), meta.absolute(), data.absolute()
@@ -55,6 +55,8 @@ def build(
     if not tree.is_dir():
         raise NotFoundError(f"cannot build an image of {tree}: it is no folder")
     for part in (meta, data):
+        if not part.parent.is_dir():
+            raise NotFoundError(f"cannot build {part}: there is no such folder")
         if part.is_relative_to(tree):
             raise BootseerError(f"cannot build {part}: it lies in {tree}, which it is to hold", hint="put it elsewhere")
     tool = shutil.which(MKFS)

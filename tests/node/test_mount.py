@@ -1,0 +1,301 @@
+"""Mounts that are really made: EROFS from files and loop devices, overlays, binds, and what is said when they fail."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bootseer import erofs
+from bootseer.errors import BootseerError, DataError, NotFoundError, PrivilegeError, UnsupportedError
+from bootseer.kernel import _libc, fanotify, fuse, loop, mount
+
+pytestmark = pytest.mark.root
+
+BIG = os.urandom(300_000)
+
+
+@pytest.fixture
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder on a disk file system whose mounts are gone after the test."""
+    path = Path("/var/tmp") / f"bootseer-mount-{os.getpid()}"
+    path.mkdir()
+    yield path
+    for entry in reversed(list(mount.entries())):
+        if entry.target.startswith(f"{path}/"):
+            mount.unmount(entry.target, lazy=True, force=True)
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def image(place: Path) -> tuple[Path, Path]:
+    tree = place / "tree"
+    tree.mkdir()
+    (tree / "big").write_bytes(BIG)
+    (tree / "small").write_text("small")
+    erofs.build(tree, place / "meta", place / "data")
+    return place / "meta", place / "data"
+
+
+def _folder(place: Path, name: str) -> Path:
+    path = place / name
+    path.mkdir()
+    return path
+
+
+def _loops() -> int:
+    return sum(1 for path in Path("/sys/block").glob("loop*/loop/backing_file"))
+
+
+def test_erofs_from_files(place: Path, image: tuple[Path, Path]) -> None:
+    target, before = _folder(place, "target"), _loops()
+    way = mount.mount_erofs(*image, target)
+    assert (target / "big").read_bytes() == BIG
+    if way == "file":
+        assert _loops() == before
+    with pytest.raises(OSError, match="Read-only"):
+        (target / "new").touch()
+    mount.unmount(target)
+    assert not mount.is_mounted(target)
+
+
+@pytest.mark.parametrize("code", [errno.ENOTBLK, errno.EINVAL])
+def test_erofs_through_loop_devices(
+    place: Path,
+    image: tuple[Path, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    code: int,
+) -> None:
+    """Where the kernel cannot mount files; the devices free themselves after the unmount."""
+    real, target, before = _libc.mount, _folder(place, "target"), _loops()
+
+    def old_kernel(source: str, *rest: object) -> None:
+        if not source.startswith("/dev/loop"):
+            raise OSError(code, os.strerror(code))
+        real(source, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(_libc, "mount", old_kernel)
+    assert mount.mount_erofs(*image, target) == "loop"
+    assert (target / "big").read_bytes() == BIG
+    assert _loops() == before + 2
+    assert "loop devices" in caplog.text
+    mount.unmount(target)
+    assert _loops() == before
+
+
+def test_erofs_on_a_file_system_that_cannot_back_it(place: Path, image: tuple[Path, Path]) -> None:
+    memory, target = _folder(place, "memory"), _folder(place, "target")
+    mount.mount("tmpfs", memory, "tmpfs")
+    copies = [Path(shutil.copy(part, memory)) for part in image]
+    mount.mount_erofs(copies[0], copies[1], target)
+    assert (target / "small").read_text() == "small"
+    mount.unmount(target)
+    mount.unmount(memory)
+
+
+def test_erofs_over_fuse(place: Path, image: tuple[Path, Path]) -> None:
+    served, target = _folder(place, "served"), _folder(place, "target")
+    data = image[1].read_bytes()
+    operations = fuse.SingleFile("data", len(data), lambda offset, size, ctx: memoryview(data)[offset : offset + size])
+    with fuse.Server(operations, served):
+        mount.mount_erofs(image[0], served / "data", target)
+        assert (target / "big").read_bytes() == BIG
+        mount.unmount(target)
+
+
+@pytest.mark.parametrize("name", ["plain", "a,b", "a:b", "a b", "a\\b", "ü", "a=b"])
+def test_paths_of_any_name(place: Path, image: tuple[Path, Path], name: str) -> None:
+    odd = _folder(place, f"odd-{name}")
+    parts = [Path(shutil.copy(part, odd)) for part in image]
+    target, upper, work, over = (_folder(odd, f"{part}-{name}") for part in ("target", "upper", "work", "over"))
+    mount.mount_erofs(parts[0], parts[1], target)
+    assert mount.is_mounted(target)
+    mount.mount_overlay([target], over, upper=upper, work=work)
+    (over / "small").write_text("changed")
+    assert (upper / "small").read_text() == "changed"
+    assert (over / "big").read_bytes() == BIG
+    mount.unmount(over)
+    mount.unmount(target)
+
+
+def test_overlay_of_many_long_layers(place: Path) -> None:
+    """Their names together exceed the page that mount(2) takes."""
+    lowers = [_folder(place, f"{number:03}-{'n' * 100}") for number in range(60)]
+    for number, lower in enumerate(lowers):
+        (lower / f"own-{number}").touch()
+        (lower / "shared").write_text(str(number))
+    target = _folder(place, "target")
+    mount.mount_overlay(lowers, target)
+    assert len(os.listdir(target)) == 61
+    assert (target / "shared").read_text() == "0"
+    with pytest.raises(OSError, match="Read-only"):
+        (target / "shared").write_text("x")
+    mount.unmount(target)
+    assert not [fd for fd in os.listdir("/proc/self/fd") if "nnnn" in _link(fd)]
+
+
+def _link(fd: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return ""
+
+
+def test_overlay_of_one_layer_alone(place: Path) -> None:
+    lower, target = _folder(place, "lower"), _folder(place, "target")
+    (lower / "file").write_text("x")
+    mount.mount_overlay([lower], target)
+    assert (target / "file").read_text() == "x"
+    with pytest.raises(OSError, match="Read-only"):
+        (target / "file").write_text("y")
+    mount.unmount(target)
+
+
+def test_bind(place: Path) -> None:
+    source, target = _folder(place, "source"), _folder(place, "target")
+    (source / "file").write_text("x")
+    mount.bind(source, target, readonly=True)
+    with pytest.raises(OSError, match="Read-only"):
+        (target / "file").write_text("y")
+    (source / "file").write_text("z")
+    assert (target / "file").read_text() == "z"
+    mount.unmount(target)
+    mount.bind(source, target)
+    (target / "file").write_text("w")
+    mount.unmount(target)
+    assert (source / "file").read_text() == "w"
+
+
+def test_a_read_only_bind_keeps_the_other_flags(place: Path) -> None:
+    source, target = _folder(place, "source"), _folder(place, "target")
+    mount.mount("tmpfs", source, "tmpfs", flags=mount.MS_NOSUID | mount.MS_NODEV)
+    mount.bind(source, target, readonly=True)
+    assert os.statvfs(target).f_flag & (os.ST_NOSUID | os.ST_NODEV | os.ST_RDONLY) == 7
+    mount.unmount(target)
+    mount.unmount(source)
+
+
+def test_unmount_says_why_not(place: Path) -> None:
+    target = _folder(place, "target")
+    with pytest.raises(BootseerError, match="is not a mount"):
+        mount.unmount(target)
+    with pytest.raises(NotFoundError):
+        mount.unmount(place / "absent")
+    mount.mount("tmpfs", target, "tmpfs")
+    with (target / "file").open("w"):
+        with pytest.raises(BootseerError, match=r"in use.*fuser"):
+            mount.unmount(target)
+        mount.unmount(target, lazy=True)
+    assert not mount.is_mounted(target)
+
+
+def test_is_mounted_follows_links_above_and_not_the_target(place: Path) -> None:
+    target = _folder(place, "tar get")
+    (place / "link").symlink_to(place)
+    assert not mount.is_mounted(target)
+    mount.mount("tmpfs", target, "tmpfs")
+    assert mount.is_mounted(place / "link" / "tar get")
+    assert mount.is_mounted("/proc")
+    entry = mount.find(target)
+    assert entry
+    assert (entry.fstype, entry.target) == ("tmpfs", str(target))
+    mount.unmount(target)
+
+
+def test_bad_input(place: Path, image: tuple[Path, Path]) -> None:
+    target, other = _folder(place, "target"), place / "other"
+    other.write_bytes(b"no image" * 1000)
+    with pytest.raises(DataError, match="not an EROFS image"):
+        mount.mount_erofs(other, None, target)
+    with pytest.raises(NotFoundError):
+        mount.mount_erofs(place / "absent", None, target)
+    with pytest.raises(NotFoundError):
+        mount.mount_erofs(image[0], place / "absent", target)
+    with pytest.raises(NotFoundError):
+        mount.mount_erofs(*image, place / "absent")
+    with pytest.raises(UnsupportedError, match=r"no nosuchfs.*modprobe"):
+        mount.mount("x", target, "nosuchfs")
+    with pytest.raises(UnsupportedError, match="4095"):
+        mount.mount("x", target, "tmpfs", data="x" * 4096)
+    with pytest.raises(NotFoundError):
+        mount.mount_overlay([place / "absent", place], target)
+    assert not mount.is_mounted(target)
+
+
+def test_without_privileges(place: Path) -> None:
+    """A root without capabilities, which is what root is in most containers."""
+    script = """
+import sys
+from pathlib import Path
+from bootseer.errors import PrivilegeError
+from bootseer.kernel import fanotify, fuse, mount
+place = Path(sys.argv[1])
+tries = (
+    lambda: mount.mount("x", place, "tmpfs"),
+    lambda: mount.unmount("/proc"),
+    lambda: fanotify.try_pre_content(place / "file"),
+    lambda: fuse.Server(fuse.SingleFile("x", 1, lambda *a: b""), place).start(),
+)
+for action in tries:
+    try:
+        action()
+    except PrivilegeError as exc:
+        print(exc)
+print(mount.private_namespace())
+"""
+    (place / "file").touch()
+    command = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", sys.executable, "-c", script, str(place)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 5, done
+    assert lines[-1] == "False"
+    assert all("root" in line for line in lines[:-1])
+
+
+def test_a_private_namespace_takes_its_mounts_along(place: Path) -> None:
+    script = (
+        "import sys; from bootseer.kernel import mount; assert mount.private_namespace();"
+        "mount.mount('x', sys.argv[1], 'tmpfs'); assert mount.is_mounted(sys.argv[1])"
+    )
+    subprocess.run([sys.executable, "-c", script, str(place)], timeout=30, check=True)
+    assert not mount.is_mounted(place)
+
+
+def test_loop_device_frees_itself(place: Path, image: tuple[Path, Path]) -> None:
+    before = _loops()
+    with loop.attached(image[0]) as device:
+        assert _loops() == before + 1
+        assert Path(device).read_bytes()[:4096] == image[0].read_bytes()[:4096]
+        assert Path(f"/sys/block/{device[5:]}/ro").read_text() == "1\n"
+    assert _loops() == before
+
+
+def test_pre_content_events(place: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    (place / "file").touch()
+    release = tuple(int(part) for part in os.uname().release.split(".")[:2])
+    if release < (6, 14):
+        with pytest.raises(UnsupportedError):
+            fanotify.try_pre_content(place / "file")
+        return
+    fanotify.try_pre_content(place / "file")
+    memory = _folder(place, "memory")
+    mount.mount("tmpfs", memory, "tmpfs")
+    (memory / "file").touch()
+    with pytest.raises(UnsupportedError, match="file system"):
+        fanotify.try_pre_content(memory / "file")
+    mount.unmount(memory)
+
+
+def test_privilege_error_names_the_way_out() -> None:
+    error = mount._translate(OSError(errno.EPERM, "Operation not permitted"), "mount erofs on /x", "erofs")
+    assert isinstance(error, PrivilegeError)
+    assert error.exit_code == 77
