@@ -96,6 +96,7 @@ def explain(
 def ls(store: StoreUrl = "", as_json: Json = False) -> None:
     """List the snapshots in the store, newest first."""
     import json
+    import sys
     import time
 
     from rich.console import Console
@@ -117,12 +118,15 @@ def ls(store: StoreUrl = "", as_json: Json = False) -> None:
     if as_json:
         typer.echo(json.dumps([_brief(item) for item in found], indent=2))
         return
-    table = Table("key", "made", "by", "size", "stored", "entries", "command took", "targets", box=None)
+    table = Table("key", "made", "by", "size", "stored", "entries", "took", "targets", box=None)
+    for column in table.columns:
+        column.no_wrap = True
     for item in found:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(item.created))
         sizes = (f"{item.size / 1e6:.1f} MB", f"{item.stored / 1e6:.1f} MB", str(item.entries), f"{item.seconds:.1f} s")
         table.add_row(item.key[:12], when, item.node, *sizes, " ".join(item.document.targets))
-    Console().print(table)
+    # one line each: wide when it goes into a pipe, cut off at the right on a terminal
+    Console(width=None if sys.stdout.isatty() else 400).print(table, no_wrap=True)
 
 
 @app.command()

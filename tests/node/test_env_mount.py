@@ -1,0 +1,500 @@
+"""The stage with real overlays: exact capture, mount restore, nesting in a container's root, release."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from bootseer import env
+from bootseer.config import Config
+from bootseer.env import EnvResult, EnvSpec, Outcome, Target, manifest, overlay, scan
+from bootseer.kernel import mount as mounts
+from bootseer.store.folder import FolderStore
+
+pytestmark = pytest.mark.root
+
+
+class Node:
+    """One node of a site: its own cache, state and target directory; the store is shared."""
+
+    def __init__(self, root: Path, name: str, store: Path) -> None:
+        self.host = root / name / "env"
+        self.config = Config(cache_dir=str(root / name / "cache"), state_dir=str(root / name / "state"))
+        self.store = store
+        self.runs = 0
+
+    def run(self, act: Callable[[Path], object], **changed: object) -> EnvResult:
+        def runner() -> int:
+            self.runs += 1
+            code = act(self.host)
+            return code if isinstance(code, int) else 0
+
+        base = EnvSpec(
+            targets=(Target("/opt/env", str(self.host)),),
+            command=("make-env",),
+            image_digest="sha256:1",
+            restore="mount",
+        )
+        spec = msgspec.structs.replace(base, **changed)
+        return env.run(spec, runner, store_url=str(self.store), config=self.config)
+
+    def release(self) -> None:
+        for group in overlay.groups(Path(self.config.state_dir))[::-1]:
+            group.unmount()
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Callable[[str], Node]]:
+    made: dict[str, Node] = {}
+
+    def node(name: str) -> Node:
+        return made.setdefault(name, Node(tmp_path, name, tmp_path / "store"))
+
+    yield node
+    for item in made.values():
+        item.release()
+
+
+def base(host: Path) -> None:
+    (host / "old-1.dist-info").mkdir(parents=True)
+    (host / "old-1.dist-info" / "RECORD").write_text("old")
+    (host / "emptied").mkdir()
+    (host / "emptied" / "x").write_text("x")
+    (host / "kept").write_text("kept")
+
+
+def fill(host: Path) -> None:
+    subprocess.run(["rm", "-r", str(host / "old-1.dist-info"), str(host / "emptied")], check=True)
+    (host / "emptied").mkdir(mode=0o700)
+    (host / "emptied" / "y").write_text("y")
+    (host / "pkg").mkdir()
+    (host / "pkg" / "big").write_bytes(os.urandom(3_000_000))
+    (host / "pkg" / "small").write_text("s")
+    os.link(host / "pkg" / "small", host / "pkg" / "same")
+    os.symlink("small", host / "pkg" / "link")
+    os.setxattr(host / "pkg" / "small", "user.note", b"n")
+    os.chown(host / "pkg" / "big", 1234, 5678)
+    (host / "pkg" / "big").chmod(0o4711)
+    os.utime(host / "pkg" / "small", ns=(1, 1_500_000_000_123_456_789))
+    with open(host / "kept", "a") as file:
+        file.write("+")
+
+
+def listing(root: Path) -> dict[str, tuple[object, ...]]:
+    out: dict[str, tuple[object, ...]] = {}
+    seen: dict[int, str] = {}
+    for path, info in scan.walk(root):
+        full = root / path
+        content: object = None
+        if full.is_symlink():
+            content = os.readlink(full)
+        elif full.is_file():
+            content = (full.read_bytes(), seen.setdefault(info.st_ino, path), info.st_mtime_ns)
+        note = os.getxattr(full, "user.note") if full.name in ("small", "same") else b""
+        out[path] = (info.st_mode, info.st_uid, info.st_gid, content, note)
+    return out
+
+
+@pytest.mark.parametrize("restore", ["mount", "unpack"])
+def test_the_other_node_sees_exactly_what_the_command_made(nodes: Callable[[str], Node], restore: str) -> None:
+    one, two = nodes("one"), nodes("two")
+    for node in (one, two):
+        base(node.host)
+    first = one.run(fill)
+    assert first.outcome is Outcome.RAN_AND_PUBLISHED
+    assert mounts.is_mounted(one.host)
+    second = two.run(fill, restore=restore)
+    assert second.outcome.value == f"restored-{restore}"
+    assert second.reason == "hit"
+    assert two.runs == 0
+    assert listing(two.host) == listing(one.host)
+    assert sorted(listing(two.host)) == [
+        "emptied", "emptied/y", "kept", "pkg", "pkg/big", "pkg/link", "pkg/same", "pkg/small",
+    ]  # fmt: skip
+
+
+def test_a_restored_target_is_writable_and_its_base_untouched(nodes: Callable[[str], Node]) -> None:
+    one, two = nodes("one"), nodes("two")
+    for node in (one, two):
+        base(node.host)
+    one.run(fill)
+    result = two.run(fill)
+    (two.host / "pkg" / "small").write_text("changed by the job")
+    (two.host / "mine").write_text("x")
+    for mount in result.mounts:
+        mount.unmount()
+        mount.unmount()
+    assert not mounts.is_mounted(two.host)
+    assert sorted(path.name for path in two.host.iterdir()) == ["emptied", "kept", "old-1.dist-info"]
+    assert (two.host / "kept").read_text() == "kept"
+    assert list(Path(two.config.cache_dir, "env").iterdir()) == []
+    assert list(Path(two.config.state_dir, "env").glob("*.json")) == []
+
+
+def test_a_restart_on_the_same_node_finds_it_in_place(nodes: Callable[[str], Node]) -> None:
+    node = nodes("one")
+    node.run(fill_plain)
+    again = node.run(fill_plain)
+    assert (again.outcome, again.reason, node.runs) == (Outcome.RESTORED_MOUNT, "already in place on this node", 1)
+    other = node.run(fill_plain, salt="other")
+    assert (other.outcome, node.runs) == (Outcome.RAN_AND_PUBLISHED, 2)
+    assert len(overlay.groups(Path(node.config.state_dir))) == 1
+    back = node.run(fill_plain)
+    assert (back.outcome, back.reason, node.runs) == (Outcome.RESTORED_MOUNT, "hit", 2)
+
+
+def fill_plain(host: Path) -> None:
+    (host / "pkg").mkdir()
+    (host / "pkg" / "data").write_bytes(b"d" * 100_000)
+
+
+def test_several_targets_share_a_snapshot(nodes: Callable[[str], Node], tmp_path: Path) -> None:
+    one, two = nodes("one"), nodes("two")
+
+    def spec(node: Node) -> tuple[Target, ...]:
+        return (Target("/opt/env", str(node.host)), Target("/cache/triton", str(node.host.parent / "triton")))
+
+    def act(node: Node) -> Callable[[Path], None]:
+        def both(host: Path) -> None:
+            (host / "a").write_text("a")
+            (host.parent / "triton" / "k").write_text("k")
+
+        return both
+
+    assert one.run(act(one), targets=spec(one)).outcome is Outcome.RAN_AND_PUBLISHED
+    assert two.run(act(two), targets=spec(two)).outcome is Outcome.RESTORED_MOUNT
+    assert (two.host / "a").read_text() == "a"
+    assert (two.host.parent / "triton" / "k").read_text() == "k"
+
+
+def test_a_failed_command_leaves_the_target_as_it_left_it(nodes: Callable[[str], Node]) -> None:
+    node = nodes("one")
+
+    def act(host: Path) -> int:
+        (host / "half").write_text("half")
+        return 3
+
+    result = node.run(act)
+    assert (result.outcome, result.exit_code) == (Outcome.RAN, 3)
+    assert (node.host / "half").exists()
+    assert not list(node.store.glob("env/*.json"))
+    assert node.run(fill_plain).outcome is Outcome.RAN_AND_PUBLISHED
+    assert not (node.host / "half").exists()
+
+
+def test_an_interrupted_command_leaves_no_mount(nodes: Callable[[str], Node]) -> None:
+    node = nodes("one")
+
+    def act(host: Path) -> int:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        node.run(act)
+    assert not mounts.is_mounted(node.host)
+    assert list(Path(node.config.cache_dir, "env").iterdir()) == []
+
+
+def test_a_mount_below_the_target_is_never_hidden_or_captured(
+    nodes: Callable[[str], Node], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, driver = nodes("one"), tmp_path / "driver"
+    driver.mkdir()
+    (driver / "libcuda.so").write_text("driver")
+    (one.host / "nvidia").mkdir(parents=True)
+    mounts.bind(driver, one.host / "nvidia")
+    try:
+        result = one.run(fill_plain, restore="auto")
+        assert result.outcome is Outcome.RAN_AND_PUBLISHED
+        assert not mounts.is_mounted(one.host)
+        assert (one.host / "nvidia" / "libcuda.so").exists()
+        assert "has mounts below it" in caplog.text
+    finally:
+        mounts.unmount(one.host / "nvidia")
+    two = nodes("two")
+    two.run(fill_plain)
+    assert sorted(path.name for path in two.host.iterdir()) == ["pkg"]
+
+
+def test_unpacking_never_writes_into_a_mount(nodes: Callable[[str], Node], tmp_path: Path) -> None:
+    one, two, driver = nodes("one"), nodes("two"), tmp_path / "driver"
+    one.run(fill_plain)
+    (driver / "pkg").mkdir(parents=True)
+    (two.host / "pkg").mkdir(parents=True)
+    mounts.bind(driver, two.host / "pkg")
+    try:
+        result = two.run(lambda host: 0, restore="auto")
+        assert result.outcome is Outcome.RAN
+        assert list(driver.iterdir()) == [driver / "pkg"]
+    finally:
+        mounts.unmount(two.host / "pkg")
+
+
+def test_nested_in_a_container_root_and_visible_through_a_recursive_bind(
+    nodes: Callable[[str], Node], tmp_path: Path
+) -> None:
+    one, two = nodes("one"), nodes("two")
+    one.run(fill_plain)
+    lower, root = tmp_path / "image", tmp_path / "two" / "rootfs"
+    (lower / "opt" / "env").mkdir(parents=True)
+    (lower / "opt" / "env" / "base").write_text("base")
+    for name in ("up", "wk"):
+        (tmp_path / name).mkdir()
+    root.mkdir(parents=True)
+    mounts.mount_overlay([lower], root, upper=tmp_path / "up", work=tmp_path / "wk")
+    two.host = root / "opt" / "env"
+    inside = tmp_path / "container"
+    inside.mkdir()
+    try:
+        assert two.run(fill_plain).outcome is Outcome.RESTORED_MOUNT
+        for propagation in ("--make-rprivate", "--make-rslave"):
+            script = (
+                f"mount {propagation} / && mount --rbind {root} {inside} && ls {inside}/opt/env/pkg {inside}/opt/env"
+            )
+            seen = subprocess.run(
+                ["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, check=True, timeout=20
+            )
+            assert "data" in seen.stdout
+            assert "base" in seen.stdout
+    finally:
+        two.release()
+        mounts.unmount(root)
+
+
+def test_a_lazy_image_below_leaves_room_for_the_environment(nodes: Callable[[str], Node], tmp_path: Path) -> None:
+    """EROFS under an overlay (a mounted image) may be all that the kernel stacks: then it must still work, unpacked."""
+    one, two = nodes("one"), nodes("two")
+    base(one.host)
+    one.run(fill)
+    from bootseer import erofs
+
+    image, root = tmp_path / "image", tmp_path / "root"
+    base(image / "opt" / "env")
+    erofs.build(image, tmp_path / "meta", tmp_path / "data")
+    point = tmp_path / "point"
+    for folder in (point, root, tmp_path / "up", tmp_path / "wk"):
+        folder.mkdir()
+    mounts.mount_erofs(tmp_path / "meta", tmp_path / "data", point)
+    try:
+        mounts.mount_overlay([point], root, upper=tmp_path / "up", work=tmp_path / "wk")
+        two.host = root / "opt" / "env"
+        result = two.run(fill, restore="auto")
+        assert result.outcome in (Outcome.RESTORED_MOUNT, Outcome.RESTORED_UNPACK)
+        assert two.runs == 0
+        assert listing(two.host) == listing(one.host)
+    finally:
+        two.release()
+        if mounts.is_mounted(root):
+            mounts.unmount(root)
+        mounts.unmount(point)
+
+
+def test_what_an_earlier_boot_left_is_swept(nodes: Callable[[str], Node]) -> None:
+    node = nodes("one")
+    stale = Path(node.config.cache_dir, "env", "0123456789ab")
+    stale.mkdir(parents=True)
+    (stale / "boot").write_text("another boot")
+    (stale / "upper").mkdir()
+    node.run(fill_plain)
+    assert not stale.exists()
+
+
+def test_damaged_tree_falls_back_and_is_quarantined(nodes: Callable[[str], Node]) -> None:
+    one, two = nodes("one"), nodes("two")
+    key = one.run(fill_plain).key
+    found = manifest.decode(FolderStore(one.store).get(manifest.manifest_key(key)), key)
+    path = one.store / "trees" / f"{found.tree}.json"
+    path.write_bytes(path.read_bytes().replace(b"version", b"versiom"))
+    result = two.run(fill_plain)
+    assert (result.outcome, two.runs) == (Outcome.RAN, 1)
+    assert "quarantined" in result.reason
+    assert (two.host / "pkg" / "data").exists()
+    two.release()
+    assert "quarantined on this node" in two.run(fill_plain).reason
+
+
+def test_where_mounting_fails_the_snapshot_is_unpacked(
+    nodes: Callable[[str], Node], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from bootseer.blocks import tree
+    from bootseer.errors import UnsupportedError
+
+    one, two = nodes("one"), nodes("two")
+    one.run(fill_plain)
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise UnsupportedError("no FUSE here")
+
+    monkeypatch.setattr(tree, "mount", refuse)
+    result = two.run(fill_plain, restore="auto")
+    assert result.outcome is Outcome.RESTORED_UNPACK
+    assert "no FUSE here" in caplog.text
+    assert not mounts.is_mounted(two.host)
+
+
+# -- real wheels ----------------------------------------------------------------------------------------------------
+
+
+def wheel(folder: Path, name: str, version: str, files: dict[str, str], requires: str = "") -> None:
+    folder.mkdir(exist_ok=True)
+    info = f"{name}-{version}.dist-info"
+    needs = f"Requires-Dist: {requires}\n" if requires else ""
+    content = {
+        **files,
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    content[f"{info}/RECORD"] = "".join(f"{path},,\n" for path in [*content, f"{info}/RECORD"])
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
+        for path, text in content.items():
+            archive.writestr(path, text)
+
+
+def pip(links: Path, host: Path, *args: str) -> int:
+    quiet = ["--disable-pip-version-check", "--no-input", "-q"]
+    command = [sys.executable, "-m", "pip", "--python", str(host / "bin" / "python"), "install", *quiet, "--no-index"]
+    return subprocess.run([*command, "--find-links", str(links), *args], check=False, timeout=60).returncode
+
+
+@pytest.mark.parametrize("restore", ["mount", "unpack"])
+def test_pip_upgrades_a_virtual_environment(nodes: Callable[[str], Node], tmp_path: Path, restore: str) -> None:
+    links = tmp_path / "links"
+    wheel(links, "alpha", "1.0", {"alpha/__init__.py": "import beta\nX = 1\n", "alpha/gone.py": "Y = 1\n"}, "beta")
+    wheel(links, "alpha", "2.0", {"alpha/__init__.py": "import beta\nX = 2\n"}, "beta")
+    wheel(links, "beta", "0.1", {"beta.py": "Z = 3\n"})
+    one, two = nodes("one"), nodes("two")
+    for node in (one, two):  # what the image brings
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(node.host)], check=True, timeout=60)
+        assert pip(links, node.host, "alpha==1.0") == 0
+
+    def upgrade(host: Path) -> int:
+        return pip(links, host, "--no-compile", "alpha==2.0")
+
+    first = one.run(upgrade, restore=restore, python=sys.executable)
+    assert first.outcome is Outcome.RAN_AND_PUBLISHED, first.reason
+    second = two.run(upgrade, restore=restore, python=sys.executable)
+    assert second.outcome.value == f"restored-{restore}", second.reason
+    (packages,) = two.host.glob("lib/python3*/site-packages")
+    names = {path.name for path in packages.iterdir()}
+    assert "alpha-2.0.dist-info" in names
+    assert "alpha-1.0.dist-info" not in names
+    assert not (packages / "alpha" / "gone.py").exists()
+    assert list((packages / "alpha" / "__pycache__").glob("__init__.*.pyc")), "the missing .pyc was not compiled"
+    shown = subprocess.run(
+        [two.host / "bin" / "python", "-v", "-c", "import alpha, beta; print(alpha.X, beta.Z, alpha.__file__)"],
+        env={"PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert shown.stdout.split() == ["2", "3", str(packages / "alpha" / "__init__.py")]
+    assert "code object from '" + str(packages / "alpha" / "__init__.py") not in shown.stderr, "a .pyc was stale"
+
+
+# -- the command line -----------------------------------------------------------------------------------------------
+
+
+def cli(node: Node, *args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    environ = {
+        "PATH": os.environ["PATH"],
+        "BOOTSEER_CACHE_DIR": node.config.cache_dir,
+        "BOOTSEER_STATE_DIR": node.config.state_dir,
+        "BOOTSEER_STORE": str(node.store),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "bootseer.cli.main", "env", *args],
+        env=environ,
+        cwd=node.host.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    if check:
+        assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_the_command_line(nodes: Callable[[str], Node], tmp_path: Path) -> None:
+    node = nodes("one")
+    node.host.parent.mkdir(parents=True)
+    script = node.host.parent / "setup.sh"
+    script.write_text("echo working; echo made > env/made\n")
+    run = ("run", "--target", "env", "--key-env", "HOME")
+    first = cli(node, *run, "--", "sh", "setup.sh")
+    assert first.stdout == "working\n"
+    assert "env: ran-and-published (missed because no snapshot of these targets exists yet)" in first.stderr
+    answer = msgspec.json.decode(cli(node, *run, "--json", "--", "sh", "setup.sh").stdout)
+    assert answer["reason"] == "already in place on this node"
+    assert "released" in cli(node, "release", "--target", "env").stdout
+    assert not (node.host / "made").exists()
+    answer = msgspec.json.decode(cli(node, *run, "--json", "--", "sh", "setup.sh").stdout)
+    assert (answer["outcome"], answer["exit_code"]) == ("restored-mount", 0)
+    assert (node.host / "made").read_text() == "made\n"
+    cli(node, "release", "--all")
+
+    script.write_text("echo working; echo other > env/made; echo more > env/more\n")
+    told = cli(node, "explain", "--target", "env", "--key-env", "HOME", "--", "sh", "setup.sh").stdout
+    assert "missed because setup.sh changed" in told
+    cli(node, *run, "--restore", "unpack", "--", "sh", "setup.sh")
+    assert not mounts.is_mounted(node.host)
+    listed = msgspec.json.decode(cli(node, "ls", "--json").stdout)
+    assert len(listed) == 2
+    new, old = (item["key"] for item in sorted(listed, key=lambda item: -item["entries"]))
+    assert "good" in cli(node, "verify", new[:10]).stdout
+    told = cli(node, "diff", old, new).stdout
+    assert "+ 0/more" in told
+    assert "~ 0/made" in told
+    assert msgspec.json.decode(cli(node, "inspect", new, "--files").stdout)["key"] == new
+    shown = cli(node, "ls").stdout.splitlines()
+    assert len(shown) == 3
+    assert str(node.host) in shown[1]
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "text"),
+    [
+        (("run", "--target", "env", "--", "sh", "-c", "exit 9"), 9, "nothing is published"),
+        (("run", "--target", "env", "--", "no-such-command"), 127, "no such command"),
+        (("run", "--target", "/", "--", "true"), 78, "not a plain absolute path"),
+        (("run", "--target", "env", "--key-file", "nope", "--", "true"), 78, "cannot read key file"),
+        (("run", "--target", "env", "--max-age", "soon", "--", "true"), 78, "is not an age"),
+        (("run", "--target", "env", "--restore", "magic", "--", "true"), 78, "unknown"),
+        (("inspect", "abc"), 66, "no snapshot abc"),
+        (("inspect", "../x"), 78, "not a snapshot key"),
+        (("release",), 78, "no target given"),
+        (("release", "--target", "env"), 66, "nothing of bootseer is mounted"),
+    ],
+)
+def test_exit_codes(nodes: Callable[[str], Node], args: tuple[str, ...], code: int, text: str) -> None:
+    node = nodes("one")
+    node.host.parent.mkdir(parents=True)
+    done = cli(node, *args, check=False)
+    assert done.returncode == code, done.stderr
+    assert text in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_verify_finds_a_flipped_bit(nodes: Callable[[str], Node]) -> None:
+    node = nodes("one")
+    key = node.run(fill_plain).key
+    (blob,) = sorted((path for path in (node.store / "blobs").rglob("*") if path.is_file()), key=os.path.getsize)[-1:]
+    data = bytearray(blob.read_bytes())
+    data[len(data) // 2] ^= 1
+    blob.write_bytes(bytes(data))
+    done = cli(node, "verify", key, check=False)
+    assert done.returncode == 65, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="bootseer")
