@@ -3,9 +3,11 @@
 The format is described in docs/internals/stripe.md.
 """
 
+from bootseer.stripefs import mount
 from bootseer.stripefs.backend import split_url
 from bootseer.stripefs.commit import Commit, CommittedFile
 from bootseer.stripefs.fs import FileStat, StripeFS, open_fs
+from bootseer.stripefs.mount import FsMount, FsStatus
 from bootseer.stripefs.read import ChunkFile, StripedFile
 from bootseer.stripefs.write import StripeWriter, Written
 
@@ -14,10 +16,13 @@ __all__ = [
     "Commit",
     "CommittedFile",
     "FileStat",
+    "FsMount",
+    "FsStatus",
     "StripeFS",
     "StripeWriter",
     "StripedFile",
     "Written",
+    "mount",
     "open_fs",
     "split_url",
 ]
