@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 _START_SECONDS = 60.0
 _BUSY_SECONDS = 5.0
+_GRACE_SECONDS = 3.0
 _LOCK_SECONDS = 120.0
 _LOG_BYTES = 4 << 20
 
@@ -170,10 +171,8 @@ def await_exit(pid: int, timeout: float) -> None:
 def clear(folder: Path) -> None:
     """Remove what a server that ended or died left: a stuck process, a dead FUSE mount, its state files."""
     if (pid := _find(folder)) is not None:
-        log.warning("block server %d does not answer; killing it", pid)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        await_exit(pid, 5.0)
+        # One that failed to start is about to end by itself.
+        await_exit(pid, _GRACE_SECONDS)
     if mounts.is_mounted(folder / FUSE_FOLDER):
         log.warning("detaching the FUSE mount that a block server left in %s", folder)
         mounts.unmount(folder / FUSE_FOLDER, lazy=True)
