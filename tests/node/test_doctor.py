@@ -1,0 +1,298 @@
+"""``bootseer doctor``: what it finds, what it says when something is missing, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bootseer import erofs
+from bootseer.config import Config
+from bootseer.doctor import Check, Report, canary, checks, examine
+from bootseer.errors import DataError
+from bootseer.kernel import mount
+
+NAMES = [
+    "kernel",
+    "privileges",
+    "fuse",
+    "erofs-utils",
+    "erofs",
+    "loop device",
+    "overlayfs",
+    "fanotify",
+    "canary",
+    "runtime",
+    "hdfs client",
+    "cache",
+]
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    path = Path("/var/tmp") / f"bootseer-doctor-test-{os.getpid()}"
+    path.mkdir()
+    yield path
+    for entry in reversed(list(mount.entries())):
+        if entry.target.startswith(f"{path}/"):
+            mount.unmount(entry.target, lazy=True, force=True)
+    shutil.rmtree(path)
+
+
+def _doctor(place: Path, *before: str, options: tuple[str, ...] = ("--json",)) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "BOOTSEER_CACHE_DIR": str(place / "cache"), "BOOTSEER_STATE_DIR": str(place / "state")}
+    command = [*before, sys.executable, "-m", "bootseer.cli.main", "doctor", *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environ, check=False)
+
+
+def _found(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, object]]:
+    assert "Traceback" not in done.stderr
+    return {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+
+
+def _mounts() -> set[str]:
+    return {entry.target for entry in mount.entries() if "doctor" in entry.target}
+
+
+@pytest.mark.root
+@pytest.mark.runtime
+def test_where_everything_works(place: Path) -> None:
+    before = _mounts()
+    done = _doctor(place)
+    assert done.returncode == 0, done
+    answer = json.loads(done.stdout)
+    assert (answer["ok"], answer["exit_code"], answer["driver"]) == (True, 0, "fuse")
+    found = _found(done)
+    assert list(found) == NAMES
+    for name in ("kernel", "privileges", "fuse", "erofs-utils", "erofs", "overlayfs", "canary", "runtime"):
+        assert found[name]["status"] == "ok", found[name]
+    assert "an error, not zeros" in str(found["canary"]["detail"])
+    assert answer["settings"]["cache_dir"] == str(place / "cache")
+    assert os.listdir(place) == []
+    assert _mounts() == before
+
+
+@pytest.mark.root
+def test_text(place: Path) -> None:
+    done = _doctor(place, options=())
+    assert done.returncode == 0
+    assert done.stdout.rstrip().endswith("The fast way works here (driver: fuse)")
+    assert f'cache_dir = "{place}/cache"' in done.stdout
+    assert all(name in done.stdout for name in NAMES)
+
+
+@pytest.mark.root
+def test_without_privileges(place: Path) -> None:
+    done = _doctor(place, "setpriv", "--bounding-set=-all", "--inh-caps=-all")
+    assert done.returncode == 77, done
+    found = _found(done)
+    assert found["privileges"]["status"] == "missing"
+    assert "run as root" in str(found["privileges"]["fix"])
+    assert found["canary"]["status"] == "missing"
+    for name, check in found.items():
+        if check["status"] == "missing":
+            assert check["cost"], name
+            assert check["fix"], name
+    assert os.listdir(place) == []
+    text = _doctor(place, "setpriv", "--bounding-set=-all", "--inh-caps=-all", options=())
+    assert "The fast way does not work here: privileges" in text.stdout
+
+
+@pytest.mark.root
+def test_as_another_user_in_a_user_namespace(place: Path) -> None:
+    """All capabilities, but only over a namespace: the mounts are refused, and that is what it says."""
+    done = _doctor(place, "unshare", "--user", "--map-root-user")
+    assert done.returncode == 77, done
+    found = _found(done)
+    assert found["erofs"]["status"] == "missing"
+    assert found["erofs"]["privilege"] is True
+    assert os.listdir(place) == []
+
+
+@pytest.mark.root
+def test_without_fuse(place: Path) -> None:
+    hidden = 'mount -t tmpfs none /dev && mknod /dev/null c 1 3 && mknod /dev/urandom c 1 9 && exec "$@"'
+    done = _doctor(place, "unshare", "--mount", "sh", "-c", hidden, "sh")
+    assert done.returncode == 71, done
+    found = _found(done)
+    assert found["fuse"]["status"] == "missing"
+    assert "modprobe fuse" in str(found["fuse"]["fix"])
+    assert found["canary"]["status"] == "missing"
+    assert "/dev/fuse" in str(found["canary"]["detail"])
+    assert found["erofs"]["status"] == "ok"
+    assert os.listdir(place) == []
+
+
+@pytest.mark.root
+def test_without_tools(place: Path) -> None:
+    """No mkfs.erofs, no runtime: the canary brings its own image, and the fast way still works."""
+    environ = {**os.environ, "BOOTSEER_CACHE_DIR": str(place / "cache"), "PATH": "/nonexistent"}
+    done = subprocess.run(
+        [sys.executable, "-m", "bootseer.cli.main", "doctor", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environ,
+        check=False,
+    )
+    assert done.returncode == 0, done
+    found = _found(done)
+    assert found["erofs-utils"]["status"] == "missing"
+    assert found["erofs-utils"]["fix"] == "apt install erofs-utils"
+    assert found["canary"]["status"] == "ok"
+
+
+def test_store_in_an_hdfs_that_does_not_answer(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bootseer import hdfs
+    from bootseer.errors import UnavailableError
+
+    def refuse(url: str) -> None:
+        raise UnavailableError("cannot reach the NameNode of hdfs://nowhere:1", hint="check that it runs")
+
+    monkeypatch.setattr(hdfs, "connect", refuse)
+    check = checks.hdfs(Config(store="hdfs://nowhere:1/store"))
+    assert (check.status, check.essential) == ("missing", True)
+    assert "cannot reach the NameNode" in check.detail
+
+
+@pytest.mark.root
+def test_cache_that_cannot_be_written_to(place: Path) -> None:
+    """A read-only file system under it."""
+    (place / "ro").mkdir()
+    mount.bind(place / "ro", place / "ro", readonly=True)
+    report = examine(Config(cache_dir=str(place / "ro" / "cache"), state_dir=str(place)))
+    mount.unmount(place / "ro")
+    check = next(check for check in report.checks if check.name == "cache")
+    assert check.status == "missing"
+    assert report.exit_code == 71
+    assert not list(Path("/tmp").glob("bootseer-doctor-*"))
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_ended_in_the_middle(place: Path, stop: signal.Signals) -> None:
+    """No mount and no server stays; after all but SIGKILL no file either."""
+    before = _mounts()
+    environ = {**os.environ, "BOOTSEER_CACHE_DIR": str(place / "cache")}
+    command = [sys.executable, "-m", "bootseer.cli.main", "doctor", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environ) as process:
+        deadline = time.monotonic() + 30
+        while not list(place.glob(".bootseer-doctor-*/canary/served")):
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        process.send_signal(stop)
+        code = process.wait(40)
+        assert process.stderr
+        assert b"Traceback" not in process.stderr.read()
+    assert code == {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGKILL: -9}[stop]
+    assert _mounts() == before
+    deadline = time.monotonic() + 15
+    while _servers(place):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    if stop != signal.SIGKILL:
+        assert os.listdir(place) == []
+
+
+def _servers(place: Path) -> list[bytes]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes()
+        except OSError:
+            continue
+        if b"doctor.canary" in line and os.fsencode(place) in line:
+            found.append(line)
+    return found
+
+
+@pytest.mark.root
+def test_canary_sees_a_server_that_goes_on(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Control: were reads to succeed after the kill, it would say so."""
+    image = _image(place)
+    monkeypatch.setattr(subprocess.Popen, "kill", lambda process: None)
+    real = subprocess.Popen.wait
+
+    def wait(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        assert process.stdin
+        return 0 if not process.stdin.closed else real(process, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", wait)
+    with pytest.raises(DataError, match="succeeded though"):
+        canary.whole(place, *image)
+
+
+@pytest.mark.root
+def test_canary_sees_wrong_bytes(place: Path) -> None:
+    """Control: a data file of zeros."""
+    meta, data = _image(place)
+    data.write_bytes(bytes(data.stat().st_size))
+    with pytest.raises(DataError, match="not what was put in"):
+        canary.whole(place, meta, data)
+
+
+def test_canary_sees_zeros(place: Path) -> None:
+    """Control: zeros where an error should be."""
+    (place / "after").write_bytes(bytes(canary.FILE_SIZE))
+    with pytest.raises(DataError, match="zeros after"):
+        canary._expect_errors(place / "after", canary.contents("after"))
+
+
+def _image(place: Path) -> tuple[Path, Path]:
+    folder = place / "image"
+    folder.mkdir()
+    return canary.make(folder)
+
+
+@pytest.mark.root
+def test_ready_made_canary_is_the_built_one(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = _image(place)
+    monkeypatch.setenv("PATH", "/nonexistent")
+    (place / "ready").mkdir()
+    ready = canary.make(place / "ready")
+    assert built[1].read_bytes() == ready[1].read_bytes()
+    (place / "mnt").mkdir()
+    mount.mount_erofs(*ready, place / "mnt")
+    assert (place / "mnt" / "after").read_bytes() == canary.contents("after")
+    mount.unmount(place / "mnt")
+    monkeypatch.undo()
+    tree = place / "image" / "tree"
+    for path in (tree / "before", tree / "after", tree):
+        path.chmod(0o755 if path == tree else 0o644)
+        os.utime(path, (0, 0))
+    erofs.build(tree, place / "meta", place / "data")
+    if "1.5" in checks.mkfs().detail:  # other versions may lay the same tree out otherwise
+        assert (place / "meta").read_bytes() == ready[0].read_bytes()
+
+
+def _report(*found: Check) -> Report:
+    return Report(version="0", checks=found, settings={})
+
+
+def test_exit_codes() -> None:
+    fine = Check(name="a", status="ok", detail="", essential=True)
+    limited = Check(name="b", status="limited", detail="", essential=True)
+    optional = Check(name="c", status="missing", detail="")
+    denied = Check(name="d", status="missing", detail="", essential=True, privilege=True)
+    absent = Check(name="e", status="missing", detail="", essential=True)
+    assert _report(fine, limited, optional).exit_code == 0
+    assert _report(fine, denied).exit_code == 77
+    assert _report(denied, absent).exit_code == 71
+    assert _report(denied, absent).lacking == (denied, absent)
+    assert _report(denied).driver == "full"
+
+
+def test_a_surprise_in_a_check_is_a_finding() -> None:
+    def broken() -> Check:
+        raise ZeroDivisionError("oops")
+
+    check = checks.attempt("x", broken)
+    assert (check.status, check.detail) == ("missing", "ZeroDivisionError: oops")
