@@ -44,6 +44,10 @@ def blocks(batch: Batch | None) -> list[int]:
     return [] if batch is None else batch.blocks
 
 
+def take(queue: FetchQueue) -> Batch | None:
+    return queue.take_demand() or queue.take_ahead() or queue.take_hot() or queue.take_background()
+
+
 def test_demand_takes_its_aligned_window() -> None:
     rig = Rig(window=4)
     rig.queue.demand(6)
@@ -67,15 +71,15 @@ def test_misses_that_walk_forward_fetch_ahead() -> None:
     rig = Rig(64, window=4)
     rig.queue.demand(1)
     assert blocks(rig.queue.take_demand()) == [0, 1, 2, 3]
-    assert rig.queue.take_hot() is None
+    assert rig.queue.take_ahead() is None
     rig.queue.demand(4)
     assert blocks(rig.queue.take_demand()) == [4, 5, 6, 7]
-    assert [blocks(rig.queue.take_hot()) for _ in range(3)] == [[8, 9, 10, 11], [12, 13, 14, 15], []]
+    assert [blocks(rig.queue.take_ahead()) for _ in range(3)] == [[8, 9, 10, 11], [12, 13, 14, 15], []]
     rig.queue.demand(16)
     assert blocks(rig.queue.take_demand()) == [16, 17, 18, 19]
-    assert [blocks(rig.queue.take_hot()) for _ in range(5)] == [[*range(20 + 4 * n, 24 + 4 * n)] for n in range(4)] + [
-        []
-    ]
+    assert [blocks(rig.queue.take_ahead()) for _ in range(5)] == [
+        [*range(20 + 4 * n, 24 + 4 * n)] for n in range(4)
+    ] + [[]]
 
 
 def test_scattered_misses_fetch_nothing_ahead() -> None:
@@ -83,7 +87,7 @@ def test_scattered_misses_fetch_nothing_ahead() -> None:
     for block in (0, 20, 8, 40, 32):
         rig.queue.demand(block)
         assert rig.queue.take_demand() is not None
-    assert rig.queue.take_hot() is None
+    assert rig.queue.take_ahead() is None
 
 
 def test_single_flight() -> None:
@@ -202,7 +206,7 @@ def test_a_full_cache_stops_prefetch() -> None:
 @given(st.data())
 def test_every_batch_is_one_gapless_range_and_nothing_is_lost(data: st.DataObject) -> None:
     zeros = tuple(data.draw(st.sets(st.integers(0, 31), max_size=10)))
-    rig = Rig(zeros=zeros, window=data.draw(st.sampled_from([1, 4])), hot_bytes=data.draw(st.integers(100, 1000)))
+    rig = Rig(zeros=zeros, window=data.draw(st.sampled_from([1, 2, 4])), hot_bytes=data.draw(st.integers(100, 1000)))
     rig.queue.hot(data.draw(st.permutations(range(32))))
     rig.queue.background(True)
     flying: list[Batch] = []
@@ -212,7 +216,7 @@ def test_every_batch_is_one_gapless_range_and_nothing_is_lost(data: st.DataObjec
         if what == "demand":
             rig.queue.demand(data.draw(st.integers(0, 31)))
         elif what == "take":
-            batch = rig.queue.take_demand() or rig.queue.take_hot() or rig.queue.take_background()
+            batch = take(rig.queue)
             if batch is None:
                 if not flying:
                     break
@@ -232,6 +236,6 @@ def test_every_batch_is_one_gapless_range_and_nothing_is_lost(data: st.DataObjec
                 rig.queue.put_back(batch, data.draw(st.sets(st.sampled_from(batch.blocks))))
     for batch in flying:
         rig.finish(batch)
-    while batch := rig.queue.take_demand() or rig.queue.take_hot() or rig.queue.take_background():
+    while batch := take(rig.queue):
         rig.finish(batch)
     assert all(rig.ready), "the end of the queue is a complete file"

@@ -17,6 +17,7 @@ import msgspec
 
 from bootseer.blocks._hash import Buffer
 from bootseer.blocks.cache import CacheFile
+from bootseer.blocks.flight import FetchStats, Flight, Ticket
 from bootseer.blocks.pack import decompress
 from bootseer.blocks.queue import Batch, FetchQueue, Priority
 from bootseer.blocks.source import Source
@@ -32,36 +33,6 @@ _LAST_DELAY = 2.0
 _LONGEST_PAUSE = 30.0
 _BACKGROUND_STREAMS = 2
 """So that a reader's request never queues behind more than two large ones on a slow link."""
-
-
-class FetchStats(msgspec.Struct):
-    """Counters since the start; bytes are stored (compressed) bytes, that is, what came over the network."""
-
-    demand_bytes: int = 0
-    hot_bytes: int = 0
-    background_bytes: int = 0
-    requests: int = 0
-    retries: int = 0
-    bad_blocks: int = 0
-    uncached_blocks: int = 0
-
-
-class _Ticket:
-    __slots__ = ("data", "done", "error")
-
-    def __init__(self) -> None:
-        self.done = threading.Event()
-        self.data: bytes | None = None
-        self.error: BootseerError | None = None
-
-
-class _Flight:
-    __slots__ = ("abandoned", "batch", "started")
-
-    def __init__(self, batch: Batch, started: float) -> None:
-        self.batch = batch
-        self.started = started
-        self.abandoned = False
 
 
 class Fetcher:
@@ -90,8 +61,8 @@ class Fetcher:
         self._quiet = quiet
         self._cond = threading.Condition()
         self._closing = threading.Event()
-        self._tickets: dict[int, list[_Ticket]] = {}
-        self._flights: set[_Flight] = set()
+        self._tickets: dict[int, list[Ticket]] = {}
+        self._flights: set[Flight] = set()
         self._last_demand = 0.0
         self._pause_until = 0.0
         self._pause = _FIRST_DELAY
@@ -116,12 +87,12 @@ class Fetcher:
         Raises `UnavailableError` after the deadline, `DataError` for a block damaged in every source.
         """
         until = time.monotonic() + self._deadline
-        mine: dict[int, _Ticket] = {}
+        mine: dict[int, Ticket] = {}
         with self._cond:
             self._refuse_closed()
             for block in range(first, last + 1):
                 if not self._cache.ready[block]:
-                    ticket = mine[block] = _Ticket()
+                    ticket = mine[block] = Ticket()
                     self._tickets.setdefault(block, []).append(ticket)
                     self._queue.demand(block)
             self._last_demand = time.monotonic()
@@ -200,7 +171,7 @@ class Fetcher:
         if self._closing.is_set():
             raise UnavailableError("the block server is stopping")
 
-    def _forget(self, block: int, ticket: _Ticket) -> None:
+    def _forget(self, block: int, ticket: Ticket) -> None:
         waiting = self._tickets.get(block)
         if waiting and ticket in waiting:
             waiting.remove(ticket)
@@ -228,7 +199,7 @@ class Fetcher:
                     if self._closing.is_set():
                         return
                     self._cond.wait(0.1 if self._queue.filling or self._queue.hot_pending else 5.0)
-                flight = _Flight(batch, time.monotonic())
+                flight = Flight(batch, time.monotonic())
                 self._flights.add(flight)
             try:
                 self._run(batch)
@@ -250,7 +221,7 @@ class Fetcher:
         now = time.monotonic()
         if now < self._pause_until:
             return None
-        if (batch := self._queue.take_hot()) is not None:
+        if (batch := self._queue.take_ahead() or self._queue.take_hot()) is not None:
             return batch
         flying = [flight.batch.priority for flight in self._flights]
         if (

@@ -35,7 +35,7 @@ class Batch(msgspec.Struct):
 class FetchQueue:
     """The blocks of ``map`` that are wanted. ``window`` blocks around a demanded one are fetched with it.
 
-    Misses that walk forward, window by window, fetch ahead: 2, 4, at most 8 windows, before the hot list.
+    Misses that walk forward, window by window, fetch ahead: 2, 4, at most 8 windows, counted as demand.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class FetchQueue:
         self._fill_bytes = fill_bytes
         self._in_flight: set[int] = set()
         self._demand: dict[int, None] = {}
+        self._ahead: deque[list[int]] = deque()
         self._hot: deque[list[int]] = deque()
         self._background = False
         self._cursor = 0
@@ -128,6 +129,7 @@ class FetchQueue:
 
     def stop_prefetch(self) -> None:
         """Only demand from now on (the cache is full)."""
+        self._ahead.clear()
         self._hot.clear()
         self._background = False
 
@@ -158,28 +160,34 @@ class FetchQueue:
         streak = self._expected.pop(window, 0)
         ahead = min(1 << streak, _LONGEST_AHEAD) if streak else 0
         first = (window + 1) * self.window
-        for block in range(min(first + ahead * self.window, self._map.count) - 1, first - 1, -1):
-            if self._missing(block):
-                if self._hot and self._adjoins(block, self._hot[0][0]) and len(self._hot[0]) < self.window:
-                    self._hot[0].insert(0, block)
-                else:
-                    self._hot.appendleft([block])
+        for start in range(first, min(first + ahead * self.window, self._map.count), self.window):
+            self._ahead.append([block for block in range(start, start + self.window) if block < self._map.count])
         self._expected[window + ahead + 1] = streak + 1
         if len(self._expected) > _MAX_STREAMS:
             del self._expected[next(iter(self._expected))]
 
+    def take_ahead(self) -> Batch | None:
+        """What a forward walk will read soon."""
+        return self._take_run(self._ahead, Priority.DEMAND)
+
     def take_hot(self) -> Batch | None:
-        while self._hot:
-            run = self._hot.popleft()
+        return self._take_run(self._hot, Priority.HOT)
+
+    def _take_run(self, runs: deque[list[int]], priority: Priority) -> Batch | None:
+        """The first gapless part of the first run that is still missing; what is behind it stays queued."""
+        while runs:
+            run = runs.popleft()
             part: list[int] = []
             for at, block in enumerate(run):
+                if self._map.is_zero(block):
+                    continue
                 if part and not (self._missing(block) and self._adjoins(part[-1], block)):
-                    self._hot.appendleft(run[at:])
+                    runs.appendleft(run[at:])
                     break
                 if self._missing(block):
                     part.append(block)
             if part:
-                return self._batch(Priority.HOT, part)
+                return self._batch(priority, part)
         return None
 
     def take_background(self) -> Batch | None:
@@ -224,7 +232,7 @@ class FetchQueue:
 
     @property
     def hot_pending(self) -> bool:
-        return bool(self._hot)
+        return bool(self._hot or self._ahead)
 
     @property
     def filling(self) -> bool:
