@@ -32,7 +32,7 @@ _KINDS: tuple[tuple[str, type[BootseerError], str], ...] = (
     (
         r"ParentNotDirectory|PathIsNotEmptyDirectory|IsADirectory|NotADirectory",
         NotWritableError,
-        "something is in the way",
+        "another name is in the way",
     ),
     (r"FileNotFound", NotFoundError, ""),
     (r"[Cc]hecksum", DataError, "every replica that answered is damaged; run hdfs fsck on the file"),
@@ -47,7 +47,10 @@ def translate(exc: Exception, doing: str) -> BootseerError:
     text, java = str(exc), ""
     if found := _RPC.match(text):
         java, text = found["java"].rsplit(".", 1)[-1], found["text"]
-    text = re.split(r"\n|\\n|\\t|\t", text, maxsplit=1)[0].strip().rstrip('.")')
+    # what follows is a Java stack trace, or the debug text of a list of DataNodes
+    text = re.split(r"\n|\\n|\\t|\t|: \[Datanode", text, maxsplit=1)[0].strip().rstrip('."')
+    if shortened := re.match(r'^(\w+)\("(.*)$', text):
+        java, text = shortened[1], shortened[2].rstrip('")')
     kinds = " ".join(kind.__name__ for kind in type(exc).__mro__)
     subject = f"{kinds} {java} {text}"
     for pattern, error, hint in _KINDS:

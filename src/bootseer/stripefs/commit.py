@@ -17,7 +17,7 @@ from blake3 import blake3
 from bootseer import faults
 from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError, UnavailableError, from_os_error
 from bootseer.stripefs import layout
-from bootseer.stripefs.backend import Backend, Entry, join, read_all
+from bootseer.stripefs.backend import Backend, Entry, exists, join, read_all
 from bootseer.stripefs.read import open_file, read_pointer
 
 _log = logging.getLogger(__name__)
@@ -94,8 +94,7 @@ def commit(backend: Backend, folder: str) -> Commit:
 
     The digest of a striped file is the one its writer computed; plain files are read.
     """
-    if _exists(backend, folder):
-        raise NotWritableError(f"checkpoint {folder or backend.url} has a COMMIT already", hint="save to a new folder")
+    refuse_committed(backend, folder)
     files = []
     for path, entry in sorted(walk(backend, folder)):
         full = join(folder, path)
@@ -126,12 +125,10 @@ def commit(backend: Backend, folder: str) -> Commit:
     return made
 
 
-def _exists(backend: Backend, folder: str) -> bool:
-    try:
-        backend.stat(join(folder, NAME))
-    except NotFoundError:
-        return False
-    return True
+def refuse_committed(backend: Backend, folder: str) -> None:
+    """Raise `NotWritableError` when ``folder`` has a COMMIT."""
+    if exists(backend, join(folder, NAME)):
+        raise NotWritableError(f"checkpoint {folder or backend.url} has a COMMIT already", hint="save to a new folder")
 
 
 def read(backend: Backend, folder: str) -> Commit:

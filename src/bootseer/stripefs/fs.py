@@ -120,7 +120,8 @@ class StripeFS:
         try:
             entry = self.backend.stat(path)
         except NotFoundError:
-            raise NotFoundError(f"no file or folder {path} in {self.url}") from None
+            what = f"no file or folder {path} in {self.url}" if path else f"no folder {self.url}"
+            raise NotFoundError(what) from None
         if entry.is_dir:
             return FileStat(path=path, size=0, is_dir=True, mtime=entry.mtime)
         return self._file_stat(path, entry.size, entry.mtime)
@@ -192,6 +193,10 @@ class StripeFS:
         if not self.stat(path).is_dir:
             raise BootseerError(f"{path} is a file, a checkpoint is a folder")
         return commit.commit(self.backend, path)
+
+    def refuse_committed(self, path: str) -> None:
+        """Raise `NotWritableError` when ``path`` is a complete checkpoint already; writing into it would break it."""
+        commit.refuse_committed(self.backend, clean(path))
 
     def checkpoint(self, path: str) -> Commit:
         """The manifest of the checkpoint at ``path``, compared with the files there.

@@ -126,7 +126,7 @@ def start(
     paths = Paths(state_dir, mountpoint)
     wanted = ("",) if prefetch is True else tuple(prefetch or ())
     spec = ServerSpec(
-        url=url,
+        url=fs.url,
         mountpoint=str(mountpoint),
         state=str(state_dir),
         cache_dir=os.path.join(config.cache_dir, "fs"),
@@ -139,8 +139,10 @@ def start(
     except BaseException:
         if _daemon.find(state_dir, mountpoint) is None:
             paths.status.unlink(missing_ok=True)
+            if paths.log.exists() and not paths.log.stat().st_size:
+                paths.log.unlink()
         raise
-    record = Record(url, str(mountpoint), pid, _daemon.born(pid))
+    record = Record(fs.url, str(mountpoint), pid, _daemon.born(pid))
     return FsMount(record, state_dir)
 
 
