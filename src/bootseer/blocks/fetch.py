@@ -182,7 +182,8 @@ class Fetcher:
         """A reader gave up on ``block``. When its flight is stuck, let the next reader start another one."""
         with self._cond:
             for flight in list(self._flights):
-                if block in flight.batch.blocks and time.monotonic() - flight.started >= self._deadline:
+                # Half: the flight began a little after the reader, or was a prefetch that the reader joined late.
+                if block in flight.batch.blocks and time.monotonic() - flight.started >= self._deadline / 2:
                     log.warning("a request to %s does not return; leaving it", self._sources[0].name)
                     flight.abandoned = True
                     self._flights.discard(flight)
