@@ -51,16 +51,21 @@ def _mounts() -> set[str]:
     return {line.split(" ")[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()}
 
 
-def _children() -> set[int]:
-    """Processes of bootseer (block servers, mounts) alive on this machine."""
+_RUN = f"BOOTSEER_TEST_RUN={os.getpid()}"
+os.environ["BOOTSEER_TEST_RUN"] = str(os.getpid())
+
+
+def _servers() -> set[int]:
+    """Block servers and mounts, however detached, that this test run started and that are still alive."""
     found = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             try:
+                ours = _RUN.encode() in (entry / "environ").read_bytes().split(b"\0")
                 line = (entry / "cmdline").read_bytes()
             except OSError:
                 continue
-            if b"bootseer.blocks.server" in line or b"bootseer.stripefs" in line:
+            if ours and (b"bootseer.blocks.server" in line or b"bootseer.stripefs" in line):
                 found.add(int(entry.name))
     return found
 
@@ -71,7 +76,7 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     if not any(mark.name in ("root", "hdfs", "registry", "runtime") for mark in request.node.iter_markers()):
         yield
         return
-    mounts, children = _mounts(), _children()
+    mounts, servers = _mounts(), _servers()
     yield
     assert _mounts() - mounts == set()
-    assert _children() - children == set()
+    assert _servers() - servers == set()

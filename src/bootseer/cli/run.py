@@ -76,12 +76,12 @@ def _show_card(events: Path) -> None:
     """Print the card on stderr; trouble with it is a log line, never the job's."""
     import logging
 
-    from rich.console import Console
-
-    from bootseer.profile import analysis, card
-    from bootseer.profile import events as event_files
-
     try:
+        from rich.console import Console
+
+        from bootseer.profile import analysis, card
+        from bootseer.profile import events as event_files
+
         report = analysis.analyse(event_files.read([events]))
         Console(stderr=True).print(card.render(report))
     except Exception as exc:
