@@ -210,8 +210,13 @@ def test_a_mount_below_the_target_is_never_hidden_or_captured(
     (driver / "libcuda.so").write_text("driver")
     (one.host / "nvidia").mkdir(parents=True)
     mounts.bind(driver, one.host / "nvidia")
+
+    def act(host: Path) -> None:
+        fill_plain(host)
+        (host / "nvidia" / "libcuda.so.2").write_text("written by the command, but not into the target")
+
     try:
-        result = one.run(fill_plain, restore="auto")
+        result = one.run(act, restore="auto")
         assert result.outcome is Outcome.RAN_AND_PUBLISHED
         assert not mounts.is_mounted(one.host)
         assert (one.host / "nvidia" / "libcuda.so").exists()
@@ -318,6 +323,40 @@ def test_damaged_tree_falls_back_and_is_quarantined(nodes: Callable[[str], Node]
     assert (two.host / "pkg" / "data").exists()
     two.release()
     assert "quarantined on this node" in two.run(fill_plain).reason
+
+
+def test_a_flipped_bit_under_a_mount_is_an_error_and_never_used_again(nodes: Callable[[str], Node]) -> None:
+    one, two = nodes("one"), nodes("two")
+
+    def act(host: Path) -> None:
+        (host / "data").write_bytes(os.urandom(3_000_000))
+
+    one.run(act)
+    (blob,) = sorted((path for path in (one.store / "blobs").rglob("*") if path.is_file()), key=os.path.getsize)[-1:]
+    data = bytearray(blob.read_bytes())
+    for place in range(1000, len(data), 100_000):
+        data[place] ^= 1
+    blob.write_bytes(bytes(data))
+    assert two.run(act).outcome is Outcome.RESTORED_MOUNT
+    with pytest.raises(OSError, match="Input/output error"):
+        (two.host / "data").read_bytes()
+    result = two.run(act)  # a restart on the same node
+    assert (result.outcome, two.runs) == (Outcome.RAN, 1)
+    assert "quarantined on this node" in result.reason
+    assert len((two.host / "data").read_bytes()) == 3_000_000
+
+
+def test_a_dead_block_server_is_not_in_place(nodes: Callable[[str], Node]) -> None:
+    from bootseer.blocks import tree
+
+    one, two = nodes("one"), nodes("two")
+    one.run(fill_plain)
+    (group,) = two.run(fill_plain).mounts
+    assert isinstance(group, overlay.Group)
+    os.kill(tree.attach(group.tree_point, Path(two.config.state_dir)).status().pid, 9)
+    result = two.run(fill_plain)
+    assert (result.outcome, result.reason) == (Outcome.RESTORED_MOUNT, "hit")
+    assert (two.host / "pkg" / "data").read_bytes() == b"d" * 100_000
 
 
 def test_where_mounting_fails_the_snapshot_is_unpacked(

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import logging
 import os
 import time
 from pathlib import Path
 
 from bootseer.config import Config
-from bootseer.env import scan
+from bootseer.env import quarantine, scan
 from bootseer.env.manifest import SnapshotManifest
 from bootseer.env.spec import EnvSpec
-
-log = logging.getLogger(__name__)
 
 _SLACK = 64 << 20
 
@@ -23,7 +19,7 @@ def failed(spec: EnvSpec, found: SnapshotManifest, config: Config, *, unpacking:
     age = time.time() - found.created
     if spec.max_age is not None and age > spec.max_age:
         return f"the snapshot is {_age(age)} old, the maximum is {_age(spec.max_age)}"
-    if reason := quarantined(config, found):
+    if reason := quarantine.reason(Path(config.cache_dir), quarantine.mark_of(found)):
         return f"the snapshot is quarantined on this node: {reason}"
     if found.document.targets != [target.path for target in spec.targets]:
         return "the snapshot was made for other paths"
@@ -41,29 +37,6 @@ def failed(spec: EnvSpec, found: SnapshotManifest, config: Config, *, unpacking:
 
 def expired(spec: EnvSpec, found: SnapshotManifest) -> bool:
     return spec.max_age is not None and time.time() - found.created > spec.max_age
-
-
-def quarantined(config: Config, found: SnapshotManifest) -> str:
-    """Why this node refuses the snapshot; empty when it does not."""
-    try:
-        return _quarantine_file(config, found).read_text(errors="replace").strip() or "it was damaged"
-    except OSError:
-        return ""
-
-
-def quarantine(config: Config, found: SnapshotManifest, reason: str) -> None:
-    """Never use this very snapshot on this node again (a new one under the same key is another matter)."""
-    path = _quarantine_file(config, found)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(reason + "\n")
-    except OSError as exc:
-        log.warning("cannot remember that snapshot %s is damaged: %s", found.key[:12], exc)
-
-
-def _quarantine_file(config: Config, found: SnapshotManifest) -> Path:
-    name = hashlib.sha256(found.encode()).hexdigest()[:32]
-    return Path(config.cache_dir, "env-quarantine", name)
 
 
 def _free(path: Path) -> int:

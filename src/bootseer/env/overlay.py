@@ -18,7 +18,8 @@ import msgspec
 
 from bootseer.blocks import tree
 from bootseer.config import Config
-from bootseer.env import scan
+from bootseer.env import quarantine, scan
+from bootseer.env.manifest import SnapshotManifest
 from bootseer.env.spec import Target
 from bootseer.errors import BootseerError, NotFoundError, from_os_error
 from bootseer.kernel import mount as mounts
@@ -40,6 +41,8 @@ class GroupRecord(msgspec.Struct, kw_only=True):
     boot: str
     tree: str = ""
     """Digest of the snapshot's tree; empty when the command filled the overlay."""
+    mark: str = ""
+    """Names the snapshot for the quarantine."""
     complete: bool = False
 
 
@@ -65,8 +68,11 @@ class Group:
 
     @property
     def intact(self) -> bool:
-        """Whether every target is still mounted as recorded."""
-        return bool(self.record.targets) and all(_is_ours(target.host) for target in self.record.targets)
+        """Whether every target is still mounted as recorded, over a tree that has served every read."""
+        if not all(_is_ours(target.host) for target in self.record.targets):
+            return False
+        status = self._tree_status()
+        return status.failed_reads == 0 if status else not self.record.tree
 
     def save(self) -> None:
         path = self._state_dir / "env" / f"{self.record.id}.json"
@@ -109,13 +115,31 @@ class Group:
             lower.append(host)
         mounts.mount_overlay(lower or [empty], host, upper=upper, work=work, options=_OPTIONS)
 
+    def _tree_status(self) -> tree.TreeStatus | None:
+        if not self.record.tree:
+            return None
+        try:
+            return tree.attach(self.tree_point, self._state_dir).status()
+        except BootseerError as exc:
+            log.info("the tree of snapshot %s is not served: %s", self.record.key[:12], exc)
+            return None
+
+    def _note_damage(self) -> None:
+        status = self._tree_status()
+        if status and status.failed_reads and status.bad_blocks:
+            why = f"{status.bad_blocks} blocks of it are damaged in the store"
+            log.warning("snapshot %s: %s; quarantined on this node", self.record.key[:12], why)
+            quarantine.put(self.area.parent.parent, self.record.mark, why)
+
     def unmount(self) -> None:
         """Take all down and delete what the overlays held. A target in use is detached lazily, with a log line."""
+        self._note_damage()
         for target in reversed(self.record.targets):
             if _is_ours(target.host):
                 _detach(target.host)
-        with contextlib.suppress(NotFoundError):
-            tree.attach(self.tree_point, self._state_dir).unmount()
+        if self.record.tree:
+            with contextlib.suppress(NotFoundError):
+                tree.attach(self.tree_point, self._state_dir).unmount()
         if mounts.is_mounted(self.tree_point):  # its server is gone without it
             _detach(self.tree_point)
         if scan.mount_points_below(self.area):
@@ -125,11 +149,13 @@ class Group:
         (self._state_dir / "env" / f"{self.record.id}.json").unlink(missing_ok=True)
 
 
-def new_group(key: str, targets: tuple[Target, ...], config: Config, *, tree_digest: str = "") -> Group:
-    """A group with its record and area on disk, nothing mounted yet."""
+def new_group(key: str, targets: tuple[Target, ...], config: Config, found: SnapshotManifest | None = None) -> Group:
+    """A group with its record and area on disk, nothing mounted yet; ``found`` is the snapshot it is to show."""
     ident = uuid.uuid4().hex[:12]
     area = Path(config.cache_dir).absolute() / "env" / ident
-    record = GroupRecord(id=ident, key=key, targets=list(targets), area=str(area), boot=boot_id(), tree=tree_digest)
+    record = GroupRecord(id=ident, key=key, targets=list(targets), area=str(area), boot=boot_id())
+    if found:
+        record.tree, record.mark = found.tree, quarantine.mark_of(found)
     group = Group(record, Path(config.state_dir).absolute())
     group.save()
     try:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bootseer.config import Config
-from bootseer.env import capture, guards, inventory, lease, lookup, overlay, pyc, python, scan
+from bootseer.env import capture, inventory, lease, lookup, overlay, pyc, python, quarantine, scan
 from bootseer.env import lock as locks
 from bootseer.env.capture import Capture
 from bootseer.env.layer import read_layer
@@ -118,7 +118,7 @@ class _Stage:
             with self._timed("restore"):
                 return self._unpack(store, found)
         except DataError as exc:
-            guards.quarantine(self.config, found, exc.message)
+            quarantine.put(Path(self.config.cache_dir), quarantine.mark_of(found), exc.message)
             log.warning("%s; snapshot %s is quarantined on this node, running the command", exc, self.key[:12])
             self.failure = f"the snapshot is damaged and quarantined on this node: {exc.message}"
         except (BootseerError, OSError) as exc:
@@ -127,7 +127,7 @@ class _Stage:
         return None
 
     def _mount(self, found: SnapshotManifest) -> EnvResult:
-        group = overlay.new_group(self.key, self.spec.targets, self.config, tree_digest=found.tree)
+        group = overlay.new_group(self.key, self.spec.targets, self.config, found)
         try:
             group.mount_tree(self.store_url, self.config, self.spec.job)
             group.mount_targets()
