@@ -6,7 +6,7 @@ travels on the next one. Identity comes from ``BOOTSEER_JOB``, ``_ATTEMPT``, ``_
 ``RANK``, which torchrun sets) and ``_GPUS`` (the GPUs of the node), the enclosing span from ``BOOTSEER_SPAN`` or
 ``TRACEPARENT``.
 
-Concurrency: safe from threads and after fork; each event is one ``open``/``write``/``close`` with ``O_APPEND``: no lock,
+Concurrency: safe from threads and after fork; an event is one ``open``/``write``/``close`` with ``O_APPEND``: no lock,
 and no descriptor that the host program could close and reuse. Measured by ``bench/emit.py``.
 """
 

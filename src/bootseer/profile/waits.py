@@ -1,0 +1,90 @@
+"""Where a node waited for others: at the barrier after a stage, inside a rendezvous, and for the slowest first step.
+
+A node is only said to wait where its own events show it: it went on after the slowest node arrived, not before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from bootseer.profile.events import INIT_STAGES, Span, State
+from bootseer.profile.intervals import Intervals
+from bootseer.profile.timeline import Timeline
+
+BARRIERS = ("alloc", "image", "env")
+"""Job-wide barrier at their end."""
+RENDEZVOUS = ("dist_init", "first_step")
+"""Stages that begin with a collective operation: whoever arrives early waits inside."""
+TOLERANCE_NS = 100_000_000
+"""Nodes' wall clocks agree to about this (NTP); a node that goes on this much too early has still waited."""
+
+
+@dataclass
+class Waits:
+    """node -> intervals; ``between`` stages and ``inside`` a rendezvous stage. ``by_stage``: stage -> node -> ns."""
+
+    between: dict[str, Intervals] = field(default_factory=dict)
+    inside: dict[str, Intervals] = field(default_factory=dict)
+    by_stage: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def add(self, where: dict[str, Intervals], stage: str, node: str, begin: int, end: int) -> None:
+        """One wait; an empty or backward one is none."""
+        if end > begin:
+            where.setdefault(node, []).append((begin, end))
+            by_node = self.by_stage.setdefault(stage, {})
+            by_node[node] = by_node.get(node, 0) + end - begin
+
+
+def find_waits(line: Timeline) -> Waits:
+    """All waits of a start-up. On one node there are none."""
+    waits = Waits()
+    if len(line.nodes) > 1:
+        for stage in BARRIERS:
+            _barrier(line, stage, waits)
+        for stage in RENDEZVOUS:
+            _rendezvous(line, stage, waits)
+        if line.complete:
+            for node, ready in line.ready.items():
+                waits.add(waits.between, "first_step", node, ready, line.end)
+    for parts in waits.inside.values():
+        parts.sort()
+    return waits
+
+
+def _barrier(line: Timeline, stage: str, waits: Waits) -> None:
+    ends: dict[str, int] = {}
+    running = False
+    for node in line.nodes:
+        spans = line.spans[node].get(stage, [])
+        running = running or any(span.state is State.OPEN for span in spans)
+        found = [when[1] for span in spans if (when := line.when(span))]
+        if found and not any(span.state is State.OPEN for span in spans):
+            ends[node] = max(found)
+    if not ends:
+        return
+    release = line.end if running else max(ends.values())
+    for node, end in ends.items():
+        onward = _next_begin(line, node, stage)
+        if onward is None or onward >= release - TOLERANCE_NS:
+            waits.add(waits.between, stage, node, end, min(release, line.end if onward is None else onward))
+
+
+def _rendezvous(line: Timeline, stage: str, waits: Waits) -> None:
+    arrivals: dict[str, int] = {}
+    for node in line.nodes:
+        begins = [begin for span in line.spans[node].get(stage, ()) if (begin := line.begun(span)) is not None]
+        if begins:
+            arrivals[node] = max(begins)
+    last = max(arrivals.values(), default=0)
+    for node, arrival in arrivals.items():
+        ends = [when[1] for span in line.spans[node][stage] if (when := line.when(span))]
+        if ends and max(ends) >= last - TOLERANCE_NS:
+            end = min(last, max(ends), line.end)
+            waits.add(waits.inside, stage, node, max(arrival, line.begin), end)
+
+
+def _next_begin(line: Timeline, node: str, stage: str) -> int | None:
+    """Where the node's next top-level stage begins; children of init stand for it where it has no span."""
+    later = (*BARRIERS[BARRIERS.index(stage) + 1 :], "init", *INIT_STAGES)
+    spans: list[Span] = [span for name in later for span in line.spans[node].get(name, ())]
+    return min((begin for span in spans if (begin := line.begun(span)) is not None), default=None)
