@@ -537,3 +537,44 @@ def test_verify_finds_a_flipped_bit(nodes: Callable[[str], Node]) -> None:
 @pytest.fixture(autouse=True)
 def quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="bootseer")
+
+
+# -- a real container -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.runtime
+def test_a_container_fills_and_sees_the_target(nodes: Callable[[str], Node], tmp_path: Path) -> None:
+    """The command runs inside a container over the mounted target; the next node's container sees its result."""
+    from bootseer import image, oci
+    from bootseer.oci.spec import RootFS
+
+    one, two = nodes("one"), nodes("two")
+    for number in (0, 1):
+        root = tmp_path / f"root{number}"
+        for folder in (root, tmp_path / f"up{number}", tmp_path / f"wk{number}"):
+            folder.mkdir()
+        # this host's own root file system stands for an image
+        mounts.mount_overlay([Path("/")], root, upper=tmp_path / f"up{number}", work=tmp_path / f"wk{number}")
+    try:
+        for number, node in enumerate((one, two)):
+            root = tmp_path / f"root{number}"
+            node.host = root / "opt" / "bootseer-test-env"
+
+            def in_container(script: str, root: Path = root) -> int:
+                config = oci.ImageConfig("amd64", "linux", RootFS(()))
+                return image.runtime.run(root, config, ["/bin/sh", "-c", script], cwd="/")
+
+            result = node.run(
+                lambda host, go=in_container: go("echo made > /opt/bootseer-test-env/made"),
+                targets=(Target("/opt/bootseer-test-env", str(node.host)),),
+            )
+            assert result.outcome is (Outcome.RESTORED_MOUNT if number else Outcome.RAN_AND_PUBLISHED), result.reason
+            assert in_container("grep -qx made /opt/bootseer-test-env/made") == 0
+            assert in_container("grep -qx other /opt/bootseer-test-env/made") == 1
+            node.release()
+    finally:
+        for node in (one, two):
+            node.release()
+        for number in (0, 1):
+            mounts.unmount(tmp_path / f"root{number}")
+    assert two.runs == 0
