@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -59,6 +60,20 @@ def rootfs(place: Path) -> Iterator[image.ImageMount]:
     mounted = image.mount(f"oci:{place}/layout:v1", place / "rootfs", store_url=str(place / "store"), config=config)
     yield mounted
     mounted.unmount()
+
+
+@contextlib.contextmanager
+def started(argv: list[str], environ: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """A running command; on the way out it is interrupted (the second time kills its container) if it still runs."""
+    with subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            yield child
+        finally:
+            for number in (signal.SIGINT, signal.SIGINT, signal.SIGKILL):
+                if child.poll() is None:
+                    child.send_signal(number)
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        child.wait(2)
 
 
 def left_over(state: Path) -> list[Path]:
@@ -150,7 +165,7 @@ def test_signals_reach_the_container(
     place: Path, environ: dict[str, str], script: str, number: signal.Signals, code: int
 ) -> None:
     argv = [*CLI, "image", "run", f"oci:{place}/layout:v1", "--", "sh", "-c", script]
-    with subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE, text=True) as child:
+    with started(argv, environ) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "up\n"
         child.send_signal(number)
@@ -161,7 +176,7 @@ def test_signals_reach_the_container(
 def test_a_command_that_ignores_the_second_signal_is_killed(place: Path, environ: dict[str, str]) -> None:
     argv = [*CLI, "image", "run", f"oci:{place}/layout:v1", "--", "sh", "-c", "trap '' INT; echo up; sleep 60"]
     began = time.monotonic()
-    with subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE, text=True) as child:
+    with started(argv, environ) as child:
         assert child.stdout is not None
         child.stdout.readline()
         child.send_signal(signal.SIGINT)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -248,3 +249,20 @@ def test_threads_end_and_no_descriptor_leaks(tmp_path: Path) -> None:
         apply(tmp_path / "bad", [[Member("ok")], [Member("../no")], [Member("x" * 50, data=b"1" * 5_000_000)]])
     assert [t.name for t in threading.enumerate() if t.name.startswith("oci-")] == []
     assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_sparse_files_stay_sparse(tmp_path: Path) -> None:
+    source = tmp_path / "src"
+    source.mkdir()
+    with open(source / "holes", "wb") as file:
+        for at in (4096, 3_000_000, 9_000_000):
+            file.seek(at)
+            file.write(b"data" * 1000)
+        file.truncate(20_000_000)
+    for number, options in enumerate((["--format=gnu"], ["--format=posix"])):
+        data = subprocess.run(
+            ["tar", "-S", *options, "-cf", "-", "-C", source, "holes"], capture_output=True, check=True
+        )
+        root = apply(tmp_path / str(number), [data.stdout])
+        assert (root / "holes").read_bytes() == (source / "holes").read_bytes()
+        assert os.stat(root / "holes").st_blocks * 512 < 200_000

@@ -17,7 +17,8 @@ _ERRORS = (cast(type[Exception], isal_zlib.error), zstandard.ZstdError, EOFError
 def inflate(chunks: Iterator[bytes], what: str) -> Iterator[bytes]:
     """Decompress gzip (any number of members), zstd frames or plain tar, told apart by their first bytes.
 
-    Output chunks are at most 1 MiB, whatever the input expands to. Raises `DataError` naming ``what``.
+    Output chunks are at most 1 MiB, whatever the input expands to. Raises `DataError` naming ``what``. A truncated zstd
+    stream just ends (python-zstandard's reader does not tell): the diff id is what notices it.
     """
     head = b""
     for chunk in chunks:

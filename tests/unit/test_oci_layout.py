@@ -1,0 +1,120 @@
+"""Writing and reading OCI layouts, and decompression of their layers."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import os
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from bootseer import oci
+from bootseer.errors import ConfigError, DataError, NotFoundError
+from bootseer.oci.inflate import inflate
+from bootseer.testing.images import Member, write_image
+
+
+def plain(layout: Path, tag: str, index: int = 0) -> bytes:
+    with oci.open_image(f"oci:{layout}:{tag}") as image:
+        return b"".join(inflate(image.layer_chunks(index), "layer"))
+
+
+@pytest.mark.parametrize("compression", ["gzip", "zstd", "none"])
+def test_layers_come_back_and_the_digest_is_stable(tmp_path: Path, compression: str) -> None:
+    layers = [[Member("a", data=os.urandom(3_000_000))], [Member("b", data=bytes(5_000_000))]]
+    first = write_image(tmp_path / "one", layers, compression=compression)  # type: ignore[arg-type]
+    assert write_image(tmp_path / "two", layers, compression=compression) == first  # type: ignore[arg-type]
+    with oci.open_image(f"oci:{tmp_path}/one:v1") as image:
+        assert image.digest == first
+        assert image.platform == oci.host_platform()
+        for index, diff in enumerate(image.config.rootfs.diff_ids):
+            assert "sha256:" + hashlib.sha256(plain(tmp_path / "one", "v1", index)).hexdigest() == diff
+        stream, blob = image.open_layer(0), (tmp_path / "one/blobs/sha256" / image.layers[0].hex).read_bytes()
+        assert stream.read(10) + stream.read() == blob
+
+
+def test_a_folder_as_a_layer(tmp_path: Path) -> None:
+    source = tmp_path / "src"
+    (source / "pkg/sub").mkdir(parents=True)
+    (source / "pkg/module.py").write_text("x")
+    (source / "pkg/link").symlink_to("./module.py")
+    os.link(source / "pkg/module.py", source / "pkg/zz-hard")
+    (source / "skip").write_text("y")
+    layer = oci.LayerDir(source, "/usr/lib/x", ("./skip",))
+    first = oci.write_layout(tmp_path / "layout", [layer], oci.ContainerConfig(), "v1")
+    assert oci.write_layout(tmp_path / "again", [layer], oci.ContainerConfig(), "v1") == first
+    with tarfile.open(fileobj=io.BytesIO(plain(tmp_path / "layout", "v1"))) as archive:
+        found = {member.name: (member.uid, member.linkname) for member in archive}
+    assert found == {
+        "usr/lib/x": (0, ""),
+        "usr/lib/x/pkg": (0, ""),
+        "usr/lib/x/pkg/sub": (0, ""),
+        "usr/lib/x/pkg/module.py": (0, ""),
+        "usr/lib/x/pkg/link": (0, "./module.py"),
+        "usr/lib/x/pkg/zz-hard": (0, "usr/lib/x/pkg/module.py"),
+    }
+    with pytest.raises(DataError, match="cannot archive"):
+        oci.write_layout(tmp_path / "bad", [oci.LayerDir(tmp_path / "nothing")], oci.ContainerConfig(), "v1")
+    assert [path for path in (tmp_path / "bad").rglob("*") if path.is_file()] == []
+
+
+def test_tags(tmp_path: Path) -> None:
+    layout = tmp_path / "layout"
+    one = write_image(layout, [[Member("a")]], tag="one")
+    assert oci.resolve_digest(f"oci:{layout}") == one
+    two = write_image(layout, [[Member("b")]], tag="two")
+    assert oci.resolve_digest(f"oci:{layout}:one") == one
+    assert oci.resolve_digest(f"oci:{layout}@{two}") == two
+    with pytest.raises(ConfigError, match=r"several images.*one, two"):
+        oci.open_image(f"oci:{layout}")
+    with pytest.raises(NotFoundError, match=r"does not exist in layout.*it has one, two"):
+        oci.open_image(f"oci:{layout}:three")
+    moved = write_image(layout, [[Member("c")]], tag="one")
+    assert oci.resolve_digest(f"oci:{layout}:one") == moved
+
+
+def test_damaged_documents(tmp_path: Path) -> None:
+    digest = write_image(tmp_path / "layout", [[Member("a")]])
+    path = tmp_path / "layout/blobs/sha256" / digest[7:]
+    path.write_bytes(path.read_bytes() + b" ")
+    with pytest.raises(DataError, match="does not match its digest"):
+        oci.open_image(f"oci:{tmp_path}/layout")
+    path.unlink()
+    with pytest.raises(NotFoundError, match=r"manifest of .* is missing"):
+        oci.open_image(f"oci:{tmp_path}/layout")
+    (tmp_path / "layout/index.json").write_text("[]")
+    with pytest.raises(DataError, match="not a valid index"):
+        oci.open_image(f"oci:{tmp_path}/layout")
+
+
+def pieces(data: bytes, size: int) -> Iterator[bytes]:
+    return (data[at : at + size] for at in range(0, len(data), size))
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000, 1 << 20])
+@pytest.mark.parametrize("kind", ["gzip", "zstd"])
+def test_members_and_frames_one_after_another(kind: str, size: int) -> None:
+    parts = [b"one" * 1000, b"", b"two" * 2000]
+    pack = gzip.compress if kind == "gzip" else zstandard.ZstdCompressor().compress
+    data = b"".join(pack(part) for part in parts)
+    assert b"".join(inflate(pieces(data, size), "layer")) == b"".join(parts)
+    assert b"".join(inflate(pieces(b"plain", size), "layer")) == b"plain"
+
+
+@pytest.mark.parametrize("kind", ["gzip", "zstd"])
+def test_a_bomb_comes_in_small_chunks(kind: str) -> None:
+    pack = gzip.compress if kind == "gzip" else zstandard.ZstdCompressor().compress
+    sizes = [len(chunk) for chunk in inflate(iter([pack(bytes(100 << 20))]), "layer")]
+    assert (sum(sizes), max(sizes) <= 1 << 20) == (100 << 20, True)
+
+
+def test_truncated_gzip_is_named() -> None:
+    data = gzip.compress(os.urandom(100_000))
+    for end in (len(data) - 1, len(data) - 9, 50_000, 5):
+        with pytest.raises(DataError, match=r"layer 7 is (truncated|corrupt)"):
+            list(inflate(pieces(data[:end], 1000), "layer 7"))
