@@ -1,8 +1,141 @@
+"""``bootseer profile``: show, wrap and export start-up events."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
 import typer
 
-app = typer.Typer(no_args_is_help=True)
+from bootseer.errors import ConfigError, from_os_error
+
+if TYPE_CHECKING:
+    from bootseer.profile.events import EventLog
+
+app = typer.Typer(no_args_is_help=True, help="Where a start-up's time went")
+
+Events = Annotated[
+    list[Path] | None, typer.Argument(help="Event files, or folders of *.jsonl; default: $BOOTSEER_EVENTS")
+]
+JobName = Annotated[str | None, typer.Option("--job", help="This job; default: the one that began last")]
+Attempt = Annotated[int | None, typer.Option("--attempt", help="This attempt; default: the last")]
+Cycle = Annotated[int | None, typer.Option("--cycle", help="This cycle; default: the last")]
 
 
-@app.callback()
-def _group() -> None:
-    """To be written."""
+@app.command()
+def show(
+    events: Events = None,
+    job: JobName = None,
+    attempt: Attempt = None,
+    cycle: Cycle = None,
+    every: Annotated[bool, typer.Option("--all", help="Every start-up in the events, the oldest first")] = False,
+    nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="How many nodes the job has")] = None,
+    max_nodes: Annotated[int, typer.Option("--max-nodes", min=1, help="Rows of the node x stage table")] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON (with --all: a list)")] = False,
+) -> None:
+    """Show the start-up card and the node x stage table of a job."""
+    import msgspec
+    from rich.console import Console
+    from rich.text import Text
+
+    from bootseer.profile import analysis, card
+
+    log = _read(events)
+    chosen = _choose(log, job, attempt, cycle, every)
+    reports = [analysis.analyse(log, identity, nodes=nodes) for identity in chosen]
+    if as_json:
+        document = msgspec.json.encode(reports if every else reports[0])
+        sys.stdout.write(msgspec.json.format(document, indent=2).decode() + "\n")
+        return
+    console = Console()
+    for place, report in enumerate(reports):
+        if place:
+            console.print()
+        console.print(card.render(report, max_nodes=max_nodes))
+    others = len(log.identities()) - len(chosen)
+    if others:
+        console.print(Text(f"{others} more in these events: see --all, --job, --attempt, --cycle"))
+    offenders = analysis.repeat_offenders(reports)
+    if offenders:
+        console.print(Text("stragglers in more than one: " + ", ".join(f"{node} ({n})" for node, n in offenders)))
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def wrap(
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND [ARG]...", help="What to run")],
+    stage: Annotated[str, typer.Option("--stage", help="Stage this command is, for example env")],
+    attr: Annotated[list[str] | None, typer.Option("--attr", help="NAME=VALUE, kept with the span")] = None,
+    events: Annotated[Path | None, typer.Option("--events", help="Events file; default: $BOOTSEER_EVENTS")] = None,
+) -> None:
+    """Run a command inside a span; its exit code, signals, stdin and stdout stay its own."""
+    from bootseer.profile import wrap as wrapper
+    from bootseer.profile.events import AttrValue
+
+    attrs: dict[str, AttrValue] = {}
+    for text in attr or []:
+        name, sign, value = text.partition("=")
+        if not name or not sign:
+            raise ConfigError(f"--attr {text!r} is not NAME=VALUE")
+        attrs[name] = int(value) if value.isdecimal() and value.isascii() and len(value) < 16 else value
+    if events is not None:
+        os.environ["BOOTSEER_EVENTS"] = str(events.absolute())
+    sys.exit(wrapper.leave(wrapper.run(stage, command, attrs)))
+
+
+@app.command()
+def export(
+    events: Events = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write; - is stdout")] = Path("-"),
+    form: Annotated[str, typer.Option("--format", help="chrome (chrome://tracing, ui.perfetto.dev)")] = "chrome",
+    job: JobName = None,
+    attempt: Attempt = None,
+    cycle: Cycle = None,
+) -> None:
+    """Write the spans in another program's format: every start-up, or the one chosen."""
+    import msgspec
+
+    from bootseer.profile import chrome
+
+    if form != "chrome":
+        raise ConfigError(f"export format {form!r} is not known", hint="use chrome")
+    log = _read(events)
+    named = any(part is not None for part in (job, attempt, cycle))
+    picked = _choose(log, job, attempt, cycle, False)[0] if named else None
+    document = msgspec.json.encode(chrome.export(log, picked)) + b"\n"
+    if str(output) == "-":
+        sys.stdout.buffer.write(document)
+        return
+    try:
+        output.write_bytes(document)
+    except OSError as exc:
+        raise from_os_error(exc, f"write {output}") from None
+
+
+def _read(paths: list[Path] | None) -> EventLog:
+    from bootseer.profile import events as event_files
+
+    if not paths:
+        held = os.environ.get("BOOTSEER_EVENTS")
+        if not held:
+            raise ConfigError("no events given", hint="name an events file or a job folder, or set BOOTSEER_EVENTS")
+        paths = [Path(held)]
+    return event_files.read(paths)
+
+
+def _choose(
+    log: EventLog, job: str | None, attempt: int | None, cycle: int | None, every: bool
+) -> list[tuple[str, int, int]]:
+    from bootseer.errors import NotFoundError
+
+    known = log.identities()
+    found = [
+        identity
+        for identity in known
+        if all(want is None or want == have for want, have in zip((job, attempt, cycle), identity, strict=True))
+    ]
+    if not found:
+        there = "; ".join(f"job {name or '(no name)'}, attempt {a}, cycle {c}" for name, a, c in known[-5:])
+        raise NotFoundError("no such start-up in the events", hint=f"there are: {there}" if there else "there is none")
+    return found if every else found[-1:]

@@ -1,0 +1,259 @@
+"""Start-up cards for the terminal. Everything is said in words and signs, so it reads the same without colour.
+
+Text from events goes into `rich.text.Text` and never through rich's markup, which a job name could otherwise inject.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from bootseer.profile.events import AttrValue
+from bootseer.profile.report import Cell, JobReport, NodeReport, StageReport
+
+MAX_NODES = 20
+_BAR = 16
+_SMALL = 0.01
+
+
+def render(report: JobReport, *, max_nodes: int = MAX_NODES) -> RenderableType:
+    """The card of one start-up, and its node x stage table (the ``max_nodes`` slowest where there are more)."""
+    parts: list[RenderableType] = [Text(line) for line in _head(report)]
+    parts.append(_stages(report))
+    parts.extend(Text(line) for line in _remarks(report))
+    if report.nodes:
+        parts.append(_nodes(report, max_nodes))
+        parts.extend(Text(line) for line in _legend(report))
+    return Group(*parts)
+
+
+def render_side_by_side(
+    reports: Sequence[tuple[str, JobReport]], extra_rows: Mapping[str, Sequence[str]] | None = None
+) -> RenderableType:
+    """Several start-ups beside each other, each but the first with its change against the first.
+
+    ``extra_rows``: label -> one text per report, printed as they are. Raises `ValueError` for a row of another length.
+    """
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("stage", no_wrap=True)
+    for title, _ in reports:
+        table.add_column(Text(title), justify="right", no_wrap=True)
+    seconds = [{stage.stage: stage.seconds for stage in report.stages} for _, report in reports]
+    names = list(dict.fromkeys(stage.stage for _, report in reports for stage in report.stages))
+    names.sort(key=lambda name: max(_place(name, report) for _, report in reports))
+    for name in names:
+        _add(table, name, _compared([found.get(name) for found in seconds]))
+    _add(table, "between stages", _compared([report.gap_seconds for _, report in reports]))
+    table.add_section()
+    _add(table, "start-up", _compared([report.startup_seconds for _, report in reports]), style="bold")
+    for unit in dict.fromkeys(report.cost.unit for _, report in reports):
+        costs = [report.cost.total if report.cost.unit == unit else None for _, report in reports]
+        _add(table, f"lost {unit}", [_hours(cost) if cost is not None else "-" for cost in costs])
+    if extra_rows:
+        table.add_section()
+        for label, cells in extra_rows.items():
+            if len(cells) != len(reports):
+                raise ValueError(f"row {label!r} has {len(cells)} cells for {len(reports)} reports")
+            _add(table, label, list(cells))
+    notes = [f"{title}: {line}" for title, report in reports for line in _doubts(report)]
+    return Group(table, *(Text(note) for note in notes))
+
+
+def _place(name: str, report: JobReport) -> int:
+    return next((place for place, stage in enumerate(report.stages) if stage.stage == name), -1)
+
+
+def _add(table: Table, label: str, cells: Sequence[str], *, style: str = "") -> None:
+    table.add_row(Text(label), *(Text(cell) for cell in cells), style=style)
+
+
+def _compared(values: Sequence[float | None]) -> list[str]:
+    cells = []
+    for place, value in enumerate(values):
+        text, base = ("-" if value is None else f"{_number(value)} s"), values[0]
+        if place == 0 or len(values) == 1:
+            cells.append(text)
+        elif value is None or base is None or base < 0.05:
+            cells.append(f"{text}        ")
+        else:
+            cells.append(f"{text} {f'{100 * (value - base) / base:+.0f} %':>7}")
+    return cells
+
+
+def _head(report: JobReport) -> list[str]:
+    start = "hot restart" if report.hot else "start-up"
+    lines = [f"{start} of job {report.job or '(no name)'}, attempt {report.attempt}, cycle {report.cycle}"]
+    if report.startup_seconds is None:
+        lines.append(f"  no end yet   {_number(report.elapsed_seconds)} s up to the last event; nobody knows the rest")
+    else:
+        last = max((node for node in report.nodes if node.ready is not None), key=lambda n: n.ready or 0.0)
+        on = f" (last on node {last.node})" if len(report.nodes) > 1 else ""
+        lines.append(f"  ready after  {_number(report.startup_seconds)} s: the first step has ended everywhere{on}")
+    if report.queue_seconds is not None:
+        lines.append(f"  queued       {_number(report.queue_seconds)} s before that, at no GPU cost")
+    size = f"{_count(len(report.nodes), 'node')}, {_count(report.gpus, 'GPU')}"
+    size += f", {_count(report.ranks, 'rank')}" if report.ranks else ""
+    lines.append(f"  size         {size}")
+    cost = report.cost
+    lines.append(
+        f"  lost         {_hours(cost.total)} {cost.unit} = {_hours(cost.own)} own work + {_hours(cost.wait)} waiting"
+        f" for slower nodes + {_hours(cost.gap)} gaps"
+    )
+    return lines
+
+
+def _stages(report: JobReport) -> Table:
+    many = len(report.nodes) > 1
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("stage", no_wrap=True)
+    table.add_column("seconds", justify="right", no_wrap=True)
+    table.add_column("share", justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for name in ("median", "max", "max/median", "slowest") if many else ("how",):
+        table.add_column(name, justify="left" if name in ("slowest", "how") else "right", overflow="fold")
+    rows: list[tuple[str, float, StageReport | None]] = [(s.stage, s.seconds, s) for s in report.stages]
+    rows.append(("between stages", report.gap_seconds, None))
+    whole = report.elapsed_seconds or 1.0
+    for name, seconds, stage in rows:
+        more: list[str] = []
+        if many and stage is not None:
+            ratio = f"{stage.ratio:.2f}" if stage.ratio is not None else "-"
+            flag = " !" if stage.slowest in stage.stragglers else ""
+            more = [_optional(stage.median), _optional(stage.max), ratio, f"{stage.slowest or '-'}{flag}"]
+        elif stage is not None:
+            more = [_how(report.nodes[0].stages.get(name))]
+        bar = "#" * round(_BAR * seconds / whole)
+        _add(table, name, [_number(seconds), f"{100 * seconds / whole:.0f} %", bar, *more])
+    return table
+
+
+def _how(cell: Cell | None) -> str:
+    """What the techniques said of themselves: the attributes ``how`` or ``outcome``."""
+    if cell is None:
+        return ""
+    if cell.own is None:
+        return cell.state
+    said: AttrValue = cell.attrs.get("how", cell.attrs.get("outcome", ""))
+    return str(said)
+
+
+def _remarks(report: JobReport) -> list[str]:
+    lines = []
+    for stage in report.stages:
+        for node in stage.stragglers[:3]:
+            own = next(n.stages[stage.stage].own for n in report.nodes if n.node == node)
+            text = f"{_optional(own)} s against a median of {_optional(stage.median)} s"
+            lines.append(f"straggler: {node} in {stage.stage}, {text}")
+        if len(stage.stragglers) > 3:
+            lines.append(f"  and {len(stage.stragglers) - 3} more in {stage.stage}")
+    for change in report.what_if:
+        if change.saved_seconds >= 0.05:
+            lines.append(
+                f"what if: {change.name}: {_number(change.startup_seconds)} s, {_number(change.saved_seconds)} s and "
+                f"{_hours(change.saved_hours)} {report.cost.unit} less"
+            )
+    return lines + _doubts(report)
+
+
+def _doubts(report: JobReport) -> list[str]:
+    lines = []
+    if report.nodes_missing:
+        lines.append(f"{report.nodes_missing} of {report.nodes_expected} nodes have no data; their cost is not counted")
+    found = report.problems
+    for count, text in (
+        (found.open_spans, "spans have no end yet (OPEN)"),
+        (found.lost_spans, "spans lost their begin or end (LOST)"),
+        (found.skewed_spans, "spans end before they begin on both clocks (SKEWED)"),
+        (found.uncertain_spans, "durations are from the wall clock"),
+        (found.torn, "torn last lines were dropped"),
+        (found.foreign, "lines are no events"),
+        (found.newer, "events are of a newer format"),
+        (found.duplicates, "events came twice"),
+        (found.lost_events, "events could not be written by their processes"),
+        (found.cut_attributes, "attributes did not fit"),
+    ):
+        if count:
+            lines.append(f"{count} {text}")
+    if found.clock_spread_seconds >= 0.5:
+        lines.append(
+            f"a node's wall clock moved by {found.clock_spread_seconds:.1f} s; order across nodes is uncertain"
+        )
+    return lines
+
+
+def _nodes(report: JobReport, max_nodes: int) -> Table:
+    shown = _picked(report, max_nodes)
+    title = "node x stage, own work in seconds"
+    if len(shown) < len(report.nodes):
+        title += f" (the {len(shown)} slowest of {len(report.nodes)} nodes)"
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left", title_style="")
+    table.add_column("node", overflow="fold")
+    stages = _columns(report)
+    for stage in stages:
+        table.add_column(Text(stage.stage.replace("_", "\n")), justify="right")
+    for name in ("wait", "gap", "ready"):
+        table.add_column(name, justify="right")
+    for node in shown:
+        cells = [_cell(node, stage) for stage in stages]
+        _add(table, node.node, [*cells, _number(node.wait), _number(node.gap), _optional(node.ready)])
+    if len(report.nodes) > 1:
+        table.add_section()
+        _add(table, "median", [*(_optional(stage.median) for stage in stages), "", "", ""])
+        _add(table, "max", [*(_optional(stage.max) for stage in stages), "", "", ""])
+    return table
+
+
+def _columns(report: JobReport) -> list[StageReport]:
+    """Stages worth a column: at least 1 % of start-up on some node, or not finished somewhere."""
+    least = _SMALL * report.elapsed_seconds
+    return [stage for stage in report.stages if stage.unfinished or (stage.max is not None and stage.max >= least)]
+
+
+def _picked(report: JobReport, max_nodes: int) -> list[NodeReport]:
+    if len(report.nodes) <= max_nodes:
+        return report.nodes
+    flagged = {node for stage in report.stages for node in stage.stragglers}
+
+    def slowness(node: NodeReport) -> tuple[bool, bool, float]:
+        return (node.node in flagged, node.ready is None, node.own)
+
+    return sorted(report.nodes, key=slowness, reverse=True)[:max_nodes]
+
+
+def _cell(node: NodeReport, stage: StageReport) -> str:
+    cell = node.stages.get(stage.stage)
+    if cell is None:
+        return "-"
+    if cell.own is None:
+        return cell.state
+    return ("~" if cell.uncertain else "") + _number(cell.own) + (" !" if node.node in stage.stragglers else "")
+
+
+def _legend(report: JobReport) -> list[str]:
+    left_out = [stage.stage for stage in report.stages if stage not in _columns(report)]
+    lines = [f"below 1 % of start-up on every node: {', '.join(left_out)}"] if left_out else []
+    if any(stage.stragglers for stage in report.stages):
+        lines.append("! straggler: own work at least 1.5 times the median and 5 s over it")
+    if report.problems.uncertain_spans:
+        lines.append("~ from the wall clock")
+    return lines
+
+
+def _number(seconds: float) -> str:
+    return f"{seconds:.2f}" if seconds < 9.995 else f"{seconds:.1f}" if seconds < 999.95 else f"{seconds:,.0f}"
+
+
+def _optional(seconds: float | None) -> str:
+    return "-" if seconds is None else _number(seconds)
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:.4f}" if hours < 0.1 else f"{hours:.2f}" if hours < 100 else f"{hours:,.0f}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
