@@ -6,6 +6,7 @@ The content is the ordinary ``torch.save`` file, so `torch.load` reads it too, f
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import pickle
@@ -130,7 +131,12 @@ def _fill(fd: int, file: ChunkFile) -> None:
     if not file.size:
         return
     os.ftruncate(fd, file.size)
-    with mmap.mmap(fd, file.size) as pages, memoryview(pages) as view:
+    pages = mmap.mmap(fd, file.size)
+    view = memoryview(pages)
+    try:
         for offset in range(0, file.size, _PIECE):
-            with view[offset : offset + _PIECE] as piece:
-                file.readinto(offset, piece)
+            file.readinto(offset, view[offset : offset + _PIECE])
+    finally:
+        view.release()
+        with contextlib.suppress(BufferError):  # after a failed read its traceback still holds a piece
+            pages.close()

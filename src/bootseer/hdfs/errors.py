@@ -30,7 +30,7 @@ _KINDS: tuple[tuple[str, type[BootseerError], str], ...] = (
     (r"could only be written to|minReplication", UnavailableError, "too few DataNodes are alive or have free space"),
     (r"AccessControl|PermissionError", NotWritableError, "check the owner and mode, or set HADOOP_USER_NAME"),
     (
-        r"ParentNotDirectory|PathIsNotEmptyDirectory|IsADirectory|NotADirectory",
+        r"ParentNotDirectory|PathIsNotEmptyDirectory|IsADirectory|NotADirectory|both be directories",
         NotWritableError,
         "another name is in the way",
     ),

@@ -12,7 +12,7 @@ import msgspec
 
 from bootseer.errors import BootseerError, DataError, NotFoundError, from_os_error
 from bootseer.stripefs import commit, layout
-from bootseer.stripefs.backend import Backend, clean, join, open_backend
+from bootseer.stripefs.backend import Backend, clean, exists, join, open_backend
 from bootseer.stripefs.commit import Commit
 from bootseer.stripefs.read import ChunkFile, StripedFile, open_file, read_pointer
 from bootseer.stripefs.write import StripeWriter, Written
@@ -110,9 +110,8 @@ class StripeFS:
         try:
             return open_file(self.backend, path)
         except NotFoundError as exc:
-            with contextlib.suppress(NotFoundError):
-                if self.backend.stat(path).is_dir:
-                    raise NotFoundError(f"{join(self.url, path)} is a folder, not a file") from None
+            if exists(self.backend, path) and self.backend.stat(path).is_dir:
+                raise NotFoundError(f"{join(self.url, path)} is a folder, not a file") from None
             raise NotFoundError(f"no file {path} in {self.url}") from exc
 
     def stat(self, path: str) -> FileStat:

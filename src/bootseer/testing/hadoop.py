@@ -11,6 +11,7 @@ their owner (``PR_SET_PDEATHSIG``), so that not even SIGKILL leaves one behind.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -19,6 +20,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
@@ -345,6 +347,22 @@ class HadoopCluster:
             kind = NotFoundError if "No such file" in last else BootseerError
             raise kind(f"hdfs dfs {' '.join(args)} failed: {last}")
         return done.stdout
+
+
+_shared: list[HadoopCluster] = []
+
+
+def shared() -> HadoopCluster:
+    """One cluster of 4 DataNodes for the whole process, started at the first call and stopped when the process ends.
+
+    For test suites: who freezes or kills a DataNode brings it back.
+    """
+    if not _shared:
+        cluster = HadoopCluster(Path(tempfile.mkdtemp(prefix="bootseer-hdfs-", dir="/var/tmp")))
+        atexit.register(cluster.stop)
+        cluster.start()
+        _shared.append(cluster)
+    return _shared[0]
 
 
 def _main(argv: Sequence[str]) -> int:

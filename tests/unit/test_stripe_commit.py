@@ -1,0 +1,163 @@
+"""COMMIT: what makes a folder a checkpoint, and which is the newest."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError, UnavailableError
+from bootseer.stripefs import commit, open_fs
+from bootseer.stripefs.fs import StripeFS
+
+
+@pytest.fixture
+def fs(tmp_path) -> StripeFS:
+    return open_fs(str(tmp_path / "store"))
+
+
+def save(fs: StripeFS, folder: str, seed: bytes = b"x", *, finish: bool = True) -> None:
+    with fs.create(f"{folder}/state.pt", striped=True, unit=4096, width=2) as out:
+        out.write(seed * 20000)
+    with fs.create(f"{folder}/sub/config.json") as out:
+        out.write(seed)
+    if finish:
+        fs.commit(folder)
+
+
+def test_a_commit_lists_files_sizes_and_digests(fs):
+    save(fs, "step-1")
+    found = fs.checkpoint("step-1")
+    assert [(file.path, file.size, bool(file.uuid)) for file in found.files] == [
+        ("state.pt", 20000, True),
+        ("sub/config.json", 1, False),
+    ]
+    assert found.size == 20001
+    for file in found.files:
+        assert file.digest == commit.digest_of(fs.backend, f"step-1/{file.path}")
+
+
+def test_a_missing_checkpoint(fs):
+    save(fs, "step-1")
+    with pytest.raises(NotFoundError, match="no checkpoint step-2"):
+        fs.checkpoint("step-2")
+
+
+def test_a_checkpoint_without_commit(fs):
+    save(fs, "step-1", finish=False)
+    with pytest.raises(DataError) as caught:
+        fs.checkpoint("step-1")
+    assert str(caught.value) == ("checkpoint step-1 has no COMMIT: its save did not finish; use `bootseer fs latest`")
+    assert caught.value.exit_code == 65
+
+
+def test_the_first_commit_wins(fs):
+    save(fs, "step-1")
+    with pytest.raises(NotWritableError, match="has a COMMIT already"):
+        fs.commit("step-1")
+    save(fs, "step-2", finish=False)
+    outcomes = []
+
+    def race() -> None:
+        try:
+            outcomes.append(fs.commit("step-2"))
+        except NotWritableError:
+            outcomes.append(None)
+
+    threads = [threading.Thread(target=race) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(outcome is not None for outcome in outcomes) == 1
+    assert not list(Path(fs.url).rglob(".tmp-*"))
+
+
+def test_nothing_to_commit(fs):
+    (Path(fs.url) / "empty").mkdir(parents=True)
+    with pytest.raises(DataError, match="no files"):
+        fs.commit("empty")
+    with pytest.raises(NotFoundError):
+        fs.commit("none")
+    save(fs, "step-1")
+    with pytest.raises(BootseerError, match="is a file"):
+        fs.commit("step-1/state.pt")
+
+
+def test_a_torn_commit_is_none(fs):
+    save(fs, "step-1")
+    path = Path(fs.url) / "step-1" / "COMMIT"
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(DataError, match="COMMIT is damaged"):
+        fs.checkpoint("step-1")
+
+
+@pytest.mark.parametrize("how", ["replaced", "removed", "plain-changed"])
+def test_a_file_changed_after_commit_is_seen(fs, how):
+    save(fs, "step-1")
+    if how == "replaced":
+        with fs.create("step-1/state.pt", striped=True, unit=4096, width=2) as out:
+            out.write(b"x" * 20000)
+    elif how == "removed":
+        fs.remove("step-1/state.pt")
+    else:
+        (Path(fs.url) / "step-1/sub/config.json").write_bytes(b"longer")
+    with pytest.raises(DataError, match=r"after COMMIT|lacks state\.pt"):
+        fs.checkpoint("step-1")
+
+
+def test_verify_finds_a_plain_file_of_a_checkpoint_that_changed_in_place(fs):
+    save(fs, "step-1")
+    fs.verify("")
+    (Path(fs.url) / "step-1/sub/config.json").write_bytes(b"y")
+    fs.checkpoint("step-1")  # same size: only reading sees it
+    with pytest.raises(DataError, match="digest"):
+        fs.verify("")
+
+
+def test_latest_is_by_number_and_walks_back_to_a_complete_one(fs, caplog):
+    for step in (9, 10, 100):
+        save(fs, f"runs/step-{step}")
+    save(fs, "runs/step-200", finish=False)
+    assert fs.latest("runs") == "runs/step-100"
+    assert "step-200 has no COMMIT" in caplog.text
+    (Path(fs.url) / "runs/step-100/COMMIT").write_bytes(b"bootseer checkpoint 1\n")
+    assert fs.latest("runs") == "runs/step-10"
+    fs.remove("runs/step-10/state.pt")
+    assert fs.latest("runs") == "runs/step-9"
+
+
+def test_latest_without_numbers_is_the_one_modified_last(fs):
+    for name, age in (("b", 100), ("a", 50)):
+        save(fs, name)
+        os.utime(Path(fs.url) / name, (age, age))
+    assert fs.latest("") == "b"
+
+
+def test_latest_of_nothing(fs):
+    with pytest.raises(NotFoundError, match="no folder"):
+        fs.latest("")
+    save(fs, "runs/step-1", finish=False)
+    with pytest.raises(NotFoundError, match="no complete checkpoint in runs"):
+        fs.latest("runs")
+    with pytest.raises(NotFoundError, match="is a file"):
+        fs.latest("runs/step-1/state.pt")
+
+
+def test_latest_does_not_go_back_because_the_store_is_silent(fs, monkeypatch):
+    save(fs, "step-1")
+    save(fs, "step-2")
+
+    def silent(backend, folder):
+        raise UnavailableError("no answer")
+
+    monkeypatch.setattr(commit, "check", silent)
+    with pytest.raises(UnavailableError):
+        fs.latest("")
+
+
+def test_hidden_names_are_not_listed(fs):
+    save(fs, "step-1")
+    (Path(fs.url) / "step-1/.tmp-left").write_bytes(b"")
+    assert [stat.path for stat in fs.ls("step-1")] == ["step-1/COMMIT", "step-1/state.pt", "step-1/sub"]
+    assert fs.files("") == ["step-1/COMMIT", "step-1/state.pt", "step-1/sub/config.json"]

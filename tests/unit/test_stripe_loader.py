@@ -1,0 +1,266 @@
+"""Chunks on their way to a mount's readers: single flight, read-ahead, budgets, and the node cache."""
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from bootseer.errors import DataError
+from bootseer.stripefs import loader as loader_module
+from bootseer.stripefs import open_fs
+from bootseer.stripefs.fs import StripeFS
+from bootseer.stripefs.loader import Loader
+from bootseer.stripefs.nodecache import NodeCache
+
+UNIT = 65536
+DATA = os.urandom(40 * UNIT + 11)
+
+
+@pytest.fixture
+def fs(tmp_path) -> StripeFS:
+    fs = open_fs(str(tmp_path / "store"))
+    with fs.create("f", striped=True, unit=UNIT, width=3) as out:
+        out.write(DATA)
+    return fs
+
+
+def get(loader: Loader, file, offset: int, size: int) -> bytes:
+    found = loader.read(file, offset, size)
+    return os.pread(found[0], size, found[1]) if isinstance(found, tuple) else bytes(found)
+
+
+def counted(file, monkeypatch) -> list[tuple[int, int]]:
+    calls: list[tuple[int, int]] = []
+    real = file.readinto
+
+    def readinto(offset, view):
+        calls.append((offset, len(view)))
+        real(offset, view)
+
+    monkeypatch.setattr(file, "readinto", readinto)
+    return calls
+
+
+@pytest.fixture(params=["memory", "disk"])
+def loader(request, tmp_path, fs):
+    cache = NodeCache(tmp_path / "cache", 1 << 30) if request.param == "disk" else None
+    made = Loader(cache, memory=8 << 20)
+    if cache:
+        with fs.open("f") as file:
+            assert cache.add(file) is not None
+    yield made
+    made.close()
+    if cache:
+        cache.close()
+
+
+def test_any_range_is_right(fs, loader):
+    with fs.open("f") as file:
+        for step in range(200):
+            offset = (step * 104729) % len(DATA)
+            size = min((step * 7919) % (3 * UNIT) + 1, len(DATA) - offset)
+            assert get(loader, file, offset, size) == DATA[offset : offset + size]
+
+
+def test_a_file_read_in_order_is_fetched_once_and_ahead(fs, loader, monkeypatch):
+    with fs.open("f") as file:
+        calls = counted(file, monkeypatch)
+        for offset in range(0, len(DATA), 16384):
+            size = min(16384, len(DATA) - offset)
+            assert get(loader, file, offset, size) == DATA[offset : offset + size]
+        assert sum(length for _, length in calls) == len(DATA)
+        assert loader.stats.ahead > len(DATA) // 2
+        loader.close()
+
+
+def test_readers_of_one_chunk_share_one_fetch(fs, loader, monkeypatch):
+    with fs.open("f") as file:
+        calls: list[int] = []
+        real = file.readinto
+
+        def slow(offset, view):
+            calls.append(offset)
+            time.sleep(0.1)
+            real(offset, view)
+
+        monkeypatch.setattr(file, "readinto", slow)
+        monkeypatch.setattr(loader, "_plan", lambda *args: None)
+        found = []
+        threads = [threading.Thread(target=lambda: found.append(get(loader, file, 100, 50))) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found == [DATA[100:150]] * 8
+        assert calls == [0]
+
+
+def test_an_error_reaches_every_reader_and_the_next_read_tries_again(fs, loader, monkeypatch):
+    with fs.open("f") as file:
+        real, broken = file.readinto, threading.Event()
+        broken.set()
+
+        def readinto(offset, view):
+            if broken.is_set():
+                time.sleep(0.05)
+                raise DataError("chunk 0 of f is damaged")
+            real(offset, view)
+
+        monkeypatch.setattr(file, "readinto", readinto)
+        monkeypatch.setattr(loader, "_plan", lambda *args: None)
+        outcomes = []
+
+        def reader() -> None:
+            try:
+                outcomes.append(get(loader, file, 0, 10))
+            except DataError:
+                outcomes.append(b"error")
+
+        threads = [threading.Thread(target=reader) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert outcomes == [b"error"] * 4
+        broken.clear()
+        assert get(loader, file, 0, 10) == DATA[:10]
+
+
+def test_memory_stays_below_its_budget(fs, monkeypatch):
+    monkeypatch.setattr(loader_module, "_STEP", 4 * UNIT)
+    loader = Loader(memory=6 * UNIT)
+    with fs.open("f") as file:
+        for offset in range(0, len(DATA) - UNIT, UNIT):
+            assert get(loader, file, offset, UNIT) == DATA[offset : offset + UNIT]
+            assert loader._held_bytes <= 6 * UNIT
+            assert loader._held_bytes == sum(map(len, loader._held.values()))
+        loader.close()
+
+
+def test_a_waiting_reader_has_a_deadline(fs, monkeypatch):
+    from bootseer.errors import UnavailableError
+
+    monkeypatch.setattr(loader_module, "_WAIT", 0.2)
+    loader, release = Loader(), threading.Event()
+    with fs.open("f") as file:
+        real = file.readinto
+
+        def stuck(offset, view):
+            release.wait(10)
+            real(offset, view)
+
+        monkeypatch.setattr(file, "readinto", stuck)
+        monkeypatch.setattr(loader, "_plan", lambda *args: None)
+        first = threading.Thread(target=lambda: loader.read(file, 0, 10))
+        first.start()
+        time.sleep(0.1)
+        with pytest.raises(UnavailableError, match="not read within"):
+            loader.read(file, 0, 10)
+        release.set()
+        first.join()
+    loader.close()
+
+
+# -- node cache ---------------------------------------------------------------------------------------------------
+
+
+def warm(fs: StripeFS, folder: Path) -> None:
+    cache = NodeCache(folder, 1 << 30)
+    loader = Loader(cache)
+    with fs.open("f") as file:
+        cache.add(file)
+        loader.prefetch(file, 0, file.geometry.chunks)
+    loader.close()
+    cache.close()
+
+
+def test_a_later_mount_uses_what_is_on_disk(fs, tmp_path, monkeypatch):
+    warm(fs, tmp_path / "cache")
+    cache = NodeCache(tmp_path / "cache", 1 << 30)
+    loader = Loader(cache)
+    with fs.open("f") as file:
+        calls = counted(file, monkeypatch)
+        cache.add(file)
+        assert get(loader, file, 0, len(DATA)) == DATA
+        assert calls == []
+    loader.close()
+    cache.close()
+
+
+def test_damage_on_the_nodes_disk_is_fetched_again(fs, tmp_path, monkeypatch):
+    warm(fs, tmp_path / "cache")
+    (found,) = (tmp_path / "cache").iterdir()
+    with open(found, "r+b") as file:
+        file.seek(5 * UNIT + 3)
+        file.write(b"wrong")
+        file.truncate(20 * UNIT)  # the rest becomes a hole
+    cache = NodeCache(tmp_path / "cache", 1 << 30)
+    loader = Loader(cache)
+    with fs.open("f") as file:
+        calls = counted(file, monkeypatch)
+        cache.add(file)
+        assert get(loader, file, 0, len(DATA)) == DATA
+        assert sorted(calls)[0] == (5 * UNIT, UNIT)
+        assert sum(length for _, length in calls) == UNIT + len(DATA) - 20 * UNIT
+    loader.close()
+    cache.close()
+
+
+def test_the_budget_removes_what_was_unused_for_longest(fs, tmp_path, caplog):
+    for name in "ghi":
+        with fs.create(name, striped=True, unit=UNIT, width=2) as out:
+            out.write(DATA[: 10 * UNIT])
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    identities = []
+    for index, name in enumerate("gh"):
+        cache = NodeCache(folder, 1 << 30)
+        loader = Loader(cache)
+        with fs.open(name) as file:
+            cache.add(file)
+            loader.prefetch(file, 0, file.geometry.chunks)
+            identities.append(file.identity)
+        loader.close()
+        cache.close()
+        os.utime(folder / identities[-1], (index + 1, index + 1))
+    cache = NodeCache(folder, 25 * UNIT)
+    with fs.open("i") as file:
+        assert cache.add(file) is not None
+    with fs.open("f") as file:
+        assert cache.add(file) is None
+    assert "does not fit" in caplog.text
+    assert not (folder / identities[0]).exists()
+    assert (folder / identities[1]).exists()
+    cache.close()
+
+
+def test_a_full_disk_falls_back_to_memory(fs, tmp_path, monkeypatch, caplog):
+    cache = NodeCache(tmp_path / "cache", 1 << 30)
+    loader = Loader(cache)
+
+    def full(fd, data, offset):
+        raise OSError(28, "No space left on device")
+
+    with fs.open("f") as file:
+        cache.add(file)
+        monkeypatch.setattr(os, "pwrite", full)
+        assert get(loader, file, 0, len(DATA)) == DATA
+    assert caplog.text.count("not caching on disk any more") == 1
+    loader.close()
+    cache.close()
+
+
+def test_a_plain_file_leaves_nothing_on_disk(fs, tmp_path):
+    (Path(fs.url) / "plain").write_bytes(DATA)
+    cache = NodeCache(tmp_path / "cache", 1 << 30)
+    loader = Loader(cache)
+    with fs.open("plain") as file:
+        cache.add(file)
+        loader.prefetch(file, 0, file.geometry.chunks)
+        assert isinstance(loader.read(file, 100, 50), tuple)
+        assert get(loader, file, 100, 50) == DATA[100:150]
+    loader.close()
+    cache.close()
+    assert list((tmp_path / "cache").iterdir()) == []

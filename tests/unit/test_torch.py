@@ -1,0 +1,176 @@
+"""State dicts through the striped store: exact, safe to load, atomic."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bootseer.errors import ConfigError, DataError, FullError, NotFoundError, NotWritableError
+from bootseer.stripefs import open_fs
+
+torch = pytest.importorskip("torch")
+
+from bootseer import torch as bt  # noqa: E402
+
+DTYPES = [
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2,
+    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool, torch.complex64,
+]  # fmt: skip
+
+
+def same(a: object, b: object) -> bool:
+    if isinstance(a, torch.Tensor):
+        if not isinstance(b, torch.Tensor) or (a.dtype, a.shape, a.stride()) != (b.dtype, b.shape, b.stride()):
+            return False
+        return torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8)) if a.numel() else True
+    if isinstance(a, dict):
+        return isinstance(b, dict) and list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+    return type(a) is type(b) and a == b
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype_bit_for_bit(tmp_path, dtype, mmap):
+    raw = torch.randint(0, 256, (64, 16), dtype=torch.uint8)
+    state = {"t": (raw % 2).bool() if dtype is torch.bool else raw.view(dtype), "empty": torch.empty(0, dtype=dtype)}
+    if dtype is not torch.bool:
+        state["turned"] = state["t"].t()
+    bt.save(state, f"{tmp_path}/s.pt")
+    assert same(bt.load(f"{tmp_path}/s.pt", mmap=mmap), state)
+
+
+def trained() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(300, 500), torch.nn.Linear(500, 10)).bfloat16()
+    model.register_buffer("steps", torch.tensor(0))
+    optimizer = torch.optim.AdamW([{"params": [p], "lr": 0.1 * i} for i, p in enumerate(model.parameters(), 1)])
+    for _ in range(2):
+        model(torch.randn(4, 300).bfloat16()).square().mean().backward()
+        optimizer.step()
+    return model, optimizer
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+def test_a_training_state_resumes(tmp_path, mmap):
+    model, optimizer = trained()
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 2, "rng": torch.get_rng_state()}
+    bt.save(state, f"{tmp_path}/run/step-2/")
+    loaded = bt.load(f"{tmp_path}/run/step-2", map_location="cpu", mmap=mmap)
+    assert same(dict(loaded["model"]), dict(state["model"]))
+    assert same(loaded["optimizer"], state["optimizer"])
+    again, other = trained()
+    again.load_state_dict(loaded["model"])
+    other.load_state_dict(loaded["optimizer"])
+    assert same(dict(again.state_dict()), dict(model.state_dict()))
+    other.step()  # loaded tensors can be written to
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+def test_shared_tensors_stay_shared(tmp_path, mmap):
+    base = torch.arange(2_000_000.0)
+    state = {"a": base, "part": base[10:20], "again": base}
+    bt.save(state, f"{tmp_path}/s.pt")
+    assert open_fs(str(tmp_path)).stat("s.pt").striped
+    loaded = bt.load(f"{tmp_path}/s.pt", mmap=mmap)
+    assert same(loaded, state)
+    loaded["a"][15] = -1
+    assert loaded["part"][5] == -1
+    assert loaded["again"][15] == -1
+    assert same(bt.load(f"{tmp_path}/s.pt"), state)  # what was stored is untouched
+
+
+def test_it_is_an_ordinary_torch_file(tmp_path):
+    state = {"w": torch.randn(600, 2000)}
+    bt.save(state, f"{tmp_path}/s.pt", width=3)
+    open_fs(str(tmp_path)).get("s.pt", tmp_path / "plain.pt")
+    assert same(torch.load(tmp_path / "plain.pt", weights_only=True), state)
+    torch.save(state, tmp_path / "theirs.pt")
+    assert same(bt.load(f"file://{tmp_path}/theirs.pt"), state)
+
+
+class Evil:
+    def __reduce__(self):
+        return (os.system, ("touch /nonexistent/evil",))
+
+
+def test_code_is_not_loaded(tmp_path):
+    torch.save({"x": Evil()}, tmp_path / "evil.pt")
+    with pytest.raises(DataError, match="holds more than tensors"):
+        bt.load(f"{tmp_path}/evil.pt")
+
+
+def test_wrong_content(tmp_path):
+    for name, data in (("empty", b""), ("text", b"hello"), ("cut", b"PK\x03\x04" + b"\0" * 500)):
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(DataError, match=r"is no file of torch\.save"):
+            bt.load(f"{tmp_path}/{name}")
+
+
+def test_folders(tmp_path):
+    url = f"{tmp_path}/run/step-1"
+    with pytest.raises(NotFoundError):
+        bt.load(url)
+    bt.save({"a": torch.ones(3)}, f"{url}/state.pt")
+    with pytest.raises(DataError, match="has no COMMIT: its save did not finish"):
+        bt.load(url)
+    open_fs(url).commit("")
+    assert same(bt.load(url), {"a": torch.ones(3)})
+    with pytest.raises(NotWritableError, match="has a COMMIT already"):
+        bt.save({"a": torch.zeros(3)}, f"{url}/")
+    assert same(bt.load(url), {"a": torch.ones(3)})
+    fs = open_fs(f"{tmp_path}/run")
+    for names in (["a.pt", "b.pt"], ["note"]):
+        for name in names:
+            with fs.create(f"{names[0]}-dir/{name}") as out:
+                out.write(b"x")
+        fs.commit(f"{names[0]}-dir")
+    with pytest.raises(ConfigError, match=r"several files; name one of a\.pt, b\.pt"):
+        bt.load(f"{tmp_path}/run/a.pt-dir")
+    with pytest.raises(NotFoundError, match=r"no \.pt file"):
+        bt.load(f"{tmp_path}/run/note-dir")
+
+
+def test_damage_is_an_error(tmp_path):
+    bt.save({"w": torch.randn(600, 2000)}, f"{tmp_path}/s.pt")
+    part = sorted((tmp_path / ".bsx").iterdir())[1]
+    data = bytearray(part.read_bytes())
+    data[9000] ^= 1
+    part.write_bytes(data)
+    with pytest.raises(DataError, match="damaged"):
+        bt.load(f"{tmp_path}/s.pt")
+
+
+@pytest.mark.parametrize("point", ["write.stripe", "write.close", "write.rename"])
+def test_a_failed_save_leaves_the_old_state(tmp_path, monkeypatch, point):
+    bt.save({"w": torch.ones(600, 2000)}, f"{tmp_path}/s.pt")
+    monkeypatch.setenv("BOOTSEER_FAULTS", f"stripefs.{point}=enospc")
+    with pytest.raises(FullError):
+        bt.save({"w": torch.zeros(600, 2000)}, f"{tmp_path}/s.pt")
+    monkeypatch.delenv("BOOTSEER_FAULTS")
+    assert same(bt.load(f"{tmp_path}/s.pt"), {"w": torch.ones(600, 2000)})
+    assert len(list((tmp_path / ".bsx").iterdir())) == 4
+
+
+SAVER = """
+import sys, torch
+from bootseer import torch as bt
+bt.save({"w": torch.full((600, 2000), float(sys.argv[2]))}, sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("point", ["write.stripe", "write.rename", "commit.rename"])
+def test_kill_9_in_a_save_leaves_the_latest_complete_checkpoint(tmp_path, point):
+    bt.save({"w": torch.full((600, 2000), 1.0)}, f"{tmp_path}/step-1/")
+    done = subprocess.run(
+        [sys.executable, "-c", SAVER, f"{tmp_path}/step-2/", "2"],
+        env={**os.environ, "BOOTSEER_FAULTS": f"stripefs.{point}=kill"},
+        timeout=100,
+    )
+    assert done.returncode == -9
+    latest = open_fs(str(tmp_path)).latest("")
+    assert latest == "step-1"
+    assert bt.load(str(Path(tmp_path, latest)))["w"][0, 0] == 1.0
