@@ -16,16 +16,16 @@ from bootseer.profile.events import AttrValue
 from bootseer.profile.report import Cell, JobReport, NodeReport, StageReport
 
 MAX_NODES = 20
-_BAR = 16
+_BAR = 12
 _SMALL = 0.01
 
 
 def render(report: JobReport, *, max_nodes: int = MAX_NODES) -> RenderableType:
-    """The card of one start-up, and its node x stage table (the ``max_nodes`` slowest where there are more)."""
+    """The card of one start-up; from two nodes on with a node x stage table (the ``max_nodes`` slowest)."""
     parts: list[RenderableType] = [Text(line) for line in _head(report)]
     parts.append(_stages(report))
     parts.extend(Text(line) for line in _remarks(report))
-    if report.nodes:
+    if len(report.nodes) > 1:
         parts.append(_nodes(report, max_nodes))
         parts.extend(Text(line) for line in _legend(report))
     return Group(*parts)
@@ -38,7 +38,7 @@ def render_side_by_side(
 
     ``extra_rows``: label -> one text per report, printed as they are. Raises `ValueError` for a row of another length.
     """
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = _table()
     table.add_column("stage", no_wrap=True)
     for title, _ in reports:
         table.add_column(Text(title), justify="right", no_wrap=True)
@@ -61,6 +61,12 @@ def render_side_by_side(
             _add(table, label, list(cells))
     notes = [f"{title}: {line}" for title, report in reports for line in _doubts(report)]
     return Group(table, *(Text(note) for note in notes))
+
+
+def _table(title: str | None = None) -> Table:
+    return Table(
+        box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), title=title, title_justify="left", title_style=""
+    )
 
 
 def _place(name: str, report: JobReport) -> int:
@@ -101,14 +107,14 @@ def _head(report: JobReport) -> list[str]:
     cost = report.cost
     lines.append(
         f"  lost         {_hours(cost.total)} {cost.unit} = {_hours(cost.own)} own work + {_hours(cost.wait)} waiting"
-        f" for slower nodes + {_hours(cost.gap)} gaps"
+        f" + {_hours(cost.gap)} gaps"
     )
     return lines
 
 
 def _stages(report: JobReport) -> Table:
     many = len(report.nodes) > 1
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = _table()
     table.add_column("stage", no_wrap=True)
     table.add_column("seconds", justify="right", no_wrap=True)
     table.add_column("share", justify="right", no_wrap=True)
@@ -153,8 +159,8 @@ def _remarks(report: JobReport) -> list[str]:
     for change in report.what_if:
         if change.saved_seconds >= 0.05:
             lines.append(
-                f"what if: {change.name}: {_number(change.startup_seconds)} s, {_number(change.saved_seconds)} s and "
-                f"{_hours(change.saved_hours)} {report.cost.unit} less"
+                f"what if: {change.name}: {_number(change.startup_seconds)} s"
+                f" (-{_number(change.saved_seconds)} s, -{_hours(change.saved_hours)} {report.cost.unit})"
             )
     return lines + _doubts(report)
 
@@ -167,7 +173,7 @@ def _doubts(report: JobReport) -> list[str]:
     for count, text in (
         (found.open_spans, "spans have no end yet (OPEN)"),
         (found.lost_spans, "spans lost their begin or end (LOST)"),
-        (found.skewed_spans, "spans end before they begin on both clocks (SKEWED)"),
+        (found.skewed_spans, "spans end before they begin (SKEWED)"),
         (found.uncertain_spans, "durations are from the wall clock"),
         (found.torn, "torn last lines were dropped"),
         (found.foreign, "lines are no events"),
@@ -190,20 +196,20 @@ def _nodes(report: JobReport, max_nodes: int) -> Table:
     title = "node x stage, own work in seconds"
     if len(shown) < len(report.nodes):
         title += f" (the {len(shown)} slowest of {len(report.nodes)} nodes)"
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left", title_style="")
-    table.add_column("node", overflow="fold")
+    table = _table(title)
+    table.add_column("node", overflow="fold", min_width=6)
     stages = _columns(report)
     for stage in stages:
-        table.add_column(Text(stage.stage.replace("_", "\n")), justify="right")
+        table.add_column(Text(stage.stage.replace("_", "\n")), justify="right", no_wrap=True)
     for name in ("wait", "gap", "ready"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for node in shown:
         cells = [_cell(node, stage) for stage in stages]
-        _add(table, node.node, [*cells, _number(node.wait), _number(node.gap), _optional(node.ready)])
+        _add(table, node.node, [*cells, _tenths(node.wait), _tenths(node.gap), _tenths(node.ready)])
     if len(report.nodes) > 1:
         table.add_section()
-        _add(table, "median", [*(_optional(stage.median) for stage in stages), "", "", ""])
-        _add(table, "max", [*(_optional(stage.max) for stage in stages), "", "", ""])
+        _add(table, "median", [*(_tenths(stage.median) for stage in stages), "", "", ""])
+        _add(table, "max", [*(_tenths(stage.max) for stage in stages), "", "", ""])
     return table
 
 
@@ -230,7 +236,7 @@ def _cell(node: NodeReport, stage: StageReport) -> str:
         return "-"
     if cell.own is None:
         return cell.state
-    return ("~" if cell.uncertain else "") + _number(cell.own) + (" !" if node.node in stage.stragglers else "")
+    return ("~" if cell.uncertain else "") + _tenths(cell.own) + ("!" if node.node in stage.stragglers else "")
 
 
 def _legend(report: JobReport) -> list[str]:
@@ -245,6 +251,10 @@ def _legend(report: JobReport) -> list[str]:
 
 def _number(seconds: float) -> str:
     return f"{seconds:.2f}" if seconds < 9.995 else f"{seconds:.1f}" if seconds < 999.95 else f"{seconds:,.0f}"
+
+
+def _tenths(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:,.1f}"
 
 
 def _optional(seconds: float | None) -> str:
