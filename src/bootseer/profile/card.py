@@ -63,9 +63,9 @@ def render_side_by_side(
     return Group(table, *(Text(note) for note in notes))
 
 
-def _table(title: str | None = None) -> Table:
+def _table(title: str | None = None, *, gap: int = 1) -> Table:
     return Table(
-        box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), title=title, title_justify="left", title_style=""
+        box=box.SIMPLE_HEAD, show_edge=False, padding=(0, gap, 0, 0), title=title, title_justify="left", title_style=""
     )
 
 
@@ -120,7 +120,7 @@ def _stages(report: JobReport) -> Table:
     table.add_column("share", justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     for name in ("median", "max", "max/median", "slowest") if many else ("how",):
-        table.add_column(name, justify="left" if name in ("slowest", "how") else "right", overflow="fold")
+        table.add_column(name, justify="left" if name in ("slowest", "how") else "right", no_wrap=True)
     rows: list[tuple[str, float, StageReport | None]] = [(s.stage, s.seconds, s) for s in report.stages]
     rows.append(("between stages", report.gap_seconds, None))
     whole = report.elapsed_seconds or 1.0
@@ -196,7 +196,7 @@ def _nodes(report: JobReport, max_nodes: int) -> Table:
     title = "node x stage, own work in seconds"
     if len(shown) < len(report.nodes):
         title += f" (the {len(shown)} slowest of {len(report.nodes)} nodes)"
-    table = _table(title)
+    table = _table(title, gap=0)
     table.add_column("node", overflow="fold", min_width=6)
     stages = _columns(report)
     for stage in stages:
