@@ -14,13 +14,12 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from bootseer import report, stripefs
-from bootseer.demo import starts, tree
+from bootseer.demo import starts, tree, workplace
 from bootseer.demo.ingredients import Ingredients
 from bootseer.demo.site import containerd, file_server
 from bootseer.errors import BootseerError, PrivilegeError
@@ -51,16 +50,18 @@ class Demo:
         """Prepare, start four times, compare. Raises `BootseerError`; whatever was mounted or started is gone after."""
         if os.geteuid() != 0:
             raise PrivilegeError("the demo mounts file systems and makes network namespaces", hint="run it with sudo")
-        self.ingredients.prepare(self.say)
-        work = Path(tempfile.mkdtemp(prefix="run-", dir=self.cache))
-        try:
-            with contextlib.ExitStack() as stack:
-                stack.callback(_unmount_below, work)
-                self._starts(work, stack)
-        finally:
-            with contextlib.suppress(OSError):
-                shutil.copytree(work / "job/events", self.results / "events", dirs_exist_ok=True)
-            shutil.rmtree(work, ignore_errors=True)
+        self.cache.mkdir(parents=True, exist_ok=True)
+        with workplace.only_one(self.cache):
+            workplace.sweep(self.cache)
+            self.ingredients.prepare(self.say)
+            work = workplace.make(self.cache)
+            try:
+                with contextlib.ExitStack() as stack:
+                    self._starts(work, stack)
+            finally:
+                with contextlib.suppress(OSError):
+                    shutil.copytree(work / "job/events", self.results / "events", dirs_exist_ok=True)
+                workplace.remove(work)
 
     def _starts(self, work: Path, stack: contextlib.ExitStack) -> None:
         parts = self.ingredients
@@ -228,17 +229,3 @@ def _check(argv: list[str], environ: dict[str, str] | None = None) -> None:
     done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=120, check=False)
     if done.returncode:
         raise BootseerError(f"{' '.join(argv[-4:])} failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
-
-
-def _mounts_below(folder: Path) -> Iterator[str]:
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        path = line.split(" ")[4].encode().decode("unicode_escape")
-        if path.startswith(f"{folder}/"):
-            yield path
-
-
-def _unmount_below(folder: Path) -> None:
-    """Last resort after an interruption: nothing may stay mounted below the work folder."""
-    for path in sorted(_mounts_below(folder), key=len, reverse=True):
-        log.warning("%s was still mounted", path)
-        subprocess.run(["umount", "--lazy", path], check=False, timeout=30)

@@ -23,6 +23,7 @@ from bootseer.launch.node import Start
 from bootseer.launch.ready import ReadyWatch
 from bootseer.profile import analysis
 from bootseer.profile import events as event_files
+from bootseer.profile.report import JobReport
 from bootseer.testing.netns import Node
 
 JOB_ENV = "/opt/job-env"
@@ -53,7 +54,7 @@ class Measured(msgspec.Struct, kw_only=True):
     bytes_total: int
     losses: dict[int, float]
     record: Start
-    report: analysis.JobReport
+    report: JobReport
 
 
 def job_file(site: Site, *, local_env: Path | None = None, local_checkpoint: Path | None = None) -> Job:

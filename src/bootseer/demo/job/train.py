@@ -10,14 +10,15 @@ import argparse
 import contextlib
 import json
 import os
+from collections.abc import Callable
 
 try:
     from bootseer.profile import emit
 
-    span = emit.span
+    span: Callable[[str], contextlib.AbstractContextManager[object]] = emit.span
 except ImportError:  # started without bootseer: the job runs just the same
 
-    def span(stage, **attrs):  # type: ignore[no-untyped-def,misc]
+    def span(stage: str) -> contextlib.AbstractContextManager[object]:
         return contextlib.nullcontext()
 
 

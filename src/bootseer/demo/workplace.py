@@ -1,0 +1,90 @@
+"""The folder one demo works in, and the promise that nothing of it stays: no mount, no process, no file.
+
+A demo that is killed (SIGKILL, power) cannot keep that promise itself; the next one keeps it for it, see `sweep`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from bootseer.errors import BootseerError
+from bootseer.kernel import mount as mounts
+
+log = logging.getLogger(__name__)
+
+_PREFIX = "run-"
+_EXIT_SECONDS = 10.0
+
+
+@contextlib.contextmanager
+def only_one(cache: Path) -> Iterator[None]:
+    """Hold the demo's lock. Raises `BootseerError` when another demo runs from the same cache folder."""
+    with open(cache / "lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BootseerError(
+                f"another demo runs from {cache}", hint="wait for it, or pass another --cache"
+            ) from None
+        yield
+
+
+def make(cache: Path) -> Path:
+    """A new, empty work folder below ``cache``."""
+    return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=cache))
+
+
+def sweep(cache: Path) -> None:
+    """Remove what demos that were killed left below ``cache``; call it while holding the lock."""
+    for work in sorted(cache.glob(f"{_PREFIX}*")):
+        log.warning("removing %s, left by a demo that was killed", work)
+        remove(work)
+
+
+def remove(work: Path) -> None:
+    """End the processes that name ``work`` or have their root in it, unmount what is mounted below it, delete it."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for pid in _processes(work):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        end = time.monotonic() + _EXIT_SECONDS
+        while _processes(work) and time.monotonic() < end:
+            time.sleep(0.1)
+    for path in sorted(_mounts(work), key=len, reverse=True):
+        log.warning("%s was still mounted", path)
+        with contextlib.suppress(BootseerError):
+            mounts.unmount(path, lazy=True)
+    if _mounts(work):
+        log.warning("%s is left: something is still mounted there", work)
+        return
+    shutil.rmtree(work, ignore_errors=True)
+
+
+def _processes(work: Path) -> list[int]:
+    name = os.fsencode(work) + b"/"
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and int(entry.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                # a container's process names nothing of ours, but its root file system lies in the work folder
+                roots = [
+                    line for line in (entry / "mountinfo").read_bytes().splitlines() if line.split(b" ")[4] == b"/"
+                ]
+                if name in (entry / "cmdline").read_bytes() or any(name in line for line in roots):
+                    found.append(int(entry.name))
+    return found
+
+
+def _mounts(work: Path) -> list[str]:
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    paths = [line.split(" ")[4].encode().decode("unicode_escape") for line in lines]
+    return [path for path in paths if path.startswith(f"{work}/")]
