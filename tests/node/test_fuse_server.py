@@ -110,6 +110,27 @@ def test_an_error_is_for_one_request_only(mountpoint: Path, caplog: pytest.LogCa
     assert "ZeroDivisionError" in caplog.text
 
 
+def test_an_answer_the_kernel_refuses_is_an_error(mountpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Unsized(fuse.SingleFile):
+        def open(self, node: int, flags: int, ctx: fuse.Context) -> int:  # type: ignore[override]
+            return 1
+
+    # its length (in items) is not its size (in bytes), so the header of the answer is wrong
+    operations = Unsized("data", 1 << 20, lambda offset, size, ctx: memoryview(bytes(size)).cast("I"))
+    with fuse.Server(operations, mountpoint):
+        # a process of its own: a reader that gets no answer cannot be killed, and would take this one along
+        reader = subprocess.Popen(["cat", mountpoint / "data"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        try:
+            _, stderr = reader.communicate(timeout=10)
+        finally:
+            if reader.poll() is None:
+                mount.unmount(mountpoint, lazy=True, force=True)
+                reader.communicate()
+    assert reader.returncode == 1
+    assert b"Input/output error" in stderr
+    assert "cannot answer" in caplog.text
+
+
 def test_nothing_can_be_written(mountpoint: Path) -> None:
     with _single(mountpoint):
         for action in (
@@ -345,8 +366,10 @@ def test_a_forked_child_does_not_keep_the_mount(mountpoint: Path, tmp_path: Path
             assert process.stdout.readline() == b"ready\n"
             process.kill()
             process.wait(10)
+            started = time.monotonic()
             with pytest.raises(OSError, match=r"not connected|abort"):
                 (mountpoint / "data").read_bytes()
+            assert time.monotonic() - started < 3  # the child lives for 5 s
         finally:
             os.killpg(process.pid, signal.SIGKILL)
     mount.unmount(mountpoint)

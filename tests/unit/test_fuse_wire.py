@@ -221,6 +221,17 @@ def test_forgets_are_counted_and_not_answered(odd: tuple[Kernel, Odd, fuse.Serve
     assert sorted(operations.forgotten) == sorted([(9, 3), *((node, node + 1) for node in range(200))])
 
 
+def test_when_no_worker_is_left_the_connection_ends(
+    odd: tuple[Kernel, Odd, fuse.Server], caplog: pytest.LogCaptureFixture
+) -> None:
+    kernel, _, server = odd
+    for _ in range(2):
+        kernel.sock.send(b"no request")
+    assert kernel.sock.recv(100) == b""
+    assert server.wait(10)
+    assert "serving ends" in caplog.text
+
+
 def test_kernel_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, server = _start(monkeypatch, wire.INIT_IN.pack(7, 26, 1 << 17, 0), Odd())
     closer = threading.Timer(0.3, kernel.sock.close)
