@@ -76,7 +76,7 @@ class Site:
     def mount(
         self, name: str = "mnt", *, cache: str = "cache", profile: ProfileKey | None = KEY, **set: object
     ) -> TreeMount:
-        settings = {"background_fill": False, "demand_deadline": 10.0, **set}
+        settings = {"background_fill": False, "demand_deadline": 10.0, "fill_quiet": 0.2, **set}
         made = tree.mount(
             self.store.url,
             self.digest,

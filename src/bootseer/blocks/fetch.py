@@ -63,7 +63,7 @@ class Fetcher:
         self._closing = threading.Event()
         self._tickets: dict[int, list[Ticket]] = {}
         self._flights: set[Flight] = set()
-        self._last_demand = 0.0
+        self._last_demand = time.monotonic()
         self._pause_until = 0.0
         self._pause = _FIRST_DELAY
         self._full = False

@@ -59,6 +59,7 @@ class BlockServer:
             streams=spec.fetch_streams,
             window=spec.demand_window,
             deadline=spec.demand_deadline,
+            quiet=spec.fill_quiet,
         )
         self._key = profiles.ProfileKey(spec.profile) if spec.profile is not None else None
         self._recorder: Recorder | None = None

@@ -126,6 +126,7 @@ def mount(
             demand_deadline=settings.demand_deadline,
             fetch_streams=settings.fetch_streams,
             background_fill=settings.background_fill,
+            fill_quiet=settings.fill_quiet,
             demand_window=demand_window,
         )
         _process.join_or_start(folder, spec, server)
