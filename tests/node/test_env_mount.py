@@ -8,6 +8,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -542,6 +543,10 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 # -- a real container -----------------------------------------------------------------------------------------------
 
 
+def _made_by(run: Callable[[str], int], host: Path) -> int:
+    return run("echo made > /opt/bootseer-test-env/made")
+
+
 @pytest.mark.runtime
 def test_a_container_fills_and_sees_the_target(nodes: Callable[[str], Node], tmp_path: Path) -> None:
     """The command runs inside a container over the mounted target; the next node's container sees its result."""
@@ -565,7 +570,7 @@ def test_a_container_fills_and_sees_the_target(nodes: Callable[[str], Node], tmp
                 return image.runtime.run(root, config, ["/bin/sh", "-c", script], cwd="/")
 
             result = node.run(
-                lambda host, go=in_container: go("echo made > /opt/bootseer-test-env/made"),
+                partial(_made_by, in_container),
                 targets=(Target("/opt/bootseer-test-env", str(node.host)),),
             )
             assert result.outcome is (Outcome.RESTORED_MOUNT if number else Outcome.RAN_AND_PUBLISHED), result.reason
