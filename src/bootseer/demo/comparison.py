@@ -70,7 +70,8 @@ class Demo:
         registry = stack.enter_context(DockerRegistry(host=network.host, port=5000, root=parts.registry))
         index = stack.enter_context(file_server(parts.index, network.host, 8081, logs))
         self.say("HDFS: a NameNode and 4 DataNodes start")
-        hdfs = stack.enter_context(HadoopCluster(work / "hdfs", bind=network.host))
+        # one replica: all DataNodes share this machine's disk, more would only cost space
+        hdfs = stack.enter_context(HadoopCluster(work / "hdfs", bind=network.host, settings={"dfs.replication": "1"}))
         self.say("checkpoint: stored as plain files and as striped files")
         hdfs.fs_shell(["-mkdir", "-p", "/plain"])
         hdfs.fs_shell(["-put", str(parts.checkpoint), "/plain/checkpoint"])
