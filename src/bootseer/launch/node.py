@@ -86,6 +86,7 @@ class _Node:
         self.folder, self.stack = folder, stack
         self.began = time.monotonic()
         self.mounted: image.ImageMount | None = None
+        self.image_digest = ""
         self.checkpoint = CheckpointStage(job.checkpoint, folder / "checkpoint", config) if job.checkpoint else None
         self.record = Start(
             job=identity.job, attempt=identity.attempt, cycle=identity.cycle, node=identity.node, events=str(events)
@@ -123,9 +124,11 @@ class _Node:
             )
             self.stack.callback(self.mounted.unmount)
             rootfs, config, how = self.mounted.rootfs, self.mounted.config, "lazy"
+            self.image_digest = self.mounted.digest
         else:
             pulled = oci.open_image(table.ref)
             config, how = pulled.config, table.ordinary
+            self.image_digest = pulled.digest
             if table.ordinary == "containerd":
                 plain = oci.Reference.parse(table.ref).plain_http
                 self.stack.enter_context(ContainerdRootfs(table.ref, table.containerd, rootfs, plain_http=plain))
@@ -144,7 +147,7 @@ class _Node:
             environ=self.job.job.env,
             salt=table.salt,
             max_age=env.parse_age(table.max_age) if table.max_age else None,
-            image_digest=self.mounted.digest if self.mounted else "",
+            image_digest=self.image_digest,
             snapshot=table.enabled,
             job=self.job.job.name,
         )
@@ -157,7 +160,8 @@ class _Node:
         for mount in result.mounts:
             self.stack.callback(mount.unmount)
         emit.annotate(span, how=result.outcome.value, reason=result.reason)
-        self.record.env = {"how": result.outcome.value, "reason": result.reason, "key": result.key, **result.timings}
+        self.record.env = {"how": result.outcome.value, "reason": result.reason, "key": result.key}
+        self.record.env["seconds"] = result.timings
         return result.exit_code
 
     def _init(self, container: Container, offset: int, on_ready: Callable[[Start], None] | None) -> None:
