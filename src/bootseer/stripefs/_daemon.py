@@ -81,12 +81,13 @@ class Paths:
 
 
 def born(pid: int) -> int:
-    """Start time of a process; 0 when there is none."""
+    """Start time of a process; 0 when there is none, or it has ended and only waits to be reaped."""
     try:
         text = Path("/proc", str(pid), "stat").read_text()
     except OSError:
         return 0
-    return int(text.rsplit(")", 1)[1].split()[19])
+    fields = text.rsplit(")", 1)[1].split()
+    return 0 if fields[0] in "ZX" else int(fields[19])
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -181,7 +182,10 @@ def tell(fd: int, answer: int | BootseerError) -> None:
 
 
 def await_end(record: Record, seconds: float) -> None:
-    """Wait until the server has ended; kill it, with a log line, when that takes longer than ``seconds``."""
+    """Tell the server to end and wait for it; kill it, with a log line, when that takes longer than ``seconds``.
+
+    Its mount being gone from here is not enough: a mount namespace that some container made may still hold a copy.
+    """
     try:
         fd = os.pidfd_open(record.pid)
     except ProcessLookupError:
@@ -189,6 +193,9 @@ def await_end(record: Record, seconds: float) -> None:
     try:
         if born(record.pid) != record.born:
             return
+        if not select.select([fd], [], [], min(seconds, 0.5))[0]:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(fd, signal.SIGTERM)
         if not select.select([fd], [], [], seconds)[0]:
             _log.warning("the server of %s has not ended within %g s; killing it", record.mountpoint, seconds)
             with contextlib.suppress(ProcessLookupError):

@@ -102,7 +102,7 @@ class Server:
                     break
         finally:
             self._stop.set()
-            self._server.stop()
+            self._server.stop(timeout=2.0)
             for thread in threads:
                 thread.join(_END_SECONDS)
             self._loader.close()

@@ -14,14 +14,12 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
-import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
@@ -30,17 +28,14 @@ from types import TracebackType
 from xml.sax.saxutils import escape
 
 from bootseer import hdfs
-from bootseer.errors import BootseerError, NotFoundError, UnavailableError, UnsupportedError
+from bootseer.errors import BootseerError, NotFoundError, UnavailableError
+from bootseer.testing._jvm import Daemon, jars, java_argv
 
-VERSION = "3.4.2"
+__all__ = ["Daemon", "HadoopCluster", "jars", "shared"]
+
 _NAMENODE = "org.apache.hadoop.hdfs.server.namenode.NameNode"
 _DATANODE = "org.apache.hadoop.hdfs.server.datanode.DataNode"
 _SHELL = "org.apache.hadoop.fs.FsShell"
-# Hadoop's daemons and its client reflect on these packages, which Java 17 keeps closed
-_OPENED = (
-    "java.io java.lang java.lang.reflect java.math java.net java.text java.util java.util.concurrent java.util.zip "
-    "sun.security.util sun.security.x509"
-)
 _LOG4J = """log4j.rootLogger={level},out
 log4j.appender.out=org.apache.log4j.ConsoleAppender
 log4j.appender.out.target=System.err
@@ -63,78 +58,12 @@ _SETTINGS = {
 }
 
 
-def jars() -> Path:
-    """The folder of Hadoop's jars; `UnsupportedError` when ``scripts/hadoop-jars`` has not been run."""
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    cache = Path(os.environ.get("BOOTSEER_DEV_CACHE") or os.path.join(home, "bootseer-dev"))
-    folder = cache / f"hadoop-{VERSION}"
-    if not folder.is_dir():
-        raise UnsupportedError(f"no Hadoop jars in {folder}", hint="run scripts/hadoop-jars")
-    if not shutil.which("java"):
-        raise UnsupportedError("java is not installed", hint="apt-get install openjdk-17-jre-headless")
-    return folder
-
-
-def _java(heap_mb: int, classpath: Sequence[str]) -> list[str]:
-    opened = [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED.split()]
-    return ["java", "-XX:+UseSerialGC", f"-Xmx{heap_mb}m", *opened, "-cp", ":".join(classpath)]
-
-
 def _free_ports(address: str, count: int) -> list[int]:
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for sock in sockets:
             sock.bind((address, 0))
         return [int(sock.getsockname()[1]) for sock in sockets]
-
-
-class Daemon:
-    """One JVM. ``name`` is ``namenode`` or ``datanode-N``; its log is ``log``."""
-
-    def __init__(self, name: str, argv: Sequence[str], folder: Path) -> None:
-        self.name, self.argv = name, list(argv)
-        self.log = folder / f"{name}.log"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def pid(self) -> int:
-        if self._process is None:
-            raise BootseerError(f"{self.name} is not running")
-        return self._process.pid
-
-    def alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    def start(self) -> None:
-        if self.alive():
-            return
-        argv = self.argv
-        # the signal comes when the starting *thread* ends, so only the main thread may ask for it
-        if shutil.which("setpriv") and threading.current_thread() is threading.main_thread():
-            argv = ["setpriv", "--pdeathsig", "KILL", *argv]
-        with open(self.log, "ab") as log:
-            self._process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=self.log.parent
-            )
-
-    def signal(self, number: signal.Signals) -> None:
-        if self.alive():
-            os.killpg(self.pid, number)
-
-    def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait(timeout=30)
-            self._process = None
-
-    def last_line(self) -> str:
-        try:
-            lines = self.log.read_text(errors="replace").strip().splitlines()
-        except OSError:
-            lines = []
-        return lines[-1] if lines else "(no output)"
 
 
 class HadoopCluster:
@@ -220,20 +149,23 @@ class HadoopCluster:
         }
         self._configure("namenode", namenode, "INFO")
         self._configure("client", {}, "WARN")
-        self.namenode = Daemon("namenode", [*_java(256, self._classpath("namenode")), _NAMENODE], logs)
+        self.namenode = Daemon("namenode", [*java_argv(256, self._classpath("namenode")), _NAMENODE], logs)
         self.datanodes = []
+        count = len(self._hosts)
+        # fixed: a restarted DataNode must be found where it was; on a host of its own the usual port is free
+        ports = _free_ports(self.bind, count) if set(self._hosts) == {self.bind} else [9866] * count
         for i, host in enumerate(self._hosts):
             name = f"datanode-{i}"
             own = {
                 "dfs.datanode.data.dir": f"file://{self.root}/dn{i}",
-                "dfs.datanode.address": f"{host}:0",
+                "dfs.datanode.address": f"{host}:{ports[i]}",
                 "dfs.datanode.ipc.address": f"{host}:0",
                 "dfs.datanode.http.address": f"{host}:0",
                 "dfs.datanode.hostname": host,
             }
             self._configure(name, {**namenode, **own}, "INFO")
             prefix = list(self._wrap(i)) if self._wrap else []
-            self.datanodes.append(Daemon(name, [*prefix, *_java(128, self._classpath(name)), _DATANODE], logs))
+            self.datanodes.append(Daemon(name, [*prefix, *java_argv(128, self._classpath(name)), _DATANODE], logs))
 
     def _configure(self, name: str, settings: Mapping[str, str], level: str) -> None:
         folder = self.root / "conf" / name
@@ -322,17 +254,24 @@ class HadoopCluster:
     def kill(self, index: int) -> None:
         self.datanodes[index].kill()
 
-    def restart(self, index: int) -> None:
-        """Kill DataNode ``index`` if it runs, start it on the same data, wait until the NameNode knows it."""
-        self.datanodes[index].kill()
-        self.datanodes[index].start()
-        self.wait_live(sum(daemon.alive() for daemon in self.datanodes))
+    def restart(self, index: int, *, deadline: float = 60.0) -> None:
+        """Kill DataNode ``index``, start it on the same data and port, wait until it has reported its blocks."""
+        daemon = self.datanodes[index]
+        daemon.kill()
+        seen = daemon.log.stat().st_size
+        daemon.start()
+        until = time.monotonic() + deadline
+        # the NameNode's count says nothing: it takes 14 s to see that a DataNode is gone
+        while b"Successfully sent block report" not in daemon.log.read_bytes()[seen:]:
+            if time.monotonic() >= until or not daemon.alive():
+                raise UnavailableError(f"{daemon.name} did not come back: {daemon.last_line()}")
+            time.sleep(0.1)
 
     # -- the stock client -----------------------------------------------------------------------------------------
 
     def shell_argv(self, args: Sequence[str]) -> list[str]:
         """The command line of Hadoop's own client: ``shell_argv(["-get", "/a", "b"])`` is ``hdfs dfs -get /a b``."""
-        return [*_java(256, self._classpath("client")), _SHELL, *args]
+        return [*java_argv(256, self._classpath("client")), _SHELL, *args]
 
     def fs_shell(self, args: Sequence[str], *, deadline: float = 300.0) -> str:
         """Run Hadoop's own client and return what it prints.

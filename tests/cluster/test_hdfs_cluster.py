@@ -1,0 +1,231 @@
+"""Real HDFS: the cluster that tests use, the client's deadlines, and what frozen and dead DataNodes do to reads."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bootseer import hdfs
+from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError, UnavailableError
+from bootseer.stripefs import open_fs, remote
+from bootseer.testing import hadoop
+from bootseer.testing.hadoop import HadoopCluster
+
+pytestmark = pytest.mark.hdfs
+
+
+@pytest.fixture
+def cluster() -> HadoopCluster:
+    return hadoop.shared()
+
+
+@pytest.fixture
+def folder() -> str:
+    return f"/{uuid.uuid4().hex}"
+
+
+@contextlib.contextmanager
+def frozen(cluster: HadoopCluster, *datanodes: int) -> Iterator[None]:
+    try:
+        for index in datanodes:
+            cluster.pause(index)
+        yield
+    finally:
+        for index in datanodes:
+            cluster.resume(index)
+        cluster.wait_live(4)
+
+
+def test_operations_and_their_errors(cluster, folder):
+    client = hdfs.connect(cluster.url)
+    assert client is hdfs.connect(f"{cluster.url}/some/folder")
+    with client.create(f"{folder}/a/f", replication=2, block_size=1 << 20) as out:
+        out.write(b"x" * (3 << 20))
+    info = client.info(f"{folder}/a/f")
+    assert (info.size, info.is_dir, info.replication, info.block_size) == (3 << 20, False, 2, 1 << 20)
+    assert client.open(f"{folder}/a/f").read((1 << 20) - 2, 4) == b"xxxx"
+    assert [entry.path for entry in client.list(folder)] == [f"{folder}/a"]
+    with pytest.raises(FileExistsError):
+        client.create(f"{folder}/a/f")
+    client.mkdirs(f"{folder}/b/c")
+    client.rename(f"{folder}/a/f", f"{folder}/b/f")
+    with client.create(f"{folder}/g") as out:
+        out.write(b"y")
+    with pytest.raises(FileExistsError):
+        client.rename(f"{folder}/g", f"{folder}/b/f")
+    client.rename(f"{folder}/g", f"{folder}/b/f", overwrite=True)
+    assert client.read(f"{folder}/b/f") == b"y"
+    assert not client.delete(f"{folder}/none")
+    for call in (client.info, client.open, client.list):
+        with pytest.raises(NotFoundError, match=f"{folder}/none on {cluster.url}: no such file or folder$"):
+            call(f"{folder}/none")
+    with pytest.raises(NotFoundError, match="it is a folder"):
+        client.open(folder)
+    with pytest.raises(NotWritableError, match=r"is not a directory"):
+        client.create(f"{folder}/b/f/g")
+    with pytest.raises(NotWritableError, match="non empty"):
+        client.delete(folder)
+    assert client.delete(folder, recursive=True)
+
+
+def test_an_abandoned_write_is_gone(cluster, folder):
+    client = hdfs.connect(cluster.url)
+
+    def interrupted() -> None:
+        with client.create(f"{folder}/f") as out:
+            out.write(b"x" * 100)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        interrupted()
+    assert not client.exists(f"{folder}/f")
+
+
+def test_the_stock_client_sees_the_parts(cluster, folder, tmp_path):
+    data = os.urandom(5 << 20)
+    (tmp_path / "f").write_bytes(data)
+    open_fs(f"{cluster.url}{folder}").put(tmp_path / "f", "ck/state.pt", width=2)
+    listing = cluster.fs_shell(["-ls", "-R", folder])
+    assert listing.count("/.bsx/") == 2
+    assert cluster.fs_shell(["-cat", f"{folder}/ck/state.pt"]).startswith("bootseer striped file 1\n")
+    cluster.fs_shell(["-mv", f"{folder}/ck", f"{folder}/moved"])  # a folder moves with its stripes
+    fs = open_fs(f"{cluster.url}{folder}")
+    assert fs.open("moved/state.pt").read(0, len(data)) == data
+    cluster.fs_shell(["-put", str(tmp_path / "f"), f"{folder}/plain"])
+    with fs.open("plain") as file:
+        assert file.read(3 << 20, 1 << 20) == data[3 << 20 : 4 << 20]
+    with pytest.raises(NotFoundError, match="No such file"):
+        cluster.fs_shell(["-get", f"{folder}/none", str(tmp_path / "x")])
+
+
+def test_every_call_ends_when_no_datanode_answers(cluster, folder):
+    client = hdfs.connect(cluster.url, deadline=2)
+    with client.create(f"{folder}/f") as out:
+        out.write(b"x" * 1000)
+    reader = client.open(f"{folder}/f")
+    with frozen(cluster, 0, 1, 2, 3):
+        begin = time.monotonic()
+        with pytest.raises(UnavailableError, match="no answer within 2 s"):
+            reader.read(0, 1000)
+        with pytest.raises(UnavailableError), client.create(f"{folder}/g") as out:
+            out.write(b"y")
+        assert time.monotonic() - begin < 12
+    assert reader.read(0, 1000) == b"x" * 1000
+
+
+def test_every_call_ends_when_the_namenode_does_not_answer(cluster, folder):
+    client = hdfs.connect(cluster.url, deadline=1)
+    client.mkdirs(folder)
+    cluster.namenode.signal(signal.SIGSTOP)
+    try:
+        for call, path in ((client.info, folder), (client.list, folder), (client.delete, f"{folder}/none")):
+            begin = time.monotonic()
+            with pytest.raises(UnavailableError, match="no answer within 1 s"):
+                call(path)
+            assert time.monotonic() - begin < 3
+    finally:
+        cluster.namenode.signal(signal.SIGCONT)
+    cluster.wait_live(4)
+    assert client.info(folder).is_dir
+
+
+def test_striped_reads_survive_a_killed_datanode(cluster, folder):
+    fs = open_fs(f"{cluster.url}{folder}")
+    data = os.urandom(6 << 20)
+    with fs.create("f", striped=True, unit=1 << 18) as out:
+        out.write(data)
+    with fs.open("f") as file:
+        for index in (0, 2):
+            cluster.kill(index)
+            try:
+                assert file.read(0, len(data)) == data
+            finally:
+                cluster.restart(index)
+
+
+def test_a_frozen_storage_is_an_error_in_time_and_not_other_bytes(cluster, folder, monkeypatch):
+    monkeypatch.setattr(remote, "DEADLINE", 2.0)
+    fs = open_fs(f"{cluster.url}{folder}")
+    data = os.urandom(2 << 20)
+    with fs.create("f", striped=True, unit=1 << 18) as out:
+        out.write(data)
+    with fs.open("f") as file:
+        with frozen(cluster, 0, 1, 2, 3):
+            begin = time.monotonic()
+            with pytest.raises(UnavailableError, match="no answer"):
+                file.read(0, len(data))
+            assert time.monotonic() - begin < 20
+        assert file.read(0, len(data)) == data
+
+
+def test_a_block_damaged_on_every_disk_is_an_error(cluster, folder):
+    """HDFS keeps its own checksums; when all replicas are damaged the read fails, whoever notices first."""
+    fs = open_fs(f"{cluster.url}{folder}")
+    marker = os.urandom(64)
+    data = marker + os.urandom((1 << 20) - 64)
+    with fs.create("f", striped=True, unit=1 << 18, width=1) as out:
+        out.write(data)
+    found = 0
+    for block in cluster.root.glob("dn*/current/BP-*/current/finalized/**/blk_*"):
+        content = block.read_bytes() if block.suffix != ".meta" else b""
+        if marker in content:
+            found += 1
+            broken = bytearray(content)
+            broken[content.index(marker) + 70] ^= 1
+            block.write_bytes(broken)
+    assert found == 3
+    with pytest.raises((DataError, UnavailableError)), fs.open("f") as file:
+        file.read(0, len(data))
+
+
+def test_a_pausing_datanode_comes_back(cluster, folder):
+    with frozen(cluster, 2):
+        cluster.wait_live(3, deadline=40)
+    assert cluster.live_datanodes() == 4
+
+
+OWNER = """
+import sys, time
+from pathlib import Path
+from bootseer.testing.hadoop import HadoopCluster
+with HadoopCluster(Path(sys.argv[1]), 1) as cluster:
+    print(cluster.namenode.pid, cluster.datanodes[0].pid, flush=True)
+    time.sleep(100)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_cluster_ends_with_its_owner(tmp_path, number):
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(tmp_path / "hdfs")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    with owner:
+        assert owner.stdout is not None
+        pids = [int(pid) for pid in owner.stdout.readline().split()]
+        assert len(pids) == 2
+        os.killpg(owner.pid, number)
+        owner.wait(30)
+    until = time.monotonic() + 10
+    while any(Path("/proc", str(pid), "exe").exists() for pid in pids):
+        assert time.monotonic() < until, "a JVM outlives its owner"
+        time.sleep(0.05)
+    if number == signal.SIGINT:
+        assert not (tmp_path / "hdfs").exists()
+
+
+def test_a_cluster_that_cannot_start_says_why(tmp_path):
+    broken = HadoopCluster(tmp_path / "hdfs", 1, settings={"dfs.datanode.data.dir.perm": "nonsense"}, deadline=60)
+    with pytest.raises(BootseerError, match=r"datanode-0"):
+        broken.start()
+    assert not (tmp_path / "hdfs").exists()

@@ -1,0 +1,334 @@
+"""The read-only mount of a striped store: real mounts, real clients, and what happens when things die."""
+
+import errno
+import json
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bootseer.config import Config
+from bootseer.errors import DataError, NotFoundError, NotWritableError
+from bootseer.kernel import mount as mounts
+from bootseer.stripefs import FsMount, StripeFS, mount, open_fs
+
+pytestmark = pytest.mark.root
+
+DATA = os.urandom((9 << 20) + 123)
+
+
+@pytest.fixture
+def config(tmp_path) -> Config:
+    return Config(cache_dir=str(tmp_path / "cache"), state_dir=str(tmp_path / "state"))
+
+
+@pytest.fixture
+def fs(tmp_path) -> StripeFS:
+    fs = open_fs(str(tmp_path / "store"))
+    with fs.create("step-1/state.pt", width=3, unit=1 << 18, striped=True) as out:
+        out.write(DATA)
+    with fs.create("step-1/config.json") as out:
+        out.write(b"{}")
+    (Path(fs.url) / "step-1/plain.bin").write_bytes(DATA)
+    fs.commit("step-1")
+    return fs
+
+
+@pytest.fixture
+def mounted(fs, tmp_path, config) -> Iterator[FsMount]:
+    made = mount.start(fs.url, tmp_path / "mnt", config=config)
+    yield made
+    made.unmount()
+
+
+def test_names_sizes_and_contents(mounted, fs):
+    folder = mounted.mountpoint / "step-1"
+    assert sorted(os.listdir(mounted.mountpoint)) == ["step-1"]
+    assert sorted(os.listdir(folder)) == ["COMMIT", "config.json", "plain.bin", "state.pt"]
+    assert (folder / "state.pt").stat().st_size == len(DATA)
+    assert (folder / "state.pt").read_bytes() == DATA
+    assert (folder / "plain.bin").read_bytes() == DATA
+    assert (folder / "config.json").read_bytes() == b"{}"
+    assert not (folder / ".bsx").exists()
+    with pytest.raises(FileNotFoundError):
+        (folder / "none").read_bytes()
+
+
+def test_it_cannot_be_written_to(mounted):
+    for action in (
+        lambda: (mounted.mountpoint / "new").write_bytes(b""),
+        lambda: (mounted.mountpoint / "step-1/config.json").write_bytes(b""),
+        lambda: (mounted.mountpoint / "step-1/config.json").unlink(),
+    ):
+        with pytest.raises(OSError, match="Read-only file system") as caught:
+            action()
+        assert caught.value.errno == errno.EROFS
+
+
+def test_mmap_from_many_threads(mounted):
+    wrong = []
+    with (
+        open(mounted.mountpoint / "step-1/state.pt", "rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as pages,
+    ):
+
+        def reader(seed: int) -> None:
+            for step in range(200):
+                offset = (seed * 7919 * 4096 + step * 104729) % (len(DATA) - 5000)
+                if pages[offset : offset + 5000] != DATA[offset : offset + 5000]:
+                    wrong.append(offset)
+
+        threads = [threading.Thread(target=reader, args=(seed,)) for seed in range(32)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert wrong == []
+
+
+def test_cp_and_tar(mounted, tmp_path):
+    subprocess.run(["cp", "-r", mounted.mountpoint / "step-1", tmp_path / "copy"], check=True, timeout=60)
+    assert (tmp_path / "copy/state.pt").read_bytes() == DATA
+    tar = subprocess.run(["tar", "-C", mounted.mountpoint, "-c", "step-1"], capture_output=True, check=True, timeout=60)
+    assert DATA[:100_000] in tar.stdout
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("mapped", [True, False])
+def test_torch_loads_from_it(mounted, fs, mapped):
+    torch = pytest.importorskip("torch")
+    from bootseer import torch as bt
+
+    state = {"w": torch.randn(500, 3000), "b": torch.ones(7).bfloat16()}
+    bt.save(state, f"{fs.url}/step-2/")
+    loaded = torch.load(mounted.mountpoint / "step-2/state.pt", weights_only=True, mmap=mapped)
+    assert torch.equal(loaded["w"], state["w"])
+    assert torch.equal(loaded["b"], state["b"])
+
+
+@pytest.mark.torch
+def test_safetensors_maps_from_it(mounted, fs, tmp_path):
+    torch = pytest.importorskip("torch")
+    safetensors = pytest.importorskip("safetensors.torch")
+    state = {"w": torch.randn(500, 3000)}
+    safetensors.save_file(state, tmp_path / "m.safetensors")
+    fs.put(tmp_path / "m.safetensors", "st/m.safetensors")
+    assert fs.stat("st/m.safetensors").striped
+    loaded = safetensors.load_file(mounted.mountpoint / "st/m.safetensors")
+    assert torch.equal(loaded["w"], state["w"])
+
+
+def test_prefetch_fills_the_node_cache(fs, tmp_path, config):
+    for again in (False, True):
+        made = mount.start(f"{fs.url}/step-1", tmp_path / "mnt", config=config, prefetch=True, commit=True)
+        try:
+            status = made.wait_prefetched(30)
+            assert (status.prefetch, status.prefetch_done) == ("done", status.prefetch_total)
+            assert status.prefetch_total == 2 * len(DATA) + 2
+            assert (made.mountpoint / "state.pt").read_bytes() == DATA
+            assert (made.mountpoint / "plain.bin").read_bytes() == DATA
+            time.sleep(0.5)
+            status = made.status()
+            assert status.fetched_demand == 0
+            # the second mount finds the striped file on disk; a plain one has nothing to check it with
+            assert status.fetched_ahead == (len(DATA) + 2 if again else 2 * len(DATA) + 2)
+            assert status.bytes_read >= 2 * len(DATA)
+        finally:
+            made.unmount()
+
+
+def test_prefetch_of_the_latest_checkpoint(fs, tmp_path, config):
+    with fs.create("step-2/state.pt") as out:
+        out.write(b"unfinished" * 1000)
+    made = mount.start(fs.url, tmp_path / "mnt", config=config, prefetch=[mount.LATEST])
+    try:
+        assert made.wait_prefetched(30).prefetch_total == 2 * len(DATA) + 2
+    finally:
+        made.unmount()
+
+
+def test_a_failed_prefetch_does_not_hurt(fs, tmp_path, config):
+    made = mount.start(fs.url, tmp_path / "mnt", config=config, prefetch=["none"])
+    try:
+        assert made.wait_prefetched(30).prefetch == "failed"
+        assert (made.mountpoint / "step-1/state.pt").read_bytes() == DATA
+    finally:
+        made.unmount()
+
+
+def test_bad_input(fs, tmp_path, config):
+    target = tmp_path / "mnt"
+    with pytest.raises(NotFoundError, match="no folder"):
+        mount.start(f"{fs.url}/none", target, config=config)
+    with pytest.raises(NotFoundError, match="no checkpoint"):
+        mount.start(f"{fs.url}/none", target, config=config, commit=True)
+    with pytest.raises(NotFoundError, match="is a file"):
+        mount.start(f"{fs.url}/step-1/state.pt", target, config=config)
+    os.unlink(f"{fs.url}/step-1/COMMIT")
+    with pytest.raises(DataError, match="has no COMMIT: its save did not finish"):
+        mount.start(f"{fs.url}/step-1", target, config=config, commit=True)
+    assert not mounts.is_mounted(target)
+    assert mount.find(target, config=config) is None
+
+
+def test_one_mount_per_place(mounted, fs, config):
+    with pytest.raises(NotWritableError, match="already a mount"):
+        mount.start(fs.url, mounted.mountpoint, config=config)
+    found = mount.find(mounted.mountpoint, config=config)
+    assert found is not None
+    assert found.status().alive
+    assert (mounted.mountpoint / "step-1/config.json").read_bytes() == b"{}"
+
+
+def test_damage_is_eio_for_that_read_only(mounted, fs):
+    part = sorted(Path(fs.url, "step-1/.bsx").iterdir())[1]
+    data = bytearray(part.read_bytes())
+    data[4096 + 10] ^= 1  # chunk 1
+    part.write_bytes(data)
+    with open(mounted.mountpoint / "step-1/state.pt", "rb", buffering=0) as file:
+        assert os.pread(file.fileno(), 1000, 5 << 20) == DATA[5 << 20 : (5 << 20) + 1000]
+        with pytest.raises(OSError, match="Input/output error"):
+            os.pread(file.fileno(), 1000, (1 << 18) + 5)
+        assert os.pread(file.fileno(), 1000, 7 << 20) == DATA[7 << 20 : (7 << 20) + 1000]
+
+
+def test_a_replaced_file_is_seen_and_never_mixed(mounted, fs):
+    path = mounted.mountpoint / "step-1/state.pt"
+    assert path.read_bytes() == DATA
+    new = DATA[::-1]
+    with open(path, "rb") as old:
+        with fs.create("step-1/state.pt", width=2, unit=1 << 18, striped=True) as out:
+            out.write(new)
+        time.sleep(1.1)  # names are believed for a second
+        assert path.read_bytes() == new
+        assert old.read() == DATA  # from the page cache: whole, and the old version
+
+
+def test_a_dead_server_fails_closed_and_is_cleaned_up(fs, tmp_path, config, caplog):
+    made = mount.start(fs.url, tmp_path / "mnt", config=config)
+    os.kill(made.pid, signal.SIGKILL)
+    until = time.monotonic() + 10
+    while made.status().alive:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    with pytest.raises(OSError) as caught:  # noqa: PT011  the errno says it
+        (made.mountpoint / "step-1/config.json").read_bytes()
+    assert caught.value.errno in (errno.ENOTCONN, errno.ECONNABORTED)
+    again = mount.start(fs.url, tmp_path / "mnt", config=config)
+    assert "has died" in caplog.text
+    assert (again.mountpoint / "step-1/config.json").read_bytes() == b"{}"
+    again.unmount()
+    assert not mounts.is_mounted(tmp_path / "mnt")
+
+
+def test_sigterm_and_an_unmount_from_elsewhere_end_the_server(fs, tmp_path, config):
+    for way in ("sigterm", "umount"):
+        made = mount.start(fs.url, tmp_path / "mnt", config=config)
+        if way == "sigterm":
+            os.kill(made.pid, signal.SIGTERM)
+        else:
+            mounts.unmount(made.mountpoint)
+        until = time.monotonic() + 10
+        while made.status().alive:
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        assert not mounts.is_mounted(made.mountpoint)
+        made.unmount()
+        made.unmount()
+    assert not list(Path(config.state_dir, "fs").iterdir())
+
+
+def test_an_unmount_of_a_busy_mount_ends_anyway(fs, tmp_path, config, caplog, monkeypatch):
+    monkeypatch.setattr(mount, "_BUSY_SECONDS", 0.3)
+    monkeypatch.setattr(mount, "_END_SECONDS", 0.5)
+    made = mount.start(fs.url, tmp_path / "mnt", config=config)
+    with open(made.mountpoint / "step-1/state.pt", "rb") as file:
+        file.read(10)
+        made.unmount()
+        assert "in use" in caplog.text
+        assert not made.status().alive
+        with pytest.raises(OSError, match=r"Transport endpoint|connection abort"):
+            os.pread(file.fileno(), 1000, 8 << 20)
+
+
+def test_serve_in_this_process(fs, tmp_path):
+    ready, stop = threading.Event(), threading.Event()
+    (tmp_path / "mnt").mkdir()
+    thread = threading.Thread(
+        target=mount.serve, args=(fs.url, tmp_path / "mnt"), kwargs={"ready": ready, "stop": stop}
+    )
+    thread.start()
+    assert ready.wait(20)
+    # read by another process: this one would have to answer itself while it holds the interpreter
+    done = subprocess.run(["cat", tmp_path / "mnt/step-1/config.json"], capture_output=True, timeout=20)
+    stop.set()
+    thread.join(20)
+    assert done.stdout == b"{}"
+    assert not mounts.is_mounted(tmp_path / "mnt")
+
+
+def cli(*args: object, config: Config) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "BOOTSEER_CACHE_DIR": config.cache_dir, "BOOTSEER_STATE_DIR": config.state_dir}
+    argv = [sys.executable, "-m", "bootseer.cli.main", "fs", *map(str, args)]
+    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60)
+
+
+def test_the_commands(fs, tmp_path, config):
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/state.pt").write_bytes(DATA)
+    url = f"{tmp_path}/store2"
+    assert cli("put", tmp_path / "src", f"{url}/step-1", "--commit", config=config).returncode == 0
+    put = json.loads(cli("put", tmp_path / "src", f"{url}/step-2", "--json", config=config).stdout)
+    assert [file["striped"] for file in put["files"]] == [True]
+    listing = json.loads(cli("ls", f"{url}/step-1", "--json", config=config).stdout)
+    assert [(row["path"], row["striped"]) for row in listing] == [("step-1/COMMIT", False), ("step-1/state.pt", True)]
+    assert cli("ls", url, config=config).stdout.split()[-1] == "step-2/"
+    assert cli("latest", url, config=config).stdout.strip() == f"{url}/step-1"
+    assert "no COMMIT" in json.loads(cli("stat", f"{url}/step-2", "--json", config=config).stdout)["checkpoint"]
+    assert json.loads(cli("verify", url, "--json", config=config).stdout)["ok"]
+    assert cli("commit", f"{url}/step-2", config=config).returncode == 0
+    assert cli("get", f"{url}/step-2", tmp_path / "back", config=config).returncode == 0
+    assert [path.name for path in (tmp_path / "back").iterdir()] == ["state.pt"]
+    assert (tmp_path / "back/state.pt").read_bytes() == DATA
+    done = cli("mount", url, tmp_path / "mnt", "--prefetch", "@latest", config=config)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "mnt/step-2/state.pt").read_bytes() == DATA
+    assert json.loads(cli("status", tmp_path / "mnt", "--json", config=config).stdout)["alive"]
+    assert cli("unmount", tmp_path / "mnt", config=config).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "says"),
+    [
+        (("get", "S/none", "T/x"), 66, "no file or folder none"),
+        (("stat", "S/none"), 66, "no file or folder none"),
+        (("ls", "S/step-1/none"), 66, "no file or folder none"),
+        (("put", "T/none", "S/x"), 66, "cannot read"),
+        (("put", "S/step-1/config.json", "S/x", "--unit", "5"), 78, "stripe unit 5"),
+        (("mount", "S/open", "T/mnt", "--commit"), 65, "has no COMMIT: its save did not finish"),
+        (("commit", "S/step-1"), 73, "has a COMMIT already"),
+        (("latest", "S/open"), 66, "no complete checkpoint"),
+        (("unmount", "T"), 66, "no mount of a striped store"),
+        (("ls", "s3://bucket/x"), 71, "no striped store over s3://"),
+        (("ls", "hdfs://127.0.0.1:9/x"), 69, "Connection refused"),
+    ],
+)
+def test_bad_input_is_one_line_and_an_exit_code(fs, tmp_path, config, args, code, says):
+    with fs.create("open/state.pt") as out:
+        out.write(b"x")
+    done = cli(
+        *(arg.replace("S/", f"{fs.url}/").replace("T", str(tmp_path)) if arg[0] in "ST" else arg for arg in args),
+        config=config,
+    )
+    assert done.returncode == code
+    assert says in done.stderr
+    assert done.stderr.startswith("bootseer: ")
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
