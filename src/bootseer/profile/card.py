@@ -26,7 +26,7 @@ def render(report: JobReport, *, max_nodes: int = MAX_NODES) -> RenderableType:
     parts.append(_stages(report))
     parts.extend(Text(line) for line in _remarks(report))
     if len(report.nodes) > 1:
-        parts.append(_nodes(report, max_nodes))
+        parts.extend(_nodes(report, max_nodes))
         parts.extend(Text(line) for line in _legend(report))
     return Group(*parts)
 
@@ -63,10 +63,8 @@ def render_side_by_side(
     return Group(table, *(Text(note) for note in notes))
 
 
-def _table(title: str | None = None, *, gap: int = 1) -> Table:
-    return Table(
-        box=box.SIMPLE_HEAD, show_edge=False, padding=(0, gap, 0, 0), title=title, title_justify="left", title_style=""
-    )
+def _table(*, gap: int = 1) -> Table:
+    return Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, gap, 0, 0))
 
 
 def _place(name: str, report: JobReport) -> int:
@@ -114,7 +112,7 @@ def _head(report: JobReport) -> list[str]:
 
 def _stages(report: JobReport) -> Table:
     many = len(report.nodes) > 1
-    table = _table()
+    table = _table(gap=0)
     table.add_column("stage", no_wrap=True)
     table.add_column("seconds", justify="right", no_wrap=True)
     table.add_column("share", justify="right", no_wrap=True)
@@ -129,7 +127,7 @@ def _stages(report: JobReport) -> Table:
         if many and stage is not None:
             ratio = f"{stage.ratio:.2f}" if stage.ratio is not None else "-"
             flag = " !" if stage.slowest in stage.stragglers else ""
-            more = [_optional(stage.median), _optional(stage.max), ratio, f"{stage.slowest or '-'}{flag}"]
+            more = [_optional(stage.median), _optional(stage.max), ratio, f"{_tail(stage.slowest or '-')}{flag}"]
         elif stage is not None:
             more = [_how(report.nodes[0].stages.get(name))]
         bar = "#" * round(_BAR * seconds / whole)
@@ -191,12 +189,12 @@ def _doubts(report: JobReport) -> list[str]:
     return lines
 
 
-def _nodes(report: JobReport, max_nodes: int) -> Table:
+def _nodes(report: JobReport, max_nodes: int) -> list[RenderableType]:
     shown = _picked(report, max_nodes)
     title = "node x stage, own work in seconds"
     if len(shown) < len(report.nodes):
         title += f" (the {len(shown)} slowest of {len(report.nodes)} nodes)"
-    table = _table(title, gap=0)
+    table = _table(gap=0)
     table.add_column("node", overflow="fold", min_width=6)
     stages = _columns(report)
     for stage in stages:
@@ -210,7 +208,7 @@ def _nodes(report: JobReport, max_nodes: int) -> Table:
         table.add_section()
         _add(table, "median", [*(_tenths(stage.median) for stage in stages), "", "", ""])
         _add(table, "max", [*(_tenths(stage.max) for stage in stages), "", "", ""])
-    return table
+    return [Text(title), table]
 
 
 def _columns(report: JobReport) -> list[StageReport]:
@@ -251,6 +249,11 @@ def _legend(report: JobReport) -> list[str]:
 
 def _number(seconds: float) -> str:
     return f"{seconds:.2f}" if seconds < 9.995 else f"{seconds:.1f}" if seconds < 999.95 else f"{seconds:,.0f}"
+
+
+def _tail(node: str, width: int = 9) -> str:
+    """A long node name's end, which is where the names of a cluster differ."""
+    return node if len(node) <= width else f"..{node[2 - width :]}"
 
 
 def _tenths(seconds: float | None) -> str:

@@ -9,6 +9,7 @@ import enum
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -30,6 +31,8 @@ INIT_STAGES = (
 )
 
 AttrValue = str | int | float | bool | None
+_Nanoseconds = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
 class State(enum.Enum):
@@ -47,21 +50,21 @@ class Event(msgspec.Struct, gc=False):
     version: int = msgspec.field(name="bootseer")
     ev: str
     span: str
-    wall: int
+    wall: _Nanoseconds
     node: str
     job: str
-    attempt: int = 0
-    cycle: int = 0
-    gpus: int = 0
+    attempt: _Count = 0
+    cycle: _Count = 0
+    gpus: _Count = 0
     parent: str = ""
     stage: str = ""
-    rank: int | None = None
-    mono: int | None = None
+    rank: _Count | None = None
+    mono: _Nanoseconds | None = None
     boot: str = ""
-    res: int = 0
+    res: _Count = 0
     pid: int = 0
-    lost: int = 0
-    cut: int = 0
+    lost: _Count = 0
+    cut: _Count = 0
     attrs: dict[str, AttrValue] | None = None
 
 
@@ -171,6 +174,14 @@ def read(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Ev
     return log
 
 
+def parse(lines: Iterable[bytes]) -> EventLog:
+    """Join lines, from wherever they come, to spans. Never raises on a line; an empty log is possible."""
+    joiner = _Joiner(EventLog())
+    for line in lines:
+        joiner.add_line(line)
+    return joiner.finish()
+
+
 def _files(given: Iterable[Path]) -> Iterator[Path]:
     for path in given:
         if path.is_dir():
@@ -235,8 +246,8 @@ class _Joiner:
             self.log.newer += 1
             return
         self.log.events += 1
-        self.log.lost += max(event.lost, 0)
-        self.log.cut += max(event.cut, 0)
+        self.log.lost += event.lost
+        self.log.cut += event.cut
         if event.ev == "note":
             self._notes.setdefault(event.span, {}).update(event.attrs or {})
             return
@@ -254,7 +265,7 @@ class _Joiner:
                 gpus=event.gpus,
                 parent=event.parent,
             )
-        stamp = Stamp(event.wall, event.mono, word(event.boot), max(event.res, 0))
+        stamp = Stamp(event.wall, event.mono, word(event.boot), event.res)
         if event.ev == "begin":
             if span.begin is not None:
                 self.log.duplicates += 1

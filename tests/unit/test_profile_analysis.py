@@ -1,0 +1,127 @@
+"""Properties of the analysis: whatever the spans, the parts add up and nothing is negative."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bootseer.errors import BootseerError
+from bootseer.profile import analysis, events, intervals
+from bootseer.profile.analysis import analyse
+from bootseer.testing.startups import StartUp
+
+SECONDS = st.floats(-50, 200, allow_nan=False).map(lambda x: round(x, 3))
+SPAN = st.tuples(
+    st.sampled_from(["n0", "n1", "n2"]),
+    st.sampled_from([*events.TOP_STAGES, *events.INIT_STAGES, "own"]),
+    st.one_of(st.none(), SECONDS),
+    st.one_of(st.none(), SECONDS),
+    st.one_of(st.none(), st.integers(0, 3)),
+    st.floats(-5, 5),
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(spans=st.lists(SPAN, max_size=30), gpus=st.integers(0, 8))
+def test_the_identity_holds_for_any_spans(spans, gpus):
+    s = StartUp(gpus=gpus)
+    parents = [""]
+    for node, stage, begin, end, rank, step in spans:
+        span_id = s.span(node, stage, begin, end, rank=rank, parent=parents[len(parents) // 2])
+        parents.append(span_id)
+        s.event("end", span_id, node, (begin or 0) + 1, wall_step=step)  # a duplicate, or the only end
+    if not spans:
+        return
+    report = analyse(s.log())  # raises when an identity does not hold
+    for node in report.nodes:
+        assert min(node.own, node.wait, node.gap) >= 0
+        assert node.own + node.wait + node.gap == pytest.approx(report.elapsed_seconds, abs=1e-6)
+        assert all(cell.own is None or cell.own >= 0 for cell in node.stages.values())
+        assert all(cell.wait >= 0 for cell in node.stages.values())
+    assert all(stage.seconds >= 0 for stage in report.stages)
+    shares = sum(stage.seconds for stage in report.stages)
+    assert shares + report.gap_seconds == pytest.approx(report.elapsed_seconds, abs=1e-6)
+    assert report.complete == (report.startup_seconds is not None)
+    for change in report.what_if:
+        assert change.saved_seconds >= 0
+        assert change.startup_seconds >= -1e-6
+
+
+def test_a_wrong_sum_is_an_error_and_not_a_report(monkeypatch):
+    s = StartUp()
+    s.span("n0", "image", 0, 1)
+    s.span("n0", "first_step", 1, 2)
+    monkeypatch.setattr(analysis, "_shares", lambda line, waits: dict.fromkeys([*line.stages, ""], 0))
+    with pytest.raises(BootseerError, match="do not add up"):
+        analyse(s.log())
+
+
+PARTS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=12)
+
+
+@given(a=PARTS, b=PARTS)
+def test_sets_of_time_agree_with_sets_of_points(a, b):
+    def points(parts):
+        return {t for x, y in parts for t in range(x, y)}
+
+    left, right = intervals.union(a), intervals.union(b)
+    assert points(left) == points(a)
+    assert intervals.measure(left) == len(points(a))
+    assert all(x[1] < y[0] for x, y in pairwise(left))
+    assert points(intervals.subtract(left, right)) == points(a) - points(b)
+    assert points(intervals.clip(left, 10, 40)) == points(a) & set(range(10, 40))
+
+
+def test_a_wall_clock_that_is_set_during_start_up_moves_nothing():
+    def report(step):
+        s = StartUp()
+        for node in ("n0", "n1"):
+            moved = step if node == "n1" else 0.0
+            for stage, begin, end, wall in (("image", 0, 10, 0.0), ("env", 10, 20, 0.0), ("first_step", 20, 30, moved)):
+                span = s.span(node, stage, None, None)
+                s.event("begin", span, node, begin, stage=stage)
+                s.event("end", span, node, end, wall_step=wall)
+        return analyse(s.log())
+
+    still, moved = report(0.0), report(-3000.0)
+    assert moved.startup_seconds == still.startup_seconds
+    assert moved.nodes[1].own == still.nodes[1].own
+    assert moved.problems.clock_spread_seconds == pytest.approx(3000)
+    assert still.problems.clock_spread_seconds == 0
+
+
+def test_nodes_are_in_natural_order():
+    s = StartUp()
+    for node in ("n10", "n2", "a", "n1"):
+        s.span(node, "env", 0, 1)
+    assert [n.node for n in analyse(s.log()).nodes] == ["a", "n1", "n2", "n10"]
+
+
+def test_while_one_node_still_runs_a_stage_the_others_wait():
+    s = StartUp()
+    s.span("n0", "image", 0, 10)
+    s.span("n1", "image", 0, None)
+    s.span("n2", "image", 0, 30)
+    report = analyse(s.log())
+    assert not report.complete
+    assert report.nodes[0].wait == pytest.approx(20)
+    assert report.nodes[1].stages["image"].state == "OPEN"
+    assert report.stage("image").unfinished == 1
+
+
+def test_10000_nodes_are_read_and_analysed_in_time(tmp_path):
+    """The target is 30 s for 200,000 spans; a tenth of them must take less than a tenth of that."""
+    import time
+
+    s = StartUp()
+    for i in range(1000):
+        t = 0.0
+        for place, stage in enumerate(("alloc", "image", "env", *events.INIT_STAGES) * 2):
+            s.span(f"n{i}", stage, t, t + 1 + place % 3, rank=i)
+            t += 3
+    path = s.write(tmp_path / "e.jsonl")
+    began = time.monotonic()
+    report = analyse(events.read(path))
+    assert time.monotonic() - began < 3
+    assert len(report.nodes) == 1000

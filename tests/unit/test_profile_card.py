@@ -1,0 +1,162 @@
+"""Cards and exports: right without colour, safe against names, whole in 80 columns."""
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from bootseer.errors import NotFoundError
+from bootseer.profile import card, chrome
+from bootseer.profile.analysis import analyse
+from bootseer.testing.startups import StartUp
+
+
+def text(renderable, width=80):
+    out = io.StringIO()
+    Console(width=width, color_system=None, force_terminal=False, file=out).print(renderable)
+    return out.getvalue()
+
+
+def start(nodes=6, slow="n3", scale=1.0, job="llm", gpus=8):
+    s = StartUp(job, gpus=gpus)
+    s.span("scheduler", "queue", -30, 0)
+    for i in range(nodes):
+        env = 120 if f"n{i}" == slow else 60
+        s.span(f"n{i}", "image", 0, 30 * scale, nodes=nodes + 2)
+        s.span(f"n{i}", "env", 31, 31 + env * scale, how="restored-mount")
+        init = s.span(f"n{i}", "init", 155, None)
+        s.span(f"n{i}", "import", 156, 160, rank=i, parent=init)
+        s.span(f"n{i}", "checkpoint_load", 160, 180, rank=i, parent=init)
+        s.span(f"n{i}", "first_step", 180, 183, rank=i, parent=init)
+    return s
+
+
+def test_the_card_says_what_matters():
+    shown = text(card.render(analyse(start().log())))
+    for part in (
+        "start-up of job llm, attempt 0, cycle 0",
+        "ready after  183.0 s",
+        "queued       30.0 s",
+        "6 nodes, 48 GPUs, 6 ranks",
+        "GPU-hours = ",
+        "straggler: n3 in env, 120.0 s against a median of 60.0 s",
+        "120.0!",
+        "2 of 8 nodes have no data",
+        "what if: slowest 1 % of nodes at the median: 123.0 s",
+        "between stages",
+    ):
+        assert part in shown, shown
+
+
+@pytest.mark.parametrize("node", ["n", "ip-10-20-30-400.eu-central-1.compute.internal-"])
+def test_cards_fit_80_columns(node):
+    s = start()
+    for event in s.events:
+        event["node"] = event["node"].replace("n", node, 1)
+    shown = text(card.render(analyse(s.log())))
+    lines = shown.splitlines()
+    assert max(len(line.rstrip()) for line in lines if not line.startswith(("straggler", "  ready"))) <= 80
+    for number in ("median", "max/median", "120.0", "183.0", "checkpoint"):
+        assert number in shown
+    assert "…" not in shown
+
+
+def test_one_node_shows_how_instead_of_a_comparison():
+    shown = text(card.render(analyse(start(1, slow="").log())))
+    assert "restored-mount" in shown
+    assert "median" not in shown
+    assert "node x stage" not in shown
+
+
+def test_many_nodes_show_the_slowest_and_say_so():
+    shown = text(card.render(analyse(start(60).log()), max_nodes=5))
+    assert "the 5 slowest of 60 nodes" in shown
+    assert shown.count("90.0") < 60
+    assert "n3 " in shown
+
+
+def test_states_and_doubts_are_words():
+    s = start(4)
+    s.span("n0", "compile", 180, None)
+    s.span("n1", "compile", None, 181)
+    s.event("begin", "ee" * 8, "n2", 0, stage="alloc", boot="")
+    s.event("end", "ee" * 8, "n2", 5, boot="")
+    s.events[3]["lost"] = 2
+    shown = text(card.render(analyse(s.log())))
+    for part in ("OPEN", "LOST", "~5.0", "1 spans have no end yet", "2 events could not be written"):
+        assert part in shown, shown
+
+
+def test_before_the_first_step_has_ended_nothing_is_promised():
+    s = StartUp()
+    s.span("n0", "image", 0, 30)
+    s.span("n0", "env", 30, None)
+    shown = text(card.render(analyse(s.log())))
+    assert "no end yet" in shown
+    assert "ready after" not in shown
+
+
+def test_names_are_no_markup():
+    s = start(job="[bold]job[/nope]")
+    for event in s.events:
+        event["node"] = event["node"].replace("n", "[red]", 1)
+    s.span("[red]0", "[link=x]stage[/]", 160, 170)
+    shown = text(card.render(analyse(s.log())), width=200)
+    assert "[bold]job[/nope]" in shown
+    assert "[red]3" in shown
+    assert "[link=x]stage[/]" in shown
+
+
+def test_side_by_side_compares_with_the_first():
+    reports = [(name, analyse(start(1, "", scale).log())) for name, scale in (("ordinary", 1.0), ("first", 0.5))]
+    shown = text(card.render_side_by_side([*reports, ("again", reports[1][1])], {"bytes": ["9 MB", "5 MB", "1 MB"]}))
+    rows = {line.split("  ")[0]: line for line in shown.splitlines()}
+    assert rows["image"].split() == ["image", "30.0", "s", "15.0", "s", "-50", "%", "15.0", "s", "-50", "%"]
+    assert rows["bytes"].split() == ["bytes", "9", "MB", "5", "MB", "1", "MB"]
+    assert "start-up" in rows
+    assert "lost GPU-hours" in rows
+    with pytest.raises(ValueError, match="row 'x' has 1 cells for 2 reports"):
+        card.render_side_by_side(reports, {"x": ["1"]})
+
+
+def test_side_by_side_of_different_stages_and_an_unfinished_start():
+    s = StartUp()
+    s.span("n0", "env", 0, 10)
+    shown = text(card.render_side_by_side([("a", analyse(start(1, "").log())), ("b", analyse(s.log()))]))
+    rows = {line.split("  ")[0]: line for line in shown.splitlines()}
+    assert rows["image"].split() == ["image", "30.0", "s", "-"]
+    assert rows["start-up"].split()[-1] == "-"
+
+
+def test_the_chrome_trace_is_valid_and_whole():
+    s = start(3)
+    s.span("n0", "compile", 170, None, rank=0)
+    s.span("n1", "compile", None, 170, rank=1)
+    log = s.log()
+    document = json.loads(json.dumps(chrome.export(log)))
+    assert document["displayTimeUnit"] == "ms"
+    found = document["traceEvents"]
+    assert len([e for e in found if e["ph"] != "M"]) == len(log.spans)
+    for event in found:
+        assert event["ph"] in ("X", "B", "i", "M")
+        assert isinstance(event["pid"], int)
+        assert isinstance(event["tid"], int)
+        assert isinstance(event["name"], str)
+        if event["ph"] != "M":
+            assert event["ts"] >= 0
+        assert ("dur" in event) == (event["ph"] == "X")
+    (image,) = [e for e in found if e["name"] == "image" and e["pid"] == 2]
+    assert image["dur"] == pytest.approx(30e6)
+    assert image["ts"] == pytest.approx(30e6)
+    names = {e["pid"]: e["args"]["name"] for e in found if e["name"] == "process_name"}
+    assert names[image["pid"]] == "node n1"
+    step = next(e for e in found if e["name"] == "first_step" and e["pid"] == image["pid"])
+    assert step["tid"] == 2
+    assert [e["name"] for e in found if e["ph"] == "B"] == ["init"] * 3 + ["compile"]
+    assert [e["name"] for e in found if e["ph"] == "i"] == ["? (LOST)"]
+
+
+def test_the_chrome_trace_of_a_start_up_that_is_not_there():
+    with pytest.raises(NotFoundError):
+        chrome.export(start().log(), ("other", 0, 0))

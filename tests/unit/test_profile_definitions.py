@@ -1,0 +1,281 @@
+"""One test for each definition in docs/reference/definitions.md, named after it."""
+
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from bootseer.errors import NotFoundError
+from bootseer.profile import events
+from bootseer.profile.analysis import analyse, analyse_all, find_stragglers, repeat_offenders
+from bootseer.testing.startups import StartUp
+
+PAGE = Path(__file__).parents[2] / "docs/reference/definitions.md"
+
+
+def near(value, abs=1e-6):
+    return pytest.approx(value, abs=abs)
+
+
+def start(nodes=2, job="job", **kwargs):
+    """Barriers after image (10 s) and env (20 s), a first step of 5 s; ends at 35 s."""
+    s = StartUp(job, **kwargs)
+    for i in range(nodes):
+        s.span(f"n{i}", "image", 0, 10)
+        s.span(f"n{i}", "env", 10, 30)
+        s.span(f"n{i}", "first_step", 30, 35, rank=i)
+    return s
+
+
+def test_every_definition_has_a_test():
+    headings = re.findall(r"^## (.+)$", PAGE.read_text(), re.M)
+    assert len(headings) > 15
+    for heading in headings:
+        name = "test_" + re.sub(r"\W+", "_", heading.lower())
+        assert name in globals(), heading
+
+
+def test_stages():
+    assert (*events.TOP_STAGES, *events.INIT_STAGES) == (
+        "queue", "alloc", "image", "env", "init", "import", "dist_init", "model_init", "optimizer_init",
+        "data_loader_init", "checkpoint_load", "compile", "first_step",
+    )  # fmt: skip
+    s = start(1)
+    env = s.span("n0", "env", 10, 30)
+    deep = s.span("n0", "pip", 11, 20, parent=env)
+    s.span("n0", "wheel", 12, 13, parent=deep)
+    s.span("n0", "warm_up", 30, 31)
+    assert [stage.stage for stage in analyse(s.log()).stages] == ["image", "env", "first_step", "warm_up"]
+
+
+def test_queue_costs_no_gpu_time():
+    s = start()
+    s.span("scheduler", "queue", -600, -2)
+    report = analyse(s.log())
+    assert report.queue_seconds == near(598)
+    assert report.startup_seconds == near(37)
+    assert [n.node for n in report.nodes] == ["n0", "n1"]
+    assert report.cost.total == near(2 * 8 * 37 / 3600)
+    assert report.nodes[0].gap == near(2)
+
+
+def test_start_up_end():
+    s = start()
+    s.span("n1", "first_step", 30, 44, rank=2)
+    s.span("n1", "training", 44, 1000, rank=2)
+    assert analyse(s.log()).startup_seconds == near(44)
+    s.span("n0", "first_step", 30, None, rank=3)
+    report = analyse(s.log())
+    assert report.startup_seconds is None
+    assert not report.complete
+    assert report.elapsed_seconds >= 44
+
+
+def test_identity():
+    first, second = start(zero=0), start(cycle=1, zero=1000)
+    other = start(1, job="other", zero=5000)
+    log = events.parse(first.lines() + second.lines() + other.lines())
+    assert log.identities() == [("job", 0, 0), ("job", 0, 1), ("other", 0, 0)]
+    assert analyse(log).job == "other"
+    assert all(report.startup_seconds == near(35) for report in analyse_all(log))
+    with pytest.raises(NotFoundError, match="attempt 7"):
+        analyse(log, ("job", 7, 0))
+
+
+def test_hot_restart():
+    s = StartUp(cycle=1)
+    s.span("n0", "env", 0, 1)
+    s.span("n0", "first_step", 1, 2)
+    assert analyse(s.log()).hot
+    assert not analyse(start(cycle=1).log()).hot
+    assert not analyse(start().log()).hot
+
+
+@pytest.mark.parametrize("end", [None, 33, 35, 5000])
+def test_init_ends_with_the_first_step(end):
+    s = StartUp()
+    s.span("n0", "env", 0, 10)
+    init = s.span("n0", "init", 10, end)
+    s.span("n0", "import", 12, 20, rank=0, parent=init)
+    s.span("n0", "first_step", 25, 35, rank=0, parent=init)
+    report = analyse(s.log())
+    assert report.startup_seconds == near(35)
+    assert report.stage("init").seconds == near(2 + 5)
+    assert report.cost.gap == 0
+    assert report.problems.open_spans == report.problems.lost_spans == 0
+
+
+def test_own_work():
+    s = start(1)
+    init = s.span("n0", "init", 30, 35)
+    s.span("n0", "import", 31, 32, parent=init, rank=0)
+    s.span("n0", "import", 31.5, 33, parent=init, rank=1)
+    report = analyse(s.log())
+    assert report.nodes[0].own == near(35)
+    assert report.nodes[0].stages["import"].own == near(2)
+
+
+def test_waiting_at_a_barrier():
+    s = StartUp()
+    for node, image, first in (("n0", 10, 45), ("n1", 30, 50), ("n2", 20, 48)):
+        s.span(node, "image", 0, image)
+        s.span(node, "env", 31, 40)
+        s.span(node, "first_step", 40, first)
+    waits = {node.node: node.wait for node in analyse(s.log()).nodes}
+    assert waits == {"n0": near(20 + 5), "n1": 0, "n2": near(10 + 2)}
+    free = StartUp()  # n0 goes on at once: there is no barrier to wait at
+    for node, image in (("n0", 10), ("n1", 30)):
+        free.span(node, "image", 0, image)
+        free.span(node, "env", image + 2, 40)
+        free.span(node, "first_step", 40, 50)
+    nodes = analyse(free.log()).nodes
+    assert [(n.wait, n.gap) for n in nodes] == [(0, near(2)), (0, near(2))]
+
+
+def test_waiting_in_a_rendezvous():
+    s = StartUp()
+    for node, begin in (("n0", 5), ("n1", 25)):
+        s.span(node, "import", 0, begin)
+        s.span(node, "dist_init", begin, 27)
+        s.span(node, "first_step", 27, 30)
+    n0, n1 = analyse(s.log()).nodes
+    assert (n0.wait, n0.stages["dist_init"].own, n0.stages["dist_init"].wait) == (near(20), near(2), near(20))
+    assert (n1.wait, n1.stages["dist_init"].own) == (0, near(2))
+
+
+def test_gap():
+    s = StartUp()
+    for node in ("n0", "n1"):
+        s.span(node, "image", 1 if node == "n1" else 0, 10)
+        s.span(node, "env", 12, 20)
+        s.span(node, "first_step", 23, 30)
+    assert [n.gap for n in analyse(s.log()).nodes] == [near(5), near(6)]
+
+
+def test_lost_gpu_hours():
+    report = analyse(start(4, gpus=2).log())
+    cost = report.cost
+    assert cost.unit == "GPU-hours"
+    assert cost.total == near(4 * 2 * 35 / 3600)
+    assert cost.own + cost.wait + cost.gap == near(cost.total)
+    assert analyse(start(4, gpus=0).log()).cost.unit == "node-hours"
+    assert analyse(start(4, gpus=0).log()).cost.total == near(4 * 35 / 3600)
+
+
+def test_stage_share():
+    s = StartUp()
+    s.span("n0", "image", 0, 10)
+    s.span("n1", "image", 0, 30)
+    s.span("n0", "env", 31, 40)
+    s.span("n1", "env", 31, 36)
+    for node in ("n0", "n1"):
+        s.span(node, "first_step", 42, 45)
+    report = analyse(s.log())
+    assert {x.stage: x.seconds for x in report.stages} == {"image": near(30), "env": near(9), "first_step": near(3)}
+    assert report.gap_seconds == near(3)
+
+
+def test_max_over_median():
+    s = StartUp()
+    for i, seconds in enumerate((10, 11, 12, 24)):
+        s.span(f"n{i}", "env", 0, seconds)
+    stage = analyse(s.log()).stage("env")
+    assert (stage.median, stage.max, stage.slowest, stage.ratio) == (near(11.5), near(24), "n3", near(24 / 11.5))
+
+
+def test_straggler():
+    base = {"a": 10.0, "b": 10.0, "c": 10.0}
+    assert find_stragglers(base | {"d": 15.0}) == ["d"]
+    assert find_stragglers(base | {"d": 14.99}) == []
+    assert find_stragglers({"a": 4.0, "b": 4.0, "c": 4.0, "d": 8.9}) == []
+    assert find_stragglers({"a": 4.0, "b": 4.0, "c": 4.0, "d": 9.0}) == ["d"]
+    assert find_stragglers({"a": 1.0, "b": 1.0, "c": 100.0}) == []
+
+
+@pytest.mark.parametrize("spread", [0.1, 0.2, 0.3])
+def test_straggler_rule_has_at_most_1_percent_false_flags_on_uniform_noise(spread):
+    rng, flagged, total = random.Random(3), 0, 0
+    for _ in range(400):
+        for count in (4, 8, 128):
+            own = {str(i): 60 * rng.uniform(1 - spread, 1 + spread) for i in range(count)}
+            flagged += len(find_stragglers(own))
+            total += count
+    assert flagged / total <= 0.01
+
+
+def test_waiting_nodes_are_never_blamed():
+    s = StartUp()
+    for i in range(8):
+        slow = i == 7
+        s.span(f"n{i}", "import", 0, 60 if slow else 5)
+        s.span(f"n{i}", "dist_init", 60 if slow else 5, 62)
+        s.span(f"n{i}", "first_step", 62, 64)
+    report = analyse(s.log())
+    assert report.stage("import").stragglers == ["n7"]
+    assert report.stage("dist_init").stragglers == []
+    assert sum(node.wait for node in report.nodes if node.node != "n7") == near(7 * 55)
+
+
+def test_repeat_offender():
+    def one(cycle, slow):
+        s = StartUp(cycle=cycle, zero=cycle * 1000)
+        for i in range(6):
+            s.span(f"n{i}", "env", 0, 60 if i in slow else 10)
+            s.span(f"n{i}", "first_step", 60, 61)
+        return s.lines()
+
+    log = events.parse(one(0, {1}) + one(1, {1, 2}) + one(2, {1}))
+    assert repeat_offenders(analyse_all(log)) == [("n1", 3)]
+
+
+def test_nodes_without_data():
+    s = start(3)
+    assert analyse(s.log()).nodes_missing == 0
+    assert analyse(s.log(), nodes=5).nodes_missing == 2
+    s.span("n0", "alloc", 0, 0, nodes=128)
+    report = analyse(s.log())
+    assert (report.nodes_expected, report.nodes_missing) == (128, 125)
+    assert report.cost.total == near(3 * 8 * 35 / 3600)
+
+
+def test_missing_end():
+    s = start(4)
+    s.span("n1", "compile", 30, None)
+    report = analyse(s.log())
+    assert report.nodes[1].stages["compile"].own is None
+    assert report.nodes[1].stages["compile"].state == "OPEN"
+    assert report.problems.open_spans == 1
+    lost = StartUp()
+    lost.span("n0", "image", 0, None)
+    lost.span("n0", "env", 10, 20)
+    lost.span("n0", "import", None, 25)
+    assert [span.state.value for span in lost.log().spans] == ["LOST", "DONE", "LOST"]
+    report = analyse(lost.log())
+    assert report.nodes[0].own == near(10)
+    assert report.problems.lost_spans == 2
+
+
+def test_duration():
+    s = StartUp()
+    s.event("begin", "a", "n0", 0, stage="env")
+    s.event("end", "a", "n0", 10, wall_step=-3600)
+    s.event("begin", "b", "n0", 0, stage="image", boot="")
+    s.event("end", "b", "n0", 10, boot="")
+    s.event("begin", "c", "n0", 10, stage="alloc", boot="")
+    s.event("end", "c", "n0", 9, boot="")
+    a, b, c = s.log().spans
+    assert (a.duration.ns, a.duration.uncertain) == (10_000_000_000, False)
+    assert (b.duration.ns, b.duration.uncertain) == (10_000_000_000, True)
+    assert (c.duration, c.state) == (None, events.State.SKEWED)
+
+
+def test_what_if_the_slowest_were_median():
+    s = StartUp(gpus=8)
+    for i in range(10):
+        s.span(f"n{i}", "env", 0, 100 if i == 3 else 20)
+        s.span(f"n{i}", "first_step", 100, 110)
+    (change,) = analyse(s.log()).what_if
+    assert (change.startup_seconds, change.saved_seconds) == (near(30), near(80))
+    assert change.saved_hours == near(80 * 80 / 3600)
+    assert analyse(start(3).log()).what_if == []

@@ -1,0 +1,201 @@
+"""Reading events: what is dropped is counted, and nothing is ever guessed."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bootseer.errors import DataError, NotFoundError
+from bootseer.profile import events
+from bootseer.profile.events import State, parse, read
+from bootseer.testing.startups import StartUp
+
+GOLDEN = Path(__file__).parents[1] / "golden/events"
+
+
+def one():
+    s = StartUp()
+    s.span("n0", "image", 0, 10)
+    s.span("n0", "env", 10, 12, outcome="mount")
+    return s
+
+
+def test_golden_files_of_format_1():
+    log = read(GOLDEN / "v1.jsonl")
+    expected = json.loads((GOLDEN / "v1.expected.json").read_text())
+    counts = {name: getattr(log, name) for name in expected["counts"]}
+    assert counts == expected["counts"]
+    found = [
+        [s.id, s.parent, s.stage, s.node, s.rank, s.gpus, s.state.value, s.duration.ns if s.duration else None, s.attrs]
+        for s in log.spans
+    ]
+    assert found == expected["spans"]
+
+
+def test_a_torn_last_line_is_dropped_and_counted(tmp_path):
+    whole = b"".join(one().lines())
+    last = len(one().lines()[-1])
+    for cut in range(2, last, 7):
+        path = tmp_path / "e.jsonl"
+        path.write_bytes(whole[:-cut])
+        log = read(path)
+        assert (log.torn, log.foreign, log.events) == (1, 0, 3)
+        assert log.spans[1].state is State.OPEN
+        assert log.spans[1].duration is None
+
+
+def test_a_last_line_that_lacks_only_its_newline_counts(tmp_path):
+    path = tmp_path / "e.jsonl"
+    path.write_bytes(b"".join(one().lines())[:-1])
+    assert (read(path).torn, read(path).events) == (0, 4)
+
+
+def test_reading_resumes_inside_a_torn_line():
+    lines = one().lines()
+    log = parse([lines[0], lines[1][:40] + lines[2], lines[3]])
+    assert (log.foreign, log.events) == (1, 3)
+    assert [span.state for span in log.spans] == [State.LOST, State.DONE]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"step 1 loss 2.5\n", b"{}\n", b'{"bootseer":1}\n', b'{"bootseer":"x","ev":"end"}\n', b"\xff\xfe\x00\n", b"[1]\n",
+     b'{"bootseer":1,"ev":"begin","span":"a","job":"","node":"n","wall":1}\n',
+     b'{"bootseer":1,"ev":"jump","span":"a","job":"","node":"n","wall":1}\n',
+     b'{"bootseer":1,"ev":"end","span":"a","job":"","node":"n","wall":1.5}\n',
+     b'{"bootseer":1,"ev":"end","span":"a","job":"","node":"n","wall":99999999999999999999999}\n'],
+)  # fmt: skip
+def test_foreign_lines_are_dropped_and_counted(line):
+    log = parse([line, *one().lines(), line])
+    assert (log.foreign, log.torn, log.events) == (2, 0, 4)
+
+
+def test_blank_lines_are_nothing():
+    assert parse([b"\n", b"  \n", *one().lines()]).foreign == 0
+
+
+def test_a_line_without_end_does_not_fill_the_memory(tmp_path):
+    path = tmp_path / "e.jsonl"
+    path.write_bytes(one().lines()[0] + b"x" * 1_000_000 + b"\n" + one().lines()[1])
+    log = read(path)
+    assert (log.foreign, log.events) == (1, 2)
+
+
+def test_newer_events_are_counted_and_left_out():
+    line = one().lines()[0].replace(b'"bootseer":1', b'"bootseer":2')
+    log = parse([line, *one().lines()])
+    assert (log.newer, log.events) == (1, 4)
+
+
+def test_unknown_keys_are_ignored():
+    lines = [line.replace(b'"pid":1', b'"pid":1,"colour":{"a":[1]}') for line in one().lines()]
+    assert parse(lines).events == 4
+
+
+def test_bytes_that_are_no_utf_8_are_replaced():
+    lines = [line.replace(b'"node":"n0"', b'"node":"n\xff"') for line in one().lines()]
+    assert {span.node for span in parse(lines).spans} == {"n\ufffd"}
+
+
+def test_duplicates_are_counted_and_the_first_one_holds():
+    lines = one().lines()
+    log = parse([*lines, *lines])
+    assert (log.duplicates, len(log.spans)) == (4, 2)
+    assert all(span.state is State.DONE for span in log.spans)
+
+
+def test_lost_events_and_cut_attributes_are_summed():
+    s = one()
+    s.events[0]["lost"], s.events[3]["lost"], s.events[1]["cut"] = 2, 1, 4
+    assert (s.log().lost, s.log().cut) == (3, 4)
+
+
+def test_begin_and_end_may_come_from_different_processes_in_any_order():
+    lines = one().lines()
+    log = parse(lines[::-1])
+    assert [(span.stage, span.state) for span in log.spans] == [("env", State.DONE), ("image", State.DONE)]
+    assert log.spans[0].attrs == {"outcome": "mount"}
+
+
+def test_notes_reach_their_span_even_when_they_come_first():
+    s = one()
+    s.event("note", s.events[0]["span"], "n0", 5, attrs={"bytes": 7})
+    assert parse(s.lines()[::-1]).spans[1].attrs == {"bytes": 7}
+    assert parse([s.lines()[-1]]).spans == []
+
+
+def test_open_becomes_lost_when_the_end_cannot_come_any_more():
+    def state(*, parent_ends=False, later="", boots=False, cycle=False):
+        s = StartUp()
+        parent = s.span("n0", "init", 0, 50 if parent_ends else None)
+        s.span("n0", "import", 1, None, parent=parent)
+        if later:
+            s.span("n0", later, 10, 11)
+        if boots:
+            s.event("begin", "ff" * 8, "n0", 99, stage="init", boot="another")
+        lines = s.lines()
+        if cycle:
+            again = StartUp(cycle=1, zero=100)
+            again.span("n0", "env", 0, 1)
+            lines += again.lines()
+        return parse(lines).spans[1].state
+
+    assert state() is State.OPEN
+    assert state(later="first_step") is State.OPEN
+    assert state(parent_ends=True) is State.LOST
+    assert state(boots=True) is State.LOST
+    assert state(cycle=True) is State.LOST
+
+
+def test_other_nodes_progress_says_nothing_of_an_open_span():
+    s = StartUp()
+    s.span("n0", "image", 0, None)
+    s.span("n1", "env", 10, 20)
+    assert s.log().spans[0].state is State.OPEN
+
+
+def test_after_a_boot_durations_use_the_wall_clock_and_say_so():
+    s = StartUp()
+    s.event("begin", "a", "n0", 0, stage="image", boot="one")
+    s.event("end", "a", "n0", 30, boot="two")
+    (span,) = s.log().spans
+    assert (span.state, span.duration.ns, span.duration.uncertain) == (State.DONE, 30_000_000_000, True)
+
+
+def test_folders_are_read_whole_and_a_file_given_twice_once(tmp_path):
+    s = one()
+    deep = tmp_path / "attempt-0" / "events"
+    deep.mkdir(parents=True)
+    (deep / "n0.jsonl").write_bytes(b"".join(s.lines()[:2]))
+    (tmp_path / "n1.jsonl").write_bytes(b"".join(s.lines()[2:]))
+    (tmp_path / "notes.txt").write_text("not read\n")
+    log = read([tmp_path, deep / "n0.jsonl", deep])
+    assert (log.files, log.events, log.duplicates, log.foreign) == (2, 4, 0, 0)
+    assert read(str(tmp_path)).events == 4
+
+
+def test_what_is_not_there_or_holds_nothing_is_one_clear_line(tmp_path):
+    with pytest.raises(NotFoundError, match="no events file or job folder /"):
+        read(tmp_path / "nope")
+    with pytest.raises(DataError, match="no events in"):
+        read(tmp_path)
+    (tmp_path / "log.jsonl").write_text("hello\n" * 3)
+    with pytest.raises(DataError, match="3 other lines"):
+        read(tmp_path)
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.binary(max_size=3000), seed=st.integers(0, 1000))
+def test_no_bytes_make_reading_fail(data, seed):
+    rng = random.Random(seed)
+    whole = bytearray(b"".join(one().lines()))
+    at = rng.randrange(len(whole))
+    whole[at : at + rng.randrange(200)] = data
+    log = parse(bytes(whole).splitlines(keepends=True))
+    for span in log.spans:
+        assert (span.duration is not None) == (span.state is State.DONE)
+        assert span.duration is None or span.duration.ns >= 0
+    assert events.MAGIC in whole or not log.events
