@@ -23,6 +23,7 @@ def demo(
     cache: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where image, index and checkpoint are kept (default: the cache)")
     ] = None,
+    job: Annotated[str, typer.Option(help="torch, or small: standard library only, for a quick look")] = "torch",
     rate: Annotated[float, typer.Option(metavar="MBIT", min=10, help="Limit of the node's link in Mbit/s")] = 1000,
     subnet: Annotated[str, typer.Option(help="A /24 network that is free on this machine")] = "10.77.0.0/24",
     results: Annotated[Path, typer.Option(metavar="DIR", help="Where the events of all starts are kept")] = Path(
@@ -39,14 +40,19 @@ def demo(
 
     from bootseer import config
     from bootseer.demo.comparison import Demo
+    from bootseer.demo.recipe import RECIPES
+    from bootseer.errors import ConfigError
 
+    if job not in RECIPES:
+        raise ConfigError(f"--job {job} is none of {', '.join(RECIPES)}")
     console = Console(stderr=True)
 
     def say(line: str) -> None:
         console.print(f"[bold]==>[/] {line}", highlight=False)
 
     results.mkdir(parents=True, exist_ok=True)
-    run = Demo(cache or Path(config.load().cache_dir, "demo"), rate_mbit=rate, subnet=subnet, results=results, say=say)
+    place = (cache or Path(config.load().cache_dir, "demo")) / job
+    run = Demo(RECIPES[job], place, rate_mbit=rate, subnet=subnet, results=results, say=say)
     run.run()
     _show(run, Console())
     if out:

@@ -21,6 +21,7 @@ from pathlib import Path
 from bootseer import report, stripefs
 from bootseer.demo import starts, tree, workplace
 from bootseer.demo.ingredients import Ingredients
+from bootseer.demo.recipe import Recipe
 from bootseer.demo.site import containerd, file_server
 from bootseer.errors import BootseerError, PrivilegeError
 from bootseer.testing.hadoop import HadoopCluster
@@ -37,10 +38,10 @@ LOSS_TOLERANCE = 1e-3
 class Demo:
     """All starts of one demo, in a work folder that is removed at the end; the events are kept in ``results``."""
 
-    def __init__(self, cache: Path, *, rate_mbit: float, subnet: str, results: Path, say: Say) -> None:
-        self.ingredients = Ingredients(cache)
+    def __init__(self, recipe: Recipe, cache: Path, *, rate_mbit: float, subnet: str, results: Path, say: Say) -> None:
+        self.ingredients = Ingredients(recipe, cache)
         self.cache, self.rate_mbit, self.subnet, self.results, self.say = cache, rate_mbit, subnet, results, say
-        self.report = report.new("demo")
+        self.report = report.new("demo" if recipe.name == "torch" else f"demo-{recipe.name}")
         self.measured: dict[str, starts.Measured] = {}
         self.conversion: dict[str, float] = {}
         self.entries = 0
@@ -81,7 +82,7 @@ class Demo:
         fs.commit("checkpoint")
         socket = stack.enter_context(containerd(work / "containerd", node.argv([]), logs))
         site = starts.Site(
-            ref=f"{registry.address}/demo/torch:1",
+            ref=f"{registry.address}/{parts.repository}:1",
             index_url=f"{index}/simple",
             index_host=network.host,
             store=f"{hdfs.url}/bootseer",

@@ -1,4 +1,4 @@
-"""The demo's container image: this machine's Debian or Ubuntu with Python, torch as PyPI ships it, and the job.
+"""The demo's container image: this machine's Debian or Ubuntu with Python, the recipe's packages, and the job.
 
 Built once and pushed to the demo's registry; its key is a hash of everything it is made from, so that a change of the
 recipe rebuilds it. Layers are cut as images of this kind are: base system, CUDA libraries, torch, the job.
@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bootseer import oci
+from bootseer.demo.recipe import Recipe
 from bootseer.errors import BootseerError, UnsupportedError
 
-JOB = Path(__file__).parent / "job"
-_REQUIREMENTS = ("torch", "numpy")
 _PIP = "pip==26.3"
+_VERSION = 1
+"""Of the steps below; a change of it rebuilds every image."""
 _DEADLINE = 1800.0
 
 Say = Callable[[str], None]
@@ -68,26 +69,29 @@ def _system_python() -> tuple[str, str]:
     raise UnsupportedError("this machine's release has no codename", hint="the demo needs Debian or Ubuntu")
 
 
-def pinned() -> list[str]:
+def pinned(recipe: Recipe) -> list[str]:
     """What goes into the image, with the versions of the environment the demo runs in (``torch==2.15.0`` and so on)."""
     from importlib.metadata import version
 
-    return [*(f"{name}=={version(name)}" for name in _REQUIREMENTS), _PIP]
+    return [*(f"{name}=={version(name)}" for name in recipe.packages), _PIP]
 
 
-def key() -> str:
-    """Names the image by all it is made from: versions, release, the job's files and this recipe."""
-    digest = hashlib.sha256()
-    for text in (*pinned(), *_system_python()):
+def key(recipe: Recipe) -> str:
+    """Names the image by all it is made from: versions, release, the job's files and the steps below."""
+    digest = hashlib.sha256(b"%d" % _VERSION)
+    for text in (*pinned(recipe), *_system_python()):
         digest.update(text.encode() + b"\0")
-    for path in (Path(__file__), *sorted(JOB.iterdir())):
+    for path in sorted(recipe.job.iterdir()):
         if path.is_file():
             digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def build(work: Path, say: Say) -> Path:
-    """Build the image as an OCI layout at ``work/layout`` (tag ``demo``) and return that folder. Takes 2-4 minutes."""
+def build(recipe: Recipe, work: Path, say: Say) -> Path:
+    """Build the image as an OCI layout at ``work/layout`` (tag ``demo``) and return that folder.
+
+    Takes 2-4 minutes with torch.
+    """
     version, codename = _system_python()
     site = f"usr/local/lib/python{version}/dist-packages"
     work.mkdir(parents=True, exist_ok=True)
@@ -96,12 +100,12 @@ def build(work: Path, say: Say) -> Path:
     components = "main,universe" if "ubuntu" in Path("/etc/os-release").read_text().lower() else "main"
     include = "--include=python3,ca-certificates"
     run(["mmdebstrap", "--quiet", "--variant=minbase", include, f"--components={components}", codename, str(base)])
-    say(f"Python packages ({', '.join(pinned())})")
+    say(f"Python packages ({', '.join(pinned(recipe))})")
     packages = work / "packages"
-    run([uv(), "pip", "install", "--quiet", "--python", "/usr/bin/python3", "--target", str(packages), *pinned()])
+    run([uv(), "pip", "install", "--quiet", "--python", "/usr/bin/python3", "--target", str(packages), *pinned(recipe)])
     say("byte code")
     compile_bytecode(packages, f"/{site}")
-    folders = [*_split(packages, work, site), _job_layer(work)]
+    folders = [*_split(packages, work, site), _job_layer(recipe, work)]
     say("layers (gzip)")
     config = oci.ContainerConfig(
         env=("PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8"),
@@ -115,19 +119,25 @@ def build(work: Path, say: Say) -> Path:
 
 def _split(packages: Path, work: Path, site: str) -> Iterator[Path]:
     """Move the packages into layer folders: CUDA libraries, torch, the rest (``rename``: no byte is copied)."""
-    groups = {"cuda": ("nvidia", "triton"), "torch": ("torch", "functorch", "torchgen"), "rest": ()}
+    groups: dict[str, tuple[str, ...]] = {
+        "cuda": ("nvidia", "triton"),
+        "torch": ("torch", "functorch", "torchgen"),
+        "rest": (),
+    }
     for layer, names in groups.items():
+        members = [entry for entry in sorted(packages.iterdir()) if entry.name in names or not names]
+        if not members:
+            continue
         folder = work / f"layer-{layer}" / site
         folder.mkdir(parents=True)
-        for entry in sorted(packages.iterdir()):
-            if entry.name in names or not names:
-                os.rename(entry, folder / entry.name)
+        for entry in members:
+            os.rename(entry, folder / entry.name)
         yield work / f"layer-{layer}"
 
 
-def _job_layer(work: Path) -> Path:
+def _job_layer(recipe: Recipe, work: Path) -> Path:
     root = work / "layer-job"
-    shutil.copytree(JOB, root / "job", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(recipe.job, root / "job", ignore=shutil.ignore_patterns("__pycache__"))
     for folder in ("opt/job-env", "checkpoint"):
         (root / folder).mkdir(parents=True)
     return root

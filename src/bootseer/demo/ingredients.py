@@ -18,23 +18,22 @@ from pathlib import Path
 
 from bootseer import oci
 from bootseer.demo import image, index
+from bootseer.demo.recipe import Recipe
 from bootseer.errors import BootseerError, FullError
 from bootseer.testing.registry import DockerRegistry
 
 log = logging.getLogger(__name__)
 
 Say = Callable[[str], None]
-DISK_GIB = 40.0
-"""Free disk the whole demo needs when nothing is cached: measured 34 GiB at its peak, with some air."""
-STEPS_SAVED, STEPS_RESUMED = 10, 3
-_NAME = "demo/torch"
 
 
 class Ingredients:
-    """Paths and figures of the prepared parts below ``cache``."""
+    """Paths and figures of the prepared parts of ``recipe`` below ``cache``."""
 
-    def __init__(self, cache: Path) -> None:
+    def __init__(self, recipe: Recipe, cache: Path) -> None:
+        self.recipe = recipe
         self.cache = cache
+        self.repository = f"demo/{recipe.name}"
         self.registry = cache / "registry"
         self.index = cache / "index"
         self.job_env = cache / "job-env"
@@ -45,8 +44,8 @@ class Ingredients:
         """Make what is missing. Raises `FullError` before anything is written when the disk is too small."""
         self.cache.mkdir(parents=True, exist_ok=True)
         self._check_disk()
-        self._make("package index", self.index / "requirements.txt", image.JOB / "requirements.txt", self._index, say)
-        key = image.key()
+        self._make("package index", self.index / "requirements.txt", self._requirements, self._index, say)
+        key = image.key(self.recipe)
         self._make("container image", self.cache / "image.key", key, self._image, say)
         self._make("job environment", self.job_env / ".key", key, self._job_env, say)
         self._make("checkpoint", self.cache / "checkpoint.key", key, self._checkpoint, say)
@@ -57,7 +56,7 @@ class Ingredients:
 
     def _check_disk(self) -> None:
         cached = sum(f.stat().st_size for f in self.registry.rglob("*") if f.is_file()) if self.registry.exists() else 0
-        needed = DISK_GIB - cached / 2**30
+        needed = self.recipe.disk_gib - cached / 2**30
         free = shutil.disk_usage(self.cache).free / 2**30
         if free < needed:
             raise FullError(
@@ -75,24 +74,28 @@ class Ingredients:
         stamp.write_text(wanted)
         say(f"{name}: made in {time.monotonic() - began:.0f} s")
 
+    @property
+    def _requirements(self) -> Path:
+        return self.recipe.job / "requirements.txt"
+
     def _index(self, say: Say) -> None:
-        index.fill(self.index, image.JOB / "requirements.txt")
+        index.fill(self.index, self._requirements)
 
     def _image(self, say: Say) -> None:
         work = self.cache / "build"
         shutil.rmtree(work, ignore_errors=True)
         shutil.rmtree(self.registry, ignore_errors=True)
         try:
-            layout = image.build(work, lambda part: say(f"container image: {part}"))
+            layout = image.build(self.recipe, work, lambda part: say(f"container image: {part}"))
             say("container image: push to the registry")
             with DockerRegistry(root=self.registry) as registry:
-                oci.push(f"oci:{layout}:demo", f"{registry.address}/{_NAME}:1")
+                oci.push(f"oci:{layout}:demo", f"{registry.address}/{self.repository}:1")
         finally:
             shutil.rmtree(work, ignore_errors=True)
 
     def _job_env(self, say: Say) -> None:
         shutil.rmtree(self.job_env, ignore_errors=True)
-        target = ["--target", str(self.job_env), "--requirement", str(image.JOB / "requirements.txt")]
+        target = ["--target", str(self.job_env), "--requirement", str(self._requirements)]
         wheels = ["--no-index", "--find-links", str(self.index / "wheels")]
         image.run([image.uv(), "pip", "install", "--quiet", "--python", "/usr/bin/python3", *wheels, *target])
         image.compile_bytecode(self.job_env, "/opt/job-env")
@@ -100,8 +103,8 @@ class Ingredients:
     def _checkpoint(self, say: Say) -> None:
         work = self.cache / "checkpoint.new"
         shutil.rmtree(work, ignore_errors=True)
-        self.train("--save", str(work), "--steps", str(STEPS_SAVED))
-        losses = self.train("--resume", str(work), "--steps", str(STEPS_RESUMED))
+        self.train("--save", str(work), "--steps", str(self.recipe.steps_saved))
+        losses = self.train("--resume", str(work), "--steps", str(self.recipe.steps_resumed))
         shutil.rmtree(self.checkpoint, ignore_errors=True)
         os.rename(work, self.checkpoint)
         self.reference.write_text(json.dumps(losses))
@@ -112,7 +115,7 @@ class Ingredients:
         environ["PYTHONPATH"] = str(self.job_env)
         try:
             done = subprocess.run(
-                [sys.executable, str(image.JOB / "train.py"), *args],
+                [sys.executable, str(self.recipe.job / "train.py"), *args],
                 env=environ, capture_output=True, text=True, timeout=600, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
