@@ -46,7 +46,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """A read of a missing block fails with EIO when its bytes have not come after this long."""
     fetch_streams: int = 6
     """Parallel range requests for one lazy file."""
-    fill_quiet: float = 15.0
+    fill_quiet: float = 120.0
     """Until the job is ready, background fill waits for this long without a miss: it must not take the start's cores."""
     background_fill: bool = True
     """Fetch the rest of a blob after its hot set, so that the store is needed no more."""

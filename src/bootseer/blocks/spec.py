@@ -24,7 +24,7 @@ class ServerSpec(msgspec.Struct, kw_only=True):
     demand_deadline: float = 60.0
     fetch_streams: int = 6
     background_fill: bool = True
-    fill_quiet: float = 15.0
+    fill_quiet: float = 120.0
     demand_window: int = DEMAND_WINDOW
     workers: int = 8
     """Reads answered at once. One that waits for a missing block holds its worker, so as many as a node has ranks;
