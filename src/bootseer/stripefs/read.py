@@ -26,7 +26,7 @@ from bootseer.stripefs.layout import Footer, Geometry, Pointer, Run
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-RUN = 8 << 20
+RUN = 4 << 20
 """Largest single read from the storage."""
 STALL = 3 * DEADLINE
 """A request fails when none of its runs has ended for so long: each has its own deadline, twice with the second try."""
