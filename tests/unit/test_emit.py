@@ -147,6 +147,16 @@ def test_any_event_is_one_line_below_4_kib(attrs, stage):
     assert events.parse([line]).events == 1
 
 
+def test_attributes_that_do_not_fit_are_left_out_and_counted(file):
+    emit.begin("env", small=1, **{f"a{i}": "é" * 600 for i in range(9)}, last=2)
+    (line,) = file.read_bytes().splitlines(keepends=True)
+    event = json.loads(line)
+    assert len(line) < 4096
+    assert (event["attrs"]["small"], event["attrs"]["last"]) == (1, 2)
+    assert len(event["attrs"]) + event["cut"] == 11
+    assert event["cut"] > 0
+
+
 def test_identity_fields_are_cut_and_nonsense_is_zero(file, monkeypatch):
     monkeypatch.setenv("BOOTSEER_JOB", "j" * 9000)
     monkeypatch.setenv("BOOTSEER_ATTEMPT", "-1; rm")

@@ -91,6 +91,47 @@ def test_a_wall_clock_that_is_set_during_start_up_moves_nothing():
     assert still.problems.clock_spread_seconds == 0
 
 
+def test_nodes_whose_wall_clock_was_set_before_a_begin_stay_in_place():
+    s = StartUp()
+    for node, wall in (("n0", 0.0), ("n1", -40.0)):
+        for stage, begin, end in (("image", 0, 10), ("env", 10, 20), ("init", 20, 25)):
+            s.span(node, stage, begin, end)
+        step = s.span(node, "first_step", None, None)
+        s.event("begin", step, node, 25, stage="first_step", wall_step=wall)
+        s.event("end", step, node, 30, wall_step=wall)
+    report = analyse(s.log())
+    assert report.startup_seconds == pytest.approx(30)
+    assert [n.gap for n in report.nodes] == [0, 0]
+
+
+def test_work_while_others_are_waited_for_is_work():
+    s = StartUp()
+    for node, image in (("n0", 10), ("n1", 30)):
+        s.span(node, "image", 0, image)
+        s.span(node, "env", 30, 40)
+        s.span(node, "first_step", 40, 50)
+    s.span("n0", "warm_up", 15, 20)
+    n0 = analyse(s.log()).nodes[0]
+    assert (n0.own, n0.wait, n0.gap) == (pytest.approx(35), pytest.approx(15), 0)
+
+
+def test_what_if_saves_no_more_than_the_stages_share():
+    s = StartUp()
+    for i in range(5):
+        s.span(f"n{i}", "image", 0, 50 if i == 0 else 10)
+        s.span(f"n{i}", "env", 50 if i == 0 else 10, 110 if i == 1 else 60)  # no barrier: env runs beside n0's image
+        s.span(f"n{i}", "first_step", 110, 111)
+    report = analyse(s.log())
+    assert report.stage("env").seconds == pytest.approx(60)
+    assert report.stage("env").max == pytest.approx(100)
+    (change,) = report.what_if
+    assert change.saved_seconds == pytest.approx(40 + min(60, 100 - 50))
+    s.span("n2", "image", 0, 100)
+    capped = analyse(s.log())
+    assert capped.stage("env").seconds == pytest.approx(10)
+    assert capped.what_if[0].saved_seconds <= 50 + 10 + 1e-6
+
+
 def test_nodes_are_in_natural_order():
     s = StartUp()
     for node in ("n10", "n2", "a", "n1"):

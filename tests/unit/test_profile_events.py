@@ -165,6 +165,16 @@ def test_after_a_boot_durations_use_the_wall_clock_and_say_so():
     assert (span.state, span.duration.ns, span.duration.uncertain) == (State.DONE, 30_000_000_000, True)
 
 
+def test_a_monotonic_clock_that_went_back_is_not_used():
+    """A container's time namespace may shift it under one and the same boot id."""
+    s = StartUp()
+    s.event("begin", "a", "n0", 0, stage="image")
+    s.event("end", "a", "n0", 30)
+    s.events[1]["mono"] = 5
+    (span,) = s.log().spans
+    assert (span.duration.ns, span.duration.uncertain) == (30_000_000_000, True)
+
+
 def test_folders_are_read_whole_and_a_file_given_twice_once(tmp_path):
     s = one()
     deep = tmp_path / "attempt-0" / "events"
