@@ -1,4 +1,4 @@
-"""Shared by all suites: what a test needs, said in its marker; and a check that a test left no mount or process behind."""
+"""Shared by all suites: what a test needs, said in its marker; a check that it left no mount or process behind."""
 
 from __future__ import annotations
 

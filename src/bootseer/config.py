@@ -47,7 +47,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     fetch_streams: int = 6
     """Parallel range requests for one lazy file."""
     fill_quiet: float = 120.0
-    """Until the job is ready, background fill waits for this long without a miss: it must not take the start's cores."""
+    """Until the job is ready, background fill waits for this long without a miss: the start needs the cores."""
     background_fill: bool = True
     """Fetch the rest of a blob after its hot set, so that the store is needed no more."""
 

@@ -16,7 +16,8 @@ def call(*args: str) -> subprocess.CompletedProcess[str]:
 
 def test_importing_bootseer_pulls_in_nothing_heavy():
     code = "import bootseer, sys; print(len(sys.modules)); print([m for m in sys.modules if m.startswith('bootseer.')])"
-    base = subprocess.run([sys.executable, "-c", "import sys; print(len(sys.modules))"], capture_output=True, text=True)
+    plain = "import sys; print(len(sys.modules))"
+    base = subprocess.run([sys.executable, "-c", plain], capture_output=True, text=True)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     count, ours = done.stdout.splitlines()
     assert ours == "[]"

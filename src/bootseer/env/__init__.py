@@ -3,7 +3,8 @@
 ``run`` is the whole stage; ``docs/internals/snapshot.md`` describes what is stored.
 """
 
+from bootseer.env.publication import Publication
 from bootseer.env.spec import EnvResult, EnvSpec, Mounted, Outcome, Target, parse_age, resolve_in
 from bootseer.env.stage import run
 
-__all__ = ["EnvResult", "EnvSpec", "Mounted", "Outcome", "Target", "parse_age", "resolve_in", "run"]
+__all__ = ["EnvResult", "EnvSpec", "Mounted", "Outcome", "Publication", "Target", "parse_age", "resolve_in", "run"]

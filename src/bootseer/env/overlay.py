@@ -115,6 +115,37 @@ class Group:
             lower.append(host)
         mounts.mount_overlay(lower or [empty], host, upper=upper, work=work, options=_OPTIONS)
 
+    def freeze(self) -> bool:
+        """Put a new upper directory on each target and the captured one, which nothing changes any more, beneath it.
+
+        False, with a log line, when a target is in use; what was captured is still whole then, but may change. Raises
+        `BootseerError` when a target cannot be mounted again.
+        """
+        for number, target in enumerate(self.record.targets):
+            try:
+                mounts.unmount(target.host)
+            except BootseerError as exc:
+                log.warning("%s; publishing before the job goes on", exc)
+                return False
+            try:
+                self._mount_frozen(number, target.host)
+            except BootseerError:
+                self._mount_one(number, target.host)
+                raise
+        return True
+
+    def _mount_frozen(self, number: int, host: Path) -> None:
+        captured = self.upper / str(number)
+        upper, work = self.area / "top" / str(number), self.area / "top-work" / str(number)
+        try:
+            for folder in (upper, work):
+                folder.mkdir(parents=True)
+            _copy_root(captured, upper)
+        except OSError as exc:
+            raise from_os_error(exc, f"prepare an overlay on {host}") from exc
+        lower = [captured] if scan.is_empty(host) else [captured, host]
+        mounts.mount_overlay(lower, host, upper=upper, work=work, options=_OPTIONS)
+
     def _tree_status(self) -> tree.TreeStatus | None:
         if not self.record.tree:
             return None

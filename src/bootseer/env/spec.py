@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from bootseer.env.publication import Publication
 from bootseer.errors import ConfigError
 
 Technique = Literal["auto", "mount", "unpack"]
@@ -55,6 +56,8 @@ class EnvSpec(msgspec.Struct, frozen=True, kw_only=True):
     restore: Technique = "auto"
     snapshot: bool = True
     """False: only run the command."""
+    background: bool = False
+    """Publish while the caller goes on (see ``EnvResult.publication``); only where overlays capture."""
     wait: float = 0.0
     """Seconds to wait for another node that is running the same command already (advisory lease)."""
     job: str = ""
@@ -113,6 +116,8 @@ class EnvResult(msgspec.Struct, kw_only=True):
     seconds: float
     key: str
     mounts: list[Mounted] = msgspec.field(default_factory=list)
+    publication: Publication | None = None
+    """Still going on, with ``EnvSpec.background``: wait for it before the mounts are unmounted."""
     timings: dict[str, float] = msgspec.field(default_factory=dict)
 
 

@@ -1,7 +1,8 @@
 """The environment stage: restore the snapshot of a set-up command, or run the command and publish what it made.
 
 Advisory throughout: whatever goes wrong with a snapshot is a log line and a reason, and the command runs. Concurrency:
-one thread; ranks of one node that ask for the same targets wait for each other (`lock`), nodes do not.
+one thread, and with ``EnvSpec.background`` one more that publishes (`publication`); ranks of one node that ask for the
+same targets wait for each other (`lock`), nodes do not.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from bootseer.env.capture import Capture
 from bootseer.env.layer import read_layer
 from bootseer.env.lookup import Lookup
 from bootseer.env.manifest import SnapshotManifest, inventory_key
+from bootseer.env.publication import Publication
 from bootseer.env.publish import publish
 from bootseer.env.spec import EnvResult, EnvSpec, Outcome
 from bootseer.env.unpack import unpack
@@ -166,17 +168,27 @@ class _Stage:
             log.warning("cannot capture what the command does: %s; it runs without a snapshot", exc)
             return self._plain(f"{look.reason}; nothing captured: {exc}")
         mounts = [catch.group] if catch.group else []
-        try:
-            with lease.held(look.store, self.key, _node()):
-                code = self._guarded_command(catch)
-                if code:
-                    reason = f"{look.reason}; the command failed with exit code {code}, nothing is published"
-                    return self._result(Outcome.RAN, reason, code=code, mounts=mounts)
-                published, why = self._publish(look, look.store, catch, base)
+        with contextlib.ExitStack() as held:
+            held.callback(catch.close)
+            held.enter_context(lease.held(look.store, self.key, _node()))
+            if code := self._guarded_command(catch):
+                reason = f"{look.reason}; the command failed with exit code {code}, nothing is published"
+                return self._result(Outcome.RAN, reason, code=code, mounts=mounts)
+            made = self._finish(look, catch)
             if catch.group:
                 self._completed(catch.group)
-        finally:
-            catch.close()
+                if self.spec.background and isinstance(made, list) and catch.group.freeze():
+                    later = held.pop_all()
+                    store = look.store
+
+                    def publish_later() -> tuple[bool, str]:
+                        with later:
+                            return self._publish(look, store, catch, base, made)
+
+                    result = self._result(Outcome.RAN, look.reason, mounts=mounts)
+                    result.publication = Publication(publish_later)
+                    return result
+            published, why = self._publish(look, look.store, catch, base, made)
         if published:
             return self._result(Outcome.RAN_AND_PUBLISHED, look.reason, mounts=mounts)
         return self._result(Outcome.RAN, f"{look.reason}; {why}", mounts=mounts)
@@ -198,15 +210,26 @@ class _Stage:
         except BootseerError as exc:
             log.warning("%s; the next start on this node will not find its result in place", exc)
 
-    def _publish(self, look: Lookup, store: Store, catch: Capture, base: list[str]) -> tuple[bool, str]:
+    def _finish(self, look: Lookup, catch: Capture) -> list[str] | str:
+        """What must be done before the job may write: byte code, and a fingerprint of each target (else why not)."""
+        try:
+            with self._timed("finish"):
+                self._compile(look, catch)
+                return [scan.fingerprint(target.host) for target in self.spec.targets]
+        except (BootseerError, OSError) as exc:
+            log.warning("the snapshot was not published: %s", exc)
+            return f"not published: {exc}"
+
+    def _publish(
+        self, look: Lookup, store: Store, catch: Capture, base: list[str], result: list[str] | str
+    ) -> tuple[bool, str]:
         """(published, why not). The command has succeeded; nothing in here may change that."""
-        spec = self.spec
+        if isinstance(result, str):
+            return False, result
         try:
             with self._timed("capture"):
-                self._compile(look, catch)
                 layers = catch.layers()
-                content = read_layer(layers, len(spec.targets))
-                result = [scan.fingerprint(target.host) for target in spec.targets]
+                content = read_layer(layers, len(self.spec.targets))
             if content.secrets:
                 path, what = content.secrets[0]
                 log.warning("not published: %s in %s (%d in all)", what, path, len(content.secrets))

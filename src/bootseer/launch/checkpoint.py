@@ -1,4 +1,4 @@
-"""The checkpoint of a start: a striped mount that is prefetched while the environment is restored, or an ordinary copy."""
+"""The checkpoint of a start: a striped mount, prefetched while the environment is restored, or an ordinary copy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class CheckpointStage:
-    """``begin`` as soon as bytes may flow, ``provide`` when the training command needs the folder, ``close`` at the end."""
+    """``begin`` when bytes may flow, ``provide`` when the training command needs the folder, ``close`` at the end."""
 
     def __init__(self, table: CheckpointTable, folder: Path, config: Config) -> None:
         self.table, self.folder, self.config = table, folder, config

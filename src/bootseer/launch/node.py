@@ -1,8 +1,8 @@
 """One node's start: image stage, environment stage, initialisation, then the training command until it ends.
 
 Whatever a stage mounts is unmounted at the end, also after an error or Ctrl-C, in reverse order by one `ExitStack`.
-Concurrency: the stages run one after the other in the caller's thread; beside them run the checkpoint's prefetch (in its
-own process) and one `ReadyWatch` thread.
+Concurrency: the stages run one after the other in the caller's thread; beside them run the checkpoint's prefetch (in
+its own process), a snapshot's publication and one `ReadyWatch` thread.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -30,6 +31,8 @@ from bootseer.launch.ready import ReadyWatch
 from bootseer.profile import emit
 
 log = logging.getLogger(__name__)
+
+_PUBLICATION_DEADLINE = 600.0
 
 
 class Start(msgspec.Struct, kw_only=True):
@@ -150,6 +153,7 @@ class _Node:
             image_digest=self.image_digest,
             snapshot=table.enabled,
             job=self.job.job.name,
+            background=True,
         )
         result = env.run(
             spec,
@@ -159,6 +163,8 @@ class _Node:
         )
         for mount in result.mounts:
             self.stack.callback(mount.unmount)
+        if result.publication:
+            self.stack.push(_see_out(result.publication, self.record))
         emit.annotate(span, how=result.outcome.value, reason=result.reason)
         self.record.env = {"how": result.outcome.value, "reason": result.reason, "key": result.key}
         self.record.env["seconds"] = result.timings
@@ -197,6 +203,18 @@ class _Node:
             self.record.image.update(msgspec.to_builtins(self.mounted.status()))
         if self.checkpoint:
             self.record.checkpoint = self.checkpoint.status()
+
+
+def _see_out(publication: env.Publication, record: Start) -> Callable[[Any, Any, Any], None]:
+    """What to do at the end of a start: wait for the snapshot, unless the start is being broken off."""
+
+    def leave(kind: type[BaseException] | None, exc: BaseException | None, tb: object) -> None:
+        published, why = publication.wait(_PUBLICATION_DEADLINE if kind is None else 0)
+        record.env["how"] = (env.Outcome.RAN_AND_PUBLISHED if published else env.Outcome.RAN).value
+        if not published:
+            record.env["reason"] = f"{record.env['reason']}; {why}"
+
+    return leave
 
 
 def _remove(folder: Path) -> None:

@@ -1,7 +1,8 @@
-"""The ordinary way of each stage, as a competent user does it today: the baselines, and what a switched-off technique does.
+"""The ordinary way of each stage, as a competent user does it today: baselines, and what a switched-off technique does.
 
-Image: ``ctr images pull`` (layers in parallel, ``unpigz`` where installed) into containerd's own snapshotter. Checkpoint:
-Hadoop's own client, or a plain copy. Nothing here is slowed on purpose, and the container runtime is the same in both.
+Image: ``ctr images pull`` (layers in parallel, ``unpigz`` where installed) into containerd's own snapshotter.
+Checkpoint: Hadoop's own client, or a plain copy. Nothing here is slowed on purpose, and the container runtime is the
+same in both.
 """
 
 from __future__ import annotations
@@ -65,9 +66,8 @@ class ContainerdRootfs:
 def copy_checkpoint(url: str, destination: Path) -> None:
     """Copy every file under ``url`` into the folder ``destination`` with the stock client.
 
-    ``hdfs://``: ``hdfs dfs -get`` (or what ``BOOTSEER_HDFS_CLIENT`` names, the way to Hadoop's FsShell where no ``hdfs``
-    script is installed). A path: a plain copy. Raises `NotFoundError` when there is nothing, `UnsupportedError` without
-    a client.
+    ``hdfs://``: ``hdfs dfs -get``, or what ``BOOTSEER_HDFS_CLIENT`` names (Hadoop's FsShell where there is no ``hdfs``
+    script). A path: a plain copy. Raises `NotFoundError` when there is nothing, `UnsupportedError` without a client.
     """
     destination.mkdir(parents=True, exist_ok=True)
     if not url.startswith("hdfs://"):

@@ -1,6 +1,6 @@
 """Watches a start's events for the end of the first step: the moment the job is ready.
 
-Concurrency: one thread that polls the events file (an append-only file of a few KiB) every 50 ms and stops with the start.
+Concurrency: one thread that polls the events file (an append-only file of a few KiB) every 50 ms until the end.
 """
 
 from __future__ import annotations
