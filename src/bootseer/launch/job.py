@@ -1,7 +1,7 @@
 """The job file: what to start, from which image, with which set-up command and checkpoint.
 
-``[env]``, ``[checkpoint]`` and ``[[mounts]]`` are optional; every technique has ``enabled`` (false starts that stage the
-ordinary way, which is how baselines are measured). Reference: ``docs/reference/job-file.md``, checked by a test.
+``[env]``, ``[checkpoint]`` and ``[[mounts]]`` are optional; every technique has ``enabled`` (false starts that stage
+the ordinary way, which is how baselines are measured). Reference: ``docs/reference/job-file.md``, checked by a test.
 """
 
 from __future__ import annotations
