@@ -99,7 +99,8 @@ def _head(report: JobReport) -> list[str]:
         lines.append(f"  ready after  {_number(report.startup_seconds)} s: the first step has ended everywhere{on}")
     if report.queue_seconds is not None:
         lines.append(f"  queued       {_number(report.queue_seconds)} s before that, at no GPU cost")
-    size = f"{_count(len(report.nodes), 'node')}, {_count(report.gpus, 'GPU')}"
+    size = _count(len(report.nodes), "node")
+    size += f", {_count(report.gpus, 'GPU')}" if report.gpus else ""
     size += f", {_count(report.ranks, 'rank')}" if report.ranks else ""
     lines.append(f"  size         {size}")
     cost = report.cost
