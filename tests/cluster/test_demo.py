@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from bootseer.demo import workplace
+
 pytestmark = [pytest.mark.root, pytest.mark.runtime, pytest.mark.registry, pytest.mark.hdfs, pytest.mark.timeout(400)]
 
 
@@ -30,8 +32,9 @@ def argv(cache: Path, here: Path) -> list[str]:
 def left_over(cache: Path) -> list[str]:
     """Work folders, namespaces, bridges and servers of a demo."""
     folders = [str(path) for path in (cache / "small").glob("run-*")]
-    links = [path.name for path in Path("/sys/class/net").glob("bsdemo-*")]
-    names = [path.name for path in Path("/run/netns").glob("bsdemo-*")] if Path("/run/netns").exists() else []
+    prefix = workplace.prefix(cache / "small")
+    links = [path.name for path in Path("/sys/class/net").glob(f"{prefix}-*")]
+    names = [path.name for path in Path("/run/netns").glob(f"{prefix}-*")] if Path("/run/netns").exists() else []
     servers = subprocess.run(["pgrep", "-af", str(cache / "small/run-")], capture_output=True, text=True).stdout
     return [*folders, *links, *names, *servers.splitlines()]
 

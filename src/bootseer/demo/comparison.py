@@ -66,7 +66,9 @@ class Demo:
 
     def _starts(self, work: Path, stack: contextlib.ExitStack) -> None:
         parts = self.ingredients
-        network = stack.enter_context(ShapedNetwork("bsdemo", rate_mbit=self.rate_mbit, subnet=self.subnet))
+        network = stack.enter_context(
+            ShapedNetwork(workplace.prefix(self.cache), rate_mbit=self.rate_mbit, subnet=self.subnet)
+        )
         node, logs = network.nodes[0], work
         registry = stack.enter_context(DockerRegistry(host=network.host, port=5000, root=parts.registry))
         index = stack.enter_context(file_server(parts.index, network.host, 8081, logs))

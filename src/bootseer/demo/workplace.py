@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import logging
 import os
 import shutil
@@ -36,6 +37,11 @@ def only_one(cache: Path) -> Iterator[None]:
                 f"another demo runs from {cache}", hint="wait for it, or pass another --cache"
             ) from None
         yield
+
+
+def prefix(cache: Path) -> str:
+    """Begins the names of the demo's network devices: one per cache folder, so that demos do not meet."""
+    return "bs" + hashlib.sha256(os.fsencode(cache.absolute())).hexdigest()[:5]
 
 
 def make(cache: Path) -> Path:
