@@ -70,8 +70,8 @@ class Demo:
             ShapedNetwork(workplace.prefix(self.cache), rate_mbit=self.rate_mbit, subnet=self.subnet)
         )
         node, logs = network.nodes[0], work
-        registry = stack.enter_context(DockerRegistry(host=network.host, port=5000, root=parts.registry))
-        index = stack.enter_context(file_server(parts.index, network.host, 8081, logs))
+        registry = stack.enter_context(DockerRegistry(host=network.host, root=parts.registry))
+        index = stack.enter_context(file_server(parts.index, network.host, logs))
         self.say("HDFS: a NameNode and 4 DataNodes start")
         # one replica: all DataNodes share this machine's disk, more would only cost space
         hdfs = stack.enter_context(HadoopCluster(work / "hdfs", bind=network.host, settings={"dfs.replication": "1"}))

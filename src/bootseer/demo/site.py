@@ -22,18 +22,22 @@ from bootseer.errors import UnavailableError, UnsupportedError
 
 log = logging.getLogger(__name__)
 
+WITH_US = ("setpriv", "--pdeathsig", "TERM", "--")
 _READY_DEADLINE = 30.0
 _STOP_DEADLINE = 10.0
 
 
 @contextlib.contextmanager
 def service(argv: Sequence[str], logfile: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a server in a session of its own, its output in ``logfile``; the whole session is ended on the way out."""
+    """Run a server in a session of its own, its output in ``logfile``; the whole session is ended on the way out.
+
+    When this process is killed the kernel ends the server (``PR_SET_PDEATHSIG``).
+    """
     if not shutil.which(argv[0]):
         raise UnsupportedError(f"{argv[0]} is not installed", hint="run scripts/setup")
     with open(logfile, "ab") as out:
         process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            [*WITH_US, *argv], stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
         )
     try:
         yield process
@@ -55,14 +59,17 @@ def wait_for_port(address: str, port: int, name: str, process: subprocess.Popen[
         if process.poll() is not None:
             raise UnavailableError(f"{name} ended at its start with code {process.returncode}")
         with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=1):
-            return
+            if process.poll() is None:  # else it is somebody else who listens there
+                return
         time.sleep(0.05)
     raise UnavailableError(f"{name} did not listen on {address}:{port} within {_READY_DEADLINE:.0f} s")
 
 
 @contextlib.contextmanager
-def file_server(folder: Path, address: str, port: int, logs: Path) -> Iterator[str]:
-    """Serve ``folder`` over HTTP/1.1; yields its URL."""
+def file_server(folder: Path, address: str, logs: Path) -> Iterator[str]:
+    """Serve ``folder`` over HTTP/1.1 on a free port of ``address``; yields its URL."""
+    with socket.create_server((address, 0)) as probe:
+        port = int(probe.getsockname()[1])
     argv = [sys.executable, "-m", "http.server", str(port), "--bind", address, "--directory", str(folder),
             "--protocol", "HTTP/1.1"]  # fmt: skip
     with service(argv, logs / "index.log") as process:

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from bootseer.demo.ingredients import losses
+from bootseer.demo.site import WITH_US
 from bootseer.errors import BootseerError
 from bootseer.launch.job import CheckpointTable, EnvTable, ImageTable, Job, JobTable, MountTable
 from bootseer.launch.node import Start
@@ -112,7 +113,12 @@ def run(
     with open(log_path, "wb") as out:
         began = time.monotonic()
         process = subprocess.Popen(
-            node.argv(argv), env=environ, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+            [*WITH_US, *node.argv(argv)],
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
         )
         watch.start()
         code = _wait(process)

@@ -67,6 +67,7 @@ class DockerRegistry:
         argv = [program, "serve", str(config)]
         if self._namespace:
             argv = ["ip", "netns", "exec", self._namespace, *argv]
+        argv = ["setpriv", "--pdeathsig", "TERM", "--", *argv]  # it ends when this process is killed
         self._log = Path(self._temp, "log")
         with open(self._log, "wb") as log:
             self._process = subprocess.Popen(argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
