@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from bootseer import errors
-from bootseer.blocks import control
+from bootseer.blocks import control, standby
 from bootseer.blocks.control import Request
 from bootseer.blocks.spec import FUSE_FOLDER, SPEC, ServerSpec
 from bootseer.errors import BootseerError, UnavailableError, from_os_error
@@ -84,31 +84,14 @@ def _start(folder: Path, command: Sequence[str]) -> None:
     path = folder.with_suffix(".log")
     if path.exists() and path.stat().st_size > _LOG_BYTES:
         os.replace(path, path.with_suffix(".log.old"))
-    read_fd, write_fd = os.pipe()
-    try:
+    server = standby.take(command, folder, path)
+    if server is None:
         with open(path, "ab") as out:
-            process = subprocess.Popen(
-                [*command, str(folder), str(write_fd)],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                pass_fds=[write_fd],
-                start_new_session=True,
-            )
-    except BaseException:
-        os.close(read_fd)
-        raise
-    finally:
-        os.close(write_fd)
+            server = standby.spawn([*command, str(folder)], stdin=subprocess.DEVNULL, out=out)
     try:
-        answer = _read_answer(read_fd)
+        answer = _read_answer(server.answer_fd)
     finally:
-        os.close(read_fd)
-        try:
-            process.wait(5.0)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(5.0)
+        server.reap()
     if not answer.startswith("ok "):
         raise _startup_error(answer, path)
 
@@ -176,7 +159,7 @@ def clear(folder: Path) -> None:
     if mounts.is_mounted(folder / FUSE_FOLDER):
         log.warning("detaching the FUSE mount that a block server left in %s", folder)
         mounts.unmount(folder / FUSE_FOLDER, lazy=True)
-    for name in (SPEC, control.SOCKET):
+    for name in (SPEC, control.SOCKET, standby.PID):
         (folder / name).unlink(missing_ok=True)
     for path in (folder / FUSE_FOLDER, folder):
         with contextlib.suppress(FileNotFoundError):
@@ -184,7 +167,11 @@ def clear(folder: Path) -> None:
 
 
 def _find(folder: Path) -> int | None:
-    """The process that has ``folder`` as an argument of its own: a block server."""
+    """The block server of ``folder``: named in its `standby.PID` file, or with ``folder`` as an argument of its own."""
+    with contextlib.suppress(OSError, ValueError):
+        pid = int((folder / standby.PID).read_text())
+        if b"\0-\0" in Path("/proc", str(pid), "cmdline").read_bytes():
+            return pid
     needle = b"\0" + os.fsencode(folder) + b"\0"
     for entry in os.listdir("/proc"):
         if entry.isdigit() and int(entry) != os.getpid():

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from bootseer.blocks import profiles
+from bootseer.blocks import profiles, standby
 from bootseer.blocks.cache import CacheFile
 from bootseer.blocks.control import ControlServer, Request, TreeStatus
 from bootseer.blocks.fetch import Fetcher
@@ -195,11 +195,18 @@ class BlockServer:
 def main(argv: list[str], *, store_for: Callable[[str], Store] = open_store) -> int:
     """Serve until the end. The first process returns at once: the server is nobody's child to wait for.
 
-    ``store_for`` opens the store; benchmarks pass one that wraps it with a rate limit.
+    ``argv``: the folder with the spec (or ``-``: wait for it on standard input, see `standby`), and the descriptor to
+    answer to. ``store_for`` opens the store; benchmarks pass one that wraps it with a rate limit.
     """
-    folder, ready_fd = Path(argv[0]), int(argv[1])
+    ready_fd = int(argv[1])
     if os.fork():
         return 0
+    if argv[0] == "-":
+        if (found := standby.await_folder()) is None:
+            return 0
+        folder = found
+    else:
+        folder = Path(argv[0])
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"
     )

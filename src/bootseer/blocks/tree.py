@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,12 +21,14 @@ from bootseer.blocks.offline import extract, prefetch
 from bootseer.blocks.profiles import ProfileKey
 from bootseer.blocks.publish import publish
 from bootseer.blocks.spec import DATA, FUSE_FOLDER, ServerSpec
+from bootseer.blocks.standby import SERVER, standby
 from bootseer.config import Config
 from bootseer.errors import BootseerError, NotFoundError, from_os_error
 from bootseer.kernel import mount as mounts
 from bootseer.store import open_store
 
 __all__ = [
+    "SERVER",
     "ProfileKey",
     "TreeMount",
     "TreeRef",
@@ -37,11 +38,11 @@ __all__ = [
     "mount",
     "prefetch",
     "publish",
+    "standby",
 ]
 
 log = logging.getLogger(__name__)
 
-SERVER = (sys.executable, "-m", "bootseer.blocks.server")
 _EXIT_SECONDS = 60.0
 
 

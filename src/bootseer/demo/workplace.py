@@ -85,7 +85,8 @@ def _processes(work: Path) -> list[int]:
                 roots = [
                     line for line in (entry / "mountinfo").read_bytes().splitlines() if line.split(b" ")[4] == b"/"
                 ]
-                if name in (entry / "cmdline").read_bytes() or any(name in line for line in roots):
+                said = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+                if name in said or any(name in line for line in roots):
                     found.append(int(entry.name))
     return found
 

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from bootseer import env, image, oci
+from bootseer.blocks import tree
 from bootseer.config import Config
 from bootseer.errors import from_os_error
 from bootseer.launch.checkpoint import CheckpointStage
@@ -97,6 +98,9 @@ class _Node:
 
     def run(self, on_ready: Callable[[Start], None] | None) -> Start:
         offset = self.events.stat().st_size
+        self.stack.enter_context(
+            tree.standby(self.job.image.enabled + (self.job.env is not None and self.job.env.enabled))
+        )
         with self._stage("image") as span:
             container = self._image(span)
         if self.checkpoint:
