@@ -15,6 +15,8 @@ as_root() {
 }
 need_disk() { # need_disk GiB: stop early rather than fill the disk
     mkdir -p "$CACHE"
-    free=$(df -Pk "$CACHE" | awk 'NR==2 {print int($4 / 1048576)}')
-    [ "$free" -ge "$1" ] || die "only $free GiB free at $CACHE, $1 GiB needed; free some, or point BOOTSEER_DEV_CACHE at another disk"
+    for place in "$CACHE" "$ROOT"; do
+        free=$(df -Pk "$place" | awk 'NR==2 {print int($4 / 1048576)}')
+        [ "$free" -ge "$1" ] || die "only $free GiB free at $place, $1 GiB needed; free some, or point BOOTSEER_DEV_CACHE at another disk"
+    done
 }

@@ -10,12 +10,13 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from bootseer.errors import ConfigError
 
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=86400)]
 DEFAULT_FILE = Path("/etc/bootseer.toml")
 
 
@@ -40,13 +41,13 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """Sockets, pids and mount records of running servers; need not survive a reboot."""
     store: str = ""
     """Shared storage this site already has: a folder, ``hdfs://...``, ``s3://...``. Empty: a folder in the cache."""
-    record_seconds: float = 120.0
+    record_seconds: Seconds = 120.0
     """First touches are recorded for this long after a mount (the paper: about the first two minutes)."""
-    demand_deadline: float = 60.0
+    demand_deadline: Seconds = 60.0
     """A read of a missing block fails with EIO when its bytes have not come after this long."""
-    fetch_streams: int = 6
+    fetch_streams: Annotated[int, msgspec.Meta(ge=1, le=64)] = 6
     """Parallel range requests for one lazy file."""
-    fill_quiet: float = 120.0
+    fill_quiet: Seconds = 120.0
     """Until the job is ready, background fill waits for this long without a miss: the start needs the cores."""
     background_fill: bool = True
     """Fetch the rest of a blob after its hot set, so that the store is needed no more."""

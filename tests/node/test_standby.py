@@ -38,7 +38,7 @@ def waiting() -> set[int]:
 
 
 def test_a_mount_takes_the_waiting_server(tmp_path: Path, digest: str) -> None:
-    with tree.standby():
+    with tree.standby(str(tmp_path)):
         made = mounted(tmp_path, digest)
         try:
             assert standby._waiting == []
@@ -49,9 +49,9 @@ def test_a_mount_takes_the_waiting_server(tmp_path: Path, digest: str) -> None:
             made.unmount()
 
 
-def test_an_unused_one_ends_with_the_context() -> None:
+def test_an_unused_one_ends_with_the_context(tmp_path: Path) -> None:
     before = waiting()
-    with tree.standby(2):
+    with tree.standby(str(tmp_path), 2):
         assert len(standby._waiting) == 2
     end = time.monotonic() + 10
     while waiting() - before and time.monotonic() < end:
@@ -61,7 +61,9 @@ def test_an_unused_one_ends_with_the_context() -> None:
 
 def test_it_ends_when_its_owner_is_killed() -> None:
     before = waiting()
-    code = "from bootseer.blocks import tree; import time\nwith tree.standby(): print(1, flush=True); time.sleep(60)"
+    code = (
+        "from bootseer.blocks import tree; import time\nwith tree.standby('/x'): print(1, flush=True); time.sleep(60)"
+    )
     owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert owner.stdout is not None
     owner.stdout.readline()
@@ -75,7 +77,7 @@ def test_it_ends_when_its_owner_is_killed() -> None:
 
 
 def test_one_that_died_is_replaced(tmp_path: Path, digest: str, caplog: pytest.LogCaptureFixture) -> None:
-    with tree.standby():
+    with tree.standby(str(tmp_path)):
         end = time.monotonic() + 10
         while not waiting() and time.monotonic() < end:
             time.sleep(0.05)
@@ -92,7 +94,7 @@ def test_one_that_died_is_replaced(tmp_path: Path, digest: str, caplog: pytest.L
 
 
 def test_a_dead_server_of_this_kind_is_found_and_cleared(tmp_path: Path, digest: str) -> None:
-    with tree.standby():
+    with tree.standby(str(tmp_path)):
         made = mounted(tmp_path, digest)
     os.kill(made.status().pid, signal.SIGKILL)
     made.unmount()

@@ -195,13 +195,15 @@ class BlockServer:
 def main(argv: list[str], *, store_for: Callable[[str], Store] = open_store) -> int:
     """Serve until the end. The first process returns at once: the server is nobody's child to wait for.
 
-    ``argv``: the folder with the spec (or ``-``: wait for it on standard input, see `standby`), and the descriptor to
-    answer to. ``store_for`` opens the store; benchmarks pass one that wraps it with a rate limit.
+    ``argv``: the folder with the spec, and the descriptor to answer on; or ``-``, the descriptor and a store's URL:
+    wait for the folder on standard input, see `standby`. ``store_for`` opens the store; benchmarks pass one that wraps
+    it with a rate limit.
     """
     ready_fd = int(argv[1])
     if os.fork():
         return 0
     if argv[0] == "-":
+        standby.warm_up(store_for, argv[2])
         if (found := standby.await_folder()) is None:
             return 0
         folder = found

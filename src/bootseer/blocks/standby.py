@@ -13,9 +13,12 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
+
+from bootseer.errors import BootseerError
+from bootseer.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -48,12 +51,15 @@ _waiting: list[_Waiting] = []
 
 
 @contextlib.contextmanager
-def standby(count: int = 1) -> Iterator[None]:
-    """Have ``count`` servers ready for the next mounts of this process; unused ones end with the context."""
+def standby(store_url: str, count: int = 1) -> Iterator[None]:
+    """Have ``count`` servers ready for the next mounts of this process; unused ones end with the context.
+
+    They load what the store at ``store_url`` needs, and meet it, before they are asked to.
+    """
     mine = []
     try:
         for _ in range(count):
-            mine.append(_prepare())
+            mine.append(_prepare(store_url))
             _waiting.append(mine[-1])
     except OSError as exc:
         log.warning("cannot start a block server beforehand: %s", exc)
@@ -86,12 +92,17 @@ def take(command: Sequence[str], folder: Path, logfile: Path) -> Starting | None
     return one.server
 
 
-def spawn(argv: Sequence[str], *, stdin: int, out: IO[bytes] | int) -> Starting:
-    """Start a server: ``argv`` and the descriptor to answer on."""
+def spawn(argv: Sequence[str], *more: str, stdin: int, out: IO[bytes] | int) -> Starting:
+    """Start a server: ``argv``, the descriptor to answer on, ``more``."""
     answer_fd, write_fd = os.pipe()
     try:
         process = subprocess.Popen(
-            [*argv, str(write_fd)], stdin=stdin, stdout=out, stderr=out, pass_fds=[write_fd], start_new_session=True
+            [*argv, str(write_fd), *more],
+            stdin=stdin,
+            stdout=out,
+            stderr=out,
+            pass_fds=[write_fd],
+            start_new_session=True,
         )
     except BaseException:
         os.close(answer_fd)
@@ -101,15 +112,23 @@ def spawn(argv: Sequence[str], *, stdin: int, out: IO[bytes] | int) -> Starting:
     return Starting(answer_fd, process)
 
 
-def _prepare() -> _Waiting:
+def _prepare(store_url: str) -> _Waiting:
     read_fd, tell_fd = os.pipe()
     try:
-        return _Waiting(tell_fd, spawn([*SERVER, "-"], stdin=read_fd, out=subprocess.DEVNULL))
+        return _Waiting(tell_fd, spawn([*SERVER, "-"], store_url, stdin=read_fd, out=subprocess.DEVNULL))
     except BaseException:
         os.close(tell_fd)
         raise
     finally:
         os.close(read_fd)
+
+
+def warm_up(store_for: Callable[[str], Store], url: str) -> None:
+    """In the server: load the store's client and let it connect; trouble shows again when it matters."""
+    try:
+        store_for(url).exists("trees/none")
+    except BootseerError as exc:
+        log.info("%s", exc)
 
 
 def await_folder() -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -41,10 +42,15 @@ def demo(
     from bootseer import config
     from bootseer.demo.comparison import Demo
     from bootseer.demo.recipe import RECIPES
-    from bootseer.errors import ConfigError
+    from bootseer.errors import ConfigError, DataError
 
     if job not in RECIPES:
         raise ConfigError(f"--job {job} is none of {', '.join(RECIPES)}")
+    try:
+        if ipaddress.IPv4Network(subnet).prefixlen != 24:
+            raise ValueError
+    except ValueError:
+        raise ConfigError(f"--subnet {subnet} is no network of 256 addresses", hint="such as 10.77.0.0/24") from None
     console = Console(stderr=True)
 
     def say(line: str) -> None:
@@ -58,6 +64,9 @@ def demo(
     if out:
         run.report.write(out)
         say(f"report: {out}")
+    for name in ("tree_identical", "loss_continues"):
+        if not all(figure.value for figure in run.report.figures if figure.name == name):
+            raise DataError(f"{name} is false: the starts did not see the same bytes", hint="see the log above")
     say(f"look closer: bootseer profile show {results}/events; bootseer profile export {results}/events -o trace.json")
 
 

@@ -35,7 +35,7 @@ def run(
     """Start a job on this node: image, environment, initialisation, then its training command.
 
     The exit code is the training command's, or the set-up command's when that failed. The node's number and the
-    attempt come from Slurm, torchrun, Kubernetes or BOOTSEER_RANK and BOOTSEER_ATTEMPT.
+    attempt come from Slurm, torchrun, Kubernetes or BOOTSEER_NODE_RANK and BOOTSEER_ATTEMPT.
     """
     import msgspec
 

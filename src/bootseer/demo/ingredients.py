@@ -1,7 +1,7 @@
 """What the demo needs before any start: image in a registry, filled index, checkpoint with its reference losses.
 
-Made once and kept in the demo's cache folder; each part has a key of what it was made from and is made again when that
-changes. Interrupted parts leave nothing that looks finished: they are built beside and renamed.
+Made once and kept in the demo's cache folder; each part has a stamp with what it was made from, and is made again when
+that changes. The stamp goes before a part is touched and comes when it is whole, so an interrupted one is made again.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ class Ingredients:
             return
         began = time.monotonic()
         say(f"{name}: to be made")
+        stamp.unlink(missing_ok=True)
         build(say)
         stamp.write_text(wanted)
         say(f"{name}: made in {time.monotonic() - began:.0f} s")
@@ -121,7 +122,9 @@ class Ingredients:
         except subprocess.TimeoutExpired:
             raise BootseerError("the demo's training script did not end within 600 s") from None
         if done.returncode:
-            raise BootseerError(f"the demo's training script failed: {done.stderr.strip().splitlines()[-1]}")
+            raise BootseerError(
+                f"the demo's training script failed: {(done.stderr.strip().splitlines() or ['killed'])[-1]}"
+            )
         return losses(done.stdout)
 
 

@@ -86,6 +86,14 @@ disabled_plugins = ["io.containerd.grpc.v1.cri"]
 """
 
 
+def _answers(address: Path) -> bool:
+    try:
+        argv = ["ctr", "--address", str(address), "version"]
+        return subprocess.run(argv, capture_output=True, timeout=5, check=False).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
+
+
 @contextlib.contextmanager
 def containerd(folder: Path, prefix: Sequence[str], logs: Path) -> Iterator[Path]:
     """A containerd of one node (``prefix`` puts it into the node's network); yields its socket."""
@@ -97,7 +105,7 @@ def containerd(folder: Path, prefix: Sequence[str], logs: Path) -> Iterator[Path
         raise UnsupportedError("containerd is not installed", hint="run scripts/setup")
     with service([*prefix, "containerd", "--config", str(config)], logs / "containerd.log") as process:
         end = time.monotonic() + _READY_DEADLINE
-        while subprocess.run(["ctr", "-a", str(address), "version"], capture_output=True, check=False).returncode:
+        while not _answers(address):
             if process.poll() is not None or time.monotonic() > end:
                 raise UnavailableError(f"containerd did not start; see {logs / 'containerd.log'}")
             time.sleep(0.1)

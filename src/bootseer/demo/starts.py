@@ -100,9 +100,10 @@ def run(
         **os.environ,
         "BOOTSEER_JOB": f"demo-{variant}",
         "BOOTSEER_NODE": node.name,
+        "BOOTSEER_ATTEMPT": "0",
         "BOOTSEER_STORE": site.store,
         "BOOTSEER_CACHE_DIR": str(cache or work / f"cache-{variant}"),
-        "BOOTSEER_STATE_DIR": str(work / "state"),
+        "BOOTSEER_STATE_DIR": str(work / f"state-{variant}"),
         "BOOTSEER_HDFS_CLIENT": site.hdfs_client,
     }
     argv = [sys.executable, "-m", "bootseer.cli.main", "run", str(job_path), "--no-card", "--events",

@@ -14,7 +14,14 @@ import msgspec
 
 from bootseer.errors import ConfigError
 
-_RANK = ("BOOTSEER_RANK", "GROUP_RANK", "SLURM_NODEID", "JOB_COMPLETION_INDEX", "OMPI_COMM_WORLD_RANK", "NODE_RANK")
+_RANK = (
+    "BOOTSEER_NODE_RANK",
+    "GROUP_RANK",
+    "SLURM_NODEID",
+    "JOB_COMPLETION_INDEX",
+    "OMPI_COMM_WORLD_RANK",
+    "NODE_RANK",
+)
 _ATTEMPT = ("BOOTSEER_ATTEMPT", "SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
 
 
@@ -23,9 +30,11 @@ class Identity(msgspec.Struct, frozen=True):
 
     job: str
     attempt: int
+    """-1: nobody said; the launcher counts the starts it finds."""
     cycle: int
     node: str
     rank: int
+    """The node's number in the job, not a process's rank: that one is the training framework's to say."""
 
     def environ(self, gpus: int) -> dict[str, str]:
         """The variables by which emitters in any process of this start know who they are."""
@@ -34,18 +43,18 @@ class Identity(msgspec.Struct, frozen=True):
             "BOOTSEER_ATTEMPT": str(self.attempt),
             "BOOTSEER_CYCLE": str(self.cycle),
             "BOOTSEER_NODE": self.node,
-            "BOOTSEER_RANK": str(self.rank),
+            "BOOTSEER_NODE_RANK": str(self.rank),
             "BOOTSEER_GPUS": str(gpus),
         }
 
 
-def _number(environ: Mapping[str, str], names: tuple[str, ...]) -> int:
+def _number(environ: Mapping[str, str], names: tuple[str, ...], default: int = 0) -> int:
     for name in names:
         if text := environ.get(name):
             if not text.isdecimal():
                 raise ConfigError(f"{name}={text!r} is not a number")
             return int(text)
-    return 0
+    return default
 
 
 def identify(job: str, environ: Mapping[str, str] | None = None) -> Identity:
@@ -53,7 +62,7 @@ def identify(job: str, environ: Mapping[str, str] | None = None) -> Identity:
     env = os.environ if environ is None else environ
     return Identity(
         job=env.get("BOOTSEER_JOB") or job,
-        attempt=_number(env, _ATTEMPT),
+        attempt=_number(env, _ATTEMPT, -1),
         cycle=_number(env, ("BOOTSEER_CYCLE",)),
         node=env.get("BOOTSEER_NODE") or env.get("SLURMD_NODENAME") or socket.gethostname(),
         rank=_number(env, _RANK),

@@ -22,7 +22,8 @@ import msgspec
 from bootseer import env, image, oci
 from bootseer.blocks import tree
 from bootseer.config import Config
-from bootseer.errors import from_os_error
+from bootseer.errors import BootseerError, from_os_error
+from bootseer.kernel import mount as mounts
 from bootseer.launch.checkpoint import CheckpointStage
 from bootseer.launch.container import Container
 from bootseer.launch.identity import Identity
@@ -33,7 +34,8 @@ from bootseer.profile import emit
 
 log = logging.getLogger(__name__)
 
-_PUBLICATION_DEADLINE = 600.0
+_PUBLICATION_DEADLINE = 120.0
+"""Seconds a node is held after its training command has ended, for a snapshot that is not published yet."""
 
 
 class Start(msgspec.Struct, kw_only=True):
@@ -57,6 +59,13 @@ def events_file(folder: Path, identity: Identity) -> Path:
     return folder / identity.job / f"attempt-{identity.attempt}" / f"{identity.node}.jsonl"
 
 
+def _next_attempt(folder: Path, identity: Identity) -> int:
+    """The attempt after the last one this node has events of: two starts must not read as one."""
+    name = f"{identity.node}.jsonl"
+    found = [path.parent.name.removeprefix("attempt-") for path in (folder / identity.job).glob(f"attempt-*/{name}")]
+    return max((int(number) + 1 for number in found if number.isdecimal()), default=0)
+
+
 def start(
     job: Job, *, config: Config, identity: Identity, events_dir: Path, on_ready: Callable[[Start], None] | None = None
 ) -> Start:
@@ -66,6 +75,8 @@ def start(
     its ``exit_code`` is the training command's, or the set-up command's when that failed. Raises `BootseerError` when
     the job could not be started at all.
     """
+    if identity.attempt < 0:
+        identity = msgspec.structs.replace(identity, attempt=_next_attempt(events_dir, identity))
     events = events_file(events_dir, identity)
     work = Path(config.cache_dir, "starts")
     try:
@@ -98,9 +109,8 @@ class _Node:
 
     def run(self, on_ready: Callable[[Start], None] | None) -> Start:
         offset = self.events.stat().st_size
-        self.stack.enter_context(
-            tree.standby(self.job.image.enabled + (self.job.env is not None and self.job.env.enabled))
-        )
+        lazy = self.job.image.enabled + (self.job.env is not None and self.job.env.enabled)
+        self.stack.enter_context(tree.standby(self.config.store_url, lazy))
         with self._stage("image") as span:
             container = self._image(span)
         if self.checkpoint:
@@ -185,7 +195,8 @@ class _Node:
             self.record.stages["init"] = round(now - began, 3)
             self._collect()
             if self.mounted:
-                self.mounted.ready()
+                with _advisory("tell the block server that the job is ready"):
+                    self.mounted.ready()
             if on_ready:
                 on_ready(self.record)
 
@@ -204,9 +215,19 @@ class _Node:
     def _collect(self) -> None:
         """Note what the techniques moved, while their servers still run."""
         if self.mounted:
-            self.record.image.update(msgspec.to_builtins(self.mounted.status()))
+            with _advisory("ask the block server what it moved"):
+                self.record.image.update(msgspec.to_builtins(self.mounted.status()))
         if self.checkpoint:
             self.record.checkpoint = self.checkpoint.status()
+
+
+@contextlib.contextmanager
+def _advisory(doing: str) -> Iterator[None]:
+    """The job runs whether this works or not: trouble is a log line."""
+    try:
+        yield
+    except BootseerError as exc:
+        log.warning("cannot %s: %s", doing, exc)
 
 
 def _see_out(publication: env.Publication, record: Start) -> Callable[[Any, Any, Any], None]:
@@ -223,7 +244,7 @@ def _see_out(publication: env.Publication, record: Start) -> Callable[[Any, Any,
 
 def _remove(folder: Path) -> None:
     """Delete the start's folder, but never through a mount that could not be undone."""
-    if f" {folder}/" in Path("/proc/self/mountinfo").read_text():
+    if any(entry.target.startswith(f"{folder}/") for entry in mounts.entries()):
         log.warning("%s is left: something is still mounted there", folder)
         return
     shutil.rmtree(folder, ignore_errors=True)

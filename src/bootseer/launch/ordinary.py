@@ -14,7 +14,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from bootseer.errors import BootseerError, ConfigError, NotFoundError, UnavailableError, UnsupportedError
+from bootseer.errors import BootseerError, NotFoundError, UnavailableError, UnsupportedError
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,11 @@ class ContainerdRootfs:
         plain = ["--plain-http"] if self.plain_http else []
         _ctr(self.address, "images", "pull", *plain, self.ref, deadline=PULL_DEADLINE)
         self.rootfs.mkdir(parents=True, exist_ok=True)
-        _ctr(self.address, "images", "mount", "--rw", self.ref, str(self.rootfs))
+        try:
+            _ctr(self.address, "images", "mount", "--rw", self.ref, str(self.rootfs))
+        except BaseException:  # also Ctrl-C: containerd may have got as far as the mount
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -79,7 +83,7 @@ def copy_checkpoint(url: str, destination: Path) -> None:
     client = shlex.split(os.environ.get("BOOTSEER_HDFS_CLIENT", "hdfs dfs"))
     try:
         done = subprocess.run(
-            [*client, "-get", "-f", f"{url.rstrip('/')}/*", str(destination)],
+            [*client, "-get", "-f", "-t", "4", f"{url.rstrip('/')}/*", str(destination)],
             capture_output=True, text=True, timeout=COPY_DEADLINE, check=False,
         )  # fmt: skip
     except FileNotFoundError:
@@ -90,4 +94,4 @@ def copy_checkpoint(url: str, destination: Path) -> None:
         lines = [line for line in done.stderr.splitlines() if "WARN" not in line and line.strip()] or ["no message"]
         if "No such file" in done.stderr:
             raise NotFoundError(f"no checkpoint at {url}")
-        raise ConfigError(f"copying {url} failed: {lines[-1]}")
+        raise BootseerError(f"copying {url} failed: {lines[-1]}")

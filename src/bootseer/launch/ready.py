@@ -5,11 +5,14 @@ Concurrency: one thread that polls the events file (an append-only file of a few
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+
+log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.05
 
@@ -46,15 +49,18 @@ class ReadyWatch:
         while not self.ready.is_set() and not stopped:
             stopped = self._stop.wait(POLL_SECONDS)
             if self._scan():
-                self._on_ready()
                 self.ready.set()
+                try:
+                    self._on_ready()
+                except Exception:
+                    log.exception("the job is ready, but what was to follow failed")
 
     def _scan(self) -> bool:
         try:
             with open(self._events, "rb") as file:
                 file.seek(self._offset)
                 data = file.read()
-        except FileNotFoundError:
+        except OSError:
             return False
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)

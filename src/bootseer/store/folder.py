@@ -120,12 +120,16 @@ class FolderStore(Store):
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         base = self._path(prefix.rstrip("/")) if prefix.strip("/") else self.root
-        for folder, dirs, files in os.walk(base):
-            dirs.sort()
-            for name in sorted(files):
-                if not name.startswith(_TMP):
-                    path = Path(folder, name)
-                    yield ObjectInfo(str(path.relative_to(self.root)), path.stat().st_size)
+        found = []
+        for folder, _, files in os.walk(base, onerror=self._unreadable):
+            for path in (Path(folder, name) for name in files if not name.startswith(_TMP)):
+                with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                    found.append(ObjectInfo(str(path.relative_to(self.root)), path.stat().st_size))
+        yield from sorted(found, key=lambda info: info.key)
+
+    def _unreadable(self, exc: OSError) -> None:
+        if not isinstance(exc, FileNotFoundError | NotADirectoryError):
+            raise from_os_error(exc, f"list store {self.url}") from exc
 
     def delete(self, key: str) -> None:
         try:
