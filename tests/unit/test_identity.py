@@ -12,9 +12,14 @@ def test_slurm_torchrun_and_kubernetes():
 
 
 def test_our_own_variables_win():
-    found = identify("j", {"BOOTSEER_JOB": "k", "BOOTSEER_RANK": "1", "SLURM_NODEID": "3", "BOOTSEER_NODE": "me"})
+    found = identify("j", {"BOOTSEER_JOB": "k", "BOOTSEER_NODE_RANK": "1", "SLURM_NODEID": "3", "BOOTSEER_NODE": "me"})
     assert (found.job, found.rank, found.node) == ("k", 1, "me")
     assert found.environ(8)["BOOTSEER_GPUS"] == "8"
+    assert "BOOTSEER_RANK" not in found.environ(8), "a process's rank is its framework's to say"
+
+
+def test_an_attempt_that_nobody_named_is_counted_by_the_launcher():
+    assert identify("j", {}).attempt == -1
 
 
 def test_not_a_number():

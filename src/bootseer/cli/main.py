@@ -13,6 +13,8 @@ import typer
 from bootseer import __version__
 from bootseer.errors import BootseerError, from_os_error
 
+_ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 app = typer.Typer(
     name="bootseer",
     help="Cut and explain the start-up time of large training jobs",
@@ -50,23 +52,20 @@ def _assemble() -> None:
 def main() -> None:
     """Entry point. Exit codes: ``docs/reference/exit-codes.md``."""
     _assemble()
-    signal.signal(signal.SIGTERM, _terminated)
+    for number in _ENDINGS:
+        signal.signal(number, _end)
     try:
         app()
     except BootseerError as exc:
         _fail(exc)
-    except KeyboardInterrupt:
-        sys.stderr.write("bootseer: interrupted\n")
-        sys.exit(130)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        sys.exit(141)
     except OSError as exc:
         _fail(from_os_error(exc, f"use {exc.filename}" if exc.filename else "finish"))
 
 
-def _terminated(number: int, _frame: object) -> None:
-    """SIGTERM leaves as Ctrl-C does: by an exception, so that everything is undone on the way out."""
+def _end(number: int, _frame: object) -> None:
+    """Leave by an exception, so that everything is undone on the way out; a second signal does not disturb that."""
+    for ending in _ENDINGS:
+        signal.signal(ending, signal.SIG_IGN)
     sys.exit(128 + number)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,9 @@ from bootseer.profile import emit
 
 EVENTS_DIR = "/run/bootseer/events"
 PYTHON_DIR = "/run/bootseer/python"
+_PASSED_PREFIXES = ("MASTER_", "SLURM_", "NCCL_", "TORCHELASTIC_", "CUDA_VISIBLE_")
+_PASSED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK")
+"""What frameworks need of the launcher's own variables; nothing else of the host's environment gets in."""
 
 
 class Container:
@@ -21,7 +25,8 @@ class Container:
 
     def __init__(self, job: Job, rootfs: Path, config: ImageConfig, events: Path, identity: dict[str, str]) -> None:
         self.job, self.rootfs, self.config = job, rootfs, config
-        self._environ = {**job.job.env, **identity, "BOOTSEER_EVENTS": f"{EVENTS_DIR}/{events.name}"}
+        passed = {k: v for k, v in os.environ.items() if k.startswith(_PASSED_PREFIXES) or k in _PASSED}
+        self._environ = {**passed, **job.job.env, **identity, "BOOTSEER_EVENTS": f"{EVENTS_DIR}/{events.name}"}
         # the emitters travel as files: the image needs nothing of bootseer, any Python 3.8 can import them
         python = self._environ.get("PYTHONPATH", "")
         self._environ["PYTHONPATH"] = f"{python}:{PYTHON_DIR}" if python else PYTHON_DIR

@@ -32,8 +32,8 @@ class JobTable(_Table, frozen=True, kw_only=True):
     """GPUs this node holds while it starts, for the GPU-hours lost."""
     env: dict[str, str] = {}
     """Environment variables of the set-up and training commands."""
-    cwd: str = "/"
-    """Their working directory."""
+    cwd: str = ""
+    """Their working directory; empty: the image's."""
 
 
 class ImageTable(_Table, frozen=True, kw_only=True):
