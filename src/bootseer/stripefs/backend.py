@@ -18,18 +18,27 @@ DEADLINE = 20.0
 
 
 class Entry(NamedTuple):
-    """One name: last part of its path, size in bytes (0 for a folder), modification time in seconds."""
+    """One name: last part of its path, size in bytes (0 for a folder), modification time in seconds.
+
+    ``version`` is that of `Source`.
+    """
 
     name: str
     size: int
     is_dir: bool
     mtime: float
+    version: str = ""
 
 
 class Source(Protocol):
-    """An open file; ``size`` is its length when it was opened. Safe from several threads."""
+    """An open file; ``size`` is its length when it was opened. Safe from several threads.
+
+    ``version`` tells a file from one that replaced it under its name: inode number where the storage has one, size and
+    modification time; "" when it was opened without ``pinned`` and would cost a request.
+    """
 
     size: int
+    version: str
 
     def readinto(self, offset: int, parts: Sequence[memoryview]) -> None:
         """Fill ``parts``, in order, with the bytes from ``offset``. `DataError` when the file ends before."""
@@ -59,7 +68,8 @@ class Backend(Protocol):
     def list(self, path: str) -> list[Entry]:
         """The entries of a folder in name order."""
 
-    def open(self, path: str) -> Source: ...
+    def open(self, path: str, *, pinned: bool = False) -> Source:
+        """With ``pinned`` every byte comes from the version that ``Source.version`` names, else `DataError`."""
 
     def create(self, path: str) -> Sink:
         """A new file; missing folders above it are made."""

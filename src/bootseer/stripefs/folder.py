@@ -14,6 +14,10 @@ from bootseer.stripefs.backend import Entry
 _IOV_MAX = 512
 
 
+def _version(info: os.stat_result) -> str:
+    return f"{info.st_ino}-{info.st_size}-{info.st_mtime_ns}"
+
+
 class _Source:
     def __init__(self, path: Path) -> None:
         self._path, self._fd = path, -1
@@ -22,7 +26,7 @@ class _Source:
         if stat.S_ISDIR(info.st_mode):
             self.close()
             raise NotFoundError(f"cannot open {path}: it is a folder")
-        self.size = info.st_size
+        self.size, self.version = info.st_size, _version(info)
 
     def readinto(self, offset: int, parts: Sequence[memoryview]) -> None:
         left = [part for part in parts if len(part)]
@@ -95,7 +99,7 @@ class FolderBackend:
         except OSError as exc:
             raise self._error(exc, "look up", path) from None
         folder = stat.S_ISDIR(info.st_mode)
-        return Entry(path.rpartition("/")[2], 0 if folder else info.st_size, folder, info.st_mtime)
+        return Entry(path.rpartition("/")[2], 0 if folder else info.st_size, folder, info.st_mtime, _version(info))
 
     def list(self, path: str) -> list[Entry]:
         found = []
@@ -105,12 +109,13 @@ class FolderBackend:
                     with contextlib.suppress(FileNotFoundError):  # gone since
                         info = entry.stat()
                         folder = entry.is_dir()
-                        found.append(Entry(entry.name, 0 if folder else info.st_size, folder, info.st_mtime))
+                        size = 0 if folder else info.st_size
+                        found.append(Entry(entry.name, size, folder, info.st_mtime, _version(info)))
         except OSError as exc:
             raise self._error(exc, "list", path) from None
         return sorted(found)
 
-    def open(self, path: str) -> _Source:
+    def open(self, path: str, *, pinned: bool = False) -> _Source:
         try:
             return _Source(self._path(path))
         except OSError as exc:

@@ -12,7 +12,7 @@ import msgspec
 
 from bootseer.errors import BootseerError, DataError, NotFoundError, from_os_error
 from bootseer.stripefs import commit, layout
-from bootseer.stripefs.backend import Backend, clean, exists, join, open_backend
+from bootseer.stripefs.backend import Backend, Entry, clean, exists, join, open_backend
 from bootseer.stripefs.commit import Commit
 from bootseer.stripefs.read import ChunkFile, StripedFile, open_file, read_pointer
 from bootseer.stripefs.write import StripeWriter, Written
@@ -24,7 +24,10 @@ _PIECE = 16 << 20
 
 
 class FileStat(msgspec.Struct, frozen=True, kw_only=True):
-    """One file or folder. ``width``, ``unit`` and ``uuid`` are 0 and "" for plain files and folders."""
+    """One file or folder. ``width``, ``unit`` and ``uuid`` are 0 and "" for plain files and folders.
+
+    ``version`` changes when the file below the path is replaced (`bootseer.stripefs.backend.Source`).
+    """
 
     path: str
     size: int
@@ -34,6 +37,7 @@ class FileStat(msgspec.Struct, frozen=True, kw_only=True):
     unit: int = 0
     uuid: str = ""
     digest: str = ""
+    version: str = ""
 
     @property
     def striped(self) -> bool:
@@ -123,21 +127,22 @@ class StripeFS:
             raise NotFoundError(what) from None
         if entry.is_dir:
             return FileStat(path=path, size=0, is_dir=True, mtime=entry.mtime)
-        return self._file_stat(path, entry.size, entry.mtime)
+        return self._file_stat(path, entry)
 
-    def _file_stat(self, path: str, size: int, mtime: float) -> FileStat:
-        pointer = read_pointer(self.backend, path) if size <= layout.MAX_TEXT else None
+    def _file_stat(self, path: str, entry: Entry) -> FileStat:
+        pointer = read_pointer(self.backend, path) if entry.size <= layout.MAX_TEXT else None
         if pointer is None:
-            return FileStat(path=path, size=size, is_dir=False, mtime=mtime)
+            return FileStat(path=path, size=entry.size, is_dir=False, mtime=entry.mtime, version=entry.version)
         return FileStat(
             path=path,
             size=pointer.size,
             is_dir=False,
-            mtime=mtime,
+            mtime=entry.mtime,
             width=pointer.width,
             unit=pointer.unit,
             uuid=pointer.uuid,
             digest=pointer.digest,
+            version=entry.version,
         )
 
     def ls(self, path: str = "") -> list[FileStat]:
@@ -149,7 +154,7 @@ class StripeFS:
         return [
             FileStat(path=join(path, entry.name), size=0, is_dir=True, mtime=entry.mtime)
             if entry.is_dir
-            else self._file_stat(join(path, entry.name), entry.size, entry.mtime)
+            else self._file_stat(join(path, entry.name), entry)
             for entry in entries
         ]
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
+from blake3 import blake3
 from crc32c import crc32c
 
 from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError
@@ -166,18 +167,25 @@ class ChunkFile:
         self.close()
 
 
+def plain_identity(backend: Backend, path: str, version: str) -> str:
+    """Names one content of one plain file among all stores; can be a file name."""
+    named = "\0".join((backend.url, path, version)).encode("utf-8", "surrogateescape")
+    return f"plain-{blake3(named).hexdigest()[:32]}"
+
+
 class PlainFile(ChunkFile):
     """A file stored as it is, by anyone; read in parallel ranges. Its bytes are checked only by the storage."""
 
     def __init__(self, backend: Backend, path: str) -> None:
-        source = backend.open(path)
+        source = backend.open(path, pinned=True)
         super().__init__(backend, path, Geometry(source.size, _PLAIN_UNIT, 1))
-        self.identity = f"plain-{source.size}-{backend.stat(path).mtime}"
+        self._version = source.version
+        self.identity = plain_identity(backend, path, source.version)
         self._sources[0] = source
 
     def _open_source(self, stripe: int) -> Source:
-        source = self._backend.open(self.path)
-        if source.size != self.size:
+        source = self._backend.open(self.path, pinned=True)
+        if (source.size, source.version) != (self.size, self._version):
             source.close()
             raise DataError(f"{self.path} was replaced while it was read", hint="open it again")
         return source
@@ -280,4 +288,13 @@ def open_file(backend: Backend, path: str) -> ChunkFile:
     return PlainFile(backend, path) if pointer is None else StripedFile(backend, path, pointer)
 
 
-__all__ = ["ChunkFile", "PlainFile", "StripedFile", "open_file", "parallel", "read_all", "read_pointer"]
+__all__ = [
+    "ChunkFile",
+    "PlainFile",
+    "StripedFile",
+    "open_file",
+    "parallel",
+    "plain_identity",
+    "read_all",
+    "read_pointer",
+]

@@ -17,18 +17,31 @@ _PIECE = 4 << 20
 READERS = 4
 
 
+def _version(info: hdfs.FileInfo) -> str:
+    # hdfs-native does not tell a file's id; HDFS keeps times in milliseconds
+    return f"{info.size}-{round(info.mtime * 1000)}"
+
+
 class _Source:
     """One file through several readers in turn.
 
     A reader stays with the first replica of each block, and the NameNode shuffles the replicas for each that is opened:
-    ranges spread over several readers are spread over the DataNodes. Opening one costs one NameNode operation.
+    ranges spread over several readers are spread over the DataNodes. Opening one costs one NameNode operation, and
+    with ``pinned`` one more (for the first: two more), because a reader does not tell which version it has: the file
+    is looked up after each opening, and before the first.
     """
 
-    def __init__(self, client: hdfs.HdfsClient, path: str) -> None:
+    def __init__(self, client: hdfs.HdfsClient, path: str, pinned: bool) -> None:
         self._client, self._path = client, path
         self._lock, self._turn = threading.Lock(), 0
+        self.version = _version(client.info(path)) if pinned else ""
         self._readers = [client.open(path)]
         self.size = self._readers[0].size
+        self._check(self._readers[0])
+
+    def _check(self, reader: hdfs.HdfsReader) -> None:
+        if reader.size != self.size or (self.version and _version(self._client.info(self._path)) != self.version):
+            raise DataError(f"{self._path} was replaced while it was read", hint="open it again")
 
     def _reader(self) -> hdfs.HdfsReader:
         with self._lock:
@@ -36,8 +49,7 @@ class _Source:
             if len(self._readers) > turn % READERS:
                 return self._readers[turn % READERS]
         made = self._client.open(self._path)
-        if made.size != self.size:
-            raise DataError(f"{self._path} has {made.size} bytes now, it had {self.size}", hint="open it again")
+        self._check(made)
         with self._lock:
             if len(self._readers) < READERS:
                 self._readers.append(made)
@@ -83,14 +95,16 @@ class HdfsBackend:
 
     def stat(self, path: str) -> Entry:
         info = self._client.info(self._path(path))
-        return Entry(path.rpartition("/")[2], info.size, info.is_dir, info.mtime)
+        return Entry(path.rpartition("/")[2], info.size, info.is_dir, info.mtime, _version(info))
 
     def list(self, path: str) -> builtins.list[Entry]:
         found = self._client.list(self._path(path))
-        return [Entry(info.path.rpartition("/")[2], info.size, info.is_dir, info.mtime) for info in found]
+        return [
+            Entry(info.path.rpartition("/")[2], info.size, info.is_dir, info.mtime, _version(info)) for info in found
+        ]
 
-    def open(self, path: str) -> _Source:
-        return _Source(self._client, self._path(path))
+    def open(self, path: str, *, pinned: bool = False) -> _Source:
+        return _Source(self._client, self._path(path), pinned)
 
     def create(self, path: str) -> _Sink:
         return _Sink(self._client.create(self._path(path)))

@@ -22,7 +22,7 @@ from bootseer.stripefs.backend import join
 from bootseer.stripefs.commit import is_hidden
 from bootseer.stripefs.fs import FileStat, StripeFS
 from bootseer.stripefs.loader import Loader
-from bootseer.stripefs.read import ChunkFile, StripedFile
+from bootseer.stripefs.read import ChunkFile, plain_identity
 
 _log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 class _Node(NamedTuple):
     path: str
     attr: fuse.Attr
-    content: str  # uuid of a striped file, size and mtime of a plain one, "" of a folder
+    content: str  # `ChunkFile.identity`, "" of a folder
 
 
 def _os_error(exc: BootseerError, path: str) -> OSError:
@@ -64,7 +64,7 @@ class StripeOperations(fuse.Operations):
             found = self._fs.stat(path)
         except BootseerError as exc:
             raise _os_error(exc, path) from None
-        content = "" if found.is_dir else found.uuid or f"{found.size} {found.mtime}"
+        content = "" if found.is_dir else found.uuid or plain_identity(self._fs.backend, path, found.version)
         with self._lock:
             number = self._numbers.get((path, content))
             if number is None:
@@ -109,7 +109,7 @@ class StripeOperations(fuse.Operations):
             file = file or self._fs.open(known.path)
         except BootseerError as exc:
             raise _os_error(exc, known.path) from None
-        if file.size != known.attr.size or (isinstance(file, StripedFile) and file.identity != known.content):
+        if file.size != known.attr.size or file.identity != known.content:
             file.close()
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), known.path)  # the kernel looks the name up again
         with self._lock:

@@ -1,0 +1,146 @@
+"""Plain files that change under a reader: their own bytes or an error, never those of another file or version."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from bootseer.errors import DataError
+from bootseer.hdfs import FileInfo
+from bootseer.stripefs import open_fs, remote
+from bootseer.stripefs.fs import StripeFS
+from bootseer.stripefs.loader import Loader
+from bootseer.stripefs.nodecache import NodeCache
+from bootseer.stripefs.serve import StripeOperations
+
+TIME = 1_750_000_000_000_000_000
+SIZE = 10_000
+
+
+@pytest.fixture
+def fs(tmp_path) -> StripeFS:
+    return open_fs(str(tmp_path / "store"))
+
+
+def place(fs: StripeFS, name: str, data: bytes, time: int = TIME) -> None:
+    """A new file at ``name``, by a rename as other tools do it, with a modification time of its own choice."""
+    target = Path(fs.url, name)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    new = target.with_name(f"{target.name}.new")
+    new.write_bytes(data)
+    os.utime(new, ns=(time, time))
+    new.rename(target)
+
+
+@pytest.mark.parametrize("disk", [False, True])
+def test_files_of_equal_size_and_time_do_not_share_a_cache(fs, tmp_path, disk):
+    cache = NodeCache(tmp_path / "cache", 1 << 30) if disk else None
+    loader = Loader(cache, memory=8 << 20)
+    try:
+        for name in ("a", "b"):
+            place(fs, name, name.encode() * SIZE)
+        for name in ("a", "b"):
+            with fs.open(name) as file:
+                if cache:
+                    assert cache.add(file) is not None
+                found = loader.read(file, 0, SIZE)
+                data = os.pread(found[0], SIZE, found[1]) if isinstance(found, tuple) else bytes(found)
+                assert data == name.encode() * SIZE
+    finally:
+        loader.close()
+        if cache:
+            cache.close()
+
+
+def test_stores_of_equal_paths_do_not_share_an_identity(tmp_path):
+    identities = set()
+    for name in ("one", "two"):
+        fs = open_fs(str(tmp_path / name))
+        place(fs, "f", b"x" * SIZE)
+        with fs.open("f") as file:
+            identities.add(file.identity)
+            assert Path(file.identity).name == file.identity  # it names a file of the node cache
+    assert len(identities) == 2
+
+
+@pytest.mark.parametrize("time", [TIME, TIME + 1])
+def test_a_file_opened_again_is_the_same_version(fs, time):
+    place(fs, "f", b"a" * SIZE)
+    with fs.open("f") as file:
+        place(fs, "f", b"b" * SIZE, time)
+        assert file.read(0, 3) == b"aaa"  # the open file is still the old one
+        file._drop(0)  # as after a failed read
+        with pytest.raises(DataError, match="was replaced while it was read"):
+            file.read(0, 3)
+
+
+def test_a_mount_opens_only_what_it_looked_up(fs):
+    place(fs, "f", b"a" * SIZE)
+    loader = Loader(None, memory=1 << 20)
+    operations = StripeOperations(fs, loader)
+    try:
+        old = operations.lookup(1, "f", None)  # type: ignore[arg-type]
+        handle = operations.open(old.node, os.O_RDONLY, None)  # type: ignore[arg-type]
+        operations.release(handle.fh, None)  # type: ignore[arg-type]
+        place(fs, "f", b"b" * SIZE)
+        with pytest.raises(OSError, match=os.strerror(errno.ESTALE)):
+            operations.open(old.node, os.O_RDONLY, None)  # type: ignore[arg-type]
+        new = operations.lookup(1, "f", None)  # type: ignore[arg-type]
+        assert new.node != old.node
+        handle = operations.open(new.node, os.O_RDONLY, None)  # type: ignore[arg-type]
+        assert bytes(operations.read(handle.fh, 0, 3, None)) == b"bbb"  # type: ignore[arg-type]
+    finally:
+        loader.close()
+
+
+class Reader:
+    def __init__(self, data: bytes) -> None:
+        self.data, self.size = data, len(data)
+
+    def read(self, offset: int, length: int, *, deadline: float) -> bytes:
+        return self.data[offset : offset + length]
+
+    def close(self) -> None:
+        pass
+
+
+class Client:
+    """An HDFS of one file, replaced by another of the same size just before it is opened for the ``late``-th time."""
+
+    def __init__(self, late: int = 0) -> None:
+        self.data, self.mtime, self.opened = b"a" * (2 << 20), 1750000000.123, 0
+        self._late = late
+
+    def info(self, path: str) -> FileInfo:
+        return FileInfo(path, len(self.data), False, self.mtime)
+
+    def open(self, path: str) -> Reader:
+        self.opened += 1
+        if self.opened == self._late:
+            self.data, self.mtime = b"b" * len(self.data), self.mtime + 0.001
+        return Reader(self.data)
+
+
+@pytest.mark.parametrize("late", [2, 3, 5])  # the first opening only looks whether it is a pointer
+def test_readers_of_one_hdfs_file_have_one_version(monkeypatch, late):
+    client, seen = Client(late), []
+
+    def read() -> None:
+        with store.open("f") as file:
+            for _ in range(remote.READERS + 1):
+                seen.append(file.read(0, 1))
+
+    monkeypatch.setattr("bootseer.hdfs.connect", lambda url: client)
+    store = StripeFS(remote.HdfsBackend("hdfs://n:1/base"))
+    with pytest.raises(DataError, match="replaced while it was read"):
+        read()
+    assert set(seen) <= {b"a"}
+
+
+def test_unchanged_hdfs_files_are_read_through_several_readers(monkeypatch):
+    client = Client()
+    monkeypatch.setattr("bootseer.hdfs.connect", lambda url: client)
+    with StripeFS(remote.HdfsBackend("hdfs://n:1/base")).open("f") as file:
+        assert b"".join(file.read(0, 1) for _ in range(9)) == b"a" * 9
+    assert client.opened == 1 + remote.READERS
