@@ -10,10 +10,12 @@ import contextlib
 import io
 import os
 import pickle
+import re
 from typing import TYPE_CHECKING
 
 from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, UnsupportedError
 from bootseer.stripefs import ChunkFile, StripeFS, StripeWriter, layout, open_fs, split_url
+from bootseer.stripefs.read import PlainFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +29,12 @@ if TYPE_CHECKING:
 STATE = "state.pt"
 """Name of the file that `save` writes into a checkpoint folder."""
 _PIECE = 64 << 20
+_FORMAT_ERROR = re.compile(
+    r"PytorchStreamReader|inline_container|hasRecord|zip archive|corrupt|Invalid (magic number|protocol version)"
+    r"|unexpected EOF|wrong byte size|record size|Unknown saved id|mmap can only be used with files saved"
+    r"|legacy \.tar format|TorchScript archive"
+)
+"""What torch says of a file that is none of its own. Its other RuntimeErrors are of devices and of the caller."""
 
 
 class _Out(io.RawIOBase):
@@ -81,11 +89,14 @@ def load(
     *,
     mmap: bool = True,
 ) -> object:
-    """What `save` (or ``torch.save``) stored at ``url``, read in parallel with every chunk checked.
+    """What `save` (or ``torch.save``) stored at ``url``, read in parallel and checked.
 
     ``url`` names a file, or a checkpoint folder with one ``.pt`` file. ``map_location`` as in `torch.load`. With
     ``mmap`` the tensors share one block of memory, which lives as long as any of them; without, each has its own.
+    Every chunk of a striped file is checked, and of a plain (small) one the digest that the COMMIT of its folder says;
+    a plain file outside of a checkpoint has nothing to check it with.
     Raises `NotFoundError`, `DataError` for a folder without COMMIT, damaged bytes, and content that is no state dict.
+    Errors of devices (no such one, out of memory) are those of `torch.load`.
     """
     _torch()
     import torch
@@ -96,7 +107,7 @@ def load(
     with fs.open(path) as file:
         fd = os.memfd_create("bootseer-checkpoint", os.MFD_CLOEXEC)
         try:
-            _fill(fd, file)
+            _fill(fd, file, fs.committed_digest(path) if isinstance(file, PlainFile) else "")
             try:
                 state: object = torch.load(
                     f"/proc/self/fd/{fd}", map_location=map_location, weights_only=True, mmap=mmap
@@ -104,6 +115,9 @@ def load(
             except pickle.UnpicklingError as exc:
                 raise DataError(f"{url} holds more than tensors, numbers and containers of them; not loaded") from exc
             except (RuntimeError, EOFError, ValueError, KeyError) as exc:
+                # an empty message is torch's own for a file cut short
+                if isinstance(exc, RuntimeError) and str(exc) and not _FORMAT_ERROR.search(str(exc)):
+                    raise
                 raise DataError(f"{url} is no file of torch.save: {str(exc).strip().partition(chr(10))[0]}") from exc
             return state
         finally:
@@ -124,9 +138,11 @@ def _only_file(fs: StripeFS, folder: str) -> str:
     return found[0]
 
 
-def _fill(fd: int, file: ChunkFile) -> None:
-    """Read ``file`` into the memory file ``fd``, straight into its pages."""
+def _fill(fd: int, file: ChunkFile, digest: str) -> None:
+    """Read ``file`` into the memory file ``fd``, straight into its pages; its BLAKE3 must be ``digest``, if given."""
     import mmap
+
+    from blake3 import blake3
 
     if not file.size:
         return
@@ -136,6 +152,8 @@ def _fill(fd: int, file: ChunkFile) -> None:
     try:
         for offset in range(0, file.size, _PIECE):
             file.readinto(offset, view[offset : offset + _PIECE])
+        if digest and blake3(view).hexdigest() != digest:
+            raise DataError(f"{file.path} does not have the digest of its COMMIT", hint="restore it from a copy")
     finally:
         view.release()
         with contextlib.suppress(BufferError):  # after a failed read its traceback still holds a piece

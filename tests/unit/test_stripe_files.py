@@ -113,10 +113,31 @@ def test_a_copied_pointer_is_no_second_file(fs):
         fs.open("elsewhere/f")
 
 
+@pytest.mark.parametrize("how", ["replace", "replace-plain", "remove"])
+def test_a_copy_of_a_pointer_goes_without_the_stripes_of_its_file(fs, how, caplog):
+    store(fs, "d/f", pattern(9 * UNIT))
+    (Path(fs.url) / "d/copy").write_bytes((Path(fs.url) / "d/f").read_bytes())
+    assert content(fs, "d/copy") == pattern(9 * UNIT)
+    if how == "remove":
+        fs.remove("d/copy")
+    else:
+        with fs.create("d/copy", striped=how == "replace", unit=UNIT, width=3) as out:
+            out.write(b"other")
+        assert content(fs, "d/copy") == b"other"
+    assert content(fs, "d/f") == pattern(9 * UNIT)
+    assert "left in place: they were written as 'f'" in caplog.text
+    if how != "remove":
+        fs.remove("d/copy")
+    fs.remove("d/f")
+    assert stripes(fs) == []
+
+
 def test_a_renamed_folder_stays_whole(fs):
     store(fs, "a/f", pattern(9 * UNIT))
     os.rename(Path(fs.url) / "a", Path(fs.url) / "b")
     assert content(fs, "b/f") == pattern(9 * UNIT)
+    fs.remove("b/f")
+    assert stripes(fs) == []
 
 
 def test_replacing_removes_the_old_stripes(fs):

@@ -15,7 +15,14 @@ UUID = bytes(range(16))
 HEADER = Header(UUID, 2, 4, 1 << 20, 7)
 FOOTER = Footer(UUID, 2, 3 << 20, 11 << 20, (1, 0xFFFFFFFF, 0x12345678))
 POINTER = Pointer(
-    uuid=UUID.hex(), size=11 << 20, unit=1 << 20, width=4, footers=(1, 2, 3, 0xFFFFFFFF), digest="ab" * 32, epoch=7
+    uuid=UUID.hex(),
+    size=11 << 20,
+    unit=1 << 20,
+    width=4,
+    footers=(1, 2, 3, 0xFFFFFFFF),
+    digest="ab" * 32,
+    epoch=7,
+    name="state.pt",
 )
 COMMIT = commit.Commit(
     created=1750000000.5,
@@ -79,6 +86,7 @@ def test_pointer_round_trip(size, footers, pages, epoch):
         footers=tuple(footers),
         digest="",
         epoch=epoch,
+        name="f" * (epoch % 3),
     )
     encoded = layout.encode_pointer(pointer)
     assert layout.is_pointer(encoded)

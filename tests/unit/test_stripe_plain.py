@@ -94,6 +94,20 @@ def test_a_mount_opens_only_what_it_looked_up(fs):
         loader.close()
 
 
+def test_a_file_of_a_checkpoint_is_checked_when_copied_out(fs, tmp_path):
+    for name in ("ck/f", "ck/sub/g"):
+        place(fs, name, b"a" * SIZE)
+    fs.commit("ck")
+    for name in ("ck/f", "ck/sub/g"):
+        assert fs.get(name, tmp_path / "good") == SIZE
+        place(fs, name, b"a" * (SIZE - 1) + b"b")
+        with pytest.raises(DataError, match="does not have the digest of its COMMIT"):
+            fs.get(name, tmp_path / "bad")
+    place(fs, "ck/later", b"x")  # not listed
+    assert fs.get("ck/later", tmp_path / "later") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["good", "later", "store"]
+
+
 class Reader:
     def __init__(self, data: bytes) -> None:
         self.data, self.size = data, len(data)

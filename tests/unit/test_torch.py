@@ -144,6 +144,52 @@ def test_damage_is_an_error(tmp_path):
         bt.load(f"{tmp_path}/s.pt")
 
 
+@pytest.mark.parametrize("name", ["", "/state.pt"])
+def test_damage_of_a_small_checkpoint_is_an_error(tmp_path, name):
+    url = f"{tmp_path}/step-1"
+    bt.save({"w": torch.ones(1000)}, f"{url}/")
+    assert same(bt.load(url + name), {"w": torch.ones(1000)})
+    path = Path(url, "state.pt")
+    assert not open_fs(url).stat("state.pt").striped
+    data = bytearray(path.read_bytes())
+    at = data.index(b"\x00\x00\x80\x3f" * 10)
+    data[at + 2] ^= 1  # one bit of a number: torch loads it without a word
+    path.write_bytes(data)
+    assert not same(torch.load(path, weights_only=True), {"w": torch.ones(1000)})
+    with pytest.raises(DataError, match="does not have the digest of its COMMIT"):
+        bt.load(url + name)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("Attempting to deserialize object on CUDA device 1 but torch.cuda.device_count() is 1."),
+        RuntimeError("CUDA error: device-side assert triggered"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    ],
+)
+def test_errors_of_devices_are_not_of_the_file(tmp_path, monkeypatch, error):
+    bt.save({"a": torch.ones(3)}, f"{tmp_path}/s.pt")
+
+    def fail(*args: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr(torch, "load", fail)
+    with pytest.raises(type(error)) as caught:
+        bt.load(f"{tmp_path}/s.pt", map_location="cuda:1")
+    assert caught.value is error
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+def test_every_cut_is_an_error_of_the_file(tmp_path, mmap):
+    bt.save({"a": torch.ones(300)}, f"{tmp_path}/s.pt")
+    data = (tmp_path / "s.pt").read_bytes()
+    for length in range(0, len(data) - 1, 97):
+        (tmp_path / "cut.pt").write_bytes(data[:length])
+        with pytest.raises(DataError):
+            bt.load(f"{tmp_path}/cut.pt", mmap=mmap)
+
+
 @pytest.mark.parametrize("point", ["write.stripe", "write.close", "write.rename"])
 def test_a_failed_save_leaves_the_old_state(tmp_path, monkeypatch, point):
     bt.save({"w": torch.ones(600, 2000)}, f"{tmp_path}/s.pt")

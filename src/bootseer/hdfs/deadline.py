@@ -1,7 +1,7 @@
 """Calls with a deadline: a blocking call runs in a worker thread, and its caller waits no longer than it said.
 
-A call that never returns keeps its worker; the others go on. Workers are daemon threads, so that such a call does not
-hold up the end of the process either.
+A call that never returns keeps its worker; the others go on, until so many hang that another would be no use: then new
+calls fail at once. Workers are daemon threads, so that such a call does not hold up the end of the process either.
 
 Concurrency: any thread may call `Workers.call`; each call has one worker for itself; idle workers are reused.
 """
@@ -14,7 +14,12 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from bootseer.errors import UnavailableError
+
 T = TypeVar("T")
+
+LIMIT = 64
+"""Calls past their deadline that may be under way. Each holds a thread, and perhaps a buffer of a few MiB."""
 
 
 class _Job(Generic[T]):
@@ -23,6 +28,11 @@ class _Job(Generic[T]):
         self._done = threading.Event()
         self._value: T
         self._error: BaseException | None = None
+        self.late = False  # its caller has gone
+
+    @property
+    def done(self) -> bool:
+        return self._done.is_set()
 
     def run(self) -> None:
         try:
@@ -45,21 +55,37 @@ class Workers:
     def __init__(self) -> None:
         self._idle: list[queue.SimpleQueue[_Job[object]]] = []
         self._lock = threading.Lock()
+        self._late = 0
         os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
-        self._idle, self._lock = [], threading.Lock()  # a forked child has none of its parent's threads
+        self._idle, self._lock, self._late = [], threading.Lock(), 0  # a forked child has none of its parent's threads
 
     def call(self, function: Callable[[], T], seconds: float) -> T:
-        """``function()``, or `TimeoutError` after ``seconds``; the call itself then goes on unseen."""
+        """``function()``, or `TimeoutError` after ``seconds``; the call itself then goes on unseen.
+
+        `UnavailableError` at once while `LIMIT` earlier calls go on so.
+        """
         job = _Job(function)
         with self._lock:
+            if self._late >= LIMIT:
+                raise UnavailableError(
+                    f"{self._late} earlier calls to HDFS have not ended after their deadlines",
+                    hint="check that the NameNode and the DataNodes run and are reachable from here",
+                )
             inbox = self._idle.pop() if self._idle else None
         if inbox is None:
             inbox = queue.SimpleQueue()
             threading.Thread(target=self._work, args=(inbox,), name="bootseer-hdfs", daemon=True).start()
         inbox.put(job)  # type: ignore[arg-type]
-        return job.wait(seconds)
+        try:
+            return job.wait(seconds)
+        except TimeoutError:
+            with self._lock:
+                if not job.done and not job.late:
+                    job.late = True
+                    self._late += 1
+            raise
 
     def _work(self, inbox: queue.SimpleQueue[_Job[object]]) -> None:
         while True:
@@ -72,6 +98,8 @@ class Workers:
                         return
                 continue
             job.run()
+            with self._lock:
+                self._late -= job.late
             del job  # its closure may hold a large buffer
             with self._lock:
                 self._idle.append(inbox)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+from blake3 import blake3
 
 from bootseer.errors import BootseerError, DataError, NotFoundError, from_os_error
 from bootseer.stripefs import commit, layout
 from bootseer.stripefs.backend import Backend, Entry, clean, exists, join, open_backend
 from bootseer.stripefs.commit import Commit
-from bootseer.stripefs.read import ChunkFile, StripedFile, open_file, read_pointer
+from bootseer.stripefs.read import ChunkFile, PlainFile, StripedFile, open_file, read_pointer
 from bootseer.stripefs.write import StripeWriter, Written
+
+_log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
@@ -54,6 +58,7 @@ class StripeFS:
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self.url = backend.url
+        self._manifest: tuple[str, str, dict[str, str]] = ("", "", {})  # folder, version of its COMMIT, digests
 
     def put(
         self,
@@ -85,21 +90,30 @@ class StripeFS:
         return StripeWriter(self.backend, clean(path), width=width, unit=unit, striped=striped)
 
     def get(self, path: str, local: Path, *, progress: Progress | None = None) -> int:
-        """Copy the file at ``path`` to ``local``, which appears whole or not at all. Returns its size."""
+        """Copy the file at ``path`` to ``local``, which appears whole or not at all. Returns its size.
+
+        `DataError` also for a plain file that does not have the digest which a COMMIT beside or above it says.
+        """
         tmp = local.parent / f"{layout.TEMPORARY}{uuid.uuid4().hex}"
         try:
             with self.open(path) as file:
+                expected = self.committed_digest(path) if isinstance(file, PlainFile) else ""
+                digest = blake3()
                 try:
                     with open(tmp, "xb", buffering=0) as out:
                         buffer = memoryview(bytearray(min(_PIECE, file.size)))
                         for offset in range(0, file.size, _PIECE):
                             piece = buffer[: min(_PIECE, file.size - offset)]
                             file.readinto(offset, piece)
+                            if expected:
+                                digest.update(piece)
                             done = 0
                             while done < len(piece):
                                 done += out.write(piece[done:])
                             if progress:
                                 progress(offset + len(piece), file.size)
+                    if expected and digest.hexdigest() != expected:
+                        raise DataError(f"{path} does not have the digest of its COMMIT", hint="restore it from a copy")
                     os.replace(tmp, local)
                 finally:
                     with contextlib.suppress(FileNotFoundError):
@@ -209,6 +223,30 @@ class StripeFS:
         """
         return commit.check(self.backend, clean(path))
 
+    def committed_digest(self, path: str) -> str:
+        """BLAKE3 that the nearest COMMIT in the store beside or above the file at ``path`` says of it, "" for none.
+
+        `DataError` for a damaged COMMIT. Nothing is compared.
+        """
+        path = clean(path)
+        folder = path
+        while folder:
+            folder = folder.rpartition("/")[0]
+            try:
+                version = self.backend.stat(join(folder, commit.NAME)).version
+            except NotFoundError:
+                continue
+            seen = self._manifest  # one tuple, so that another thread's is seen whole
+            if seen[:2] != (folder, version):
+                found = commit.read(self.backend, folder)
+                seen = self._manifest = (
+                    folder,
+                    version,
+                    {join(folder, file.path): file.digest for file in found.files},
+                )
+            return seen[2].get(path, "")
+        return ""
+
     def latest(self, path: str = "") -> str:
         """Path of the newest complete checkpoint in the folder ``path``; `NotFoundError` when there is none."""
         path = clean(path)
@@ -217,12 +255,16 @@ class StripeFS:
         return commit.latest(self.backend, path)
 
     def remove(self, path: str) -> None:
-        """Remove a file: first its pointer, then its stripes."""
+        """Remove a file: first its pointer, then its stripes, unless they were written under another name."""
         path = clean(path)
         pointer = read_pointer(self.backend, path)
         self.backend.delete(path)
-        for index in range(pointer.width if pointer else 0):
-            assert pointer is not None
+        if pointer is None:
+            return
+        if not pointer.owns_stripes(path):
+            _log.warning("the stripes of the removed %s are left in place: they were written as %r", path, pointer.name)
+            return
+        for index in range(pointer.width):
             self.backend.delete(pointer.stripe_path(path, index))
 
 

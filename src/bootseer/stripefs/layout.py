@@ -175,7 +175,10 @@ def decode_footer(data: bytes, name: str) -> tuple[Footer, int]:
 
 
 class Pointer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What the file at the logical path says. ``dir`` is relative to the folder of that path."""
+    """What the file at the logical path says. ``dir`` is relative to the folder of that path.
+
+    ``name`` is the last part of that path as the writer knew it; a pointer under another name may be a copy.
+    """
 
     uuid: str
     size: int
@@ -185,10 +188,15 @@ class Pointer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     digest: str
     epoch: int
     dir: str = FOLDER
+    name: str = ""
 
     @property
     def geometry(self) -> Geometry:
         return Geometry(self.size, self.unit, self.width)
+
+    def owns_stripes(self, logical: str) -> bool:
+        """Whether the stripes go with the file at ``logical``: not when it is a copy of the pointer, or was renamed."""
+        return self.name == logical.rpartition("/")[2]
 
     def stripe_path(self, logical: str, index: int) -> str:
         """Path of a stripe of the file at ``logical``."""

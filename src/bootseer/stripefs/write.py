@@ -224,6 +224,7 @@ class StripeWriter:
             footers=tuple(stripe.footer_crc for stripe in self._stripes),
             digest=self._digest.hexdigest(),
             epoch=self._epoch,
+            name=self.path.rpartition("/")[2],
         )
         self._publish(layout.encode_pointer(pointer))
         return Written(self._size, pointer.digest, pointer.uuid)
@@ -246,7 +247,11 @@ class StripeWriter:
                 sink.abandon()
             raise
         faults.point("stripefs.write.cleanup")
-        if self._old is not None:
+        if self._old is not None and not self._old.owns_stripes(self.path):
+            _log.warning(
+                "the stripes of the replaced %s are left in place: they were written as %r", self.path, self._old.name
+            )
+        elif self._old is not None:
             for index in range(self._old.width):
                 try:
                     self._backend.delete(self._old.stripe_path(self.path, index))
