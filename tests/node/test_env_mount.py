@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -14,9 +15,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bootseer import env
+from bootseer import env, faults
 from bootseer.config import Config
 from bootseer.env import EnvResult, EnvSpec, Outcome, Target, manifest, overlay, scan
+from bootseer.env.inventory import Entry
+from bootseer.env.unpack import check_mounts
+from bootseer.errors import BootseerError, UnsupportedError
 from bootseer.kernel import mount as mounts
 from bootseer.store.folder import FolderStore
 
@@ -239,6 +243,7 @@ def test_unpacking_never_writes_into_a_mount(nodes: Callable[[str], Node], tmp_p
         result = two.run(lambda host: 0, restore="auto")
         assert result.outcome is Outcome.RAN
         assert list(driver.iterdir()) == [driver / "pkg"]
+        assert not list(Path(two.config.cache_dir).glob("**/quarantine/*"))
     finally:
         mounts.unmount(two.host / "pkg")
 
@@ -583,3 +588,119 @@ def test_a_container_fills_and_sees_the_target(nodes: Callable[[str], Node], tmp
         for number in (0, 1):
             mounts.unmount(tmp_path / f"root{number}")
     assert two.runs == 0
+
+
+def test_a_mount_anywhere_stops_unpacking_before_the_first_move(tmp_path: Path) -> None:
+    host, driver = tmp_path / "host", tmp_path / "driver"
+    (host / "zz").mkdir(parents=True)
+    driver.mkdir()
+    (driver / "lib").write_text("driver")
+    entries = [
+        Entry(path, kind, 0o644, 0, 0, 0, 0) for path, kind in [("0", "d"), ("0/a", "f"), ("0/zz", "w")]
+    ]  # fmt: skip
+    mounts.bind(driver, host / "zz")
+    try:
+        with pytest.raises(UnsupportedError, match="mounted there"):
+            check_mounts(entries, host)
+        with pytest.raises(UnsupportedError, match="mounted there"):
+            check_mounts([entries[0], Entry("0/zz", "f", 0o644, 0, 0, 0, 0)], host)
+        check_mounts(entries[:2], host)
+    finally:
+        mounts.unmount(host / "zz")
+
+
+@pytest.mark.parametrize("how", ["foreground", "background", "restored"])
+def test_what_the_job_changed_is_not_handed_on(nodes: Callable[[str], Node], how: str) -> None:
+    node = nodes("one")
+    if how == "restored":
+        nodes("other").run(fill_plain)
+    first = node.run(fill_plain, background=how == "background")
+    if first.publication:
+        assert first.publication.wait(20)[0]
+    runs = node.runs
+    assert node.run(fill_plain).reason == "already in place on this node"
+    (node.host / "pkg" / "data").write_bytes(b"the job's")
+    again = node.run(fill_plain)
+    assert (again.outcome, again.reason, node.runs) == (Outcome.RESTORED_MOUNT, "hit", runs)
+    assert (node.host / "pkg" / "data").read_bytes() == b"d" * 100_000
+
+
+def test_a_cancelled_publication_publishes_nothing_and_is_waited_for(
+    nodes: Callable[[str], Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, reached, go_on = nodes("one"), threading.Event(), threading.Event()
+
+    def point(name: str) -> None:
+        if name == "env.publish.before-manifest":
+            reached.set()
+            go_on.wait(20)
+
+    monkeypatch.setattr(faults, "point", point)
+    result = node.run(fill_plain, background=True)
+    assert result.publication is not None
+    assert reached.wait(20)
+    (group,) = overlay.groups(Path(node.config.state_dir))
+    (mount,) = result.mounts
+    releasing = threading.Thread(target=mount.unmount)
+    releasing.start()
+    releasing.join(0.5)
+    assert releasing.is_alive()
+    assert (group.upper / "0" / "pkg" / "data").exists()
+    go_on.set()
+    releasing.join(20)
+    assert result.publication.wait(0) == (False, "not published: the publication was cancelled")
+    assert not list(node.store.glob("env/*.json"))
+    assert not group.area.exists()
+
+
+def test_an_area_that_is_still_read_is_left(nodes: Callable[[str], Node], monkeypatch: pytest.MonkeyPatch) -> None:
+    node, go_on = nodes("one"), threading.Event()
+    monkeypatch.setattr(overlay, "_JOIN_SECONDS", 0.2)
+    node.run(fill_plain)
+    (group,) = overlay.groups(Path(node.config.state_dir))
+    group.publication = env.Publication(lambda cancelled: (go_on.wait(20), ""))
+    for _ in range(2):
+        group.unmount()
+        assert (group.upper / "0" / "pkg" / "data").exists()
+    assert not mounts.is_mounted(node.host)
+    go_on.set()
+    assert group.publication.ended(20)
+
+
+def test_an_area_in_use_is_never_deleted(nodes: Callable[[str], Node]) -> None:
+    node = nodes("one")
+    result = node.run(fill_plain)
+    (group,) = overlay.groups(Path(node.config.state_dir))
+    with open(node.host / "pkg" / "data", "rb") as file:
+        for mount in (*result.mounts, *result.mounts, *overlay.groups(Path(node.config.state_dir))):
+            mount.unmount()
+        assert not mounts.is_mounted(node.host)
+        assert (group.upper / "0" / "pkg" / "data").exists()
+        assert len(file.read()) == 100_000
+    assert node.run(fill_plain).reason == "hit"
+
+
+@pytest.mark.parametrize("worse", [False, True])
+def test_a_freeze_that_fails_keeps_the_job_going(
+    nodes: Callable[[str], Node], monkeypatch: pytest.MonkeyPatch, worse: bool
+) -> None:
+    node = nodes("one")
+
+    def fail(*args: object) -> None:
+        raise BootseerError("no")
+
+    def act(host: Path) -> int:
+        monkeypatch.setattr(overlay.Group, "_mount_frozen", fail)
+        if worse:
+            monkeypatch.setattr(overlay.Group, "_overlay", fail)
+        fill_plain(host)
+        host.chmod(0o711)
+        return 0
+
+    result = node.run(act, background=True)
+    assert (result.exit_code, result.publication, node.runs) == (0, None, 1 + worse)
+    assert result.outcome is (Outcome.RAN if worse else Outcome.RAN_AND_PUBLISHED)
+    assert (node.host / "pkg" / "data").read_bytes() == b"d" * 100_000
+    assert node.host.stat().st_mode & 0o777 == 0o711
+    assert mounts.is_mounted(node.host) is not worse
+    assert len(overlay.groups(Path(node.config.state_dir))) == (0 if worse else 1)

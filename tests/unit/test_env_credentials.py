@@ -9,6 +9,8 @@ import pytest
 
 from bootseer.env.credentials import SecretScan, remove_credentials, remove_from_command, remove_from_variable
 
+WORD = b"aB3dE5gH7jK9mN1pQ2sT4vW6xY8zA0cD5fG"
+"""Looks like a token, opens nothing."""
 PEM = b"-----BEGIN RSA PRIVATE KEY-----\n" + b"MIIEowIBAAKCAQEA" * 4 + b"\n-----END RSA PRIVATE KEY-----\n"
 
 
@@ -45,6 +47,15 @@ def test_commands_and_variables() -> None:
         ("x.py", b"KEY = '''" + PEM + b"'''", "private key"),
         (".docker/config.json", b'{"auths":{"h":{"auth":"dTpw"}}}', "registry credentials"),
         ("a.dist-info/direct_url.json", b'{"url":"https://me:s3cret9@h/a.whl"}', "password in a URL"),
+        ("x.txt", b"https://" + WORD + b"@h/r.git", "token in a URL"),
+        ("x.txt", b"https://me:%40bc%2F9@h/", "password in a URL"),
+        ("x.txt", b"https://me:s3c{r}et[9]@h/", "password in a URL"),
+        ("x.py", b"T = 'ghp_" + WORD + b"'", "access token"),
+        ("x.py", b"T = 'github_pat_" + WORD[:22] + b"_" + WORD + b"'", "access token"),
+        ("x.env", b"T=glpat-" + WORD[:20], "access token"),
+        (".cache/token", b"hf_" + WORD, "access token"),
+        ("credentials", b"aws_secret_access_key = " + WORD + b"/+" + WORD[:6] + b"\n", "cloud access key"),
+        (".npmrc", b"//npm.corp/:_authToken=abc\n", "package registry token"),
     ],
 )
 def test_secrets_are_found(path: str, data: bytes, what: str) -> None:
@@ -61,6 +72,10 @@ def test_secrets_are_found(path: str, data: bytes, what: str) -> None:
         ("readme.txt", b"-----BEGIN PRIVATE KEY-----\n...\n-----END PRIVATE KEY-----"),
         ("config.json", b'{"hidden_size": 4096, "author": "x"}'),
         ("x.txt", b"see http://host:8080/a@b"),
+        ("x.py", b"'https://u:%(pw)s@h' 'https://u:%PASS%@h' 'https://u:[a-z]+@h' 'https://u:{a}{b}@h'"),
+        ("x.py", b"'https://a_quite_long_example_name@h' ghp_xxxxxxxxxxxxxxxxxxxxxxxx hf_transformers_model_name_of_x"),
+        ("x.py", b"aws_secret_access_key=settings.AwsSecretKey1 aws_secret_access_key=wJalrXUtnFEMIbPxRfiCYEXAMPLEKEY"),
+        (".npmrc", b"//npm.corp/:_authToken=${NPM_TOKEN}\n"),
     ],
 )
 def test_examples_are_no_secrets(path: str, data: bytes) -> None:

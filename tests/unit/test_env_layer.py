@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from bootseer.env import scan
-from bootseer.env.layer import read_layer, stage_layer
+from bootseer.env import unpack as unpacking
+from bootseer.env.layer import check_unchanged, read_layer, stage_layer
 from bootseer.env.pyc import compile_missing, missing
-from bootseer.env.unpack import _place, verify_stage
+from bootseer.env.unpack import _place, _Undo, verify_stage
 from bootseer.errors import DataError, UnsupportedError
 
 
@@ -89,7 +90,7 @@ def test_a_difference_makes_another_base_equal(tmp_path: Path) -> None:
     assert paths["0/turns"] == "f"
     assert "0/turns/deep" not in paths
     verify_stage(layers, entries)
-    _place(layers, entries, two)
+    _place(layers, entries, two, _Undo(tmp_path / "undo"))
     assert listing(two) == listing(one)
     assert os.lstat(two / "lib" / "edited.py").st_ino != inode
 
@@ -103,7 +104,7 @@ def test_restoring_twice_changes_nothing(tmp_path: Path) -> None:
     entries = read_layer(layers, 1).entries
     for stage in (layers, tmp_path / "again"):
         verify_stage(stage, entries)
-        _place(stage, entries, two)
+        _place(stage, entries, two, _Undo(tmp_path / "undo"))
         assert listing(two) == listing(one)
 
 
@@ -113,7 +114,9 @@ def test_never_writes_through_a_hard_link(tmp_path: Path) -> None:
         base(root)
     os.link(two / "lib" / "edited.py", cache)
     layers = capture(one, tmp_path / "work", change)
-    _place(layers, [entry for entry in read_layer(layers, 1).entries if entry.kind != "w"], two)
+    _place(
+        layers, [entry for entry in read_layer(layers, 1).entries if entry.kind != "w"], two, _Undo(tmp_path / "undo")
+    )
     assert (two / "lib" / "edited.py").read_text() == "after"
     assert cache.read_text() == "before"
 
@@ -125,7 +128,7 @@ def test_never_writes_through_a_symbolic_link(tmp_path: Path) -> None:
         folder.mkdir()
     (two / "lib").symlink_to(outside)
     layers = capture(one, tmp_path / "work", lambda root: shutil.copytree(tmp_path / "some", root / "lib"))
-    _place(layers, read_layer(layers, 1).entries, two)
+    _place(layers, read_layer(layers, 1).entries, two, _Undo(tmp_path / "undo"))
     assert list(outside.iterdir()) == []
     assert not (two / "lib").is_symlink()
 
@@ -212,3 +215,57 @@ def test_missing_pycs_are_compiled(tmp_path: Path) -> None:
     assert b"/opt/env/pkg/a.py" in made.read_bytes()
     assert compile_missing("", version, tmp_path, tmp_path, "") == 0
     assert compile_missing("/no/such/python", version, tmp_path, tmp_path, "") == 0
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda root: (root / "lib" / "new" / "a").write_text("b"),
+        lambda root: (root / "lib" / "new" / "run").unlink(),
+        lambda root: (root / "lib" / "extra").write_text("x"),
+        lambda root: (root / "lib" / "new" / "run").chmod(0o600),
+        lambda root: shutil.rmtree(root),
+    ],
+)
+def test_layers_that_change_after_they_were_read_are_refused(tmp_path: Path, act: Callable[[Path], object]) -> None:
+    base(tmp_path / "one")
+    layers = capture(tmp_path / "one", tmp_path / "work", change)
+    entries = read_layer(layers, 1).entries
+    check_unchanged(layers, 1, entries)
+    act(layers / "0")
+    with pytest.raises(DataError, match="changed while it was captured"):
+        check_unchanged(layers, 1, entries)
+
+
+def test_placing_that_fails_midway_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two, plain = tmp_path / "one", tmp_path / "two", unpacking._move
+    for root in (one, two):
+        base(root)
+    before = listing(two)
+    layers = capture(one, tmp_path / "work", change)
+    entries = read_layer(layers, 1).entries
+    count = sum(entry.kind not in ("d", "o", "w") for entry in entries)
+    failed = 0
+    for stop in range(count):
+        stage, moves = tmp_path / f"stage{stop}", 0
+
+        def move(source: Path, dest: Path, stop: int = stop) -> None:
+            nonlocal moves
+            moves += 1
+            if moves > stop:
+                raise OSError(28, "full")
+            plain(source, dest)
+
+        subprocess.run(["cp", "-a", str(layers), str(stage)], check=True)
+        monkeypatch.setattr(unpacking, "_move", move)
+        undo = _Undo(tmp_path / f"undo{stop}")
+        try:
+            _place(stage, entries, two, undo)
+        except OSError:
+            failed += 1
+        else:
+            break
+        undo.roll_back()
+        after = listing(two)
+        assert {path: row[-2] for path, row in after.items()} == {path: row[-2] for path, row in before.items()}
+    assert failed > 3

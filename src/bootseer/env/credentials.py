@@ -28,6 +28,12 @@ _OPTION_VALUE = re.compile(r"(?i)^(--?[a-z-]*(?:token|secret|password|passphrase
 
 _PEM = re.compile(rb"-----BEGIN (?:[A-Z0-9]+ ){0,2}PRIVATE KEY-----\s+(?:[A-Za-z-]+: [^\n]*\n|\s)*[A-Za-z0-9+/=]{48}")
 _URL_BYTES = re.compile(rb"\b[a-zA-Z][a-zA-Z0-9+.-]{1,15}://([^\s/@:\"'<>]{1,128}):([^\s/@\"'<>]{1,256})@[A-Za-z0-9\[]")
+_URL_TOKEN = re.compile(rb"://([A-Za-z0-9_.~%=+-]{20,256})@[A-Za-z0-9\[]")
+_TOKEN = re.compile(
+    rb"\b(?:gh[pousr]_|github_pat_|glpat-|hf_)([A-Za-z0-9](?:_?[A-Za-z0-9]|-[A-Za-z0-9]){19,255})(?![\w(.])"
+)
+_AWS = re.compile(rb"(?i)aws_secret_access_key[\"']?\s*[=:]\s*[\"']?([A-Za-z0-9/+=]{16,128})(?![\w(.])")
+_NPM = re.compile(rb"(?m)^\s*\S*_(?:authToken|auth|password)\s*=\s*(?!\$\{)\S+")
 _NETRC = re.compile(rb"(?m)^\s*(?:machine\s+\S+|default)\b(?s:.){0,200}?\bpassword\s+\S+")
 _INI_PASSWORD = re.compile(rb"(?mi)^\s*password\s*[=:]\s*\S+")
 _AUTH = re.compile(rb'"(?:auth|identitytoken)"\s*:\s*"[^"]+"')
@@ -37,11 +43,14 @@ _BY_NAME: dict[str, tuple[re.Pattern[bytes], str]] = {
     ".pypirc": (_INI_PASSWORD, "package index password"),
     ".git-credentials": (_URL_BYTES, "git credentials"),
     ".dockerconfigjson": (_AUTH, "registry credentials"),
+    ".npmrc": (_NPM, "package registry token"),
     "config.json": (_AUTH, "registry credentials"),
 }
 _PLACEHOLDER = re.compile(
-    rb"(?i)^(?:p|pw|pass|passw(?:or)?d|pwd|user|token|secret|x+|\*+|\.\.\.|\$.*|%.*|.*[{}\[\]()<>\\].*|redacted|changeme)$"
+    rb"(?i)^(?:p|pw|pass|passw(?:or)?d|pwd|user|token|secret|x+|\*+|\.\.\.|redacted|changeme"
+    rb"|(?:[#$]?\{[^{}]*\}|\$\w+|\$\([^()]*\)|%\(\w+\)[a-z]|%[a-z]|%\w+%|<[^<>]*>|\[[^\[\]]*\][+*?]?|\([^()]*\)[+*?]?|\\.*)+)$"
 )
+_PREFIXES = (b"ghp_", b"gho_", b"ghu_", b"ghs_", b"ghr_", b"github_pat_", b"glpat-", b"hf_")
 _GENERATED = {"direct_url.json", "uv_cache.json", "REQUESTED", "INSTALLER"}
 
 
@@ -76,12 +85,26 @@ def _suspicion(name: str, data: bytes) -> str:
             return what
     if b"PRIVATE KEY-----" in data and _PEM.search(data):
         return "private key"
-    if b"://" in data:
+    if b"://" in data and b"@" in data:
         for found in _URL_BYTES.finditer(data):
             user, word = found.groups()
             if not _PLACEHOLDER.match(word) and user.lower() != word.lower():
                 return "password in a URL"
+        if any(_is_random(found[1]) for found in _URL_TOKEN.finditer(data)):
+            return "token in a URL"
+    if any(prefix in data for prefix in _PREFIXES) and any(_is_random(found[1]) for found in _TOKEN.finditer(data)):
+        return "access token"
+    secret = b"secret_access_key" in data or b"SECRET_ACCESS_KEY" in data
+    if secret and any(_is_random(found[1]) and b"EXAMPLE" not in found[1] for found in _AWS.finditer(data)):
+        return "cloud access key"
     return ""
+
+
+def _is_random(word: bytes) -> bool:
+    """Tells a generated token from a name or a row of placeholders in an example."""
+    text = word.decode("ascii", "replace")
+    kinds = (any(map(str.isdigit, text)), any(map(str.isupper, text)), any(map(str.islower, text)))
+    return sum(kinds) >= 2 and len(set(word)) >= 8
 
 
 class SecretScan:

@@ -21,6 +21,14 @@ _OPAQUE = "trusted.overlay.opaque"
 _FOREIGN = ("trusted.overlay.redirect", "trusted.overlay.metacopy")
 _NO_XATTRS = {errno.ENOTSUP, errno.EPERM, errno.EACCES}
 _PIECE = 1 << 20
+_TYPES = {
+    "d": stat.S_IFDIR,
+    "o": stat.S_IFDIR,
+    "f": stat.S_IFREG,
+    "h": stat.S_IFREG,
+    "l": stat.S_IFLNK,
+    "w": stat.S_IFCHR,
+}
 
 
 class LayerContent(NamedTuple):
@@ -55,6 +63,38 @@ def read_layer(root: Path, targets: int) -> LayerContent:
         digests = dict(zip(plain, pool.map(digest, plain, chunksize=256), strict=True))
     entries = [_entry(root, path, info, xattrs, first, digests) for path, info, xattrs in found]
     return LayerContent(entries, list(scan.findings()))
+
+
+def check_unchanged(root: Path, targets: int, entries: Sequence[Entry]) -> None:
+    """Compare the layers with what `read_layer` found in them, by stat alone.
+
+    Raises `DataError` for the first difference: somebody writes there, so nothing read meanwhile can be relied upon.
+    """
+    children: dict[str, set[str]] = {}
+    for entry in entries:
+        parent, _, name = entry.path.rpartition("/")
+        children.setdefault(parent, set()).add(name)
+    for entry in entries:
+        path = root / entry.path
+        try:
+            info = os.lstat(path)
+            same = _brief(info) == (_TYPES[entry.kind], entry.mode, entry.uid, entry.gid, entry.mtime_ns)
+            if entry.kind in ("d", "o"):
+                same = same and set(os.listdir(path)) == children.get(entry.path, set())
+            elif entry.kind == "l":
+                same = same and os.readlink(path) == entry.data
+            elif entry.kind != "w":
+                same = same and info.st_size == entry.size
+        except FileNotFoundError:
+            same = False
+        if not same:
+            raise DataError(f"{entry.path.partition('/')[2] or 'a target'} changed while it was captured")
+    if children.get("", set()) != {str(number) for number in range(targets)}:
+        raise DataError("the captured targets are not those of the snapshot")
+
+
+def _brief(info: os.stat_result) -> tuple[int, int, int, int, int]:
+    return stat.S_IFMT(info.st_mode), stat.S_IMODE(info.st_mode), info.st_uid, info.st_gid, info.st_mtime_ns
 
 
 def _collect(root: Path, top: str, out: list[tuple[str, os.stat_result, dict[str, bytes]]]) -> None:

@@ -8,6 +8,7 @@ Both go away with `Group.unmount`; what an earlier boot left is removed by `swee
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
 import shutil
@@ -20,6 +21,7 @@ from bootseer.blocks import tree
 from bootseer.config import Config
 from bootseer.env import quarantine, scan
 from bootseer.env.manifest import SnapshotManifest
+from bootseer.env.publication import Publication
 from bootseer.env.spec import Target
 from bootseer.errors import BootseerError, NotFoundError, from_os_error
 from bootseer.kernel import mount as mounts
@@ -28,6 +30,8 @@ log = logging.getLogger(__name__)
 
 # What the upper directory means must not depend on the kernel's build options: no entry that another overlay
 # cannot read by itself.
+_JOIN_SECONDS = 20.0
+"""How long `Group.unmount` waits for a cancelled publication, which still reads what is to be deleted."""
 _OPTIONS = "redirect_dir=off,metacopy=off,index=off"
 
 
@@ -44,6 +48,10 @@ class GroupRecord(msgspec.Struct, kw_only=True):
     mark: str = ""
     """Names the snapshot for the quarantine."""
     complete: bool = False
+    frozen: bool = False
+    """Nothing changes ``upper`` any more: the job writes to ``top``."""
+    marks: str = ""
+    """What the writable directories held when the result was complete, see `Group.untouched`."""
 
 
 class Group:
@@ -51,6 +59,8 @@ class Group:
 
     def __init__(self, record: GroupRecord, state_dir: Path) -> None:
         self.record = record
+        self.publication: Publication | None = None
+        """Reads ``upper`` in this process."""
         self._state_dir = state_dir
 
     @property
@@ -74,8 +84,37 @@ class Group:
         status = self._tree_status()
         return status.failed_reads == 0 if status else not self.record.tree
 
+    @property
+    def untouched(self) -> bool:
+        """Whether nobody has written to the targets since `complete`."""
+        return bool(self.record.marks) and self.record.marks == self._marks()
+
+    def _marks(self) -> str:
+        text = hashlib.sha256()
+        for name in ("top",) if self.record.frozen else ("top", "upper"):
+            for path, mark in sorted(scan.snapshot_marks(self.area / name).items()):
+                text.update(os.fsencode(f"{name}/{path}\0{tuple(mark)}\n"))
+        return text.hexdigest()
+
+    def complete(self) -> None:
+        """Note that the targets show the result now. Raises `BootseerError`; the mounts are as good without it."""
+        try:
+            self.record.marks = self._marks()
+        except OSError as exc:
+            raise from_os_error(exc, f"read {self.area}") from exc
+        self.record.complete = True
+        self.save()
+
+    @property
+    def _record_file(self) -> Path:
+        return self._state_dir / "env" / f"{self.record.id}.json"
+
+    @property
+    def _left(self) -> Path:
+        return self.area / "left"
+
     def save(self) -> None:
-        path = self._state_dir / "env" / f"{self.record.id}.json"
+        path = self._record_file
         tmp = path.with_suffix(".tmp")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -101,25 +140,28 @@ class Group:
             self._mount_one(number, target.host)
 
     def _mount_one(self, number: int, host: Path) -> None:
-        upper, work, empty = self.upper / str(number), self.area / "work" / str(number), self.area / "empty"
-        layer = self.tree_point / str(number)
+        upper, layer = self.upper / str(number), self.tree_point / str(number)
         try:
-            for folder in (upper, work, empty, host):
+            for folder in (upper, self.area / "work" / str(number), self.area / "empty", host):
                 folder.mkdir(parents=True, exist_ok=True)
             _copy_root(layer if self.record.tree else host, upper)
         except OSError as exc:
             raise from_os_error(exc, f"prepare an overlay on {host}") from exc
-        lower = [layer] if self.record.tree else []
+        self._overlay(number, host)
+
+    def _overlay(self, number: int, host: Path) -> None:
+        upper, work = self.upper / str(number), self.area / "work" / str(number)
+        lower = [self.tree_point / str(number)] if self.record.tree else []
         # Leaving out an empty directory saves a level: the kernel stacks no more than two (a container's root is one).
         if not scan.is_empty(host):
             lower.append(host)
-        mounts.mount_overlay(lower or [empty], host, upper=upper, work=work, options=_OPTIONS)
+        mounts.mount_overlay(lower or [self.area / "empty"], host, upper=upper, work=work, options=_OPTIONS)
 
     def freeze(self) -> bool:
         """Put a new upper directory on each target and the captured one, which nothing changes any more, beneath it.
 
-        False, with a log line, when a target is in use; what was captured is still whole then, but may change. Raises
-        `BootseerError` when a target cannot be mounted again.
+        False, with a log line, when that is not possible; what was captured is still whole and mounted then, but may
+        change. Raises `BootseerError` when a target cannot be mounted again; the group is unmounted then.
         """
         for number, target in enumerate(self.record.targets):
             try:
@@ -129,9 +171,15 @@ class Group:
                 return False
             try:
                 self._mount_frozen(number, target.host)
-            except BootseerError:
-                self._mount_one(number, target.host)
-                raise
+            except (BootseerError, OSError) as exc:
+                try:
+                    self._overlay(number, target.host)
+                except (BootseerError, OSError) as worse:
+                    self.unmount()
+                    raise BootseerError(f"cannot mount the overlay on {target.host} again: {worse}") from exc
+                log.warning("%s; publishing before the job goes on", exc)
+                return False
+        self.record.frozen = True
         return True
 
     def _mount_frozen(self, number: int, host: Path) -> None:
@@ -163,21 +211,40 @@ class Group:
             quarantine.put(self.area.parent.parent, self.record.mark, why)
 
     def unmount(self) -> None:
-        """Take all down and delete what the overlays held. A target in use is detached lazily, with a log line."""
+        """Take all down and delete what the overlays held. A target in use is detached lazily, with a log line.
+
+        What somebody still uses or reads is never deleted: such an area is left to the `sweep` after the next boot.
+        """
+        if self._left.exists():
+            return
         self._note_damage()
+        in_use = "" if self._publication_ended() else "a publication still reads it"
         for target in reversed(self.record.targets):
-            if _is_ours(target.host):
-                _detach(target.host)
+            if _is_ours(target.host) and _detach(target.host):
+                in_use = f"{target.host} is in use"
         if self.record.tree:
             with contextlib.suppress(NotFoundError):
                 tree.attach(self.tree_point, self._state_dir).unmount()
         if mounts.is_mounted(self.tree_point):  # its server is gone without it
             _detach(self.tree_point)
+        if in_use:
+            log.warning("%s is left until the next boot: %s", self.area, in_use)
+            # The targets are not ours any more: nothing else says that the area is not free.
+            with contextlib.suppress(OSError):
+                self._left.touch()
+            self._record_file.unlink(missing_ok=True)
+            return
         if scan.mount_points_below(self.area):
             log.warning("%s is left: something is still mounted there", self.area)
             return
         shutil.rmtree(self.area, ignore_errors=True)
-        (self._state_dir / "env" / f"{self.record.id}.json").unlink(missing_ok=True)
+        self._record_file.unlink(missing_ok=True)
+
+    def _publication_ended(self) -> bool:
+        if self.publication is None:
+            return True
+        self.publication.cancel()
+        return self.publication.ended(_JOIN_SECONDS)
 
 
 def new_group(key: str, targets: tuple[Target, ...], config: Config, found: SnapshotManifest | None = None) -> Group:
@@ -243,12 +310,15 @@ def _is_ours(path: Path) -> bool:
     return entry is not None and entry.fstype == "overlay"
 
 
-def _detach(path: Path) -> None:
+def _detach(path: Path) -> bool:
+    """Whether it could only be detached lazily: its users keep it."""
     try:
         mounts.unmount(path)
     except BootseerError as exc:
         log.warning("%s; detached lazily", exc)
         mounts.unmount(path, lazy=True)
+        return True
+    return False
 
 
 def _copy_root(source: Path, upper: Path) -> None:

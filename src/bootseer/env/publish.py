@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,7 @@ from bootseer.env import inventory
 from bootseer.env._json import canonical
 from bootseer.env.inventory import Entry
 from bootseer.env.key import KeyDocument
+from bootseer.env.layer import check_unchanged
 from bootseer.env.manifest import SnapshotManifest, index_prefix, inventory_key, manifest_key
 from bootseer.errors import BootseerError
 from bootseer.store import Store
@@ -33,11 +35,13 @@ def publish(
     node: str,
     seconds: float,
     overwrite: bool,
+    cancelled: Callable[[], bool] = lambda: False,
 ) -> bool:
     """Publish the layers in ``layers`` as the snapshot of ``document``. False: another node was first, its stays.
 
     ``work`` gets the EROFS files (as large as the layers). ``overwrite`` replaces an expired or damaged snapshot.
-    Raises `FullError`, `NotWritableError`, `UnavailableError`, `OSError`; nothing half-published is visible then.
+    Raises `FullError`, `NotWritableError`, `UnavailableError`, `OSError`, `DataError` when the layers have changed
+    since ``entries`` were read, `BootseerError` once ``cancelled`` says so; nothing half-published is visible then.
     """
     key = document.key
     if not overwrite and store.exists(manifest_key(key)):
@@ -45,8 +49,10 @@ def publish(
     meta, data = work / "meta", work / "data"
     try:
         faults.point("env.publish.before-build")
+        _go_on(cancelled)
         erofs.build(layers, meta, data)
         faults.point("env.publish.before-tree")
+        _go_on(cancelled)
         ref = tree.publish(store, meta, data)
     finally:
         for path in (meta, data):
@@ -70,11 +76,18 @@ def publish(
         seconds=round(seconds, 3),
     )
     faults.point("env.publish.before-manifest")
+    check_unchanged(layers, len(document.targets), entries)
+    _go_on(cancelled)
     if not store.put(manifest_key(key), manifest.encode(), overwrite=overwrite):
         return False
     faults.point("env.publish.after-manifest")
     _index(store, manifest)
     return True
+
+
+def _go_on(cancelled: Callable[[], bool]) -> None:
+    if cancelled():
+        raise BootseerError("the publication was cancelled")
 
 
 def _index(store: Store, manifest: SnapshotManifest) -> None:

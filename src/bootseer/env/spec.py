@@ -117,7 +117,7 @@ class EnvResult(msgspec.Struct, kw_only=True):
     key: str
     mounts: list[Mounted] = msgspec.field(default_factory=list)
     publication: Publication | None = None
-    """Still going on, with ``EnvSpec.background``: wait for it before the mounts are unmounted."""
+    """Still going on, with ``EnvSpec.background``: wait for it, or cancel it, before the mounts are unmounted."""
     timings: dict[str, float] = msgspec.field(default_factory=dict)
 
 

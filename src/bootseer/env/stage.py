@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 
 def run(spec: EnvSpec, runner: Callable[[], int], *, store_url: str, config: Config) -> EnvResult:
     """Bring the targets of ``spec`` to what its command makes of them; ``runner`` runs the command, at most once.
+    (Once more, without a snapshot, in the rare case that the overlay with its result cannot be mounted again.)
 
     With mounts, the targets' overlays are there before ``runner`` is called and stay after it, until the result's
     ``mounts`` are unmounted or ``bootseer env release`` is called. Raises `ConfigError` for a wrong ``spec`` and what
@@ -96,7 +97,7 @@ class _Stage:
         """The group that already shows this key's result; whatever else covers the targets is released."""
         for group in overlay.groups_on(self.spec.targets, Path(self.config.state_dir)):
             record = group.record
-            if record.complete and record.key == self.key and group.intact:
+            if record.complete and record.key == self.key and group.intact and group.untouched:
                 return group
             log.info("releasing the overlay of snapshot %s", record.key[:12])
             group.unmount()
@@ -133,8 +134,7 @@ class _Stage:
         try:
             group.mount_tree(self.store_url, self.config, self.spec.job)
             group.mount_targets()
-            group.record.complete = True
-            group.save()
+            group.complete()
         except BaseException:
             group.unmount()
             raise
@@ -176,17 +176,22 @@ class _Stage:
                 return self._result(Outcome.RAN, reason, code=code, mounts=mounts)
             made = self._finish(look, catch)
             if catch.group:
+                try:
+                    frozen = self.spec.background and isinstance(made, list) and catch.group.freeze()
+                except BootseerError as exc:
+                    log.warning("%s; running the command again, without a snapshot", exc)
+                    return self._plain(f"{look.reason}; the result was lost: {exc}")
                 self._completed(catch.group)
-                if self.spec.background and isinstance(made, list) and catch.group.freeze():
+                if frozen:
                     later = held.pop_all()
                     store = look.store
 
-                    def publish_later() -> tuple[bool, str]:
+                    def publish_later(cancelled: Callable[[], bool]) -> tuple[bool, str]:
                         with later:
-                            return self._publish(look, store, catch, base, made)
+                            return self._publish(look, store, catch, base, made, cancelled)
 
                     result = self._result(Outcome.RAN, look.reason, mounts=mounts)
-                    result.publication = Publication(publish_later)
+                    result.publication = catch.group.publication = Publication(publish_later)
                     return result
             published, why = self._publish(look, look.store, catch, base, made)
         if published:
@@ -204,9 +209,8 @@ class _Stage:
             raise
 
     def _completed(self, group: overlay.Group) -> None:
-        group.record.complete = True
         try:
-            group.save()
+            group.complete()
         except BootseerError as exc:
             log.warning("%s; the next start on this node will not find its result in place", exc)
 
@@ -221,7 +225,13 @@ class _Stage:
             return f"not published: {exc}"
 
     def _publish(
-        self, look: Lookup, store: Store, catch: Capture, base: list[str], result: list[str] | str
+        self,
+        look: Lookup,
+        store: Store,
+        catch: Capture,
+        base: list[str],
+        result: list[str] | str,
+        cancelled: Callable[[], bool] = lambda: False,
     ) -> tuple[bool, str]:
         """(published, why not). The command has succeeded; nothing in here may change that."""
         if isinstance(result, str):
@@ -246,6 +256,7 @@ class _Stage:
                     node=_node(),
                     seconds=self.timings["command"],
                     overwrite=look.replace,
+                    cancelled=cancelled,
                 )
         except (BootseerError, OSError) as exc:
             log.warning("the snapshot was not published: %s", exc)

@@ -23,7 +23,7 @@ from bootseer.env import scan
 from bootseer.env.inventory import Entry
 from bootseer.env.manifest import SnapshotManifest
 from bootseer.env.spec import Target
-from bootseer.errors import DataError
+from bootseer.errors import DataError, UnsupportedError
 from bootseer.store import Store
 
 log = logging.getLogger(__name__)
@@ -34,17 +34,80 @@ def unpack(
 ) -> None:
     """Make ``targets`` what they were after the command, given that they are what they were before it.
 
-    ``work`` is an empty folder, best on the file system of the targets. Raises `DataError` (then the targets are
-    untouched), `UnavailableError`, `FullError`, `OSError`.
+    ``work`` is an empty folder, best on the file system of the targets. Raises `DataError`, `UnsupportedError` for a
+    mount in the way (the targets are untouched then), `UnavailableError`, `FullError`, `OSError`: what was moved in by
+    then is taken back, as far as what it replaced could be kept in ``work``.
     """
     stage = work / "tree"
     tree.extract(store, found.tree, stage)
     verify_stage(stage, entries)
     faults.point("env.unpack.before-place")
-    for number, target in enumerate(targets):
-        own = [entry for entry in entries if entry.target == number]
-        target.host.mkdir(parents=True, exist_ok=True)
-        _place(stage, own, target.host)
+    own = [[entry for entry in entries if entry.target == number] for number in range(len(targets))]
+    for mine, target in zip(own, targets, strict=True):
+        check_mounts(mine, target.host)
+    undo = _Undo(work / "undo")
+    try:
+        for mine, target in zip(own, targets, strict=True):
+            target.host.mkdir(parents=True, exist_ok=True)
+            _place(stage, mine, target.host, undo)
+    except BaseException:
+        undo.roll_back()
+        raise
+
+
+def check_mounts(entries: Sequence[Entry], host: Path) -> None:
+    """Raise `UnsupportedError` when placing ``entries`` would replace or hide something mounted below ``host``."""
+    host = Path(os.path.realpath(host))
+    fence = scan.mount_points_below(host)
+    if not fence:
+        return
+    for entry in entries:
+        dest = host / entry.inner if entry.inner else host
+        if str(dest) in fence or (entry.inner and entry.kind not in ("d", "o") and _holds_mount(dest, fence)):
+            raise UnsupportedError(f"cannot restore {dest}: something is mounted there")
+
+
+class _Undo:
+    """What was placed, and beside it, in ``folder``, what was there before."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._done: list[tuple[Path, Path | None]] = []
+
+    def replace(self, dest: Path) -> None:
+        """Take away what is at ``dest``; a file that another one is renamed over stays until then."""
+        self._keep(dest, move=True)
+        _remove(dest)
+
+    def overwrite(self, dest: Path) -> None:
+        """Get ready for a rename over ``dest``, which is no directory."""
+        self._keep(dest, move=False)
+
+    def _keep(self, dest: Path, *, move: bool) -> None:
+        if not os.path.lexists(dest):
+            self._done.append((dest, None))
+            return
+        kept = self._folder / str(len(self._done))
+        try:
+            self._folder.mkdir(exist_ok=True)
+            if move:
+                os.rename(dest, kept)
+            else:
+                os.link(dest, kept, follow_symlinks=False)
+        except OSError as exc:
+            log.info("%s could not be taken back: %s", dest, exc.strerror)
+            return
+        self._done.append((dest, kept))
+
+    def roll_back(self) -> None:
+        for dest, kept in reversed(self._done):
+            try:
+                if kept is None or _is_real_dir(dest):
+                    _remove(dest)
+                if kept is not None:
+                    os.rename(kept, dest)
+            except OSError as exc:
+                log.warning("%s stays as the snapshot has it: %s", dest, exc.strerror)
 
 
 def verify_stage(stage: Path, entries: Sequence[Entry]) -> None:
@@ -112,8 +175,12 @@ def _dress(path: Path, entry: Entry) -> None:
     os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns), follow_symlinks=False)
 
 
-def _place(stage: Path, entries: Sequence[Entry], host: Path) -> None:
-    """Move the entries of one target in, as an overlay would show them; directories get their times last."""
+def _place(stage: Path, entries: Sequence[Entry], host: Path, undo: _Undo) -> None:
+    """Move the entries of one target in, as an overlay would show them; directories get their times last.
+
+    Nothing of `check_mounts` may be in the way.
+    """
+    host = Path(os.path.realpath(host))
     fence = scan.mount_points_below(host)
     moved = ""
     merged: list[tuple[Path, Entry]] = []
@@ -121,22 +188,22 @@ def _place(stage: Path, entries: Sequence[Entry], host: Path) -> None:
         if moved and entry.path.startswith(moved):
             continue
         dest = host / entry.inner if entry.inner else host
-        if str(dest) in fence or (entry.kind == "w" and _holds_mount(dest, fence)):
-            raise DataError(f"cannot restore {dest}: something is mounted there")
         source = stage / entry.path
         if entry.kind == "w":
-            _remove(dest)
+            undo.replace(dest)
         elif entry.kind not in ("d", "o"):
-            if dest.is_dir() and not dest.is_symlink():
-                _remove(dest)
+            if _is_real_dir(dest):
+                undo.replace(dest)
+            else:
+                undo.overwrite(dest)
             _move(source, dest)
         elif entry.inner and not _holds_mount(dest, fence) and (entry.kind == "o" or not _is_real_dir(dest)):
-            _remove(dest)
+            undo.replace(dest)
             _move(source, dest)
             moved = entry.path + "/"
         else:
             if entry.kind == "o":
-                _empty(dest, fence)
+                _empty(dest, fence, undo)
             merged.append((dest, entry))
     for dest, entry in reversed(merged):
         _dress(dest, entry)
@@ -157,10 +224,10 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _empty(folder: Path, fence: set[str]) -> None:
+def _empty(folder: Path, fence: set[str], undo: _Undo) -> None:
     for item in sorted(folder.iterdir()):
         if not _holds_mount(item, fence):
-            _remove(item)
+            undo.replace(item)
 
 
 def _move(source: Path, dest: Path) -> None:

@@ -37,6 +37,9 @@ log = logging.getLogger(__name__)
 _PUBLICATION_DEADLINE = 120.0
 """Seconds a node is held after its training command has ended, for a snapshot that is not published yet."""
 
+_CANCEL_SECONDS = 20.0
+"""Seconds for a cancelled publication to stop reading what is then deleted."""
+
 
 class Start(msgspec.Struct, kw_only=True):
     """What one start did. Seconds from the call of `start`; ``ready_seconds`` is None when no first step was seen."""
@@ -234,7 +237,10 @@ def _see_out(publication: env.Publication, record: Start) -> Callable[[Any, Any,
     """What to do at the end of a start: wait for the snapshot, unless the start is being broken off."""
 
     def leave(kind: type[BaseException] | None, exc: BaseException | None, tb: object) -> None:
-        published, why = publication.wait(_PUBLICATION_DEADLINE if kind is None else 0)
+        if kind is None:
+            publication.wait(_PUBLICATION_DEADLINE)
+        publication.cancel()
+        published, why = publication.wait(_CANCEL_SECONDS)
         record.env["how"] = (env.Outcome.RAN_AND_PUBLISHED if published else env.Outcome.RAN).value
         if not published:
             record.env["reason"] = f"{record.env['reason']}; {why}"
