@@ -236,3 +236,17 @@ def test_two_writable_mounts_do_not_see_each_other(tmp_path: Path, config: setti
     one.unmount()
     with pytest.raises(NotFoundError, match="no image is mounted"):
         image.attach(one.rootfs, Path(config.state_dir))
+
+
+def test_repair_heals_a_damaged_store(tmp_path: Path, config: settings.Config) -> None:
+    write_image(tmp_path / "layout", [LOWER])
+    ref = f"oci:{tmp_path}/layout:v1"
+    record = convert(ref, config, tmp_path)
+    blobs = [path for path in (tmp_path / "store/blobs").rglob("*") if path.is_file()]
+    good = {path: path.read_bytes() for path in blobs}
+    for path, raw in good.items():
+        path.write_bytes(bytes([raw[0] ^ 1]) + raw[1:])
+    assert convert(ref, config, tmp_path) == record
+    again = image.convert(ref, config.store_url, work_dir=tmp_path / "work", repair=True)
+    assert again.tree == record.tree
+    assert {path: path.read_bytes() for path in blobs} == good

@@ -169,3 +169,33 @@ def test_what_is_ready_after_a_kill_is_right(tmp_path: Path, blob: LazyBlob, fau
                 assert cache.read(block * 4096, blob.map.length_of(block)) == piece(blob, block)
         if fault.endswith("@3"):
             assert cache.ready_count > blob.map.lengths.tolist().count(0)
+
+
+def test_a_failed_sync_is_never_repeated_and_believed(
+    tmp_path: Path, blob: LazyBlob, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept, lost, late = real_blocks(blob)[:3]
+    with blob.open_cache(tmp_path / "c") as cache:
+        cache.write(kept, piece(blob, kept))
+        cache.sync()
+        cache.write(lost, piece(blob, lost))
+        monkeypatch.setenv("BOOTSEER_FAULTS", "blocks.cache.fdatasync=enospc")
+        with pytest.raises(OSError, match="No space"):
+            cache.sync()
+        monkeypatch.delenv("BOOTSEER_FAULTS")
+        assert cache.broken
+        assert not (tmp_path / "c/bitmap").exists()
+        assert [cache.is_ready(block, block) for block in (kept, lost)] == [True, False]
+        assert cache.ready_count == cache.ready.count(1)
+        with pytest.raises(OSError, match="lost data"):
+            cache.write(late, piece(blob, late))
+        with pytest.raises(OSError, match="lost data"):
+            cache.read(lost * 4096, 10)
+        assert cache.read(kept * 4096, 10) == piece(blob, kept)[:10]
+        cache.sync()
+        assert not cache.durable
+    assert not (tmp_path / "c/bitmap").exists()
+    assert caplog.text.count("nothing is kept in it") == 1
+    with blob.open_cache(tmp_path / "c") as cache:
+        assert not cache.is_ready(lost, lost), "the next start begins anew"
+        cache.write(lost, piece(blob, lost))

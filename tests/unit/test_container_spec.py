@@ -115,3 +115,21 @@ def test_missing_commands_are_found_before_the_runtime_does(tmp_path: Path) -> N
         with pytest.raises(NotFoundError, match="the image has no such file"):
             container.check_command(make(tmp_path, config(), [name], env=env))
     container.check_command(make(tmp_path, config(), ["x"], env={"PATH": "/t"}, mounts=[Bind(str(tmp_path), "/t")]))
+
+
+def test_gpu_and_rdma_devices_of_the_host(tmp_path: Path) -> None:
+    dev, rootfs = tmp_path / "dev", tmp_path / "rootfs"
+    wanted = ["infiniband/rdma_cm", "infiniband/uverbs0", "nvidia-caps/nvidia-cap1", "nvidia0", "nvidiactl"]
+    for name in [*wanted, "sda", "null"]:
+        (dev / name).parent.mkdir(parents=True, exist_ok=True)
+        (dev / name).touch()
+    (dev / "infiniband/by-ibdev").mkdir()
+    assert container.devices(dev) == [Bind(f"{dev}/{name}", f"/dev/{name}") for name in wanted]
+    own = Bind(str(rootfs), "/own")
+    rootfs.mkdir()
+    made = make(rootfs, config(), ["x"], dev=dev, mounts=[own])["mounts"]
+    places = [mount["destination"] for mount in made]
+    assert places[-6:] == [*(f"/dev/{name}" for name in wanted), "/own"]
+    assert places.index("/dev") < places.index("/dev/nvidia0")
+    assert made[-2]["options"] == ["rbind", "rprivate", "rw"]
+    assert container.devices(tmp_path / "none") == []

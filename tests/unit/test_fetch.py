@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -382,3 +383,53 @@ def test_many_readers_under_trouble(rig: Rig) -> None:
     assert failures == []
     assert fetcher.wait(5)
     assert rig.cache.complete
+
+
+def outage(fetcher: Fetcher, rig: Rig, count: int) -> None:
+    for index in range(count):
+        block = rig.real[index % len(rig.real)]
+        with pytest.raises(UnavailableError):
+            fetcher.demand(block, block)
+
+
+@pytest.mark.parametrize("kind", ["refusing", "silent"])
+def test_after_a_long_outage_everything_works_again(rig: Rig, kind: str) -> None:
+    fetcher = rig.fetcher(streams=6, deadline=0.06)
+    if kind == "silent":
+        rig.store.hold()
+    rig.store.down = kind == "refusing"
+    outage(fetcher, rig, 40)
+    rig.store.down = False
+    rig.store.release()
+    fetcher._deadline = 10.0
+    fetcher.demand(rig.real[0], rig.real[0])
+    assert rig.right(rig.real[0])
+    fetcher.background()
+    assert fetcher.wait(10), "threads for prefetch must be left, too"
+    assert rig.cache.complete
+    until(lambda: sum(thread.is_alive() for thread in fetcher._threads) == 6)
+
+
+def test_a_flight_that_tries_again_is_not_left_behind(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    fetcher = rig.fetcher(deadline=1.5)
+    rig.store.down = True
+    outage(fetcher, rig, 1)
+    assert "does not return" not in caplog.text
+
+
+def test_a_cache_that_loses_data_is_not_believed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetcher = rig.fetcher()
+    fetcher.demand(0, 20)
+    monkeypatch.setattr("os.fdatasync", _input_output_error)
+    with pytest.raises(OSError, match="Input/output"):
+        rig.cache.sync()
+    got = fetcher.demand(0, 20)
+    wanted = [block for block in rig.real if block <= 20]
+    assert {block: got[block] for block in wanted} == {
+        block: rig.blob.content[block * 4096 : (block + 1) * 4096] for block in wanted
+    }
+    assert fetcher.full
+
+
+def _input_output_error(fd: int) -> None:
+    raise OSError(errno.EIO, "Input/output error")

@@ -235,3 +235,23 @@ def test_docker_login_is_used(server: Server, tmp_path: Path, monkeypatch: pytes
     assert registry._docker_login(server.address) == "dTpw"
     (tmp_path / "config.json").write_text("{broken")
     assert registry._docker_login(server.address) == ""
+
+
+@pytest.mark.parametrize("answer", [b"<html>log in</html>", b'["token"]', b"null"])
+def test_a_token_that_is_none_is_a_clear_error(server: Server, answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.token = "secret"
+    monkeypatch.setattr(json, "dumps", lambda _: answer.decode())
+    item = descriptor(BLOB)
+    with (
+        Registry(oci.Reference.parse(f"{server.address}/x")) as client,
+        pytest.raises(UnavailableError, match="request for a token"),
+    ):
+        client.manifest("v1") if answer == b"null" else next(client.blob(item))
+
+
+def test_an_image_closes_its_connections(server: Server) -> None:
+    put_image(server)
+    with oci.open_image(f"{server.address}/x:v1") as image:
+        assert isinstance(image.source, Registry)
+        assert not image.source._client.is_closed
+    assert image.source._client.is_closed

@@ -34,6 +34,9 @@ class Rig:
     def keys(self) -> list[str]:
         return [info.key for info in self.store.list("")]
 
+    def contents(self) -> dict[str, bytes]:
+        return {info.key: self.store.get(info.key) for info in self.store.list("")}
+
     def manifest(self, ref: TreeRef) -> TreeManifest:
         return TreeManifest.decode(self.store.get(f"trees/{ref.digest}.json"), ref.digest)
 
@@ -180,3 +183,21 @@ def test_missing_input(rig: Rig) -> None:
     rig.data.unlink()
     with pytest.raises(NotFoundError):
         rig.publish()
+
+
+@pytest.mark.parametrize("part", ["data_stored", "meta_stored", "map", "manifest", "missing", "short"])
+def test_repair_replaces_what_is_damaged(rig: Rig, part: str, caplog: pytest.LogCaptureFixture) -> None:
+    ref = rig.publish()
+    good = rig.contents()
+    data = rig.manifest(ref).data_stored.key
+    if part == "manifest":
+        rig.damage(f"trees/{ref.digest}.json")
+    elif part == "missing":
+        rig.store.delete(data)
+    elif part == "short":
+        rig.store.put(data, good[data][:-1], overwrite=True)
+    else:
+        rig.damage(getattr(rig.manifest(ref), part).key)
+    assert publish(rig.store, rig.meta, rig.data, block_size=4096, repair=True) == ref
+    assert rig.contents() == good
+    assert caplog.text.count("replacing") == (part != "missing")

@@ -29,6 +29,7 @@ _BUSY_SECONDS = 5.0
 _GRACE_SECONDS = 3.0
 _LOCK_SECONDS = 120.0
 _LOG_BYTES = 4 << 20
+_MODULE = b"bootseer.blocks.server"
 
 
 @contextlib.contextmanager
@@ -63,6 +64,8 @@ def join_or_start(folder: Path, spec: ServerSpec, command: Sequence[str]) -> Non
         try:
             status = control.ask(folder, Request("add", spec.target))
         except BootseerError as exc:
+            if isinstance(exc, UnavailableError) and not isinstance(exc, control.GoneError):
+                raise  # others use it
             log.warning("%s; cleaning up after it", exc)
             clear(folder)
         else:
@@ -168,14 +171,21 @@ def clear(folder: Path) -> None:
 
 def _find(folder: Path) -> int | None:
     """The block server of ``folder``: named in its `standby.PID` file, or with ``folder`` as an argument of its own."""
+    own = b"\0" + os.fsencode(folder) + b"\0"
     with contextlib.suppress(OSError, ValueError):
         pid = int((folder / standby.PID).read_text())
-        if b"\0-\0" in Path("/proc", str(pid), "cmdline").read_bytes():
+        line = _command_line(pid)
+        # Other commands than ours may serve (see `tree.mount`), but the number may have passed to another process.
+        if own in line or (_MODULE in line and b"\0-\0" in line):
             return pid
-    needle = b"\0" + os.fsencode(folder) + b"\0"
     for entry in os.listdir("/proc"):
         if entry.isdigit() and int(entry) != os.getpid():
             with contextlib.suppress(OSError):
-                if needle in Path("/proc", entry, "cmdline").read_bytes():
+                line = _command_line(int(entry))
+                if own in line and _MODULE in line:
                     return int(entry)
     return None
+
+
+def _command_line(pid: int) -> bytes:
+    return Path("/proc", str(pid), "cmdline").read_bytes()

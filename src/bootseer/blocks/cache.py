@@ -4,6 +4,9 @@ A folder per block map: ``data`` (sparse, full length), ``bitmap`` (which blocks
 (held by the one process that writes). In memory there is one byte per block, set after the block's verified bytes were
 written; the bitmap on disk is replaced only behind an ``fdatasync`` of the data, with the state from before it, so
 that it never promises more than the disk holds. After a crash the rest is fetched again.
+
+After one failed ``fdatasync`` the cache is broken for good: the kernel counts the pages it could not write as clean,
+so the next one would succeed without them. Blocks since the last good one are not ready any more, nothing is added.
 """
 
 from __future__ import annotations
@@ -31,8 +34,8 @@ _HEADER = struct.Struct("<8sII32sQ")
 class CacheFile:
     """Blocks of one data file on this node. `open` it; reads and writes may come from any thread.
 
-    ``ready`` holds one byte per block (0 or 1) and may be tested without a lock: a byte turns 1 only once, and only
-    after the data is in the file.
+    ``ready`` holds one byte per block (0 or 1) and may be tested without a lock: a byte turns 1 only after the data is
+    in the file, and 0 again only when the cache breaks (``broken``: the disk lost data, blocks are not kept any more).
     """
 
     def __init__(self, folder: Path, blocks: BlockMap, digest: bytes, lock_fd: int) -> None:
@@ -46,6 +49,8 @@ class CacheFile:
         self._count_lock = threading.Lock()
         self._sync_lock = threading.Lock()
         self._synced = -1
+        self._durable = bytes(blocks.count)
+        self.broken = False
 
     @classmethod
     def open(cls, folder: Path, blocks: BlockMap, digest: bytes) -> CacheFile:
@@ -83,6 +88,7 @@ class CacheFile:
         else:
             self.ready[:] = bits
             self._synced = bits.count(1)
+            self._durable = bytes(bits)
         for block in range(blocks.count):
             if blocks.is_zero(block):
                 self.ready[block] = 1
@@ -125,14 +131,20 @@ class CacheFile:
         return self.ready.find(0, first, last + 1) < 0
 
     def read(self, offset: int, length: int) -> bytes:
-        """Bytes of ready blocks. Raises `OSError` (EIO) when the file is shorter than it must be."""
+        """Bytes of ready blocks. Raises `OSError` (EIO) when the file is shorter, or lost them in this moment."""
         data = os.pread(self._fd, length, offset)
+        if self.broken and not self.is_ready(
+            offset >> self.map.shift, max(offset, offset + length - 1) >> self.map.shift
+        ):
+            raise OSError(errno.EIO, f"block cache {self.folder} lost data")
         if len(data) != length:
             raise OSError(errno.EIO, f"block cache {self.folder} was cut short")
         return data
 
     def write(self, block: int, data: _hash.Buffer) -> None:
-        """Store the verified bytes of ``block`` and mark it ready. Raises `OSError` (ENOSPC); then it is not ready."""
+        """Store the verified bytes of ``block`` and mark it ready. Raises `OSError` (ENOSPC, EIO when broken); then
+        it is not ready."""
+        self._refuse_broken()
         faults.point("blocks.cache.write")
         offset = block << self.map.shift
         view = memoryview(data)
@@ -141,18 +153,27 @@ class CacheFile:
             view = view[done:]
             offset += done
         with self._count_lock:
+            self._refuse_broken()
             if not self.ready[block]:
                 self.ready[block] = 1
                 self.ready_count += 1
 
     def sync(self) -> None:
-        """Make what is ready now survive a crash. Raises `OSError`; the old bitmap then stays, which is right."""
+        """Make what is ready now survive a crash; nothing when broken.
+
+        Raises `OSError`: the old bitmap then stays, which is right, except when the data itself could not be written.
+        """
         with self._sync_lock:
             snapshot = bytes(self.ready)
             count = snapshot.count(1)
-            if count == self._synced:
+            if count == self._synced or self.broken:
                 return
-            os.fdatasync(self._fd)
+            try:
+                faults.point("blocks.cache.fdatasync")
+                os.fdatasync(self._fd)
+            except OSError as exc:
+                self._break(exc)
+                raise
             faults.point("blocks.cache.bitmap")
             bits = int(snapshot[::-1].translate(_DIGITS), 2) if snapshot else 0
             body = _HEADER.pack(_MAGIC, _VERSION, 0, self.digest, self.map.count)
@@ -165,6 +186,24 @@ class CacheFile:
             faults.point("blocks.cache.bitmap.before-rename")
             os.replace(tmp, self.folder / "bitmap")
             self._synced = count
+            self._durable = snapshot
+
+    def _break(self, exc: OSError) -> None:
+        with self._count_lock:
+            self.broken = True
+            self._synced = -1
+            for block in range(self.map.count):
+                self.ready[block] = self._durable[block] or self.map.is_zero(block)
+            self.ready_count = self.ready.count(1)
+        log.error("block cache %s lost data (%s): nothing is kept in it from now on", self.folder, exc.strerror)
+        try:
+            (self.folder / "bitmap").unlink(missing_ok=True)
+        except OSError as more:
+            log.warning("cannot remove the bitmap of block cache %s: %s", self.folder, more)
+
+    def _refuse_broken(self) -> None:
+        if self.broken:
+            raise OSError(errno.EIO, f"block cache {self.folder} lost data before")
 
     def _close_data(self) -> None:
         if self._fd >= 0:

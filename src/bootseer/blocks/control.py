@@ -9,6 +9,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +21,13 @@ log = logging.getLogger(__name__)
 
 SOCKET = "control.sock"
 _MAX_LINE = 1 << 16
+_ATTEMPT_SECONDS = 5.0
+_PATIENCE = 30.0
+"""A server on an overloaded node, or one whose disk is stuck, may take this long to answer; it is not dead."""
+
+
+class GoneError(UnavailableError):
+    """Nobody listens any more: the server ended or died."""
 
 
 class Request(msgspec.Struct):
@@ -64,21 +72,38 @@ class Reply(msgspec.Struct):
     error: str = ""
 
 
-def ask(folder: Path, request: Request, *, timeout: float = 5.0) -> TreeStatus:
-    """One request to the server whose state is in ``folder``. Raises `UnavailableError` when none answers."""
-    try:
-        # Through a descriptor of the folder: a socket's own path may have 107 bytes only.
-        fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+def ask(folder: Path, request: Request, *, timeout: float | None = None) -> TreeStatus:
+    """One request to the server whose state is in ``folder``; every request may be repeated, and is.
+
+    Raises `GoneError` when there is no such server, and `UnavailableError` when it does not answer within ``timeout``
+    seconds (30): then it may well live.
+    """
+    until = time.monotonic() + (_PATIENCE if timeout is None else timeout)
+    while True:
         try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-                sock.settimeout(timeout)
-                sock.connect(f"/proc/self/fd/{fd}/{SOCKET}")
-                sock.sendall(msgspec.json.encode(request) + b"\n")
-                reply = msgspec.json.decode(_line(sock), type=Reply)
-        finally:
-            os.close(fd)
-    except (OSError, msgspec.MsgspecError) as exc:
-        raise UnavailableError(f"no block server answers in {folder}: {exc}") from None
+            return _ask(folder, request, min(_ATTEMPT_SECONDS, max(0.1, until - time.monotonic())))
+        except (ConnectionRefusedError, FileNotFoundError) as exc:
+            raise GoneError(f"no block server answers in {folder}: {exc}") from None
+        except (OSError, msgspec.MsgspecError) as exc:
+            if time.monotonic() >= until:
+                raise UnavailableError(
+                    f"the block server in {folder} does not answer: {exc}",
+                    hint="it may be overloaded, or its disk be stuck; try again",
+                ) from None
+        time.sleep(0.1)
+
+
+def _ask(folder: Path, request: Request, timeout: float) -> TreeStatus:
+    # Through a descriptor of the folder: a socket's own path may have 107 bytes only.
+    fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.settimeout(timeout)
+            sock.connect(f"/proc/self/fd/{fd}/{SOCKET}")
+            sock.sendall(msgspec.json.encode(request) + b"\n")
+            reply = msgspec.json.decode(_line(sock), type=Reply)
+    finally:
+        os.close(fd)
     if reply.status is None:
         raise BootseerError(f"block server in {folder}: {reply.error}")
     return reply.status

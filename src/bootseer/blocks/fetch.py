@@ -76,7 +76,7 @@ class Fetcher:
     def _spawn(self, demand_only: bool) -> None:
         # Daemon threads: one stuck in a source that never answers must not keep the process alive.
         thread = threading.Thread(target=self._work, args=(demand_only,), name="fetch", daemon=True)
-        self._threads.append(thread)
+        self._threads = [*(one for one in self._threads if one.is_alive()), thread]
         thread.start()
 
     # -- wishes ------------------------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ class Fetcher:
         try:
             for block, ticket in mine.items():
                 if not ticket.done.wait(max(0.0, until - time.monotonic())):
-                    self._abandon(block)
+                    self._abandon(block, mine)
                     raise UnavailableError(
                         f"block {block} did not come from {self._sources[0].name} within {self._deadline:g} s",
                         hint="check that the store answers",
@@ -178,9 +178,11 @@ class Fetcher:
             if not waiting:
                 del self._tickets[block]
 
-    def _abandon(self, block: int) -> None:
+    def _abandon(self, block: int, mine: dict[int, Ticket]) -> None:
         """A reader gave up on ``block``. When its flight is stuck, let the next reader start another one."""
         with self._cond:
+            for other, ticket in mine.items():
+                self._forget(other, ticket)
             for flight in list(self._flights):
                 # Half: the flight began a little after the reader, or was a prefetch that the reader joined late.
                 if block in flight.batch.blocks and time.monotonic() - flight.started >= self._deadline / 2:
@@ -188,8 +190,14 @@ class Fetcher:
                     flight.abandoned = True
                     self._flights.discard(flight)
                     self._queue.done(flight.batch.blocks)
-                    if len(self._threads) < 4 * self._streams:
-                        self._spawn(True)
+                    for other in flight.batch.blocks:
+                        if other in self._tickets:
+                            self._queue.demand(other)
+                    # One that is not replaced goes on working when it returns, so the number at work never shrinks.
+                    if sum(thread.is_alive() for thread in self._threads) < 4 * self._streams:
+                        flight.replaced = True
+                        self._spawn(flight.demand_only)
+                    self._cond.notify_all()
 
     # -- workers -----------------------------------------------------------------------------------------------
 
@@ -200,10 +208,10 @@ class Fetcher:
                     if self._closing.is_set():
                         return
                     self._cond.wait(0.1 if self._queue.filling or self._queue.hot_pending else 5.0)
-                flight = Flight(batch, time.monotonic())
+                flight = Flight(batch, time.monotonic(), demand_only)
                 self._flights.add(flight)
             try:
-                self._run(batch)
+                self._run(flight)
             except Exception as exc:
                 log.exception("fetching blocks %d..%d failed", batch.blocks[0], batch.blocks[-1])
                 for block in batch.blocks:
@@ -211,7 +219,7 @@ class Fetcher:
             with self._cond:
                 self._flights.discard(flight)
                 self._cond.notify_all()
-                if flight.abandoned:
+                if flight.replaced:
                     return
 
     def _take(self, demand_only: bool) -> Batch | None:
@@ -237,9 +245,11 @@ class Fetcher:
             self._cond.notify_all()
         return batch
 
-    def _run(self, batch: Batch) -> None:
+    def _run(self, flight: Flight) -> None:
+        batch = flight.batch
         delay = _FIRST_DELAY
         while True:
+            flight.started = time.monotonic()
             try:
                 raw: bytes | None = self._read(batch.offset, batch.length, batch.priority)
                 break
@@ -249,7 +259,7 @@ class Fetcher:
                 raw = None
                 break
             except UnavailableError as exc:
-                if not self._again(batch, exc, delay):
+                if not self._again(flight, exc, delay):
                     return
                 delay = min(2 * delay, _LAST_DELAY)
             except BootseerError as exc:
@@ -326,10 +336,13 @@ class Fetcher:
 
     # -- results -----------------------------------------------------------------------------------------------
 
-    def _again(self, batch: Batch, exc: UnavailableError, delay: float) -> bool:
+    def _again(self, flight: Flight, exc: UnavailableError, delay: float) -> bool:
         """The source did not answer. True: try the same batch again (a reader waits for it)."""
+        batch = flight.batch
         with self._cond:
             self.stats.retries += 1
+            if flight.abandoned:
+                return False
             waited_for = any(block in self._tickets for block in batch.blocks)
             if batch.priority is not Priority.DEMAND and time.monotonic() >= self._pause_until:
                 log.warning("prefetch pauses for %.2g s: %s", self._pause, exc)

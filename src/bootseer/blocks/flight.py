@@ -34,11 +34,16 @@ class Ticket:
 
 
 class Flight:
-    """A batch that a thread works on since ``started``; ``abandoned``: nobody counts on its return any more."""
+    """A batch that a thread works on, the present attempt since ``started``.
 
-    __slots__ = ("abandoned", "batch", "started")
+    ``abandoned``: nobody counts on its return any more; ``replaced``: its thread neither, it ends when it returns.
+    """
 
-    def __init__(self, batch: Batch, started: float) -> None:
+    __slots__ = ("abandoned", "batch", "demand_only", "replaced", "started")
+
+    def __init__(self, batch: Batch, started: float, demand_only: bool) -> None:
         self.batch = batch
         self.started = started
+        self.demand_only = demand_only
         self.abandoned = False
+        self.replaced = False

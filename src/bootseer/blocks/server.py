@@ -133,7 +133,7 @@ class BlockServer:
 
     def _sync(self) -> None:
         failed = False
-        while not self._stop.wait(_SYNC_SECONDS):
+        while not self._stop.wait(_SYNC_SECONDS) and not self._cache.broken:
             try:
                 if not self._cache.durable:
                     self._cache.sync()
@@ -221,6 +221,7 @@ def main(argv: list[str], *, store_for: Callable[[str], Store] = open_store) -> 
             ready_fd = -1
 
     try:
+        (folder / standby.PID).write_text(str(os.getpid()))
         spec = msgspec.json.decode((folder / SPEC).read_bytes(), type=ServerSpec)
         os.chdir("/")
         server = BlockServer(spec, folder, store_for(spec.store_url))

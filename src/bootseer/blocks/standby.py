@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 SERVER = (sys.executable, "-m", "bootseer.blocks.server")
 PID = "pid"
-"""File in a server's state folder that names the process, for one whose command line does not."""
+"""File in a server's state folder that names the process."""
 
 
 class Starting(NamedTuple):
@@ -145,5 +145,4 @@ def await_folder() -> Path | None:
     os.dup2(out, 2)
     os.close(out)
     os.close(null)
-    Path(folder, PID).write_text(str(os.getpid()))
     return Path(folder)

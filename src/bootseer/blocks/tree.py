@@ -23,7 +23,7 @@ from bootseer.blocks.publish import publish
 from bootseer.blocks.spec import DATA, FUSE_FOLDER, ServerSpec
 from bootseer.blocks.standby import SERVER, standby
 from bootseer.config import Config
-from bootseer.errors import BootseerError, NotFoundError, from_os_error
+from bootseer.errors import BootseerError, NotFoundError, UnavailableError, from_os_error
 from bootseer.kernel import mount as mounts
 from bootseer.store import open_store
 
@@ -67,7 +67,7 @@ class TreeMount:
         """Unmount; the last mount of a tree ends its server, which publishes its trace first. Safe to call twice.
 
         A target in use is detached lazily after 5 s, a server that has not ended after ``timeout`` is killed; both
-        with a log line.
+        with a log line. Raises `UnavailableError` when the server lives but does not answer: call it again later.
         """
         with _process.locked(self._folder):
             _process.unmount_target(self.target)
@@ -80,6 +80,8 @@ class TreeMount:
         try:
             left = control.ask(self._folder, Request("remove", str(self.target)))
         except BootseerError as exc:
+            if isinstance(exc, UnavailableError) and not isinstance(exc, control.GoneError):
+                raise
             log.warning("%s; cleaning up after it", exc)
         else:
             if left.targets:
@@ -136,7 +138,10 @@ def mount(
             data = folder / FUSE_FOLDER / DATA
             mounts.mount_erofs(tree.meta, data if tree.map.size else None, target)
         except BaseException as exc:
-            TreeMount(target, id, digest, folder)._leave(_EXIT_SECONDS)
+            try:
+                TreeMount(target, id, digest, folder)._leave(_EXIT_SECONDS)
+            except UnavailableError as more:
+                log.warning("%s", more)
             if isinstance(exc, OSError):
                 raise from_os_error(exc, f"mount tree {id} on {target}") from exc
             raise
@@ -144,17 +149,25 @@ def mount(
 
 
 def attach(what: str | Path, state_dir: Path) -> TreeMount:
-    """The running mount with this target or id (or digest). Raises `NotFoundError` when there is none."""
+    """The running mount with this target or id (or digest).
+
+    Raises `NotFoundError` when there is none, `UnavailableError` when a server that may be its own does not answer.
+    """
+    silent: UnavailableError | None = None
     base = Path(os.path.abspath(state_dir)) / "trees"
     target = os.path.abspath(what)
     for folder in sorted(base.glob("*/")) if base.is_dir() else []:
         try:
             status = control.ask(folder, Request("status"))
         except BootseerError as exc:
+            if isinstance(exc, UnavailableError) and not isinstance(exc, control.GoneError):
+                silent = exc
             log.warning("%s", exc)
             continue
         if target in status.targets:
             return TreeMount(Path(target), status.id, status.digest, folder)
         if str(what) in (status.id, status.digest) and status.targets:
             return TreeMount(Path(status.targets[0]), status.id, status.digest, folder)
+    if silent is not None:
+        raise silent
     raise NotFoundError(f"no tree is mounted as {what}", hint=f"running ones have their state in {base}")

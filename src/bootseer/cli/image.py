@@ -45,6 +45,7 @@ def convert(
     store: StoreUrl = "",
     work_dir: Annotated[Path | None, typer.Option(help="Disk for temporary files (default: beside the cache)")] = None,
     plain_http: PlainHttp = None,
+    repair: Annotated[bool, typer.Option("--repair", help="Convert again, replace what the store has damaged")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Convert an image into the store, once per image; needs root."""
@@ -59,6 +60,7 @@ def convert(
             work_dir=work_dir or Path(config.cache_dir, "work"),
             progress=bars.update,
             plain_http=plain_http,
+            repair=repair,
         )
     if as_json:
         _print_json(record)

@@ -51,8 +51,11 @@ def spec(
     network: str,
     cgroup: str,
     readonly: bool = False,
+    dev: Path = Path("/dev"),
 ) -> dict[str, Any]:
     """The content of ``config.json``. ``network``: ``host`` (the caller's namespace) or ``none``.
+
+    The GPU and RDMA devices found in ``dev`` are shown in the container; libraries of their drivers are not.
 
     No limits are set: no cgroup limits, no rlimits, no OOM score, so that no further capability is needed.
     """
@@ -75,7 +78,11 @@ def spec(
             "noNewPrivileges": False,
         },
         "root": {"path": str(rootfs), "readonly": readonly},
-        "mounts": [*_system_mounts(), *_name_service_mounts(), *(_bind(mount) for mount in mounts)],
+        "mounts": [
+            *_system_mounts(),
+            *_name_service_mounts(),
+            *(_bind(mount) for mount in (*devices(dev), *mounts)),
+        ],
         "linux": {
             "namespaces": namespaces,
             "cgroupsPath": cgroup,
@@ -145,6 +152,13 @@ def _system_mounts() -> list[dict[str, Any]]:
 def _name_service_mounts() -> list[dict[str, Any]]:
     paths = ("/etc/resolv.conf", "/etc/hosts")
     return [_bind(Bind(os.path.realpath(path), path, readonly=True)) for path in paths if os.path.isfile(path)]
+
+
+def devices(dev: Path = Path("/dev")) -> list[Bind]:
+    """Binds for the device nodes of GPUs and RDMA cards in ``dev``; none on a host without them."""
+    found = [*dev.glob("nvidia*"), *dev.glob("nvidia*/*"), *dev.glob("infiniband/*")]
+    nodes = sorted(path for path in found if not path.is_dir() and not path.is_symlink())
+    return [Bind(str(path), f"/dev/{path.relative_to(dev)}") for path in nodes]
 
 
 def _bind(mount: Bind) -> dict[str, Any]:

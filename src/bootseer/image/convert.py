@@ -33,19 +33,20 @@ def convert(
     work_dir: Path,
     progress: Progress | None = None,
     plain_http: bool | None = None,
+    repair: bool = False,
 ) -> ImageRecord:
     """Convert ``ref`` into the store, or return the record at once when that image has been converted before.
 
     Uses about twice the image's unpacked size under ``work_dir`` while it runs, and leaves nothing there, whatever
-    happens. Needs root. Raises `NotFoundError`, `UnavailableError`, `DataError` (naming the layer), `FullError`,
-    `NotWritableError`, `PrivilegeError`.
+    happens. ``repair`` converts it again and replaces what is damaged in the store. Needs root. Raises
+    `NotFoundError`, `UnavailableError`, `DataError` (naming the layer), `FullError`, `NotWritableError`,
+    `PrivilegeError`.
     """
     store = open_store(store_url)
     with oci.open_image(ref, plain_http=plain_http) as image:
-        try:
-            return records.load(store, image.digest, image.platform)
-        except NotFoundError:
-            pass
+        if not repair:
+            with contextlib.suppress(NotFoundError):
+                return records.load(store, image.digest, image.platform)
         if os.geteuid() != 0:
             raise PrivilegeError(f"converting {image.ref} needs root: files get their owners", hint="run with sudo")
         seconds: dict[str, float] = {}
@@ -66,7 +67,7 @@ def convert(
             shutil.rmtree(root)
             with _timed(seconds, "publish"):
                 step = (lambda done, total: progress("publish", done, total)) if progress else None
-                made = tree.publish(store, meta, data, progress=step)
+                made = tree.publish(store, meta, data, progress=step, repair=repair)
         result = ImageRecord(
             image=image.digest,
             platform=image.platform,
@@ -80,7 +81,7 @@ def convert(
             seconds=seconds,
         )
         faults.point("image.convert.before-record")
-        if not records.save(store, result):
+        if not records.save(store, result, overwrite=repair):
             log.info("another conversion of %s was first", image.ref)
             return records.load(store, image.digest, image.platform)
         return result

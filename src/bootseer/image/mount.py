@@ -66,15 +66,19 @@ class ImageMount:
     def unmount(self) -> None:
         """Unmount, end the block server if it was the last user, delete what was written on top. Safe to call twice.
 
-        Raises `BootseerError` when the target is in use; then everything stays.
+        Raises `BootseerError` when the target is in use, `UnavailableError` when the block server lives but does not
+        answer; then everything stays.
         """
+        try:
+            served = self._tree()
+        except NotFoundError:
+            served = None
         if self.record.overlay and mounts.is_mounted(self.rootfs):
             mounts.unmount(self.rootfs)
-        try:
-            self._tree().unmount()
-        except NotFoundError:
-            if mounts.is_mounted(self.record.lower):  # its server is gone without it
-                mounts.unmount(self.record.lower, lazy=True)
+        if served is not None:
+            served.unmount()
+        elif mounts.is_mounted(self.record.lower):  # its server is gone without it
+            mounts.unmount(self.record.lower, lazy=True)
         _forget(self.record, self._state_dir)
 
     def _tree(self) -> tree.TreeMount:

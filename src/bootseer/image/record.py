@@ -53,9 +53,9 @@ def load(store: Store, image: str, platform: str) -> ImageRecord:
     return record
 
 
-def save(store: Store, record: ImageRecord) -> bool:
+def save(store: Store, record: ImageRecord, *, overwrite: bool = False) -> bool:
     """Publish; False when another conversion of the same image was first."""
-    return store.put(key_of(record.image, record.platform), msgspec.json.encode(record))
+    return store.put(key_of(record.image, record.platform), msgspec.json.encode(record), overwrite=overwrite)
 
 
 def listing(store: Store) -> Iterator[ImageRecord]:

@@ -235,12 +235,22 @@ class Registry:
                 headers = {"Authorization": f"Basic {basic}"} if basic else {}
                 reply = self._client.get(fields["realm"], params=query, headers=headers)
                 if reply.status_code == 200:
-                    token = reply.json().get("token") or reply.json().get("access_token") or ""
+                    token = self._token(reply)
                     self._authorization = f"Bearer {token}" if token else ""
             elif before.startswith("Bearer"):
                 self._authorization = ""  # expired: the next round asks without it and is challenged again
                 return True
             return self._authorization != before
+
+    def _token(self, reply: httpx.Response) -> str:
+        try:
+            fields = reply.json()
+            return str(fields.get("token") or fields.get("access_token") or "")
+        except (ValueError, AttributeError):
+            raise UnavailableError(
+                f"registry {self.ref.registry}: {reply.url.host} answers a request for a token with something else",
+                hint="a proxy or login page may be in between",
+            ) from None
 
 
 class _Again(Exception):
