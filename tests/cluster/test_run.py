@@ -154,6 +154,33 @@ def test_a_set_up_command_that_fails_ends_the_start_with_its_code(node: Place) -
     assert clean(node)
 
 
+def test_two_starts_are_two_attempts(node: Place) -> None:
+    for number in range(2):
+        assert node.start("--without", "all", "--no-card").returncode == 0
+        assert node.summary()["attempt"] == number
+    assert len(list((node.here / "events/small").glob("attempt-*/n0.jsonl"))) == 2
+
+
+def test_a_dead_block_server_after_the_first_step_does_not_change_the_jobs_result(node: Place) -> None:
+    process = subprocess.Popen(
+        node.argv("--no-card", WHICH="e", AFTER="3"), env=node.env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    try:
+        events = node.here / "events/small/attempt-0/n0.jsonl"
+        end = time.monotonic() + 60
+        while '"first_step"' not in (events.read_text() if events.exists() else "") and time.monotonic() < end:
+            time.sleep(0.01)
+        servers = [int(path.read_text()) for path in (node.here / "state/trees").glob("*/pid")]
+        assert servers
+        for pid in servers:
+            os.kill(pid, signal.SIGKILL)
+        _, stderr = process.communicate(timeout=90)
+    finally:
+        process.kill()
+    assert b"Traceback" not in stderr
+    assert process.returncode in (0, 126, 127, 135), stderr  # the command's own: it may need a byte that cannot come
+
+
 @pytest.mark.parametrize(("which", "code", "says"), [("nowhere", 66, "nowhere"), ("torn", 65, "COMMIT")])
 def test_a_checkpoint_that_is_missing_or_unfinished(node: Place, which: str, code: int, says: str) -> None:
     done = node.start(checkpoint=which)

@@ -13,6 +13,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from bootseer.blocks import _process, control
 from bootseer.blocks.control import Request, TreeStatus
 from bootseer.blocks.fetch import DEMAND_WINDOW
@@ -20,7 +22,7 @@ from bootseer.blocks.manifest import TreeRef, localize
 from bootseer.blocks.offline import extract, prefetch
 from bootseer.blocks.profiles import ProfileKey
 from bootseer.blocks.publish import publish
-from bootseer.blocks.spec import DATA, FUSE_FOLDER, ServerSpec
+from bootseer.blocks.spec import DATA, FUSE_FOLDER, SPEC, ServerSpec
 from bootseer.blocks.standby import SERVER, standby
 from bootseer.config import Config
 from bootseer.errors import BootseerError, NotFoundError, UnavailableError, from_os_error
@@ -149,7 +151,7 @@ def mount(
 
 
 def attach(what: str | Path, state_dir: Path) -> TreeMount:
-    """The running mount with this target or id (or digest).
+    """The running mount with this target or id (or digest); also one whose server has died, for its `unmount`.
 
     Raises `NotFoundError` when there is none, `UnavailableError` when a server that may be its own does not answer.
     """
@@ -162,6 +164,8 @@ def attach(what: str | Path, state_dir: Path) -> TreeMount:
         except BootseerError as exc:
             if isinstance(exc, UnavailableError) and not isinstance(exc, control.GoneError):
                 silent = exc
+            elif (left := _left_by_the_dead(folder)) and left.target == target:
+                return TreeMount(Path(target), left.id, left.digest, folder)
             log.warning("%s", exc)
             continue
         if target in status.targets:
@@ -171,3 +175,11 @@ def attach(what: str | Path, state_dir: Path) -> TreeMount:
     if silent is not None:
         raise silent
     raise NotFoundError(f"no tree is mounted as {what}", hint=f"running ones have their state in {base}")
+
+
+def _left_by_the_dead(folder: Path) -> ServerSpec | None:
+    """What the server of ``folder`` was started with; None when that cannot be read."""
+    try:
+        return msgspec.json.decode((folder / SPEC).read_bytes(), type=ServerSpec)
+    except (OSError, msgspec.DecodeError):
+        return None
