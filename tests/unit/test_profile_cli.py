@@ -188,9 +188,11 @@ def test_wrap_does_not_send_twice_what_the_terminal_sends(environ):
         "print('ready', flush=True)\nwhile not seen: time.sleep(0.01)\ntime.sleep(0.5)\n"
         "print('seen', len(seen), flush=True)"
     )
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.execve(sys.executable, [*CLI, "wrap", "--stage", "env", "--", sys.executable, "-c", code], environ)
+    terminal, inside = pty.openpty()
+    # setsid --ctty rather than pty.fork: other tests of this process have started threads that a fork does not survive
+    argv = ["setsid", "--ctty", "--wait", *CLI, "wrap", "--stage", "env", "--", sys.executable, "-c", code]
+    process = subprocess.Popen(argv, env=environ, stdin=inside, stdout=inside, stderr=inside)
+    os.close(inside)
     said = b""
     deadline = time.monotonic() + 30
     try:
@@ -203,4 +205,5 @@ def test_wrap_does_not_send_twice_what_the_terminal_sends(environ):
         assert b"seen 1" in said
     finally:
         os.close(terminal)
-        os.waitpid(pid, 0)
+        process.kill()
+        process.wait(10)
