@@ -25,8 +25,8 @@ class CheckpointStage:
         self._mount: stripefs.FsMount | None = None
 
     def begin(self) -> None:
-        """Mount and start to prefetch. Raises `NotFoundError`, or `DataError` for a checkpoint without COMMIT."""
-        if not self.table.enabled:
+        """Mount and start to prefetch; once is enough. `NotFoundError`, or `DataError` for one without COMMIT."""
+        if self._mount is not None or not self.table.enabled:
             return
         self._mount = stripefs.mount.start(self.table.url, self.folder, config=self.config, prefetch=True, commit=True)
 

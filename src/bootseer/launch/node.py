@@ -118,13 +118,13 @@ class _Node:
             container = self._image(span)
         if self.checkpoint:
             self.stack.callback(self.checkpoint.close)
-            self.checkpoint.begin()
         if self.job.env:
             with self._stage("env") as span:
                 self.record.exit_code = self._env(container, self.job.env, span)
             if self.record.exit_code:
                 log.error("the set-up command failed with exit code %d; the job was not started", self.record.exit_code)
                 return self.record
+        self._begin_checkpoint()
         self._init(container, offset, on_ready)
         return self.record
 
@@ -172,9 +172,14 @@ class _Node:
             job=self.job.job.name,
             background=True,
         )
+
+        def set_up() -> int:
+            self._begin_checkpoint()  # its bytes flow while the command runs; a restore is over before they could
+            return container.run(table.command, span=span)
+
         result = env.run(
             spec,
-            lambda: container.run(table.command, span=span),
+            set_up,
             store_url=self.config.store_url,
             config=self.config,
         )
@@ -186,6 +191,10 @@ class _Node:
         self.record.env = {"how": result.outcome.value, "reason": result.reason, "key": result.key}
         self.record.env["seconds"] = result.timings
         return result.exit_code
+
+    def _begin_checkpoint(self) -> None:
+        if self.checkpoint:
+            self.checkpoint.begin()
 
     def _init(self, container: Container, offset: int, on_ready: Callable[[Start], None] | None) -> None:
         began = time.monotonic()
