@@ -18,7 +18,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     packages: tuple[str, ...]
     """Python packages in the image, with the versions of the environment the demo runs in."""
     disk_gib: float
-    """Free disk the demo needs when nothing is cached, measured at its peak with some air."""
+    """Free disk the demo asks for when nothing is cached: an estimate with some air, not a measured peak."""
     steps_saved: int = 10
     steps_resumed: int = 3
 
