@@ -1,7 +1,8 @@
 """Block servers that have started Python and wait to be told what to serve.
 
 Starting one takes longer than all the rest of a mount (75 ms of imports alone on an idle core, more on busy ones); a
-caller that knows it will mount something starts the process beforehand. It ends by itself when this process does. Concurrency: the waiting ones are kept in one list of this process; taking one is a single ``pop``.
+caller that knows it will mount something starts the process beforehand. It ends by itself when this process does.
+Concurrency: the waiting ones are kept in one list of this process; taking one is a single ``pop``.
 """
 
 from __future__ import annotations
