@@ -37,9 +37,10 @@ def fanotify_init(flags: int, event_flags: int) -> int:
     return _check(_libc.fanotify_init(flags, event_flags), "fanotify_init")
 
 
-def fanotify_mark(fd: int, flags: int, mask: int, path: str) -> None:
-    """fanotify_mark(2) of an absolute path."""
-    _check(_libc.fanotify_mark(fd, flags, mask, -100, os.fsencode(path)), path)
+def fanotify_mark(fd: int, flags: int, mask: int, file: str | int) -> None:
+    """fanotify_mark(2) of an absolute path, or of what a descriptor is open on."""
+    at, path = (file, None) if isinstance(file, int) else (-100, os.fsencode(file))
+    _check(_libc.fanotify_mark(fd, flags, mask, at, path), str(file))
 
 
 def unshare(flags: int) -> None:
