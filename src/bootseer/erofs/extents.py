@@ -1,0 +1,93 @@
+"""`ExtentIndex`: which file a range of an image's data belongs to."""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+
+class Owned(NamedTuple):
+    """``length`` bytes of the data from ``offset`` on are bytes of ``path``."""
+
+    offset: int
+    length: int
+    path: bytes
+
+
+class ExtentIndex:
+    """Data ranges and their files. Add all files, then `freeze`, then ask.
+
+    Every byte counts for one file: where several have it (``mkfs.erofs`` stores equal chunks once), for the one added
+    first. Bytes that no file has (padding) belong to nobody and are in no answer.
+    """
+
+    def __init__(self) -> None:
+        self.paths: list[bytes] = []
+        self._added: list[tuple[int, int, int]] = []
+        self._starts = array("Q")
+        self._ends = array("Q")
+        self._files = array("L")
+
+    def add(self, path: bytes, ranges: Iterable[tuple[int, int]]) -> None:
+        """A file and its (offset, length) ranges; one without any is left out."""
+        file = len(self.paths)
+        count = len(self._added)
+        self._added.extend((offset, file, offset + length) for offset, length in ranges if length > 0)
+        if len(self._added) > count:
+            self.paths.append(path)
+
+    def freeze(self) -> None:
+        """Sort out what overlaps; n log n for n ranges however they lie."""
+        active: list[tuple[int, int]] = []
+        at = 0
+        for start, file, end in [*sorted(self._added), (1 << 64, 0, 0)]:
+            # Up to where this range begins, each stretch goes to the active file that was added first.
+            while active and at < start:
+                owner, until = active[0]
+                if until <= at:
+                    heapq.heappop(active)
+                    continue
+                self._put(at, min(until, start), owner)
+                at = min(until, start)
+            at = start
+            heapq.heappush(active, (file, end))
+        self._added.clear()
+
+    def _put(self, start: int, end: int, file: int) -> None:
+        if self._ends and self._ends[-1] == start and self._files[-1] == file:
+            self._ends[-1] = end
+            return
+        self._starts.append(start)
+        self._ends.append(end)
+        self._files.append(file)
+
+    def pieces(self, offset: int, length: int) -> Iterator[Owned]:
+        """The owned parts of ``length`` bytes from ``offset`` on, ascending, apart from each other."""
+        stop = offset + length
+        for index in range(max(0, bisect_right(self._starts, offset) - 1), len(self._starts)):
+            start, end = max(offset, self._starts[index]), min(stop, self._ends[index])
+            if start >= stop:
+                return
+            if start < end:
+                yield Owned(start, end - start, self.paths[self._files[index]])
+
+    def files(self, offset: int, length: int) -> list[tuple[bytes, int]]:
+        """Files in that range, each once, and how many of its bytes are theirs."""
+        found: dict[bytes, int] = {}
+        for piece in self.pieces(offset, length):
+            found[piece.path] = found.get(piece.path, 0) + piece.length
+        return list(found.items())
+
+    def __len__(self) -> int:
+        """Number of files that have data."""
+        return len(self.paths)
+
+    def sizes(self) -> dict[bytes, int]:
+        """Bytes of the data that count for each file."""
+        found: dict[bytes, int] = {}
+        for start, end, file in zip(self._starts, self._ends, self._files, strict=True):
+            found[self.paths[file]] = found.get(self.paths[file], 0) + end - start
+        return found
