@@ -1,4 +1,4 @@
-"""The block map: where each block of a data file lies in the stored blob, and what its bytes must hash to.
+"""The block map: where each block of a data file lies in the stored packs, and what its bytes must hash to.
 
 On disk: ``docs/internals/blockmap.md``. A map in memory is immutable and may be used from any thread.
 """
@@ -7,28 +7,46 @@ from __future__ import annotations
 
 import functools
 import struct
+import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+import msgspec
 
 from bootseer.blocks import _hash
 from bootseer.errors import DataError
 
 MAGIC = b"BSBLKMAP"
-VERSION = 1
+VERSION = 2
 HASH_BLAKE3 = 1
 CODEC_ZSTD = 1
 MIN_BLOCK = 4 << 10
 MAX_BLOCK = 16 << 20
-DEFAULT_BLOCK = 256 << 10
-"""Measured on a torch start: 256 KiB moves 1.45x the touched bytes with 2.5x fewer requests than 64 KiB."""
+DEFAULT_BLOCK = 64 << 10
+"""Measured on a torch start: it touches 701 MB of 4 KiB units, 833 MB of 64 KiB and 1,015 MB of 256 KiB blocks."""
 MAX_SIZE = 1 << 50
+MAX_PACKS = 1 << 16
 
 _HEADER = struct.Struct("<8sHHHHIIQQQ16x")
-_ENTRY = struct.Struct("<32sQI")
+_PACK = struct.Struct("<32sQ")
+_ENTRY_V1 = struct.Struct("<32sQI")
+_ENTRY_SIZE = _hash.SIZE + 8 + 4 + 2
+
+
+class ObjectRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A stored object by the BLAKE3 of its bytes."""
+
+    digest: str
+    size: int
+
+    @property
+    def key(self) -> str:
+        return f"blobs/{self.digest[:2]}/{self.digest}"
 
 
 @functools.lru_cache(maxsize=8)
-def _zero_hash(length: int) -> bytes:
+def zero_hash(length: int) -> bytes:
+    """The hash of ``length`` zero bytes."""
     return _hash.digest(bytes(length))
 
 
@@ -40,44 +58,77 @@ def frame_bound(length: int) -> int:
 class BlockMap:
     """``count`` blocks of ``block_size`` bytes (the last may be shorter) of a data file of ``size`` bytes.
 
-    ``offsets[i]``/``lengths[i]`` place block ``i``'s zstd frame in a stored blob of ``stored_size`` bytes; length 0
-    says that the block is all zero and has no frame. ``hashes[i]`` is the BLAKE3-256 of the uncompressed block.
+    ``offsets[i]``/``lengths[i]`` place block ``i``'s zstd frame in the stored object ``packs[pack_of[i]]``; length 0
+    says that the block is all zero and has no frame. Several blocks may share a frame. ``hashes`` are the BLAKE3-256
+    of the uncompressed blocks, one after another: see `hash_of`.
     """
 
-    __slots__ = ("block_size", "count", "hashes", "lengths", "offsets", "shift", "size", "stored_size")
+    __slots__ = ("block_size", "count", "hashes", "lengths", "offsets", "pack_of", "packs", "shift", "size")
 
     def __init__(
         self,
         block_size: int,
         size: int,
-        stored_size: int,
-        hashes: Sequence[bytes],
-        offsets: Sequence[int],
-        lengths: Sequence[int],
+        packs: Iterable[ObjectRef],
+        hashes: bytes | Iterable[bytes],
+        offsets: Iterable[int],
+        lengths: Iterable[int],
+        pack_of: Iterable[int] | None = None,
     ) -> None:
+        """``pack_of`` None: all frames lie in the first pack. Raises `DataError` for a map that contradicts itself."""
         if not MIN_BLOCK <= block_size <= MAX_BLOCK or block_size & (block_size - 1):
             raise DataError(f"bad block map: block size {block_size}")
-        if not 0 <= size <= MAX_SIZE or not 0 <= stored_size <= MAX_SIZE:
-            raise DataError(f"bad block map: sizes {size} and {stored_size}")
+        if not 0 <= size <= MAX_SIZE:
+            raise DataError(f"bad block map: size {size}")
         self.block_size = block_size
         self.shift = block_size.bit_length() - 1
         self.size = size
-        self.stored_size = stored_size
         self.count = -(-size // block_size)
-        self.hashes = tuple(hashes)
+        self.packs = tuple(packs)
+        self.hashes = hashes if isinstance(hashes, bytes) else b"".join(hashes)
         self.offsets = array("Q", offsets)
         self.lengths = array("I", lengths)
-        if not len(self.hashes) == len(self.offsets) == len(self.lengths) == self.count:
-            raise DataError(f"bad block map: {len(self.hashes)} entries for {self.count} blocks")
+        self.pack_of = array("H", pack_of if pack_of is not None else bytes(2 * self.count))
+        if (
+            not len(self.hashes) // _hash.SIZE
+            == len(self.offsets)
+            == len(self.lengths)
+            == self.count
+            == len(self.pack_of)
+        ):
+            raise DataError(f"bad block map: {len(self.offsets)} entries for {self.count} blocks")
         self._check()
 
     def _check(self) -> None:
-        for block, (offset, length) in enumerate(zip(self.offsets, self.lengths, strict=True)):
-            if length == 0:
-                if offset or self.hashes[block] != _zero_hash(self.length_of(block)):
-                    raise DataError(f"bad block map: block {block} has no frame but is not all zero")
-            elif length > frame_bound(self.block_size) or offset + length > self.stored_size:
-                raise DataError(f"bad block map: block {block} lies outside of its blob")
+        sizes = [pack.size for pack in self.packs]
+        if len(sizes) > MAX_PACKS or len({pack.digest for pack in self.packs}) != len(sizes):
+            raise DataError("bad block map: a pack is listed twice")
+        if any(not 0 <= size <= MAX_SIZE for size in sizes):
+            raise DataError("bad block map: a pack of absurd size")
+        if not self.count:
+            return
+        if max(self.lengths) > frame_bound(self.block_size):
+            raise DataError("bad block map: a frame is longer than its block")
+        # One loop over plain integers: 93,000 entries (a 6 GB image) in 6 ms.
+        last = len(sizes)
+        zeros = []
+        for block, (pack, offset, length) in enumerate(zip(self.pack_of, self.offsets, self.lengths, strict=True)):
+            if not length:
+                zeros.append(block)
+            elif pack >= last or offset + length > sizes[pack]:
+                raise DataError(f"bad block map: block {block} lies outside of its pack")
+        for block in zeros:
+            if self.offsets[block] or self.pack_of[block] or self.hash_of(block) != zero_hash(self.length_of(block)):
+                raise DataError(f"bad block map: block {block} has no frame but is not all zero")
+
+    @property
+    def stored_size(self) -> int:
+        """Bytes of all packs that the map refers to; other maps may refer to them too."""
+        return sum(pack.size for pack in self.packs)
+
+    def hash_of(self, block: int) -> bytes:
+        """BLAKE3-256 of the uncompressed ``block``."""
+        return self.hashes[block * _hash.SIZE : (block + 1) * _hash.SIZE]
 
     def length_of(self, block: int) -> int:
         """Uncompressed bytes of ``block``."""
@@ -88,49 +139,73 @@ class BlockMap:
 
     def matches(self, block: int, data: _hash.Buffer) -> bool:
         """Whether ``data`` is exactly block ``block``."""
-        return len(data) == self.length_of(block) and _hash.digest(data) == self.hashes[block]
+        return len(data) == self.length_of(block) and _hash.digest(data) == self.hash_of(block)
 
     def encode(self) -> bytes:
         header = _HEADER.pack(
-            MAGIC, VERSION, HASH_BLAKE3, CODEC_ZSTD, 0, self.block_size, 0, self.size, self.stored_size, self.count
+            MAGIC, VERSION, HASH_BLAKE3, CODEC_ZSTD, 0, self.block_size, len(self.packs), self.size, 0, self.count
         )
-        pack = _ENTRY.pack
-        body = b"".join(
-            [header, *(pack(h, o, n) for h, o, n in zip(self.hashes, self.offsets, self.lengths, strict=True))]
-        )
+        table = b"".join(_PACK.pack(bytes.fromhex(pack.digest), pack.size) for pack in self.packs)
+        columns = (_little(column).tobytes() for column in (self.offsets, self.lengths, self.pack_of))
+        body = b"".join((header, table, self.hashes, *columns))
         return body + _hash.digest(body)
 
     @classmethod
-    def decode(cls, raw: bytes) -> BlockMap:
-        """Parse ``raw``. Raises `DataError` for anything that `encode` would not write."""
+    def decode(cls, raw: bytes, stored: ObjectRef | None = None) -> BlockMap:
+        """Parse ``raw``. Raises `DataError` for anything that `encode` would not write.
+
+        ``stored`` is the one stored object of a version 1 map, which does not name it itself; None for version 2.
+        """
         if len(raw) < _HEADER.size + _hash.SIZE:
             raise DataError(f"bad block map: only {len(raw)} bytes")
-        magic, version, algorithm, codec, zero1, block_size, zero2, size, stored, count = _HEADER.unpack_from(raw)
+        magic, version, algorithm, codec, zero, block_size, packs, size, old_stored, count = _HEADER.unpack_from(raw)
         if magic != MAGIC:
             raise DataError("bad block map: not a block map")
-        if version != VERSION:
+        if version not in (1, VERSION):
             raise DataError(f"bad block map: version {version} is not known", hint="use a newer bootseer")
         if algorithm != HASH_BLAKE3 or codec != CODEC_ZSTD:
             raise DataError(f"bad block map: hash {algorithm} or codec {codec} is not known")
-        # The length first: it bounds `count` by bytes that are really there, before anything is allocated from it.
+        # The length first: it bounds the counts by bytes that are really there, before anything is made from them.
         end = len(raw) - _hash.SIZE
-        if _HEADER.size + count * _ENTRY.size != end:
+        wanted = count * _ENTRY_V1.size if version == 1 else packs * _PACK.size + count * _ENTRY_SIZE
+        if _HEADER.size + wanted != end:
             raise DataError(f"bad block map: {len(raw)} bytes for {count} blocks")
-        if zero1 or zero2 or any(raw[48 : _HEADER.size]):
+        reserved = packs if version == 1 else old_stored
+        if zero or reserved or any(raw[48 : _HEADER.size]):
             raise DataError("bad block map: reserved bytes are not zero")
-        if _hash.digest(memoryview(raw)[:end]) != raw[end:]:
+        view = memoryview(raw)
+        if _hash.digest(view[:end]) != raw[end:]:
             raise DataError("bad block map: checksum differs")
-        hashes: list[bytes] = []
-        offsets = array("Q")
-        lengths = array("I")
-        for digest, offset, length in _ENTRY.iter_unpack(memoryview(raw)[_HEADER.size : end]):
-            hashes.append(digest)
-            offsets.append(offset)
-            lengths.append(length)
-        return cls(block_size, size, stored, hashes, offsets, lengths)
+        if (stored is not None) != (version == 1) or (stored is not None and stored.size != old_stored):
+            raise DataError("bad block map: it is not the one of its tree manifest")
+        if stored is not None:
+            return cls._decode_v1(block_size, size, stored, view[_HEADER.size : end])
+        at = _HEADER.size + packs * _PACK.size
+        refs = [ObjectRef(digest.hex(), length) for digest, length in _PACK.iter_unpack(view[_HEADER.size : at])]
+        columns: list[array[int]] = []
+        hashes = raw[at : (at := at + count * _hash.SIZE)]
+        for code in "QIH":
+            column = array(code)
+            column.frombytes(view[at : (at := at + count * column.itemsize)])
+            columns.append(_little(column))
+        return cls(block_size, size, refs, hashes, *columns)
+
+    @classmethod
+    def _decode_v1(cls, block_size: int, size: int, stored: ObjectRef, entries: memoryview) -> BlockMap:
+        rows: Sequence[tuple[bytes, int, int]] = list(_ENTRY_V1.iter_unpack(entries))
+        hashes, offsets, lengths = zip(*rows, strict=True) if rows else ((), (), ())
+        return cls(block_size, size, [stored], b"".join(hashes), offsets, lengths)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, BlockMap) and self.encode() == other.encode()
 
     def __hash__(self) -> int:
-        return hash((self.size, self.stored_size, self.hashes))
+        return hash((self.size, self.packs, self.hashes))
+
+
+def _little(column: array[int]) -> array[int]:
+    """``column`` in the byte order of the file, or back from it."""
+    if sys.byteorder == "big":
+        column = column[:]
+        column.byteswap()
+    return column

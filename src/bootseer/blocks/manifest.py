@@ -13,31 +13,23 @@ from pathlib import Path
 import msgspec
 
 from bootseer.blocks import _hash
-from bootseer.blocks.blockmap import BlockMap
-from bootseer.blocks.pack import decompress
+from bootseer.blocks._zstd import decompress
+from bootseer.blocks.blockmap import BlockMap, ObjectRef
 from bootseer.errors import DataError, NotFoundError, from_os_error
 from bootseer.store import Store
 
 _FORMAT = "bootseer-tree"
-_VERSION = 1
+_VERSION = 2
 _MAX_MANIFEST = 1 << 16
 _MAX_MAP = 1 << 30
 _MAX_META = 1 << 34
 
 
-class ObjectRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A stored object by the BLAKE3 of its bytes."""
-
-    digest: str
-    size: int
-
-    @property
-    def key(self) -> str:
-        return f"blobs/{self.digest[:2]}/{self.digest}"
-
-
 class TreeManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a tree consists of: zstd-compressed EROFS ``meta``, the block ``map``, and the stored blob ``data``."""
+    """What a tree consists of: zstd-compressed EROFS ``meta``, and the block ``map``, which names the stored packs.
+
+    Version 1 had maps that name no pack: ``data_stored`` is the one object with all frames.
+    """
 
     format: str = _FORMAT
     version: int = _VERSION
@@ -45,7 +37,12 @@ class TreeManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     meta_stored: ObjectRef
     map: ObjectRef
     data_size: int
-    data_stored: ObjectRef
+    data_stored: ObjectRef | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def single_pack(self) -> ObjectRef | None:
+        """``data_stored`` of version 1."""
+        return self.data_stored if isinstance(self.data_stored, ObjectRef) else None
 
     def encode(self) -> bytes:
         return msgspec.json.format(msgspec.json.encode(self, order="deterministic"), indent=1) + b"\n"
@@ -59,11 +56,14 @@ class TreeManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             self = msgspec.json.decode(raw, type=cls)
         except msgspec.MsgspecError as exc:
             raise DataError(f"tree manifest {digest[:12]} is not understood: {exc}") from None
-        refs = (self.meta, self.meta_stored, self.map, self.data_stored)
-        if self.format != _FORMAT or self.version != _VERSION:
+        pack = self.single_pack
+        refs = (self.meta, self.meta_stored, self.map, *([pack] if pack is not None else []))
+        if self.format != _FORMAT or self.version not in (1, _VERSION):
             raise DataError(
                 f"tree manifest {digest[:12]} has format {self.format} {self.version}", hint="use a newer bootseer"
             )
+        if (pack is None) != (self.version == _VERSION):
+            raise DataError(f"tree manifest {digest[:12]} is not understood: data_stored and version do not fit")
         if not all(_hash.is_hexdigest(ref.digest) and ref.size >= 0 for ref in refs):
             raise DataError(f"tree manifest {digest[:12]} is not understood: bad reference")
         if self.meta.size > _MAX_META or self.map.size > _MAX_MAP:
@@ -72,11 +72,13 @@ class TreeManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class TreeRef(msgspec.Struct, frozen=True):
-    """A published tree: its digest, its bytes uncompressed (meta and data), and its bytes in the store."""
+    """A published tree: its digest, and bytes: uncompressed (meta and data), stored for it, and stored frames that it
+    shares with trees that were there before."""
 
     digest: str
     size: int
     stored: int
+    shared: int = 0
 
 
 class LocalTree(msgspec.Struct, frozen=True):
@@ -128,8 +130,8 @@ def localize(store: Store, digest: str, cache_dir: Path) -> LocalTree:
             _keep(meta, content)
     except OSError as exc:
         raise from_os_error(exc, f"keep tree {digest[:12]} in cache {folder}") from exc
-    blocks = BlockMap.decode(encoded)
-    if blocks.size != manifest.data_size or blocks.stored_size != manifest.data_stored.size:
+    blocks = BlockMap.decode(encoded, manifest.single_pack)
+    if blocks.size != manifest.data_size:
         raise DataError(f"block map of tree {digest[:12]} does not fit its data")
     return LocalTree(digest, manifest, blocks, meta, cache_dir / "blocks" / manifest.map.digest)
 

@@ -1,129 +1,291 @@
-"""Pack: cut a data file in blocks, compress them on all cores, write one stored blob, and return its block map."""
+"""Packs: a stream of data cut in blocks, hashed and compressed on all cores, and written to stored objects in order.
+
+Concurrency: the caller's thread alone fills batches, takes results in order and writes packs; a pool hashes and
+compresses batches (BLAKE3 and zstd run without the interpreter lock); one more thread hands finished packs to the
+store. Bytes depend on the input only, never on which thread was first.
+"""
 
 from __future__ import annotations
 
 import os
-import threading
+from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, NamedTuple, Protocol
 
 import msgspec
-import zstandard
 
+from bootseer import faults
 from bootseer.blocks import _hash
-from bootseer.blocks.blockmap import DEFAULT_BLOCK, BlockMap, frame_bound
+from bootseer.blocks._zstd import compress, decompress
+from bootseer.blocks.blockmap import DEFAULT_BLOCK, MAX_PACKS, BlockMap, ObjectRef, frame_bound, zero_hash
 from bootseer.errors import DataError, from_os_error
+
+__all__ = ["Known", "PackWriter", "Packed", "Place", "Progress", "compress", "decompress"]
 
 Progress = Callable[[int, int], None]
 """Called now and then from the calling thread with (bytes done, bytes in all)."""
 
 _AHEAD = 4
-"""Blocks in work per thread: bounds memory to about ``2 * 4 * threads * block_size``."""
+"""Batches in work per thread: bounds memory to about ``2 * 4 * threads`` MiB."""
+_BATCH = 1 << 20
+"""Blocks go to the pool by the MiB: a hand-over costs about 40 us, compressing 64 KiB about 200 us."""
+PACK_LIMIT = 512 << 20
+"""A pack ends here, so that the first packs of a large layer are put while the rest is made."""
+
+
+class Place(NamedTuple):
+    """Where a frame lies: the stored object, offset and length in bytes."""
+
+    pack: ObjectRef
+    offset: int
+    length: int
+
+
+class Known(Protocol):
+    """Blocks that the store has already, by hash. Another thread may ask ``in`` at any time."""
+
+    def __contains__(self, digest: object) -> bool: ...
+
+    def place(self, digest: bytes) -> Place | None:
+        """Where the block's frame lies; None when it is not known or its object is gone."""
+        ...
 
 
 class Packed(msgspec.Struct, frozen=True):
-    """What `pack` wrote: the map, and the BLAKE3 hex digest of the stored blob."""
+    """What a `PackWriter` wrote: the map; bytes of the packs it put; frame bytes it found in packs of other trees."""
 
     map: BlockMap
-    digest: str
+    stored: int
+    shared: int
 
 
-class _Codec(threading.local):
-    """zstd contexts are not shared between threads; making one per block costs more than compressing it."""
-
-    def __init__(self) -> None:
-        self.writers: dict[int, zstandard.ZstdCompressor] = {}
-        self.reader = zstandard.ZstdDecompressor()
+_Block = tuple[bytes, bytes | None]
+"""Hash and frame: empty for zeros, None when the block looked known."""
 
 
-_codec = _Codec()
+class PackWriter:
+    """A sequential sink of data; `finish` returns its block map.
 
+    Finished packs lie in ``folder`` until ``put(path, ref)``, called from one other thread, has stored them. Equal
+    blocks are stored once, blocks of ``known`` not at all, all-zero blocks have no frame. Memory: ten MiB per thread
+    and 200 bytes per block. Use as a context manager: leaving it stops every thread.
 
-def compress(data: _hash.Buffer, level: int) -> bytes:
-    writer = _codec.writers.get(level)
-    if writer is None:
-        # No zstd checksum: every block is checked against its BLAKE3 anyway.
-        writer = _codec.writers[level] = zstandard.ZstdCompressor(
-            level=level, write_checksum=False, write_content_size=True
-        )
-    return writer.compress(data)
-
-
-def decompress(frame: _hash.Buffer, length: int) -> bytes:
-    """Exactly ``length`` bytes out of one zstd frame, or `DataError`.
-
-    The frame's own size field is checked first: it comes from outside and zstd would allocate what it says.
+    Raises `FullError` and kin for ``folder``; what ``put`` raises comes out of a later call, `finish` at the latest.
     """
-    try:
-        if zstandard.frame_content_size(frame) != length:
-            raise DataError("bad zstd frame: wrong content size")
-        data = _codec.reader.decompress(frame, max_output_size=length)
-    except zstandard.ZstdError as exc:
-        raise DataError(f"bad zstd frame: {exc}") from None
-    if len(data) != length:
-        raise DataError("bad zstd frame: wrong content size")
-    return data
 
+    def __init__(
+        self,
+        folder: Path,
+        put: Callable[[Path, ObjectRef], None],
+        *,
+        block_size: int = DEFAULT_BLOCK,
+        level: int = 3,
+        threads: int | None = None,
+        known: Known | None = None,
+        pack_limit: int = PACK_LIMIT,
+    ) -> None:
+        self._folder = folder
+        self._put = put
+        self._block = block_size
+        self._level = level
+        self._known = known
+        self._limit = pack_limit
+        self._zeros = bytes(block_size)
+        self._batch_size = max(block_size, _BATCH)
+        self._free: list[bytearray] = []
+        self._buffer = bytearray(self._batch_size)
+        self._view = memoryview(self._buffer)
+        self._fill = 0
+        self._submitted = 0
+        workers = threads or os.cpu_count() or 1
+        self._bound = _AHEAD * workers
+        self._pool = ThreadPoolExecutor(workers, "pack")
+        self._putter = ThreadPoolExecutor(1, "pack-put")
+        self._queue: deque[tuple[Future[list[_Block]], bytearray, int] | None] = deque()
+        self._puts: deque[Future[None]] = deque()
+        # The map in the making. `_packs` is in order of first use, None for the one being written.
+        self._hashes: list[bytes] = []
+        self._pack_of, self._offsets, self._lengths = array("H"), array("Q"), array("I")
+        self._seen: dict[bytes, int] = {}
+        self._packs: list[ObjectRef | None] = []
+        self._foreign: dict[ObjectRef, int] = {}
+        self._out: BinaryIO | None = None
+        self._out_index = self._out_size = 0
+        self._out_hash = _hash.hasher()
+        self._stored = self._shared = 0
 
-def pack(
-    data: Path,
-    blob: Path,
-    *,
-    block_size: int = DEFAULT_BLOCK,
-    level: int = 3,
-    threads: int | None = None,
-    progress: Progress | None = None,
-) -> Packed:
-    """Write the stored form of ``data`` to ``blob`` (a new file). The same input gives the same bytes.
+    @property
+    def position(self) -> int:
+        """Bytes taken so far: the data offset of the next one."""
+        return self._submitted + self._fill
 
-    Raises `FullError` and kin for I/O errors, `DataError` when ``data`` changes while it is read.
-    """
-    workers = threads or os.cpu_count() or 1
-    hashes: list[bytes] = []
-    offsets: list[int] = []
-    lengths: list[int] = []
-    stored = 0
-    state = _hash.hasher()
-    zeros = bytes(block_size)
-    try:
-        with open(data, "rb") as src, open(blob, "xb") as out, ThreadPoolExecutor(workers) as pool:
-            size = os.fstat(src.fileno()).st_size
+    def write(self, data: _hash.Buffer) -> None:
+        view = memoryview(data)
+        while view:
+            piece = view[: self._batch_size - self._fill]
+            end = self._fill + len(piece)
+            self._view[self._fill : end] = piece
+            self._fill = end
+            if end == self._batch_size:
+                self._submit()
+            view = view[len(piece) :]
 
-            def one(offset: int) -> tuple[bytes, bytes]:
-                want = min(block_size, size - offset)
-                block = os.pread(src.fileno(), want, offset)
-                if len(block) != want:
-                    raise DataError(f"{data} became shorter while it was packed")
-                frame = b"" if block == zeros[:want] else compress(block, level)
-                return _hash.digest(block), frame
+    def align(self) -> None:
+        """Zeros up to the next block."""
+        self.write(self._zeros[: -self.position % self._block])
 
-            queue: deque[Future[tuple[bytes, bytes]]] = deque()
-            starts = iter(range(0, size, block_size))
-            try:
-                for offset in starts:
-                    queue.append(pool.submit(one, offset))
-                    if len(queue) == _AHEAD * workers:
-                        break
-                while queue:
-                    digest, frame = queue.popleft().result()
-                    if (offset := next(starts, -1)) >= 0:
-                        queue.append(pool.submit(one, offset))
-                    assert len(frame) <= frame_bound(block_size)
-                    hashes.append(digest)
-                    offsets.append(stored if frame else 0)
-                    lengths.append(len(frame))
-                    out.write(frame)
-                    state.update(frame)
-                    stored += len(frame)
-                    if progress is not None and len(hashes) % 16 == 0:
-                        progress(min(len(hashes) * block_size, size), size)
-            finally:
-                for future in queue:
-                    future.cancel()
-            if progress is not None:
-                progress(size, size)
-    except OSError as exc:
-        raise from_os_error(exc, f"pack {data} into {blob}") from exc
-    return Packed(BlockMap(block_size, size, stored, hashes, offsets, lengths), state.hexdigest())
+    def next_pack(self) -> None:
+        """Align; what comes now goes to another stored object, so that equal layers give equal objects."""
+        self.align()
+        self._submit()
+        self._queue.append(None)
+
+    def finish(self, dead: Iterable[tuple[int, int]] = ()) -> Packed:
+        """The map, when every pack is put. Blocks wholly inside a ``dead`` (offset, length) become zero blocks."""
+        self._submit()
+        while self._queue:
+            self._take()
+        self._end_pack()
+        while self._puts:
+            self._puts.popleft().result()
+        return Packed(self._map(dead), self._stored, self._shared)
+
+    def close(self) -> None:
+        """Stop the threads; what was put before a `finish` stays as objects that nothing refers to."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._putter.shutdown(wait=True, cancel_futures=True)
+        if self._out is not None:
+            self._out.close()
+            self._out = None
+
+    def __enter__(self) -> PackWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _submit(self) -> None:
+        """Hand the batch that was filled to the pool."""
+        if not self._fill:
+            return
+        while len(self._queue) >= self._bound:
+            self._take()
+        self._queue.append((self._pool.submit(self._work, self._buffer, self._fill), self._buffer, self._fill))
+        self._submitted += self._fill
+        self._buffer = self._free.pop() if self._free else bytearray(self._batch_size)
+        self._view = memoryview(self._buffer)
+        self._fill = 0
+
+    def _work(self, buffer: bytearray, length: int) -> list[_Block]:
+        """Hash and compress one batch, in a thread of the pool."""
+        view, seen, known = memoryview(buffer), self._seen, self._known
+        blocks: list[_Block] = []
+        for start in range(0, length, self._block):
+            end = min(start + self._block, length)
+            # memcmp in place; memoryviews would be compared byte by byte
+            if buffer.startswith(self._zeros[: end - start], start, end):
+                blocks.append((zero_hash(end - start), b""))
+                continue
+            digest = _hash.digest(view[start:end])
+            stored = digest in seen or (known is not None and digest in known)
+            blocks.append((digest, None if stored else compress(view[start:end], self._level)))
+        return blocks
+
+    def _take(self) -> None:
+        """Enter the oldest batch into map and pack."""
+        item = self._queue.popleft()
+        if item is None:
+            self._end_pack()
+            return
+        future, buffer, length = item
+        pack_of, offsets, lengths = self._pack_of, self._offsets, self._lengths
+        for number, (digest, frame) in enumerate(future.result()):
+            if frame == b"":
+                place = (0, 0, 0)
+            elif (first := self._seen.get(digest)) is not None:
+                place = (pack_of[first], offsets[first], lengths[first])
+            else:
+                start = number * self._block
+                block = memoryview(buffer)[start : min(start + self._block, length)]
+                place = self._elsewhere(digest) or self._append(frame or compress(block, self._level))
+                self._seen[digest] = len(self._hashes)
+            self._hashes.append(digest)
+            pack_of.append(place[0])
+            offsets.append(place[1])
+            lengths.append(place[2])
+        self._free.append(buffer)
+
+    def _elsewhere(self, digest: bytes) -> tuple[int, int, int] | None:
+        """The entry of a block that another tree has stored."""
+        place = self._known.place(digest) if self._known is not None else None
+        if place is None:
+            return None
+        index = self._foreign.get(place.pack)
+        if index is None:
+            index = self._foreign[place.pack] = self._new_index(place.pack)
+        self._shared += place.length
+        return index, place.offset, place.length
+
+    def _append(self, frame: bytes) -> tuple[int, int, int]:
+        """Write the frame to the current pack; its entry."""
+        assert len(frame) <= frame_bound(self._block)
+        if self._out is not None and self._out_size + len(frame) > self._limit:
+            self._end_pack()
+        try:
+            if self._out is None:
+                self._out = open(self._folder / f"pack-{len(self._packs)}", "xb", 1 << 20)  # noqa: SIM115 - closed by _end_pack
+                self._out_index, self._out_size, self._out_hash = self._new_index(None), 0, _hash.hasher()
+            self._out.write(frame)
+        except OSError as exc:
+            raise from_os_error(exc, f"write a pack to {self._folder}") from exc
+        self._out_hash.update(frame)
+        offset, self._out_size = self._out_size, self._out_size + len(frame)
+        return self._out_index, offset, len(frame)
+
+    def _new_index(self, pack: ObjectRef | None) -> int:
+        if len(self._packs) == MAX_PACKS:
+            raise DataError(f"the data needs more than {MAX_PACKS} packs")
+        self._packs.append(pack)
+        return len(self._packs) - 1
+
+    def _end_pack(self) -> None:
+        """Close the pack being written, if any, and have it put."""
+        while self._puts and self._puts[0].done():
+            self._puts.popleft().result()
+        if self._out is None:
+            return
+        out, self._out = self._out, None
+        path = Path(out.name)
+        try:
+            out.close()
+            faults.point("pack.end")
+        except OSError as exc:
+            raise from_os_error(exc, f"write a pack to {self._folder}") from exc
+        ref = self._packs[self._out_index] = ObjectRef(self._out_hash.hexdigest(), self._out_size)
+        self._stored += ref.size
+        self._puts.append(self._putter.submit(self._store, path, ref))
+
+    def _store(self, path: Path, ref: ObjectRef) -> None:
+        self._put(path, ref)
+        path.unlink(missing_ok=True)
+
+    def _map(self, dead: Iterable[tuple[int, int]]) -> BlockMap:
+        """The map without dead blocks, and without packs that no block refers to."""
+        size = self._submitted
+        hashes, pack_of, offsets, lengths = self._hashes, self._pack_of, self._offsets, self._lengths
+        for offset, length in dead:
+            end = offset + length
+            last = len(hashes) if end >= size else end // self._block
+            for block in range(-(-offset // self._block), last):
+                hashes[block] = zero_hash(min(self._block, size - block * self._block))
+                pack_of[block] = offsets[block] = lengths[block] = 0
+        order: dict[int, int] = {}
+        for block, index in enumerate(pack_of):
+            if lengths[block]:
+                pack_of[block] = order.setdefault(index, len(order))
+        packs = [self._packs[index] for index in order]
+        return BlockMap(self._block, size, [p for p in packs if p is not None], hashes, offsets, lengths, pack_of)

@@ -3,21 +3,74 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
+from types import TracebackType
 
 from bootseer import faults
 from bootseer.blocks import _hash
-from bootseer.blocks.blockmap import DEFAULT_BLOCK
-from bootseer.blocks.manifest import ObjectRef, TreeManifest, TreeRef, tree_key
-from bootseer.blocks.pack import Progress, compress, pack
+from bootseer.blocks.blockmap import DEFAULT_BLOCK, ObjectRef
+from bootseer.blocks.manifest import TreeManifest, TreeRef, tree_key
+from bootseer.blocks.pack import Known, PackWriter, Progress, compress
 from bootseer.errors import DataError, NotFoundError, from_os_error
 from bootseer.store import Store
 
 log = logging.getLogger(__name__)
 
 _PIECE = 4 << 20
+
+
+class TreeWriter:
+    """A tree on its way into a store: its data is written to ``packs``, then `seal` makes it a tree.
+
+    A context manager, as `PackWriter` is; ``folder`` and the other arguments are passed on to that.
+
+    ``repair``: read back what the store has of it already, and replace what is damaged. Raises `NotWritableError`,
+    `FullError`, `UnavailableError`.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        folder: Path,
+        *,
+        level: int = 3,
+        block_size: int = DEFAULT_BLOCK,
+        threads: int | None = None,
+        known: Known | None = None,
+        repair: bool = False,
+    ) -> None:
+        self._store = store
+        self._level = level
+        self._repair = repair
+        self.packs = PackWriter(folder, self._keep, block_size=block_size, level=level, threads=threads, known=known)
+
+    def __enter__(self) -> TreeWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+        self.packs.close()
+
+    def seal(self, meta: bytes, dead: Iterable[tuple[int, int]] = ()) -> TreeRef:
+        """Publish what was written as the data of the EROFS image ``meta``. Data ranges ``dead`` are never read."""
+        packed = self.packs.finish(dead)
+        faults.point("tree.publish.after-data")
+        stored, encoded = compress(meta, self._level), packed.map.encode()
+        refs = [ObjectRef(_hash.hexdigest(raw), len(raw)) for raw in (meta, stored, encoded)]
+        self._keep(stored, refs[1])
+        self._keep(encoded, refs[2])
+        manifest = TreeManifest(meta=refs[0], meta_stored=refs[1], map=refs[2], data_size=packed.map.size).encode()
+        digest = _hash.hexdigest(manifest)
+        faults.point("tree.publish.before-manifest")
+        _put(self._store, tree_key(digest), manifest, ObjectRef(digest, len(manifest)), self._repair)
+        own = packed.stored + len(stored) + len(encoded) + len(manifest)
+        return TreeRef(digest, len(meta) + packed.map.size, own, packed.shared)
+
+    def _keep(self, data: bytes | Path, ref: ObjectRef) -> None:
+        _put(self._store, ref.key, data, ref, self._repair)
 
 
 def publish(
@@ -35,35 +88,39 @@ def publish(
 
     ``progress(done, total)`` counts bytes of ``data``. Temporary space as large as the stored form is used in the
     folder of ``data``. The digest depends only on the two files, ``level``, ``block_size`` and the version of zstd.
-    ``repair``: read back what the store has of it already, and replace what is damaged. Raises `NotWritableError`,
-    `FullError`, `UnavailableError`.
+    Raises as `TreeWriter`, and `DataError` when ``data`` changes meanwhile.
     """
     try:
         work = Path(tempfile.mkdtemp(prefix=".publish-", dir=data.parent))
     except OSError as exc:
         raise from_os_error(exc, f"make a work folder in {data.parent}") from exc
     try:
-        packed = pack(data, work / "blob", block_size=block_size, level=level, threads=threads, progress=progress)
-        blob = ObjectRef(packed.digest, packed.map.stored_size)
-        _put(store, blob.key, work / "blob", blob, repair)
+        with TreeWriter(store, work, level=level, block_size=block_size, threads=threads, repair=repair) as out:
+            _copy(data, out.packs, progress)
+            try:
+                content = meta.read_bytes()
+            except OSError as exc:
+                raise from_os_error(exc, f"read {meta}") from exc
+            return out.seal(content)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    faults.point("tree.publish.after-data")
+
+
+def _copy(data: Path, out: PackWriter, progress: Progress | None) -> None:
     try:
-        content = meta.read_bytes()
+        with open(data, "rb", buffering=0) as source:
+            size = os.fstat(source.fileno()).st_size
+            buffer = bytearray(1 << 20)
+            while count := source.readinto(buffer):
+                out.write(memoryview(buffer)[:count])
+                if progress is not None:
+                    progress(min(out.position, size), size)
     except OSError as exc:
-        raise from_os_error(exc, f"read {meta}") from exc
-    stored, encoded = compress(content, level), packed.map.encode()
-    refs = [ObjectRef(_hash.hexdigest(raw), len(raw)) for raw in (content, stored, encoded)]
-    _put(store, refs[1].key, stored, refs[1], repair)
-    _put(store, refs[2].key, encoded, refs[2], repair)
-    manifest = TreeManifest(
-        meta=refs[0], meta_stored=refs[1], map=refs[2], data_size=packed.map.size, data_stored=blob
-    ).encode()
-    digest = _hash.hexdigest(manifest)
-    faults.point("tree.publish.before-manifest")
-    _put(store, tree_key(digest), manifest, ObjectRef(digest, len(manifest)), repair)
-    return TreeRef(digest, len(content) + packed.map.size, blob.size + len(stored) + len(encoded) + len(manifest))
+        raise from_os_error(exc, f"publish {data}") from exc
+    if out.position != size:
+        raise DataError(f"{data} changed while it was published")
+    if progress is not None:
+        progress(size, size)
 
 
 def _put(store: Store, key: str, data: bytes | Path, ref: ObjectRef, repair: bool) -> None:

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bootseer.blocks import _hash
-from bootseer.blocks.blockmap import BlockMap
+from bootseer.blocks.blockmap import BlockMap, ObjectRef
 from bootseer.blocks.cache import CacheFile
-from bootseer.blocks.pack import pack
+from bootseer.blocks.pack import PackWriter
 from bootseer.store.folder import FolderStore
 
 
 @dataclass(frozen=True)
 class LazyBlob:
-    """Content, its map, and the store and key where its stored form lies."""
+    """Content, its map, and the store and key where its one pack lies ("" when it is all zero)."""
 
     content: bytes
     map: BlockMap
@@ -45,9 +45,12 @@ def content(size: int, *, seed: int = 1, block_size: int = 4096, zeros: float = 
 def make(folder: Path, data: bytes, *, block_size: int = 4096) -> LazyBlob:
     """Pack ``data`` into a folder store below ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "data").write_bytes(data)
-    packed = pack(folder / "data", folder / "blob", block_size=block_size)
     store = FolderStore(folder / "store")
-    key = f"blobs/{packed.digest[:2]}/{packed.digest}"
-    store.put(key, folder / "blob")
-    return LazyBlob(data, packed.map, store, key)
+    with PackWriter(folder, lambda path, ref: _put(store, path, ref), block_size=block_size) as out:
+        out.write(data)
+        packed = out.finish()
+    return LazyBlob(data, packed.map, store, packed.map.packs[0].key if packed.map.packs else "")
+
+
+def _put(store: FolderStore, path: Path, ref: ObjectRef) -> None:
+    store.put(ref.key, path)

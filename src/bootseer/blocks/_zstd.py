@@ -1,0 +1,47 @@
+"""zstd frames of blocks."""
+
+from __future__ import annotations
+
+import threading
+
+import zstandard
+
+from bootseer.blocks import _hash
+from bootseer.errors import DataError
+
+
+class _Codec(threading.local):
+    """zstd contexts are not shared between threads; making one per block costs more than compressing it."""
+
+    def __init__(self) -> None:
+        self.writers: dict[int, zstandard.ZstdCompressor] = {}
+        self.reader = zstandard.ZstdDecompressor()
+
+
+_codec = _Codec()
+
+
+def compress(data: _hash.Buffer, level: int) -> bytes:
+    writer = _codec.writers.get(level)
+    if writer is None:
+        # No zstd checksum: every block is checked against its BLAKE3 anyway.
+        writer = _codec.writers[level] = zstandard.ZstdCompressor(
+            level=level, write_checksum=False, write_content_size=True
+        )
+    return writer.compress(data)
+
+
+def decompress(frame: _hash.Buffer, length: int) -> bytes:
+    """Exactly ``length`` bytes out of one zstd frame, or `DataError`.
+
+    The frame's own size field is checked first: it comes from outside and zstd would allocate what it says.
+    """
+    try:
+        if zstandard.frame_content_size(frame) != length:
+            raise DataError("bad zstd frame: wrong content size")
+        data = _codec.reader.decompress(frame, max_output_size=length)
+    except zstandard.ZstdError as exc:
+        raise DataError(f"bad zstd frame: {exc}") from None
+    if len(data) != length:
+        raise DataError("bad zstd frame: wrong content size")
+    return data
