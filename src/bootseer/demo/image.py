@@ -73,7 +73,7 @@ def pinned(recipe: Recipe) -> list[str]:
     """What goes into the image, with the versions of the environment the demo runs in (``torch==2.15.0`` and so on)."""
     from importlib.metadata import version
 
-    return [*(f"{name}=={version(name)}" for name in recipe.packages), _PIP]
+    return [*(name if "==" in name else f"{name}=={version(name)}" for name in recipe.packages), _PIP]
 
 
 def key(recipe: Recipe) -> str:

@@ -16,7 +16,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     job: Path
     """Folder with ``train.py``, ``setup.sh`` and ``requirements.txt``, as the image has it at ``/job``."""
     packages: tuple[str, ...]
-    """Python packages in the image, with the versions of the environment the demo runs in."""
+    """Python packages in the image, as ``name==version``, or by name with the version of the demo's environment."""
     disk_gib: float
     """Free disk the demo asks for when nothing is cached: an estimate with some air, not a measured peak."""
     steps_saved: int = 10

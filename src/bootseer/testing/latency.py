@@ -2,8 +2,8 @@
 
 ``python -m bootseer.testing.latency HOST PORT TARGET_HOST TARGET_PORT SECONDS`` serves until it is ended. Each
 direction holds its bytes for half the round trip, and a connection's first bytes for one round trip more, which its
-handshake would take. What it does not imitate: a congestion window that grows by round trips, so a long transfer is at full rate
-at once. One process, one thread (asyncio).
+handshake would take. What it does not imitate: a congestion window that grows by round trips, so a long transfer is
+at full rate at once. One process, one thread (asyncio).
 """
 
 from __future__ import annotations
