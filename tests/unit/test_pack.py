@@ -1,68 +1,257 @@
-"""Packing: the stored blob gives back every block; the same input gives the same bytes."""
+"""Packing: the packs give back every block; the same input gives the same bytes; what is known is not stored again."""
 
 from __future__ import annotations
 
+import random
+import threading
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bootseer.blocks import _hash
-from bootseer.blocks.pack import compress, decompress, pack
-from bootseer.errors import BootseerError, DataError, NotFoundError
+from bootseer.blocks.blockmap import BlockMap, ObjectRef
+from bootseer.blocks.known import KnownBlocks
+from bootseer.blocks.pack import Packed, PackWriter, compress, decompress
+from bootseer.blocks.publish import TreeWriter
+from bootseer.errors import DataError, FullError, UnavailableError
+from bootseer.store.folder import FolderStore
 from bootseer.testing import lazy
 
+BLOCK = 4096
 
-@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, 50 * 4096 + 17])
-def test_every_block_comes_back(tmp_path: Path, size: int) -> None:
+
+def noise(blocks: int, seed: int) -> bytes:
+    return random.Random(seed).randbytes(blocks * BLOCK)
+
+
+class Bench:
+    """Packs data in memory's reach: what was put, by digest."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.packs: dict[str, bytes] = {}
+
+    def put(self, path: Path, ref: ObjectRef) -> None:
+        raw = path.read_bytes()
+        assert (_hash.hexdigest(raw), len(raw)) == (ref.digest, ref.size)
+        self.packs[ref.digest] = raw
+
+    def pack(
+        self, *layers: bytes, dead: Iterable[tuple[int, int]] = (), piece: int = 1 << 30, **more: object
+    ) -> Packed:
+        with PackWriter(self.folder, self.put, block_size=BLOCK, **more) as out:  # type: ignore[arg-type]
+            for number, layer in enumerate(layers):
+                if number:
+                    out.next_pack()
+                for start in range(0, len(layer), piece):
+                    out.write(layer[start : start + piece])
+            packed = out.finish(dead)
+        assert list(self.folder.iterdir()) == [], "packs are removed when they are put"
+        return packed
+
+    def read(self, blocks: BlockMap) -> bytes:
+        parts = []
+        for block in range(blocks.count):
+            frame = b""
+            if blocks.lengths[block]:
+                start = blocks.offsets[block]
+                frame = self.packs[blocks.packs[blocks.pack_of[block]].digest][start : start + blocks.lengths[block]]
+            length = blocks.length_of(block)
+            parts.append(decompress(frame, length) if frame else bytes(length))
+            assert blocks.matches(block, parts[-1])
+        return b"".join(parts)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, 50 * 4096 + 17, (1 << 20) - 1, (1 << 20) + 4097])
+def test_every_block_comes_back(bench: Bench, size: int) -> None:
     data = lazy.content(size)
-    (tmp_path / "data").write_bytes(data)
-    packed = pack(tmp_path / "data", tmp_path / "blob", block_size=4096, threads=3)
-    blob = (tmp_path / "blob").read_bytes()
-    assert packed.digest == _hash.hexdigest(blob)
-    assert packed.map.stored_size == len(blob)
-    out = b""
-    for block in range(packed.map.count):
-        length = packed.map.length_of(block)
-        start = packed.map.offsets[block]
-        frame = blob[start : start + packed.map.lengths[block]]
-        piece = decompress(frame, length) if frame else bytes(length)
-        assert packed.map.matches(block, piece)
-        out += piece
-    assert out == data
+    packed = bench.pack(data, threads=3)
+    assert packed.map.size == size
+    assert bench.read(packed.map) == data
+    assert packed.stored == packed.map.stored_size == sum(map(len, bench.packs.values()))
 
 
-def test_deterministic_whatever_the_threads(tmp_path: Path) -> None:
-    (tmp_path / "data").write_bytes(lazy.content(100 * 4096))
-    one = pack(tmp_path / "data", tmp_path / "one", block_size=4096, threads=1)
-    many = pack(tmp_path / "data", tmp_path / "many", block_size=4096, threads=8)
-    assert one.map == many.map
-    assert one.digest == many.digest
+@given(st.lists(st.binary(max_size=9000), max_size=8), st.integers(1, 5000), st.integers(200, 20_000))
+def test_whatever_the_pieces_and_packs(
+    tmp_path_factory: pytest.TempPathFactory, layers: list[bytes], piece: int, limit: int
+) -> None:
+    bench = Bench(tmp_path_factory.mktemp("packs"))
+    packed = bench.pack(*layers, piece=piece, pack_limit=limit, threads=2)
+    whole = b"".join(layer + bytes(-len(layer) % BLOCK) for layer in layers[:-1]) + (layers[-1] if layers else b"")
+    assert bench.read(packed.map) == whole
 
 
-def test_zero_blocks_store_nothing(tmp_path: Path) -> None:
-    (tmp_path / "data").write_bytes(bytes(40960))
-    packed = pack(tmp_path / "data", tmp_path / "blob", block_size=4096)
-    assert packed.map.stored_size == 0
-    assert all(packed.map.is_zero(block) for block in range(10))
+def test_deterministic_whatever_the_threads(bench: Bench) -> None:
+    layers = [lazy.content(700 * BLOCK, seed=seed) for seed in (1, 2, 1)]
+    one = bench.pack(*layers, threads=1)
+    packs = dict(bench.packs)
+    for threads in (2, 8):
+        assert bench.pack(*layers, threads=threads, piece=10_000).map == one.map
+    assert bench.packs == packs
 
 
-def test_progress_reaches_the_end(tmp_path: Path) -> None:
-    (tmp_path / "data").write_bytes(lazy.content(100 * 4096))
-    seen: list[tuple[int, int]] = []
-    pack(tmp_path / "data", tmp_path / "blob", block_size=4096, progress=lambda done, total: seen.append((done, total)))
-    assert seen == sorted(seen)
-    assert seen[-1] == (409600, 409600)
+def test_zero_blocks_store_nothing(bench: Bench) -> None:
+    packed = bench.pack(bytes(10 * BLOCK + 5))
+    assert packed.map.packs == ()
+    assert bench.packs == {}
+    assert all(packed.map.is_zero(block) for block in range(11))
 
 
-def test_missing_input_and_existing_output(tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError):
-        pack(tmp_path / "absent", tmp_path / "blob")
-    (tmp_path / "data").write_bytes(b"x")
-    (tmp_path / "blob").write_bytes(b"old")
-    with pytest.raises(BootseerError):
-        pack(tmp_path / "data", tmp_path / "blob")
-    assert (tmp_path / "blob").read_bytes() == b"old"
+def test_equal_blocks_are_stored_once(bench: Bench) -> None:
+    data = lazy.content(40 * BLOCK, zeros=0)
+    packed = bench.pack(data + data, data)
+    assert len(packed.map.packs) == 1, "the second layer has nothing of its own"
+    assert packed.stored == bench.pack(data).stored
+    assert bench.read(packed.map) == data * 3
+
+
+def test_equal_layers_give_equal_packs(bench: Bench) -> None:
+    base, one, two = (lazy.content(40 * BLOCK + 100, seed=seed, zeros=0) for seed in (1, 2, 3))
+    first, second = bench.pack(base, one), bench.pack(base, two)
+    assert first.map.packs[0] == second.map.packs[0]
+    assert first.map.packs[1] != second.map.packs[1]
+
+
+def test_a_pack_ends_at_its_limit(bench: Bench) -> None:
+    data = random.Random(1).randbytes(100 * BLOCK)
+    packed = bench.pack(data, pack_limit=10 * (BLOCK + 100))
+    assert len(packed.map.packs) == 10
+    assert all(pack.size <= 10 * (BLOCK + 100) for pack in packed.map.packs)
+    assert bench.read(packed.map) == data
+
+
+def test_dead_blocks_become_zeros_and_dead_packs_disappear(bench: Bench) -> None:
+    first, second = (noise(20, seed) for seed in (1, 2))
+    tail = b"tail"
+    dead = [(0, 20 * BLOCK), (20 * BLOCK + 1, 3 * BLOCK), (39 * BLOCK, BLOCK + 4)]
+    packed = bench.pack(first, second + tail, dead=dead)
+    zeroed = {*range(20), 21, 22, 39, 40}
+    assert {block for block in range(41) if packed.map.is_zero(block)} == zeroed
+    assert len(packed.map.packs) == 1, "nothing refers to the first layer's pack"
+    whole = first + second + tail
+    read = bench.read(packed.map)
+    for block in range(41):
+        start = block * BLOCK
+        assert read[start : start + BLOCK] == (
+            bytes(len(whole[start : start + BLOCK])) if block in zeroed else whole[start : start + BLOCK]
+        )
+
+
+def test_align_and_position(bench: Bench) -> None:
+    with PackWriter(bench.folder, bench.put, block_size=BLOCK) as out:
+        out.write(b"x" * 5)
+        assert out.position == 5
+        out.align()
+        assert out.position == BLOCK
+        out.align()
+        assert out.position == BLOCK
+        out.write(memoryview(bytearray(b"y")))
+        packed = out.finish()
+    assert bench.read(packed.map) == b"x" * 5 + bytes(BLOCK - 5) + b"y"
+
+
+def test_what_put_raises_comes_out_and_every_thread_ends(bench: Bench) -> None:
+    def fail(path: Path, ref: ObjectRef) -> None:
+        raise UnavailableError("the store is gone")
+
+    before = threading.active_count()
+    with PackWriter(bench.folder, fail) as out:
+        out.write(b"x")
+        with pytest.raises(UnavailableError, match="the store is gone"):
+            out.finish()
+    assert threading.active_count() == before
+
+
+def test_a_full_work_folder_is_one_clear_error(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BOOTSEER_FAULTS", "pack.end=enospc")
+    with pytest.raises(FullError, match="write a pack to"):
+        bench.pack(b"x")
+
+
+def test_a_work_folder_that_is_gone(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="write a pack to"):
+        Bench(tmp_path / "absent").pack(b"x")
+
+
+class Published:
+    """Trees in a folder store, packed with what the store knows already."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = FolderStore(folder / "store")
+        self.folder = folder / "work"
+        self.folder.mkdir()
+
+    def publish(self, data: bytes, *known: str) -> str:
+        blocks = KnownBlocks.of_trees(self.store, known, BLOCK)
+        with TreeWriter(self.store, self.folder, block_size=BLOCK, known=blocks) as out:
+            out.packs.write(data)
+            self.ref = out.seal(b"meta of %d" % len(data))
+        return self.ref.digest
+
+    def stored(self) -> int:
+        return sum(info.size for info in self.store.list("blobs"))
+
+
+def test_blocks_of_other_trees_are_not_stored_again(tmp_path: Path) -> None:
+    trees = Published(tmp_path)
+    shared, news = (lazy.content(60 * BLOCK, seed=seed, zeros=0) for seed in (1, 2))
+    first = trees.publish(shared)
+    before = trees.stored()
+    trees.publish(shared + news, first)
+    assert trees.ref.shared > 0
+    second = trees.ref.digest
+    assert trees.stored() - before == pytest.approx(before, rel=0.5), "only the news"
+    packs = [path for path in trees.store.root.glob("blobs/*/*") if path.stat().st_size > 50_000]
+    assert len(packs) == 2
+    trees.publish(news + shared, second, first)
+    assert len([path for path in trees.store.root.glob("blobs/*/*") if path.stat().st_size > 50_000]) == 2
+
+
+@pytest.mark.parametrize("how", ["gone", "short"])
+def test_a_lost_pack_is_not_shared(tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str) -> None:
+    trees = Published(tmp_path)
+    data = lazy.content(60 * BLOCK, zeros=0)
+    first = trees.publish(data)
+    pack = max(trees.store.root.glob("blobs/*/*"), key=lambda path: path.stat().st_size)
+    raw = pack.read_bytes()
+    pack.unlink() if how == "gone" else pack.write_bytes(raw[:-1])
+    trees.publish(data + b"more", first)
+    assert trees.ref.shared == 0
+    assert caplog.text.count("stored again") == 1, "asked once for each pack"
+
+
+def test_a_store_that_fails_costs_sharing_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trees = Published(tmp_path)
+    data = lazy.content(20 * BLOCK, zeros=0)
+    digest = trees.publish(data)
+    assert trees.publish(data, "f" * 64, "nonsense") == digest
+    assert caplog.text.count("are not shared") == 2
+
+
+def test_maps_of_another_block_size_are_of_no_use(tmp_path: Path) -> None:
+    trees = Published(tmp_path)
+    digest = trees.publish(lazy.content(20 * BLOCK, zeros=0))
+    assert len(KnownBlocks.of_trees(trees.store, [digest], BLOCK)) == 20
+    assert len(KnownBlocks.of_trees(trees.store, [digest], 2 * BLOCK)) == 0
+
+
+def test_the_index_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trees = Published(tmp_path)
+    digests = [trees.publish(noise(20, seed)) for seed in range(3)]
+    assert len(KnownBlocks.of_trees(trees.store, digests, BLOCK)) == 60
+    monkeypatch.setattr("bootseer.blocks.known.MAX_TREES", 2)
+    assert len(KnownBlocks.of_trees(trees.store, digests, BLOCK)) == 40
+    monkeypatch.setattr("bootseer.blocks.known.MAX_MAP_BYTES", 1500)
+    assert len(KnownBlocks.of_trees(trees.store, digests, BLOCK)) == 20
 
 
 def test_a_frame_that_promises_too_much_is_refused_before_it_is_opened() -> None:

@@ -11,11 +11,14 @@ import pytest
 
 from bootseer.blocks import _hash
 from bootseer.blocks.manifest import TreeManifest, TreeRef, localize
+from bootseer.blocks.pack import decompress
 from bootseer.blocks.publish import publish
 from bootseer.errors import DataError, FullError, NotFoundError, UnavailableError
 from bootseer.store.folder import FolderStore
 from bootseer.testing import lazy
 from bootseer.testing.source import FlakyStore
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "blocks"
 
 
 class Rig:
@@ -129,13 +132,17 @@ def test_no_such_tree(rig: Rig, digest: str) -> None:
         b"",
         b"{}",
         b"[1]",
-        b'{"format":"bootseer-tree","version":2,"meta":{"digest":"%s","size":1},"meta_stored":{"digest":"%s","size":1},'
+        b'{"format":"bootseer-tree","version":3,"meta":{"digest":"%s","size":1},"meta_stored":{"digest":"%s","size":1},'
         b'"map":{"digest":"%s","size":1},"data_size":1,"data_stored":{"digest":"%s","size":1}}' % ((b"0" * 64,) * 4),
         b'{"format":"bootseer-tree","version":1,"meta":{"digest":"..","size":1},"meta_stored":{"digest":"%s","size":1},'
         b'"map":{"digest":"%s","size":1},"data_size":1,"data_stored":{"digest":"%s","size":1}}' % ((b"0" * 64,) * 3),
         b'{"format":"bootseer-tree","version":1,"meta":{"digest":"%s","size":%d},"meta_stored":{"digest":"%s","size":1},'
         b'"map":{"digest":"%s","size":1},"data_size":1,"data_stored":{"digest":"%s","size":1}}'
         % (b"0" * 64, 1 << 60, b"0" * 64, b"0" * 64, b"0" * 64),
+        b'{"format":"bootseer-tree","version":1,"meta":{"digest":"%s","size":1},"meta_stored":{"digest":"%s","size":1},'
+        b'"map":{"digest":"%s","size":1},"data_size":1}' % ((b"0" * 64,) * 3),
+        b'{"format":"bootseer-tree","version":2,"meta":{"digest":"%s","size":1},"meta_stored":{"digest":"%s","size":1},'
+        b'"map":{"digest":"%s","size":1},"data_size":1,"data_stored":{"digest":"%s","size":1}}' % ((b"0" * 64,) * 4),
         b" " * (1 << 17),
     ],
 )
@@ -185,13 +192,32 @@ def test_missing_input(rig: Rig) -> None:
         rig.publish()
 
 
-@pytest.mark.parametrize("part", ["data_stored", "meta_stored", "map", "manifest", "missing", "short"])
+def test_a_tree_of_version_1_is_still_read(tmp_path: Path) -> None:
+    store = FolderStore(GOLDEN / "tree-v1")
+    (digest,) = (info.key[6:-5] for info in store.list("trees"))
+    tree = localize(store, digest, tmp_path)
+    assert tree.meta.read_bytes() == lazy.content(100, seed=5)
+    data = lazy.content(4 * 4096 + 7, zeros=0.5)
+    (pack,) = tree.map.packs
+    assert pack == tree.manifest.single_pack
+    raw = store.get(pack.key)
+    for block in range(tree.map.count):
+        start, length = tree.map.offsets[block], tree.map.lengths[block]
+        if length:
+            plain = decompress(raw[start : start + length], tree.map.length_of(block))
+            assert plain == data[block * 4096 : (block + 1) * 4096]
+            assert tree.map.matches(block, plain)
+
+
+@pytest.mark.parametrize("part", ["data", "meta_stored", "map", "manifest", "missing", "short"])
 def test_repair_replaces_what_is_damaged(rig: Rig, part: str, caplog: pytest.LogCaptureFixture) -> None:
     ref = rig.publish()
     good = rig.contents()
-    data = rig.manifest(ref).data_stored.key
+    data = localize(rig.store, ref.digest, rig.folder / "cache").map.packs[0].key
     if part == "manifest":
         rig.damage(f"trees/{ref.digest}.json")
+    elif part == "data":
+        rig.damage(data)
     elif part == "missing":
         rig.store.delete(data)
     elif part == "short":
