@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
-import re
-import shutil
-import subprocess
-import tempfile
-import time
-from collections.abc import Callable, Mapping
+import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bootseer import faults
-from bootseer.errors import BootseerError, NotFoundError, UnsupportedError, from_os_error
+from bootseer.erofs import xattr
+from bootseer.erofs.data import Buffer, Hole
+from bootseer.erofs.node import Attrs
+from bootseer.erofs.writer import Writer, show
+from bootseer.errors import BootseerError, DataError, NotFoundError, from_os_error
 
-MKFS = "mkfs.erofs"
-_UUID = "626f6f74-7365-6572-8000-000000000000"
-_LONGEST_NAME = 254
-_STALL_SECONDS = 600.0
-
-# mkfs.erofs stamps the image with this time instead of now, and lowers later mtimes to it. It compares them unsigned,
-# so the largest value but one (the largest means "not set") leaves them alone, also those before 1970.
-_SOURCE_DATE_EPOCH = str(2**64 - 2)
-
-_ERROR = re.compile(r"\[Error (\d+)\]")
+_log = logging.getLogger(__name__)
+_PIECE = 1 << 20
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FOLDER = _READ | os.O_DIRECTORY
 
 
 def build(
@@ -33,21 +28,21 @@ def build(
     """Write the directory ``tree`` as an EROFS image: ``meta`` and ``data``, to be mounted with
     `bootseer.kernel.mount.mount_erofs(meta, data, target)`.
 
-    ``data`` holds the content of every regular file, small ones too, uncompressed, each file at a multiple of 4 KiB;
-    equal chunks of ``chunk_size`` bytes (a power of two, 4096 or more) are stored once, and holes take no room.
-    ``meta`` holds the rest: inodes with nanosecond mtimes, names of any bytes, extended attributes (file capabilities
-    too), symbolic and hard links, device nodes, fifos, set-id bits, chunk indexes. The same tree gives the same bytes
-    with the same version of mkfs.erofs. Needs no root.
+    ``data`` holds the content of every regular file, small ones too, uncompressed: files of ``chunk_size`` bytes (a
+    power of two, 4096 or more) or more at a multiple of it, others at a multiple of 4 KiB; whole chunks of zeros take
+    no room. ``meta`` holds the rest: inodes with nanosecond mtimes, names of any bytes, extended attributes (file
+    capabilities and ACLs too), symbolic and hard links, device nodes, fifos, sockets, set-id bits. The same tree gives
+    the same bytes. Needs no root and no tool.
 
     ``meta`` appears last, when both are complete; after a failure there is neither. Nothing is synced to disk.
-    ``progress`` gets the bytes of ``data`` written so far, several times a second.
+    ``progress`` gets the bytes of ``data`` written so far, now and then.
 
-    Traps (erofs-utils 1.5): access and change times become the mtime; names of 255 bytes are refused here, as
-    mkfs.erofs cuts them; whiteouts and ``trusted.overlay.*`` attributes in ``tree`` are kept, so an overlayfs over
-    the image obeys them; ``tree`` must not change meanwhile.
+    Traps: access and change times become the mtime; attributes that EROFS has no name for (``system.nfs4_acl``) are
+    left out with a log line; whiteouts and ``trusted.overlay.*`` attributes in ``tree`` are kept, so an overlayfs over
+    the image obeys them; ``tree`` must not change meanwhile (a file that grows or shrinks under the walk is an error).
 
-    Raises `UnsupportedError` (no mkfs.erofs, a name too long), `NotFoundError` (no such folder), `FullError` (no
-    space), `NotWritableError`, `BootseerError` (mkfs.erofs failed, or wrote nothing for 10 minutes).
+    Raises `NotFoundError` (no such folder), `DataError` (the tree changed, or holds what EROFS cannot), `FullError`
+    (no space), `NotWritableError` (also: a file that may not be read), `BootseerError` for other I/O errors.
     """
     tree, meta, data = tree.absolute(), meta.absolute(), data.absolute()
     if chunk_size < 4096 or chunk_size & (chunk_size - 1):
@@ -59,15 +54,13 @@ def build(
             raise NotFoundError(f"cannot build {part}: there is no such folder")
         if part.is_relative_to(tree):
             raise BootseerError(f"cannot build {part}: it lies in {tree}, which it is to hold", hint="put it elsewhere")
-    tool = shutil.which(MKFS)
-    if tool is None:
-        raise UnsupportedError(f"cannot build an image of {tree}: no {MKFS}", hint="apt install erofs-utils")
-    _check_names(tree)
     new_meta, new_data = (part.with_name(f".{part.name}.{os.getpid()}") for part in (meta, data))
-    command = [tool, "--quiet", f"--blobdev={new_data}", f"--chunksize={chunk_size}", "--preserve-mtime", f"-U{_UUID}"]
     complete = False
     try:
-        _run([*command, str(new_meta), str(tree)], f"build an image of {tree}", new_data, progress)
+        with new_data.open("wb", buffering=0) as file:
+            writer = Writer(_File(file.fileno(), progress), align=chunk_size)
+            _Walk(writer, os.fsencode(tree)).run()
+            new_meta.write_bytes(writer.finish())
         faults.point("erofs.build.before-rename")
         meta.unlink(missing_ok=True)  # never an old meta beside a new data
         os.replace(new_data, data)
@@ -75,7 +68,7 @@ def build(
         os.replace(new_meta, meta)
         complete = True
     except OSError as exc:
-        raise from_os_error(exc, f"build {meta}") from None
+        raise from_os_error(exc, f"build an image of {tree}" + _at(exc)) from None
     finally:
         new_meta.unlink(missing_ok=True)
         new_data.unlink(missing_ok=True)
@@ -83,59 +76,135 @@ def build(
             data.unlink(missing_ok=True)
 
 
-def _check_names(tree: Path) -> None:
-    def stop(exc: OSError) -> None:
-        raise from_os_error(exc, f"read {exc.filename}") from None
-
-    for folder, folders, files in os.walk(os.fsencode(tree), onerror=stop):
-        for name in (*folders, *files):
-            if len(name) > _LONGEST_NAME:
-                where = os.fsdecode(os.path.join(folder, name))
-                hint = f"{MKFS} holds up to {_LONGEST_NAME} bytes; rename it"
-                raise UnsupportedError(f"cannot build an image with {where}: its name is too long", hint=hint)
+def _at(exc: OSError) -> str:
+    name = exc.filename
+    return f" at {os.fsdecode(name)}" if isinstance(name, (str, bytes)) else ""
 
 
-def _run(command: list[str], what: str, written: Path, progress: Callable[[int], None] | None) -> None:
-    environ: Mapping[str, str] = {**os.environ, "SOURCE_DATE_EPOCH": _SOURCE_DATE_EPOCH, "LC_ALL": "C"}
-    with (
-        tempfile.TemporaryFile() as stderr,
-        subprocess.Popen(
-            command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr
-        ) as process,
-    ):
+class _File:
+    """The sink of a file."""
+
+    def __init__(self, fd: int, progress: Callable[[int], None] | None) -> None:
+        self._fd = fd
+        self._progress = progress
+        self.position = 0
+
+    def write(self, data: Buffer, /) -> None:
+        view = memoryview(data)
+        while view:
+            done = os.write(self._fd, view)
+            self.position += done
+            view = view[done:]
+        if self._progress:
+            self._progress(self.position)
+
+
+class _Walk:
+    """Adds a directory to a writer: by name, all files of a directory before its subdirectories."""
+
+    def __init__(self, writer: Writer, top: bytes) -> None:
+        self._writer = writer
+        self._top = top
+        self._links: dict[tuple[int, int], bytes] = {}
+        self._left_out: set[bytes] = set()
+
+    def run(self) -> None:
+        fd = os.open(self._top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            _watch(process, what, written, progress)
-        except BaseException:
-            process.kill()
-            raise
-        if process.returncode:
-            stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - 4096))
-            raise _failure(what, process.returncode, stderr.read().decode(errors="replace"))
+            self._writer.add_dir(b"", self._attrs(os.fstat(fd), self._top))
+        finally:
+            os.close(fd)
+        stack = [b""]
+        while stack:
+            folder = stack.pop()
+            below = []
+            with os.scandir(os.path.join(self._top, folder)) as entries:
+                found = sorted((entry.name, entry.inode()) for entry in entries)
+            for name, _ in found:
+                path = folder + b"/" + name if folder else name
+                full = os.path.join(self._top, path)
+                status = os.lstat(full)
+                if self._add(path, full, status):
+                    below.append(path)
+            stack += reversed(below)
 
+    def _add(self, path: bytes, full: bytes, status: os.stat_result) -> bool:
+        """Add one entry; True for a directory."""
+        kind = stat.S_IFMT(status.st_mode)
+        if kind != stat.S_IFDIR and status.st_nlink > 1:
+            first = self._links.setdefault((status.st_dev, status.st_ino), path)
+            if first != path:
+                self._writer.add_hardlink(path, first)
+                return False
+        attrs = self._attrs(status, full)
+        if kind == stat.S_IFDIR:
+            self._writer.add_dir(path, attrs)
+        elif kind == stat.S_IFREG:
+            self._file(path, full, attrs, status)
+        elif kind == stat.S_IFLNK:
+            self._writer.add_symlink(path, attrs, os.readlink(full))
+        else:
+            self._writer.add_device(path, attrs, kind, status.st_rdev)
+        return kind == stat.S_IFDIR
 
-def _watch(process: subprocess.Popen[bytes], what: str, written: Path, progress: Callable[[int], None] | None) -> None:
-    size, since = -1, time.monotonic()
-    while True:
+    def _attrs(self, status: os.stat_result, full: bytes) -> Attrs:
+        xattrs: dict[bytes, bytes] = {}
         try:
-            process.wait(0.2)
+            names = os.listxattr(full, follow_symlinks=False)
+        except OSError as exc:
+            if exc.errno != errno.EOPNOTSUPP:
+                raise
+            names = []
+        for text in names:
+            name = os.fsencode(text)
+            if xattr.representable(name):
+                xattrs[name] = os.getxattr(full, name, follow_symlinks=False)
+            elif name not in self._left_out:
+                self._left_out.add(name)
+                _log.warning("EROFS cannot hold the attribute %s, left out (first at %s)", text, show(full))
+        return Attrs(status.st_mode & 0o7777, status.st_uid, status.st_gid, status.st_mtime_ns, xattrs)
+
+    def _file(self, path: bytes, full: bytes, attrs: Attrs, status: os.stat_result) -> None:
+        if not status.st_size:
+            self._writer.add_file(path, attrs, 0, ())
             return
-        except subprocess.TimeoutExpired:
-            pass
-        # allocated, not apparent: the tool may extend the file first
-        now = written.stat().st_blocks * 512 if written.exists() else 0
-        if now != size:
-            size, since = now, time.monotonic()
-            if progress:
-                progress(size)
-        elif time.monotonic() - since > _STALL_SECONDS:
-            raise BootseerError(f"cannot {what}: {MKFS} wrote nothing for {_STALL_SECONDS:.0f} s")
+        fd = os.open(full, _READ)
+        try:
+            now = os.fstat(fd)
+            if (now.st_dev, now.st_ino) != (status.st_dev, status.st_ino):
+                raise DataError(f"{show(full)} was replaced while an image was made of it")
+            # fewer blocks than bytes: it has holes
+            sparse = now.st_blocks * 512 < now.st_size
+            pieces = _sparse(fd, status.st_size) if sparse else _pieces(fd, 0, status.st_size)
+            self._writer.add_file(path, attrs, status.st_size, pieces)
+            if os.fstat(fd).st_size != status.st_size:
+                raise DataError(f"{show(full)} changed while an image was made of it")
+        finally:
+            os.close(fd)
 
 
-def _failure(what: str, code: int, text: str) -> BootseerError:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if found := _ERROR.search(text):
-        number = int(found[1])
-        if number in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
-            return from_os_error(OSError(number, os.strerror(number)), what)
-    reason = lines[-1].removeprefix("<E> erofs:").strip() if lines else f"exit code {code}"
-    return BootseerError(f"cannot {what}: {MKFS}: {reason}")
+def _pieces(fd: int, at: int, end: int) -> Iterator[bytes]:
+    while at < end:
+        piece = os.pread(fd, min(_PIECE, end - at), at)
+        if not piece:
+            return  # shorter than it was: the writer says so
+        at += len(piece)
+        yield piece
+
+
+def _sparse(fd: int, size: int) -> Iterator[Buffer | Hole]:
+    at = 0
+    while at < size:
+        try:
+            data = os.lseek(fd, at, os.SEEK_DATA)
+        except OSError as exc:
+            if exc.errno != errno.ENXIO:
+                raise
+            data = size
+        data = min(data, size)
+        if data > at:
+            yield Hole(data - at)
+        if data == size:
+            return
+        at = min(os.lseek(fd, data, os.SEEK_HOLE), size)
+        yield from _pieces(fd, data, at)

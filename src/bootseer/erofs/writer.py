@@ -1,0 +1,214 @@
+"""Writing an EROFS image of two devices while its contents stream by: `Writer`."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable
+
+from bootseer.erofs import format as fmt
+from bootseer.erofs.data import Buffer, DataSink, Hole, Stream
+from bootseer.erofs.meta import assemble
+from bootseer.erofs.node import Attrs, Node
+from bootseer.errors import DataError
+
+_DEVICES = (stat.S_IFCHR, stat.S_IFBLK, stat.S_IFIFO, stat.S_IFSOCK)
+_ROOT = Attrs(0o755)
+
+
+class Writer:
+    """Builds an EROFS image: contents go to a sink at once, the tree of inodes stays in memory until `finish`.
+
+    Memory grows with the number of inodes (about 0.5 KiB each), never with contents. Needs no root and no tool; the
+    same calls give the same bytes. Format: docs/internals/erofs.md. Not safe for use by several threads.
+
+    Paths are bytes relative to the root (``b"usr/bin/env"``; slashes at either end do not matter, ``b""`` is the root)
+    and are taken literally: no symbolic link is followed, ``.`` and ``..`` are refused. The parent must be there. A
+    name that is taken is replaced, except that `add_dir` keeps the members of a directory, and that nothing replaces a
+    directory (`remove` it first). `DataError` for whatever an image cannot hold: a name over 255 bytes, a missing
+    parent, a size that is wrong. After such an error the tree is as before and writing may go on.
+    """
+
+    def __init__(self, sink: DataSink, *, align: int = 65536) -> None:
+        """``sink`` (empty) takes the data device. ``align`` is a power of two of at least 4096: files of that size or
+        more start at a multiple of it, and zeros are left out in whole units of it."""
+        if align < fmt.BLOCK or align & (align - 1):
+            raise ValueError(f"alignment {align} is not a power of two of at least {fmt.BLOCK}")
+        self.root = Node(stat.S_IFDIR, _ROOT)
+        """The tree; for reading only."""
+        self._align = align
+        self._stream = Stream(sink, align)
+        self._finished = False
+
+    @property
+    def position(self) -> int:
+        """Bytes of the data device written so far."""
+        return self._stream.position
+
+    def begin_layer(self) -> None:
+        """Pad the data device to a multiple of ``align``: what follows gives the same blocks in every image."""
+        self._stream.pad(self._align)
+
+    def add_dir(self, path: bytes, attrs: Attrs) -> Node:
+        """Make a directory, or give one that is there other attributes. The root is there at first (0755, 0:0)."""
+        if not path.strip(b"/"):
+            self.root.set_attrs(stat.S_IFDIR, attrs)
+            return self.root
+        children, name = self._place(path)
+        node = children.get(name)
+        if node is not None and node.children is not None:
+            node.set_attrs(stat.S_IFDIR, attrs)
+            return node
+        node = children[name] = Node(stat.S_IFDIR, attrs)
+        return node
+
+    def add_file(self, path: bytes, attrs: Attrs, size: int, chunks: Iterable[Buffer | Hole]) -> Node:
+        """Make a regular file of ``size`` bytes; its content is written to the sink as it comes.
+
+        Buffers are handed on without copying and must not change afterwards. ``Hole(length)`` stands for zeros.
+        """
+        children, name = self._place(path, replace=True)
+        node = Node(stat.S_IFREG, attrs)
+        node.size = size
+        node.start, node.chunks, node.chunk_bits = self._stream.file(size, chunks)
+        children[name] = node
+        return node
+
+    def add_symlink(self, path: bytes, attrs: Attrs, target: bytes) -> Node:
+        """Make a symbolic link; its mode is 0777 whatever ``attrs`` says, as Linux has it."""
+        children, name = self._place(path, replace=True)
+        if not 0 < len(target) <= fmt.MAX_TARGET or b"\0" in target:
+            raise DataError(f"symbolic link {show(path)} with a target of {len(target)} bytes")
+        node = Node(stat.S_IFLNK, attrs._replace(mode=0o777))
+        node.target = target
+        children[name] = node
+        return node
+
+    def add_device(self, path: bytes, attrs: Attrs, kind: int, rdev: int = 0) -> Node:
+        """Make a device node, fifo or socket: ``kind`` is ``stat.S_IFCHR``, ``S_IFBLK``, ``S_IFIFO`` or ``S_IFSOCK``;
+        ``rdev`` as of `os.makedev`, with up to 12 bits of major and 20 of minor number."""
+        if kind not in _DEVICES:
+            raise ValueError(f"{kind:o} is no kind of device")
+        children, name = self._place(path, replace=True)
+        node = Node(kind, attrs)
+        if kind in (stat.S_IFCHR, stat.S_IFBLK):
+            major, minor = os.major(rdev), os.minor(rdev)
+            if major >= 1 << 12 or minor >= 1 << 20:
+                raise DataError(f"device {show(path)} with number {major}:{minor}")
+            node.rdev = minor & 0xFF | major << 8 | (minor & ~0xFF) << 12
+        children[name] = node
+        return node
+
+    def add_hardlink(self, path: bytes, existing: bytes) -> Node:
+        """Give what is at ``existing`` (no directory) one more name."""
+        node = self.lookup(existing)
+        if node is None:
+            raise DataError(f"hard link {show(path)} to missing {show(existing)}")
+        if node.children is not None:
+            raise DataError(f"hard link {show(path)} to directory {show(existing)}")
+        children, name = self._place(path, replace=True)
+        children[name] = node
+        return node
+
+    def remove(self, path: bytes) -> None:
+        """Remove a name, and all below it; other hard links stay. Nothing happens when it is not there."""
+        parts = _parts(path)
+        if not parts:
+            raise DataError("the root cannot be removed")
+        node = self._walk(parts[:-1])
+        if node is not None and node.children is not None:
+            node.children.pop(parts[-1], None)
+
+    def lookup(self, path: bytes) -> Node | None:
+        """What is at ``path``; None if nothing is."""
+        return self._walk(_parts(path))
+
+    def exists(self, path: bytes) -> bool:
+        return self.lookup(path) is not None
+
+    def children(self, path: bytes) -> list[bytes]:
+        """Sorted names in a directory; `DataError` if it is none."""
+        node = self.lookup(path)
+        if node is None or node.children is None:
+            raise DataError(f"{show(path)} is no directory")
+        return sorted(node.children)
+
+    def dead_ranges(self) -> list[tuple[int, int]]:
+        """Ranges ``(offset, length)`` of the data device, in order and apart, that belong to no file: removed or
+        replaced contents and padding. Nobody reads them. They may change until `finish`."""
+        live: list[tuple[int, int]] = []
+        stack, seen = [self.root], set()
+        while stack:
+            children = stack.pop().children
+            for node in children.values() if children else ():
+                if node.children is not None:
+                    stack.append(node)
+                elif node.start >= 0 and id(node) not in seen:
+                    seen.add(id(node))
+                    live.append((node.start, node.start + _stored(node)))
+        live.sort()
+        dead, at = [], 0
+        for start, end in [*live, (self.position, self.position)]:
+            if start > at:
+                dead.append((at, start - at))
+            at = end
+        return dead
+
+    def finish(self) -> bytes:
+        """Pad the data device to whole blocks of 4 KiB and return the meta device. The writer is done then."""
+        if self._finished:
+            raise ValueError("the image is finished")
+        self._finished = True
+        self._stream.pad(fmt.BLOCK)
+        return assemble(self.root, self._stream.position)
+
+    def _place(self, path: bytes, *, replace: bool = False) -> tuple[dict[bytes, Node], bytes]:
+        """The members of the parent and the name in it, which is fit for a new entry."""
+        parts = _parts(path)
+        if not parts:
+            raise DataError("the root is a directory")
+        parent = self._walk(parts[:-1])
+        if parent is None or parent.children is None:
+            raise DataError(f"{show(b'/'.join(parts[:-1]))} is no directory but has members")
+        name = parts[-1]
+        if len(name) > fmt.MAX_NAME:
+            raise DataError(f"name of {len(name)} bytes, more than {fmt.MAX_NAME}: {show(path)}")
+        if replace:
+            there = parent.children.get(name)
+            if there is not None and there.children is not None:
+                raise DataError(f"{show(path)} is a directory")
+        return parent.children, name
+
+    def _walk(self, parts: list[bytes]) -> Node | None:
+        node: Node | None = self.root
+        for part in parts:
+            if node is None or node.children is None:
+                return None
+            node = node.children.get(part)
+        return node
+
+
+def _stored(node: Node) -> int:
+    """Bytes of the data device that a file's content takes, whole blocks."""
+    size = -(-node.size // fmt.BLOCK) * fmt.BLOCK
+    if not node.chunks:
+        return size
+    unit = fmt.BLOCK << node.chunk_bits
+    stored = sum(block != fmt.HOLE for block in node.chunks) * unit
+    if node.chunks[-1] != fmt.HOLE:
+        stored -= len(node.chunks) * unit - size
+    return stored
+
+
+def _parts(path: bytes) -> list[bytes]:
+    parts = path.strip(b"/").split(b"/")
+    if parts == [b""]:
+        return []
+    if b"" in parts or b"." in parts or b".." in parts or b"\0" in path:
+        raise DataError(f"{show(path)} is not a plain path")
+    return parts
+
+
+def show(name: bytes) -> str:
+    """A name of any bytes for a message."""
+    return repr(os.fsdecode(name))
