@@ -9,6 +9,7 @@ events that a dead reader took but did not answer stay unanswered until somebody
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import struct
 from pathlib import Path
@@ -27,6 +28,8 @@ _FLAGS = FAN_CLOEXEC | FAN_NONBLOCK | FAN_CLASS_PRE_CONTENT | FAN_UNLIMITED_QUEU
 _HEAD = struct.Struct("=IBBHQii")  # event_len vers reserved metadata_len mask fd pid
 _WHOLE = struct.Struct("=IBBHQiiBBHIQQ")  # and its range record: info_type pad len pad offset count
 _RESPONSE = struct.Struct("=iI")  # fd, response with the errno of a denial in its top byte
+
+Buffer = bytearray | mmap.mmap
 
 EVENT_SIZE = _WHOLE.size
 """Bytes of one event; the buffer of `Group.events` should hold many."""
@@ -115,7 +118,7 @@ class Group:
                 raise UnsupportedError(f"the file system of {name} has no pre-content events", hint=hint) from exc
             raise from_os_error(exc, f"mark {name} for fanotify") from exc
 
-    def events(self, buffer: bytearray) -> list[Event]:
+    def events(self, buffer: Buffer) -> list[Event]:
         """The events that wait, as many as ``buffer`` holds (`EVENT_SIZE` bytes each); empty when none do.
 
         Reading an event opens the file: its descriptor is the caller's from here. Raises `OSError` as read(2) does
@@ -130,21 +133,7 @@ class Group:
             size, version, _, _, _, fd, pid, kind, _, _, _, offset, length = _WHOLE.unpack_from(buffer)
             if size == EVENT_SIZE and version == _VERSION and kind == _RANGE and fd >= 0:
                 return [Event(fd, pid, offset, length)]
-        found, at = [], 0
-        while at < got:
-            if got - at < _HEAD.size:
-                raise DataError(f"fanotify gave {got - at} bytes that are no event")
-            size, version, _, head, mask, fd, pid = _HEAD.unpack_from(buffer, at)
-            if size < _HEAD.size or size > got - at:
-                raise DataError(f"fanotify gave an event of {size} bytes where {got - at} were read")
-            offset = length = -1
-            if version == _VERSION and mask & FAN_PRE_ACCESS and fd >= 0:
-                offset, length = _range(buffer, at + head, at + size)
-            elif mask & FAN_Q_OVERFLOW:
-                fd = -1
-            found.append(Event(fd, pid, offset, length))
-            at += size
-        return found
+        return parse(buffer, got)
 
     def allow(self, fd: int) -> bool:
         """Let the reader of event ``fd`` go on; False when nobody waits for that answer any more (the reader was
@@ -169,7 +158,26 @@ class Group:
         return True
 
 
-def _range(buffer: bytearray, at: int, end: int) -> tuple[int, int]:
+def parse(buffer: Buffer, got: int) -> list[Event]:
+    """The events in the first ``got`` bytes of ``buffer``, as a read left them there."""
+    found, at = [], 0
+    while at < got:
+        if got - at < _HEAD.size:
+            raise DataError(f"fanotify gave {got - at} bytes that are no event")
+        size, version, _, head, mask, fd, pid = _HEAD.unpack_from(buffer, at)
+        if size < _HEAD.size or size > got - at:
+            raise DataError(f"fanotify gave an event of {size} bytes where {got - at} were read")
+        offset = length = -1
+        if version == _VERSION and mask & FAN_PRE_ACCESS and fd >= 0:
+            offset, length = _range(buffer, at + head, at + size)
+        elif mask & FAN_Q_OVERFLOW:
+            fd = -1
+        found.append(Event(fd, pid, offset, length))
+        at += size
+    return found
+
+
+def _range(buffer: Buffer, at: int, end: int) -> tuple[int, int]:
     """The range record among an event's information records, (-1, -1) without one."""
     while end - at >= 4:
         kind, _, size = struct.unpack_from("=BBH", buffer, at)
