@@ -1,5 +1,24 @@
-"""EROFS images of directories, in two parts, through ``mkfs.erofs``."""
+"""EROFS images in two devices: ``meta`` (all but file contents) and ``data`` (contents), written in pure Python."""
 
 from bootseer.erofs.build import build
+from bootseer.erofs.data import Buffer, DataSink, Hole
+from bootseer.erofs.extents import ExtentIndex
+from bootseer.erofs.node import Attrs, Node
+from bootseer.erofs.reader import Extent, Reader
+from bootseer.erofs.reader_disk import Entry, Inode
+from bootseer.erofs.writer import Writer
 
-__all__ = ["build"]
+__all__ = [
+    "Attrs",
+    "Buffer",
+    "DataSink",
+    "Entry",
+    "Extent",
+    "ExtentIndex",
+    "Hole",
+    "Inode",
+    "Node",
+    "Reader",
+    "Writer",
+    "build",
+]

@@ -68,7 +68,7 @@ class Node:
         self.start = -1
         """Byte in the data device where a file's content starts; -1 where it has none (empty, or one hole)."""
         self.chunks: array[int] | None = None
-        """Block of each chunk (`format.HOLE` for none) of a file with holes and content; else None: it is contiguous."""
+        """Block of each chunk (`format.HOLE`: none) of a file with holes and content; else None: it is contiguous."""
         self.chunk_bits = 0
         self.nid = -1
         self.links = 0
