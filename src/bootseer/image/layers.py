@@ -1,0 +1,261 @@
+"""Layer rules without a file system: tar members applied to an `erofs.Writer`.
+
+See OCI image-spec 1.1, "Applying changesets". The rules are those of docs/internals/image.md, "Rules where layers leave room", and of `oci.unpack`: mounting the
+result shows the very tree that `oci.unpack` of the same image makes (tests/node/test_erofs_layers.py compares them).
+Layers come from outside: every path is resolved inside the root, as ``openat2`` with ``RESOLVE_IN_ROOT`` would.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from bootseer import faults
+from bootseer.erofs import Attrs, Buffer, Hole, Node, Writer, xattr
+from bootseer.errors import DataError
+from bootseer.oci import tar
+
+_log = logging.getLogger(__name__)
+_WHITEOUT, _OPAQUE, _AUFS = b".wh.", b".wh..wh..opq", b".wh..wh."
+_MAX_LINKS = 40
+"""Symbolic links followed in one path, as in the kernel."""
+_IMPLIED = Attrs(0o755)
+_TYPES = {tar.CHAR: stat.S_IFCHR, tar.BLOCKDEV: stat.S_IFBLK, tar.FIFO: stat.S_IFIFO}
+
+
+class _Folder(NamedTuple):
+    """A directory and its path, without links."""
+
+    node: Node
+    path: bytes
+
+    def below(self, name: bytes) -> bytes:
+        return self.path + b"/" + name if self.path else name
+
+    def child(self, name: bytes) -> Node | None:
+        assert self.node.children is not None
+        return self.node.children.get(name)
+
+
+class _Missing(Exception):
+    """A part of a path is not there."""
+
+
+class LayeredTree:
+    """Applies layers, bottom first, to a writer. Contents stream to the writer's sink, also those that a later layer
+    hides (see `Writer.dead_ranges`). Not safe for use by several threads."""
+
+    def __init__(self, writer: Writer) -> None:
+        self.members = 0
+        """Members applied so far."""
+        self.bytes = 0
+        """Bytes of file content so far, holes not counted."""
+        self._writer = writer
+        self._fresh: set[bytes] = set()
+        self._parent: _Folder | None = None
+        self._parent_name = b""
+        self._left_out: set[bytes] = set()
+
+    def apply(self, reader: tar.ChunkReader) -> None:
+        """Apply one layer, read to its end; call `Writer.begin_layer` first where layers should share blocks.
+
+        Raises `DataError` for a malformed or hostile layer, or one that no EROFS image can hold; the tree is useless
+        then.
+        """
+        self._fresh = set()
+        self._parent = None
+        for entry in tar.entries(reader):
+            self.members += 1
+            parts = _parts(entry.name)
+            if not parts:
+                if entry.kind != tar.DIRECTORY:
+                    raise DataError("the root is not a directory")
+                self._writer.add_dir(b"", self._attrs(entry))
+                continue
+            name = parts[-1]
+            parent = self._open_parent(parts[:-1])
+            if name.startswith(_WHITEOUT):
+                self._whiteout(parent, name)
+                reader.skip(entry.size)
+            else:
+                self._member(reader, entry, parent, name)
+        faults.point("image.layers.after-layer")
+
+    def _member(self, reader: tar.ChunkReader, entry: tar.Entry, parent: _Folder, name: bytes) -> None:
+        path, kind = parent.below(name), entry.kind
+        self._mark(path)
+        if kind == tar.HARDLINK:
+            self._hardlink(entry, parent, name)
+            return
+        attrs = self._attrs(entry)
+        if kind == tar.DIRECTORY:
+            self._writer.add_dir(path, attrs)
+            return
+        if kind == tar.REGULAR:
+            self._clear(parent, name)
+            self._writer.add_file(path, attrs, entry.file_size, _content(reader, entry))
+            self.bytes += entry.size
+            return
+        self._clear(parent, name)
+        if kind == tar.SYMLINK:
+            self._writer.add_symlink(path, attrs, entry.link)
+        else:
+            self._writer.add_device(path, attrs, _TYPES[kind], _device(entry))
+
+    def _attrs(self, entry: tar.Entry) -> Attrs:
+        xattrs = entry.xattrs
+        if xattrs:
+            # Linux has user attributes on files and directories only
+            users = entry.kind in (tar.REGULAR, tar.DIRECTORY)
+            fit = {key for key in xattrs if xattr.representable(key) and (users or not key.startswith(b"user."))}
+            for key in xattrs.keys() - fit - self._left_out:
+                self._left_out.add(key)
+                _log.warning("attribute %s left out, as Linux has none there: %s", _show(key), _show(entry.name))
+            xattrs = {key: value for key, value in xattrs.items() if key in fit}
+        return Attrs(entry.mode, entry.uid, entry.gid, entry.mtime_ns, xattrs)
+
+    def _hardlink(self, entry: tar.Entry, parent: _Folder, name: bytes) -> None:
+        target = _parts(entry.link)
+        if not target:
+            raise DataError(f"hard link {_show(entry.name)} to the root")
+        try:
+            folder = self._resolve(target[:-1])
+        except _Missing:
+            raise DataError(f"hard link {_show(entry.name)} to missing {_show(entry.link)}") from None
+        path, existing = parent.below(name), folder.below(target[-1])
+        if path == existing:
+            return
+        node = folder.child(target[-1])
+        if node is None:
+            raise DataError(f"hard link {_show(entry.name)} to missing {_show(entry.link)}")
+        if node.children is not None:
+            raise DataError(f"hard link {_show(entry.name)} to directory {_show(entry.link)}")
+        self._clear(parent, name)
+        self._writer.add_hardlink(path, existing)
+
+    def _whiteout(self, parent: _Folder, name: bytes) -> None:
+        if name == _OPAQUE:
+            for child in list(parent.node.children or ()):
+                self._remove_lower(parent, child)
+        elif not name.startswith(_AUFS):
+            victim = name.removeprefix(_WHITEOUT)
+            if victim in (b"", b".", b".."):
+                raise DataError(f"bad whiteout {_show(name)}")
+            self._remove_lower(parent, victim)
+
+    def _remove_lower(self, parent: _Folder, name: bytes) -> None:
+        """Remove ``name`` as far as lower layers made it: a layer's whiteouts never hide its own members."""
+        path = parent.below(name)
+        if path not in self._fresh:
+            self._writer.remove(path)
+            return
+        node = parent.child(name)
+        if node is not None and node.children is not None:
+            folder = _Folder(node, path)
+            for child in list(node.children):
+                self._remove_lower(folder, child)
+
+    def _clear(self, parent: _Folder, name: bytes) -> None:
+        """Remove a directory at ``name``: what is to come there replaces anything else."""
+        node = parent.child(name)
+        if node is not None and node.children is not None:
+            self._writer.remove(parent.below(name))
+
+    def _mark(self, path: bytes) -> None:
+        while path not in self._fresh:
+            self._fresh.add(path)
+            path, _, _ = path.rpartition(b"/")
+
+    def _open_parent(self, parts: list[bytes]) -> _Folder:
+        """The folder ``parts``, made if missing; remembered, as members of one folder come in a row."""
+        wanted = b"/".join(parts)
+        if self._parent is not None and wanted == self._parent_name:
+            return self._parent
+        self._parent = None
+        try:
+            folder = self._resolve(parts)
+        except _Missing:
+            folder = self._make_parents(parts)
+        self._parent, self._parent_name = folder, wanted
+        return folder
+
+    def _make_parents(self, parts: list[bytes]) -> _Folder:
+        folder = _Folder(self._writer.root, b"")
+        for count in range(1, len(parts) + 1):
+            try:
+                folder = self._resolve(parts[:count])
+            except _Missing:
+                name = parts[count - 1]
+                if folder.child(name) is not None:
+                    raise DataError(f"{_show(b'/'.join(parts[:count]))} is a dangling link with members") from None
+                path = folder.below(name)
+                folder = _Folder(self._writer.add_dir(path, _IMPLIED), path)
+        return folder
+
+    def _resolve(self, parts: list[bytes]) -> _Folder:
+        """The folder that ``parts`` leads to, links followed inside the root.
+
+        `_Missing` when a part is not there, `DataError` when one is no directory or links go in circles.
+        """
+        above = [_Folder(self._writer.root, b"")]
+        ahead = parts[::-1]
+        followed = 0
+        while ahead:
+            name = ahead.pop()
+            if name in (b"", b"."):
+                continue
+            if name == b"..":
+                if len(above) > 1:
+                    above.pop()
+                continue
+            here = above[-1]
+            node = here.child(name)
+            if node is None:
+                raise _Missing
+            if node.children is not None:
+                above.append(_Folder(node, here.below(name)))
+                continue
+            followed += 1
+            if node.kind != stat.S_IFLNK or followed > _MAX_LINKS:
+                raise DataError(f"{_show(b'/'.join(parts))} is no directory but has members")
+            if node.target.startswith(b"/"):
+                del above[1:]
+            ahead += node.target.split(b"/")[::-1]
+        return above[-1]
+
+
+def _device(entry: tar.Entry) -> int:
+    if entry.kind == tar.FIFO:
+        return 0
+    if not (0 <= entry.major < 1 << 12 and 0 <= entry.minor < 1 << 20):
+        raise DataError(f"device {_show(entry.name)} with number {entry.major}:{entry.minor}")
+    return os.makedev(entry.major, entry.minor)
+
+
+def _content(reader: tar.ChunkReader, entry: tar.Entry) -> Iterator[Buffer | Hole]:
+    if entry.extents is None:
+        yield from reader.pieces(entry.size)
+        return
+    at = 0
+    for offset, length in entry.extents:
+        if offset > at:
+            yield Hole(offset - at)
+        yield from reader.pieces(length)
+        at = offset + length
+    if entry.file_size > at:
+        yield Hole(entry.file_size - at)
+
+
+def _parts(name: bytes) -> list[bytes]:
+    """The components of a member's name, taken from the root; `DataError` for ``..`` and NUL."""
+    parts = [part for part in name.split(b"/") if part not in (b"", b".")]
+    if b".." in parts or b"\0" in name:
+        raise DataError(f"member whose name leads out of the root: {_show(name)}")
+    return parts
+
+
+def _show(name: bytes) -> str:
+    return repr(os.fsdecode(name))
