@@ -1,8 +1,9 @@
 """Layer rules without a file system: tar members applied to an `erofs.Writer`.
 
-See OCI image-spec 1.1, "Applying changesets". The rules are those of docs/internals/image.md, "Rules where layers leave room", and of `oci.unpack`: mounting the
-result shows the very tree that `oci.unpack` of the same image makes (tests/node/test_erofs_layers.py compares them).
-Layers come from outside: every path is resolved inside the root, as ``openat2`` with ``RESOLVE_IN_ROOT`` would.
+The rules are those of the OCI image-spec 1.1 ("Applying changesets"), of docs/internals/image.md ("Rules where layers
+leave room") and of `oci.unpack`: a mount of the result shows the very tree that unpacking the same image makes
+(tests/node/test_erofs_layers.py compares them). Layers come from outside: every path is resolved inside the root, as
+``openat2`` with ``RESOLVE_IN_ROOT`` would.
 """
 
 from __future__ import annotations
