@@ -128,6 +128,99 @@ def test_background_waits_for_a_quiet_moment_and_eager_lifts_that(rig: Rig) -> N
     assert rig.cache.complete
 
 
+class Answers:
+    """The callback of `Fetcher.submit`: what came, how often."""
+
+    def __init__(self) -> None:
+        self.all: list[tuple[BootseerError | None, dict[int, bytes]]] = []
+        self.threads: set[str] = set()
+
+    def __call__(self, error: BootseerError | None, memory: dict[int, bytes]) -> None:
+        self.threads.add(threading.current_thread().name)
+        self.all.append((error, memory))
+
+    def one(self) -> BootseerError | None:
+        until(lambda: bool(self.all))
+        time.sleep(0.05)
+        assert len(self.all) == 1
+        return self.all[0][0]
+
+
+def test_submit_answers_once_from_another_thread(rig: Rig) -> None:
+    fetcher = rig.fetcher()
+    answers = [Answers() for _ in range(COUNT)]
+    for block in range(COUNT):
+        fetcher.submit(block, min(block + 3, COUNT - 1), answers[block])
+    assert all(answer.one() is None for answer in answers[:20])
+    until(lambda: all(len(answer.all) == 1 for answer in answers))
+    assert all(rig.right(block) for block in range(COUNT))
+    assert not {name for answer in answers for name in answer.threads} & {"MainThread"}
+
+
+def test_what_is_ready_is_answered_too(rig: Rig) -> None:
+    fetcher = rig.fetcher()
+    fetcher.demand(0, 9)
+    rig.store.down = True
+    answer = Answers()
+    fetcher.submit(0, 9, answer)
+    assert answer.one() is None
+
+
+def test_every_submit_is_answered_when_nothing_comes(rig: Rig) -> None:
+    fetcher = rig.fetcher(streams=2, deadline=0.3)
+    rig.store.hold()
+    answers = [Answers() for _ in range(20)]
+    for block, answer in zip(rig.real, answers, strict=False):
+        fetcher.submit(block, block, answer)
+    assert all(isinstance(answer.one(), UnavailableError) for answer in answers)
+
+
+def test_a_failed_block_fails_its_range_once(rig: Rig) -> None:
+    rig.flip(rig.raw[1])
+    rig.flip(rig.raw[2])
+    answer = Answers()
+    rig.fetcher().submit(rig.raw[0], rig.raw[3], answer)
+    assert isinstance(answer.one(), DataError)
+
+
+def test_closing_answers_every_submit(rig: Rig) -> None:
+    fetcher = rig.fetcher()
+    rig.store.hold()
+    answers = [Answers() for _ in range(20)]
+    for block, answer in zip(rig.real, answers, strict=False):
+        fetcher.submit(block, block, answer)
+    fetcher.close(0.1)
+    assert all(isinstance(answer.one(), UnavailableError) for answer in answers)
+
+
+def test_a_callback_that_fails_harms_nobody(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    fetcher = rig.fetcher()
+
+    def bad(error: BootseerError | None, memory: dict[int, bytes]) -> None:
+        raise ValueError("on purpose")
+
+    fetcher.submit(rig.real[0], rig.real[0], bad)
+    fetcher.demand(rig.real[0], rig.real[0])
+    until(lambda: "on purpose" in caplog.text)
+    fetcher.demand(rig.real[1], rig.real[1])
+
+
+def test_a_reader_does_not_wait_for_a_slow_prefetch(rig: Rig) -> None:
+    """Its block is in a range that hangs: it is fetched a second time, alone."""
+    fetcher = rig.fetcher()
+    rig.store.hold()
+    fetcher.hot(rig.real[:8])
+    until(lambda: len(rig.store.reads) == 1)
+    answer = Answers()
+    fetcher.submit(rig.real[2], rig.real[2], answer)
+    until(lambda: len(rig.store.reads) == 2)
+    assert rig.store.reads[1][1:] == (rig.offset(rig.real[2]), rig.blob.map.lengths[rig.real[2]])
+    rig.store.release()
+    assert answer.one() is None
+    assert fetcher.stats.hedges == 1
+    assert fetcher.wait(5)
+
+
 def test_single_flight(rig: Rig) -> None:
     fetcher = rig.fetcher()
     block = rig.real[0]
@@ -135,7 +228,7 @@ def test_single_flight(rig: Rig) -> None:
     threads = [threading.Thread(target=fetcher.demand, args=(block, block)) for _ in range(8)]
     for thread in threads:
         thread.start()
-    until(lambda: len(fetcher._tickets.get(block, ())) == 8)
+    until(lambda: fetcher._waiting.count(block) == 8)
     rig.store.release()
     for thread in threads:
         thread.join(5)

@@ -7,28 +7,41 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.blocks import _hash
-from bootseer.blocks.blockmap import BlockMap
+from bootseer.blocks.blockmap import BlockMap, ObjectRef
 from bootseer.blocks.queue import Batch, FetchQueue, Priority
 
 BLOCK = 4096
 FRAME = 100
 
 
-def plain_map(count: int, *, zeros: tuple[int, ...] = ()) -> BlockMap:
-    """``count`` blocks whose frames of 100 bytes lie one after another; ``zeros`` have none."""
-    offsets, lengths, hashes, end = [], [], [], 0
+def plain_map(count: int, *, zeros: tuple[int, ...] = (), elsewhere: tuple[int, ...] = ()) -> BlockMap:
+    """``count`` blocks whose frames of 100 bytes lie one after another; ``zeros`` have none, those of ``elsewhere`` lie
+    in a second pack."""
+    offsets, lengths, hashes, packs = [], [], [], []
+    ends = [0, 0]
     for block in range(count):
         zero = block in zeros
-        offsets.append(0 if zero else end)
+        pack = int(block in elsewhere and not zero)
+        offsets.append(0 if zero else ends[pack])
         lengths.append(0 if zero else FRAME)
+        packs.append(pack)
         hashes.append(_hash.digest(bytes(BLOCK)) if zero else bytes([block % 256]) * 32)
-        end += lengths[-1]
-    return BlockMap(BLOCK, count * BLOCK, end, hashes, offsets, lengths)
+        ends[pack] += lengths[-1]
+    refs = [ObjectRef("ab" * 32, ends[0]), ObjectRef("cd" * 32, ends[1])]
+    return BlockMap(BLOCK, count * BLOCK, refs, hashes, offsets, lengths, packs)
 
 
 class Rig:
-    def __init__(self, count: int = 32, *, zeros: tuple[int, ...] = (), window: int = 1, hot_bytes: int = 400) -> None:
-        self.map = plain_map(count, zeros=zeros)
+    def __init__(
+        self,
+        count: int = 32,
+        *,
+        zeros: tuple[int, ...] = (),
+        elsewhere: tuple[int, ...] = (),
+        window: int = 1,
+        hot_bytes: int = 400,
+    ) -> None:
+        self.map = plain_map(count, zeros=zeros, elsewhere=elsewhere)
         self.ready = bytearray(count)
         for block in zeros:
             self.ready[block] = 1
@@ -143,6 +156,25 @@ def test_zero_blocks_do_not_break_a_run() -> None:
     assert (batch.offset, batch.length) == (100, 300)
 
 
+def test_a_range_reaches_over_blocks_stored_elsewhere_and_leaves_them_wanted() -> None:
+    rig = Rig(12, elsewhere=(2, 3, 7))
+    rig.queue.background(True)
+    batches = []
+    while batch := rig.queue.take_background():
+        batches.append((batch.pack, batch.blocks))
+    assert batches == [(0, [0, 1, 4, 5, 6, 8, 9, 10]), (1, [2, 3, 7]), (0, [11])]
+
+
+def test_a_batch_can_be_cut_down() -> None:
+    rig = Rig(window=4)
+    rig.queue.demand(1)
+    batch = rig.queue.take_demand()
+    assert batch is not None
+    part = batch.only([0, 3])
+    assert (part.blocks, part.frames) == ([0, 3], [(0, 100), (300, 100)])
+    assert (part.offset, part.length) == (batch.offset, batch.length)
+
+
 def test_hot_ignores_what_has_no_frame_or_is_ready() -> None:
     rig = Rig(zeros=(2,))
     rig.ready[5] = 1
@@ -206,7 +238,9 @@ def test_a_full_cache_stops_prefetch() -> None:
 @given(st.data())
 def test_every_batch_is_one_gapless_range_and_nothing_is_lost(data: st.DataObject) -> None:
     zeros = tuple(data.draw(st.sets(st.integers(0, 31), max_size=10)))
-    rig = Rig(zeros=zeros, window=data.draw(st.sampled_from([1, 2, 4])), hot_bytes=data.draw(st.integers(100, 1000)))
+    elsewhere = tuple(data.draw(st.sets(st.integers(0, 31), max_size=16)))
+    window = data.draw(st.sampled_from([1, 2, 4]))
+    rig = Rig(zeros=zeros, elsewhere=elsewhere, window=window, hot_bytes=data.draw(st.integers(100, 1000)))
     rig.queue.hot(data.draw(st.permutations(range(32))))
     rig.queue.background(True)
     flying: list[Batch] = []
@@ -225,6 +259,8 @@ def test_every_batch_is_one_gapless_range_and_nothing_is_lost(data: st.DataObjec
             assert all(not rig.ready[block] for block in batch.blocks)
             assert batch.length == FRAME * len(batch.blocks)
             assert batch.offset == rig.map.offsets[batch.blocks[0]]
+            assert batch.frames == [(FRAME * index, FRAME) for index in range(len(batch.blocks))]
+            assert {rig.map.pack_of[block] for block in batch.blocks} == {batch.pack}
             taken |= set(batch.blocks)
             flying.append(batch)
         elif flying:

@@ -76,13 +76,13 @@ def test_a_source_opens_late_and_again(inner: FolderStore) -> None:
     store.down = True
     source = StoreSource(store, "a/b")
     with pytest.raises(UnavailableError):
-        source.read(0, 3)
+        source.read(0, 0, 3)
     store.down = False
-    assert source.read(0, 3) == b"\0\1\2"
+    assert source.read(0, 0, 3) == b"\0\1\2"
     with pytest.raises(DataError):
-        source.read((1 << 20) - 1, 2)
-    assert source.read(1, 2) == b"\1\2"
+        source.read(0, (1 << 20) - 1, 2)
+    assert source.read(0, 1, 2) == b"\1\2"
     source.close()
     source.close()
     with pytest.raises(UnavailableError):
-        source.read(0, 1)
+        source.read(0, 0, 1)

@@ -45,7 +45,7 @@ class LazyFile:
             recorder = self.recorder
             if recorder is not None:
                 recorder.touch(offset, length, pid)
-            if self._ready.find(0, offset >> self._shift, (offset + length - 1 >> self._shift) + 1) < 0:
+            if self._ready.find(b"\0", offset >> self._shift, (offset + length - 1 >> self._shift) + 1) < 0:
                 return self._fd, offset
         return self.pread(offset, length, pid)
 
@@ -59,7 +59,7 @@ class LazyFile:
             recorder.touch(offset, end - offset, pid)
         first = offset >> self._shift
         last = (end - 1) >> self._shift
-        if self._ready.find(0, first, last + 1) < 0:
+        if self._ready.find(b"\0", first, last + 1) < 0:
             return self._cache.read(offset, end - offset)
         return self._wait(offset, end, first, last)
 

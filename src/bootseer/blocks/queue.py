@@ -1,4 +1,4 @@
-"""What to fetch next: demand before hot before background, each as one range of neighbouring stored frames.
+"""What to fetch next: demand before hot before background, each as one range of neighbouring frames of one pack.
 
 Pure bookkeeping without threads or clocks; the fetcher calls it under its lock.
 """
@@ -7,13 +7,19 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 import msgspec
 
 from bootseer.blocks.blockmap import BlockMap
+from bootseer.blocks.shared import Ready
+
+STREAM = -1
+"""In place of a pack's number: the hot pack."""
 
 _LONGEST_AHEAD = 8
+_LONGEST_GAP = 64
+"""Blocks stored elsewhere (known from another tree, or earlier in this one) that a range may reach over."""
 _MAX_STREAMS = 64
 
 
@@ -24,12 +30,23 @@ class Priority(enum.IntEnum):
 
 
 class Batch(msgspec.Struct):
-    """Blocks whose frames fill the stored bytes ``offset .. offset + length`` without gaps, in stored order."""
+    """Blocks whose frames lie in the bytes ``offset .. offset + length`` of ``pack``, in stored order.
+
+    ``frames[i]``: start in that range, and length, of the frame of ``blocks[i]``. ``pack`` is `STREAM` for a range of
+    the hot pack; a range of any other has no gaps.
+    """
 
     priority: Priority
     blocks: list[int]
     offset: int
     length: int
+    pack: int
+    frames: list[tuple[int, int]]
+
+    def only(self, wanted: Container[int]) -> Batch:
+        """The same range with fewer blocks."""
+        kept = [(block, frame) for block, frame in zip(self.blocks, self.frames, strict=True) if block in wanted]
+        return msgspec.structs.replace(self, blocks=[block for block, _ in kept], frames=[frame for _, frame in kept])
 
 
 class FetchQueue:
@@ -41,7 +58,7 @@ class FetchQueue:
     def __init__(
         self,
         blocks: BlockMap,
-        ready: bytearray,
+        ready: Ready,
         *,
         window: int = 1,
         hot_bytes: int = 1 << 20,
@@ -66,33 +83,48 @@ class FetchQueue:
         return not self._ready[block] and block not in self._in_flight
 
     def _grow(self, block: int, step: int, fits: Callable[[int, int], bool]) -> list[int]:
-        """Missing blocks next to ``block`` in the direction ``step`` whose frames adjoin; ``fits(block, bytes)``."""
+        """Missing blocks next to ``block`` in the direction ``step`` whose frames adjoin; ``fits(block, bytes)``.
+
+        Zero blocks and a few that are stored elsewhere may lie between; those are not taken.
+        """
         lengths = self._map.lengths
         taken: list[int] = []
         size = lengths[block]
         edge = block
         at = block + step
-        while 0 <= at < self._map.count:
+        gap = 0
+        while 0 <= at < self._map.count and gap <= _LONGEST_GAP:
             if lengths[at] == 0:
                 at += step
                 continue
             left, right = (edge, at) if step > 0 else (at, edge)
+            if not self._adjoins(left, right):
+                gap += 1
+                at += step
+                continue
             size += lengths[at]
-            if not self._missing(at) or not self._adjoins(left, right) or not fits(at, size):
+            if not self._missing(at) or not fits(at, size):
                 break
             taken.append(at)
             edge = at
+            gap = 0
             at += step
         return taken
 
     def _adjoins(self, left: int, right: int) -> bool:
-        return self._map.offsets[left] + self._map.lengths[left] == self._map.offsets[right]
+        blocks = self._map
+        return (
+            blocks.offsets[left] + blocks.lengths[left] == blocks.offsets[right]
+            and blocks.pack_of[left] == blocks.pack_of[right]
+        )
 
     def _batch(self, priority: Priority, blocks: list[int]) -> Batch:
         self._in_flight.update(blocks)
-        start = self._map.offsets[blocks[0]]
-        end = self._map.offsets[blocks[-1]] + self._map.lengths[blocks[-1]]
-        return Batch(priority, blocks, start, end - start)
+        offsets, lengths = self._map.offsets, self._map.lengths
+        start = offsets[blocks[0]]
+        end = offsets[blocks[-1]] + lengths[blocks[-1]]
+        frames = [(offsets[block] - start, lengths[block]) for block in blocks]
+        return Batch(priority, blocks, start, end - start, self._map.pack_of[blocks[0]], frames)
 
     # -- wishes ------------------------------------------------------------------------------------------------
 
@@ -192,7 +224,7 @@ class FetchQueue:
 
     def take_background(self) -> Batch | None:
         while self._background:
-            block = self._ready.find(0, self._cursor)
+            block = self._ready.find(b"\0", self._cursor)
             if block < 0:
                 self._cursor = self._map.count
                 return None
@@ -203,9 +235,8 @@ class FetchQueue:
             def fits(at: int, size: int) -> bool:
                 return at not in self._given_up and size <= self._fill_bytes
 
-            run = [block, *self._grow(block, 1, fits)]
-            self._cursor = run[-1] + 1
-            return self._batch(Priority.BACKGROUND, run)
+            # The cursor stays: what the run reaches over is next.
+            return self._batch(Priority.BACKGROUND, [block, *self._grow(block, 1, fits)])
         return None
 
     # -- results -----------------------------------------------------------------------------------------------
@@ -238,6 +269,19 @@ class FetchQueue:
     def filling(self) -> bool:
         """Whether background fill is on and has not reached the end."""
         return self._background and self._cursor < self._map.count
+
+    @property
+    def demanded(self) -> int:
+        """Demanded blocks that no request is on its way for yet."""
+        return len(self._demand)
+
+    def missing(self, block: int) -> bool:
+        """Neither ready nor in flight."""
+        return self._missing(block)
+
+    def fly(self, blocks: Iterable[int]) -> None:
+        """A request for ``blocks`` is on its way that this queue did not give."""
+        self._in_flight.update(blocks)
 
     def in_flight(self, block: int) -> bool:
         return block in self._in_flight

@@ -55,7 +55,7 @@ class BlockServer:
         self._cache = CacheFile.open(self._tree.cache, self._tree.map, self._tree.map_digest)
         self._fetcher = Fetcher(
             self._cache,
-            [StoreSource(store, self._tree.manifest.data_stored.key)],
+            [StoreSource(store, self._tree.map)],
             streams=spec.fetch_streams,
             window=spec.demand_window,
             deadline=spec.demand_deadline,

@@ -1,0 +1,121 @@
+"""Sources: packs of a tree, opened late, again after a failure, and closed when nobody reads from them."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from bootseer.blocks.blockmap import BlockMap, ObjectRef
+from bootseer.blocks.source import Sources, StoreSource
+from bootseer.errors import DataError, NotFoundError, UnavailableError
+from bootseer.store import RangeReader, Store
+from bootseer.store.folder import FolderStore
+from bootseer.testing import lazy
+from bootseer.testing.source import FlakyStore
+
+
+class Counting(FlakyStore):
+    """Counts how many readers are open."""
+
+    def __init__(self, inner: Store) -> None:
+        super().__init__(inner)
+        self.opened = 0
+        self.closed = 0
+
+    def open(self, key: str) -> RangeReader:
+        reader = super().open(key)
+        self.opened += 1
+        close = reader.close
+
+        def counted() -> None:
+            self.closed += 1
+            close()
+
+        reader.close = counted  # type: ignore[method-assign]
+        return reader
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Counting:
+    return Counting(FolderStore(tmp_path / "store"))
+
+
+def packs(store: Store, count: int) -> BlockMap:
+    refs = [ObjectRef(f"{number:02x}" * 32, 100) for number in range(count)]
+    for number, ref in enumerate(refs):
+        store.put(ref.key, bytes([number]) * 100)
+    return BlockMap(4096, 0, refs, b"", [], [])
+
+
+def test_packs_are_told_apart_and_opened_once(store: Counting) -> None:
+    source = StoreSource(store, packs(store, 3))
+    for _ in range(2):
+        assert [source.read(pack, 7, 3) for pack in range(3)] == [b"\0" * 3, b"\1" * 3, b"\2" * 3]
+    assert store.opened == 3
+    source.close()
+    assert store.closed == 3
+
+
+def test_many_packs_do_not_take_all_descriptors(store: Counting) -> None:
+    source = StoreSource(store, packs(store, 200))
+    for pack in range(200):
+        source.read(pack, 0, 1)
+    assert store.opened - store.closed <= 64
+    source.close()
+    assert store.opened == store.closed
+
+
+def test_a_failed_reader_is_replaced_and_closed(store: Counting) -> None:
+    source = StoreSource(store, packs(store, 1))
+    source.read(0, 0, 1)
+    store.fail_next(1)
+    with pytest.raises(UnavailableError):
+        source.read(0, 0, 1)
+    assert (store.opened, store.closed) == (1, 1)
+    with pytest.raises(DataError):
+        source.read(0, 99, 2)
+    source.read(0, 0, 1)
+    source.close()
+    assert store.opened == store.closed == 3
+
+
+def test_closing_leaves_a_reader_in_use_to_its_user(store: Counting) -> None:
+    source = StoreSource(store, packs(store, 1))
+    store.hold()
+    found: list[bytes] = []
+    thread = threading.Thread(target=lambda: found.append(source.read(0, 0, 4)))
+    thread.start()
+    while not store.reads:
+        pass
+    source.close()
+    assert store.closed == 0
+    store.release()
+    thread.join(5)
+    assert found == [bytes(4)]
+    assert store.closed == 1
+
+
+def test_a_missing_pack_is_said_to_be_missing(store: Counting) -> None:
+    blocks = packs(store, 1)
+    store.delete(blocks.packs[0].key)
+    with pytest.raises(NotFoundError):
+        StoreSource(store, blocks).read(0, 0, 1)
+
+
+def test_no_answer_outranks_a_bad_one(tmp_path: Path) -> None:
+    blob = lazy.make(tmp_path / "blob", lazy.content(20 * 4096))
+    block = next(block for block in range(20) if blob.map.lengths[block] > 4096)
+    flaky, flipped = FlakyStore(blob.store), FlakyStore(blob.store)
+    flaky.down = True
+    flipped.flip(blob.key, blob.map.offsets[block] + 2000)
+    counted: list[int] = []
+    sources = Sources([StoreSource(flaky, blob.map), StoreSource(flipped, blob.map)])
+    with pytest.raises(UnavailableError):
+        sources.block(blob.map, block, counted.append)
+    with pytest.raises(DataError, match="damaged in every source"):
+        Sources([StoreSource(flipped, blob.map)]).block(blob.map, block, counted.append)
+    good = Sources([StoreSource(flipped, blob.map), StoreSource(blob.store, blob.map)])
+    assert good.block(blob.map, block, counted.append) == blob.content[block * 4096 : (block + 1) * 4096]
+    assert counted == [blob.map.lengths[block]] * 4
