@@ -1,24 +1,30 @@
-"""Trees without a lazy mount: the hot set into a node cache beforehand, or the whole tree into a plain folder."""
+"""Trees without a lazy mount: the hot set into a node cache beforehand, a look inside, or a plain folder."""
 
 from __future__ import annotations
 
 import logging
 import os
-import shutil
-import subprocess
 import tempfile
 import time
 from pathlib import Path
 
+import msgspec
+
 from bootseer.blocks import profiles
+from bootseer.blocks.blockmap import BlockMap
 from bootseer.blocks.cache import CacheFile
+from bootseer.blocks.extract import extract
 from bootseer.blocks.fetch import Fetcher
 from bootseer.blocks.manifest import LocalTree, localize
 from bootseer.blocks.pack import Progress
 from bootseer.blocks.profiles import ProfileKey
+from bootseer.blocks.pull import BlockReader
 from bootseer.blocks.source import StoreSource
-from bootseer.errors import BootseerError, DataError, FullError, UnavailableError, UnsupportedError, from_os_error
+from bootseer.erofs import Reader
+from bootseer.errors import DataError, FullError, NotWritableError, UnavailableError
 from bootseer.store import Store, open_store
+
+__all__ = ["OpenTree", "extract", "look", "prefetch"]
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +56,7 @@ def _fill(
     store: Store, tree: LocalTree, cache: CacheFile, wanted: list[int], streams: int, progress: Progress | None
 ) -> None:
     """Fetch ``wanted``; gives up when nothing arrives for a minute."""
-    fetcher = Fetcher(cache, [StoreSource(store, tree.manifest.data_stored.key)], streams=streams)
+    fetcher = Fetcher(cache, [StoreSource(store, tree.map)], streams=streams)
     try:
         fetcher.hot(wanted)
         seen, since = -1, time.monotonic()
@@ -72,35 +78,38 @@ def _fill(
         fetcher.close()
 
 
-def extract(store: Store, digest: str, dest: Path, *, streams: int = 6, progress: Progress | None = None) -> None:
-    """Write the whole tree into ``dest`` (made when missing, must be empty), without any mount.
+class OpenTree(msgspec.Struct, frozen=True):
+    """A tree to look at without a mount; `close` it."""
 
-    Needs ``fsck.erofs`` and space for the tree twice in the file system of ``dest``. Extended attributes are not
-    written. Raises `UnsupportedError`, `DataError`, `UnavailableError`, `FullError`.
+    digest: str
+    map: BlockMap
+    reader: Reader
+    source: StoreSource
+
+    def close(self) -> None:
+        self.source.close()
+
+    def __enter__(self) -> OpenTree:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def look(store: Store, digest: str, cache_dir: Path) -> OpenTree:
+    """Open a tree for reading names and single files, which come straight from the store.
+
+    Its small parts are kept in ``cache_dir``, or in memory only where that cannot be written. Raises `NotFoundError`,
+    `DataError`, `UnavailableError`.
     """
-    tool = shutil.which("fsck.erofs")
-    if tool is None:
-        raise UnsupportedError("extracting a tree needs fsck.erofs", hint="install erofs-utils")
-    dest = Path(os.path.abspath(dest))
     try:
-        dest.mkdir(parents=True, exist_ok=True)
-        if any(dest.iterdir()):
-            raise BootseerError(f"cannot extract into {dest}: it is not empty")
-        work = Path(tempfile.mkdtemp(prefix=".extract-", dir=dest.parent))
-    except OSError as exc:
-        raise from_os_error(exc, f"extract into {dest}") from exc
-    try:
-        tree = localize(store, digest, work)
-        with CacheFile.open(tree.cache, tree.map, tree.map_digest) as cache:
-            _fill(store, tree, cache, list(range(tree.map.count)), streams, progress)
-        done = subprocess.run(
-            [tool, f"--extract={dest}", "--overwrite", f"--device={tree.cache / 'data'}", str(tree.meta)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise DataError(f"fsck.erofs cannot extract tree {digest[:12]} into {dest}: {last}")
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+        tree = localize(store, digest, Path(os.path.abspath(cache_dir)))
+        meta = tree.meta.read_bytes()
+    except (NotWritableError, FullError) as exc:
+        log.info("%s; keeping nothing", exc)
+        with tempfile.TemporaryDirectory(prefix="bootseer-look-") as folder:
+            tree = localize(store, digest, Path(folder))
+            meta = tree.meta.read_bytes()
+    source = StoreSource(store, tree.map)
+    data = BlockReader(source, tree.map)
+    return OpenTree(digest, tree.map, Reader(meta, data.read, data_size=tree.map.size), source)

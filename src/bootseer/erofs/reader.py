@@ -74,6 +74,11 @@ class Reader:
             if devices[0].mapped:
                 self._mapped = range(devices[0].mapped, devices[0].mapped + devices[0].blocks)
 
+    @property
+    def meta_size(self) -> int:
+        """Bytes of metadata: bounds what can be in it."""
+        return len(self._meta)
+
     # -- names ---------------------------------------------------------------------------------------------------
 
     @property

@@ -1,0 +1,324 @@
+"""`extract`: a whole tree as a plain folder, for hosts where nothing may be mounted.
+
+Folders, links and special files are made first, from the metadata. Then blocks come, hot ones first, and go straight
+into files of a hidden folder in the destination; a file gets its place by rename once all its bytes are there, verified
+and with its attributes. So whoever looks early finds a file whole or not at all, and never zeros.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+import stat
+import tempfile
+import threading
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from bootseer import faults
+from bootseer.blocks import profiles
+from bootseer.blocks.blockmap import BlockMap
+from bootseer.blocks.manifest import localize
+from bootseer.blocks.pack import Progress
+from bootseer.blocks.profiles import ProfileKey
+from bootseer.blocks.pull import STALLED_SECONDS, Pull, runs
+from bootseer.blocks.source import StoreSource
+from bootseer.erofs import Inode, Reader
+from bootseer.errors import BootseerError, DataError, from_os_error
+from bootseer.store import Store
+
+log = logging.getLogger(__name__)
+
+_OVERLAY = b"trusted.overlay."
+_NO_RIGHTS = (errno.EPERM, errno.EACCES, errno.EINVAL, errno.ENOTSUP)
+
+
+def extract(
+    store: Store,
+    digest: str,
+    dest: Path,
+    *,
+    profile: ProfileKey | None = None,
+    streams: int = 6,
+    progress: Progress | None = None,
+    stalled: float = STALLED_SECONDS,
+) -> None:
+    """Write the whole tree into ``dest`` (made when missing, must be empty), without any mount.
+
+    Modes, times, hard links, holes and extended attributes are kept; owners, device nodes and attributes that need
+    root are kept where this process may, otherwise one log line counts what is not (and files that could not be given
+    to their owner lose their set-id bits). ``trusted.overlay.*`` attributes are left out: they speak to an overlay that
+    is not there. ``profile``: whose earlier starts say which files to bring first. ``progress(done, total)`` counts
+    bytes. After a failure ``dest`` is empty. Nothing is synced to disk.
+
+    Raises `DataError`, `FullError`, `NotFoundError`, or `UnavailableError` when nothing came for ``stalled`` seconds.
+    """
+    dest = Path(os.path.abspath(dest))
+    try:
+        dest.mkdir(parents=True, exist_ok=True)
+        if any(dest.iterdir()):
+            raise BootseerError(f"cannot extract into {dest}: it is not empty", hint="choose an empty or new folder")
+        work = Path(tempfile.mkdtemp(prefix=".bootseer-extract-", dir=dest))
+    except OSError as exc:
+        raise from_os_error(exc, f"extract into {dest}") from exc
+    try:
+        tree = localize(store, digest, work)
+        traces = profiles.load(store, digest, profile, tree.map.size) if profile is not None else []
+        hot = profiles.merge(traces, tree.map)
+        site = _Extraction(Reader(tree.meta.read_bytes(), data_size=tree.map.size), tree.map, dest, work)
+        source = StoreSource(store, tree.map)
+        try:
+            site.prepare()
+            wanted = runs(tree.map, site.order(hot))
+            Pull(source, tree.map, wanted, site.take, streams=streams, stalled=stalled).run(progress)
+        finally:
+            source.close()
+        shutil.rmtree(work)
+        site.finish()
+    except BaseException as exc:
+        _empty(dest)
+        if isinstance(exc, OSError):
+            raise from_os_error(exc, f"extract into {dest}") from exc
+        raise
+
+
+def _empty(folder: Path) -> None:
+    for item in folder.iterdir():
+        if item.is_dir() and not item.is_symlink():
+            shutil.rmtree(item, ignore_errors=True)
+        else:
+            item.unlink(missing_ok=True)
+
+
+class _File:
+    """A regular file on its way: ``missing`` bytes of its data have not come yet."""
+
+    __slots__ = ("begun", "inline", "inode", "missing", "number", "paths", "placed")
+
+    def __init__(self, number: int, inode: Inode, path: bytes) -> None:
+        self.number = number
+        self.inode = inode
+        self.paths = [path]
+        self.missing = 0
+        self.inline = False
+        self.begun = False
+        self.placed = False
+
+
+class _Extraction:
+    """The tree of ``reader`` on its way into ``dest``; ``work`` holds files that are not whole yet. `prepare`, then
+    `take` for all blocks of `order` (from any thread), then `finish`."""
+
+    def __init__(self, reader: Reader, blocks: BlockMap, dest: Path, work: Path) -> None:
+        self._reader = reader
+        self._blocks = blocks
+        self._dest = os.fsencode(dest)
+        self._work = os.fsencode(work)
+        self._files: list[_File] = []
+        self._folders: list[tuple[bytes, Inode]] = []
+        # Extents sorted by their place in the data, as columns; `_reach` is the largest end so far, which finds the
+        # first extent that matters also where files share data.
+        self._starts = array("Q")
+        self._lengths = array("Q")
+        self._owner = array("L")
+        self._inner = array("Q")
+        self._reach = array("Q")
+        self._lock = threading.Lock()
+        self._lost: Counter[str] = Counter()
+        self._root = os.geteuid() == 0
+
+    def prepare(self) -> None:
+        """Make everything but contents; files without data are whole then."""
+        first: dict[int, bytes] = {}
+        files: dict[int, int] = {}
+        extents: list[tuple[int, int, int, int]] = []
+        later: list[tuple[bytes, bytes]] = []
+        room = self._reader.meta_size
+        for path, inode in self._reader.walk():
+            if inode.is_dir:
+                if path:
+                    os.mkdir(self._at(path), 0o700)
+                self._folders.append((path, inode))
+            elif inode.is_file:
+                if (number := files.get(inode.nid)) is not None:
+                    self._files[number].paths.append(path)
+                    continue
+                room -= self._reader.table_size(inode)
+                if room < 0:
+                    raise DataError("bad EROFS image: its files share their chunk indexes")
+                files[inode.nid] = number = len(self._files)
+                file = _File(number, inode, path)
+                self._files.append(file)
+                for extent in self._reader.extents(inode):
+                    extents.append((extent.data_offset, number, extent.file_offset, extent.length))
+                    file.missing += extent.length
+                file.inline = file.missing < inode.size
+            elif inode.nid in first:
+                later.append((first[inode.nid], path))
+            else:
+                first[inode.nid] = path
+                if not self._make(path, inode):
+                    del first[inode.nid]
+        for old, path in later:
+            os.link(self._at(old), self._at(path), follow_symlinks=False)
+        self._index(extents)
+        for file in self._files:
+            if not file.missing:
+                self._place(file)
+        self._skip_zeros()
+
+    def _index(self, extents: list[tuple[int, int, int, int]]) -> None:
+        extents.sort()
+        reach = 0
+        for start, number, inner, length in extents:
+            self._starts.append(start)
+            self._lengths.append(length)
+            self._owner.append(number)
+            self._inner.append(inner)
+            reach = max(reach, start + length)
+            self._reach.append(reach)
+
+    def order(self, hot: Sequence[int]) -> Iterator[int]:
+        """Blocks that files have bytes in: the hot ones, then all, ascending."""
+        needed = bytearray(self._blocks.count)
+        shift = self._blocks.shift
+        for start, length in zip(self._starts, self._lengths, strict=True):
+            first, last = start >> shift, (start + length - 1) >> shift
+            needed[first : last + 1] = b"\1" * (last + 1 - first)
+        yield from (block for block in hot if needed[block])
+        block = needed.find(1)
+        while block >= 0:
+            yield block
+            block = needed.find(1, block + 1)
+
+    def take(self, run: range, data: bytes) -> None:
+        """Write the bytes of blocks ``run`` to the files that have them; files that are whole now get their place."""
+        start = run.start << self._blocks.shift
+        whole = []
+        for number, inner, low, high in self._overlaps(start, start + len(data)):
+            file = self._files[number]
+            fd = self._open(file)
+            try:
+                _write(fd, memoryview(data)[low - start : high - start], inner)
+            finally:
+                os.close(fd)
+            with self._lock:
+                file.missing -= high - low
+                if not file.missing:
+                    whole.append(file)
+        for file in whole:
+            self._place(file)
+
+    def _skip_zeros(self) -> None:
+        """Blocks of zeros do not come: what files have in them is a hole already."""
+        shift, blocks = self._blocks.shift, self._blocks
+        for block in range(blocks.count):
+            if not blocks.is_zero(block):
+                continue
+            for number, _, low, high in self._overlaps(block << shift, (block << shift) + blocks.length_of(block)):
+                file = self._files[number]
+                file.missing -= high - low
+                if not file.missing:
+                    self._place(file)
+
+    def _overlaps(self, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+        """(file, offset in it, start, end) of what files have between ``start`` and ``end`` of the data."""
+        for index in range(bisect_right(self._reach, start), bisect_left(self._starts, end)):
+            begin = self._starts[index]
+            low, high = max(start, begin), min(end, begin + self._lengths[index])
+            if low < high:
+                yield self._owner[index], self._inner[index] + low - begin, low, high
+
+    # -- single files --------------------------------------------------------------------------------------------
+
+    def _at(self, path: bytes) -> bytes:
+        return os.path.join(self._dest, path) if path else self._dest
+
+    def _open(self, file: _File) -> int:
+        path = os.path.join(self._work, b"%d" % file.number)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        if not file.begun:
+            # By two threads at worst, to the same size.
+            os.ftruncate(fd, file.inode.size)
+            file.begun = True
+        return fd
+
+    def _place(self, file: _File) -> None:
+        """All data of ``file`` is there: the rest of it, attributes, then its names."""
+        fd = self._open(file)
+        try:
+            for inner, data in self._reader.inline(file.inode) if file.inline else ():
+                _write(fd, memoryview(data), inner)
+            self._dress(fd, file.inode)
+        finally:
+            os.close(fd)
+        faults.point("blocks.extract.place")
+        path = self._at(file.paths[0])
+        os.rename(os.path.join(self._work, b"%d" % file.number), path)
+        for other in file.paths[1:]:
+            os.link(path, self._at(other), follow_symlinks=False)
+        file.placed = True
+
+    def _make(self, path: bytes, inode: Inode) -> bool:
+        """A link or special file; False where that needs root."""
+        real = self._at(path)
+        if inode.is_symlink:
+            os.symlink(self._reader.readlink(inode), real)
+        else:
+            try:
+                os.mknod(real, stat.S_IFMT(inode.mode) | 0o600, inode.rdev)
+            except PermissionError:
+                self._lose("device nodes")
+                return False
+        self._dress(real, inode)
+        return True
+
+    def _dress(self, what: int | bytes, inode: Inode) -> None:
+        """Owner, attributes, mode and time of a file (its descriptor or path); in this order none undoes another."""
+        follow = isinstance(what, int)
+        mode = stat.S_IMODE(inode.mode)
+        if self._root or (inode.uid, inode.gid) != (os.geteuid(), os.getegid()):
+            try:
+                os.chown(what, inode.uid, inode.gid, follow_symlinks=follow)
+            except OSError as exc:
+                self._tolerate(exc, "owners")
+                mode &= ~(stat.S_ISUID | stat.S_ISGID)
+        for name, value in self._reader.xattrs(inode).items():
+            if not name.startswith(_OVERLAY):
+                try:
+                    os.setxattr(what, name, value, follow_symlinks=follow)
+                except OSError as exc:
+                    self._tolerate(exc, "extended attributes")
+        if not inode.is_symlink:
+            os.chmod(what, mode)
+        os.utime(what, ns=(inode.mtime_ns, inode.mtime_ns), follow_symlinks=follow)
+
+    def _tolerate(self, exc: OSError, what: str) -> None:
+        if exc.errno not in _NO_RIGHTS:
+            raise exc
+        self._lose(what)
+
+    def _lose(self, what: str) -> None:
+        with self._lock:
+            self._lost[what] += 1
+
+    def finish(self) -> None:
+        """Folders get their attributes, the deepest first. Raises `DataError` when a file is not whole."""
+        if any(not file.placed for file in self._files):
+            raise DataError("an extracted file is not whole")
+        for path, inode in reversed(self._folders):
+            self._dress(self._at(path), inode)
+        if self._lost:
+            counts = ", ".join(f"{count} {what}" for what, count in sorted(self._lost.items()))
+            log.warning("extracted %s without %s: keeping these needs root", os.fsdecode(self._dest), counts)
+
+
+def _write(fd: int, view: memoryview, offset: int) -> None:
+    while view:
+        done = os.pwrite(fd, view, offset)
+        view, offset = view[done:], offset + done
