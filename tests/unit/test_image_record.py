@@ -10,8 +10,9 @@ from bootseer.errors import DataError, NotFoundError
 from bootseer.image import record as records
 from bootseer.image.record import ImageRecord
 from bootseer.store import open_store
+from bootseer.testing.source import FlakyStore
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "image" / "record-v1.json"
+GOLDEN = Path(__file__).parents[1] / "golden" / "image"
 RECORD = ImageRecord(
     image="sha256:" + "ab" * 32,
     platform="linux/amd64",
@@ -29,14 +30,26 @@ RECORD = ImageRecord(
     layer_bytes=4_280_000_000,
     tree_bytes=5_800_000_000,
     stored_bytes=3_900_000_000,
+    shared_bytes=1_000_000,
+    packs=12,
     members=33_700,
-    seconds={"unpack": 20.5, "build": 12.0, "publish": 30.25},
+    converted=1_800_000_000,
+    seconds={"layers": 20.5, "tree": 2.0, "pack": 12.0, "publish": 0.25},
 )
 
 
 def test_the_golden_record_reads_as_it_did() -> None:
-    assert msgspec.json.decode(GOLDEN.read_bytes(), type=ImageRecord) == RECORD
-    assert msgspec.json.encode(RECORD) == GOLDEN.read_bytes()
+    assert msgspec.json.decode((GOLDEN / "record-v2.json").read_bytes(), type=ImageRecord) == RECORD
+    assert msgspec.json.encode(RECORD) == (GOLDEN / "record-v2.json").read_bytes()
+
+
+def test_a_record_of_version_1_is_still_read(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    store.put(records.key_of(RECORD.image, RECORD.platform), (GOLDEN / "record-v1.json").read_bytes())
+    old = records.load(store, RECORD.image, RECORD.platform)
+    seconds = {"unpack": 20.5, "build": 12.0, "publish": 30.25}
+    news = {"shared_bytes": 0, "packs": 0, "converted": 0, "seconds": seconds, "version": 1}
+    assert old == msgspec.structs.replace(RECORD, **news)
 
 
 def test_first_publication_wins(tmp_path: Path) -> None:
@@ -53,7 +66,7 @@ def test_first_publication_wins(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 2}, "a newer bootseer made it"),
+        ({"version": 3}, "a newer bootseer made it"),
         ({"format": "x"}, "has format x"),
         ({"image": "sha256:" + "00" * 32}, "describes another image"),
         ({"tree": 5}, "not an image record"),
@@ -72,3 +85,38 @@ def test_a_future_field_is_ignored(tmp_path: Path) -> None:
     document = {**msgspec.to_builtins(RECORD), "later": 1}
     store.put(records.key_of(RECORD.image, RECORD.platform), msgspec.json.encode(document))
     assert records.load(store, RECORD.image, RECORD.platform) == RECORD
+
+
+def config_of(layers: int) -> oci.ImageConfig:
+    diff_ids = tuple(f"sha256:{number:064x}" for number in range(layers))
+    return oci.ImageConfig(architecture="amd64", os="linux", rootfs=oci.RootFS(diff_ids=diff_ids))
+
+
+def test_related_images_come_first(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = open_store(str(tmp_path))
+
+    def add(number: int, layers: int, reference: str, converted: int) -> None:
+        record = msgspec.structs.replace(
+            RECORD,
+            image=f"sha256:{number:064x}",
+            tree=f"{number:064x}",
+            config=config_of(layers),
+            reference=reference,
+            converted=converted,
+        )
+        assert records.save(store, record)
+
+    add(1, 0, "registry.example.org/other:1", 50)
+    add(2, 0, "registry.example.org/other:2", 70)
+    add(3, 1, "registry.example.org/other:3", 10)
+    add(4, 0, "registry.example.org/team/torch:2.5", 60)
+    add(5, 0, "registry.example.org/team/torchy:1", 20)
+    store.put("images/nonsense.json", b"{}")
+    ref = oci.Reference.parse("registry.example.org/team/torch:2.6")
+    found = records.related(store, ref, config_of(2))
+    assert [int(tree, 16) for tree in found] == [3, 4, 2, 1, 5]
+    assert "nonsense" in caplog.text
+    flaky = FlakyStore(store)
+    flaky.down = True
+    assert records.related(flaky, ref, config_of(2)) == []
+    assert "are not shared" in caplog.text

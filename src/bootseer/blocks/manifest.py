@@ -73,12 +73,13 @@ class TreeManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 class TreeRef(msgspec.Struct, frozen=True):
     """A published tree: its digest, and bytes: uncompressed (meta and data), stored for it, and stored frames that it
-    shares with trees that were there before."""
+    shares with trees that were there before; and the number of packs that it refers to."""
 
     digest: str
     size: int
     stored: int
     shared: int = 0
+    packs: int = 0
 
 
 class LocalTree(msgspec.Struct, frozen=True):

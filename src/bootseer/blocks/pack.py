@@ -1,13 +1,14 @@
 """Packs: a stream of data cut in blocks, hashed and compressed on all cores, and written to stored objects in order.
 
 Concurrency: the caller's thread alone fills batches, takes results in order and writes packs; a pool hashes and
-compresses batches (BLAKE3 and zstd run without the interpreter lock); one more thread hands finished packs to the
+compresses batches (BLAKE3 and zstd run without the interpreter lock); two more threads hand finished packs to the
 store. Bytes depend on the input only, never on which thread was first.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -35,6 +36,9 @@ _BATCH = 1 << 20
 """Blocks go to the pool by the MiB: a hand-over costs about 40 us, compressing 64 KiB about 200 us."""
 PACK_LIMIT = 512 << 20
 """A pack ends here, so that the first packs of a large layer are put while the rest is made."""
+_PUTTERS = 2
+_PUTS_AHEAD = 4
+"""Full packs waiting for the store: bounds ``folder`` to 2 GiB, whatever the store's speed."""
 
 
 class Place(NamedTuple):
@@ -70,7 +74,7 @@ _Block = tuple[bytes, bytes | None]
 class PackWriter:
     """A sequential sink of data; `finish` returns its block map.
 
-    Finished packs lie in ``folder`` until ``put(path, ref)``, called from one other thread, has stored them. Equal
+    Finished packs lie in ``folder`` until ``put(path, ref)``, called from other threads, has stored them. Equal
     blocks are stored once, blocks of ``known`` not at all, all-zero blocks have no frame. Memory: ten MiB per thread
     and 200 bytes per block. Use as a context manager: leaving it stops every thread.
 
@@ -104,9 +108,9 @@ class PackWriter:
         workers = threads or os.cpu_count() or 1
         self._bound = _AHEAD * workers
         self._pool = ThreadPoolExecutor(workers, "pack")
-        self._putter = ThreadPoolExecutor(1, "pack-put")
+        self._putters = ThreadPoolExecutor(_PUTTERS, "pack-put")
         self._queue: deque[tuple[Future[list[_Block]], bytearray, int] | None] = deque()
-        self._puts: deque[Future[None]] = deque()
+        self._puts: deque[tuple[Future[None], int]] = deque()
         # The map in the making. `_packs` is in order of first use, None for the one being written.
         self._hashes: list[bytes] = []
         self._pack_of, self._offsets, self._lengths = array("H"), array("Q"), array("I")
@@ -117,6 +121,8 @@ class PackWriter:
         self._out_index = self._out_size = 0
         self._out_hash = _hash.hasher()
         self._stored = self._shared = 0
+        self.waited = 0.0
+        """Seconds that the caller has waited for hashing and compression."""
 
     @property
     def position(self) -> int:
@@ -150,14 +156,13 @@ class PackWriter:
         while self._queue:
             self._take()
         self._end_pack()
-        while self._puts:
-            self._puts.popleft().result()
+        self._await_puts(0)
         return Packed(self._map(dead), self._stored, self._shared)
 
     def close(self) -> None:
         """Stop the threads; what was put before a `finish` stays as objects that nothing refers to."""
         self._pool.shutdown(wait=True, cancel_futures=True)
-        self._putter.shutdown(wait=True, cancel_futures=True)
+        self._putters.shutdown(wait=True, cancel_futures=True)
         if self._out is not None:
             self._out.close()
             self._out = None
@@ -202,8 +207,13 @@ class PackWriter:
             self._end_pack()
             return
         future, buffer, length = item
+        began = time.monotonic()
+        blocks = future.result()
+        self.waited += time.monotonic() - began
+        if self._puts and self._puts[0][0].done():
+            self._puts.popleft()[0].result()
         pack_of, offsets, lengths = self._pack_of, self._offsets, self._lengths
-        for number, (digest, frame) in enumerate(future.result()):
+        for number, (digest, frame) in enumerate(blocks):
             if frame == b"":
                 place = (0, 0, 0)
             elif (first := self._seen.get(digest)) is not None:
@@ -254,8 +264,6 @@ class PackWriter:
 
     def _end_pack(self) -> None:
         """Close the pack being written, if any, and have it put."""
-        while self._puts and self._puts[0].done():
-            self._puts.popleft().result()
         if self._out is None:
             return
         out, self._out = self._out, None
@@ -267,7 +275,16 @@ class PackWriter:
             raise from_os_error(exc, f"write a pack to {self._folder}") from exc
         ref = self._packs[self._out_index] = ObjectRef(self._out_hash.hexdigest(), self._out_size)
         self._stored += ref.size
-        self._puts.append(self._putter.submit(self._store, path, ref))
+        self._await_puts(_PUTS_AHEAD * self._limit)
+        self._puts.append((self._putters.submit(self._store, path, ref), ref.size))
+
+    def _await_puts(self, allowed: int) -> None:
+        """Wait until at most ``allowed`` bytes wait for the store; raise what a put has raised."""
+        waiting = sum(size for _, size in self._puts)
+        while self._puts and (waiting > allowed or self._puts[0][0].done()):
+            future, size = self._puts.popleft()
+            future.result()
+            waiting -= size
 
     def _store(self, path: Path, ref: ObjectRef) -> None:
         self._put(path, ref)

@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
@@ -42,7 +43,12 @@ class TreeWriter:
         threads: int | None = None,
         known: Known | None = None,
         repair: bool = False,
+        progress: Progress | None = None,
     ) -> None:
+        """``progress(done, total)``, from any thread, counts bytes put and bytes that are ready to be put."""
+        self._progress = progress
+        self._lock = threading.Lock()
+        self._put_bytes = self._ready_bytes = 0
         self._store = store
         self._level = level
         self._repair = repair
@@ -67,10 +73,20 @@ class TreeWriter:
         faults.point("tree.publish.before-manifest")
         _put(self._store, tree_key(digest), manifest, ObjectRef(digest, len(manifest)), self._repair)
         own = packed.stored + len(stored) + len(encoded) + len(manifest)
-        return TreeRef(digest, len(meta) + packed.map.size, own, packed.shared)
+        return TreeRef(digest, len(meta) + packed.map.size, own, packed.shared, len(packed.map.packs))
 
     def _keep(self, data: bytes | Path, ref: ObjectRef) -> None:
+        self._count(0, ref.size)
         _put(self._store, ref.key, data, ref, self._repair)
+        self._count(ref.size, 0)
+
+    def _count(self, done: int, ready: int) -> None:
+        with self._lock:
+            self._put_bytes += done
+            self._ready_bytes += ready
+            state = self._put_bytes, self._ready_bytes
+        if self._progress is not None:
+            self._progress(*state)
 
 
 def publish(

@@ -1,29 +1,36 @@
-"""Conversion of an image to a lazy tree in a store, once per digest; and finding a converted image again."""
+"""Conversion of an image to a lazy tree in a store, once per digest; and finding a converted image again.
+
+Layers stream: registry or layout -> inflate -> tar members -> EROFS writer -> blocks -> packs -> store; nothing is
+unpacked on the way. Concurrency: the caller's thread applies members; threads of `oci.pipeline` bring their bytes,
+those of `blocks.pack` take the data.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
-import os
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bootseer import erofs, faults, oci
-from bootseer.blocks import tree
-from bootseer.errors import FullError, NotFoundError, PrivilegeError, from_os_error
+from bootseer.blocks.blockmap import DEFAULT_BLOCK
+from bootseer.blocks.known import KnownBlocks
+from bootseer.blocks.publish import TreeWriter
+from bootseer.errors import DataError, NotFoundError, from_os_error
 from bootseer.image import record as records
+from bootseer.image._work import check_space, work_folder
+from bootseer.image.layers import LayeredTree
 from bootseer.image.record import ImageRecord
-from bootseer.store import open_store
+from bootseer.oci import tar
+from bootseer.oci.pipeline import Layers, named
+from bootseer.store import Store, open_store
 
 log = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]
-"""``progress(step, done, total)`` in bytes (total 0: unknown); steps ``download``, ``build``, ``publish``."""
-_PREFIX = "convert-"
+"""``progress(step, done, total)`` in bytes (total 0: unknown), from any thread; steps ``download`` (compressed),
+``convert`` (data of the tree) and ``publish`` (as stored), which overlap."""
 
 
 def convert(
@@ -34,41 +41,86 @@ def convert(
     progress: Progress | None = None,
     plain_http: bool | None = None,
     repair: bool = False,
+    threads: int | None = None,
 ) -> ImageRecord:
     """Convert ``ref`` into the store, or return the record at once when that image has been converted before.
 
-    Uses about twice the image's unpacked size under ``work_dir`` while it runs, and leaves nothing there, whatever
-    happens. ``repair`` converts it again and replaces what is damaged in the store. Needs root. Raises
-    `NotFoundError`, `UnavailableError`, `DataError` (naming the layer), `FullError`, `NotWritableError`,
-    `PrivilegeError`.
+    Uses up to the image's compressed size and 2 GiB more under ``work_dir`` while it runs, and leaves nothing there,
+    whatever happens. The same layers give the same tree, but for blocks that other images in the store have already:
+    those are referred to. ``repair`` converts it again, shares nothing, and replaces what is damaged in the store.
+    ``threads`` (default: one per core) hash and compress. Raises `NotFoundError`, `UnavailableError`, `DataError`
+    (naming the layer), `FullError`, `NotWritableError`.
     """
     store = open_store(store_url)
     with oci.open_image(ref, plain_http=plain_http) as image:
         if not repair:
             with contextlib.suppress(NotFoundError):
                 return records.load(store, image.digest, image.platform)
-        if os.geteuid() != 0:
-            raise PrivilegeError(f"converting {image.ref} needs root: files get their owners", hint="run with sudo")
-        seconds: dict[str, float] = {}
+        with work_folder(work_dir) as work, _batch(store):
+            result = _Conversion(image, store, work, progress, repair, threads).run()
+            faults.point("image.convert.before-record")
+            if not records.save(store, result, overwrite=repair):
+                log.info("another conversion of %s was first", image.ref)
+                return records.load(store, image.digest, image.platform)
+        return result
+
+
+class _Conversion:
+    """One image on its way into one store."""
+
+    def __init__(
+        self,
+        image: oci.Image,
+        store: Store,
+        work: Path,
+        progress: Progress | None,
+        repair: bool,
+        threads: int | None,
+    ) -> None:
+        self._image = image
+        self._store = store
+        self._work = work
+        self._progress = progress
+        self._repair = repair
+        self._threads = threads
+        self._waited = 0.0
+
+    def run(self) -> ImageRecord:
+        began = time.monotonic()
+        image, progress = self._image, self._progress
         layer_bytes = sum(layer.size for layer in image.layers)
-        with _work_folder(work_dir) as work:
-            # spool + files + data part: at least three times the compressed size, checked again when it is known
-            _check_space(work, 3 * layer_bytes, f"unpack {image.ref}")
-            root, meta, data = work / "root", work / "meta", work / "data"
-            root.mkdir()
-            with _timed(seconds, "unpack"):
-                unpacked = oci.unpack(image, root, progress=progress)
-            _check_space(work, unpacked.bytes, f"convert {image.ref}")
-            with _timed(seconds, "build"):
-                if progress:
-                    progress("build", 0, 0)
-                erofs.build(root, meta, data)
-            faults.point("image.convert.before-publish")
-            shutil.rmtree(root)
-            with _timed(seconds, "publish"):
-                step = (lambda done, total: progress("publish", done, total)) if progress else None
-                made = tree.publish(store, meta, data, progress=step, repair=repair)
-        result = ImageRecord(
+        if not image.ref.layout:
+            check_space(self._work, layer_bytes, f"download {image.ref}")
+        with Layers(image, self._work, progress=progress) as layers:
+            known = self._known()
+            looked = time.monotonic() - began
+            with TreeWriter(
+                self._store,
+                self._work,
+                known=known,
+                threads=self._threads,
+                repair=self._repair,
+                progress=(lambda done, total: progress("publish", done, total)) if progress else None,
+            ) as out:
+                writer = erofs.Writer(out.packs, align=DEFAULT_BLOCK)
+                tree = LayeredTree(writer)
+                for index in range(len(image.layers)):
+                    writer.begin_layer()
+                    out.packs.next_pack()
+                    self._apply(layers, index, tree, writer)
+                    layers.done_with(index)
+                meta = writer.finish()
+                faults.point("image.convert.before-publish")
+                applied, waited = time.monotonic() - began, out.packs.waited
+                made = out.seal(meta, writer.dead_ranges())
+        total = time.monotonic() - began
+        seconds = {
+            "layers": self._waited,
+            "tree": applied - looked - self._waited - waited,
+            "pack": waited,
+            "publish": total - applied + looked,
+        }
+        return ImageRecord(
             image=image.digest,
             platform=image.platform,
             reference=str(image.ref),
@@ -77,14 +129,40 @@ def convert(
             layer_bytes=layer_bytes,
             tree_bytes=made.size,
             stored_bytes=made.stored,
-            members=unpacked.members,
-            seconds=seconds,
+            shared_bytes=made.shared,
+            packs=made.packs,
+            members=tree.members,
+            converted=int(time.time()),
+            seconds={step: round(value, 3) for step, value in seconds.items()},
         )
-        faults.point("image.convert.before-record")
-        if not records.save(store, result, overwrite=repair):
-            log.info("another conversion of %s was first", image.ref)
-            return records.load(store, image.digest, image.platform)
-        return result
+
+    def _known(self) -> KnownBlocks | None:
+        """Blocks of images that are likely to have some of this one's."""
+        if self._repair:
+            return None
+        related = records.related(self._store, self._image.ref, self._image.config)
+        return KnownBlocks.of_trees(self._store, related, DEFAULT_BLOCK)
+
+    def _apply(self, layers: Layers, index: int, tree: LayeredTree, writer: erofs.Writer) -> None:
+        what = f"layer {self._image.layers[index].digest} of {self._image.ref}"
+        try:
+            tree.apply(tar.ChunkReader(self._counted(layers.tar_chunks(index), writer)))
+            faults.point("image.convert.after-layer")
+        except DataError as exc:
+            raise named(exc, what) from None
+        except OSError as exc:
+            raise from_os_error(exc, f"convert {what}") from exc
+
+    def _counted(self, chunks: Iterator[bytes], writer: erofs.Writer) -> Iterator[bytes]:
+        while True:
+            began = time.monotonic()
+            chunk = next(chunks, None)
+            self._waited += time.monotonic() - began
+            if chunk is None:
+                return
+            if self._progress is not None:
+                self._progress("convert", writer.position, 0)
+            yield chunk
 
 
 def resolve(ref: oci.Reference | str, store_url: str, *, plain_http: bool | None = None) -> ImageRecord:
@@ -108,46 +186,7 @@ def resolve(ref: oci.Reference | str, store_url: str, *, plain_http: bool | None
         ) from None
 
 
-@contextlib.contextmanager
-def _timed(seconds: dict[str, float], step: str) -> Iterator[None]:
-    start = time.monotonic()
-    yield
-    seconds[step] = round(time.monotonic() - start, 3)
-
-
-def _check_space(folder: Path, wanted: int, doing: str) -> None:
-    stat = os.statvfs(folder)
-    free = stat.f_bavail * stat.f_frsize
-    if free < wanted:
-        raise FullError(
-            f"cannot {doing}: {folder.parent} has {free / 1e9:.1f} GB free, {wanted / 1e9:.1f} GB are needed",
-            hint="free some space there or choose another --work-dir",
-        )
-
-
-@contextlib.contextmanager
-def _work_folder(parent: Path) -> Iterator[Path]:
-    """A private folder, removed at the end; removes what a killed conversion left (its lock is free then)."""
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-        for old in parent.glob(f"{_PREFIX}*"):
-            _sweep(old)
-        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-    except OSError as exc:
-        raise from_os_error(exc, f"work in {parent}") from exc
-    try:
-        with open(folder / "lock", "wb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _sweep(folder: Path) -> None:
-    try:
-        with open(folder / "lock", "rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            log.warning("removing %s, left by an interrupted conversion", folder)
-            shutil.rmtree(folder, ignore_errors=True)
-    except OSError:
-        return  # in use, or not ours
+def _batch(store: Store) -> contextlib.AbstractContextManager[object]:
+    """What one conversion puts belongs together, where a store can say so."""
+    batch = getattr(store, "batch", None)
+    return batch() if batch is not None else contextlib.nullcontext()

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
 from collections.abc import Iterator
 
 import msgspec
 
-from bootseer.errors import DataError
-from bootseer.oci import ImageConfig
+from bootseer.errors import BootseerError, DataError
+from bootseer.oci import ImageConfig, Reference
 from bootseer.store import Store
 
+log = logging.getLogger(__name__)
+
 FORMAT = "bootseer-image"
-VERSION = 1
+VERSION = 2
 FOLDER = "images"
+_MAX_RELATED = 256
 
 
 class ImageRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,11 +35,19 @@ class ImageRecord(msgspec.Struct, frozen=True, kw_only=True):
     tree_bytes: int
     """The tree's data, uncompressed."""
     stored_bytes: int
-    """What its blocks take in the store."""
+    """What its own objects take in the store."""
+    shared_bytes: int = 0
+    """Frames that it shares with images converted before (version 1: none)."""
+    packs: int = 0
+    """Stored objects that its block map refers to (version 1: 0, there was one)."""
     members: int
     """Tar members applied."""
+    converted: int = 0
+    """When, in seconds since 1970 (version 1: 0)."""
     seconds: dict[str, float]
-    """Duration of each step of the conversion: ``unpack``, ``build``, ``publish``."""
+    """Where the conversion's time went, adding up to all of it: ``layers`` (waiting for downloads and decompression),
+    ``tree`` (applying members), ``pack`` (waiting for hashing and compression), ``publish`` (from the last layer on).
+    Version 1: ``unpack``, ``build``, ``publish``."""
     format: str = FORMAT
     version: int = VERSION
 
@@ -64,11 +77,36 @@ def listing(store: Store) -> Iterator[ImageRecord]:
         yield _decode(store.get(info.key), f"{info.key} in store {store.url}")
 
 
+def related(store: Store, ref: Reference, config: ImageConfig) -> list[str]:
+    """Trees of records that are likely to share blocks with the image ``ref``, the likeliest first.
+
+    Those with the most layers in common, then of the same repository, then the newest; of up to 256 records read. A
+    store that fails here costs sharing only.
+    """
+    mine = set(config.rootfs.diff_ids)
+    name = str(msgspec.structs.replace(ref, tag="", digest=""))
+    ranked: list[tuple[tuple[int, bool, int], str]] = []
+    try:
+        for info in itertools.islice(store.list(FOLDER), _MAX_RELATED):
+            try:
+                other = _decode(store.get(info.key), info.key)
+            except DataError as exc:
+                log.warning("%s in store %s", exc, store.url)
+                continue
+            common = len(mine.intersection(other.config.rootfs.diff_ids))
+            same = other.reference.startswith((f"{name}:", f"{name}@"))
+            ranked.append(((common, same, other.converted), other.tree))
+    except (BootseerError, OSError) as exc:
+        log.warning("blocks of other images are not shared: %s", exc)
+    ranked.sort(reverse=True)
+    return list(dict.fromkeys(tree for _, tree in ranked))
+
+
 def _decode(data: bytes, what: str) -> ImageRecord:
     try:
         record = msgspec.json.decode(data, type=ImageRecord)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as exc:
         raise DataError(f"{what} is not an image record: {exc}") from None
-    if record.format != FORMAT or record.version != VERSION:
+    if record.format != FORMAT or record.version not in (1, VERSION):
         raise DataError(f"{what} has format {record.format} version {record.version}", hint="a newer bootseer made it")
     return record
