@@ -10,7 +10,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -49,8 +49,14 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """Parallel range requests for one lazy file."""
     fill_quiet: Seconds = 120.0
     """Until the job is ready, background fill waits for this long without a miss: the start needs the cores."""
+    driver: Literal["auto", "fanotify", "fuse"] = "auto"
+    """How missing blocks reach us; ``auto``: fanotify where it was seen to work and the disk has room, else FUSE."""
     background_fill: bool = True
     """Fetch the rest of a blob after its hot set, so that the store is needed no more."""
+
+    registry_mirrors: dict[str, tuple[str, ...]] = {}
+    """Registry -> mirrors to read from first, ``[http[s]://]host[:port][/prefix]`` each. As environment variable:
+    ``docker.io=mirror.site:5000,other.site quay.io=mirror.site:5000``."""
 
     @property
     def store_url(self) -> str:
@@ -71,8 +77,13 @@ def load(environ: Mapping[str, str] | None = None) -> Config:
             raise ConfigError(f"cannot read settings from {path}: {exc}") from None
     for name in Config.__struct_fields__:
         if (text := env.get(f"BOOTSEER_{name.upper()}")) is not None:
-            values[name] = text
+            values[name] = _mirrors(text) if name == "registry_mirrors" else text
     try:
         return msgspec.convert(values, Config, strict=False)
     except msgspec.ValidationError as exc:
         raise ConfigError(f"settings in {path} or BOOTSEER_*: {exc}") from None
+
+
+def _mirrors(text: str) -> dict[str, list[str]]:
+    pairs = (item.partition("=") for item in text.split())
+    return {registry: mirrors.split(",") for registry, _, mirrors in pairs}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import http.server
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import pytest
 
 from bootseer import oci
 from bootseer.errors import DataError, NotFoundError, PrivilegeError, UnavailableError
-from bootseer.oci import registry, spec
+from bootseer.oci import credentials, endpoint, spec, transport
 from bootseer.oci.image import verified
 from bootseer.oci.registry import Registry
 
@@ -39,6 +40,7 @@ class Server(http.server.ThreadingHTTPServer):
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
     server: Server
 
     def log_message(self, *args: object) -> None:
@@ -64,14 +66,17 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def blob(self, data: bytes, trouble: str) -> None:
         asked = self.headers.get("Range", "")
-        start = int(asked.removeprefix("bytes=").rstrip("-")) if asked and trouble != "no ranges" else 0
+        start = int(asked.removeprefix("bytes=").partition("-")[0]) if asked and trouble != "no ranges" else 0
         self.send_response(206 if start else 200)
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
         self.send_header("Content-Length", str(len(data) - start))
         self.end_headers()
         if trouble == "cut":
             self.wfile.write(data[start : start + 400_000])
             self.wfile.flush()
-            self.connection.close()
+            self.connection.shutdown(socket.SHUT_WR)
+            self.close_connection = True
         elif trouble == "stall":
             self.wfile.write(data[start : start + 300_000])
             self.wfile.flush()
@@ -89,7 +94,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr(registry, "_backoff", lambda failures, exc: 0.01)
+    monkeypatch.setattr(endpoint, "backoff", lambda failures, exc: 0.01)
     with Server() as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
@@ -137,11 +142,11 @@ def test_blobs_survive_trouble(server: Server, troubles: list[str]) -> None:
 def test_a_cut_transfer_resumes_where_it_was(server: Server) -> None:
     server.troubles = ["cut"]
     assert fetch(server) == BLOB
-    assert [asked for _, asked in server.seen] == ["", "bytes=262144-"]
+    assert [asked for _, asked in server.seen] == ["", "bytes=400000-1499999"]
 
 
 def test_a_stalled_transfer_is_given_up_and_resumed(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "STALL", 0.3)
+    monkeypatch.setattr(transport, "STALL", 0.3)
     server.troubles = ["stall"]
     began = time.monotonic()
     assert fetch(server) == BLOB
@@ -153,7 +158,7 @@ def test_trouble_without_end_is_an_error(server: Server) -> None:
     server.troubles = ["503"] * 50
     with pytest.raises(UnavailableError, match=r"does not answer.*HTTP 503"):
         fetch(server)
-    assert len(server.seen) == registry.RETRIES + 1
+    assert len(server.seen) == endpoint.RETRIES + 1
 
 
 def test_wrong_bytes_are_an_error(server: Server) -> None:
@@ -176,7 +181,8 @@ def test_a_login_that_leads_nowhere(server: Server) -> None:
     put_image(server)
     with Registry(oci.Reference.parse(f"{server.address}/x")) as client:
         server.token = "other"
-        client._authorization = "Bearer old"
+        assert client.manifest("v1")[2] == put_image(server)
+        server.token = "another"  # the old one has been taken back
         assert client.manifest("v1")[2] == put_image(server)
     Handler_get = Handler.do_GET
     try:
@@ -232,9 +238,11 @@ def test_nobody_there() -> None:
 def test_docker_login_is_used(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"auths": {server.address: {"auth": "dTpw"}}}))
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
-    assert registry._docker_login(server.address) == "dTpw"
+    login = credentials.find(server.address)
+    assert login is not None
+    assert login.basic == "Basic dTpw"
     (tmp_path / "config.json").write_text("{broken")
-    assert registry._docker_login(server.address) == ""
+    assert credentials.find(server.address) is None
 
 
 @pytest.mark.parametrize("answer", [b"<html>log in</html>", b'["token"]', b"null"])
@@ -253,5 +261,5 @@ def test_an_image_closes_its_connections(server: Server) -> None:
     put_image(server)
     with oci.open_image(f"{server.address}/x:v1") as image:
         assert isinstance(image.source, Registry)
-        assert not image.source._client.is_closed
-    assert image.source._client.is_closed
+        assert image.source.idle_connections == 1
+    assert image.source.idle_connections == 0

@@ -106,7 +106,9 @@ def mount(
     """
     if os.geteuid() != 0:
         raise PrivilegeError(f"mounting {ref} needs root", hint="run with sudo")
-    record = record or resolve(ref, store_url, plain_http=plain_http)
+    if record is None:
+        record = resolve(ref, store_url, plain_http=plain_http)
+        oci.preflight(ref, plain_http=plain_http)
     state_dir, cache_dir = Path(config.state_dir).absolute(), Path(config.cache_dir).absolute()
     target = target.absolute()
     if mounts.is_mounted(target):

@@ -1,6 +1,6 @@
 """Images as registries and OCI layouts hold them: names, manifests, verified layers, unpacking, writing and pushing."""
 
-from bootseer.oci.image import Image, open_image, resolve_digest
+from bootseer.oci.image import Image, open_image, preflight, resolve_digest
 from bootseer.oci.inroot import open_in_root
 from bootseer.oci.reference import Reference
 from bootseer.oci.spec import ContainerConfig, Descriptor, ImageConfig, Manifest, RootFS, host_platform
@@ -20,6 +20,7 @@ __all__ = [
     "host_platform",
     "open_image",
     "open_in_root",
+    "preflight",
     "push",
     "resolve_digest",
     "unpack",

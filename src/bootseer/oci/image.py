@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
-from bootseer.errors import DataError
+from bootseer.errors import DataError, UnavailableError
 from bootseer.oci import spec
 from bootseer.oci.layout import Layout
 from bootseer.oci.reference import Reference
 from bootseer.oci.registry import Registry
+
+log = logging.getLogger(__name__)
 
 
 class Image:
@@ -117,6 +120,22 @@ def resolve_digest(ref: Reference | str, *, plain_http: bool | None = None, plat
         return _open_layout(ref, wanted).digest
     with Registry(ref, plain_http=plain_http) as registry:
         return _registry_manifest(ref, registry, wanted)[1]
+
+
+def preflight(ref: Reference | str, *, plain_http: bool | None = None) -> None:
+    """Make sure, before anything is mounted, that this job's login may read ``ref`` at its registry.
+
+    Raises `PrivilegeError` and `NotFoundError`. A registry that does not answer is a warning only: it may be down while
+    everything needed is in the store and on this node. One small request; images in layouts pass.
+    """
+    ref = Reference.parse(ref) if isinstance(ref, str) else ref
+    if ref.layout:
+        return
+    with Registry(ref, plain_http=plain_http) as registry:
+        try:
+            registry.preflight()
+        except UnavailableError as exc:
+            log.warning("access to %s is not checked: %s", ref, exc)
 
 
 def _open_layout(ref: Reference, wanted: str) -> Image:

@@ -62,13 +62,7 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def plain_http(self) -> bool:
         """Whether plain HTTP is the default: for ``localhost`` and loopback, private and link-local addresses."""
-        if self.host == "localhost":
-            return True
-        try:
-            address = ipaddress.ip_address(self.host)
-        except ValueError:
-            return False
-        return address.is_private or address.is_loopback or address.is_link_local
+        return is_local(self.host)
 
     @property
     def selector(self) -> str:
@@ -79,3 +73,14 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
         base = f"oci:{self.layout}" if self.layout else f"{self.registry}/{self.name}"
         base += f":{self.tag}" if self.tag else ""
         return base + (f"@{self.digest}" if self.digest else "")
+
+
+def is_local(host: str) -> bool:
+    """Whether ``host`` is ``localhost`` or a loopback, private or link-local address (never a name to look up)."""
+    if host == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return address.is_private or address.is_loopback or address.is_link_local

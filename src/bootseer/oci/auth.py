@@ -1,0 +1,209 @@
+"""Logging in to one registry: Basic, or bearer tokens with their refresh (distribution spec, token authentication).
+
+Concurrency: any thread asks for `Auth.header`. A token is renewed before it ends by one thread, while others go on with
+the old one; when it has ended they wait for the one that renews (its requests have deadlines).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from urllib.parse import urlencode, urljoin, urlsplit
+
+from bootseer.errors import PrivilegeError, UnavailableError
+from bootseer.oci import credentials
+from bootseer.oci.credentials import Credential
+from bootseer.oci.transport import Answer, Transport, TransportError
+
+log = logging.getLogger(__name__)
+
+_CHALLENGE = re.compile(r'([A-Za-z0-9_-]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s,"]+))')
+_DEFAULT_LIFETIME = 60.0
+"""Seconds a token lasts when its server does not say (token specification)."""
+_EARLY = 0.25
+_EARLY_MOST = 60.0
+_MAX_TOKEN = 1 << 20
+_REMEMBERED = 16
+"""Secrets looked for in what servers say: those in use and the last few tokens."""
+_TRIES = 3
+_PAUSE = 0.5
+
+
+class Auth:
+    """What to send as ``Authorization`` to ``registry``, for repository ``name``."""
+
+    def __init__(self, registry: str, name: str, transport: Transport, *, plain: bool, proxies: bool) -> None:
+        self._registry, self._name = registry, name
+        self._plain = plain
+        self._transport = transport
+        self._proxies = proxies
+        self._lock = threading.Lock()
+        self._basic = ""
+        self._challenge: dict[str, str] = {}
+        self._realm = ""
+        self._scopes: dict[str, set[str]] = {}
+        self._token = ""
+        self._renew_at = self._ends_at = 0.0
+        self._secrets: deque[str] = deque(maxlen=_REMEMBERED)
+        self.renewals = 0
+        """Tokens fetched so far."""
+        self.place = ""
+        """Where the login in use was found; empty: anonymous."""
+
+    def __repr__(self) -> str:
+        return f"<Auth of {self._registry}>"
+
+    def header(self) -> str:
+        """The value to send now; empty before the first challenge. Raises as `challenged`."""
+        if not self._realm:
+            return self._basic
+        now = time.monotonic()
+        if now >= self._renew_at:
+            self._renew(now)
+        token = self._token
+        return f"Bearer {token}" if token else ""
+
+    def challenged(self, answer: Answer, used: str) -> bool:
+        """Follow the challenge of a 401 to a request that sent ``used``; whether to ask again.
+
+        Raises `PrivilegeError` (the login is refused), `UnavailableError` (no token to be had).
+        """
+        found = _challenges(answer.all_headers("www-authenticate"))
+        with self._lock:
+            current = f"Bearer {self._token}" if self._token else self._basic
+            if used != current:
+                return True  # another thread has logged in meanwhile
+            if "realm" in found.get("bearer", {}):
+                fields = found["bearer"]
+                self._challenge, self._realm = fields, urljoin(answer.url, fields["realm"])
+                for scope in fields.get("scope", "").split():
+                    resource, _, actions = scope.rpartition(":")
+                    self._scopes.setdefault(resource, set()).update(actions.split(","))
+                self._fetch()
+                return bool(self._token)
+            if "basic" in found and (login := self._login()) and login.basic != used:
+                self._basic = login.basic
+                return True
+        return False
+
+    def redact(self, text: str) -> str:
+        """``text`` of a server without anything secret that we have sent or received."""
+        for secret in list(self._secrets):
+            text = text.replace(secret, "***")
+        return text
+
+    def _renew(self, now: float) -> None:
+        ended = now >= self._ends_at
+        if not self._lock.acquire(blocking=ended):
+            return  # somebody renews it, and the old one still works
+        try:
+            if time.monotonic() < self._renew_at:
+                return
+            try:
+                self._fetch()
+            except UnavailableError as exc:
+                if time.monotonic() >= self._ends_at:
+                    raise
+                log.warning("the token for %s is not renewed yet: %s", self._registry, exc.message)
+                self._renew_at = min(time.monotonic() + 2 * _PAUSE, self._ends_at)
+        finally:
+            self._lock.release()
+
+    def _login(self) -> Credential | None:
+        login = credentials.find(self._registry, self._name)
+        self.place = login.place if login else ""
+        if login:
+            secrets = (login.password, login.identity_token, login.basic.partition(" ")[2])
+            self._secrets.extend(secret for secret in secrets if secret and secret not in self._secrets)
+        return login
+
+    def _fetch(self) -> None:
+        login = self._login()
+        host = urlsplit(self._realm).netloc.rpartition("@")[2]
+        scopes = [f"{name}:{','.join(sorted(actions))}" for name, actions in sorted(self._scopes.items())]
+        fields = [("service", self._challenge["service"])] if "service" in self._challenge else []
+        fields += [("scope", " ".join(scopes))] if login and login.identity_token else [("scope", s) for s in scopes]
+        began = time.monotonic()
+        answer = self._ask(host, fields, login)
+        try:
+            reply = json.loads(answer)
+            token = reply.get("token") or reply.get("access_token") or ""
+            lifetime = float(reply.get("expires_in") or _DEFAULT_LIFETIME)
+            if not isinstance(token, str) or not re.fullmatch(r"[\x21-\x7e]*", token):
+                raise ValueError
+        except (ValueError, AttributeError, TypeError):
+            raise UnavailableError(
+                f"registry {self._registry}: {host} answers a request for a token with something else",
+                hint="a proxy or login page may be in between",
+            ) from None
+        # Counted from before the request by our own clock: issued_at is another machine's.
+        self._ends_at = began + lifetime
+        self._renew_at = self._ends_at - min(_EARLY * lifetime, _EARLY_MOST)
+        self._token = token
+        self.renewals += 1
+        if token:
+            self._secrets.append(token)
+
+    def _ask(self, host: str, fields: list[tuple[str, str]], login: Credential | None) -> bytes:
+        url, method, body = self._realm, "GET", None
+        if login and not self._plain and urlsplit(url).scheme != "https":
+            raise PrivilegeError(
+                f"registry {self._registry} wants the login sent to {host} without TLS", hint="that is refused"
+            )
+        headers: dict[str, str] = {"Accept": "application/json"}
+        if login and login.identity_token:
+            method = "POST"
+            form = [*fields, ("grant_type", "refresh_token"), ("client_id", "bootseer")]
+            body = urlencode([*form, ("refresh_token", login.identity_token)]).encode()
+            headers["Content-Type"] = "application/x-www-form-urlencoded"
+        else:
+            url += ("&" if urlsplit(url).query else "?") + urlencode([*fields, *_account(login)]) if fields else ""
+            if login:
+                headers["Authorization"] = login.basic
+        for attempt in range(1, _TRIES + 1):
+            try:
+                with self._transport.request(method, url, headers=headers, body=body, proxies=self._proxies) as answer:
+                    text = answer.document(_MAX_TOKEN)
+                    status = answer.status
+            except TransportError as exc:
+                status, why = 0, str(exc)
+            else:
+                why = f"HTTP {status}"
+            if status == 200:
+                return text
+            if status in (400, 401, 403):
+                if login:
+                    raise PrivilegeError(
+                        f"{host} refuses the login for registry {self._registry} in {login.place}",
+                        hint="log in again, e.g. with docker login",
+                    )
+                raise PrivilegeError(
+                    f"{host} gives no anonymous token for {self._name} in registry {self._registry}",
+                    hint=f"log in, e.g. with docker login {self._registry}",
+                )
+            if attempt < _TRIES and status in (0, 429, 500, 502, 503, 504):
+                log.warning("token for %s from %s: %s; trying again", self._registry, host, why)
+                time.sleep(_PAUSE * attempt)
+        raise UnavailableError(
+            f"registry {self._registry}: {host} gives no token: {why}", hint="check that it is reachable from here"
+        )
+
+
+def _account(login: Credential | None) -> list[tuple[str, str]]:
+    return [("account", login.username)] if login and login.username else []
+
+
+def _challenges(headers: list[str]) -> Mapping[str, dict[str, str]]:
+    """Scheme in small letters -> parameters, of all ``WWW-Authenticate`` headers."""
+    found: dict[str, dict[str, str]] = {}
+    for header in headers:
+        for part in re.split(r",\s*(?=(?:Basic|Bearer)\b)", header, flags=re.IGNORECASE):
+            scheme, _, rest = part.strip().partition(" ")
+            pairs = ((m[1].lower(), m[2] if m[2] is not None else m[3]) for m in _CHALLENGE.finditer(rest))
+            found.setdefault(scheme.lower(), dict(pairs))
+    return found

@@ -1,0 +1,140 @@
+"""Reading blobs: whole ones as resumed streams, ranges as bytes. Digests are the caller's to verify.
+
+Where a registry redirects blobs to storage elsewhere, the place is remembered per blob for ``LINK_AGE`` seconds, so a
+range costs one request; when such a signed link has expired the registry is asked for a new one.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Iterator
+
+from bootseer.errors import DataError, NotFoundError, UnavailableError
+from bootseer.oci.endpoint import RETRIES, Again, Endpoint
+from bootseer.oci.spec import Descriptor
+from bootseer.oci.transport import Answer, TransportError
+
+log = logging.getLogger(__name__)
+
+LINK_AGE = 240.0
+_CHUNK = 256 << 10
+_LINKS = 256
+_EXPIRED = (400, 401, 403, 404, 410)
+_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)\Z")
+
+
+class Blobs:
+    """Blobs of one `Endpoint`. Used by any number of threads."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._lock = threading.Lock()
+        self._links: dict[str, tuple[str, float]] = {}
+        self._told = False
+
+    def stream(self, item: Descriptor, start: int = 0) -> Iterator[bytes]:
+        """The blob's bytes from ``start``, resumed where they broke off; `UnavailableError` when no progress is made.
+
+        ``RETRIES`` failures in a row without a byte between them are the end.
+        """
+        at, failures = start, 0
+        while at < item.size:
+            try:
+                for chunk in self._part(item, at, item.size - at):
+                    at += len(chunk)
+                    failures = 0
+                    yield chunk
+            except (TransportError, Again) as exc:
+                failures += 1
+                if failures > RETRIES:
+                    raise self._endpoint.unavailable(exc) from None
+                self._endpoint.pause(failures, exc, f"blob {item.digest[:19]} at byte {at}")
+
+    def read(self, item: Descriptor, offset: int, length: int, *, retries: int = 1) -> bytes:
+        """Exactly ``length`` bytes from ``offset``. Raises `DataError` past the end, `UnavailableError`."""
+        if offset < 0 or length < 0 or offset + length > item.size:
+            raise DataError(f"blob {item.digest} ends at {item.size}, wanted {offset + length}")
+        failures = 0
+        while True:
+            try:
+                pieces = list(self._part(item, offset, length, chunk=length)) if length else []
+                return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            except (TransportError, Again) as exc:
+                failures += 1
+                if failures > retries:
+                    raise self._endpoint.unavailable(exc) from None
+                self._endpoint.pause(failures, exc, f"{length} bytes of blob {item.digest[:19]}")
+
+    def _part(self, item: Descriptor, offset: int, length: int, *, chunk: int = _CHUNK) -> Iterator[bytes]:
+        """``length`` bytes from ``offset`` in one request, or what came of them and then an exception."""
+        whole = not offset and length == item.size
+        with self._open(item, {} if whole else {"Range": f"bytes={offset}-{offset + length - 1}"}) as answer:
+            skip = self._skip(answer, item, offset, length)
+            while skip:
+                skip -= len(_some(answer, min(_CHUNK, skip), item))
+            while length:
+                piece = _some(answer, min(chunk, length), item)
+                length -= len(piece)
+                yield piece
+
+    def _skip(self, answer: Answer, item: Descriptor, offset: int, length: int) -> int:
+        """How many bytes of the answer's body come before the wanted ones, after checking that it holds those."""
+        where = f"registry {self._endpoint.registry}"
+        if answer.status == 206:
+            match = _RANGE.match(answer.headers.get("content-range", "").strip())
+            if not match:
+                raise DataError(f"{where} answers a range of blob {item.digest} without saying which")
+            first, last, total = int(match[1]), int(match[2]), match[3]
+            if first > offset or last < offset + length - 1 or total not in ("*", str(item.size)):
+                raise DataError(
+                    f"{where} answers bytes {first}-{last} of {total} for {offset}-{offset + length - 1} of"
+                    f" {item.size} of blob {item.digest}"
+                )
+            return offset - first
+        if offset and not self._told:
+            self._told = True
+            log.warning("%s does not serve ranges of blobs: reading from their beginning", where)
+        return offset
+
+    def _open(self, item: Descriptor, headers: dict[str, str]) -> Answer:
+        """An answer of 200 or 206, through a remembered link when there is one."""
+        what = f"blob {item.digest}"
+        with self._lock:
+            url, until = self._links.get(item.digest, ("", 0.0))
+        known = bool(url) and time.monotonic() < until
+        answer = self._endpoint.once("GET", url if known else f"/blobs/{item.digest}", headers=headers)
+        if answer.status in (200, 206):
+            if not self._endpoint.own(answer.url) and not known:
+                self._remember(item.digest, answer.url)
+            return answer
+        if not self._endpoint.own(answer.url) and answer.status in _EXPIRED:
+            self._remember(item.digest, "")
+            answer.close()
+            raise Again(f"the link to its storage is not accepted (HTTP {answer.status})", after=0.0 if known else None)
+        if answer.status == 404:
+            answer.close()
+            raise NotFoundError(f"{what} does not exist in registry {self._endpoint.registry}/{self._endpoint.name}")
+        if answer.status == 416:
+            answer.close()
+            raise DataError(f"{what} in registry {self._endpoint.registry} is shorter than its {item.size} bytes")
+        self._endpoint.check(answer, what)
+        answer.close()
+        raise UnavailableError(f"registry {self._endpoint.registry} answers HTTP {answer.status} for {what}")
+
+    def _remember(self, digest: str, url: str) -> None:
+        with self._lock:
+            self._links.pop(digest, None)
+            if url:
+                while len(self._links) >= _LINKS:
+                    self._links.pop(next(iter(self._links)))
+                self._links[digest] = (url, time.monotonic() + LINK_AGE)
+
+
+def _some(answer: Answer, size: int, item: Descriptor) -> bytes:
+    piece = answer.read(size)
+    if not piece:
+        raise TransportError(f"the answer ends before the asked bytes of blob {item.digest[:19]} do")
+    return piece

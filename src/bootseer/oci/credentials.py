@@ -1,0 +1,170 @@
+"""Logins that docker, podman and their credential helpers keep on this machine.
+
+Files, first hit wins: ``$REGISTRY_AUTH_FILE``; ``$DOCKER_CONFIG/config.json``; ``~/.docker/config.json``;
+``$XDG_RUNTIME_DIR/containers/auth.json`` (docker's config.json, containers-auth.json(5)). Inside a file a helper named
+for the registry (``credHelpers``) goes before ``auths``, and ``credsStore`` is asked last. Nothing is kept in memory
+longer than a request for a token needs it, and nothing of it is ever logged.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import logging
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from bootseer.errors import ConfigError, UnavailableError, UnsupportedError
+
+log = logging.getLogger(__name__)
+
+HELPER_DEADLINE = 30.0
+_DOCKER_HUB = ("docker.io", "index.docker.io", "registry-1.docker.io")
+_TOKEN_USER = "<token>"
+_MISSING = "credentials not found"
+
+
+class Credential(msgspec.Struct, frozen=True, kw_only=True):
+    """A login: a name and password, or an identity token to trade for access tokens. Its repr shows neither."""
+
+    username: str = ""
+    password: str = ""
+    identity_token: str = ""
+    place: str = ""
+    """Where it was found, for messages."""
+
+    @property
+    def basic(self) -> str:
+        """The value of a Basic ``Authorization`` header."""
+        return "Basic " + base64.b64encode(f"{self.username}:{self.password}".encode()).decode()
+
+    def __repr__(self) -> str:
+        return f"<Credential of {self.place}>"
+
+    __str__ = __repr__
+
+
+class _Login(msgspec.Struct, frozen=True):
+    auth: str = ""
+    username: str = ""
+    password: str = ""
+    identitytoken: str = ""
+
+    def __repr__(self) -> str:
+        return "<login>"
+
+
+class _File(msgspec.Struct, frozen=True):
+    auths: dict[str, _Login] = {}
+    cred_helpers: dict[str, str] = msgspec.field(name="credHelpers", default_factory=dict)
+    creds_store: str = msgspec.field(name="credsStore", default="")
+
+    def __repr__(self) -> str:
+        return "<logins>"
+
+
+def find(registry: str, name: str = "") -> Credential | None:
+    """The login for ``registry`` (``host[:port]``), most specific first when logins name parts of ``name`` too.
+
+    None when there is none: the registry is then asked anonymously. A file that is not understood is passed over with
+    a warning. Raises `UnsupportedError` or `UnavailableError` when a configured helper is missing or fails.
+    """
+    for path in _files():
+        if (found := _read(path)) is None:
+            continue
+        keys = list(_keys(registry, name))
+        for helper in (found.cred_helpers[key] for key in keys if key in found.cred_helpers):
+            return _ask(helper, _server(registry))
+        for key in keys:
+            login = next((item for place, item in found.auths.items() if _plain(place) == key), None)
+            if login is not None and (credential := _decode(login, path)):
+                return credential
+        if found.creds_store and (credential := _ask(found.creds_store, _server(registry))):
+            return credential
+    return None
+
+
+def _files() -> Iterator[Path]:
+    env = os.environ
+    if env.get("REGISTRY_AUTH_FILE"):
+        yield Path(env["REGISTRY_AUTH_FILE"])
+    yield Path(env.get("DOCKER_CONFIG") or Path.home() / ".docker", "config.json")
+    if env.get("XDG_RUNTIME_DIR"):
+        yield Path(env["XDG_RUNTIME_DIR"], "containers", "auth.json")
+
+
+def _read(path: Path) -> _File | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_File)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as exc:
+        # The reason only: a decoder's message may quote what it stumbled over.
+        log.warning("ignoring logins in %s: %s", path, exc.strerror if isinstance(exc, OSError) else "no such JSON")
+        return None
+
+
+def _keys(registry: str, name: str) -> Iterator[str]:
+    hosts = _DOCKER_HUB if registry in _DOCKER_HUB else (registry,)
+    parts = [part for part in name.split("/") if part]
+    for count in range(len(parts), -1, -1):
+        for host in hosts:
+            yield "/".join((host, *parts[:count]))
+
+
+def _plain(place: str) -> str:
+    """``https://index.docker.io/v1/`` as ``index.docker.io``: how old logins name a registry."""
+    return re.sub(r"/v[12]$", "", re.sub(r"^https?://", "", place).rstrip("/"))
+
+
+def _server(registry: str) -> str:
+    return "https://index.docker.io/v1/" if registry in _DOCKER_HUB else registry
+
+
+def _decode(login: _Login, path: Path) -> Credential | None:
+    if login.identitytoken:
+        return Credential(identity_token=login.identitytoken, place=str(path))
+    user, password = login.username, login.password
+    if login.auth:
+        try:
+            user, _, password = base64.b64decode(login.auth, validate=True).decode().partition(":")
+        except (binascii.Error, UnicodeDecodeError):
+            log.warning("ignoring a login in %s: it is not base64", path)
+            return None
+    return Credential(username=user, password=password.rstrip("\0"), place=str(path)) if user else None
+
+
+def _ask(helper: str, server: str) -> Credential | None:
+    """Run ``docker-credential-<helper> get`` (docker-credential-helpers' protocol: JSON on standard output)."""
+    program = f"docker-credential-{helper}"
+    if not re.fullmatch(r"[A-Za-z0-9._-]+", helper):
+        raise ConfigError(f"bad name of a credential helper: {helper!r}")
+    if not shutil.which(program):
+        raise UnsupportedError(
+            f"credential helper {program} is not installed", hint=f"install it, or log in to {server} without it"
+        )
+    try:
+        done = subprocess.run([program, "get"], input=server.encode(), capture_output=True, timeout=HELPER_DEADLINE)
+    except subprocess.TimeoutExpired:
+        raise UnavailableError(f"credential helper {program} did not answer within {HELPER_DEADLINE:.0f} s") from None
+    except OSError as exc:
+        raise UnavailableError(f"credential helper {program} cannot run: {exc.strerror}") from None
+    if done.returncode != 0:
+        if _MISSING in (done.stdout + done.stderr).decode(errors="replace"):
+            return None
+        raise UnavailableError(f"credential helper {program} failed for {server}: exit code {done.returncode}")
+    try:
+        fields = json.loads(done.stdout)
+        user, secret = str(fields["Username"]), str(fields["Secret"])
+    except (ValueError, KeyError, TypeError):
+        raise UnavailableError(f"credential helper {program} answered something else than a login") from None
+    if user == _TOKEN_USER:
+        return Credential(identity_token=secret, place=program)
+    return Credential(username=user, password=secret, place=program)

@@ -1,0 +1,253 @@
+"""One repository at one registry (or mirror): requests with login, redirects and retries, and what failures mean.
+
+Retries: a transfer without an answer, and 429, 500, 502, 503 and 504, are tried again ``RETRIES`` times with growing
+pauses, or after what ``Retry-After`` says if that is at most `PATIENCE` seconds. Everything else is final. The
+``Authorization`` header goes to this registry's own scheme, host and port only.
+"""
+
+from __future__ import annotations
+
+import datetime
+import email.utils
+import json
+import logging
+import random
+import threading
+import time
+from collections.abc import Mapping
+from urllib.parse import urljoin
+
+from bootseer.errors import BootseerError, NotFoundError, NotWritableError, PrivilegeError, UnavailableError
+from bootseer.oci.auth import Auth
+from bootseer.oci.transport import Answer, FilePart, Origin, TlsError, Transport, TransportError
+
+log = logging.getLogger(__name__)
+
+RETRIES = 4
+PATIENCE = 60.0
+"""The longest ``Retry-After`` that is waited for."""
+_REDIRECTS = 5
+_LOGINS = 2
+_MAX_DETAIL = 64 << 10
+_AGAIN = (429, 500, 502, 503, 504)
+
+
+class Again(Exception):
+    """A reason to repeat a request; ``after`` seconds if the server said so."""
+
+    def __init__(self, why: str, *, after: float | None = None) -> None:
+        super().__init__(why)
+        self.after = after
+
+
+class Endpoint:
+    """``registry`` is ``host[:port]`` as people write it, ``host`` where it answers; ``name`` the repository."""
+
+    def __init__(self, registry: str, host: str, name: str, *, plain: bool, local: bool, transport: Transport) -> None:
+        self.registry, self.name = registry, name
+        self.root = f"{'http' if plain else 'https'}://{host}"
+        self.base = f"{self.root}/v2/{name}"
+        self._transport = transport
+        self._proxies = not local
+        self._origin = Origin.of(self.root)
+        self._lock = threading.Lock()
+        self._rests_until = 0.0
+        self.auth = Auth(registry, name, transport, plain=plain, proxies=self._proxies)
+
+    def __repr__(self) -> str:
+        return f"<Endpoint {self.base}>"
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        what: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        body: bytes | FilePart | None = None,
+        retries: int | None = None,
+        patience: float | None = None,
+    ) -> Answer:
+        """The answer to a request for ``path`` (below the repository, or a whole URL), with any final status.
+
+        A refused connection is final too: a registry that is not there is said at once. Raises `UnavailableError`.
+        """
+        left = RETRIES if retries is None else retries
+        failures = 0
+        while True:
+            try:
+                return self.once(method, path, headers=headers, body=body, patience=patience)
+            except (TransportError, Again) as exc:
+                failures += 1
+                if failures > left or (isinstance(exc, TransportError) and exc.fresh):
+                    raise self.unavailable(exc) from None
+                self.pause(failures, exc, what)
+
+    def once(
+        self,
+        method: str,
+        path: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        body: bytes | FilePart | None = None,
+        patience: float | None = None,
+    ) -> Answer:
+        """One try, logging in when asked to. Raises `Again` and `TransportError` for what is worth another one."""
+        url = path if "://" in path else self.base + path
+        for _ in range(_LOGINS + 1):
+            used = self.auth.header()
+            answer = self._follow(method, url, dict(headers or {}), used, body, patience)
+            if answer.status != 401 or not self.own(answer.url):
+                break
+            try:
+                if not self.auth.challenged(answer, used):
+                    break
+            except BaseException:
+                answer.close()
+                raise
+            _drain(answer)
+        if answer.status in _AGAIN:
+            after, why = _retry_after(answer), f"HTTP {answer.status}{self.detail(answer)}"
+            answer.close()
+            if after is not None and after > PATIENCE:
+                raise UnavailableError(
+                    f"registry {self.registry} is busy: {why}, it asks to come back in {after:.0f} s",
+                    hint="it limits requests: log in, use a mirror, or wait",
+                )
+            raise Again(why, after=after)
+        return answer
+
+    def own(self, url: str) -> bool:
+        """Whether ``url`` is of the registry itself: same scheme, host and port."""
+        return Origin.of(url) == self._origin
+
+    def _follow(
+        self,
+        method: str,
+        url: str,
+        headers: dict[str, str],
+        secret: str,
+        body: bytes | FilePart | None,
+        patience: float | None,
+    ) -> Answer:
+        for _ in range(_REDIRECTS + 1):
+            own = self.own(url)
+            sent = {**headers, "Authorization": secret} if secret and own else headers
+            answer = self._transport.request(
+                method, url, headers=sent, body=body, patience=patience, proxies=self._proxies or not own
+            )
+            if answer.status not in (301, 302, 303, 307, 308) or "location" not in answer.headers:
+                return answer
+            there = str(urljoin(url, answer.headers["location"]))
+            _drain(answer)
+            if Origin.of(url).scheme == "https" and Origin.of(there).scheme != "https":
+                raise UnavailableError(
+                    f"registry {self.registry} sends us on to {place(there)} without TLS", hint="that is refused"
+                )
+            if answer.status == 303:
+                method, body = "GET", None
+            url = there
+        raise UnavailableError(f"registry {self.registry} sends us on and on, at last to {place(url)}")
+
+    def pause(self, failures: int, exc: Exception, what: str) -> None:
+        """Sleep before try number ``failures`` + 1."""
+        seconds = backoff(failures, exc)
+        log.warning("%s at registry %s: %s; trying again in %.1f s", what, self.registry, exc, seconds)
+        time.sleep(seconds)
+
+    def rest(self, seconds: float) -> None:
+        """Leave this endpoint out of consideration for a while (a mirror that does not answer)."""
+        with self._lock:
+            self._rests_until = time.monotonic() + seconds
+
+    @property
+    def resting(self) -> bool:
+        with self._lock:
+            return time.monotonic() < self._rests_until
+
+    def check(self, answer: Answer, what: str, *, writing: bool = False) -> None:
+        """Raise the error that a final status means, after closing ``answer``; return for 2xx."""
+        code = answer.status
+        if code < 300:
+            return
+        detail = self.detail(answer)
+        answer.close()
+        where = f"registry {self.registry}"
+        if not self.own(answer.url):
+            raise UnavailableError(f"{place(answer.url)}, where {where} keeps {what}, refuses it: HTTP {code}")
+        if code == 401:
+            if self.auth.place:
+                hint = f"the login in {self.auth.place} is not accepted: log in again"
+            else:
+                hint = f"log in, e.g. with docker login {self.registry}"
+            raise PrivilegeError(f"{where} denies access to {what}", hint=hint)
+        if code == 403:
+            verb = "push to" if writing else "pull from"
+            raise PrivilegeError(
+                f"{where} denies access to {what}{detail}", hint=f"this login needs the right to {verb} {self.name}"
+            )
+        if code == 404:
+            raise NotFoundError(f"{what} does not exist in {where}")
+        if writing and code in (405, 413, 507):
+            raise NotWritableError(f"{where} does not accept {what}: HTTP {code}{detail}")
+        if code >= 500:
+            raise UnavailableError(f"{where} failed on {what}: HTTP {code}{detail}", hint="look at the registry's log")
+        hint = "it speaks TLS: use --https" if code == 400 and "HTTPS" in detail else ""
+        raise BootseerError(f"{where} refused {what}: HTTP {code}{detail}", hint=hint)
+
+    def unavailable(self, exc: Exception) -> UnavailableError:
+        hint = exc.hint if isinstance(exc, TlsError) else "check that it runs and is reachable from here"
+        return UnavailableError(f"registry {self.registry} does not answer at {self.root}: {exc}", hint=hint)
+
+    def detail(self, answer: Answer) -> str:
+        """What the body says went wrong, in parentheses, or nothing."""
+        try:
+            text = answer.document(_MAX_DETAIL).decode(errors="replace")
+        except TransportError:
+            return ""
+        try:
+            error = json.loads(text)["errors"][0]
+            said = f"{error['code']}: {error.get('message', '')}".rstrip(": ")
+        except (ValueError, KeyError, IndexError, TypeError):
+            said = text.strip() if answer.headers.get("content-type", "").startswith("text/plain") else ""
+        line = " ".join(self.auth.redact(said).split())[:200]
+        return f" ({line})" if line.isprintable() and line else ""
+
+
+def place(url: str) -> str:
+    """Scheme and host of a URL: its path and query may be signed, and belong in no message."""
+    try:
+        origin = Origin.of(url)
+    except TransportError:
+        return "an address that is not understood"
+    return f"{origin.scheme}://{origin.host}:{origin.port}"
+
+
+def backoff(failures: int, exc: Exception) -> float:
+    """Seconds to wait after the ``failures``-th failure in a row."""
+    if isinstance(exc, Again) and exc.after is not None:
+        return exc.after
+    return float(min(8.0, 0.25 * 2**failures) * random.uniform(0.5, 1.0))
+
+
+def _drain(answer: Answer) -> None:
+    try:
+        answer.document(_MAX_DETAIL)
+    except TransportError:
+        pass
+    finally:
+        answer.close()
+
+
+def _retry_after(answer: Answer) -> float | None:
+    """``Retry-After`` as seconds from now: a number, or an HTTP date (RFC 9110, 10.2.3)."""
+    text = answer.headers.get("retry-after", "").strip()
+    if text.isdigit():
+        return float(text)
+    try:
+        then = email.utils.parsedate_to_datetime(text)
+    except (ValueError, TypeError):
+        return None
+    if then.tzinfo is None:
+        then = then.replace(tzinfo=datetime.UTC)
+    return max(0.0, (then - datetime.datetime.now(datetime.UTC)).total_seconds())

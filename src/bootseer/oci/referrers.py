@@ -1,0 +1,134 @@
+"""Artifacts that refer to an image, where the registry keeps no list of them: the fallback tag (distribution spec 1.1).
+
+The index tagged ``sha256-<hex>`` lists the artifacts with subject ``sha256:<hex>``. Registries have no conditional
+write, so an entry is added by reading, writing and looking again: an entry that another writer overwrote between is
+entered again. Within a process writers of one repository take turns. Two processes can still lose an entry when one
+writes long after its read; bootseer finds its own objects by their own tags as well (`bootseer.store.registry`).
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from bootseer.errors import DataError, NotFoundError, UnavailableError
+from bootseer.oci.spec import INDEX, Descriptor, Index
+
+if TYPE_CHECKING:
+    from bootseer.oci.registry import Registry
+
+log = logging.getLogger(__name__)
+
+_TRIES = 8
+_SETTLE = 0.05
+"""Seconds between writing the index and looking at it again: others that read before us have mostly written by then."""
+_turns: dict[str, threading.Lock] = {}
+_turns_lock = threading.Lock()
+
+
+class _Artifact(msgspec.Struct, frozen=True, rename="camel"):
+    """What an index entry needs of a manifest."""
+
+    config: Descriptor | None = None
+    artifact_type: str = ""
+    subject: Descriptor | None = None
+    annotations: dict[str, str] | None = None
+
+
+class _Entry(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    media_type: str
+    digest: str
+    size: int
+    artifact_type: str = ""
+    annotations: dict[str, str] | None = None
+
+
+class _Index(msgspec.Struct, frozen=True, rename="camel"):
+    manifests: tuple[msgspec.Raw, ...] = ()
+    schema_version: int = 2
+    media_type: str = INDEX
+
+
+def tag_of(digest: str) -> str:
+    """``sha256-<hex>``: the fallback tag of a subject."""
+    return digest.replace(":", "-")[:128]
+
+
+def decode(body: bytes, what: str) -> Index:
+    try:
+        return msgspec.json.decode(body, type=Index)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+        raise DataError(f"{what} are no index: {exc}") from None
+
+
+def fallback(registry: Registry, digest: str) -> tuple[Descriptor, ...]:
+    """The entries of the fallback index; none when there is no index."""
+    try:
+        body, _, _ = registry.manifest(tag_of(digest), accept=(INDEX,))
+    except NotFoundError:
+        return ()
+    return decode(body, f"referrers of {digest} in registry {registry.ref.registry}").manifests
+
+
+def enter(registry: Registry, body: bytes, media_type: str) -> None:
+    """Enter the artifact manifest ``body`` in its subject's fallback index; nothing to do without a subject."""
+    from bootseer.oci.spec import digest_of
+
+    artifact = msgspec.json.decode(body, type=_Artifact)
+    if artifact.subject is None:
+        return
+    kind = artifact.artifact_type or (artifact.config.media_type if artifact.config else "")
+    entry = _Entry(media_type, digest_of(body), len(body), kind, artifact.annotations)
+    _change(registry, artifact.subject.digest, entry.digest, msgspec.json.encode(entry))
+
+
+def leave(registry: Registry, subject: str, digest: str) -> None:
+    """Remove the artifact ``digest`` from the fallback index of ``subject``."""
+    _change(registry, subject, digest, None)
+
+
+def _change(registry: Registry, subject: str, digest: str, entry: bytes | None) -> None:
+    tag = tag_of(subject)
+    with _turn(f"{registry!r}@{subject}"):
+        for attempt in range(_TRIES):
+            entries = _entries(registry, tag)
+            if (digest in entries) == (entry is not None):
+                return
+            if entry is None:
+                del entries[digest]
+            else:
+                entries[digest] = msgspec.Raw(entry)
+            index = msgspec.json.encode(_Index(tuple(entries.values())))
+            registry.store_manifest(index, INDEX, tag)
+            time.sleep(_SETTLE * (1 + attempt) * random.uniform(0.5, 1.5))
+            if attempt:
+                log.info("the index of artifacts of %s was changed by others: entering %s again", subject, digest)
+    if (digest in _entries(registry, tag)) != (entry is not None):
+        raise UnavailableError(
+            f"cannot enter artifact {digest} for {subject} in registry {registry.ref.registry}: others keep changing"
+            " the index",
+            hint="run again",
+        )
+
+
+def _entries(registry: Registry, tag: str) -> dict[str, msgspec.Raw]:
+    """Digest -> entry, in order and byte for byte as others wrote them."""
+    try:
+        body, _, _ = registry.manifest(tag, accept=(INDEX,))
+    except NotFoundError:
+        return {}
+    try:
+        items = msgspec.json.decode(body, type=_Index).manifests
+        return {msgspec.json.decode(bytes(item), type=_Entry).digest: item for item in items}
+    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+        raise DataError(f"tag {tag} in registry {registry.ref.registry} is no index of artifacts: {exc}") from None
+
+
+def _turn(name: str) -> threading.Lock:
+    with _turns_lock:
+        return _turns.setdefault(name, threading.Lock())
