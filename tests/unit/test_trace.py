@@ -6,34 +6,88 @@ import struct
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.blocks import _hash
-from bootseer.blocks.trace import UNIT, Recorder, Touch, Trace
+from bootseer.blocks.trace import UNIT, Process, Recorder, Touch, Trace, first_touches
 from bootseer.errors import DataError
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "blocks" / "trace-v1.bin"
+GOLDEN = Path(__file__).parents[1] / "golden" / "blocks"
 TREE = "ab" * 32
 
 
-def sample() -> Trace:
+def old() -> Trace:
     return Trace(TREE, 10 * UNIT + 1, 1700000000, True, "fuse", (Touch(0, 7, 3, 2), Touch(15, 4000000000, 10, 1)))
 
 
+def sample() -> Trace:
+    processes = (Process(7, "python3", 0, "/system.slice/job.scope"), Process(4000000000, "pt_main_thröad"))
+    return msgspec.structs.replace(old(), driver="fanotify", processes=processes)
+
+
 def test_golden_file() -> None:
-    assert sample().encode() == GOLDEN.read_bytes()
-    assert Trace.decode(GOLDEN.read_bytes()) == sample()
+    assert sample().encode() == (GOLDEN / "trace-v2.bin").read_bytes()
+    assert Trace.decode((GOLDEN / "trace-v2.bin").read_bytes()) == sample()
+
+
+def test_traces_of_version_1_are_still_read() -> None:
+    assert Trace.decode((GOLDEN / "trace-v1.bin").read_bytes()) == old()
+
+
+NAMES = st.text(max_size=16)
 
 
 @given(
     st.lists(st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1), st.integers(0, 900), st.integers(1, 99))),
+    st.dictionaries(st.integers(0, 2**32 - 1), st.tuples(NAMES, st.integers(-1, 2**31 - 1), NAMES), max_size=9),
     st.booleans(),
 )
-def test_round_trip(touches: list[tuple[int, int, int, int]], complete: bool) -> None:
-    trace = Trace(TREE, 999 * UNIT, 5, complete, "fuse", tuple(Touch(*fields) for fields in touches))
+def test_round_trip(
+    touches: list[tuple[int, int, int, int]], processes: dict[int, tuple[str, int, str]], complete: bool
+) -> None:
+    table = tuple(Process(pid, *fields) for pid, fields in sorted(processes.items()))
+    trace = Trace(TREE, 999 * UNIT, 5, complete, "fuse", tuple(Touch(*fields) for fields in touches), table)
     assert Trace.decode(trace.encode()) == trace
+
+
+def sealed(body: bytes) -> bytes:
+    return body + _hash.digest(body)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        struct.pack("<IiHH", 7, 0, 0, 0),
+        struct.pack("<IiHH", 7, 0, 0, 0) * 2,
+        struct.pack("<IiHH", 7, 0, 0, 0) + struct.pack("<IiHH", 6, 0, 0, 0),
+        struct.pack("<IiHH", 7, 0, 0, 0) + struct.pack("<IiHH", 8, -2, 0, 0),
+        struct.pack("<IiHH", 7, 0, 0, 0) + struct.pack("<IiHH", 8, 0, 65, 0) + b"a" * 65,
+        struct.pack("<IiHH", 7, 0, 0, 0) + struct.pack("<IiHH", 8, 0, 4, 9) + b"abcd",
+        struct.pack("<IiHH", 7, 0, 0, 0) + struct.pack("<IiHH", 8, 0, 1, 0) + b"\xff",
+        struct.pack("<IiHH", 7, 0, 0, 0) + struct.pack("<IiHH", 8, 0, 0, 0) + b"\0",
+    ],
+)
+def test_a_sealed_but_senseless_process_table_is_refused(table: bytes) -> None:
+    head = sample().encode()[: 72 + 2 * 20]
+    with pytest.raises(DataError, match="process"):
+        Trace.decode(
+            sealed(head + table + bytes(max(0, 24 - len(table)))) if len(table) == 12 else sealed(head + table)
+        )
+
+
+@given(st.binary(max_size=64), st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
+def test_any_sealed_table_is_parsed_or_refused(table: bytes, touches: int, processes: int) -> None:
+    head = bytearray(sample().encode()[:72])
+    struct.pack_into("<I", head, 32, touches % 3)
+    struct.pack_into("<I", head, 68, processes % 4)
+    try:
+        trace = Trace.decode(sealed(bytes(head) + table))
+    except DataError:
+        return
+    assert trace.encode() == sealed(bytes(head) + table)
 
 
 @given(st.data())
@@ -60,9 +114,9 @@ def test_noise_is_refused(raw: bytes) -> None:
 
 @pytest.mark.parametrize(("unit", "count"), [(11, 1), (10, 2), (0, 0), (2**64 - 1, 1)])
 def test_a_sealed_touch_beyond_the_end_is_refused(unit: int, count: int) -> None:
-    body = sample().encode()[:72] + struct.pack("<IIQI", 0, 0, unit, count) * 2
+    body = old().encode()[:72] + struct.pack("<IIQI", 0, 0, unit, count) * 2
     with pytest.raises(DataError, match="beyond"):
-        Trace.decode(body + _hash.digest(body))
+        Trace.decode(sealed(body))
 
 
 def test_first_touches_only() -> None:
@@ -114,3 +168,16 @@ def test_threads_never_record_a_unit_twice() -> None:
         thread.join(10)
     units = [unit for touch in recorder.stop().touches for unit in range(touch.unit, touch.unit + touch.count)]
     assert sorted(units) == list(range(2000))
+
+
+@given(st.lists(st.tuples(st.integers(0, 99), st.integers(1, 9), st.integers(0, 40), st.integers(0, 20)), max_size=40))
+def test_a_log_becomes_first_touches(rows: list[tuple[int, int, int, int]]) -> None:
+    touches, complete = first_touches(rows, 30 * UNIT)
+    assert complete
+    first: dict[int, tuple[int, int]] = {}
+    for ms, pid, unit, count in rows:
+        for one in range(unit, min(unit + count, 30)):
+            first.setdefault(one, (ms, pid))
+    units = [(one, (t.ms, t.pid)) for t in touches for one in range(t.unit, t.unit + t.count)]
+    assert len(units) == len(first)
+    assert dict(units) == first

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 import threading
 import time
+from collections.abc import Iterable
 
 import msgspec
 
@@ -16,16 +17,21 @@ from bootseer.blocks import _hash
 from bootseer.errors import DataError
 
 MAGIC = b"BSTRACE\0"
-VERSION = 1
+VERSION = 2
 UNIT = 4096
 MAX_TOUCHES = 1 << 20
-"""Bounds a trace to 20 MiB; a torch start makes about 15,000 touches."""
+"""Bounds the touches to 20 MiB; a torch start makes about 15,000."""
+MAX_PROCESSES = 4096
+MAX_COMM = 64
+MAX_CGROUP = 1024
+MAX_BYTES = 128 + 20 * MAX_TOUCHES + MAX_PROCESSES * (12 + MAX_COMM + MAX_CGROUP)
 
 COMPLETE = 1
 DRIVERS = ("unknown", "fuse", "fanotify")
 
-_HEADER = struct.Struct("<8sHHIQQI32s4x")
+_HEADER = struct.Struct("<8sHHIQQI32sI")
 _TOUCH = struct.Struct("<IIQI")
+_PROCESS = struct.Struct("<IiHH")
 _MAX_UNIT = 1 << 38
 
 
@@ -38,10 +44,21 @@ class Touch(msgspec.Struct, frozen=True):
     count: int
 
 
+class Process(msgspec.Struct, frozen=True):
+    """Who ``pid`` (as in `Touch.pid`, it may be a thread's) was: its command's name, its cgroup, and its rank in the
+    job, -1 when it has none. Empty texts are unknown."""
+
+    pid: int
+    comm: str
+    rank: int = -1
+    cgroup: str = ""
+
+
 class Trace(msgspec.Struct, frozen=True):
     """First touches in the order they happened. ``began`` is Unix time; ``tree`` the tree's digest (hexadecimal).
 
     ``complete`` is false when touches may be missing: recording stopped at its size limit or joined a warm mount.
+    ``processes``, by pid, name those of the touching processes that could be asked; traces of version 1 have none.
     """
 
     tree: str
@@ -50,6 +67,7 @@ class Trace(msgspec.Struct, frozen=True):
     complete: bool
     driver: str
     touches: tuple[Touch, ...]
+    processes: tuple[Process, ...] = ()
 
     def encode(self) -> bytes:
         header = _HEADER.pack(
@@ -61,30 +79,83 @@ class Trace(msgspec.Struct, frozen=True):
             self.began,
             len(self.touches),
             bytes.fromhex(self.tree),
+            len(self.processes),
         )
-        body = b"".join([header, *(_TOUCH.pack(t.ms, t.pid, t.unit, t.count) for t in self.touches)])
+        table = []
+        for one in self.processes:
+            comm, cgroup = one.comm.encode(), one.cgroup.encode()
+            table += [_PROCESS.pack(one.pid, one.rank, len(comm), len(cgroup)), comm, cgroup]
+        body = b"".join([header, *(_TOUCH.pack(t.ms, t.pid, t.unit, t.count) for t in self.touches), *table])
         return body + _hash.digest(body)
 
     @classmethod
     def decode(cls, raw: bytes) -> Trace:
-        """Parse ``raw``. Raises `DataError` for anything that `encode` would not write."""
+        """Parse ``raw``. Raises `DataError` for anything that `encode` would not write, now or as version 1."""
         if len(raw) < _HEADER.size + _hash.SIZE:
             raise DataError(f"bad trace: only {len(raw)} bytes")
-        magic, version, driver, flags, size, began, count, tree = _HEADER.unpack_from(raw)
-        if magic != MAGIC or version != VERSION:
+        magic, version, driver, flags, size, began, count, tree, processes = _HEADER.unpack_from(raw)
+        if magic != MAGIC or version not in (1, VERSION):
             raise DataError("bad trace: not a trace of a known version")
         end = len(raw) - _hash.SIZE
-        if count > MAX_TOUCHES or _HEADER.size + count * _TOUCH.size != end:
+        table = _HEADER.size + count * _TOUCH.size
+        if count > MAX_TOUCHES or processes > MAX_PROCESSES or table + processes * _PROCESS.size > end:
             raise DataError(f"bad trace: {len(raw)} bytes for {count} touches")
-        if driver >= len(DRIVERS) or flags & ~COMPLETE or any(raw[_HEADER.size - 4 : _HEADER.size]):
+        if driver >= len(DRIVERS) or flags & ~COMPLETE or (version == 1 and processes):
             raise DataError("bad trace: unknown driver or flags")
-        if _hash.digest(memoryview(raw)[:end]) != raw[end:]:
+        view = memoryview(raw)
+        if _hash.digest(view[:end]) != raw[end:]:
             raise DataError("bad trace: checksum differs")
         units = -(-size // UNIT)
-        touches = tuple(Touch(*fields) for fields in _TOUCH.iter_unpack(memoryview(raw)[_HEADER.size : end]))
+        touches = tuple(Touch(*fields) for fields in _TOUCH.iter_unpack(view[_HEADER.size : table]))
         if units > _MAX_UNIT or any(not touch.count or touch.unit + touch.count > units for touch in touches):
             raise DataError("bad trace: a touch beyond the end of the data")
-        return cls(tree.hex(), size, began, bool(flags & COMPLETE), DRIVERS[driver], touches)
+        named = _decode_processes(view[table:end], processes)
+        return cls(tree.hex(), size, began, bool(flags & COMPLETE), DRIVERS[driver], touches, named)
+
+
+def _decode_processes(raw: memoryview, count: int) -> tuple[Process, ...]:
+    found: list[Process] = []
+    at = 0
+    for _ in range(count):
+        if at + _PROCESS.size > len(raw):
+            raise DataError("bad trace: its processes are cut off")
+        pid, rank, comm, cgroup = _PROCESS.unpack_from(raw, at)
+        middle = at + _PROCESS.size + comm
+        last, at = at, middle + cgroup
+        if comm > MAX_COMM or cgroup > MAX_CGROUP or at > len(raw) or rank < -1:
+            raise DataError("bad trace: a process is not understood")
+        if found and pid <= found[-1].pid:
+            raise DataError("bad trace: its processes are not in order")
+        try:
+            texts = (str(raw[last + _PROCESS.size : middle], "utf-8"), str(raw[middle:at], "utf-8"))
+        except UnicodeDecodeError:
+            raise DataError("bad trace: a process is not understood") from None
+        found.append(Process(pid, texts[0], rank, texts[1]))
+    if at != len(raw):
+        raise DataError("bad trace: bytes after its processes")
+    return tuple(found)
+
+
+def first_touches(rows: Iterable[tuple[int, int, int, int]], size: int) -> tuple[tuple[Touch, ...], bool]:
+    """``rows`` of (milliseconds, pid, first unit, units) as touches of a file of ``size`` bytes, and whether these are
+    all of them.
+
+    A unit that comes again is dropped: who appends to a log may be killed before it has noted that it did.
+    """
+    units = -(-size // UNIT)
+    seen = bytearray(units)
+    found: list[Touch] = []
+    for ms, pid, unit, count in rows:
+        end = min(unit + count, units)
+        while (start := seen.find(0, unit, end)) >= 0:
+            stop = seen.find(1, start, end)
+            stop = end if stop < 0 else stop
+            if len(found) >= MAX_TOUCHES:
+                return tuple(found), False
+            seen[start:stop] = b"\1" * (stop - start)
+            found.append(Touch(ms, pid, start, stop - start))
+            unit = stop
+    return tuple(found), True
 
 
 class Recorder:

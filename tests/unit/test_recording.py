@@ -1,0 +1,166 @@
+"""From the touch log of a front to a trace, with the readers asked from /proc."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bootseer.blocks.readers import Readers
+from bootseer.blocks.recording import Recording
+from bootseer.blocks.shared import Count, Shared
+from bootseer.blocks.trace import UNIT, Process, Touch, Trace
+
+TREE = "ab" * 32
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    env = {"RANK": "17", "SLURM_PROCID": "4", "PATH": os.environ["PATH"]}
+    code = "import sys; print(flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", code], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as one:
+        assert one.stdout is not None
+        one.stdout.readline()
+        yield one
+        one.kill()
+
+
+def ask(pid: int, touched: float | None = None, **settings: Path) -> tuple[Process, ...]:
+    readers = Readers(**settings)
+    readers.note(pid, time.monotonic() if touched is None else touched)
+    return readers.table()
+
+
+def test_a_process_tells_its_name_rank_and_cgroup(child: subprocess.Popen[bytes]) -> None:
+    (found,) = ask(child.pid)
+    assert found.pid == child.pid
+    assert found.rank == 17
+    assert found.comm == Path(f"/proc/{child.pid}/comm").read_text().strip()
+    assert found.cgroup in Path(f"/proc/{child.pid}/cgroup").read_text()
+
+
+def test_a_thread_is_its_process() -> None:
+    ids: list[int] = []
+    end = threading.Event()
+
+    def run() -> None:
+        ids.append(threading.get_native_id())
+        end.wait(10)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    while not ids:
+        time.sleep(0.001)
+    (found,) = ask(ids[0])
+    end.set()
+    thread.join()
+    assert found.pid == ids[0] != os.getpid()
+    assert found.comm == Path("/proc/self/comm").read_text().strip()
+
+
+def test_a_number_used_again_is_not_believed(child: subprocess.Popen[bytes]) -> None:
+    assert ask(child.pid, time.monotonic() - 3600) == ()
+
+
+def test_who_is_gone_is_unknown_and_asked_once(tmp_path: Path) -> None:
+    done = subprocess.Popen(["true"])
+    done.wait()
+    assert ask(done.pid) == ()
+    readers = Readers(tmp_path)
+    readers.note(5, 0.0)
+    folder = fake(tmp_path, 5)
+    readers.note(5, 1e9)
+    assert readers.table() == ()
+    assert ask(5, 1e9, proc=tmp_path) == (Process(5, "x", 3, "/a"),)
+    (folder / "environ").unlink()
+    assert ask(5, 1e9, proc=tmp_path) == (Process(5, "x", -1, "/a"),)
+
+
+def fake(proc: Path, pid: int, **files: bytes) -> Path:
+    folder = proc / str(pid)
+    folder.mkdir(exist_ok=True)
+    content = {
+        "status": b"Name:\tx\nTgid:\t%d\n" % pid,
+        "stat": b"5 (a ) (b) S " + b"0 " * 40,
+        "comm": b"x\n",
+        "environ": b"RANK=3\0",
+        "cgroup": b"0::/a\n",
+        **files,
+    }
+    for name, data in content.items():
+        (folder / name).write_bytes(data)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["status", "stat", "comm", "environ", "cgroup"])
+@pytest.mark.parametrize("data", [b"", b"\0", b"\xff" * 100_000, b"Tgid:\n", b"(:)" * 30, b"RANK=99999999999\0RANK=-1"])
+def test_noise_in_proc_never_raises(tmp_path: Path, name: str, data: bytes) -> None:
+    fake(tmp_path, 5, **{name: data})
+    for found in ask(5, 1e9, proc=tmp_path):
+        trace = Trace(TREE, UNIT, 0, True, "fuse", (), (found,))
+        assert Trace.decode(trace.encode()) == trace
+
+
+@pytest.mark.parametrize(
+    ("environ", "rank"),
+    [
+        (b"SLURM_PROCID=4\0OMPI_COMM_WORLD_RANK=5\0", 4),
+        (b"BOOTSEER_RANK=1\0RANK=2\0", 1),
+        (b"RANK=\0SLURM_PROCID=6\0", 6),
+        (b"XRANK=2\0noise\0", -1),
+    ],
+)
+def test_ranks(tmp_path: Path, environ: bytes, rank: int) -> None:
+    fake(tmp_path, 5, environ=environ)
+    assert ask(5, 1e9, proc=tmp_path)[0].rank == rank
+
+
+def test_the_table_is_bounded(tmp_path: Path) -> None:
+    readers = Readers(tmp_path, limit=3)
+    for pid in range(1, 9):
+        fake(tmp_path, pid)
+        readers.note(pid, 1e9)
+    assert [found.pid for found in readers.table()] == [1, 2, 3]
+
+
+def test_a_recording_follows_the_log_of_a_front(child: subprocess.Popen[bytes]) -> None:
+    shared = Shared.create(4, 64)
+    try:
+        shared.counts[Count.RECORDING] = 1
+        shared.counts[Count.BEGAN_NS] = time.monotonic_ns()
+        recording = Recording(
+            shared.touch_log, TREE, 64 * UNIT, driver="fanotify", began=1700000000, clock=time.monotonic()
+        )
+        shared.touch(0, 2 * UNIT, child.pid)
+        assert recording.poll() == 1
+        child.kill()
+        child.wait()
+        shared.touch(0, 3 * UNIT, child.pid)
+        shared.touch(9 * UNIT, 1, 1 << 21)
+        trace = recording.trace()
+        assert [(t.pid, t.unit, t.count) for t in trace.touches] == [
+            (child.pid, 0, 2),
+            (child.pid, 2, 1),
+            (1 << 21, 9, 1),
+        ]
+        assert [found.rank for found in trace.processes] == [17]
+        assert trace.complete
+        assert not recording.trace(complete=False).complete
+        assert Trace.decode(trace.encode()) == trace
+    finally:
+        shared.close()
+
+
+def test_touches_of_a_log_are_touches() -> None:
+    class Log:
+        def since(self, start: int) -> list[tuple[int, int, int, int]]:
+            return [(1, 2, 3, 1), (5, 2, 3, 2)][start:]
+
+    trace = Recording(Log(), TREE, 64 * UNIT, driver="fuse", began=0, clock=0.0).trace()
+    assert trace.touches == (Touch(1, 2, 3, 1), Touch(5, 2, 4, 1))
