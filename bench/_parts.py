@@ -42,25 +42,18 @@ SMALL = Recipe(
 )
 
 
-def cache_dir() -> Path:
-    """The development cache of ``scripts/``."""
-    if named := os.environ.get("BOOTSEER_DEV_CACHE"):
-        return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache")), "bootseer-dev")
-
-
 class Parts:
     """The parts for ``recipe`` and where they are."""
 
     def __init__(self, recipe: Recipe, say: Say) -> None:
         self.recipe, self.say = recipe, say
-        self.folder = cache_dir() / "bench" / recipe.name
+        self.folder = _peers.cache_dir() / "bench" / recipe.name
         self.registry = self.folder / "registry"
         self.bootstrap = self.folder / "bootstrap"
         self.command = ["python3", "/job/start.py", recipe.name]
 
     def prepare(self, *, nydus: bool) -> None:
-        """Make what is missing. Raises `BootseerError`; nydus's twin is made only when wanted and its tools are there."""
+        """Make what is missing, nydus's twin only when wanted. Raises `BootseerError`."""
         self.folder.mkdir(parents=True, exist_ok=True)
         key = builder.key(self.recipe)
         if not _is(self.folder / "image.key", key):

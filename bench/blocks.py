@@ -11,14 +11,10 @@ of ``--rate``: on demand without a profile, the same with background fill, and w
 from __future__ import annotations
 
 import argparse
-import json
-import mmap
 import os
-import platform
 import random
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,7 +22,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bootseer import erofs
+from _reading import sequential, small
+from bootseer import erofs, report
 from bootseer.blocks import server, tree
 from bootseer.blocks.control import TreeStatus
 from bootseer.config import Config
@@ -93,37 +90,11 @@ def start(target: Path, spans: Spans) -> float:
     return time.perf_counter() - began
 
 
-def sequential(path: Path) -> float:
-    """MB/s of one reader with 1 MiB reads."""
-    buffer = mmap.mmap(-1, MIB)
-    size = path.stat().st_size
-    with open(path, "rb", buffering=0) as file:
-        began = time.perf_counter()
-        while file.readinto(buffer):
-            pass
-        seconds = time.perf_counter() - began
-    buffer.close()
-    return size / seconds / 1e6
-
-
-def small(path: Path, count: int = 3000) -> float:
-    """Microseconds per 4 KiB read at random places, each place once, without readahead."""
-    rand = random.Random(9)
-    units = path.stat().st_size // 4096
-    places = rand.sample(range(units), min(count, units))
-    with open(path, "rb", buffering=0) as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
-        began = time.perf_counter()
-        for place in places:
-            os.pread(file.fileno(), 4096, place * 4096)
-        return (time.perf_counter() - began) / len(places) * 1e6
-
-
 class Bench:
     def __init__(self, work: Path, options: argparse.Namespace) -> None:
         self.work = work
         self.options = options
-        self.runs: list[dict[str, Any]] = []
+        self.document = report.new("blocks")
         self.ref = build(work, (96 if options.quick else 384) * MIB)
         self.spans = plan(work / "tree", 0.12)
         shutil.rmtree(work / "tree")
@@ -142,7 +113,8 @@ class Bench:
         )
 
     def note(self, variant: str, number: int, seconds: float, **more: Any) -> None:
-        self.runs.append({"variant": variant, "n": number, "seconds": seconds, **more})
+        moved = more.pop("bytes", {})
+        self.document.runs.append(report.Run(variant=variant, n=number, seconds=seconds, bytes=moved, details=more))
         extra = " ".join(f"{key}={value}" for key, value in more.items())
         print(f"{variant:28} {number}  {seconds:8.3f} s  {extra}", flush=True)
 
@@ -205,30 +177,22 @@ class Bench:
     def _forget_profile(self) -> None:
         shutil.rmtree(self.work / "store" / "profiles", ignore_errors=True)
 
-    def median(self, variant: str, field: str = "seconds") -> float:
-        return statistics.median(run[field] for run in self.runs if run["variant"] == variant)
+    def median(self, variant: str, field: str = "") -> float:
+        runs = [run for run in self.document.runs if run.variant == variant]
+        return statistics.median(float(run.details[field] if field else run.seconds or 0) for run in runs)
 
-    def figures(self) -> list[dict[str, Any]]:
-        def figure(name: str, value: float, unit: str, target: str, met: bool, variant: str) -> dict[str, Any]:
-            n = sum(run["variant"] == variant for run in self.runs)
-            return {
-                "name": name,
-                "value": round(value, 4),
-                "unit": unit,
-                "of": "median",
-                "n": n,
-                "target": target,
-                "met": met,
-            }
-
+    def add_figures(self) -> None:
+        """The figures of the report, from its runs."""
+        n = sum(run.variant == "start-hot" for run in self.document.runs)
         stall = self.median("start-hot", "stall_s") / self.median("start-on-demand", "stall_s")
         ready = self.median("start-hot") / self.median("start-local")
         read = self.median("present-fuse", "mb_per_s") / self.median("present-plain", "mb_per_s")
-        return [
-            figure("stall_hot_vs_on_demand", stall, "ratio", "<= 0.02", stall <= 0.02, "start-hot"),
-            figure("readiness_hot_vs_local", ready, "ratio", "<= 1.3", ready <= 1.3, "start-hot"),
-            figure("sequential_read_fuse_vs_plain", read, "ratio", "none on fuse", True, "present-fuse"),
-        ]
+        for name, value, target in (
+            ("stall_hot_vs_on_demand", stall, "<= 0.02"),
+            ("readiness_hot_vs_local", ready, "<= 1.3"),
+            ("sequential_read_fuse_vs_plain", read, ">= 0"),
+        ):
+            self.document.figure(name, value, unit="ratio", target=target, n=n, of="median")
 
 
 def serve(rate: float, latency: float, rest: list[str]) -> int:
@@ -236,21 +200,6 @@ def serve(rate: float, latency: float, rest: list[str]) -> int:
         return RateLimitedStore(open_store(url), rate=rate, latency=latency)
 
     return server.main(rest, store_for=limited)
-
-
-def report(bench: Bench) -> dict[str, Any]:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
-    machine = {"cores": os.cpu_count(), "memory_gib": round(memory), "kernel": platform.release()}
-    return {
-        "schema": 1,
-        "name": "blocks",
-        "commit": commit.strip(),
-        "machine": machine,
-        "argv": sys.argv[1:],
-        "runs": bench.runs,
-        "figures": bench.figures(),
-    }
 
 
 def main() -> int:
@@ -266,11 +215,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="bench-blocks-", dir=options.work) as work:
         bench = Bench(Path(work), options)
         bench.run()
-        document = report(bench)
-    for figure in document["figures"]:
-        print(f"{figure['name']:32} {figure['value']:8.3f} {figure['unit']}  target {figure['target']}")
+        document = bench.document
+        bench.add_figures()
+    for figure in document.figures:
+        print(f"{figure.name:32} {figure.value:8.3f} {figure.unit}  target {figure.target}")
     if options.out:
-        options.out.write_text(json.dumps(document, indent=1) + "\n")
+        document.write(options.out)
     return 0
 
 

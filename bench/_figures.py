@@ -1,0 +1,99 @@
+"""The figures of bench/image, computed from the runs of a report (which may come from several invocations)."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+
+from bootseer.report import Report, Run
+
+Say = Callable[[str], None]
+
+
+class Medians:
+    """Medians over the runs of a variant that ended well. `Missing` when there is none."""
+
+    def __init__(self, runs: list[Run]) -> None:
+        self._runs = [run for run in runs if not run.failed]
+
+    def of(self, variant: str, field: str = "seconds") -> float:
+        """``field``: ``seconds`` or a key of ``details``."""
+        values = [run.seconds if field == "seconds" else run.details.get(field) for run in self._of(variant)]
+        known = [float(value) for value in values if value is not None]
+        if not known:
+            raise Missing(f"variant {variant} has no {field}")
+        return statistics.median(known)
+
+    def count(self, *variants: str) -> int:
+        return min(len(self._of(variant)) for variant in variants)
+
+    def first(self, *variants: str) -> str:
+        """The first of ``variants`` that has runs."""
+        for variant in variants:
+            if self._of(variant):
+                return variant
+        raise Missing(f"no run of {' or '.join(variants)}")
+
+    def _of(self, variant: str) -> list[Run]:
+        return [run for run in self._runs if run.variant == variant]
+
+
+class Missing(Exception):
+    """A figure cannot be computed: says which runs it lacks."""
+
+
+def compute(report: Report, say: Say) -> None:
+    """Replace the figures of ``report``; says which cannot be computed and why."""
+    report.figures.clear()
+    runs = Medians(report.runs)
+
+    def ratio(name: str, target: str, ours: str, other: str, field: str = "seconds") -> None:
+        value = runs.of(ours, field) / max(runs.of(other, field), 1e-9)
+        report.figure(name, value, unit="ratio", target=target, n=runs.count(ours, other), of="median")
+
+    def single(name: str, target: str, variant: str, field: str) -> None:
+        report.figure(name, runs.of(variant, field), unit="ratio", target=target, n=runs.count(variant), of="median")
+
+    def hot(suffix: str = "") -> str:
+        return runs.first(f"hot-fanotify{suffix}", f"hot-fuse{suffix}")
+
+    def stall() -> None:
+        driver = hot().removeprefix("hot-")
+        ratio("stall_vs_on_demand", "<= 0.02", f"hot-{driver}", f"on-demand-{driver}", "stall_seconds")
+
+    def complete() -> None:
+        ours = runs.first("read-filled-fanotify", "read-complete")
+        values = [
+            runs.of(ours, "sequential_mb_per_s") / runs.of("read-plain", "sequential_mb_per_s"),
+            runs.of("read-plain", "us_per_4k") / runs.of(ours, "us_per_4k"),
+        ]
+        n = runs.count(ours, "read-plain")
+        report.figure("complete_vs_erofs", min(values), unit="ratio", target=">= 0.97", n=n, of="median")
+
+    def recording() -> None:
+        driver = runs.first("warm-fanotify", "warm-fuse")
+        ratio("recording_overhead", "<= 1.02", driver, f"{driver}-norecord")
+
+    wanted: list[tuple[str, Callable[[], None]]] = [
+        *(
+            (f"readiness_vs_local_{driver}",
+             lambda driver=driver, target=target: ratio(
+                 f"readiness_vs_local_{driver}", target, f"hot-{driver}", "local"))
+            for driver, target in (("fanotify", "<= 1.05"), ("fuse", "<= 1.3"))
+        ),
+        ("readiness_vs_full_pull", lambda: ratio("readiness_vs_full_pull", "<= 0.0667", hot(), "containerd")),
+        ("readiness_vs_nydus", lambda: ratio("readiness_vs_nydus", "<= 0.4", hot(), "nydus")),
+        ("readiness_vs_nydus_10ms",
+         lambda: ratio("readiness_vs_nydus_10ms", "<= 0.4", hot("-10ms"), "nydus-10ms")),
+        ("stall_vs_on_demand", stall),
+        ("slow_faults", lambda: single("slow_faults", "<= 0.01", hot(), "slow_share")),
+        ("waste", lambda: single("waste", "<= 0.2", hot(), "waste")),
+        ("complete_vs_erofs", complete),
+        ("recording_overhead", recording),
+        ("conversion_vs_tools", lambda: ratio("conversion_vs_tools", "<= 1", "convert", "convert-tools")),
+    ]  # fmt: skip
+    for name, add in wanted:
+        try:
+            add()
+        except Missing as exc:
+            say(f"no figure {name}: {exc}")

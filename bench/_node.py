@@ -1,0 +1,232 @@
+"""One start on the node, as a process of its own inside the node's network: `Order` in, `Outcome` out, both JSON.
+
+    nsenter --net=... python bench/_node.py ORDER
+
+The clock runs from the moment a start is asked for (this process and its imports are there, the page cache is empty) to
+the job's line ``ready``; what the link moved and the processors did is taken at that moment too. Everything the start
+needs lies below ``Order.work``, which must be empty; nothing stays mounted or running.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import _peers
+from bootseer import config as settings
+from bootseer import image, oci
+from bootseer.blocks import tree
+from bootseer.errors import BootseerError, UnsupportedError
+from bootseer.image.record import ImageRecord
+from bootseer.kernel import mount as mounts
+
+
+class Order(msgspec.Struct, kw_only=True):
+    """What to start and how. ``how``: ``local``, ``lazy`` or a name of `_peers.STARTS`."""
+
+    how: str
+    work: str
+    link: str
+    """Host's end of the node's link."""
+    command: list[str]
+    ref: str
+    record: str
+    """File with the `ImageRecord`."""
+    store: str = ""
+    driver: str = ""
+    job: str | None = None
+    """Profile to prefetch by and record into; None: neither."""
+    environ: dict[str, str] = {}
+    """Settings of this start: ``BOOTSEER_...``."""
+    cache: str = ""
+    """Node cache to use (default: an empty one below ``work``)."""
+    options: dict[str, str] = {}
+    """What a peer needs to know, or where a local tree's ``meta`` and ``data`` are."""
+
+
+class Outcome(msgspec.Struct, kw_only=True):
+    """What came of it. Times in seconds, bytes as the link counted them; ``cpu``: busy seconds of the whole machine."""
+
+    seconds: float
+    link_bytes: int
+    cpu: float
+    stages: dict[str, float] = {}
+    details: dict[str, Any] = {}
+
+
+class Clock:
+    """From `start` to the first line ``ready`` on standard output, which it stands in for while it is open."""
+
+    def __init__(self, link: str) -> None:
+        self._counter = Path("/sys/class/net", link, "statistics/tx_bytes")
+        self._at: tuple[float, int, float] | None = None
+        self.stages: dict[str, float] = {}
+
+    def __enter__(self) -> Clock:
+        sys.stdout.flush()
+        self._stdout = os.dup(1)
+        reading, writing = os.pipe()
+        os.dup2(writing, 1)
+        os.close(writing)
+        self._thread = threading.Thread(target=self._watch, args=(reading,), daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        os.dup2(self._stdout, 1)
+        os.close(self._stdout)
+        self._thread.join(10)
+
+    def start(self) -> None:
+        """Empty the page cache, then begin."""
+        os.sync()
+        Path("/proc/sys/vm/drop_caches").write_text("3\n")
+        self._began = self._now()
+
+    def lap(self, stage: str) -> None:
+        """Note how long everything so far took."""
+        self.stages[stage] = round(time.monotonic() - self._began[0], 3)
+
+    def outcome(self, details: dict[str, Any]) -> Outcome:
+        if self._at is None:
+            raise BootseerError("the job never said that it is ready")
+        seconds, link, cpu = (after - before for after, before in zip(self._at, self._began, strict=True))
+        return Outcome(
+            seconds=round(seconds, 3), link_bytes=int(link), cpu=round(cpu, 2), stages=self.stages, details=details
+        )
+
+    def _now(self) -> tuple[float, int, float]:
+        user, nice, system = map(int, Path("/proc/stat").read_text().split(None, 4)[1:4])
+        cpu = (user + nice + system) / os.sysconf("SC_CLK_TCK")
+        return time.monotonic(), int(self._counter.read_text()), cpu
+
+    def _watch(self, fd: int) -> None:
+        with open(fd, errors="replace") as lines:
+            for line in lines:
+                if line.strip() == "ready" and self._at is None:
+                    self._at = self._now()
+
+
+@contextlib.contextmanager
+def overlay(lower: Path, work: Path) -> Iterator[Path]:
+    """A writable overlay on ``lower``."""
+    target, upper, inner = work / "rootfs", work / "upper", work / "inner"
+    for folder in (target, upper, inner):
+        folder.mkdir()
+    mounts.mount_overlay([lower], target, upper=upper, work=inner)
+    try:
+        yield target
+    finally:
+        mounts.unmount(target)
+
+
+def run_job(rootfs: Path, order: Order, config: oci.ImageConfig) -> None:
+    """The job in a container on ``rootfs``, by the runtime that all variants but containerd's own use."""
+    if code := image.runtime.run(rootfs, config, order.command, state_dir=Path(order.work, "state")):
+        raise BootseerError(f"the job ended with code {code}")
+
+
+def local(order: Order, record: ImageRecord, clock: Clock) -> dict[str, Any]:
+    """Plain EROFS over data that is all on this node."""
+    work = Path(order.work)
+    lower = work / "lower"
+    lower.mkdir()
+    clock.start()
+    mounts.mount_erofs(Path(order.options["meta"]), Path(order.options["data"]), lower)
+    try:
+        with overlay(lower, work) as rootfs:
+            clock.lap("mounted")
+            run_job(rootfs, order, record.config)
+    finally:
+        mounts.unmount(lower)
+    return {}
+
+
+def lazy(order: Order, record: ImageRecord, clock: Clock) -> dict[str, Any]:
+    """Ours: with ``job`` as ``bootseer image run`` does it, without one on demand."""
+    work = Path(order.work)
+    config = settings.load(
+        {
+            "BOOTSEER_CACHE_DIR": order.cache or str(work / "cache"),
+            "BOOTSEER_STATE_DIR": str(work / "state"),
+            "BOOTSEER_STORE": order.store,
+            "BOOTSEER_DRIVER": order.driver,
+            **order.environ,
+        }
+    )
+    if order.driver != getattr(config, "driver", "fuse"):
+        raise UnsupportedError(f"there is no driver {order.driver} here")
+    with contextlib.ExitStack() as undo:
+        mounted: image.ImageMount | tree.TreeMount
+        clock.start()
+        if order.job is not None:
+            mounted = image.mount(order.ref, work / "rootfs", store_url=order.store, config=config, job=order.job)
+            undo.callback(mounted.unmount)
+            rootfs = mounted.rootfs
+        else:
+            mounted = tree.mount(
+                order.store, record.tree, work / "lower", cache_dir=Path(config.cache_dir),
+                state_dir=Path(config.state_dir), profile=None, config=config,
+            )  # fmt: skip
+            undo.callback(mounted.unmount)
+            rootfs = undo.enter_context(overlay(work / "lower", work))
+        clock.lap("mounted")
+        run_job(rootfs, order, record.config)
+        status = mounted.status()
+    if status.driver != order.driver:
+        raise UnsupportedError(f"asked for driver {order.driver}, got {status.driver}")
+    said: dict[str, Any] = msgspec.to_builtins(status)
+    return {key: value for key, value in said.items() if key not in ("id", "digest", "pid", "targets")}
+
+
+def main() -> int:
+    order = msgspec.json.decode(sys.argv[1], type=Order)
+    record = msgspec.json.decode(Path(order.record).read_bytes(), type=ImageRecord)
+    ways: dict[str, Callable[[Order, ImageRecord, Clock], dict[str, Any]]] = {
+        "local": local, "lazy": lazy, "containerd": containerd, "nydus": nydus
+    }  # fmt: skip
+    image.runtime.find(Path(order.work, "state"))  # the probe of the runtime is not part of a start
+    try:
+        with Clock(order.link) as clock:
+            details = ways[order.how](order, record, clock)
+        print(msgspec.json.encode(clock.outcome(details)).decode(), flush=True)
+    except BootseerError as exc:
+        print(f"{type(exc).__name__}: {exc}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def containerd(order: Order, record: ImageRecord, clock: Clock) -> dict[str, Any]:
+    """containerd pulls, unpacks and runs, with its own shim."""
+    work = Path(order.work)
+    with _peers.containerd(work / "containerd") as ctr:
+        clock.start()
+        _peers.call([*ctr, "images", "pull", "--plain-http", order.ref])
+        clock.lap("pulled")
+        _peers.call([*ctr, "run", "--rm", "--net-host", order.ref, "bench", *order.command], show=True)
+    return {}
+
+
+def nydus(order: Order, record: ImageRecord, clock: Clock) -> dict[str, Any]:
+    """nydusd serves the image by FUSE; overlay and runtime are those of our own variants."""
+    work = Path(order.work)
+    with contextlib.ExitStack() as undo:
+        lower = _peers.Nydus(work, **order.options)
+        clock.start()
+        undo.enter_context(lower)
+        rootfs = undo.enter_context(overlay(lower.target, work))
+        clock.lap("mounted")
+        run_job(rootfs, order, record.config)
+    return {}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
