@@ -13,9 +13,10 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -117,7 +118,8 @@ class PackWriter:
         self._seen: dict[bytes, int] = {}
         self._packs: list[ObjectRef | None] = []
         self._foreign: dict[ObjectRef, int] = {}
-        self._out: BinaryIO | None = None
+        self._out: FileIO | None = None
+        self._frames: list[bytes] = []
         self._out_index = self._out_size = 0
         self._out_hash = _hash.hasher()
         self._stored = self._shared = 0
@@ -228,6 +230,22 @@ class PackWriter:
             offsets.append(place[1])
             lengths.append(place[2])
         self._free.append(buffer)
+        self._flush()
+
+    def _flush(self) -> None:
+        """Write the frames of a batch: one call each to hash and file, as every call that gives up the interpreter
+        lock may wait for it afterwards."""
+        if self._out is None or not self._frames:
+            return
+        piece = b"".join(self._frames)
+        self._frames.clear()
+        self._out_hash.update(piece)
+        try:
+            view = memoryview(piece)
+            while view:
+                view = view[self._out.write(view) :]
+        except OSError as exc:
+            raise from_os_error(exc, f"write a pack to {self._folder}") from exc
 
     def _elsewhere(self, digest: bytes) -> tuple[int, int, int] | None:
         """The entry of a block that another tree has stored."""
@@ -241,18 +259,18 @@ class PackWriter:
         return index, place.offset, place.length
 
     def _append(self, frame: bytes) -> tuple[int, int, int]:
-        """Write the frame to the current pack; its entry."""
+        """The entry of a frame that goes to the current pack with the next `_flush`."""
         assert len(frame) <= frame_bound(self._block)
         if self._out is not None and self._out_size + len(frame) > self._limit:
             self._end_pack()
-        try:
-            if self._out is None:
-                self._out = open(self._folder / f"pack-{len(self._packs)}", "xb", 1 << 20)  # noqa: SIM115 - closed by _end_pack
-                self._out_index, self._out_size, self._out_hash = self._new_index(None), 0, _hash.hasher()
-            self._out.write(frame)
-        except OSError as exc:
-            raise from_os_error(exc, f"write a pack to {self._folder}") from exc
-        self._out_hash.update(frame)
+        if self._out is None:
+            path = self._folder / f"pack-{len(self._packs)}"
+            try:
+                self._out = open(path, "xb", 0)  # noqa: SIM115 - closed by _end_pack
+            except OSError as exc:
+                raise from_os_error(exc, f"write a pack to {self._folder}") from exc
+            self._out_index, self._out_size, self._out_hash = self._new_index(None), 0, _hash.hasher()
+        self._frames.append(frame)
         offset, self._out_size = self._out_size, self._out_size + len(frame)
         return self._out_index, offset, len(frame)
 
@@ -266,6 +284,7 @@ class PackWriter:
         """Close the pack being written, if any, and have it put."""
         if self._out is None:
             return
+        self._flush()
         out, self._out = self._out, None
         path = Path(out.name)
         try:
