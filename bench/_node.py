@@ -187,13 +187,25 @@ def lazy(order: Order, record: ImageRecord, clock: Clock) -> dict[str, Any]:
     return {key: value for key, value in said.items() if key not in ("id", "digest", "pid", "targets")}
 
 
+def probe(order: Order) -> None:
+    """What is found out once per boot and kept is not part of a start: a working runtime, the canary of fanotify."""
+    state, cache = Path(order.work, "state"), Path(order.cache or Path(order.work, "cache"))
+    state.mkdir()
+    image.runtime.find(state)
+    if order.driver == "fanotify":
+        from bootseer.kernel import canary
+
+        cache.mkdir(exist_ok=True)
+        canary.fanotify_works(cache, state)
+
+
 def main() -> int:
     order = msgspec.json.decode(sys.argv[1], type=Order)
     record = msgspec.json.decode(Path(order.record).read_bytes(), type=ImageRecord)
     ways: dict[str, Callable[[Order, ImageRecord, Clock], dict[str, Any]]] = {
         "local": local, "lazy": lazy, "containerd": containerd, "nydus": nydus
     }  # fmt: skip
-    image.runtime.find(Path(order.work, "state"))  # the probe of the runtime is not part of a start
+    probe(order)
     try:
         with Clock(order.link) as clock:
             details = ways[order.how](order, record, clock)

@@ -26,7 +26,7 @@ def judged(store_url: str | None, digest: str, job: str, work: Path) -> Iterator
         new = [trace for trace in profiles.load(store, digest, key, tree.map.size) if trace.encode() not in known]
         if not new or not before:
             return {}
-        hot = set(profiles.merge(before, tree.map))
+        hot = {block for block in profiles.merge(before, tree.map) if not tree.map.is_zero(block)}
         used = profiles.blocks_of(new[0], tree.map).keys()
         return {"waste": round(len(hot - used) / len(hot), 4)}
 

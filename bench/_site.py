@@ -36,7 +36,7 @@ class Site:
         """URL of the store with the converted image; None where it cannot be reached through the proxy."""
         if self._hdfs:
             return None if far else self._hdfs
-        return f"registry://{self.registry(far)}/{_parts.REPOSITORY}"
+        return f"registry+http://{self.registry(far)}/{_parts.REPOSITORY}"
 
 
 def default_store() -> str:
