@@ -1,4 +1,4 @@
-"""The EROFS writer without a mount: placement of contents, what it refuses, the same bytes every time, and fsck.erofs."""
+"""The EROFS writer without a mount: placement of contents, what it refuses, the same bytes every time, fsck.erofs."""
 
 from __future__ import annotations
 
@@ -367,7 +367,7 @@ needs_fsck = pytest.mark.skipif(
 def fsck(folder: Path, meta: bytes, data: bytes | bytearray) -> None:
     (folder / "meta").write_bytes(meta)
     (folder / "data").write_bytes(data)
-    command = ["fsck.erofs", f"--device={folder}/data", "--extract", folder / "meta"]
+    command = ["fsck.erofs", f"--device={folder}/data", "--extract", f"{folder}/meta"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -19,7 +19,6 @@ from bootseer.errors import BootseerError, DataError, NotFoundError, from_os_err
 _log = logging.getLogger(__name__)
 _PIECE = 1 << 20
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FOLDER = _READ | os.O_DIRECTORY
 
 
 def build(
@@ -39,7 +38,8 @@ def build(
 
     Traps: access and change times become the mtime; attributes that EROFS has no name for (``system.nfs4_acl``) are
     left out with a log line; whiteouts and ``trusted.overlay.*`` attributes in ``tree`` are kept, so an overlayfs over
-    the image obeys them; ``tree`` must not change meanwhile (a file that grows or shrinks under the walk is an error).
+    the image obeys them; ``tree`` must not change meanwhile (a file whose size or time does while it is read is an
+    error).
 
     Raises `NotFoundError` (no such folder), `DataError` (the tree changed, or holds what EROFS cannot), `FullError`
     (no space), `NotWritableError` (also: a file that may not be read), `BootseerError` for other I/O errors.
@@ -177,7 +177,8 @@ class _Walk:
             sparse = now.st_blocks * 512 < now.st_size
             pieces = _sparse(fd, status.st_size) if sparse else _pieces(fd, 0, status.st_size)
             self._writer.add_file(path, attrs, status.st_size, pieces)
-            if os.fstat(fd).st_size != status.st_size:
+            then = os.fstat(fd)
+            if (then.st_size, then.st_mtime_ns) != (status.st_size, status.st_mtime_ns):
                 raise DataError(f"{show(full)} changed while an image was made of it")
         finally:
             os.close(fd)
