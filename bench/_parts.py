@@ -127,7 +127,10 @@ def opened_files(root: Path, run: Callable[[], None]) -> list[str]:
     for path in files:
         os.utime(path, ns=(0, path.stat().st_mtime_ns))
     run()
-    return sorted(f"/{path.relative_to(root)}" for path in files if path.exists() and path.stat().st_atime_ns)
+    found = sorted(f"/{path.relative_to(root)}" for path in files if path.exists() and path.stat().st_atime_ns)
+    if not found:
+        raise BootseerError(f"{root} is mounted without access times", hint="put BOOTSEER_DEV_CACHE on another disk")
+    return found
 
 
 def _run(root: Path, config: oci.ImageConfig, command: list[str], state: Path) -> None:
