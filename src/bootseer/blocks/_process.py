@@ -18,7 +18,7 @@ import msgspec
 from bootseer import errors
 from bootseer.blocks import control, standby
 from bootseer.blocks.control import Request
-from bootseer.blocks.spec import FUSE_FOLDER, SPEC, ServerSpec
+from bootseer.blocks.spec import FUSE_FOLDER, SPEC, TARGETS, ServerSpec
 from bootseer.errors import BootseerError, UnavailableError, from_os_error
 from bootseer.kernel import mount as mounts
 
@@ -58,8 +58,9 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def join_or_start(folder: Path, spec: ServerSpec, command: Sequence[str]) -> None:
-    """See to it that a server for ``spec`` runs and knows its target. Raises what kept it from starting."""
+def join_or_start(folder: Path, spec: ServerSpec, command: Sequence[str]) -> str:
+    """See to it that a server for ``spec`` runs and knows its target; returns its driver. Raises what kept it from
+    starting."""
     if folder.exists():
         try:
             status = control.ask(folder, Request("add", spec.target))
@@ -71,11 +72,11 @@ def join_or_start(folder: Path, spec: ServerSpec, command: Sequence[str]) -> Non
         else:
             if status.digest != spec.digest:
                 raise BootseerError(f"tree id {spec.id} is taken by {status.digest}")
-            return
+            return status.driver
     try:
         (folder / FUSE_FOLDER).mkdir(parents=True, mode=0o700)
         (folder / SPEC).write_bytes(msgspec.json.encode(spec))
-        _start(folder, command)
+        return _start(folder, command)
     except BaseException as exc:
         clear(folder)
         if isinstance(exc, OSError):
@@ -83,7 +84,7 @@ def join_or_start(folder: Path, spec: ServerSpec, command: Sequence[str]) -> Non
         raise
 
 
-def _start(folder: Path, command: Sequence[str]) -> None:
+def _start(folder: Path, command: Sequence[str]) -> str:
     path = folder.with_suffix(".log")
     if path.exists() and path.stat().st_size > _LOG_BYTES:
         os.replace(path, path.with_suffix(".log.old"))
@@ -97,6 +98,7 @@ def _start(folder: Path, command: Sequence[str]) -> None:
         server.reap()
     if not answer.startswith("ok "):
         raise _startup_error(answer, path)
+    return answer.split(" ")[2]
 
 
 def _read_answer(fd: int) -> str:
@@ -139,52 +141,62 @@ def unmount_target(target: Path) -> None:
 
 
 def await_exit(pid: int, timeout: float) -> None:
-    """Wait until the server ``pid`` ended; kill it, with a log line, when that takes longer than ``timeout``."""
+    """Wait until the server of holder ``pid`` ended; kill it, with a log line, when that takes longer than
+    ``timeout``."""
     try:
         fd = os.pidfd_open(pid)
+        group = os.getpgid(pid)
     except ProcessLookupError:
         return
     try:
         if not select.select([fd], [], [], timeout)[0]:
             log.warning("block server %d has not ended within %g s; killing it", pid, timeout)
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(fd, signal.SIGKILL)
+            _kill(group)
             select.select([fd], [], [], 5.0)
     finally:
         os.close(fd)
 
 
 def clear(folder: Path) -> None:
-    """Remove what a server that ended or died left: a stuck process, a dead FUSE mount, its state files."""
-    if (pid := _find(folder)) is not None:
+    """Remove what a server that ended or died left: stuck processes, a dead FUSE mount, its state files."""
+    for pid in _find(folder):
         # One that failed to start is about to end by itself.
         await_exit(pid, _GRACE_SECONDS)
     if mounts.is_mounted(folder / FUSE_FOLDER):
         log.warning("detaching the FUSE mount that a block server left in %s", folder)
         mounts.unmount(folder / FUSE_FOLDER, lazy=True)
-    for name in (SPEC, control.SOCKET, standby.PID):
+    for name in (SPEC, TARGETS, f"{TARGETS}.tmp", control.SOCKET, standby.PID):
         (folder / name).unlink(missing_ok=True)
     for path in (folder / FUSE_FOLDER, folder):
         with contextlib.suppress(FileNotFoundError):
             path.rmdir()
 
 
-def _find(folder: Path) -> int | None:
-    """The block server of ``folder``: named in its `standby.PID` file, or with ``folder`` as an argument of its own."""
+def _kill(group: int) -> None:
+    """All processes of one server: they share a process group, which nothing else is in."""
+    if group not in (0, 1, os.getpgid(0)):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+
+
+def _find(folder: Path) -> list[int]:
+    """Processes of the block server of ``folder``: the one named in its `standby.PID` file and those of its process
+    group, and any with ``folder`` as an argument of its own."""
     own = b"\0" + os.fsencode(folder) + b"\0"
+    groups: set[int] = set()
     with contextlib.suppress(OSError, ValueError):
-        pid = int((folder / standby.PID).read_text())
-        line = _command_line(pid)
-        # Other commands than ours may serve (see `tree.mount`), but the number may have passed to another process.
-        if own in line or (_MODULE in line and b"\0-\0" in line):
-            return pid
+        _, group = map(int, (folder / standby.PID).read_text().split())
+        groups.add(group)
+    found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit() and int(entry) != os.getpid():
             with contextlib.suppress(OSError):
                 line = _command_line(int(entry))
-                if own in line and _MODULE in line:
-                    return int(entry)
-    return None
+                # Other commands than ours may serve (see `tree.mount`), but the number may have passed to another one.
+                ours = _MODULE in line or own in line
+                if ours and (own in line or os.getpgid(int(entry)) in groups):
+                    found.append(int(entry))
+    return found
 
 
 def _command_line(pid: int) -> bytes:

@@ -15,6 +15,7 @@ import errno
 import fcntl
 import logging
 import os
+import signal
 import struct
 import threading
 from pathlib import Path
@@ -22,6 +23,7 @@ from pathlib import Path
 from bootseer import faults
 from bootseer.blocks import _hash
 from bootseer.blocks.blockmap import BlockMap
+from bootseer.blocks.shared import Ready
 from bootseer.errors import UnavailableError, from_os_error
 
 log = logging.getLogger(__name__)
@@ -38,14 +40,16 @@ class CacheFile:
     in the file, and 0 again only when the cache breaks (``broken``: the disk lost data, blocks are not kept any more).
     """
 
-    def __init__(self, folder: Path, blocks: BlockMap, digest: bytes, lock_fd: int) -> None:
+    def __init__(
+        self, folder: Path, blocks: BlockMap, digest: bytes, lock_fd: int, data_fd: int = -1, ready: Ready | None = None
+    ) -> None:
         self.folder = folder
         self.map = blocks
         self.digest = digest
-        self.ready = bytearray(blocks.count)
+        self.ready: Ready = bytearray(blocks.count) if ready is None else ready
         self.ready_count = 0
         self._lock_fd = lock_fd
-        self._fd = -1
+        self._fd = data_fd
         self._count_lock = threading.Lock()
         self._sync_lock = threading.Lock()
         self._synced = -1
@@ -53,10 +57,11 @@ class CacheFile:
         self.broken = False
 
     @classmethod
-    def open(cls, folder: Path, blocks: BlockMap, digest: bytes) -> CacheFile:
+    def open(cls, folder: Path, blocks: BlockMap, digest: bytes, *, ready: Ready | None = None) -> CacheFile:
         """Open or begin the cache of ``blocks`` (whose encoded form hashes to ``digest``) in ``folder``.
 
-        Raises `UnavailableError` when another process owns it, `FullError` and kin for I/O errors.
+        ``ready``: the ready bytes to use, all zero, such as those in shared memory. Raises `UnavailableError` when
+        another process owns it, `FullError` and kin for I/O errors.
         """
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -65,34 +70,62 @@ class CacheFile:
             raise from_os_error(exc, f"open block cache {folder}") from exc
         try:
             _take(lock_fd, folder)
-            self = cls(folder, blocks, digest, lock_fd)
+            self = cls(folder, blocks, digest, lock_fd, ready=ready)
             try:
                 self._load()
-            except OSError as exc:
+            except BaseException as exc:
                 self._close_data()
-                raise from_os_error(exc, f"open block cache {folder}") from exc
+                if isinstance(exc, OSError):
+                    raise from_os_error(exc, f"open block cache {folder}") from exc
+                raise
         except BaseException:
             os.close(lock_fd)
             raise
         return self
+
+    @classmethod
+    def resume(
+        cls, folder: Path, blocks: BlockMap, digest: bytes, *, ready: Ready, lock_fd: int, data_fd: int, broken: bool
+    ) -> CacheFile:
+        """Go on with the cache of a process that died: ``ready`` as it left it, and its descriptors, which now belong
+        to the result. ``broken``: what `broken` was there.
+
+        The data file must not be opened anew: with a fanotify mark on it that descriptor's writes would wait for
+        themselves.
+        """
+        self = cls(folder, blocks, digest, lock_fd, data_fd, ready)
+        bits = self._read_bitmap()
+        self._durable = bytes(bits) if bits is not None else bytes(blocks.count)
+        self.broken = broken
+        self.ready_count = self._count()
+        return self
+
+    def _count(self) -> int:
+        return bytes(self.ready[:]).count(1)
 
     def _load(self) -> None:
         blocks = self.map
         self._fd = os.open(self.folder / "data", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         bits = self._read_bitmap() if os.fstat(self._fd).st_size == blocks.size else None
         if bits is None:
-            # Truncate to nothing first: blocks without a frame are served from holes, so there must be holes.
+            # Truncate to nothing first: blocks without a frame are served from holes, so there must be holes. But
+            # not under a mount that may use the file by itself, without a process: that would turn its bytes to zeros.
+            if os.fstat(self._fd).st_size and in_use(self._fd):
+                raise UnavailableError(
+                    f"block cache {self.folder} must be begun anew but its data file is in use",
+                    hint="unmount what uses it, or use another cache folder",
+                )
             (self.folder / "bitmap").unlink(missing_ok=True)
             os.ftruncate(self._fd, 0)
             os.ftruncate(self._fd, blocks.size)
         else:
-            self.ready[:] = bits
+            self.ready[:] = bytes(bits)
             self._synced = bits.count(1)
             self._durable = bytes(bits)
         for block in range(blocks.count):
             if blocks.is_zero(block):
                 self.ready[block] = 1
-        self.ready_count = self.ready.count(1)
+        self.ready_count = self._count()
 
     def _read_bitmap(self) -> bytearray | None:
         """One byte per block, or None when there is no trustworthy bitmap."""
@@ -122,13 +155,18 @@ class CacheFile:
         """Whether the bitmap on disk names every block that is ready."""
         return self._synced == self.ready_count
 
+    @property
+    def lock_fd(self) -> int:
+        """The descriptor that holds the lock, to be handed to who must hold it too."""
+        return self._lock_fd
+
     def fileno(self) -> int:
         """The data file, for reading ready blocks; valid until `close`."""
         return self._fd
 
     def is_ready(self, first: int, last: int) -> bool:
         """Whether all blocks from ``first`` to ``last`` (inclusive) are ready."""
-        return self.ready.find(0, first, last + 1) < 0
+        return self.ready.find(b"\0", first, last + 1) < 0
 
     def read(self, offset: int, length: int) -> bytes:
         """Bytes of ready blocks. Raises `OSError` (EIO) when the file is shorter, or lost them in this moment."""
@@ -164,7 +202,7 @@ class CacheFile:
         Raises `OSError`: the old bitmap then stays, which is right, except when the data itself could not be written.
         """
         with self._sync_lock:
-            snapshot = bytes(self.ready)
+            snapshot = bytes(self.ready[:])
             count = snapshot.count(1)
             if count == self._synced or self.broken:
                 return
@@ -193,8 +231,8 @@ class CacheFile:
             self.broken = True
             self._synced = -1
             for block in range(self.map.count):
-                self.ready[block] = self._durable[block] or self.map.is_zero(block)
-            self.ready_count = self.ready.count(1)
+                self.ready[block] = 1 if self._durable[block] or self.map.is_zero(block) else 0
+            self.ready_count = self._count()
         log.error("block cache %s lost data (%s): nothing is kept in it from now on", self.folder, exc.strerror)
         try:
             (self.folder / "bitmap").unlink(missing_ok=True)
@@ -227,6 +265,22 @@ class CacheFile:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def in_use(fd: int) -> bool:
+    """Whether the file behind ``fd`` is open anywhere else: in another process, or in the kernel under a mount.
+
+    A write lease is granted only to the one open file description there is; descriptors shared with it by fork or
+    over a socket do not count. True when the file system has no leases: then nobody can tell.
+    """
+    try:
+        # Who opens the file between these calls has the kernel signal us: by one that is ignored by default, not SIGIO.
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except OSError:
+        return True
+    return False
 
 
 _DIGITS = bytes.maketrans(b"\0\1", b"01")

@@ -43,7 +43,16 @@ class TreeStatus(msgspec.Struct, kw_only=True):
     id: str
     digest: str
     pid: int
+    """The holder, which starts the others anew."""
+    front_pid: int = 0
+    fetcher_pid: int = 0
     driver: str = "fuse"
+    """``fanotify``, ``fuse``, or ``local``: everything is on this node, the kernel reads it by itself."""
+    front_restarts: int = 0
+    fetcher_restarts: int = 0
+    holder_restarts: int = 0
+    lingering: bool = False
+    """All targets are gone, but somebody still uses what was mounted there: the server stays until that ends."""
     targets: list[str] = []
     blocks_total: int = 0
     blocks_ready: int = 0
@@ -55,10 +64,16 @@ class TreeStatus(msgspec.Struct, kw_only=True):
     bytes_demand: int = 0
     bytes_hot: int = 0
     bytes_background: int = 0
+    reads: int = 0
+    """Requests of the kernel; of a part of a file each."""
     slow_faults: int = 0
     stall_seconds: float = 0.0
     """Summed over readers, which may wait at the same time."""
     failed_reads: int = 0
+    denied: int = 0
+    """Reads that failed without an answer of a fetcher."""
+    taken_over: int = 0
+    """Reads that a restarted front answered for the one before."""
     bad_blocks: int = 0
     retries: int = 0
     recording: str = "off"

@@ -61,6 +61,10 @@ class Count:
     """Requests that a front answered for a dead predecessor."""
     HOT_USED = 8
     """Blocks of the hot list that were ready when first read."""
+    FRONT_READY = 9
+    """The generation of the front that has taken over and serves."""
+    OVERFLOWS = 10
+    """fanotify queue overflows: never, as the queue is unlimited."""
     # fetcher
     RECORDING = 32
     """1 while first touches are to be noted."""
@@ -68,19 +72,13 @@ class Count:
     """1 once ``ready`` holds what the bitmap on disk said: a restarted fetcher must not load it again."""
     BROKEN = 34
     """1 after a failed fdatasync: nothing is added to the cache any more."""
-    READY_COUNT = 35
-    DEMAND_BYTES = 36
-    HOT_BYTES = 37
-    BACKGROUND_BYTES = 38
-    REQUESTS = 39
-    RETRIES = 40
-    BAD_BLOCKS = 41
-    UNCACHED_BLOCKS = 42
     INCOMPLETE = 43
     """1 when touches may have been missed: the recording joined a warm mount."""
     JOB_READY = 44
     RECORDED = 45
     """1 once the recording has ended and was published, or will not be."""
+    FETCH = 96
+    """From here on the fields of `bootseer.blocks.flight.FetchStats`, summed over all fetchers."""
     # holder
     BEGAN_NS = 64
     """`time.monotonic_ns` of the start of serving; touches count from here."""

@@ -9,6 +9,8 @@ from bootseer.blocks.fetch import DEMAND_WINDOW
 SPEC = "spec.json"
 FUSE_FOLDER = "fuse"
 DATA = "data"
+TARGETS = "targets.json"
+"""The mounts of the tree, for a restarted fetcher."""
 
 
 class ServerSpec(msgspec.Struct, kw_only=True):
@@ -26,6 +28,8 @@ class ServerSpec(msgspec.Struct, kw_only=True):
     background_fill: bool = True
     fill_quiet: float = 120.0
     demand_window: int = DEMAND_WINDOW
+    driver: str = "auto"
+    """As `Config.driver`."""
     workers: int = 8
     """Reads answered at once. One that waits for a missing block holds its worker, so as many as a node has ranks;
     reading present bytes measures the same with 4 to 12."""

@@ -131,18 +131,23 @@ def warm_up(store_for: Callable[[str], Store], url: str) -> None:
         log.info("%s", exc)
 
 
-def await_folder() -> Path | None:
-    """In the server: wait for the folder to serve, turn to its log; None when the other side has gone away."""
+def await_folder() -> tuple[Path, Path] | None:
+    """In the server: wait for the folder to serve, turn to its log, return both; None when the other side has gone."""
     with open(0, "rb", closefd=False) as told:
         line = told.readline()
     if not line:
         return None
     folder, logfile = json.loads(line)
-    out = os.open(logfile, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
+    os.close(null)
+    turn_to(Path(logfile))
+    return Path(folder), Path(logfile)
+
+
+def turn_to(logfile: Path) -> None:
+    """Write standard output and errors there from now on."""
+    out = os.open(logfile, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     os.dup2(out, 1)
     os.dup2(out, 2)
     os.close(out)
-    os.close(null)
-    return Path(folder)

@@ -88,6 +88,9 @@ class TreeMount:
         else:
             if left.targets:
                 return
+            if left.lingering:
+                log.warning("tree %s is still in use somewhere; its server stays until that ends", self.id)
+                return
             _process.await_exit(left.pid, timeout)
         _process.clear(self._folder)
 
@@ -133,11 +136,12 @@ def mount(
             background_fill=settings.background_fill,
             fill_quiet=settings.fill_quiet,
             demand_window=demand_window,
+            driver=settings.driver,
         )
-        _process.join_or_start(folder, spec, server)
+        driver = _process.join_or_start(folder, spec, server)
         try:
             target.mkdir(parents=True, exist_ok=True)
-            data = folder / FUSE_FOLDER / DATA
+            data = (folder / FUSE_FOLDER if driver == "fuse" else tree.cache) / DATA
             mounts.mount_erofs(tree.meta, data if tree.map.size else None, target)
         except BaseException as exc:
             try:

@@ -1,0 +1,69 @@
+"""Which driver a tree is served by: ``local``, ``fanotify`` or ``fuse``; and what speaks against the faster ones."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+from bootseer.blocks.cache import in_use
+from bootseer.errors import BootseerError, FullError, UnavailableError, UnsupportedError
+from bootseer.kernel import canary, fanotify
+
+log = logging.getLogger(__name__)
+
+DISK_SLACK = 64 << 20
+"""Bytes that must stay free beside a whole data file for the fanotify driver, which cannot serve from memory."""
+
+
+def choose(wish: str, cache: Path, data_fd: int, state_dir: Path, *, complete: bool, missing: int) -> str:
+    """The driver for a data file in the folder ``cache`` with ``missing`` bytes still to come.
+
+    ``wish`` is `Config.driver`. ``auto`` ends in ``fuse`` with a log line that says why; ``fanotify`` that cannot be
+    is `UnsupportedError` or `FullError`.
+    """
+    if complete:
+        return "local"
+    if wish == "fuse":
+        return "fuse"
+    trouble = _against_fanotify(cache, data_fd, state_dir, missing)
+    if trouble is None:
+        return "fanotify"
+    if wish == "fanotify":
+        raise trouble
+    log.warning("serving through FUSE: %s", trouble)
+    return "fuse"
+
+
+def _against_fanotify(cache: Path, data_fd: int, state_dir: Path, missing: int) -> BootseerError | None:
+    verdict = canary.fanotify_works(cache, state_dir)
+    if not verdict.works:
+        return UnsupportedError(f"the fanotify driver does not work here: {verdict.reason}")
+    disk = os.fstatvfs(data_fd)
+    free = disk.f_bavail * disk.f_frsize
+    if free < missing + DISK_SLACK:
+        return FullError(
+            f"the fanotify driver needs {missing + DISK_SLACK >> 20} MiB for {cache}, {free >> 20} MiB are free",
+            hint="free some space there",
+        )
+    return None
+
+
+def guard(data_fd: int, cache: Path) -> fanotify.Group:
+    """A fanotify group with a mark on the data file, which nobody else may have open yet.
+
+    A mark that comes after a mount is silent: the reads of files opened before it raise no events and give zeros.
+    Raises `UnavailableError` when the file is in use, and what `fanotify.Group` raises.
+    """
+    if in_use(data_fd):
+        raise UnavailableError(
+            f"the data file of block cache {cache} is in use without a guard",
+            hint="unmount what was mounted over it by a server that died",
+        )
+    group = fanotify.Group.open()
+    try:
+        group.mark(data_fd)
+    except BaseException:
+        group.close()
+        raise
+    return group

@@ -1,0 +1,415 @@
+"""The fetcher process of a served tree: network, verification, cache file, control socket, recordings.
+
+It may be killed at any time: the holder forks another, which goes on with the shared memory and the descriptors of the
+dead one. Threads: the fetcher's own, ``wanted`` (requests of the front), ``control``, ``sync`` (bitmap, counters),
+``profile``; the main thread waits for notes of the holder and for the end of the recording. With the FUSE driver the
+FUSE workers are here too, and the tree ends with this process.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from bootseer.blocks import keeper, profiles
+from bootseer.blocks.cache import CacheFile, in_use
+from bootseer.blocks.channel import Again, Came, Channel, Wanted
+from bootseer.blocks.control import ControlServer, Request, TreeStatus
+from bootseer.blocks.fetch import Fetcher
+from bootseer.blocks.flight import FetchStats
+from bootseer.blocks.lazyfile import LazyFile
+from bootseer.blocks.link import Link, Note
+from bootseer.blocks.manifest import LocalTree, localize
+from bootseer.blocks.shared import UNIT, Count, Shared
+from bootseer.blocks.source import StoreSource
+from bootseer.blocks.spec import DATA, FUSE_FOLDER, TARGETS, ServerSpec
+from bootseer.blocks.trace import Touch, Trace
+from bootseer.errors import BootseerError, UnavailableError
+from bootseer.kernel import fanotify, fuse
+from bootseer.store import Store
+
+log = logging.getLogger(__name__)
+
+_SYNC_SECONDS = 2.0
+_TICK = 0.2
+_HOLDER_SECONDS = 5.0
+
+
+class Inherited(NamedTuple):
+    """What a fetcher takes over from the one before."""
+
+    shared: Shared
+    data_fd: int
+    lock_fd: int
+    driver: str
+    group: fanotify.Group | None
+
+
+class FetcherProcess:
+    """One fetcher. `run` returns when the holder says that the front is gone, or nobody else is left."""
+
+    def __init__(
+        self, spec: ServerSpec, folder: Path, store: Store, link: Link, channel: Channel, before: Inherited | None
+    ) -> None:
+        self._spec = spec
+        self._folder = folder
+        self._store = store
+        self._link = link
+        self._channel = channel
+        self._stop = threading.Event()
+        self._wake = threading.Event()
+        self._answered = threading.Event()
+        self._lingering = False
+        self._told_complete = False
+        self._hot: list[int] = []
+        self._recording = "off"
+        self._wanted: set[int] = set()
+        self._fuse: fuse.Server | None = None
+        self._file: LazyFile | None = None
+        self._tree = localize(store, spec.digest, Path(spec.cache_dir))
+        self._key = profiles.ProfileKey(spec.profile) if spec.profile is not None else None
+        if before is None:
+            self._begin()
+        else:
+            self._go_on(before)
+        counts = self._shared.counts
+        self._before = [counts[Count.FETCH + index] for index in range(len(FetchStats.__struct_fields__))]
+        self._fetcher = Fetcher(
+            self._cache,
+            sources(store, self._tree),
+            streams=spec.fetch_streams,
+            window=spec.demand_window,
+            deadline=spec.demand_deadline,
+            quiet=spec.fill_quiet,
+        )
+        if counts[Count.JOB_READY]:
+            self._fetcher.eager()
+        if self._key is not None and self._tree.map.size and self._driver != "local":
+            self._recording = "ended" if counts[Count.RECORDED] else "recording"
+
+    def _begin(self) -> None:
+        """Make what the processes share, hand it to the holder, hear which driver it takes."""
+        blocks = self._tree.map
+        units = -(-blocks.size // UNIT)
+        self._shared = Shared.create(blocks.count, units, size=blocks.size, block_size=blocks.block_size)
+        self._cache = CacheFile.open(self._tree.cache, blocks, self._tree.map_digest, ready=self._shared.ready)
+        counts = self._shared.counts
+        counts[Count.LOADED] = 1
+        counts[Count.BEGAN_NS] = time.monotonic_ns()
+        counts[Count.BEGAN_UNIX] = int(time.time())
+        counts[Count.DEADLINE_MS] = int(self._spec.demand_deadline * 1000)
+        self._targets = [self._spec.target]
+        self._keep_targets()
+        missing = sum(blocks.length_of(block) for block in range(blocks.count) if not self._cache.ready[block])
+        note = Note("serve", complete=self._cache.complete, missing=missing, path=str(self._tree.cache))
+        self._link.send(note, [self._shared.fd, self._cache.fileno(), self._cache.lock_fd])
+        answer = self._link.receive(timeout=60.0)
+        if answer is None or answer[0].do != "serving":
+            self._cache.close()
+            raise UnavailableError(answer[0].text if answer else "the holder does not answer")
+        self._driver = answer[0].driver
+        self._group = fanotify.Group(answer[1][0]) if answer[1] else None
+        if self._key is not None and blocks.size and self._driver != "local":
+            counts[Count.RECORDING] = 1
+
+    def _go_on(self, before: Inherited) -> None:
+        self._shared, self._driver, self._group = before.shared, before.driver, before.group
+        self._cache = CacheFile.resume(
+            self._tree.cache,
+            self._tree.map,
+            self._tree.map_digest,
+            ready=self._shared.ready,
+            lock_fd=before.lock_fd,
+            data_fd=before.data_fd,
+            broken=bool(self._shared.counts[Count.BROKEN]),
+        )
+        try:
+            self._targets = msgspec.json.decode((self._folder / TARGETS).read_bytes(), type=list[str])
+        except (OSError, msgspec.MsgspecError) as exc:
+            log.warning("the mounts of tree %s are not known any more: %s", self._spec.id, exc)
+            self._targets = [self._spec.target]
+
+    # -- the life of the process -----------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Serve until the end, leave nothing behind."""
+        jobs = [self._prefetch, self._sync]
+        threads = [threading.Thread(target=job, name=job.__name__.strip("_"), daemon=True) for job in jobs]
+        wanted = threading.Thread(target=self._serve_wanted, name="wanted", daemon=True)
+        control: ControlServer | None = None
+        try:
+            if self._driver == "fuse":
+                self._fuse = self._mount_fuse()
+            for thread in threads:
+                thread.start()
+            if self._driver == "fanotify":
+                wanted.start()  # not joined: it waits for messages, and the end of the process ends it
+            control = ControlServer(self._folder, self._handle)
+            self._link.send(Note("started"))
+            self._serve()
+        finally:
+            self._stop.set()
+            if self._fuse is not None:
+                self._fuse.stop()
+            self._end_recording()
+            self._fetcher.close()
+            for thread in threads:
+                if thread.ident is not None:
+                    thread.join(10.0)
+            self._count()
+            self._cache.close()
+            if control is not None:
+                control.close()
+
+    def _mount_fuse(self) -> fuse.Server:
+        spec = self._spec
+        self._file = LazyFile(self._cache, self._fetcher, self._shared)  # type: ignore[arg-type]
+        locate = self._file.locate
+        server = fuse.Server(
+            fuse.SingleFile(DATA, self._tree.map.size, lambda offset, size, ctx: locate(offset, size, ctx.pid)),
+            self._folder / FUSE_FOLDER,
+            workers=spec.workers,
+            options=fuse.Options(name="bootseer-blocks", max_readahead=spec.max_readahead, allow_other=True),
+        )
+        server.start()
+        return server
+
+    def _serve(self) -> None:
+        while not self._stop.is_set():
+            try:
+                got = self._link.receive(timeout=_TICK)
+            except UnavailableError:
+                self._alone()
+                return
+            if got is not None:
+                self._heed(got[0], got[1])
+            if self._fuse is not None and self._fuse.wait(0):
+                return
+            counts = self._shared.counts
+            age = (time.monotonic_ns() - counts[Count.BEGAN_NS]) / 1e9
+            if counts[Count.JOB_READY] or age >= self._spec.record_seconds:
+                self._end_recording()
+                self._fetcher.eager()
+                self._tell_complete()
+
+    def _heed(self, note: Note, fds: Sequence[int]) -> None:
+        for fd in fds:
+            os.close(fd)
+        if note.do == "left":
+            self._stop.set()
+        elif note.do == "busy":
+            self._lingering = True
+        elif note.do == "staying":
+            self._lingering = False
+        elif note.do == "local":
+            self._driver = "local"
+            self._drop_group()
+            log.info("tree %s is complete: it needs no server any more", self._spec.id)
+        self._answered.set()
+
+    def _tell_complete(self) -> None:
+        cache = self._cache
+        if self._driver == "fanotify" and not self._told_complete and cache.complete and not cache.broken:
+            try:
+                cache.sync()
+            except OSError:
+                return  # the sync thread says so
+            if cache.durable:
+                self._told_complete = self._link.send(Note("complete"))
+
+    def _alone(self) -> None:
+        """Holder and front died at once. Deny what is left to be denied until nobody uses the mount any more."""
+        log.critical("holder and front of tree %s are gone", self._spec.id)
+        group = self._group
+        while group is not None and self._driver == "fanotify":
+            keeper.deny_all(self._shared, group, 1.0)
+            if not in_use(self._cache.fileno()):
+                return
+
+    def _drop_group(self) -> None:
+        group, self._group = self._group, None
+        if group is not None:
+            group.close()
+
+    # -- requests of the front -------------------------------------------------------------------------------------
+
+    def _serve_wanted(self) -> None:
+        self._channel.send(Again(), timeout=1.0)
+        while not self._stop.is_set():
+            try:
+                message = self._channel.receive(timeout=0.5)
+            except BootseerError as exc:
+                log.error("%s", exc)
+                return
+            if isinstance(message, Wanted) and message.id not in self._wanted:
+                self._want(message)
+
+    def _want(self, message: Wanted) -> None:
+        if not message.first <= message.last < self._tree.map.count:
+            self._channel.send(Came(message.id, errno.EIO), timeout=1.0)
+            return
+        self._wanted.add(message.id)
+        try:
+            self._fetcher.submit(message.first, message.last, partial(self._came, message))
+        except UnavailableError as exc:
+            self._came(message, exc, {})
+
+    def _came(self, message: Wanted, error: BootseerError | None, memory: dict[int, bytes]) -> None:
+        number = 0
+        if error is not None:
+            log.error("blocks %d..%d, wanted by process %d: %s", message.first, message.last, message.pid, error)
+            number = errno.EIO
+        elif memory:
+            log.error("blocks %d..%d came but the cache has no room for them", message.first, message.last)
+            number = errno.EIO
+        self._wanted.discard(message.id)
+        if not self._channel.send(Came(message.id, number), timeout=1.0):
+            log.warning("the front does not take the answer to request %d", message.id)
+
+    # -- recording, prefetch, bitmap -------------------------------------------------------------------------------
+
+    def _end_recording(self) -> None:
+        counts = self._shared.counts
+        if self._recording != "recording" or self._key is None:
+            return
+        counts[Count.RECORDING] = 0
+        self._recording = "publishing"
+        trace = Trace(
+            tree=self._spec.digest,
+            size=self._tree.map.size,
+            began=counts[Count.BEGAN_UNIX],
+            complete=not (counts[Count.INCOMPLETE] or counts[Count.TOUCHES_LOST]),
+            driver=self._driver if self._driver != "local" else "fanotify",
+            touches=tuple(Touch(*entry) for entry in self._shared.touch_log.since(0)),
+        )
+        self._recording = profiles.publish(self._store, self._key, trace, self._tree.map)
+        counts[Count.RECORDED] = 1
+        log.info("trace of %d touches: %s", len(trace.touches), self._recording)
+
+    def _prefetch(self) -> None:
+        try:
+            if self._key is not None and not self._cache.complete:
+                traces = profiles.load(self._store, self._spec.digest, self._key, self._tree.map.size)
+                if traces:
+                    self._hot = profiles.merge(traces, self._tree.map)
+                    self._fetcher.hot(self._hot)
+                    log.info("%d hot blocks from %d traces", len(self._hot), len(traces))
+            if self._spec.background_fill:
+                self._fetcher.background()
+        except Exception:
+            log.exception("prefetch failed; blocks come on demand")
+
+    def _sync(self) -> None:
+        failed = False
+        while not self._stop.wait(_SYNC_SECONDS):
+            self._count()
+            if self._cache.broken:
+                self._shared.counts[Count.BROKEN] = 1
+                continue
+            try:
+                if not self._cache.durable:
+                    self._cache.sync()
+                failed = False
+            except OSError as exc:
+                self._shared.counts[Count.BROKEN] = int(self._cache.broken)
+                if not failed:
+                    log.warning("cannot persist the bitmap of block cache %s: %s", self._cache.folder, exc)
+                failed = True
+
+    def _count(self) -> None:
+        """Counters outlive this process."""
+        stats, counts = self._fetcher.stats, self._shared.counts
+        for index, name in enumerate(FetchStats.__struct_fields__):
+            counts[Count.FETCH + index] = self._before[index] + getattr(stats, name)
+        if self._file is not None:
+            reads = self._file.stats
+            counts[Count.SLOW_FAULTS], counts[Count.FAILED_READS] = reads.slow_faults, reads.failed_reads
+            counts[Count.STALL_NS] = int(reads.stall_seconds * 1e9)
+
+    # -- control ---------------------------------------------------------------------------------------------------
+
+    def _keep_targets(self) -> None:
+        tmp = self._folder / f"{TARGETS}.tmp"
+        tmp.write_bytes(msgspec.json.encode(self._targets))
+        os.replace(tmp, self._folder / TARGETS)
+
+    def _ask_holder(self, do: str) -> None:
+        self._answered.clear()
+        if not self._link.send(Note(do)) or not self._answered.wait(_HOLDER_SECONDS):
+            log.warning("the holder does not answer to %r", do)
+
+    def _handle(self, request: Request) -> TreeStatus:
+        counts = self._shared.counts
+        if request.do == "ready":
+            counts[Count.JOB_READY] = 1
+        elif request.do == "add":
+            if not self._targets:
+                self._ask_holder("stay")
+            if self._stop.is_set():
+                raise BootseerError("the block server is stopping")
+            if request.target not in self._targets:
+                self._targets.append(request.target)
+                self._keep_targets()
+            counts[Count.INCOMPLETE] = 1
+        elif request.do == "remove":
+            if request.target in self._targets:
+                self._targets.remove(request.target)
+                self._keep_targets()
+            if not self._targets:
+                self._ask_holder("leave")
+        elif request.do == "stop":
+            self._ask_holder("leave")
+        elif request.do != "status":
+            raise BootseerError(f"unknown request {request.do!r}")
+        return self._status()
+
+    def _status(self) -> TreeStatus:
+        self._count()
+        counts, hot = self._shared.counts, self._hot
+        fetched = FetchStats(*[counts[Count.FETCH + index] for index in range(len(FetchStats.__struct_fields__))])
+        return TreeStatus(
+            id=self._spec.id,
+            digest=self._spec.digest,
+            pid=counts[Count.HOLDER_PID],
+            front_pid=counts[Count.FRONT_PID],
+            fetcher_pid=os.getpid(),
+            driver=self._driver,
+            front_restarts=max(0, counts[Count.FRONT_STARTS] - 1),
+            fetcher_restarts=max(0, counts[Count.FETCHER_STARTS] - 1),
+            holder_restarts=max(0, counts[Count.HOLDER_STARTS] - 1),
+            lingering=self._lingering,
+            targets=list(self._targets),
+            blocks_total=self._tree.map.count,
+            blocks_ready=self._cache.ready_count,
+            complete=self._cache.complete,
+            cache_full=self._fetcher.full,
+            hot_total=len(hot),
+            hot_ready=sum(self._cache.ready[block] for block in hot),
+            bytes_demand=fetched.demand_bytes,
+            bytes_hot=fetched.hot_bytes,
+            bytes_background=fetched.background_bytes,
+            reads=counts[Count.READS],
+            slow_faults=counts[Count.SLOW_FAULTS],
+            stall_seconds=counts[Count.STALL_NS] / 1e9,
+            failed_reads=counts[Count.FAILED_READS],
+            denied=counts[Count.DENIED],
+            taken_over=counts[Count.TAKEN_OVER],
+            bad_blocks=fetched.bad_blocks,
+            retries=fetched.retries,
+            recording=self._recording,
+            uptime=(time.monotonic_ns() - counts[Count.BEGAN_NS]) / 1e9,
+        )
+
+
+def sources(store: Store, tree: LocalTree) -> list[StoreSource]:
+    """Where the blocks of ``tree`` come from."""
+    return [StoreSource(store, tree.map)]
