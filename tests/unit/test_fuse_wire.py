@@ -161,13 +161,13 @@ def _start(monkeypatch: pytest.MonkeyPatch, init: bytes, operations: fuse.Operat
 @pytest.fixture
 def odd(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Kernel, Odd, fuse.Server]]:
     operations = Odd()
-    kernel, server = _start(monkeypatch, wire.INIT_IN.pack(7, 45, 1 << 20, 0xFFFFFFFF), operations)
+    kernel, server = _start(monkeypatch, wire.INIT_IN.pack(7, 45, 1 << 20, 0xFFFFFFFF) + b"\xff" * 4, operations)
     server.start()
     code, body = kernel.answer()[1:]
     assert code == 0
-    major, minor, readahead, flags, background, threshold, _, _, pages, *_ = wire.INIT_OUT.unpack(body)
-    assert (major, minor, readahead, background, threshold, pages) == (7, 38, 128 << 10, 64, 48, 256)
-    assert flags == sum(wire.INIT_FLAGS.values())
+    major, minor, readahead, flags, background, threshold, _, _, pages, _, flags2, *_ = wire.INIT_OUT.unpack(body)
+    assert (major, minor, readahead, background, threshold, pages) == (7, 40, 128 << 10, 64, 48, 256)
+    assert flags | flags2 << 32 == sum(wire.INIT_FLAGS.values()) | wire.INIT_EXT
     yield kernel, operations, server
     kernel.sock.close()
     assert server.wait(10)

@@ -6,14 +6,15 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from bootseer.kernel import _fuse_wire as wire
 from bootseer.kernel.fuse_ops import Attr, Context, DirEntry, Entry, Operations
 
 if TYPE_CHECKING:
-    from bootseer.kernel.fuse import Options
+    from bootseer.kernel.fuse_options import Options
 
 _NO_ATTR = bytes(wire.ENTRY_OUT.size + wire.ATTR.size)
 
@@ -21,13 +22,16 @@ _NO_ATTR = bytes(wire.ENTRY_OUT.size + wire.ATTR.size)
 class Answers:
     """Handlers by opcode. Open directories are listings kept here, so a directory read in parts stays consistent."""
 
-    def __init__(self, operations: Operations, options: Options) -> None:
+    def __init__(self, operations: Operations, options: Options, sizes: Mapping[int, int] | None = None) -> None:
         self._ops, self._options = operations, options
-        self.sizes: dict[int, int] = {}
-        """Sizes of open files by handle, where the operations gave them."""
+        self._kept = dict(sizes or {})
+        self.sizes: dict[int, int] = dict(self._kept)
+        """Sizes of open files by handle, where the operations gave them; those of a predecessor stay for good, as
+        nobody counts its opens."""
         self._opens: dict[int, int] = {}
         self._dirs: dict[int, Sequence[DirEntry] | None] = {}
-        self._next_dir = 1
+        # a directory that was opened in a predecessor of this process must not be taken for another
+        self._next_dir = time.monotonic_ns()
         self._lock = threading.Lock()
         self._entry_valid = wire.seconds(options.entry_timeout)
         self._attr_valid = wire.seconds(options.attr_timeout)
@@ -108,7 +112,8 @@ class Answers:
                 self._opens[fh] = left
             else:
                 self._opens.pop(fh, None)
-                self.sizes.pop(fh, None)
+                if fh not in self._kept:
+                    self.sizes.pop(fh, None)
         self._ops.release(fh, ctx)
         return b""
 

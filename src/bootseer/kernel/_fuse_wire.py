@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-MAJOR, MINOR_WANTED, MINOR_MIN = 7, 38, 31
+MAJOR, MINOR_WANTED, MINOR_MIN = 7, 40, 31
 
 LOOKUP, FORGET, GETATTR, SETATTR, READLINK = 1, 2, 3, 4, 5
 OPEN, READ, WRITE, STATFS, RELEASE = 14, 15, 16, 17, 18
@@ -22,15 +22,23 @@ INIT_FLAGS = {
     "max_pages": 1 << 22,
     "cache_symlinks": 1 << 23,
     "explicit_inval_data": 1 << 25,
+    "has_resend": 1 << 39,
 }
-"""INIT flags this server asks for; the kernel grants those it offers."""
+"""INIT flags this server asks for; the kernel grants those it offers. Those above bit 31 travel in ``flags2``."""
+INIT_EXT = 1 << 30
+"""Set in ``flags`` by a side that has a ``flags2`` (7.36)."""
 
-NOTIFY_INVAL_INODE = 2
+NOTIFY_INVAL_INODE, NOTIFY_RESEND = 2, 7
+UNIQUE_RESEND = 1 << 63
+"""In the ``unique`` of a request that was sent before; the answer repeats it."""
+
+DEV_IOC_CLONE = 0x8004E500  # _IOR(229, 0, uint32_t)
 
 IN_HEADER = struct.Struct("=IIQQIIIHH")  # len opcode unique nodeid uid gid pid total_extlen padding
 OUT_HEADER = struct.Struct("=IiQ")  # len error unique
-INIT_IN = struct.Struct("=IIII")  # major minor max_readahead flags (flags2 follows since 7.36)
-INIT_OUT = struct.Struct("=IIIIHHIIHHI7I")
+INIT_IN = struct.Struct("=IIII")  # major minor max_readahead flags
+INIT_IN_FLAGS2 = struct.Struct("=I")  # follows it since 7.36
+INIT_OUT = struct.Struct("=IIIIHHIIHHI7I")  # ... max_pages map_alignment flags2 unused
 READ_IN = struct.Struct("=QQI")  # fh offset size; read_flags lock_owner flags follow
 OPEN_IN = struct.Struct("=II")
 OPEN_OUT = struct.Struct("=QII")

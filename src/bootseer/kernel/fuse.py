@@ -1,10 +1,11 @@
 """A FUSE server in Python without a library: a raw ``/dev/fuse`` loop for read-only file systems.
 
-Concurrency: ``workers`` threads read requests from one device descriptor, answer them, and end when the kernel says
-ENODEV (unmounted or aborted). The kernel wakes one waiting worker per request. An operation that waits holds its
-worker: give as many workers as reads may wait at once, and some more. When the process dies the kernel answers every
-reader with ECONNABORTED or ENOTCONN: it fails closed. A child made by ``os.fork`` closes its copy of the descriptor, as
-it would otherwise keep a dead server's mount waiting for ever.
+Concurrency: ``workers`` threads read requests from one device descriptor (or each from a clone of its own), answer
+them, and end when the kernel says ENODEV (unmounted or aborted). The kernel wakes one waiting worker per request. An
+operation that waits holds its worker: give as many workers as reads may wait at once, and some more, or return `LATER`.
+When the process dies the kernel answers every reader with ECONNABORTED or ENOTCONN: it fails closed. Where another
+process holds duplicates of all descriptors the readers wait instead, for the server that takes over (`Server.resume`).
+A child made by ``os.fork`` closes its copies, as it would otherwise keep a dead server's mount waiting for ever.
 
 Operations must not touch their own mount: with each worker waiting for a request that no worker is left to answer, the
 mount hangs.
@@ -18,16 +19,18 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
-from bootseer.errors import BootseerError, UnavailableError, UnsupportedError
+from bootseer.errors import BootseerError, UnavailableError, UnsupportedError, from_os_error
 from bootseer.kernel import _fuse_device, mount
 from bootseer.kernel import _fuse_wire as wire
 from bootseer.kernel._fuse_answers import Answers
+from bootseer.kernel._fuse_device import Device
+from bootseer.kernel._fuse_work import Work
 from bootseer.kernel.fuse_ops import (
+    LATER,
     ROOT,
     Attr,
     Context,
@@ -39,11 +42,14 @@ from bootseer.kernel.fuse_ops import (
     SingleFile,
     StatFS,
 )
+from bootseer.kernel.fuse_options import Negotiated, Options
 
 __all__ = [
+    "LATER",
     "ROOT",
     "Attr",
     "Context",
+    "Device",
     "DirEntry",
     "Entry",
     "Negotiated",
@@ -60,89 +66,110 @@ _log = logging.getLogger(__name__)
 _servers: weakref.WeakSet[Server] = weakref.WeakSet()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """How the kernel treats the mount. Sizes in bytes, times in seconds."""
-
-    name: str = "bootseer"
-    """Shown in the mount table, as ``fuse.<name>``."""
-    max_read: int = 1 << 20
-    """Largest read request."""
-    max_readahead: int = 128 << 10
-    """Readahead of buffered reads. More than 128 KiB is set through sysfs after the mount, which needs root."""
-    max_background: int = 64
-    """Readahead requests in flight."""
-    entry_timeout: float = 3600.0
-    """How long the kernel believes a name."""
-    attr_timeout: float = 3600.0
-    """How long the kernel believes attributes."""
-    negative_timeout: float = 0.0
-    """How long the kernel believes that a name does not exist."""
-    allow_other: bool = False
-    """Other users may use it; without root this needs ``user_allow_other`` in /etc/fuse.conf."""
-    default_permissions: bool = True
-    """The kernel checks modes."""
-    keep_cache: bool = True
-    """Pages survive the close of a file (right for bytes that never change)."""
-    direct_io: bool = False
-    """Reads bypass the page cache. Not for a file under EROFS, which needs its pages."""
-
-
-@dataclass(frozen=True)
-class Negotiated:
-    """What the kernel granted in INIT."""
-
-    kernel_minor: int
-    flags: frozenset[str]
-    max_readahead: int
-
-
 class Server:
-    """Serves ``operations`` on ``mountpoint`` (an existing folder) from ``start()`` until ``stop()`` or an unmount."""
+    """Serves ``operations`` on ``mountpoint`` (an existing folder) from ``start()`` until ``stop()`` or an unmount.
+
+    ``device``: a mount that somebody else made with `Device.open`, whose descriptors the server takes over and closes.
+    """
 
     def __init__(
-        self, operations: Operations, mountpoint: Path, *, workers: int = 4, options: Options | None = None
+        self,
+        operations: Operations,
+        mountpoint: Path,
+        *,
+        workers: int = 4,
+        options: Options | None = None,
+        device: Device | None = None,
     ) -> None:
         self.mountpoint, self.options = Path(mountpoint).absolute(), options or Options()
-        self.negotiated: Negotiated | None = None
-        self._ops, self._workers = operations, workers
-        self._answers = Answers(operations, self.options)
+        self._workers, self._device = workers, device
+        self._core = Work(operations, Answers(operations, self.options), self.mountpoint, self.options)
         self._threads: list[threading.Thread] = []
-        self._fd = -1
+        self._fds: tuple[int, ...] = ()
         self._mount: mount.MountEntry | None = None
-        self._ready = threading.Event()
-        self._inflight: dict[int, Context] = {}
         self._closing = threading.Lock()
         self._serving = 0
 
+    @classmethod
+    def resume(
+        cls,
+        operations: Operations,
+        device: Device,
+        negotiated: Negotiated,
+        *,
+        workers: int = 4,
+        options: Options | None = None,
+        sizes: Mapping[int, int] | None = None,
+    ) -> Server:
+        """Serve a mount whose server died, through duplicates of its descriptors: started when this returns.
+
+        The dead process must be gone (waited for), else it may still take requests. Requests it took and did not answer
+        come again, as the kernel is asked to send them; requests nobody took are simply waiting. ``operations`` must
+        know the nodes and handles its predecessor gave out; ``sizes`` are those of the open files by handle, without
+        which short reads of them would not be noticed. Raises `UnsupportedError` where the kernel cannot send requests
+        again (before Linux 6.9): then close all descriptors, which gives the waiting readers errors.
+        """
+        if "has_resend" not in negotiated.flags:
+            raise UnsupportedError(
+                f"the requests a dead server of {device.mountpoint} took are lost", hint="Linux 6.9 sends them again"
+            )
+        server = cls(operations, device.mountpoint, workers=workers, options=options, device=device)
+        answers = Answers(operations, server.options, sizes)
+        server._core = Work(operations, answers, server.mountpoint, server.options)
+        server._core.negotiated = negotiated
+        server._core.ready.set()
+        head = wire.OUT_HEADER.pack(wire.OUT_HEADER.size, wire.NOTIFY_RESEND, 0)
+        try:
+            os.writev(device.fds[0], [head])  # before a worker of ours takes one that would then come twice
+        except OSError as exc:
+            if exc.errno not in (errno.ENODEV, errno.ENOTCONN):  # unmounted meanwhile: the workers will see it
+                raise from_os_error(exc, f"have the requests of {device.mountpoint} sent again") from exc
+        server._run(device)
+        return server
+
+    @property
+    def negotiated(self) -> Negotiated | None:
+        """What the kernel granted, once `start` has returned."""
+        return self._core.negotiated
+
     def start(self, *, timeout: float = 10.0) -> None:
-        """Mount and serve; returns once the kernel has finished INIT. Errors as of `kernel.mount`."""
+        """Mount (unless there is a ``device``) and serve; returns once the kernel has finished INIT. Errors as of
+        `kernel.mount`."""
         if self._threads:
             raise RuntimeError("a server starts once")
-        opts = self.options
-        self._fd = _fuse_device.open_and_mount(
-            self.mountpoint,
-            name=opts.name,
-            allow_other=opts.allow_other,
-            default_permissions=opts.default_permissions,
-            max_read=opts.max_read,
-        )
-        self._mount = mount.find(self.mountpoint)
-        _servers.add(self)
-        self._serving = self._workers
-        for number in range(self._workers):
-            thread = threading.Thread(target=self._work, name=f"fuse-{opts.name}-{number}", daemon=True)
-            thread.start()
-            self._threads.append(thread)
-        if not self._ready.wait(timeout):
+        self._run(self._device or Device.open(self.mountpoint, self.options, workers=self._workers))
+        if not self._core.ready.wait(timeout):
             self.stop(timeout=0)
             raise UnavailableError(f"the kernel did not finish mounting {self.mountpoint} within {timeout:g} s")
         if self.negotiated is None:
             self.stop(timeout=0)
             hint = f"it has to speak 7.{wire.MINOR_MIN}: Linux 5.4 or later"
             raise UnsupportedError("this kernel's FUSE protocol is too old", hint=hint)
-        if opts.max_readahead > 128 << 10:
+        if self.options.max_readahead > 128 << 10:
             self._widen_readahead()
+
+    def _run(self, device: Device) -> None:
+        self._fds = self._core.channels = device.fds
+        self._mount = device.entry
+        _servers.add(self)
+        self._serving = self._workers
+        for number in range(self._workers):
+            name, fd = f"fuse-{self.options.name}-{number}", device.fds[number % len(device.fds)]
+            thread = threading.Thread(target=self._work, args=(fd,), name=name, daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def answer(self, ctx: Context, result: ReadResult | BaseException) -> bool:
+        """Answer a read for which the operations returned `LATER`, from any thread; False when it was answered before.
+
+        ``result`` is what a read returns (not `LATER`), or an exception: an `OSError` gives its errno, others EIO.
+        """
+        with self._closing:  # a descriptor that is closed meanwhile may already be another file
+            return bool(self._fds) and self._core.late(ctx, result)
+
+    def descriptors(self) -> tuple[int, ...]:
+        """The open device descriptors; a duplicate of each in another process keeps the mount when this one dies."""
+        return self._fds
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the mount has ended (by `stop`, or by an unmount from elsewhere); False at the timeout."""
@@ -186,15 +213,15 @@ class Server:
         body = wire.NOTIFY_INVAL_INODE_OUT.pack(node, offset, length)
         head = wire.OUT_HEADER.pack(wire.OUT_HEADER.size + len(body), wire.NOTIFY_INVAL_INODE, 0)
         try:
-            os.writev(self._fd, [head, body])
+            os.writev(self._fds[0], [head, body])
         except OSError as exc:
             if exc.errno != errno.ENOENT:  # ENOENT: the kernel holds nothing of it
                 raise
 
     def _close(self) -> None:
         with self._closing:
-            fd, self._fd = self._fd, -1
-            if fd >= 0:
+            fds, self._fds = self._fds, ()
+            for fd in fds:
                 os.close(fd)
 
     def _widen_readahead(self) -> None:
@@ -204,124 +231,15 @@ class Server:
         except OSError as exc:
             _log.warning("readahead of %s stays at 128 KiB: %s", self.mountpoint, exc)
 
-    def _work(self) -> None:
+    def _work(self, fd: int) -> None:
         try:
-            self._loop()
+            self._core.loop(fd)
         finally:
             with self._closing:
                 self._serving -= 1
                 last = self._serving == 0
             if last:  # nobody is left to answer: abort what is still mounted, rather than let it wait
                 self._close()
-
-    def _loop(self) -> None:
-        fd, buffer = self._fd, bytearray(wire.READ_BUFFER)
-        header, out, inflight, answers = wire.IN_HEADER.unpack_from, wire.OUT_HEADER.pack, self._inflight, self._answers
-        read_in, read, sizes = wire.READ_IN.unpack_from, self._ops.read, self._answers.sizes
-        scratch = bytearray()
-        while True:
-            try:
-                got = os.readv(fd, [buffer])
-            except OSError as exc:
-                if exc.errno in (errno.ENOENT, errno.EINTR, errno.EAGAIN):  # ENOENT: the request was interrupted
-                    continue
-                if exc.errno != errno.ENODEV:
-                    _log.error("%s: cannot read requests: %s", self.mountpoint, exc.strerror)
-                return
-            if got < wire.IN_HEADER.size:
-                _log.error("%s: a request of %d bytes is none, serving ends", self.mountpoint, got)
-                return
-            _, opcode, unique, node, uid, gid, pid, _, _ = header(buffer)
-            body: bytes | bytearray | memoryview = b""
-            if opcode in (wire.FORGET, wire.BATCH_FORGET, wire.INTERRUPT):
-                self._unanswered(opcode, unique, node, buffer)
-                continue
-            ctx = inflight[unique] = Context(unique, node, uid, gid, pid)
-            code = 0
-            try:
-                if opcode == wire.READ:
-                    fh, offset, size = read_in(buffer, 40)
-                    result = read(fh, offset, size, ctx)
-                    if type(result) is tuple:
-                        if len(scratch) < size:
-                            scratch = bytearray(size)
-                        view = memoryview(scratch)[:size]
-                        body = view[: os.preadv(result[0], [view], result[1])]
-                    else:
-                        body = result  # type: ignore[assignment]
-                    whole = sizes.get(fh)
-                    if len(body) > size or (whole is not None and len(body) < min(size, whole - offset)):
-                        raise ValueError(f"read of {size} bytes at {offset} returned {len(body)}")
-                elif opcode == wire.INIT:
-                    body = self._init(buffer)
-                else:
-                    body = answers.answer(opcode, ctx, memoryview(buffer)[40:got])
-            except OSError as exc:
-                code, body = -(exc.errno or errno.EIO), b""
-            except BaseException:  # whatever it is, the reader waits for an answer
-                _log.exception("%s: request %d on node %d failed", self.mountpoint, opcode, node)
-                code, body = -errno.EIO, b""
-            inflight.pop(unique, None)
-            try:
-                os.writev(fd, [out(16 + len(body), code, unique), body])
-            except OSError as exc:
-                if exc.errno == errno.ENODEV:
-                    return
-                if exc.errno != errno.ENOENT:  # ENOENT: nobody waits for this answer any more
-                    _log.error("%s: cannot answer request %d: %s", self.mountpoint, opcode, exc.strerror)
-                    _answer(fd, unique, errno.EIO)
-            if opcode == wire.INIT:
-                self._ready.set()
-
-    def _unanswered(self, opcode: int, unique: int, node: int, buffer: bytearray) -> None:
-        if opcode == wire.INTERRUPT:
-            ctx = self._inflight.get(wire.INTERRUPT_IN.unpack_from(buffer, 40)[0])
-            if ctx is None:  # its request is being read by another worker, or done: have the kernel ask again
-                _answer(self._fd, unique, errno.EAGAIN)
-                return
-            ctx.interrupted = True
-            if ctx.on_interrupt:
-                _guard(ctx.on_interrupt)
-        elif opcode == wire.FORGET:
-            lookups = wire.FORGET_IN.unpack_from(buffer, 40)[0]
-            _guard(lambda: self._ops.forget(node, lookups))
-        else:
-            count = wire.BATCH_FORGET_IN.unpack_from(buffer, 40)[0]
-            for index in range(count):
-                which, lookups = wire.FORGET_ONE.unpack_from(buffer, 48 + index * wire.FORGET_ONE.size)
-                _guard(lambda which=which, lookups=lookups: self._ops.forget(which, lookups))  # type: ignore[misc]
-
-    def _init(self, buffer: bytearray) -> bytes:
-        major, minor, readahead, offered = wire.INIT_IN.unpack_from(buffer, 40)
-        if major != wire.MAJOR or minor < wire.MINOR_MIN:
-            _log.error("the kernel speaks FUSE %d.%d", major, minor)
-            raise OSError(errno.EPROTO, os.strerror(errno.EPROTO))
-        opts = self.options
-        granted = {name: bit for name, bit in wire.INIT_FLAGS.items() if offered & bit}
-        readahead = min(readahead, opts.max_readahead)
-        self.negotiated = Negotiated(minor, frozenset(granted), readahead)
-        flags = sum(granted.values())
-        background = opts.max_background
-        max_pages = max(1, opts.max_read // os.sysconf("SC_PAGE_SIZE"))
-        minor = min(minor, wire.MINOR_WANTED)
-        return wire.INIT_OUT.pack(
-            7, minor, readahead, flags, background, background * 3 // 4, 4096, 1, max_pages, 0, 0, *[0] * 7
-        )
-
-
-def _answer(fd: int, unique: int, code: int) -> None:
-    try:
-        os.writev(fd, [wire.OUT_HEADER.pack(wire.OUT_HEADER.size, -code, unique)])
-    except OSError as exc:
-        if exc.errno not in (errno.ENOENT, errno.ENODEV):
-            _log.error("cannot answer request with error %d: %s", code, exc.strerror)
-
-
-def _guard(action: Callable[[], None]) -> None:
-    try:
-        action()
-    except Exception:
-        _log.exception("a request without an answer failed")
 
 
 def _close_in_child() -> None:

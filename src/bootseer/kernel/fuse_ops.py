@@ -14,8 +14,16 @@ from typing import NamedTuple
 
 ROOT = 1
 
-ReadResult = bytes | bytearray | memoryview | tuple[int, int]
-"""Bytes, or ``(fd, offset)``: where in a local file they are (the server reads them from there)."""
+
+class Later:
+    """See `LATER`."""
+
+
+LATER = Later()
+"""Result of a read that is answered with `Server.answer` when its bytes are there; its worker is free meanwhile."""
+
+ReadResult = bytes | bytearray | memoryview | tuple[int, int] | Later
+"""Bytes, or ``(fd, offset)``: where in a local file they are (the server reads them from there), or `LATER`."""
 
 
 class Attr(NamedTuple):
@@ -74,10 +82,26 @@ class StatFS(NamedTuple):
 class Context:
     """Who asks. ``pid`` is the asking thread's id in the server's pid namespace, 0 when it is not visible there."""
 
-    __slots__ = ("gid", "interrupted", "node", "on_interrupt", "pid", "uid", "unique")
+    __slots__ = (
+        "channel",
+        "fh",
+        "gid",
+        "interrupted",
+        "node",
+        "offset",
+        "on_interrupt",
+        "pid",
+        "size",
+        "uid",
+        "unique",
+    )
 
-    def __init__(self, unique: int, node: int, uid: int, gid: int, pid: int) -> None:
+    def __init__(self, unique: int, node: int, uid: int, gid: int, pid: int, channel: int = -1) -> None:
         self.unique, self.node, self.uid, self.gid, self.pid = unique, node, uid, gid, pid
+        self.channel = channel
+        """The device descriptor that read the request; the kernel takes the answer from no other."""
+        self.fh = self.offset = self.size = 0
+        """Of a read: what was asked for."""
         self.interrupted = False
         """The asking process got a signal. Raise ``InterruptedError`` then, or it cannot be killed until the answer."""
         self.on_interrupt: Callable[[], None] | None = None
