@@ -36,8 +36,9 @@ def test_importing_bootseer_takes_less_than_50_ms():
 
 @pytest.mark.parametrize(
     "verb",
-    ["", "doctor", "run", "demo", "image", "image convert", "image run", "image mount", "env", "env run", "fs",
-     "fs put", "fs mount", "profile", "profile show", "profile wrap"],
+    ["", "doctor", "run", "demo", "image", "image convert", "image run", "image mount", "image ls", "image cat",
+     "image extract", "image profile", "image profile show", "image profile diff", "image profile explain", "env",
+     "env run", "fs", "fs put", "fs mount", "profile", "profile show", "profile wrap"],
 )  # fmt: skip
 def test_every_verb_has_help(verb):
     done = call(*verb.split(), "--help")

@@ -128,7 +128,7 @@ def test_into_a_folder_with_things_in_it(site: Site) -> None:
 
 def test_damage_leaves_nothing(site: Site) -> None:
     site.damage()
-    with pytest.raises(DataError, match="damaged|bad"):
+    with pytest.raises(DataError, match=r"damaged|bad"):
         extract(site.store, site.digest, site.folder / "plain")
     assert os.listdir(site.folder / "plain") == []
 
@@ -184,7 +184,7 @@ def test_hot_files_come_first_and_files_are_never_half_there(site: Site, monkeyp
 
 def test_a_full_disk_or_a_crash_in_between(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BOOTSEER_FAULTS", "blocks.extract.place=enospc")
-    with pytest.raises(BootseerError, match="No space left|space"):
+    with pytest.raises(BootseerError, match="space"):
         extract(site.store, site.digest, site.folder / "plain")
     assert os.listdir(site.folder / "plain") == []
 

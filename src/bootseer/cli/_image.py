@@ -1,0 +1,120 @@
+"""What the verbs of ``bootseer image`` share: options, progress bars, tables, sizes and times as text."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from types import FrameType
+
+    from rich.progress import TaskID
+
+Ref = Annotated[str, typer.Argument(metavar="REF", help="HOST[:PORT]/NAME[:TAG] or oci:DIR[:TAG]")]
+StoreUrl = Annotated[str, typer.Option("--store", metavar="URL", help="Folder, hdfs:// or s3:// (default: settings)")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document")]
+PlainHttp = Annotated[
+    bool | None, typer.Option("--plain-http/--https", help="Default: HTTP for loopback and private addresses")
+]
+JobName = Annotated[str, typer.Option("--job", metavar="NAME", help="Whose earlier starts to prefetch by")]
+
+
+class Bars:
+    """Progress bars on stderr for steps of more than two seconds; safe to update from any thread."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._bars = Progress(
+            TextColumn("{task.description:<9}"),
+            BarColumn(),
+            DownloadColumn(binary_units=False),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            transient=True,
+            disable=quiet or not sys.stderr.isatty(),
+        )
+        self._tasks: dict[str, TaskID] = {}
+        self._began = time.monotonic()
+
+    def update(self, step: str, done: int, total: int) -> None:
+        if self._bars.disable or (not self._tasks and time.monotonic() - self._began < 2.0):
+            return
+        if not self._bars.live.is_started:
+            self._bars.start()
+        if step not in self._tasks:
+            self._tasks[step] = self._bars.add_task(step)
+        self._bars.update(self._tasks[step], completed=done, total=total or None)
+
+    def __enter__(self) -> Bars:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._bars.live.is_started:
+            self._bars.stop()
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """Inside, SIGTERM ends the command like Ctrl-C does: everything is undone on the way out."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[str] = ()) -> None:
+    """A plain table on stdout; columns are set right except those in ``left``. Long texts are never cut."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, title_style="bold")
+    for name in columns:
+        table.add_column(name, justify="left" if name in left else "right", overflow="fold", no_wrap=name not in left)
+    for row in rows:
+        table.add_row(*(Text(one_line(cell)) for cell in row))
+    # Piped, a line is as long as it needs to be: whoever greps wants whole paths.
+    Console(width=None if sys.stdout.isatty() else 1000, markup=False, highlight=False).print(table)
+
+
+def one_line(text: str) -> str:
+    """``text`` without what would move the cursor."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+def count_text(count: int, one: str, many: str) -> str:
+    return f"{count} {one if count == 1 else many}"
+
+
+def size_text(count: int) -> str:
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000 or unit == "GB":
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    raise AssertionError("unreachable")
+
+
+def print_json(value: object) -> None:
+    import msgspec
+
+    typer.echo(json.dumps(msgspec.to_builtins(value), indent=2))
+
+
+def share_text(share: float) -> str:
+    return f"{100 * share:.1f} %"

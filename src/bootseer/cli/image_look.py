@@ -1,0 +1,210 @@
+"""``bootseer image ls``, ``cat`` and ``extract``: converted images without a mount."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bootseer import config as settings
+from bootseer.cli._image import (
+    AsJson,
+    Bars,
+    JobName,
+    PlainHttp,
+    Ref,
+    StoreUrl,
+    one_line,
+    print_json,
+    size_text,
+    terminable,
+)
+from bootseer.errors import BootseerError, NotFoundError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from bootseer.blocks.offline import OpenTree
+    from bootseer.erofs import Inode, Reader
+
+_PIECE = 4 << 20
+_KINDS = {
+    stat.S_IFREG: "file",
+    stat.S_IFDIR: "folder",
+    stat.S_IFLNK: "symlink",
+    stat.S_IFCHR: "char",
+    stat.S_IFBLK: "block",
+    stat.S_IFIFO: "fifo",
+    stat.S_IFSOCK: "socket",
+}
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(ls)
+    app.command()(cat)
+    app.command()(extract)
+
+
+def ls(
+    ref: Annotated[str, typer.Argument(metavar="[REF]", help="List this image's files (default: list images)")] = "",
+    path: Annotated[str, typer.Argument(metavar="[PATH]", help="File or folder in the image")] = "/",
+    recursive: Annotated[bool, typer.Option("--recursive", "-R", help="Everything below PATH too")] = False,
+    store: StoreUrl = "",
+    plain_http: PlainHttp = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the converted images of a store, or the files of one of them without mounting it."""
+    if not ref:
+        _list_images(store or settings.load().store_url, as_json)
+        return
+    with opened(ref, store, plain_http) as tree:
+        reader = tree.reader
+        where, top = _find(reader, path)
+        rows = _rows(reader, where, top, recursive)
+        if as_json:
+            print_json([_entry(reader, name, inode) for name, inode in rows])
+            return
+        for name, inode in rows:
+            typer.echo(_line(reader, name, inode))
+
+
+def cat(
+    ref: Ref,
+    path: Annotated[str, typer.Argument(metavar="PATH", help="File in the image; links are followed")],
+    store: StoreUrl = "",
+    plain_http: PlainHttp = None,
+) -> None:
+    """Print a file of a converted image without mounting it; only its own blocks are fetched."""
+    with opened(ref, store, plain_http) as tree:
+        reader = tree.reader
+        _, inode = reader.resolve(os.fsencode(path))
+        if not inode.is_file:
+            raise BootseerError(f"cannot print {path} of {ref}: it is no file but a {_KINDS[stat.S_IFMT(inode.mode)]}")
+        for offset in range(0, inode.size, _PIECE):
+            sys.stdout.buffer.write(reader.read(inode, offset, _PIECE))
+        sys.stdout.buffer.flush()
+
+
+def extract(
+    ref: Ref,
+    target: Annotated[Path, typer.Argument(metavar="DIR", help="Empty or new folder")],
+    job: JobName = "",
+    store: StoreUrl = "",
+    plain_http: PlainHttp = None,
+) -> None:
+    """Write all files of a converted image into DIR, for hosts where nothing may be mounted.
+
+    Files that earlier starts (of --job) touched come first, and a file is there only when it is whole. Without root,
+    owners and device nodes are not kept.
+    """
+    from bootseer import image
+    from bootseer.blocks.extract import extract as bring
+    from bootseer.blocks.profiles import ProfileKey
+    from bootseer.store import open_store
+
+    config = settings.load()
+    url = store or config.store_url
+    record = image.resolve(ref, url, plain_http=plain_http)
+    began = time.monotonic()
+    with terminable(), Bars(quiet=False) as bars:
+        bring(
+            open_store(url),
+            record.tree,
+            target,
+            profile=ProfileKey(job or "default"),
+            streams=config.fetch_streams,
+            progress=lambda done, total: bars.update("extract", done, total),
+        )
+    typer.echo(f"extracted {ref} into {target} in {time.monotonic() - began:.1f} s")
+
+
+def opened(ref: str, store: str, plain_http: bool | None) -> OpenTree:
+    """The tree of a converted image, to be closed. Raises `NotFoundError`, `UnavailableError`, `DataError`."""
+    from bootseer import image
+    from bootseer.blocks.offline import look
+    from bootseer.store import open_store
+
+    config = settings.load()
+    url = store or config.store_url
+    record = image.resolve(ref, url, plain_http=plain_http)
+    return look(open_store(url), record.tree, Path(config.cache_dir))
+
+
+def _list_images(url: str, as_json: bool) -> None:
+    from bootseer import image
+    from bootseer.store import open_store
+
+    records = list(image.records(open_store(url)))
+    if as_json:
+        print_json(records)
+        return
+    for record in records:
+        sizes = f"{size_text(record.tree_bytes):>9} {size_text(record.stored_bytes):>9}"
+        typer.echo(f"{record.image[7:19]} {record.platform:<12} {sizes}  {record.reference}")
+
+
+def _find(reader: Reader, path: str) -> tuple[bytes, Inode]:
+    """What ``path`` names: a link itself, unless it ends with a slash, but links on the way are followed."""
+    raw = os.fsencode(path)
+    folder, _, name = raw.rstrip(b"/").rpartition(b"/")
+    if raw.endswith(b"/") or name in (b"", b".", b".."):
+        return reader.resolve(raw)
+    where, inode = reader.resolve(folder)
+    full = where + b"/" + name if where else name
+    if not inode.is_dir:
+        raise NotFoundError(f"the image has no {path}")
+    return full, reader.stat(full)
+
+
+def _rows(reader: Reader, where: bytes, top: Inode, recursive: bool) -> Iterator[tuple[bytes, Inode]]:
+    if not top.is_dir:
+        yield where, top
+    elif recursive:
+        yield from (row for row in reader.walk(where) if row[0] != where)
+    else:
+        for entry in reader.entries(top):
+            yield (where + b"/" + entry.name if where else entry.name), reader.inode(entry.nid)
+
+
+def _text(path: bytes) -> str:
+    return one_line(path.decode(errors="backslashreplace"))
+
+
+def _line(reader: Reader, path: bytes, inode: Inode) -> str:
+    if stat.S_ISCHR(inode.mode) or stat.S_ISBLK(inode.mode):
+        size = f"{os.major(inode.rdev)}, {os.minor(inode.rdev)}"
+    else:
+        size = str(inode.size)
+    owner = f"{inode.uid}:{inode.gid}"
+    try:
+        when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(inode.mtime_ns // 1_000_000_000))
+    except (OverflowError, OSError, ValueError):
+        when = f"{inode.mtime_ns // 1_000_000_000:>16}"
+    arrow = f" -> {_text(reader.readlink(inode))}" if inode.is_symlink else ""
+    return f"{stat.filemode(inode.mode)} {inode.nlink:>3} {owner:<11} {size:>12} {when} /{_text(path)}{arrow}"
+
+
+def _entry(reader: Reader, path: bytes, inode: Inode) -> dict[str, object]:
+    row: dict[str, object] = {
+        "path": "/" + path.decode(errors="backslashreplace"),
+        "kind": _KINDS[stat.S_IFMT(inode.mode)],
+        "mode": f"{stat.S_IMODE(inode.mode):04o}",
+        "uid": inode.uid,
+        "gid": inode.gid,
+        "size": inode.size,
+        "mtime_ns": inode.mtime_ns,
+        "links": inode.nlink,
+        "inode": inode.nid,
+    }
+    if inode.is_symlink:
+        row["target"] = reader.readlink(inode).decode(errors="backslashreplace")
+    if stat.S_ISCHR(inode.mode) or stat.S_ISBLK(inode.mode):
+        row["device"] = [os.major(inode.rdev), os.minor(inode.rdev)]
+    if xattrs := reader.xattrs(inode):
+        row["xattrs"] = {name.decode(errors="backslashreplace"): value.hex() for name, value in xattrs.items()}
+    return row

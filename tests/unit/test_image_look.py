@@ -1,0 +1,185 @@
+"""Looking into converted images and their profiles from the command line, without a mount."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bootseer import image
+from bootseer.blocks import profiles
+from bootseer.blocks.offline import look
+from bootseer.blocks.profiles import ProfileKey
+from bootseer.blocks.trace import UNIT, Process, Touch, Trace
+from bootseer.cli.image import app
+from bootseer.errors import BootseerError
+from bootseer.store.folder import FolderStore
+from bootseer.testing.images import Member, folder, write_image
+
+BIG = os.urandom(300_000)
+LAYER = [
+    folder("bin"),
+    Member("bin/big", data=BIG, mode=0o755, uid=5, gid=6),
+    Member("bin/other", data=b"o" * 200_000),
+    Member("bin/link", "symlink", link="/bin/big"),
+    Member("bin/hard", "hardlink", link="bin/big"),
+    Member("bin/null", "char", device=(1, 3)),
+    folder("etc"),
+    Member("etc/new\nline", data=b"small"),
+    Member("etc/caps", data=b"c", xattrs={"user.note": b"hello"}),
+]
+
+
+class Site:
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self.store = FolderStore(base / "store")
+        self.ref = f"oci:{base / 'layout'}:v1"
+        write_image(base / "layout", [LAYER])
+        self.record = image.convert(self.ref, self.store.url, work_dir=base / "work")
+        self.other = f"oci:{base / 'layout'}:v2"
+        write_image(base / "layout", [LAYER, [Member("bin/other", data=b"p" * 200_000)]], tag="v2")
+        image.convert(self.other, self.store.url, work_dir=base / "work")
+
+    def call(self, *args: str) -> bytes:
+        """Output of the command, in this process: starting Python for each of 30 would take longer than all else."""
+        environ = {"BOOTSEER_STORE": self.store.url, "BOOTSEER_CACHE_DIR": str(self.base / "cache")}
+        done = CliRunner().invoke(app, args, env={**environ}, catch_exceptions=True)
+        if done.exception is not None:
+            raise done.exception
+        return done.stdout_bytes
+
+    def text(self, *args: str) -> str:
+        return self.call(*args).decode()
+
+    def json(self, *args: str) -> object:
+        return json.loads(self.call(*args, "--json"))
+
+    def start(self, ref: str, job: str, began: int, *paths: bytes) -> str:
+        """Record a start that touched the first unit of each of ``paths``; returns the trace's digest."""
+        record = image.resolve(ref, self.store.url)
+        with look(self.store, record.tree, self.base / "cache") as opened:
+            touches = []
+            for number, path in enumerate(paths):
+                (extent, *_) = opened.reader.extents(opened.reader.stat(path))
+                touches.append(Touch(100 * number, 7, extent.data_offset // UNIT, 1))
+            trace = Trace(
+                record.tree, opened.map.size, began, True, "fuse", tuple(touches), (Process(7, "python", 0, "/job"),)
+            )
+            before = {info.key for info in self.store.list("profiles")}
+            assert profiles.publish(self.store, ProfileKey(job), trace, opened.map) == "published"
+        ((key),) = {info.key for info in self.store.list("profiles")} - before
+        return key.rpartition("/")[2].removesuffix(".trace")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    return Site(tmp_path_factory.mktemp("look"))
+
+
+def test_files_of_an_image(site: Site) -> None:
+    lines = site.text("ls", site.ref, "/bin").splitlines()
+    assert [line.split(" /", 1)[1] for line in lines] == [
+        "bin/big",
+        "bin/hard",
+        "bin/link -> /bin/big",
+        "bin/null",
+        "bin/other",
+    ]
+    assert lines[0].startswith("-rwxr-xr-x   2 5:6 ")
+    assert " 300000 2017-07-14 02:40 /bin/big" in lines[0]
+    assert lines[3].startswith("crw-r--r--")
+    assert "1, 3" in lines[3]
+    assert len(site.text("ls", site.ref, "-R").splitlines()) == 9
+    assert "/etc/new\\nline" in site.text("ls", site.ref, "etc/")
+    (row,) = site.json("ls", site.ref, "/etc/caps")
+    assert (row["path"], row["kind"], row["mode"], row["size"]) == ("/etc/caps", "file", "0644", 1)
+    assert row["xattrs"] == {"user.note": b"hello".hex()}
+    (row,) = site.json("ls", site.ref, "/bin/link")
+    assert (row["kind"], row["target"]) == ("symlink", "/bin/big")
+    assert site.json("ls", site.ref, "/bin/null")[0]["device"] == [1, 3]
+
+
+def test_images_of_a_store(site: Site) -> None:
+    assert site.ref in site.text("ls")
+    assert {row["reference"] for row in site.json("ls")} == {site.ref, site.other}
+
+
+def test_one_file_of_an_image(site: Site) -> None:
+    assert site.call("cat", site.ref, "/bin/link") == BIG
+
+
+def test_an_image_as_a_folder(site: Site) -> None:
+    dest = site.base / "plain"
+    assert "extracted" in site.text("extract", site.ref, str(dest))
+    assert (dest / "bin" / "hard").read_bytes() == BIG
+    assert (dest / "bin" / "hard").stat().st_ino == (dest / "bin" / "big").stat().st_ino
+    if os.geteuid() == 0:
+        assert (dest / "bin" / "big").stat().st_uid == 5
+    assert os.getxattr(dest / "etc" / "caps", "user.note") == b"hello"
+    with pytest.raises(BootseerError, match="not empty"):
+        site.call("extract", site.ref, str(dest))
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "says"),
+    [
+        (("ls", "REF", "/nothing"), 66, "the image has no /nothing"),
+        (("ls", "REF", "/bin/big/x"), 66, "the image has no"),
+        (("ls", "oci:/nowhere:v1"), 66, "nowhere"),
+        (("cat", "REF", "/bin"), 70, "it is no file but a folder"),
+        (("cat", "REF", "/nothing"), 66, "the image has no /nothing"),
+        (("profile", "explain", "REF", "--last-run", "/nowhere"), 66, "/nowhere"),
+        (("profile", "explain", "REF", "--last-run", "/etc/hostname"), 65, "image status"),
+        (("profile", "explain", "REF", "--job", "nobody"), 66, "no start of a job nobody"),
+        (("profile", "diff", "REF#nobody", "REF"), 66, "no start of a job nobody"),
+    ],
+)
+def test_mistakes(site: Site, args: tuple[str, ...], code: int, says: str) -> None:
+    with pytest.raises(BootseerError, match=says) as caught:
+        site.call(*(arg.replace("REF", site.ref) for arg in args))
+    assert caught.value.exit_code == code
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_profiles(site: Site, tmp_path: Path) -> None:
+    assert "no start of" in site.text("profile", "show", site.other)
+    assert site.json("profile", "show", site.other) == {"traces": [], "chosen": None, "start": None}
+    first = site.start(site.ref, "train", 100_000_000, b"bin/big", b"etc/caps")
+    second = site.start(site.ref, "serve", 100_000_100, b"bin/other", b"bin/big")
+    site.start(site.other, "train", 100_000_200, b"bin/big", b"bin/other")
+
+    text = site.text("profile", "show", site.ref)
+    for word in ("train", "serve", first[:12], second[:12], "/bin/other", "python", "1973-03-03"):
+        assert word in text
+    picture = tmp_path / "plot.svg"
+    found = site.json("profile", "show", site.ref, "--job", "train", "--plot", str(picture))
+    assert picture.read_text().startswith("<svg")
+    assert found["chosen"] == first
+    assert [one["path"] for one in found["start"]["files"]] == ["/bin/big", "/etc/caps"]
+    assert found["start"]["processes"][0]["comm"] == "python"
+    only = site.text("profile", "show", site.ref, "--trace", first[:8], "--processes")
+    assert "python" in only
+    assert "/bin/big" not in only
+
+    jobs = site.json("profile", "diff", f"{site.ref}#train", f"{site.ref}#{second[:10]}")
+    assert (jobs["only_b"], jobs["both"]) == (UNIT, UNIT)
+    assert jobs["same_tree"]
+    assert "/etc/caps" in site.text("profile", "diff", f"{site.ref}#train", f"{site.ref}#serve")
+    images = site.json("profile", "diff", site.ref, site.other)
+    assert not images["same_tree"]
+    assert images["shared_blocks"] > 0
+
+    status = tmp_path / "status.json"
+    status.write_text(json.dumps({"mount": {}, "status": {"id": "x", "digest": "y", "pid": 1, "slow_faults": 17}}))
+    told = site.json("profile", "explain", site.ref, "--last-run", str(status))
+    assert told["run"]["digest"] == second
+    assert told["measured"]["slow_faults"] == 17
+    assert [one["path"] for one in told["explanation"]["missed_files"]] == ["/bin/other"]
+    text = site.text("profile", "explain", site.ref, "--last-run", str(status))
+    assert "17 slow faults" in text
+    assert "touched but not prefetched" in text
+    assert "nothing was prefetched" in site.text("profile", "explain", site.ref, "--job", "train")
