@@ -95,6 +95,7 @@ class Applier:
             if not parts:
                 if entry.kind != tar.DIRECTORY:
                     raise DataError("the root is not a directory")
+                self._drop_xattrs(self._root, entry)
                 self._metadata(self._root, entry)
                 self._times[b""] = entry.mtime_ns
                 continue
@@ -111,10 +112,15 @@ class Applier:
         for path, mtime in self._times.items():
             try:
                 fd = self._openat2(path or b".", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            except (FileNotFoundError, NotADirectoryError):
+            except OSError as exc:
+                if exc.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                    raise
                 continue  # removed or replaced by a later layer
-            os.utime(fd, ns=(mtime, mtime))
-            os.close(fd)
+            try:
+                if b"/".join(self._real_of(fd)) == path:  # else: through a link that took a folder's place
+                    os.utime(fd, ns=(mtime, mtime))
+            finally:
+                os.close(fd)
 
     def _member(self, reader: tar.ChunkReader, entry: tar.Entry, parent: int, name: bytes, real: bytes) -> None:
         kind = entry.kind
@@ -154,13 +160,17 @@ class Applier:
                 os.mkdir(name, 0o700, dir_fd=parent)
         fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
         try:
-            for key in os.listxattr(fd):
-                if os.fsencode(key) not in entry.xattrs and key != "security.selinux":
-                    os.removexattr(fd, key)
+            self._drop_xattrs(fd, entry)
             self._metadata(fd, entry)
         finally:
             os.close(fd)
         self._times[real] = entry.mtime_ns
+
+    def _drop_xattrs(self, fd: int, entry: tar.Entry) -> None:
+        """Remove a folder's attributes that ``entry``, which replaces them, has not."""
+        for key in os.listxattr(fd):
+            if os.fsencode(key) not in entry.xattrs and key != "security.selinux":
+                os.removexattr(fd, key)
 
     def _create(self, parent: int, name: bytes) -> int:
         try:

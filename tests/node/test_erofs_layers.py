@@ -1,0 +1,262 @@
+"""Layers applied in memory and mounted show what unpacking them makes, whatever the layers are."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from bootseer import oci
+from bootseer.erofs import Buffer, Writer
+from bootseer.errors import BootseerError, DataError
+from bootseer.image.layers import LayeredTree
+from bootseer.kernel import mount
+from bootseer.oci import tar
+from bootseer.oci.unpack import Applier
+from bootseer.testing.images import Member, folder, tar_of, write_image
+from bootseer.testing.trees import Found, scan
+
+pytestmark = pytest.mark.root
+
+Layers = Sequence[Sequence[Member]]
+
+
+class File:
+    def __init__(self, path: Path) -> None:
+        self.file = path.open("wb")
+        self.position = 0
+
+    def write(self, data: Buffer, /) -> None:
+        self.position += self.file.write(data)
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Path]:
+    path = Path("/var/tmp") / f"bootseer-erofs-layers-{os.getpid()}"
+    path.mkdir()
+    yield path
+    for entry in reversed(list(mount.entries())):
+        if entry.target.startswith(f"{path}/"):
+            mount.unmount(entry.target, lazy=True)
+    shutil.rmtree(path)
+
+
+def reader(data: bytes) -> tar.ChunkReader:
+    return tar.ChunkReader(iter([data[at : at + 5000] for at in range(0, len(data), 5000)]))
+
+
+def unpacked(place: Path, tars: Sequence[bytes]) -> Found:
+    root = place / "root"
+    shutil.rmtree(root, ignore_errors=True)
+    root.mkdir()
+    with Applier(root) as applier:
+        for data in tars:
+            applier.apply(reader(data))
+        applier.finish()
+    return scan(root)
+
+
+def layered(place: Path, tars: Sequence[bytes]) -> Found:
+    sink = File(place / "data")
+    try:
+        writer = Writer(sink)
+        tree = LayeredTree(writer)
+        for data in tars:
+            writer.begin_layer()
+            tree.apply(reader(data))
+        (place / "meta").write_bytes(writer.finish())
+    finally:
+        sink.file.close()
+    target = place / "image"
+    target.mkdir(exist_ok=True)
+    mount.mount_erofs(place / "meta", place / "data", target)
+    try:
+        return scan(target)
+    finally:
+        mount.unmount(target)
+
+
+NAME = st.sampled_from(["a", "b", "c", "l", "m", "caf\udce9"])
+PATH = st.lists(NAME, min_size=1, max_size=4).map("/".join)
+TARGET = st.one_of(
+    PATH,
+    PATH.map("/".__add__),
+    PATH.map("../".__add__),
+    st.sampled_from([".", "..", "/", "../..", "./a/", "a/..", "a/../b", "../../l", "l/./m//"]),
+)
+UIDS = st.sampled_from([0, 7])
+TIMES = st.sampled_from([0, 1_500_000_000_123_456_789, 10**18])
+KEYS = st.sampled_from(["user.a", "user.b", "trusted.overlay.opaque", "trusted.c"])
+XATTRS = st.dictionaries(KEYS, st.sampled_from([b"", b"1", b"long" * 300]), max_size=2)
+LINK_XATTRS = st.dictionaries(st.just("trusted.c"), st.just(b"1"), max_size=1)
+MODES = st.sampled_from([0o644, 0o755, 0o4755, 0o1777, 0])
+DATA = st.sampled_from([b"", b"x", b"y" * 5000, b"z" * 70_000, bytes(70_000)])
+DEVICES = st.sampled_from([(0, 0), (1, 3), (259, 70_000)])
+NOTHING = st.just("")
+
+
+def a(
+    kind: str,
+    *,
+    path: st.SearchStrategy[str] = PATH,
+    data: st.SearchStrategy[bytes] = st.just(b""),  # noqa: B008
+    link: st.SearchStrategy[str] = NOTHING,
+    xattrs: st.SearchStrategy[dict[str, bytes]] = LINK_XATTRS,
+) -> st.SearchStrategy[Member]:
+    return st.builds(Member, path, st.just(kind), data, MODES, UIDS, UIDS, TIMES, link, DEVICES, xattrs)
+
+
+NAMED = st.one_of(
+    st.builds("{}/.wh.{}".format, PATH, NAME),
+    st.builds(".wh.{}".format, NAME),
+    st.builds("{}/.wh..wh..opq".format, PATH),
+)
+MEMBER = st.one_of(
+    a("file", data=DATA, xattrs=XATTRS),
+    a("dir", xattrs=XATTRS),
+    a("dir", path=PATH.map("./".__add__), xattrs=XATTRS),
+    a("symlink", link=TARGET),
+    a("symlink", link=TARGET),
+    a("hardlink", link=TARGET, xattrs=st.just({})),
+    a("fifo"),
+    a("char"),
+    NAMED.map(Member),
+    a("dir", path=st.just("./"), xattrs=XATTRS),
+    st.sampled_from(
+        [Member(".wh..wh..opq"), Member("./", "dir", uid=3, xattrs={"user.a": b"1"}), Member("a/.wh..wh.plnk")]
+    ),
+)
+STACK = st.lists(st.lists(MEMBER, max_size=10), max_size=4)
+
+
+def members_that_apply(layers: Layers) -> Layers:
+    """The stack without what is refused, so that most examples get far; refusals have a test of their own."""
+    kept = [list(layer) for layer in layers]
+    while True:
+        tree = LayeredTree(Writer(Nothing()))
+        for layer in kept:
+            before = tree.members
+            try:
+                tree.apply(reader(tar_of(layer)))
+            except DataError:
+                del layer[tree.members - before - 1]
+                break
+        else:
+            return kept
+
+
+class Nothing:
+    position = 0
+
+    def write(self, data: Buffer, /) -> None:
+        self.position += len(data)
+
+
+CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=CHECKS)
+@given(STACK)
+@example([[folder("a"), Member("a/x"), Member("l", "symlink", link="a")], [Member("l/y"), Member("l/.wh.x")]])
+@example(  # the time of a/m is not set through what took the place of a
+    [
+        [folder("a"), folder("a/m", mtime_ns=5), folder("b"), folder("b/m", mtime_ns=7)],
+        [Member(".wh.a")],
+        [Member("a", "symlink", link="b")],
+    ]
+)
+@example([[Member("./", "dir", mode=0o755, xattrs={"user.a": b"1"})], [folder("./")]])
+@example([[folder("a"), folder("a/b"), Member("a/b/c")], [Member("a/b/m"), Member("a/.wh..wh..opq")]])
+@example([[Member("a"), Member("b", "hardlink", link="a")], [Member("a", data=b"new"), folder("b")]])
+@example(
+    [
+        [folder("a"), Member("l", "symlink", link="/a/../../a/.")],
+        [Member("l/m/b"), Member("b", "hardlink", link="l/m/b")],
+    ]
+)
+def test_the_same_as_unpacking(place: Path, layers: Layers) -> None:
+    tars = [tar_of(layer) for layer in members_that_apply(layers)]
+    assert layered(place, tars) == unpacked(place, tars)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=CHECKS)
+@given(STACK)
+def test_the_same_layers_are_refused(place: Path, layers: Layers) -> None:
+    tars = [tar_of(layer) for layer in layers]
+    try:
+        expected: Found | None = unpacked(place, tars)
+    except (DataError, OSError):
+        expected = None
+    try:
+        found: Found | None = layered(place, tars)
+    except DataError:
+        found = None
+    assert (found is None) == (expected is None)
+
+
+def test_an_image_with_everything(place: Path) -> None:
+    """Through the layout and the pipeline; the control is one changed member."""
+    capability = bytes.fromhex("0100000200200000000000000000000000000000")
+    layers: list[list[Member]] = [
+        [
+            folder("usr", 0o2755, uid=1),
+            *[Member(f"usr/f{number}", data=b"%d" % number * number * 300) for number in range(60)],
+            Member("lib", "symlink", link="usr"),
+            Member("usr/cap", data=b"c", mode=0o755, xattrs={"security.capability": capability}),
+            Member("null", "char", mode=0o666, device=(1, 3)),
+            Member("n" * 255, data=b"long name"),
+            Member("deep/" * 30 + "f", data=b"deep"),
+            Member("t", "symlink", link="t" * 4000),
+        ],
+        [Member("lib/f3", data=b"new"), Member("lib/.wh.f4"), Member("usr/hard", "hardlink", link="usr/f50")],
+    ]
+    write_image(place / "layout", layers)
+    root = place / "everything"
+    with oci.open_image(f"oci:{place}/layout") as image:
+        oci.unpack(image, root)
+    found = layered(place, [tar_of(layer) for layer in layers])
+    assert found == scan(root)
+    assert len(found) > 90
+    assert found[b"usr/hard"]["links"] == [b"usr/f50", b"usr/hard"]
+    layers[1][0] = Member("lib/f3", data=b"neu")
+    assert layered(place, [tar_of(layer) for layer in layers]) != found
+
+
+@pytest.mark.parametrize("fmt", ["0.0", "0.1", "1.0", "gnu"])
+def test_sparse_members(place: Path, fmt: str) -> None:
+    source = place / f"source-{fmt}"
+    source.mkdir()
+    with (source / "sparse").open("wb") as file:
+        file.truncate(300 << 20)
+        for at in (0, 5 << 20, (250 << 20) + 123):
+            file.seek(at)
+            file.write(b"island" * 1000)
+    with (source / "empty").open("wb") as file:
+        file.truncate(1 << 20)
+    options = ["--format=gnu"] if fmt == "gnu" else ["--format=posix", f"--sparse-version={fmt}"]
+    archive = place / f"{fmt}.tar"
+    os.spawnlp(os.P_WAIT, "tar", "tar", "-cSf", str(archive), *options, "-C", str(source), "sparse", "empty")
+    data = archive.read_bytes()
+    assert len(data) < 1 << 20
+    assert layered(place, [data]) == unpacked(place, [data])
+    assert (place / "data").stat().st_size <= 5 * 65536
+    assert os.listdir(place / "root")
+
+
+def test_attributes_that_linux_has_not_are_left_out(place: Path, caplog: pytest.LogCaptureFixture) -> None:
+    names = {"com.apple.provenance": b"1", "user.k": b"2"}
+    found = layered(place, [tar_of([Member("f", xattrs=names), Member("l", "symlink", link="f", xattrs=names)])])
+    assert found[b"f"]["xattrs"] == {b"user.k": b"2"}
+    assert found[b"l"]["xattrs"] == {}
+    assert [record.message.split()[1] for record in caplog.records] == ["'com.apple.provenance'", "'user.k'"]
+
+
+def test_what_only_our_writer_refuses(place: Path) -> None:
+    for member in (Member("l", "symlink", link="x" * 5000), Member("n" * 300), Member("l", "symlink", link="")):
+        with pytest.raises(BootseerError):
+            layered(place, [tar_of([member])])
