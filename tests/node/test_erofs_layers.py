@@ -165,7 +165,7 @@ CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck
 @example([[folder("a"), Member("a/x"), Member("l", "symlink", link="a")], [Member("l/y"), Member("l/.wh.x")]])
 @example(  # the time of a/m is not set through what took the place of a
     [
-        [folder("a"), folder("a/m", mtime_ns=5), folder("b"), folder("b/m", mtime_ns=7)],
+        [folder("b"), folder("b/m", mtime_ns=7), folder("a"), folder("a/m", mtime_ns=5)],
         [Member(".wh.a")],
         [Member("a", "symlink", link="b")],
     ]
