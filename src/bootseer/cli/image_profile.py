@@ -158,9 +158,8 @@ def explain(
     if not found.runs:
         typer.echo("nothing was recorded before it, so nothing was prefetched")
     else:
-        typer.echo(
-            f"prefetched  {_both(found.hot, found.hot_stored)}, by {count_text(found.runs, 'earlier start', 'earlier starts')}"
-        )
+        earlier = count_text(found.runs, "earlier start", "earlier starts")
+        typer.echo(f"prefetched  {_both(found.hot, found.hot_stored)}, by {earlier}")
         typer.echo(f"  wasted    {_both(found.waste, found.waste_stored)}, {share_text(found.waste_share)} of it")
     typer.echo(f"touched     {size_text(found.touched)} in whole blocks")
     typer.echo(f"  missed    {_both(found.misses, found.misses_stored)}, {share_text(found.misses_share)} of it")
