@@ -63,6 +63,42 @@ def test_incomplete_traces_count_only_alone(blob: lazy.LazyBlob) -> None:
     assert profiles.merge([trace(5, complete=False)], blob.map) == [5]
 
 
+def driven(base: Trace, driver: str) -> Trace:
+    return Trace.decode(msg(base, driver=driver))
+
+
+def test_traces_of_the_same_driver_are_preferred(blob: lazy.LazyBlob) -> None:
+    runs = [driven(trace(1, 2), "fuse"), driven(trace(5, 6), "fanotify"), driven(trace(7, complete=False), "fanotify")]
+    assert profiles.merge(runs, blob.map, "fanotify") == [5, 6]
+    assert profiles.merge(runs[:1], blob.map, "fanotify") == [1, 2]
+    assert profiles.merge([runs[0], runs[2]], blob.map, "fanotify") == [1, 2], "complete outranks the driver"
+
+
+def test_what_hardly_any_run_touches_is_left_out(blob: lazy.LazyBlob) -> None:
+    runs = [trace(1, 2, began=run) for run in range(8)]
+    assert profiles.merge([*runs[:7], trace(1, 2, 9)], blob.map) == [1, 2, 9]
+    assert profiles.merge([*runs, trace(1, 2, 9)], blob.map) == [1, 2]
+
+
+def test_waste_and_misses_are_counted(blob: lazy.LazyBlob) -> None:
+    lengths = blob.map.lengths
+    use = profiles.hot_use([1, 2, 3, 4], trace(2, 3, 9), blob.map)
+    assert (use.blocks, use.unused_blocks, use.missed_blocks) == (4, 2, 1)
+    assert use.bytes == sum(lengths[1:5])
+    assert use.unused_bytes == lengths[1] + lengths[4]
+    assert use.missed_bytes == lengths[9]
+    assert profiles.hot_use([], trace(), blob.map) == profiles.HotUse()
+
+
+def test_other_objects_beside_the_traces_are_no_traces(
+    store: FolderStore, blob: lazy.LazyBlob, caplog: pytest.LogCaptureFixture
+) -> None:
+    profiles.publish(store, KEY, trace(1), blob.map)
+    store.put(f"profiles/{TREE}/train/hot-{'0' * 64}.pack", b"x")
+    assert load(store) == [trace(1)]
+    assert caplog.text == ""
+
+
 def test_published_traces_come_back(store: FolderStore, blob: lazy.LazyBlob) -> None:
     assert profiles.publish(store, KEY, trace(1, 2), blob.map) == "published"
     assert load(store) == [trace(1, 2)]

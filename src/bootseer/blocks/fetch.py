@@ -68,6 +68,7 @@ class Fetcher:
         self._stream_sources: list[Source] = []
         self._queue = FetchQueue(self._map, cache.ready, window=max(1, window >> self._map.shift))
         self._stream: HotStream | None = None
+        self._hot: Sequence[int] = ()
         self._deadline = deadline
         self._quiet = quiet
         self._lock = threading.Lock()
@@ -163,6 +164,7 @@ class Fetcher:
     def hot(self, order: Sequence[int]) -> None:
         """Fetch these blocks next, in this order; from now on a miss fetches only what it needs."""
         with self._lock:
+            self._hot = order
             if not self._full:
                 self._queue.hot(order)
             self._queue.window = 1
@@ -456,7 +458,7 @@ class Fetcher:
             log.warning("hot pack %s is left: %s; its blocks come from the packs", stream.source.name, why)
             self._stream = None
         if not self._full:
-            self._queue.hot(stream.order)
+            self._queue.hot([*stream.order, *self._hot])
 
     def _fail(self, blocks: Iterable[int], exc: BootseerError) -> None:
         with self._lock:

@@ -1,0 +1,302 @@
+"""Hot packs: the format, hostile ones, making, publishing, retiring."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bootseer.blocks import _hash, hotpack
+from bootseer.blocks.blockmap import BlockMap
+from bootseer.blocks.cache import CacheFile
+from bootseer.blocks.decode import verified_many
+from bootseer.blocks.hotpack import HotPack
+from bootseer.errors import BootseerError, DataError, FullError
+from bootseer.testing import lazy
+from bootseer.testing.source import FlakyStore
+
+TREE = "ab" * 32
+COUNT = 40
+GOLDEN = Path(__file__).parents[1] / "golden" / "blocks" / "hotpack-v1.bin"
+FOLDER = f"profiles/{TREE}/train"
+
+
+@pytest.fixture(scope="module")
+def blob(tmp_path_factory: pytest.TempPathFactory) -> lazy.LazyBlob:
+    return lazy.make(tmp_path_factory.mktemp("blob"), lazy.content(COUNT * 4096 - 9))
+
+
+@pytest.fixture
+def cache(blob: lazy.LazyBlob, tmp_path: Path) -> Iterator[CacheFile]:
+    with blob.open_cache(tmp_path / "cache") as cache:
+        for block in range(COUNT):
+            if not blob.map.is_zero(block):
+                cache.write(block, blob.content[block * 4096 : (block + 1) * 4096])
+        yield cache
+
+
+def map_digest(blocks: BlockMap) -> str:
+    return _hash.hexdigest(blocks.encode())
+
+
+def real(blocks: BlockMap) -> list[int]:
+    return [block for block in range(COUNT) if not blocks.is_zero(block)]
+
+
+def sample(blocks: BlockMap, order: list[int] | None = None, created: int = 5) -> HotPack:
+    numbers = order if order is not None else real(blocks)[::-2]
+    return HotPack(TREE, map_digest(blocks), created, 4096, array("I", numbers), array("I", [50] * len(numbers)))
+
+
+def decode(raw: bytes, blocks: BlockMap, size: int | None = None) -> HotPack:
+    return HotPack.decode(raw, len(raw) if size is None else size, TREE, map_digest(blocks), blocks)
+
+
+def test_golden_file() -> None:
+    pack = HotPack(TREE, "cd" * 32, 1700000000, 65536, array("I", [7, 3]), array("I", [100, 65552]))
+    assert pack.encode() == GOLDEN.read_bytes()
+    assert (pack.base, pack.size) == (120 + 16 + 32, 120 + 16 + 32 + 65652)
+
+
+@given(data=st.data())
+def test_round_trip(blob: lazy.LazyBlob, data: st.DataObject) -> None:
+    order = data.draw(st.permutations(real(blob.map)))[: data.draw(st.integers(0, COUNT))]
+    pack = sample(blob.map, list(order))
+    raw = pack.encode()
+    assert decode(raw + b"frames", blob.map, pack.size) == pack
+
+
+@given(data=st.data())
+def test_any_flipped_bit_is_refused(blob: lazy.LazyBlob, data: st.DataObject) -> None:
+    pack = sample(blob.map)
+    raw = bytearray(pack.encode())
+    bit = data.draw(st.integers(0, len(raw) * 8 - 1))
+    raw[bit // 8] ^= 1 << (bit % 8)
+    with pytest.raises(DataError):
+        decode(bytes(raw), blob.map, pack.size)
+
+
+@given(raw=st.binary(max_size=300))
+def test_noise_is_refused(blob: lazy.LazyBlob, raw: bytes) -> None:
+    with pytest.raises(DataError):
+        decode(raw, blob.map)
+
+
+def test_truncation_is_refused(blob: lazy.LazyBlob) -> None:
+    pack = sample(blob.map)
+    raw = pack.encode()
+    for length in range(len(raw)):
+        with pytest.raises(DataError):
+            decode(raw[:length], blob.map, pack.size)
+    for size in (pack.size - 1, pack.size + 1, 0):
+        with pytest.raises(DataError, match="its index says"):
+            decode(raw, blob.map, size)
+
+
+@pytest.mark.parametrize("kind", ["twice", "beyond", "zero block", "no frame", "long frame"])
+def test_sealed_entries_that_cannot_be_are_refused(blob: lazy.LazyBlob, kind: str) -> None:
+    zero = next(block for block in range(COUNT) if blob.map.is_zero(block))
+    one = real(blob.map)[0]
+    entries = {
+        "twice": [(one, 9), (one, 9)],
+        "beyond": [(COUNT, 9)],
+        "zero block": [(zero, 9)],
+        "no frame": [(one, 0)],
+        "long frame": [(one, 1 << 20)],
+    }[kind]
+    blocks, lengths = zip(*entries, strict=True)
+    pack = msgspec.structs.replace(sample(blob.map), blocks=array("I", blocks), lengths=array("I", lengths))
+    with pytest.raises(DataError, match="not possible"):
+        decode(pack.encode(), blob.map, pack.size)
+
+
+@pytest.mark.parametrize("change", [{"tree": "ef" * 32}, {"map": "ef" * 32}, {"block_size": 8192}])
+def test_a_pack_of_another_tree_is_refused(blob: lazy.LazyBlob, change: dict[str, object]) -> None:
+    pack = msgspec.structs.replace(sample(blob.map), **change)
+    with pytest.raises(DataError, match="another tree"):
+        decode(pack.encode(), blob.map, pack.size)
+
+
+def test_an_absurd_count_allocates_nothing(blob: lazy.LazyBlob) -> None:
+    raw = bytearray(sample(blob.map).encode())
+    struct.pack_into("<Q", raw, 16, 1 << 60)
+    with pytest.raises(DataError, match="blocks"):
+        decode(bytes(raw), blob.map)
+
+
+def build(cache: CacheFile, path: Path, order: list[int], created: int = 5) -> HotPack | None:
+    done: list[HotPack | BootseerError | None] = []
+
+    def run() -> None:  # in a thread, as its priority falls
+        try:
+            done.append(hotpack.build(cache, order, path, tree=TREE, map_digest=map_digest(cache.map), created=created))
+        except BootseerError as exc:
+            done.append(exc)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if isinstance(done[0], BootseerError):
+        raise done[0]
+    return done[0]
+
+
+def test_a_built_pack_holds_the_blocks_in_order(cache: CacheFile, tmp_path: Path) -> None:
+    order = [*real(cache.map)[::-3], *real(cache.map)[:5], *range(3)]
+    pack = build(cache, tmp_path / "hot", order)
+    assert pack is not None
+    zeros = [block for block in range(3) if cache.map.is_zero(block)]
+    assert list(pack.blocks) == [block for block in dict.fromkeys(order) if block not in zeros]
+    raw = (tmp_path / "hot").read_bytes()
+    assert decode(raw, cache.map) == pack
+    at, frames = pack.base, []
+    for length in pack.lengths:
+        frames.append((at, length))
+        at += length
+    found = verified_many(cache.map, raw, list(pack.blocks), frames)
+    assert all(isinstance(data, memoryview) for data in found)
+
+
+def test_what_is_not_in_the_cache_is_left_out(blob: lazy.LazyBlob, tmp_path: Path) -> None:
+    first, second = real(blob.map)[:2]
+    with blob.open_cache(tmp_path / "cache") as cache:
+        assert build(cache, tmp_path / "hot", [first, second]) is None
+        cache.write(second, blob.content[second * 4096 : (second + 1) * 4096])
+        pack = build(cache, tmp_path / "hot", [first, second])
+        assert pack is not None
+        assert list(pack.blocks) == [second]
+
+
+def test_a_stopped_build_leaves_nothing(cache: CacheFile, tmp_path: Path) -> None:
+    stop = threading.Event()
+    stop.set()
+    folder = tmp_path / "work"
+    folder.mkdir()
+    thread = threading.Thread(
+        target=lambda: hotpack.build(
+            cache, real(cache.map), folder / "hot", tree=TREE, map_digest=TREE, created=1, stop=stop
+        )
+    )
+    thread.start()
+    thread.join()
+    assert list(folder.iterdir()) == []
+
+
+def test_a_damaged_cache_makes_no_pack(cache: CacheFile, tmp_path: Path) -> None:
+    block = real(cache.map)[3]
+    with open(cache.folder / "data", "r+b") as file:
+        file.seek(block * 4096)
+        file.write(b"other")
+    with pytest.raises(DataError, match=f"block {block} in the cache"):
+        build(cache, tmp_path / "hot", real(cache.map))
+    assert not (tmp_path / "hot").exists()
+
+
+def test_no_space_is_said(cache: CacheFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> bytes:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(hotpack, "compress", full)
+    with pytest.raises(FullError):
+        build(cache, tmp_path / "hot", real(cache.map))
+    assert not (tmp_path / "hot").exists()
+
+
+class Shelf:
+    """Publishes packs of one job."""
+
+    def __init__(self, cache: CacheFile, store: FlakyStore, work: Path) -> None:
+        self.cache = cache
+        self.store = store
+        self.work = work
+
+    def publish(self, created: int, order: list[int] | None = None) -> str:
+        path = self.work / f"hot-{created}"
+        pack = build(self.cache, path, order or real(self.cache.map), created)
+        assert pack is not None
+        return hotpack.publish(self.store, FOLDER, path, pack)
+
+    def names(self) -> list[str]:
+        return [info.key for info in self.store.list(FOLDER)]
+
+    def load(self) -> hotpack.Opened | None:
+        found = hotpack.load(self.store, [FOLDER], TREE, map_digest(self.cache.map), self.cache.map)
+        if found is not None:
+            found.source.close()
+        return found
+
+
+@pytest.fixture
+def shelf(cache: CacheFile, blob: lazy.LazyBlob, tmp_path: Path) -> Shelf:
+    work = tmp_path / "work"
+    work.mkdir()
+    return Shelf(cache, FlakyStore(type(blob.store)(tmp_path / "store")), work)
+
+
+def test_the_newer_pack_replaces_the_older(shelf: Shelf) -> None:
+    old = shelf.publish(1)
+    assert shelf.names() == [old]
+    new = shelf.publish(2)
+    assert shelf.names() == [new]
+    found = shelf.load()
+    assert found is not None
+    assert (found.key, found.pack.created) == (new, 2)
+
+
+def test_a_late_older_pack_removes_no_newer_one(shelf: Shelf) -> None:
+    new = shelf.publish(2)
+    old = shelf.publish(1)
+    assert sorted(shelf.names()) == sorted([old, new])
+    found = shelf.load()
+    assert found is not None
+    assert found.key == new
+
+
+def test_killed_between_publishing_and_retiring_there_is_a_pack(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf.publish(1)
+    monkeypatch.setenv("BOOTSEER_FAULTS", "blocks.hotpack.before-retire=eio")
+    with pytest.raises(OSError, match="Input/output"):
+        shelf.publish(2)
+    assert len(shelf.names()) == 2
+    monkeypatch.delenv("BOOTSEER_FAULTS")
+    found = shelf.load()
+    assert found is not None
+    assert found.pack.created == 2
+    shelf.publish(3)
+    assert len(shelf.names()) == 1
+
+
+def test_bad_packs_are_passed_over_with_a_line(shelf: Shelf, caplog: pytest.LogCaptureFixture) -> None:
+    good = shelf.publish(5)
+    raw = shelf.store.get(good)
+    foreign = msgspec.structs.replace(sample(shelf.cache.map), tree="ef" * 32).encode()
+    for number, data in enumerate((raw[:-1], raw[:100], b"", foreign, b"noise" * 99)):
+        shelf.store.put(f"{FOLDER}/hot-{number}.pack", data)
+    shelf.store.put(f"{FOLDER}/other.trace", b"no pack at all")
+    found = shelf.load()
+    assert found is not None
+    assert found.key == good
+    assert caplog.text.count("ignoring hot pack") == 5
+
+
+def test_a_store_that_is_down_costs_a_line(shelf: Shelf, caplog: pytest.LogCaptureFixture) -> None:
+    shelf.publish(5)
+    shelf.store.down = True
+    assert shelf.load() is None
+    assert "cannot look for a hot pack" in caplog.text
+
+
+def test_a_large_index_comes_in_two_requests(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hotpack, "_FIRST_READ", 140)
+    shelf.publish(5)
+    shelf.store.reads.clear()
+    found = shelf.load()
+    assert found is not None
+    assert [(offset, length) for _, offset, length in shelf.store.reads] == [(0, 140), (140, found.pack.base - 140)]

@@ -1,0 +1,425 @@
+"""The hot stream: one sequential read of the hot pack, whoever is in a hurry goes around it, and no pack is trusted."""
+
+from __future__ import annotations
+
+import threading
+import time
+from array import array
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bootseer.blocks import _hash, hotpack
+from bootseer.blocks.cache import CacheFile
+from bootseer.blocks.fetch import Fetcher
+from bootseer.blocks.hotpack import Opened
+from bootseer.blocks.hotstream import HotStream
+from bootseer.blocks.queue import STREAM, Batch, Priority
+from bootseer.blocks.source import StoreSource
+from bootseer.errors import BootseerError, UnavailableError
+from bootseer.testing import lazy
+from bootseer.testing.source import FlakyStore, RateLimitedStore
+
+TREE = "ab" * 32
+COUNT = 400
+FOLDER = f"profiles/{TREE}/train"
+
+
+class NoSource:
+    name = "nowhere"
+
+    def read(self, pack: int, offset: int, length: int) -> bytes:
+        raise AssertionError
+
+    def close(self) -> None:
+        pass
+
+
+# -- bookkeeping ---------------------------------------------------------------------------------------------------
+
+
+def test_the_stream_goes_from_end_to_end() -> None:
+    stream = HotStream([5, 3, 9], [100, 200, 300], 1000, NoSource())
+    batch = stream.take(lambda _: True)
+    assert batch == Batch(Priority.HOT, [5, 3, 9], 1000, 600, STREAM, [(0, 100), (100, 200), (300, 300)])
+    assert stream.take(lambda _: True) is None
+    assert not stream.pending
+
+
+def test_what_is_there_is_not_read_where_it_is_much() -> None:
+    blocks = list(range(10))
+    stream = HotStream(blocks, [60_000] * 10, 0, NoSource())
+    first = stream.take(lambda block: block in (1, 3, 8))
+    assert first is not None
+    assert (first.blocks, first.offset, first.length) == ([1, 3], 60_000, 180_000)
+    assert first.frames == [(0, 60_000), (120_000, 60_000)]
+    second = stream.take(lambda block: block in (1, 3, 8))
+    assert second is not None
+    assert (second.blocks, second.offset, second.length) == ([8], 480_000, 60_000)
+
+
+def test_the_due_time_follows_rate_and_position() -> None:
+    stream = HotStream(list(range(100)), [1 << 20] * 100, 0, NoSource())
+    near, far = stream.due(1), stream.due(90)
+    assert near is not None
+    assert far is not None
+    assert far > 40 * near > 0
+    batch = stream.take(lambda _: True)
+    assert batch is not None
+    assert stream.due(batch.blocks[0]) is None, "on its way already"
+    assert stream.due(1000) is None
+    assert stream.put_back(batch)
+    assert stream.due(batch.blocks[0]) is not None
+
+
+def test_ranges_grow_while_they_are_quick_and_shrink_when_slow() -> None:
+    stream = HotStream(list(range(1000)), [1 << 18] * 1000, 0, NoSource())
+    sizes = []
+    for seconds in (0.01, 0.01, 0.01, 0.01, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5):
+        batch = stream.take(lambda _: True)
+        assert batch is not None
+        sizes.append(batch.length >> 20)
+        stream.came(batch, seconds)
+    assert sizes[:5] == [1, 2, 4, 4, 4]
+    assert stream.take(lambda _: True).length == 256 << 10  # type: ignore[union-attr]
+
+
+def test_a_stream_that_never_answers_is_given_up() -> None:
+    stream = HotStream(list(range(10)), [100] * 10, 0, NoSource())
+    kept = []
+    while len(kept) < 5:
+        batch = stream.take(lambda _: True)
+        assert batch is not None
+        kept.append(stream.put_back(batch))
+    assert kept == [True] * 4 + [False]
+
+
+@given(st.data())
+def test_every_wanted_block_comes_once_inside_its_range(data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, 60))
+    blocks = data.draw(st.permutations(range(count)))
+    lengths = data.draw(st.lists(st.integers(1, 1 << 20), min_size=count, max_size=count))
+    wanted = data.draw(st.sets(st.integers(0, count - 1)))
+    stream = HotStream(blocks, lengths, 77, NoSource())
+    starts = dict(zip(blocks, (77 + sum(lengths[:at]) for at in range(count)), strict=True))
+    came: list[int] = []
+
+    def missing(block: int) -> bool:
+        return block in wanted and block not in came
+
+    while (batch := stream.take(missing)) is not None:
+        for block, (start, length) in zip(batch.blocks, batch.frames, strict=True):
+            assert batch.offset + start == starts[block]
+            assert length == lengths[blocks.index(block)]
+            assert start + length <= batch.length
+        if data.draw(st.booleans()):
+            came += batch.blocks
+            stream.came(batch, data.draw(st.sampled_from([0.0, 0.05, 1.0])))
+        elif not stream.put_back(batch):
+            break
+    else:
+        assert sorted(came) == sorted(wanted)
+
+
+# -- with a fetcher ------------------------------------------------------------------------------------------------
+
+
+class Rig:
+    def __init__(self, folder: Path) -> None:
+        self.blob = lazy.make(folder / "blob", lazy.content(COUNT * 4096, zeros=0.1))
+        self.store = FlakyStore(self.blob.store)
+        self.cache: CacheFile = self.blob.open_cache(folder / "cache")
+        self.real = [block for block in range(COUNT) if not self.blob.map.is_zero(block)]
+        self.order = self.real[::-2]
+        self.key = self._publish(folder)
+        self.fetchers: list[Fetcher] = []
+
+    def _publish(self, folder: Path) -> str:
+        with self.blob.open_cache(folder / "full") as full:
+            for block in self.real:
+                full.write(block, self.blob.content[block * 4096 : (block + 1) * 4096])
+            digest = _hash.hexdigest(self.blob.map.encode())
+
+            def run() -> None:
+                pack = hotpack.build(full, self.order, folder / "hot", tree=TREE, map_digest=digest, created=1)
+                assert pack is not None
+                keys.append(hotpack.publish(self.blob.store, FOLDER, folder / "hot", pack))
+
+            keys: list[str] = []
+            thread = threading.Thread(target=run)
+            thread.start()
+            thread.join()
+        return keys[0]
+
+    def open(self, store: object = None) -> Opened:
+        digest = _hash.hexdigest(self.blob.map.encode())
+        found = hotpack.load(store or self.store, [FOLDER], TREE, digest, self.blob.map)  # type: ignore[arg-type]
+        assert found is not None
+        self.store.reads.clear()
+        return found
+
+    def fetcher(self, **settings: float) -> Fetcher:
+        options = {"streams": 4, "window": 1 << 20, "deadline": 10.0, **settings}
+        self.fetchers.append(Fetcher(self.cache, [StoreSource(self.store, self.blob.map)], **options))  # type: ignore[arg-type]
+        return self.fetchers[-1]
+
+    def right(self, blocks: list[int]) -> bool:
+        return all(
+            self.cache.is_ready(block, block)
+            and self.cache.read(block * 4096, 4096) == self.blob.content[block * 4096 : (block + 1) * 4096]
+            for block in blocks
+        )
+
+    @property
+    def streamed(self) -> list[tuple[int, int]]:
+        return [(offset, length) for key, offset, length in list(self.store.reads) if key == self.key]
+
+    @property
+    def direct(self) -> list[tuple[int, int]]:
+        return [(offset, length) for key, offset, length in list(self.store.reads) if key != self.key]
+
+    def close(self) -> None:
+        self.store.release()
+        for fetcher in self.fetchers:
+            fetcher.close()
+        self.cache.close()
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path)
+    yield rig
+    rig.close()
+
+
+def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "did not happen in time"
+        time.sleep(0.005)
+
+
+def test_the_hot_pack_brings_everything_in_few_requests(rig: Rig) -> None:
+    fetcher = rig.fetcher()
+    opened = rig.open()
+    fetcher.stream(opened.stream())
+    assert fetcher.wait(5)
+    assert rig.right(rig.order)
+    assert rig.direct == []
+    assert len(rig.streamed) == 1
+    assert fetcher.stats.hot_bytes == sum(opened.pack.lengths)
+    assert rig.cache.ready_count == len(rig.order) + COUNT - len(rig.real)
+
+
+def test_a_miss_outside_of_the_pack_is_fetched_alone(rig: Rig) -> None:
+    fetcher = rig.fetcher()
+    fetcher.stream(rig.open().stream())
+    assert fetcher.wait(5)
+    other = next(block for block in rig.real if block not in rig.order)
+    fetcher.demand(other, other)
+    assert rig.direct == [(rig.blob.map.offsets[other], rig.blob.map.lengths[other])]
+
+
+def test_what_is_there_already_is_not_fetched_again(rig: Rig) -> None:
+    for block in rig.order[:-3]:
+        rig.cache.write(block, rig.blob.content[block * 4096 : (block + 1) * 4096])
+    fetcher = rig.fetcher()
+    opened = rig.open()
+    fetcher.stream(opened.stream())
+    assert fetcher.wait(5)
+    assert rig.right(rig.order)
+    assert fetcher.stats.hot_bytes == sum(opened.pack.lengths[-3:])
+
+
+def test_traces_bring_what_the_pack_lacks_after_it(rig: Rig) -> None:
+    fetcher = rig.fetcher()
+    more = [block for block in rig.real if block not in rig.order][:5]
+    opened = rig.open()
+    rig.store.hold()
+    fetcher.stream(opened.stream())
+    fetcher.hot(more)
+    rig.store.release()
+    assert fetcher.wait(5)
+    assert rig.right(rig.order + more)
+    assert rig.store.reads[0][0] == rig.key
+
+
+def damage(rig: Rig, how: str) -> None:
+    path = rig.blob.store.root / rig.key
+    raw = bytearray(path.read_bytes())
+    pack = rig.open().pack
+    if how == "every frame":
+        raw[pack.base :] = bytes(len(raw) - pack.base)
+    elif how == "cut":
+        raw = raw[: pack.base + 10_000]
+    elif how == "swapped":
+        lengths = list(pack.lengths)
+        starts = [pack.base + sum(lengths[:at]) for at in range(len(lengths))]
+        one, two = [at for at, length in enumerate(lengths) if length > 4096][:2]
+        assert lengths[one] == lengths[two]
+        a, b = (slice(starts[at], starts[at] + lengths[at]) for at in (one, two))
+        raw[a], raw[b] = raw[b], raw[a]
+    path.write_bytes(raw)
+
+
+@pytest.mark.parametrize("how", ["every frame", "cut", "swapped", "gone"])
+def test_a_bad_pack_costs_time_only(rig: Rig, how: str, caplog: pytest.LogCaptureFixture) -> None:
+    opened = rig.open()
+    if how == "gone":
+        rig.blob.store.delete(rig.key)
+        # Opened again: who has the object open of a folder store keeps it.
+        opened = msgspec.structs.replace(opened, source=StoreSource(rig.store, rig.key))
+    else:
+        damage(rig, how)
+    fetcher = rig.fetcher()
+    fetcher.stream(opened.stream())
+    fetcher.demand(rig.order[0], rig.order[3])
+    assert fetcher.wait(10)
+    assert rig.right(rig.order)
+    if how in ("cut", "gone"):
+        assert "its blocks come from the packs" in caplog.text
+    else:
+        assert fetcher.stats.stream_bad == (2 if how == "swapped" else len(rig.order))
+        assert "hash differs" in caplog.text or "bad zstd frame" in caplog.text
+
+
+def test_an_outage_of_the_pack_alone_does_not_stop_the_prefetch(rig: Rig) -> None:
+    class Picky(FlakyStore):
+        def _read(self, key: str, offset: int, length: int, read: Callable[[], bytes]) -> bytes:
+            if key == rig.key:
+                raise UnavailableError("not today")
+            return super()._read(key, offset, length, read)
+
+    opened = rig.open()
+    stream = HotStream(
+        opened.pack.blocks, opened.pack.lengths, opened.pack.base, StoreSource(Picky(rig.blob.store), rig.key)
+    )
+    opened.source.close()
+    fetcher = rig.fetcher()
+    fetcher.stream(stream)
+    fetcher.hot(rig.real)
+    assert fetcher.wait(20)
+    assert rig.right(rig.real)
+
+
+def test_a_reader_waits_for_the_stream_when_it_is_near(rig: Rig) -> None:
+    fetcher = rig.fetcher(streams=2)
+    opened = rig.open()
+    stream = opened.stream()
+    stream._segment = 1
+    fetcher._pace.add(100.0)
+    rig.store.hold()
+    fetcher.stream(stream)
+    until(lambda: len(rig.store.reads) == 1)
+    done = threading.Event()
+    block = rig.order[1]
+    fetcher.submit(block, block, lambda *_: done.set())
+    time.sleep(0.1)
+    assert rig.direct == []
+    assert fetcher.stats.stream_waits == 1
+    rig.store.release()
+    assert done.wait(5)
+    assert fetcher.wait(5)
+    assert rig.right(rig.order)
+    assert rig.direct == []
+
+
+def test_a_reader_of_the_far_end_goes_around_the_stream(rig: Rig) -> None:
+    slow = RateLimitedStore(rig.blob.store, rate=200_000.0)
+    opened = rig.open(slow)
+    stream = opened.stream()
+    stream._segment = 4096
+    stream._came.append((time.monotonic() - 1.0, 0))
+    stream._came.append((time.monotonic(), 200_000))
+    fetcher = rig.fetcher()
+    fetcher.stream(stream)
+    last = rig.order[-1]
+    began = time.monotonic()
+    fetcher.demand(last, last)
+    assert time.monotonic() - began < 1.0
+    assert rig.right([last])
+    assert len(rig.direct) == 1
+    assert fetcher.stats.direct_misses == 1
+
+
+def test_who_waits_for_a_stream_that_hangs_is_served_directly(rig: Rig) -> None:
+    class Hung(FlakyStore):
+        pass
+
+    hung = Hung(rig.blob.store)
+    opened = rig.open(hung)
+    hung.hold()
+    fetcher = rig.fetcher()
+    try:
+        fetcher.stream(opened.stream())
+        until(lambda: len(hung.reads) > 1)
+        for block in rig.order[:5]:
+            fetcher.demand(block, block)
+        assert rig.right(rig.order[:5])
+        assert fetcher.stats.hedges >= 1
+    finally:
+        hung.release()
+    assert fetcher.wait(5)
+    assert rig.right(rig.order)
+
+
+def test_readers_and_stream_under_trouble(rig: Rig) -> None:
+    """Everything is read while requests fail, bits flip, and the pack vanishes in the middle."""
+    rig.store.fail_next(6)
+    for block in rig.real[::17]:
+        if rig.blob.map.lengths[block] > 4096:
+            rig.store.flip(rig.blob.map.packs[0].key, rig.blob.map.offsets[block] + 2000, times=1)
+    opened = rig.open(rig.blob.store)
+    stream = HotStream(opened.pack.blocks, opened.pack.lengths, opened.pack.base, StoreSource(rig.store, rig.key))
+    stream._segment = 20_000
+    fetcher = rig.fetcher()
+    fetcher.stream(stream)
+    fetcher.background()
+    failures: list[str] = []
+
+    def run(start: int) -> None:
+        for step in range(0, COUNT, 3):
+            block = (start + step * 7) % COUNT
+            try:
+                fetcher.demand(block, block)
+            except BootseerError as exc:
+                failures.append(str(exc))
+            if not rig.right([block]):
+                failures.append(f"wrong bytes in {block}")
+            if step == COUNT // 3:
+                rig.blob.store.delete(rig.key)
+
+    threads = [threading.Thread(target=run, args=(start,)) for start in range(0, COUNT, 100)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert failures == []
+    fetcher.eager()
+    assert fetcher.wait(10)
+    assert rig.cache.complete
+    opened.source.close()
+
+
+def test_a_full_cache_ends_the_stream(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BOOTSEER_FAULTS", "blocks.cache.write=enospc")
+    stream = rig.open().stream()
+    stream._segment = 4096
+    fetcher = rig.fetcher()
+    fetcher.stream(stream)
+    until(lambda: fetcher.full)
+    assert fetcher.wait(5)
+    assert len(rig.streamed) < 20
+    (block,) = fetcher.demand(rig.order[0], rig.order[0])
+    assert block == rig.order[0]
+
+
+def test_indexes_may_be_arrays() -> None:
+    stream = HotStream(array("I", [1, 2]), array("I", [10, 10]), 0, NoSource())
+    batch = stream.take(lambda _: True)
+    assert batch is not None
+    assert batch.blocks == [1, 2]

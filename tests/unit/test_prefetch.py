@@ -1,0 +1,177 @@
+"""Prefetch by profile: what a start begins with, what it leaves, and that trouble with either is only a line."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bootseer.blocks import _hash, prefetch, profiles
+from bootseer.blocks.cache import CacheFile
+from bootseer.blocks.fetch import Fetcher
+from bootseer.blocks.prefetch import Plan, Target
+from bootseer.blocks.profiles import ProfileKey
+from bootseer.blocks.source import StoreSource
+from bootseer.blocks.trace import UNIT, Touch, Trace
+from bootseer.testing import lazy
+from bootseer.testing.source import FlakyStore
+
+TREE = "ab" * 32
+KEY = ProfileKey("train")
+COUNT = 120
+
+
+class Rig:
+    def __init__(self, folder: Path) -> None:
+        self.blob = lazy.make(folder / "blob", lazy.content(COUNT * 4096, zeros=0.1))
+        self.store = FlakyStore(self.blob.store)
+        self.folder = folder
+        self.target = Target(TREE, _hash.hexdigest(self.blob.map.encode()), self.blob.map)
+        self.real = [block for block in range(COUNT) if not self.blob.map.is_zero(block)]
+        self.cache: CacheFile = self.blob.open_cache(folder / "cache")
+        (folder / "work").mkdir()
+
+    def fill(self) -> None:
+        for block in self.real:
+            self.cache.write(block, self.blob.content[block * 4096 : (block + 1) * 4096])
+
+    def trace(self, *blocks: int, complete: bool = True, driver: str = "fuse") -> Trace:
+        """Touches ``blocks`` (one unit each, as a unit is as large as a block here) in this order."""
+        touches = tuple(Touch(at * 10, 1, block * (4096 // UNIT), 1) for at, block in enumerate(blocks))
+        return Trace(TREE, self.blob.map.size, 0, complete, driver, touches)
+
+    def publish(self, trace: Trace) -> None:
+        assert profiles.publish(self.blob.store, KEY, trace, self.blob.map).startswith("published")
+
+    def renew(self, driver: str = "fuse", stop: threading.Event | None = None) -> str:
+        done: list[str] = []
+        work = self.folder / "work"
+        thread = threading.Thread(
+            target=lambda: done.append(
+                prefetch.renew(self.store, KEY, self.target, self.cache, driver=driver, work=work, stop=stop)
+            )
+        )
+        thread.start()
+        thread.join()
+        assert list(work.iterdir()) == []
+        return done[0]
+
+    def begin(self, cache: CacheFile, key: ProfileKey = KEY) -> tuple[Plan, Fetcher]:
+        fetcher = Fetcher(cache, [StoreSource(self.store, self.blob.map)], streams=3)
+        plan = prefetch.begin(fetcher, self.store, key, self.target, driver="fuse")
+        assert fetcher.wait(10)
+        fetcher.close()
+        return plan, fetcher
+
+    def packs(self) -> list[str]:
+        return [info.key for info in self.blob.store.list("profiles") if info.key.endswith(".pack")]
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path)
+    yield rig
+    rig.cache.close()
+
+
+def test_from_trace_to_stream(rig: Rig, tmp_path: Path) -> None:
+    order = rig.real[::-3]
+    rig.publish(rig.trace(*order))
+    rig.fill()
+    assert rig.renew() == "published"
+    assert len(rig.packs()) == 1
+    with rig.blob.open_cache(tmp_path / "other") as cache:
+        rig.store.reads.clear()
+        plan, fetcher = rig.begin(cache)
+        assert plan == Plan(order, 1, rig.packs()[0])
+        assert all(cache.is_ready(block, block) for block in order)
+        assert {key for key, *_ in rig.store.reads} == {plan.pack}
+        assert fetcher.stats.hot_bytes > 0
+
+
+def test_without_a_pack_the_traces_do(rig: Rig) -> None:
+    order = rig.real[::-3]
+    rig.publish(rig.trace(*order))
+    plan, _ = rig.begin(rig.cache)
+    assert plan == Plan(order, 1, "")
+    assert all(rig.cache.is_ready(block, block) for block in order)
+
+
+def test_without_anything_nothing_happens(rig: Rig) -> None:
+    plan, fetcher = rig.begin(rig.cache)
+    assert plan == Plan()
+    assert fetcher.stats.requests == 0
+    assert rig.renew() == "no traces"
+
+
+def test_another_job_of_the_tree_lends_its_pack(rig: Rig, tmp_path: Path) -> None:
+    rig.publish(rig.trace(*rig.real[:20]))
+    rig.fill()
+    assert rig.renew() == "published"
+    with rig.blob.open_cache(tmp_path / "other") as cache:
+        plan, _ = rig.begin(cache, ProfileKey("eval"))
+        assert plan.pack == rig.packs()[0]
+        assert list(plan.order) == rig.real[:20]
+
+
+def test_a_pack_is_renewed_for_news_only(rig: Rig) -> None:
+    rig.fill()
+    rig.publish(rig.trace(*rig.real[:50]))
+    assert rig.renew() == "published"
+    (old,) = rig.packs()
+    assert rig.renew() == "not needed"
+    rig.publish(rig.trace(*rig.real[:50], *rig.real[60:70]))
+    assert rig.renew() == "published"
+    (new,) = rig.packs()
+    assert new != old
+
+
+def test_a_pack_of_what_is_not_there_is_not_made(rig: Rig) -> None:
+    rig.publish(rig.trace(*rig.real[:50]))
+    assert rig.renew() == "not ready"
+    assert rig.packs() == []
+
+
+def test_one_node_makes_it(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    rig.fill()
+    rig.publish(rig.trace(*rig.real[:50]))
+    claim = f"{KEY.prefix(TREE)}/hot.claim"
+    rig.blob.store.put(claim, f"{time.time():.0f}".encode())
+    assert rig.renew() == "made elsewhere"
+    assert rig.packs() == []
+    for stale in (b"1000", b"", b"noise"):
+        rig.blob.store.put(claim, stale, overwrite=True)
+        assert rig.renew() in ("published", "not needed")
+    assert "taking over" in caplog.text
+    rig.blob.store.delete(claim)
+    (pack,) = rig.packs()
+    rig.blob.store.delete(pack)
+    assert rig.renew() == "published"
+    assert not rig.blob.store.exists(claim)
+
+
+def test_it_stops_when_told_and_shrugs_at_a_store_that_is_down(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    rig.fill()
+    rig.publish(rig.trace(*rig.real[:50]))
+    stop = threading.Event()
+    stop.set()
+    assert rig.renew(stop=stop) == "stopped"
+    rig.store.down = True
+    assert rig.renew() == "failed"
+    plan, _ = rig.begin(rig.cache)
+    assert plan == Plan()
+    rig.store.down = False
+    assert rig.renew() == "published"
+    assert "is down" in caplog.text
+
+
+def test_an_incomplete_trace_never_replaces_a_complete_one(rig: Rig) -> None:
+    rig.fill()
+    rig.publish(rig.trace(*rig.real[:50], complete=False))
+    rig.publish(rig.trace(*rig.real[60:90]))
+    assert rig.renew() == "published"
+    plan, _ = rig.begin(rig.cache)
+    assert list(plan.order) == rig.real[60:90]
