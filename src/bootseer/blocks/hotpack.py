@@ -43,8 +43,8 @@ _LEVEL = 3
 class HotPack(msgspec.Struct, frozen=True):
     """Header and index of a hot pack: ``blocks`` in first-touch order and the lengths of their frames.
 
-    ``tree`` and ``map`` (hexadecimal) say what it fits, ``created`` is Unix time in nanoseconds. The frames follow one another from
-    byte `base` on.
+    ``tree`` and ``map`` (hexadecimal) say what it fits, ``created`` is Unix time in nanoseconds. The frames follow one
+    another from byte `base` on.
     """
 
     tree: str
