@@ -1,0 +1,206 @@
+"""Layer rules in memory: what a container sees, and what a hostile layer cannot do. Needs no root."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+
+import pytest
+
+from bootseer.erofs import Buffer, Node, Reader, Writer
+from bootseer.errors import DataError
+from bootseer.image.layers import LayeredTree
+from bootseer.oci import tar
+from bootseer.testing.images import Member, folder, tar_of
+
+Layers = Sequence[Sequence[Member]]
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    @property
+    def position(self) -> int:
+        return len(self.data)
+
+    def write(self, data: Buffer, /) -> None:
+        self.data += data
+
+
+class Image:
+    """The layers as an image, read back."""
+
+    def __init__(self, layers: Layers) -> None:
+        self.sink = Sink()
+        self.writer = Writer(self.sink)
+        self.tree = LayeredTree(self.writer)
+        for layer in layers:
+            self.writer.begin_layer()
+            data = tar_of(layer)
+            self.tree.apply(tar.ChunkReader(iter([data[at : at + 777] for at in range(0, len(data), 777)])))
+        self.reader = Reader(self.writer.finish(), lambda at, length: bytes(self.sink.data[at : at + length]))
+
+    def node(self, path: str) -> Node:
+        node = self.writer.lookup(os.fsencode(path))
+        assert node is not None, path
+        return node
+
+    def read(self, path: str) -> bytes:
+        inode = self.reader.stat(os.fsencode(path))
+        return self.reader.read(inode, 0, inode.size)
+
+    def names(self) -> set[str]:
+        found: set[str] = set()
+
+        def walk(node: Node, path: bytes) -> None:
+            for name, child in (node.children or {}).items():
+                found.add(os.fsdecode(path + name))
+                walk(child, path + name + b"/")
+
+        walk(self.writer.root, b"")
+        return found
+
+
+def test_everything_a_member_says() -> None:
+    capability = bytes.fromhex("0100000200200000000000000000000000000000")
+    odd = os.fsdecode(b"caf\xe9")
+    image = Image(
+        [
+            [
+                folder("./", 0o711, uid=3),
+                folder("d", 0o2750, uid=1, gid=2, mtime_ns=1_111_111_111_111_111_111),
+                Member("d/f", data=b"hello" * 300_000, mode=0o4755, uid=5, gid=6, mtime_ns=1_222_222_222_222_222_222),
+                Member("d/cap", data=b"x", mode=0o755, xattrs={"security.capability": capability, "user.k": b"\0\xff"}),
+                Member("d/link", "symlink", link="f", uid=7, mtime_ns=1_333_333_333_333_333_333),
+                Member("d/hard", "hardlink", link="d/f"),
+                Member("d/null", "char", mode=0o666, device=(1, 3)),
+                Member("d/pipe", "fifo", mode=0o622, gid=9),
+                Member(odd, data=b"odd"),
+                Member("implied/deep/file"),
+            ]
+        ]
+    )
+    root, d, f, link = (image.node(name) for name in ("", "d", "d/f", "d/link"))
+    assert (root.mode, root.uid) == (stat.S_IFDIR | 0o711, 3)
+    assert (d.mode, d.uid, d.gid, d.mtime_ns) == (stat.S_IFDIR | 0o2750, 1, 2, 1_111_111_111_111_111_111)
+    assert (f.mode, f.uid, f.gid, f.mtime_ns) == (stat.S_IFREG | 0o4755, 5, 6, 1_222_222_222_222_222_222)
+    assert image.read("d/f") == b"hello" * 300_000
+    assert dict(image.node("d/cap").xattrs) == {b"security.capability": capability, b"user.k": b"\0\xff"}
+    assert (link.mode, link.target, link.uid) == (stat.S_IFLNK | 0o777, b"f", 7)
+    assert image.node("d/hard") is f
+    assert (image.node("d/null").mode, image.node("d/null").rdev) == (stat.S_IFCHR | 0o666, 0x103)
+    assert (image.node("d/pipe").mode, image.node("d/pipe").gid) == (stat.S_IFIFO | 0o622, 9)
+    assert image.read(odd) == b"odd"
+    implied = image.node("implied/deep")
+    assert (implied.mode, implied.uid, implied.mtime_ns) == (stat.S_IFDIR | 0o755, 0, 0)
+    assert (image.tree.members, image.tree.bytes) == (10, 1_500_004)
+
+
+def test_later_layers_replace() -> None:
+    image = Image(
+        [
+            [Member("f", data=b"old"), folder("d"), Member("d/x"), folder("e"), Member("e/y"),
+             Member("l", "symlink", link="d"), Member("h1", data=b"both"), Member("h2", "hardlink", link="h1")],
+            [Member("f", data=b"new"), Member("d", data=b"now a file"), folder("l"), Member("l/z"),
+             folder("e", 0o700, uid=4), Member("h1", data=b"own")],
+        ],
+    )  # fmt: skip
+    assert image.names() == {"f", "d", "l", "l/z", "e", "e/y", "h1", "h2"}
+    assert [image.read(name) for name in ("f", "d", "h1", "h2")] == [b"new", b"now a file", b"own", b"both"]
+    assert image.node("e").uid == 4
+    dead = image.writer.dead_ranges()
+    assert dead[0] == (0, 4096)  # the old f
+
+
+def test_members_below_a_link_land_where_it_points() -> None:
+    lower = [
+        folder("usr"),
+        folder("usr/lib"),
+        Member("lib", "symlink", link="usr/lib"),
+        Member("abs", "symlink", link="/usr"),
+        Member("out", "symlink", link="../../../usr/./lib/"),
+        Member("twice", "symlink", link="out/.."),
+    ]
+    upper = [Member("lib/a"), Member("abs/lib/b"), folder("abs/new"), Member("out/c"), Member("twice/d")]
+    image = Image([lower, upper])
+    assert {"usr/lib/a", "usr/lib/b", "usr/new", "usr/lib/c", "usr/d"} <= image.names()
+    assert image.node("lib").target == b"usr/lib"
+
+
+def test_whiteouts() -> None:
+    lower = [
+        folder("d"), Member("d/a"), Member("d/b"), folder("d/sub"), Member("d/sub/c"), Member("gone"), folder("e"),
+        Member("e/f"),
+    ]  # fmt: skip
+    upper = [Member("d/.wh.a"), Member(".wh.gone"), Member(".wh.never-there"), Member("d/.wh.sub"), Member(".wh.e")]
+    assert Image([lower, upper]).names() == {"d", "d/b"}
+    assert Image([lower, [Member(".wh..wh..opq", data=b"skipped"), Member(".wh..wh.aufs")]]).names() == set()
+
+
+@pytest.mark.parametrize(
+    "upper",
+    [
+        [Member("d/new"), Member("d/s/new"), Member("d/.wh..wh..opq")],
+        [Member("d/.wh..wh..opq"), Member("d/new"), Member("d/s/new")],
+        [Member("d/new"), Member("d/s/new"), Member(".wh.d")],
+    ],
+)
+def test_a_whiteout_spares_members_of_its_own_layer(upper: list[Member]) -> None:
+    lower = [folder("d"), Member("d/old"), folder("d/s"), Member("d/s/old")]
+    assert Image([lower, upper]).names() == {"d", "d/new", "d/s", "d/s/new"}
+
+
+def test_a_directory_listed_again_is_changed_whole() -> None:
+    lower = [Member("d", "dir", mode=0o755, xattrs={"user.old": b"1"}), Member("d/f")]
+    image = Image([lower, [Member("d", "dir", mode=0o700, xattrs={"user.new": b"2"})]])
+    assert (image.node("d").mode & 0o777, image.node("d").xattrs) == (0o700, ((b"user.new", b"2"),))
+    assert image.names() == {"d", "d/f"}
+
+
+HOSTILE = {
+    "dotdot": [Member("../escape")],
+    "dotdot inside": [Member("a/../../escape")],
+    "root as a file": [Member("./.")],
+    "hard link out": [Member("h", "hardlink", link="../victim")],
+    "hard link to nothing": [Member("h", "hardlink", link="missing")],
+    "hard link below nothing": [Member("h", "hardlink", link="missing/x")],
+    "hard link below a file": [Member("f"), Member("h", "hardlink", link="f/x")],
+    "hard link to a folder": [folder("d"), Member("h", "hardlink", link="d")],
+    "hard link to the root": [Member("h", "hardlink", link="/")],
+    "hard link over its target": [Member("h/x"), Member("h", "hardlink", link="h/x")],
+    "whiteout of dotdot": [Member(".wh...")],
+    "whiteout of itself": [Member("d/.wh..")],
+    "member below a file": [Member("f"), Member("f/x")],
+    "member below a link to a file": [Member("f"), Member("l", "symlink", link="f"), Member("l/x")],
+    "member below a dangling link": [Member("l", "symlink", link="/nowhere"), Member("l/x")],
+    "member through a file and up": [Member("f"), Member("l", "symlink", link="f/.."), Member("l/x")],
+    "link loop": [Member("l", "symlink", link="l"), Member("l/x")],
+    "41 links": [
+        folder("d"), Member("l0", "symlink", link="d"),
+        *[Member(f"l{n}", "symlink", link=f"l{n - 1}") for n in range(1, 41)], Member("l40/x"),
+    ],
+    "long name": [Member("n" * 256)],
+    "long target": [Member("l", "symlink", link="x" * 4096)],
+    "empty target": [Member("l", "symlink", link="")],
+    "device number": [Member("c", "char", device=(4096, 0))],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("members", HOSTILE.values(), ids=HOSTILE.keys())
+def test_hostile_members_are_refused(members: list[Member]) -> None:
+    with pytest.raises(DataError):
+        Image([members])
+
+
+def test_40_links_are_followed() -> None:
+    members = [Member(f"l{n}", "symlink", link=f"l{n - 1}") for n in range(1, 40)]
+    image = Image([[folder("d"), Member("l0", "symlink", link="d"), *members, Member("l39/x")]])
+    assert "d/x" in image.names()
+
+
+def test_layers_begin_at_aligned_data() -> None:
+    image = Image([[Member("a", data=b"1")], [Member("b", data=b"2" * 70_000)], [Member("c", data=b"3")]])
+    assert [image.node(name).start for name in "abc"] == [0, 65536, 196608]
+    assert image.sink.position == 196608 + 4096
