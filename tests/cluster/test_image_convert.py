@@ -162,7 +162,7 @@ def test_conversion_is_deterministic(tmp_path: Path, config: settings.Config) ->
 
 
 @pytest.mark.parametrize(
-    "point", ["oci.unpack.after-layer", "image.convert.before-publish", "image.convert.before-record"]
+    "point", ["image.convert.after-layer", "image.convert.before-publish", "image.convert.before-record"]
 )
 def test_a_failure_leaves_no_temporary_file_and_the_next_try_succeeds(
     tmp_path: Path, config: settings.Config, monkeypatch: pytest.MonkeyPatch, point: str
@@ -182,10 +182,10 @@ def test_an_interrupted_conversion_is_cleaned_up(tmp_path: Path, config: setting
     write_image(tmp_path / "layout", [LOWER])
     argv = [sys.executable, "-m", "bootseer.cli.main", "image", "convert", f"oci:{tmp_path}/layout:v1"]
     argv += ["--store", config.store_url, "--work-dir", str(tmp_path / "work")]
-    env = {**os.environ, "BOOTSEER_FAULTS": "image.convert.before-publish=sleep:20"}
+    env = {**os.environ, "BOOTSEER_FAULTS": "pack.end=sleep:20"}
     with subprocess.Popen(argv, env=env, stderr=subprocess.PIPE, text=True) as child:
         end = time.monotonic() + 15
-        while not list((tmp_path / "work").glob("*/data")) and time.monotonic() < end:
+        while not list((tmp_path / "work").glob("*/pack-0")) and time.monotonic() < end:
             time.sleep(0.05)
         time.sleep(0.2)
         child.send_signal(number)
@@ -248,5 +248,5 @@ def test_repair_heals_a_damaged_store(tmp_path: Path, config: settings.Config) -
         path.write_bytes(bytes([raw[0] ^ 1]) + raw[1:])
     assert convert(ref, config, tmp_path) == record
     again = image.convert(ref, config.store_url, work_dir=tmp_path / "work", repair=True)
-    assert again.tree == record.tree
+    assert again.tree == record.tree, "of the only image in a store"
     assert {path: path.read_bytes() for path in blobs} == good

@@ -61,11 +61,13 @@ class Known(Protocol):
 
 
 class Packed(msgspec.Struct, frozen=True):
-    """What a `PackWriter` wrote: the map; bytes of the packs it put; frame bytes it found in packs of other trees."""
+    """What a `PackWriter` wrote: the map; bytes of the packs it put; frame bytes it found in packs of other trees, and
+    those packs."""
 
     map: BlockMap
     stored: int
     shared: int
+    foreign: tuple[ObjectRef, ...]
 
 
 _Block = tuple[bytes, bytes | None]
@@ -159,7 +161,8 @@ class PackWriter:
             self._take()
         self._end_pack()
         self._await_puts(0)
-        return Packed(self._map(dead), self._stored, self._shared)
+        made = self._map(dead)
+        return Packed(made, self._stored, self._shared, tuple(pack for pack in made.packs if pack in self._foreign))
 
     def close(self) -> None:
         """Stop the threads; what was put before a `finish` stays as objects that nothing refers to."""

@@ -63,6 +63,8 @@ class TreeWriter:
     def seal(self, meta: bytes, dead: Iterable[tuple[int, int]] = ()) -> TreeRef:
         """Publish what was written as the data of the EROFS image ``meta``. Data ranges ``dead`` are never read."""
         packed = self.packs.finish(dead)
+        for pack in packed.foreign:
+            self._store.keep(pack.key)
         faults.point("tree.publish.after-data")
         stored, encoded = compress(meta, self._level), packed.map.encode()
         refs = [ObjectRef(_hash.hexdigest(raw), len(raw)) for raw in (meta, stored, encoded)]

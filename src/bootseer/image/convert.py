@@ -56,7 +56,7 @@ def convert(
         if not repair:
             with contextlib.suppress(NotFoundError):
                 return records.load(store, image.digest, image.platform)
-        with work_folder(work_dir) as work, _batch(store):
+        with work_folder(work_dir) as work, store.batch(subject=image.descriptor):
             result = _Conversion(image, store, work, progress, repair, threads).run()
             faults.point("image.convert.before-record")
             if not records.save(store, result, overwrite=repair):
@@ -184,9 +184,3 @@ def resolve(ref: oci.Reference | str, store_url: str, *, plain_http: bool | None
             f"image {parsed} ({digest[:19]}) is not converted in store {store.url}",
             hint=f"run bootseer image convert {parsed}",
         ) from None
-
-
-def _batch(store: Store) -> contextlib.AbstractContextManager[object]:
-    """What one conversion puts belongs together, where a store can say so."""
-    batch = getattr(store, "batch", None)
-    return batch() if batch is not None else contextlib.nullcontext()

@@ -1,0 +1,131 @@
+"""A converted image, mounted by the kernel from its stored form, is the tree that unpacking the image makes."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bootseer import image, oci
+from bootseer.blocks.manifest import localize
+from bootseer.blocks.pack import decompress
+from bootseer.kernel import mount
+from bootseer.oci.write import Compression
+from bootseer.store import open_store
+from bootseer.testing.images import Member, folder, write_image
+from bootseer.testing.trees import Found, scan
+
+pytestmark = pytest.mark.root
+
+CAPABILITY = bytes.fromhex("0100000200200000000000000000000000000000")
+NOISE = random.Random(1).randbytes(3_000_000)
+LOWER = [
+    folder("./", mtime_ns=1_400_000_000_000_000_001),
+    folder("etc"),
+    Member("etc/passwd", data=b"root:x:0:0::/:/bin/sh\n"),
+    folder("opt", 0o2775, uid=1000, gid=1001),
+    Member("opt/large", data=NOISE, mode=0o640),
+    Member("opt/twin", data=NOISE),
+    Member("opt/sparse", data=b"a" + bytes(2_000_000) + b"b" * 70_000),
+    Member("opt/suid", data=b"#!/bin/sh\n", mode=0o6755, uid=7),
+    Member("opt/cap", data=b"x" * 5000, mode=0o755, xattrs={"security.capability": CAPABILITY, "user.a": b"\0b"}),
+    Member("opt/link", "symlink", link="../etc/passwd", uid=3),
+    Member("opt/hard", "hardlink", link="opt/large"),
+    Member("opt/null", "char", mode=0o666, device=(1, 3)),
+    Member("opt/pipe", "fifo", mode=0o600),
+    Member(os.fsdecode(b"opt/caf\xe9"), data=b"not UTF-8"),
+    Member("opt/empty"),
+    Member("opt/lost", data=NOISE[:500_000]),
+    folder("opt/opaque"),
+    Member("opt/opaque/old", data=b"gone too"),
+    *(Member(f"etc/many-{n:04d}", data=NOISE[n * 100 : n * 140]) for n in range(500)),
+]
+UPPER = [
+    folder("opt", 0o2775, uid=1000, gid=1001, mtime_ns=1_450_000_000_000_000_000),
+    Member("opt/.wh.lost"),
+    Member("opt/.wh.twin"),
+    folder("opt/opaque"),
+    Member("opt/opaque/.wh..wh..opq"),
+    Member("opt/opaque/new", data=b"new"),
+    Member("etc/passwd", data=b"root:x:0:0::/root:/bin/sh\n", mtime_ns=999_999_999),
+    Member("etc/more", data=NOISE[1_000_000:2_500_000]),
+]
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A folder on a disk, as EROFS does not mount files of every file system."""
+    with tempfile.TemporaryDirectory(prefix="bootseer-convert-", dir="/var/tmp") as path:
+        os.chmod(path, 0o755)
+        yield Path(path)
+
+
+def mounted(place: Path, store_url: str, digest: str) -> Found:
+    """All that is seen of a tree whose data file is made from its packs."""
+    store = open_store(store_url)
+    tree = localize(store, digest, place / "cache")
+    packs = [store.get(pack.key) for pack in tree.map.packs]
+    with open(place / "data", "wb") as data:
+        for block in range(tree.map.count):
+            length, start = tree.map.lengths[block], tree.map.offsets[block]
+            if length:
+                frame = packs[tree.map.pack_of[block]][start : start + length]
+                data.seek(block << tree.map.shift)
+                data.write(decompress(frame, tree.map.length_of(block)))
+        data.truncate(tree.map.size)
+    (place / "m").mkdir()
+    mount.mount_erofs(tree.meta, place / "data", place / "m")
+    try:
+        return scan(place / "m")
+    finally:
+        mount.unmount(place / "m")
+        (place / "m").rmdir()
+
+
+@pytest.mark.parametrize("compression", ["gzip", "zstd", "none"])
+def test_the_mounted_tree_is_the_unpacked_image(place: Path, compression: Compression) -> None:
+    write_image(place / "layout", [LOWER, UPPER], compression=compression)
+    ref = f"oci:{place}/layout:v1"
+    with oci.open_image(ref) as opened:
+        oci.unpack(opened, place / "unpacked")
+    record = image.convert(ref, f"{place}/store", work_dir=place / "work")
+    assert mounted(place, f"{place}/store", record.tree) == scan(place / "unpacked")
+
+
+def test_so_is_one_whose_blocks_are_those_of_other_images(place: Path) -> None:
+    store = f"{place}/store"
+    for number, layers in enumerate([[LOWER], [UPPER], [LOWER[:8], [Member("x", data=NOISE[:700_000])]]]):
+        write_image(place / "layout", layers, tag=f"t{number}")
+        image.convert(f"oci:{place}/layout:t{number}", store, work_dir=place / "work")
+    write_image(place / "layout", [LOWER, UPPER], tag="last")
+    record = image.convert(f"oci:{place}/layout:last", store, work_dir=place / "work")
+    assert record.shared_bytes > 3_000_000
+    assert record.stored_bytes < 200_000
+    with oci.open_image(f"oci:{place}/layout:last") as opened:
+        oci.unpack(opened, place / "unpacked")
+    assert mounted(place, store, record.tree) == scan(place / "unpacked")
+
+
+_CONVERT = """
+import sys
+from pathlib import Path
+from bootseer import image
+print(image.convert(sys.argv[1], sys.argv[2] + "/store", work_dir=Path(sys.argv[2], "work")).tree)
+"""
+
+
+def test_conversion_needs_no_rights(place: Path) -> None:
+    write_image(place / "layout", [LOWER, UPPER])
+    ref = f"oci:{place}/layout:v1"
+    (place / "nobody").mkdir()
+    os.chown(place / "nobody", 65534, 65534)
+    done = subprocess.run(
+        ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable, "-c", _CONVERT, ref,
+         str(place / "nobody")], capture_output=True, text=True, timeout=60, check=True)  # fmt: skip
+    assert done.stdout.strip() == image.convert(ref, f"{place}/store", work_dir=place / "work").tree
