@@ -165,12 +165,15 @@ class Endpoint:
         with self._lock:
             return time.monotonic() < self._rests_until
 
-    def check(self, answer: Answer, what: str, *, writing: bool = False) -> None:
-        """Raise the error that a final status means, after closing ``answer``; return for 2xx."""
+    def check(self, answer: Answer, what: str, *, writing: bool = False, detail: str = "") -> None:
+        """Raise the error that a final status means, after closing ``answer``; return for 2xx.
+
+        ``detail``: what `detail` has read from it already.
+        """
         code = answer.status
         if code < 300:
             return
-        detail = self.detail(answer)
+        detail = detail or self.detail(answer)
         answer.close()
         where = f"registry {self.registry}"
         if not self.own(answer.url):

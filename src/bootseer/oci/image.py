@@ -24,7 +24,14 @@ class Image:
     """
 
     def __init__(
-        self, ref: Reference, source: Registry | Layout, digest: str, manifest: spec.Manifest, config: spec.ImageConfig
+        self,
+        ref: Reference,
+        source: Registry | Layout,
+        digest: str,
+        manifest: spec.Manifest,
+        config: spec.ImageConfig,
+        *,
+        size: int,
     ) -> None:
         self.ref = ref
         self.digest = digest
@@ -32,6 +39,8 @@ class Image:
         self.config = config
         self.layers = manifest.layers
         self.source = source
+        self.descriptor = spec.Descriptor(manifest.media_type, digest, size)
+        """Of the manifest: what artifacts made from this image name as their subject."""
         if len(config.rootfs.diff_ids) != len(self.layers):
             raise DataError(f"image {ref} has {len(self.layers)} layers but {len(config.rootfs.diff_ids)} diff ids")
         for layer in self.layers:
@@ -147,7 +156,8 @@ def _open_layout(ref: Reference, wanted: str) -> Image:
         body = layout.document(item, f"manifest of {ref}")
     manifest = spec.decode(body, spec.Manifest, f"manifest of {ref}")
     raw = layout.document(manifest.config, f"configuration of {ref}")
-    return Image(ref, layout, item.digest, manifest, spec.decode(raw, spec.ImageConfig, f"configuration of {ref}"))
+    config = spec.decode(raw, spec.ImageConfig, f"configuration of {ref}")
+    return Image(ref, layout, item.digest, manifest, config, size=len(body))
 
 
 def _registry_manifest(ref: Reference, registry: Registry, wanted: str) -> tuple[bytes, str]:
@@ -165,7 +175,8 @@ def _open_registry(ref: Reference, registry: Registry, wanted: str) -> Image:
         raise DataError(f"configuration of {ref} is larger than {spec.MAX_DOCUMENT} bytes")
     what = f"configuration of {ref}"
     raw = b"".join(verified(registry.blob(manifest.config), manifest.config, what))
-    return Image(ref, registry, digest, manifest, spec.decode(raw, spec.ImageConfig, what))
+    config = spec.decode(raw, spec.ImageConfig, what)
+    return Image(ref, registry, digest, manifest, config, size=len(body))
 
 
 def _is_index(body: bytes) -> bool:

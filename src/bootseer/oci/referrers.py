@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from bootseer.errors import DataError, NotFoundError, UnavailableError
-from bootseer.oci.spec import INDEX, Descriptor, Index
+from bootseer.oci.spec import INDEX, Descriptor, Index, digest_of
 
 if TYPE_CHECKING:
     from bootseer.oci.registry import Registry
@@ -69,7 +69,7 @@ def decode(body: bytes, what: str) -> Index:
 def fallback(registry: Registry, digest: str) -> tuple[Descriptor, ...]:
     """The entries of the fallback index; none when there is no index."""
     try:
-        body, _, _ = registry.manifest(tag_of(digest), accept=(INDEX,))
+        body, _, _ = registry.manifest(tag_of(digest), accept=(INDEX,), fresh=True)
     except NotFoundError:
         return ()
     return decode(body, f"referrers of {digest} in registry {registry.ref.registry}").manifests
@@ -77,8 +77,6 @@ def fallback(registry: Registry, digest: str) -> tuple[Descriptor, ...]:
 
 def enter(registry: Registry, body: bytes, media_type: str) -> None:
     """Enter the artifact manifest ``body`` in its subject's fallback index; nothing to do without a subject."""
-    from bootseer.oci.spec import digest_of
-
     artifact = msgspec.json.decode(body, type=_Artifact)
     if artifact.subject is None:
         return
@@ -119,7 +117,7 @@ def _change(registry: Registry, subject: str, digest: str, entry: bytes | None) 
 def _entries(registry: Registry, tag: str) -> dict[str, msgspec.Raw]:
     """Digest -> entry, in order and byte for byte as others wrote them."""
     try:
-        body, _, _ = registry.manifest(tag, accept=(INDEX,))
+        body, _, _ = registry.manifest(tag, accept=(INDEX,), fresh=True)
     except NotFoundError:
         return {}
     try:

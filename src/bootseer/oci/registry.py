@@ -20,7 +20,7 @@ from bootseer import config as settings
 from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError
 from bootseer.oci import referrers
 from bootseer.oci.blobs import Blobs
-from bootseer.oci.endpoint import Endpoint
+from bootseer.oci.endpoint import RETRIES, Again, Endpoint
 from bootseer.oci.reference import Reference, is_local
 from bootseer.oci.spec import MANIFEST_TYPES, MAX_DOCUMENT, Descriptor, digest_of
 from bootseer.oci.transport import Answer, Transport
@@ -84,9 +84,16 @@ class Registry:
     def idle_connections(self) -> int:
         return self._transport.idle
 
-    def manifest(self, selector: str, *, accept: Sequence[str] = MANIFEST_TYPES) -> tuple[bytes, str, str]:
-        """The manifest or index named by a tag or digest: its bytes, media type and digest (always recomputed)."""
+    def manifest(
+        self, selector: str, *, accept: Sequence[str] = MANIFEST_TYPES, fresh: bool = False
+    ) -> tuple[bytes, str, str]:
+        """The manifest or index named by a tag or digest: its bytes, media type and digest (always recomputed).
+
+        ``fresh``: ask no mirror, as it may be behind.
+        """
         what = f"image {self._named(selector)}"
+        if fresh:
+            return self._manifest(self._origin, selector, what, accept)
         return self._read(lambda endpoint: self._manifest(endpoint, selector, what, accept), what)
 
     def _manifest(
@@ -181,23 +188,29 @@ class Registry:
         A manifest with a ``subject`` is also entered in the fallback index of that subject where the registry does not
         say that it did so itself (`bootseer.oci.referrers`).
         """
-        digest, indexed = self.store_manifest(body, media_type, selector)
+        what = f"manifest of {self._named(selector)}"
+        indexed = self.store_manifest(body, media_type, selector)
+        digest = digest_of(body)
+        if self._manifest(self._origin, digest, what, MANIFEST_TYPES)[0] != body:
+            raise DataError(f"registry {self.ref.registry} returned other bytes for the {what}")
         if not indexed:
             referrers.enter(self, body, media_type)
         return digest
 
-    def store_manifest(self, body: bytes, media_type: str, selector: str) -> tuple[str, bool]:
-        """As `put_manifest`, without touching a fallback index; also returns whether the registry knows subjects."""
-        what = f"manifest of {self._named(selector)}"
-        with self._origin.request(
-            "PUT", f"/manifests/{selector}", what, headers={"Content-Type": media_type}, body=body
-        ) as answer:
-            self._origin.check(answer, what, writing=True)
-            indexed = "oci-subject" in answer.headers
-        digest = digest_of(body)
-        if self._manifest(self._origin, digest, what, MANIFEST_TYPES)[0] != body:
-            raise DataError(f"registry {self.ref.registry} returned other bytes for the {what}")
-        return digest, indexed
+    def store_manifest(self, body: bytes, media_type: str, selector: str) -> bool:
+        """As `put_manifest`, without reading back and the fallback index; whether the registry entered its subject."""
+        what, headers = f"manifest of {self._named(selector)}", {"Content-Type": media_type}
+        path, failures = f"/manifests/{selector}", 0
+        while True:
+            with self._origin.request("PUT", path, what, headers=headers, body=body) as answer:
+                # docker-registry 2.8 writes its links in place: while others store a manifest that this one lists, it
+                # reads an empty link and says DIGEST_INVALID.
+                detail = self._origin.detail(answer) if answer.status == 400 else ""
+                if "DIGEST_INVALID" not in detail or failures == RETRIES:
+                    self._origin.check(answer, what, writing=True, detail=detail)
+                    return "oci-subject" in answer.headers
+            failures += 1
+            self._origin.pause(failures, Again(f"HTTP 400{detail}"), what)
 
     def delete_manifest(self, digest: str) -> bool:
         """Delete the manifest and with it its tags; False when the registry does not delete. No error when gone."""

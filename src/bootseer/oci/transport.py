@@ -187,6 +187,11 @@ class Transport:
             for connection, _ in connections:
                 connection.close()
 
+    def __del__(self) -> None:
+        # Stores are opened and dropped without being closed.
+        if hasattr(self, "_idle"):
+            self.close()
+
     @property
     def idle(self) -> int:
         """Connections that wait for use."""

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from bootseer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from bootseer.oci.spec import Descriptor
 
 
 class ObjectInfo(msgspec.Struct, frozen=True):
@@ -75,6 +80,20 @@ class Store(abc.ABC):
     def delete(self, key: str) -> None:
         """Remove the object; no error when it is gone already."""
 
+    @contextlib.contextmanager
+    def batch(self, *, subject: Descriptor | None = None) -> Iterator[None]:
+        """Puts meanwhile belong together and to the image manifest ``subject``: a registry keeps them as one artifact.
+
+        Elsewhere nothing changes. In a registry others see the objects when the block ends; on an exception, never.
+        """
+        yield
+
+    def keep(self, key: str) -> None:  # noqa: B027 - most stores have nothing to do
+        """Inside `batch`: what is put needs the stored object ``key`` as well, so they should live and move together.
+
+        A registry lists it in the batch's artifact too; elsewhere nothing happens.
+        """
+
     def exists(self, key: str) -> bool:
         from bootseer.errors import NotFoundError
 
@@ -94,7 +113,8 @@ def check_key(key: str) -> str:
 
 
 def open_store(url: str) -> Store:
-    """Open the store at ``url``: a path, ``file://``, ``hdfs://host:port/base``, or any fsspec URL (``s3://...``).
+    """Open the store at ``url``: a path, ``file://``, ``hdfs://host:port/base``, ``registry://host/name``, or any
+    fsspec URL (``s3://...``).
 
     Opening touches no network; the first operation does.
     """
@@ -109,6 +129,10 @@ def open_store(url: str) -> Store:
         from bootseer.store.hdfs import HdfsStore
 
         return HdfsStore(url)
+    if scheme in ("registry", "registry+http", "registry+https"):
+        from bootseer.store.registry import RegistryStore
+
+        return RegistryStore(url)
     from bootseer.store.fsspec import FsspecStore
 
     return FsspecStore(url)

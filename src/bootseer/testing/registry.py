@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import shutil
 import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
 from bootseer.errors import UnavailableError, UnsupportedError
+from bootseer.testing.tokens import ISSUER, SERVICE, TokenServer
 
 _CONFIG = """\
 version: 0.1
@@ -19,14 +22,25 @@ log: {{level: error, accesslog: {{disabled: true}}}}
 storage:
   filesystem: {{rootdirectory: "{root}"}}
   delete: {{enabled: true}}
-http: {{addr: "{address}"}}
+http: {{addr: "{address}", secret: "bootseer"}}
+{auth}
 """
+_HTPASSWD = """\
+auth: {{htpasswd: {{realm: tests, path: "{path}"}}}}
+"""
+_TOKENS = """\
+auth: {{token: {{realm: "{realm}", service: {service}, issuer: {issuer}, rootcertbundle: "{certificate}"}}}}
+"""
+USER, PASSWORD = "trainer", "correct-horse"
+_BCRYPT = "$2y$05$abcdefghijklmnopqrstuuZ0Fx87Pb/Aqb0E90lfvCwzXnaFKUHpS"
+"""``PASSWORD``, as docker-registry wants it."""
 
 
 class DockerRegistry:
     """Starts in ``__enter__``, stops in ``__exit__``. ``root`` keeps its images (default: a temporary folder).
 
-    ``namespace`` runs it inside that network namespace (``ip netns``). Raises `UnsupportedError` when the program is
+    ``namespace`` runs it inside that network namespace (``ip netns``). ``login`` wants ``USER`` and ``PASSWORD`` of
+    everybody, ``tokens`` a token of that server. Raises `UnsupportedError` when the program is
     missing and `UnavailableError` when it does not answer within ``deadline`` seconds.
     """
 
@@ -37,12 +51,15 @@ class DockerRegistry:
         port: int = 0,
         root: Path | None = None,
         namespace: str | None = None,
+        login: bool = False,
+        tokens: TokenServer | None = None,
         deadline: float = 15.0,
     ) -> None:
         self.host = host
         self.port = port
         self._keep = root
         self._namespace = namespace
+        self._login, self._tokens = login, tokens
         self._deadline = deadline
         self._process: subprocess.Popen[bytes] | None = None
         self._temp: str | None = None
@@ -56,6 +73,7 @@ class DockerRegistry:
         program = shutil.which("docker-registry") or shutil.which("registry")
         if not program:
             raise UnsupportedError("no docker-registry here", hint="apt-get install docker-registry")
+        self._program = program
         self._temp = tempfile.mkdtemp(prefix="bootseer-registry-", dir="/var/tmp")
         root = self._keep or Path(self._temp, "data")
         root.mkdir(parents=True, exist_ok=True)
@@ -63,8 +81,23 @@ class DockerRegistry:
             with socket.create_server((self.host if not self._namespace else "127.0.0.1", 0)) as probe:
                 self.port = probe.getsockname()[1]
         config = Path(self._temp, "config.yml")
-        config.write_text(_CONFIG.format(root=root, address=self.address))
-        argv = [program, "serve", str(config)]
+        config.write_text(_CONFIG.format(root=root, address=self.address, auth=self._auth(Path(self._temp))))
+        self._launch()
+        return self
+
+    def _auth(self, folder: Path) -> str:
+        if self._login:
+            (folder / "htpasswd").write_text(f"{USER}:{_BCRYPT}\n")
+            return _HTPASSWD.format(path=folder / "htpasswd")
+        if self._tokens:
+            return _TOKENS.format(
+                realm=self._tokens.realm, service=SERVICE, issuer=ISSUER, certificate=self._tokens.certificate
+            )
+        return ""
+
+    def _launch(self) -> None:
+        assert self._temp
+        argv = [self._program, "serve", str(Path(self._temp, "config.yml"))]
         if self._namespace:
             argv = ["ip", "netns", "exec", self._namespace, *argv]
         argv = ["setpriv", "--pdeathsig", "TERM", "--", *argv]  # it ends when this process is killed
@@ -76,10 +109,24 @@ class DockerRegistry:
         except BaseException:
             self.stop()
             raise
-        return self
+
+    @contextlib.contextmanager
+    def outage(self) -> Iterator[None]:
+        """The registry is gone meanwhile, connections and all, and comes back with its images at the same address."""
+        self._kill()
+        try:
+            yield
+        finally:
+            self._launch()
 
     def stop(self) -> None:
         """Stop the server and delete the temporary folder; safe to call twice."""
+        self._kill()
+        if self._temp:
+            shutil.rmtree(self._temp, ignore_errors=True)
+            self._temp = None
+
+    def _kill(self) -> None:
         if self._process:
             self._process.terminate()
             try:
@@ -88,9 +135,6 @@ class DockerRegistry:
                 self._process.kill()
                 self._process.wait()
             self._process = None
-        if self._temp:
-            shutil.rmtree(self._temp, ignore_errors=True)
-            self._temp = None
 
     def __enter__(self) -> DockerRegistry:
         return self.start()
@@ -117,7 +161,7 @@ class DockerRegistry:
         connection = http.client.HTTPConnection(self.host, self.port, timeout=1)
         try:
             connection.request("GET", "/v2/")
-            return connection.getresponse().status == 200
+            return connection.getresponse().status in (200, 401)
         except OSError:
             return False
         finally:

@@ -1,0 +1,88 @@
+"""Objects as OCI artifacts: the manifest that holds them, and the tags they are found by (docs/howto/registry.md)."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Mapping
+
+import msgspec
+
+from bootseer.oci.spec import MANIFEST, Descriptor, digest_of
+
+KEY = "org.opencontainers.image.title"
+"""Annotation of a layer with its store key; other tools take it as the file name."""
+ARTIFACT = "application/vnd.bootseer.objects.v1"
+OBJECT = "application/vnd.bootseer.object.v1"
+EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
+EMPTY = b"{}"
+TAG = "bootseer"
+_PLAIN = re.compile(r"[a-z0-9][a-z0-9_-]{0,14}\Z")
+_LEVELS = 7
+_HASH = 10
+
+
+class Artifact(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """An image manifest that is no image (image-spec 1.1, "artifact usage")."""
+
+    schema_version: int
+    media_type: str
+    artifact_type: str
+    config: Descriptor
+    layers: tuple[Descriptor, ...]
+    subject: Descriptor | None = None
+
+    def encode(self) -> bytes:
+        # No time and no order of ours: the same objects give the same digest, so publishing again changes nothing.
+        return msgspec.json.encode(self, order="deterministic")
+
+
+class Found(msgspec.Struct, frozen=True, rename="camel"):
+    """What reading needs of any manifest."""
+
+    layers: tuple[Descriptor, ...] = ()
+    artifact_type: str = ""
+    config: Descriptor | None = None
+    subject: Descriptor | None = None
+
+    @property
+    def objects(self) -> dict[str, Descriptor]:
+        """Key -> blob; empty for artifacts that are not ours."""
+        if self.artifact_type != ARTIFACT:
+            return {}
+        return {item.annotations[KEY]: item for item in self.layers if item.annotations and item.annotations.get(KEY)}
+
+
+def build(objects: Mapping[str, Descriptor], subject: Descriptor | None) -> bytes:
+    """The manifest of an artifact with these objects (key -> blob), the same whatever their order."""
+    items = sorted(objects.items())
+    layers = tuple(Descriptor(OBJECT, item.digest, item.size, annotations={KEY: key}) for key, item in items)
+    config = Descriptor(EMPTY_TYPE, digest_of(EMPTY), len(EMPTY))
+    # OCI 1.1 wants at least one layer; the empty one marks a deleted key.
+    target = Descriptor(subject.media_type, subject.digest, subject.size) if subject else None
+    return Artifact(2, MANIFEST, ARTIFACT, config, layers or (config,), target).encode()
+
+
+def tag_of(key: str) -> str:
+    """The tag of ``key``: ``bootseer``, then each part of the key, as it is when it is short and plain, else hashed.
+
+    80 bits a part, at most 7 parts (deeper ones are hashed together): any key fits in a tag's 128 characters. The
+    manifest has the key itself, so a collision is seen and never gives another key's bytes.
+    """
+    parts = key.split("/")
+    if len(parts) > _LEVELS:
+        parts = [*parts[: _LEVELS - 1], "/".join(parts[_LEVELS - 1 :])]
+    return ".".join((TAG, *map(_part, parts)))
+
+
+def tag_prefix(prefix: str) -> str:
+    """What the tags of all keys below the folder ``prefix`` begin with."""
+    parts = [part for part in prefix.split("/") if part][: _LEVELS - 1]
+    return ".".join((TAG, *map(_part, parts))) + "."
+
+
+def _part(part: str) -> str:
+    if _PLAIN.match(part):
+        return part
+    return base64.b32encode(hashlib.blake2b(part.encode(), digest_size=_HASH).digest()).decode().lower()

@@ -1,0 +1,323 @@
+"""A store in a repository of an OCI registry: objects are layers of artifacts (docs/howto/registry.md).
+
+``registry://HOST[:PORT]/NAME[@sha256:...]``, or ``registry+http://`` and ``registry+https://`` to choose. A digest
+names an image of that repository: what is put without a subject of its own then refers to that image.
+
+Publication: the blob first, then a manifest, then a tag per key; a key is there when its tag is. Tags are written
+whole, so no index of all objects is ever rewritten (nodes that publish traces at once would lose each other's). A
+registry has no conditional write: "the first publication wins" is a look before and after writing the tag, so two
+writers of one key on two machines can both believe they won; harmless, as keys of this project name their content.
+
+Concurrency: any thread may call anything. One lock guards what is remembered; no request is made under it. Puts of one
+key by threads of one process take turns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from bootseer import faults
+from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, from_os_error
+from bootseer.oci.reference import Reference
+from bootseer.oci.registry import Registry
+from bootseer.oci.spec import MANIFEST, Descriptor, digest_of
+from bootseer.store import _artifact
+from bootseer.store.base import ObjectInfo, RangeReader, Store, check_key
+
+log = logging.getLogger(__name__)
+
+_SCHEMES: dict[str, bool | None] = {"registry": None, "registry+http": True, "registry+https": False}
+_IMMUTABLE = ("blobs/", "trees/")
+"""Keys that name their content: where they are may be remembered."""
+_REMEMBERED = 100_000
+_LOOKERS = 8
+_turns = [threading.Lock() for _ in range(64)]
+"""Taken by the hash of a key, for all stores of this process; nobody takes two."""
+
+
+class _Reader(RangeReader):
+    def __init__(self, registry: Registry, item: Descriptor, key: str) -> None:
+        self._registry, self._item, self._key = registry, item, key
+        self.size = item.size
+
+    def read(self, offset: int, length: int) -> bytes:
+        if offset + length > self.size:
+            raise DataError(f"{self._key} ends at {self.size}, wanted {offset + length}")
+        return self._registry.read_range(self._item, offset, length)
+
+    def close(self) -> None:
+        """Connections are the store's."""
+
+
+class _Batch:
+    """Objects on their way into one artifact: uploaded, but not yet named by a manifest."""
+
+    def __init__(self, subject: Descriptor | None) -> None:
+        self.subject = subject
+        self.objects: dict[str, Descriptor] = {}
+        self.new: list[tuple[str, bool]] = []
+        """Keys to tag, in the order of their puts, with whether they replace what is there."""
+
+
+class RegistryStore(Store):
+    """Objects in the repository of ``url``. `ConfigError` when it names none."""
+
+    def __init__(self, url: str) -> None:
+        scheme, _, rest = url.partition("://")
+        self.url = url.rstrip("/")
+        try:
+            ref = Reference.parse(rest.rstrip("/"))
+        except ConfigError as exc:
+            raise ConfigError(f"bad store {url}: {exc.message}", hint="write registry://HOST[:PORT]/NAME") from None
+        if ref.tag not in ("", "latest") or ref.layout or scheme not in _SCHEMES:
+            raise ConfigError(f"bad store {url}", hint="write registry://HOST[:PORT]/NAME, without a tag")
+        self._image = ref.digest
+        self._ref = msgspec.structs.replace(ref, digest="", tag="latest")
+        self._registry = Registry(self._ref, plain_http=_SCHEMES[scheme])
+        self._lock = threading.Lock()
+        self._known: dict[str, Descriptor] = {}
+        self._referred: dict[str, dict[str, Descriptor]] = {}
+        self._batch: _Batch | None = None
+        self._has_config = False
+
+    def get(self, key: str) -> bytes:
+        item = self._find(key)
+        data = b"".join(self._registry.blob(item))
+        if digest_of(data) != item.digest:
+            raise DataError(f"{key} in store {self.url} does not match its digest {item.digest}")
+        return data
+
+    def open(self, key: str) -> RangeReader:
+        return _Reader(self._registry, self._find(key), f"{key} in store {self.url}")
+
+    def stat(self, key: str) -> ObjectInfo:
+        return ObjectInfo(key, self._find(key).size)
+
+    def put(self, key: str, data: bytes | Path, *, overwrite: bool = False) -> bool:
+        check_key(key)
+        with _turn(f"{self._ref.registry}/{self._ref.name}/{key}"):
+            if not overwrite and (found := self._lookup(key)):
+                with self._lock:
+                    if self._batch:
+                        self._batch.objects.setdefault(key, found)
+                return False
+            item = self._upload(key, data)
+            faults.point("store.put.before-publish")
+            with self._lock:
+                if self._batch:
+                    self._batch.objects[key] = item
+                    self._batch.new.append((key, overwrite))
+                    return True
+            return self._publish({key: item}, [(key, overwrite)], self._default_subject())
+
+    @contextlib.contextmanager
+    def batch(self, *, subject: Descriptor | None = None) -> Iterator[None]:
+        """Group all puts of this store object meanwhile into one artifact that refers to ``subject``.
+
+        Others see them when the block ends, in the order they were put; this store object at once. When it raises,
+        nothing is published. Inside a batch already: part of that.
+        """
+        with self._lock:
+            outer = self._batch
+            if outer is None:
+                self._batch = _Batch(subject or None)
+        if outer is not None:
+            yield
+            return
+        try:
+            yield
+        except BaseException:
+            with self._lock:
+                self._batch = None
+            raise
+        with self._lock:
+            batch, self._batch = self._batch, None
+        if batch and batch.new:
+            faults.point("store.batch.before-publish")
+            self._publish(batch.objects, batch.new, batch.subject or self._default_subject())
+
+    def keep(self, key: str) -> None:
+        item = self._find(key)
+        with self._lock:
+            if self._batch:
+                self._batch.objects.setdefault(key, item)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        below = prefix.strip("/")
+        if below:
+            check_key(below)
+        start = _artifact.tag_prefix(below)
+        tags = [tag for tag in self._registry.tags() if tag.startswith(start)]
+        seen, found = set(tags), dict[str, int]()
+        with ThreadPoolExecutor(_LOOKERS, thread_name_prefix="registry-list") as pool:
+            for objects, tag in zip(pool.map(self._objects, tags), tags, strict=True):
+                found |= {key: item.size for key, item in (objects or {}).items() if _artifact.tag_of(key) == tag}
+        if self._image:
+            for key, item in self._refers(self._image, again=True).items():
+                if _artifact.tag_of(key) not in seen:  # else it is there, or deleted
+                    found[key] = item.size
+        for key in sorted(found):
+            if not below or key.startswith(below + "/"):
+                yield ObjectInfo(key, found[key])
+
+    def delete(self, key: str) -> None:
+        """As far as the registry lets us: a manifest of this key alone is deleted, else the tag leads nowhere."""
+        check_key(key)
+        tag = _artifact.tag_of(key)
+        with _turn(f"{self._ref.registry}/{self._ref.name}/{key}"):
+            with self._lock:
+                self._known.pop(key, None)
+                self._referred.clear()
+            try:
+                body, _, digest = self._registry.manifest(tag, fresh=True)
+                found = _decode(body)
+                there = key in found.objects
+                if list(found.objects) == [key] and not found.subject:
+                    with contextlib.suppress(BootseerError):
+                        if self._registry.delete_manifest(digest):
+                            return
+            except NotFoundError:
+                there = self._lookup(key) is not None  # among an image's artifacts, without a tag
+            if there:
+                self._put_config()
+                self._registry.store_manifest(_artifact.build({}, None), MANIFEST, tag)
+            with self._lock:
+                self._known.pop(key, None)
+
+    def close(self) -> None:
+        """Drop kept connections; the store stays usable."""
+        self._registry.close()
+
+    def _default_subject(self) -> Descriptor | None:
+        return self._registry.head_manifest(self._image) if self._image else None
+
+    def _find(self, key: str) -> Descriptor:
+        if (item := self._lookup(check_key(key))) is None:
+            raise NotFoundError(f"no object {key} in store {self.url}")
+        return item
+
+    def _lookup(self, key: str) -> Descriptor | None:
+        """The blob of ``key``: of the batch, remembered, by its tag, or among an image's artifacts."""
+        with self._lock:
+            if self._batch and key in self._batch.objects:
+                return self._batch.objects[key]
+            if key in self._known:
+                return self._known[key]
+        tag = _artifact.tag_of(key)
+        objects = self._objects(tag)
+        if objects is not None:
+            self._remember(objects)
+            return objects.get(key)
+        for image in filter(None, (self._image, _image_of(key))):
+            if item := self._refers(image).get(key):
+                return item
+        return None
+
+    def _objects(self, selector: str) -> dict[str, Descriptor] | None:
+        """The objects of the artifact with this tag or digest; None when there is none.
+
+        Tags are asked of the registry itself: a mirror may be behind.
+        """
+        try:
+            body, _, _ = self._registry.manifest(selector, fresh=":" not in selector)
+        except NotFoundError:
+            return None
+        return _decode(body).objects
+
+    def _refers(self, image: str, *, again: bool = False) -> dict[str, Descriptor]:
+        """The objects of all artifacts of ours that refer to ``image``; remembered once there are any."""
+        with self._lock:
+            if not again and self._referred.get(image):
+                return self._referred[image]
+        found: dict[str, Descriptor] = {}
+        for item in self._registry.referrers(image):
+            try:
+                found |= self._objects(item.digest) or {}
+            except DataError as exc:
+                log.warning("ignoring artifact %s of %s: %s", item.digest, image, exc.message)
+        self._remember(found)
+        with self._lock:
+            self._referred[image] = found
+        return found
+
+    def _remember(self, objects: dict[str, Descriptor]) -> None:
+        with self._lock:
+            if len(self._known) > _REMEMBERED:
+                self._known.clear()
+            self._known.update({key: item for key, item in objects.items() if key.startswith(_IMMUTABLE)})
+
+    def _upload(self, key: str, data: bytes | Path) -> Descriptor:
+        try:
+            if isinstance(data, Path):
+                with open(data, "rb") as file:
+                    digest, size = "sha256:" + hashlib.file_digest(file, "sha256").hexdigest(), file.tell()
+            else:
+                digest, size = digest_of(data), len(data)
+        except OSError as exc:
+            raise from_os_error(exc, f"read {data!s}") from exc
+        item = Descriptor(_artifact.OBJECT, digest, size)
+        self._registry.put_blob(item, data)
+        return item
+
+    def _put_config(self) -> None:
+        if not self._has_config:
+            config = Descriptor(_artifact.EMPTY_TYPE, digest_of(_artifact.EMPTY), len(_artifact.EMPTY))
+            self._registry.put_blob(config, _artifact.EMPTY)
+            self._has_config = True
+
+    def _publish(
+        self, objects: dict[str, Descriptor], new: Sequence[tuple[str, bool]], subject: Descriptor | None
+    ) -> bool:
+        """Store the artifact, then tag each new key; whether all tags are ours."""
+        self._put_config()
+        body = _artifact.build(objects, subject)
+        if subject:
+            self._registry.put_manifest(body, MANIFEST, digest_of(body))
+        won = True
+        for key, overwrite in new:
+            won = self._tag(key, body, objects[key], overwrite=overwrite) and won
+        with self._lock:
+            self._referred.clear()
+            for key, _ in new:
+                self._known.pop(key, None)
+        return won
+
+    def _tag(self, key: str, body: bytes, item: Descriptor, *, overwrite: bool) -> bool:
+        """Write the tag of ``key``; False when somebody else was first, as far as that can be seen."""
+        tag = _artifact.tag_of(key)
+        checked = not overwrite and not key.startswith(_IMMUTABLE)  # those say the same whoever writes them
+        if checked and key in (self._objects(tag) or {}):
+            return False
+        faults.point("registry.publish.before-tag")
+        self._registry.store_manifest(body, MANIFEST, tag)
+        if not checked:
+            return True
+        there = (self._objects(tag) or {}).get(key)
+        return there is not None and there.digest == item.digest
+
+
+def _decode(body: bytes) -> _artifact.Found:
+    try:
+        return msgspec.json.decode(body, type=_artifact.Found)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+        raise DataError(f"an artifact's manifest is not understood: {exc}") from None
+
+
+def _image_of(key: str) -> str:
+    """The image whose artifacts a key of `bootseer.image.record` is among, or empty."""
+    folder, _, name = key.partition("/")
+    return f"sha256:{name[:64]}" if folder == "images" and len(name) > 64 else ""
+
+
+@contextlib.contextmanager
+def _turn(name: str) -> Iterator[None]:
+    with _turns[hash(name) % len(_turns)]:
+        yield

@@ -1,0 +1,318 @@
+"""What every store promises, held against a real registry; and what only a registry can show: artifacts of an image."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bootseer import oci
+from bootseer.errors import ConfigError, DataError, NotFoundError, UnavailableError
+from bootseer.oci import spec
+from bootseer.oci.registry import Registry
+from bootseer.store import ObjectInfo, Store, open_store
+from bootseer.store._artifact import ARTIFACT, KEY, tag_of, tag_prefix
+from bootseer.store.registry import RegistryStore
+from bootseer.testing.registry import DockerRegistry
+from bootseer.testing.registryproxy import Fault, RegistryProxy
+
+pytestmark = pytest.mark.registry
+
+
+@pytest.fixture(scope="module")
+def registry() -> Iterator[DockerRegistry]:
+    with DockerRegistry() as running:
+        yield running
+
+
+@pytest.fixture
+def store(registry: DockerRegistry) -> Store:
+    return open_store(f"registry://{registry.address}/r{uuid.uuid4().hex}")
+
+
+def push_image(store: Store) -> spec.Descriptor:
+    """A small image in the store's repository."""
+    assert isinstance(store, RegistryStore)
+    client = store._registry
+    config = json.dumps({"os": "linux", "architecture": "amd64", "rootfs": {"type": "layers", "diff_ids": []}}).encode()
+    item = spec.Descriptor(spec.CONFIG, spec.digest_of(config), len(config))
+    client.put_blob(item, config)
+    document = {"schemaVersion": 2, "mediaType": spec.MANIFEST, "layers": [],
+                "config": {"mediaType": item.media_type, "digest": item.digest, "size": item.size}}  # fmt: skip
+    body = json.dumps(document).encode()
+    return spec.Descriptor(spec.MANIFEST, client.put_manifest(body, spec.MANIFEST, "v1"), len(body))
+
+
+def test_put_then_read_whole_and_in_ranges(store: Store, tmp_path: Path) -> None:
+    data = os.urandom(3 << 20)
+    (tmp_path / "big").write_bytes(data)
+    assert store.put("a/b", b"hello")
+    assert store.put("a/c", tmp_path / "big")
+    assert store.put("a/empty", b"")
+    assert store.get("a/b") == b"hello"
+    assert store.get("a/c") == data
+    assert store.get("a/empty") == b""
+    with store.open("a/c") as reader:
+        assert reader.size == len(data)
+        assert reader.read(2_000_000, 1000) == data[2_000_000:2_001_000]
+        assert reader.read(len(data), 0) == b""
+        with pytest.raises(DataError, match=r"a/c.*ends at"):
+            reader.read(len(data) - 1, 2)
+    assert store.stat("a/c") == ObjectInfo("a/c", len(data))
+
+
+def test_one_reader_serves_many_threads(store: Store) -> None:
+    data = os.urandom(1 << 20)
+    store.put("k", data)
+    wrong = []
+    with store.open("k") as reader:
+
+        def read(seed: int) -> None:
+            for step in range(20):
+                offset = (seed * 7919 + step * 104729) % (len(data) - 5000)
+                if reader.read(offset, 5000) != data[offset : offset + 5000]:
+                    wrong.append(offset)
+
+        threads = [threading.Thread(target=read, args=(seed,)) for seed in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert wrong == []
+
+
+def test_the_first_publication_wins(store: Store) -> None:
+    assert store.put("k", b"one")
+    assert not store.put("k", b"two")
+    assert store.get("k") == b"one"
+    assert store.put("k", b"three", overwrite=True)
+    assert store.get("k") == b"three"
+    outcomes: list[bool] = []
+    threads = [threading.Thread(target=lambda i=i: outcomes.append(store.put("race", b"%d" % i))) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outcomes.count(True) == 1
+    assert [info.key for info in store.list("")] == ["k", "race"]
+
+
+def test_missing_keys(store: Store) -> None:
+    for call in (store.get, store.open, store.stat):
+        with pytest.raises(NotFoundError, match="no object nothing/here"):
+            call("nothing/here")
+    assert list(store.list("nothing")) == []
+    store.delete("nothing/here")
+    store.put("a/b", b"x")
+    with pytest.raises(NotFoundError):
+        store.stat("a")
+    for key in ("", "/a", "a/../b", "a//b", ".", "a/\0"):
+        with pytest.raises(ConfigError):
+            store.put(key, b"")
+        with pytest.raises(ConfigError):
+            store.get(key)
+    store.delete("a/b")
+    assert not store.exists("a/b")
+    assert store.put("a/b", b"x")
+    assert store.get("a/b") == b"x"
+
+
+def test_list_is_in_key_order_and_deep(store: Store) -> None:
+    deep = "/".join(f"Level {number}" for number in range(12))
+    for key in ("b/2", "b/1", "a", "b/c/3", deep):
+        store.put(key, key.encode())
+    assert [info.key for info in store.list("b")] == ["b/1", "b/2", "b/c/3"]
+    assert [info.key for info in store.list("/".join(deep.split("/")[:9]))] == [deep]
+    sizes = {info.key: info.size for info in store.list("")}
+    assert sizes == {"a": 1, "b/1": 3, "b/2": 3, "b/c/3": 5, deep: len(deep)}
+    store.delete("b/1")
+    assert [info.key for info in store.list("b")] == ["b/2", "b/c/3"]
+
+
+@pytest.mark.parametrize("point", ["store.put.before-publish", "registry.publish.before-tag"])
+def test_a_killed_publication_is_unseen(store: Store, point: str) -> None:
+    code = f"from bootseer.store import open_store; open_store({store.url!r}).put('k', b'x' * 3000000)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "BOOTSEER_FAULTS": f"{point}=kill"}, timeout=60
+    )
+    assert done.returncode == -9
+    assert not store.exists("k")
+    assert list(store.list("")) == []
+    assert store.put("k", b"y")
+    assert store.get("k") == b"y"
+
+
+def test_a_batch_is_one_artifact_of_its_image(store: Store, tmp_path: Path) -> None:
+    image = push_image(store)
+    (tmp_path / "pack").write_bytes(b"pack" * 100_000)
+    key = f"images/{image.digest[7:]}-linux-amd64.json"
+    other = open_store(store.url)
+    store.put("blobs/aa/old", b"known before")
+    with store.batch(subject=image):
+        assert store.put("blobs/aa/pack", tmp_path / "pack")
+        assert store.get("blobs/aa/pack") == b"pack" * 100_000  # seen here, and not by others
+        assert not other.exists("blobs/aa/pack")
+        assert not store.put("blobs/aa/old", b"known before")
+        assert store.put("trees/t.json", b"tree")
+        assert store.put(key, b"record")
+    assert isinstance(store, RegistryStore)
+    (artifact,) = store._registry.referrers(image.digest)
+    body = json.loads(store._registry.manifest(artifact.digest)[0])
+    assert body["artifactType"] == ARTIFACT
+    assert body["subject"] == {"mediaType": spec.MANIFEST, "digest": image.digest, "size": image.size}
+    titles = [layer["annotations"][KEY] for layer in body["layers"]]
+    assert titles == ["blobs/aa/old", "blobs/aa/pack", key, "trees/t.json"]
+    for name, data in {"blobs/aa/pack": b"pack" * 100_000, "trees/t.json": b"tree", key: b"record"}.items():
+        assert other.get(name) == data
+    store.delete("trees/t.json")  # one of a batch: the others stay
+    assert not open_store(store.url).exists("trees/t.json")
+    assert open_store(store.url).get(key) == b"record"
+
+
+def test_a_batch_that_fails_publishes_nothing(store: Store) -> None:
+    with pytest.raises(ConfigError), store.batch():  # noqa: PT012 - the first put counts
+        assert store.put("a", b"x")
+        store.put("..", b"x")
+    assert list(store.list("")) == []
+    assert not store.exists("a")
+    with store.batch(), store.batch():
+        store.put("a", b"x")
+    assert store.get("a") == b"x"
+
+
+def test_objects_are_found_by_the_image_alone(store: Store) -> None:
+    """As after a copy of the image with its referrers (oras cp -r): no tag of ours is there."""
+    image = push_image(store)
+    key = f"images/{image.digest[7:]}-linux-amd64.json"
+    with store.batch(subject=image):
+        store.put("trees/t.json", b"tree")
+        store.put(key, b"record")
+    copy = open_store(re.sub("/r", "/copy", store.url, count=1))
+    assert isinstance(store, RegistryStore)
+    assert isinstance(copy, RegistryStore)
+    push_image(copy)
+    (artifact,) = store._registry.referrers(image.digest)
+    body, kind, _ = store._registry.manifest(artifact.digest)
+    for layer in (*spec.decode(body, spec.Manifest, "").layers, spec.decode(body, spec.Manifest, "").config):
+        copy._registry.put_blob(layer, b"".join(store._registry.blob(layer)))
+    copy._registry.put_manifest(body, kind, artifact.digest)
+    assert open_store(copy.url).get(key) == b"record"
+    named = open_store(f"{copy.url}@{image.digest}")
+    assert named.get("trees/t.json") == b"tree"
+    assert [info.key for info in named.list("")] == [key, "trees/t.json"]
+    named.put("profiles/t/default/x.trace", b"trace")  # refers to the image as well
+    assert len(copy._registry.referrers(image.digest)) == 2
+    named.delete("trees/t.json")
+    assert [info.key for info in named.list("")] == [key, "profiles/t/default/x.trace"]
+
+
+def test_many_writers_of_one_images_artifacts(store: Store) -> None:
+    """The fallback tag is read, changed and written by all of them: nothing is lost inside a process."""
+    image = push_image(store)
+    names = [f"profiles/t/default/{number}.trace" for number in range(8)]
+
+    def publish(name: str) -> None:
+        mine = open_store(f"{store.url}@{image.digest}")
+        mine.put(name, name.encode())
+
+    threads = [threading.Thread(target=publish, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert isinstance(store, RegistryStore)
+    assert len(store._registry.referrers(image.digest)) == len(names)
+    assert [info.key for info in store.list("profiles")] == names
+
+
+def test_entries_of_others_stay_as_they_are(store: Store) -> None:
+    image = push_image(store)
+    assert isinstance(store, RegistryStore)
+    strange = {"mediaType": spec.MANIFEST, "digest": image.digest, "size": image.size, "x-vendor": {"a": [1]}}
+    index = json.dumps({"schemaVersion": 2, "mediaType": spec.INDEX, "manifests": [strange]}).encode()
+    tag = "sha256-" + image.digest[7:]
+    store._registry.store_manifest(index, spec.INDEX, tag)
+    with store.batch(subject=image):
+        store.put("trees/t.json", b"tree")
+    entries = json.loads(store._registry.manifest(tag)[0])["manifests"]
+    assert entries[0] == strange
+    assert entries[1]["artifactType"] == ARTIFACT
+    assert open_store(f"{store.url}@{image.digest}").get("trees/t.json") == b"tree"
+
+
+def test_changed_bytes_in_the_registry_are_seen(registry: DockerRegistry, tmp_path: Path) -> None:
+    with DockerRegistry(root=tmp_path / "root") as other:
+        store = open_store(f"registry://{other.address}/x")
+        store.put("k", b"right bytes")
+        digest = hashlib.sha256(b"right bytes").hexdigest()
+        blob = tmp_path / "root/docker/registry/v2/blobs/sha256" / digest[:2] / digest / "data"
+        blob.write_bytes(b"wrong bytes")
+        with pytest.raises(DataError, match="does not match its digest"):
+            store.get("k")
+
+
+def test_an_outage_is_one_line_and_ends(tmp_path: Path) -> None:
+    with DockerRegistry() as mine:
+        store = open_store(f"registry://{mine.address}/x")
+        store.put("k", b"value")
+        with store.open("k") as reader:
+            with mine.outage(), pytest.raises(UnavailableError, match=r"does not answer at http://.*refused"):
+                store.get("k")
+            assert store.get("k") == b"value"
+            assert reader.read(1, 2) == b"al"
+
+
+def test_a_large_upload_goes_in_pieces_and_survives_trouble(
+    registry: DockerRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bootseer.oci import endpoint, uploads
+
+    monkeypatch.setattr(uploads, "PIECE", 1 << 20)
+    monkeypatch.setattr(endpoint, "backoff", lambda failures, exc: 0.01)
+    data = os.urandom((5 << 20) + 17)
+    (tmp_path / "big").write_bytes(data)
+    with RegistryProxy(registry.address) as proxy:
+        store = open_store(f"registry://{proxy.address}/u{uuid.uuid4().hex}")
+        proxy.add(Fault(match="^PATCH", after=2, drop=True))
+        proxy.add(Fault(match="^PATCH", after=5, status=503))
+        assert store.put("k", tmp_path / "big")
+        assert store.get("k") == data
+        assert len(proxy.requests("^PATCH")) > 6
+        assert proxy.requests("^GET .*/uploads/")
+
+
+def test_bad_urls_and_nobody_there() -> None:
+    for url in ("registry://", "registry://host", "registry://h.x/UPPER", "registry://h.x/n:tag"):
+        with pytest.raises(ConfigError, match="bad store"):
+            open_store(url)
+    with pytest.raises(UnavailableError, match="refused"):
+        open_store("registry://127.0.0.1:9/x").get("k")
+    assert open_store("registry+https://127.0.0.1:9/x").url.startswith("registry+https")
+
+
+def test_tags_are_tags_and_folders_prefix_them() -> None:
+    keys = ["a", "a/b", "blobs/aa/" + "f" * 64, "env/leases/é.json", "/".join("xyz" * 20), "profiles/T/job X/t.trace"]
+    for key in keys:
+        assert re.fullmatch(r"[a-z0-9_][a-z0-9._-]{0,127}", tag_of(key))
+        folder = key.rpartition("/")[0]
+        assert tag_of(key).startswith(tag_prefix(folder))
+    assert len({tag_of(key) for key in keys}) == len(keys)
+    assert tag_of("blobs/aa/x") == "bootseer.blobs.aa.x"
+
+
+def test_a_converted_image_can_be_asked_for_its_subject(registry: DockerRegistry, tmp_path: Path) -> None:
+    store = open_store(f"registry://{registry.address}/img")
+    image = push_image(store)
+    with oci.open_image(f"{registry.address}/img:v1") as opened:
+        assert opened.descriptor == image
+    with Registry(oci.Reference.parse(f"{registry.address}/img:v1")) as client:
+        assert client.head_manifest("v1") == image
