@@ -172,6 +172,17 @@ def clear(folder: Path) -> None:
             path.rmdir()
 
 
+def clear_unwatched(folder: Path) -> None:
+    """A server that stayed after its last mount ends: remove its state, unless somebody is just about to use it."""
+    with contextlib.suppress(OSError):
+        fd = os.open(folder.with_suffix(".lock"), os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            clear(folder)
+        finally:
+            os.close(fd)
+
+
 def _kill(group: int) -> None:
     """All processes of one server: they share a process group, which nothing else is in."""
     if group not in (0, 1, os.getpgid(0)):

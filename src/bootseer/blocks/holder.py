@@ -22,7 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from bootseer.blocks import driver, keeper, standby
+from bootseer.blocks import _process, driver, keeper, standby
 from bootseer.blocks.cache import in_use
 from bootseer.blocks.channel import Channel
 from bootseer.blocks.child import Child
@@ -66,6 +66,7 @@ class Holder:
         self._started = False
         self._leaving = False
         self._left = False
+        self._lingered = False
         self._next_try = 0.0
         self._wake = (-1, -1)
 
@@ -268,6 +269,8 @@ class Holder:
                 self._heed(got[0])
             if self._fetcher.dead and self._left:
                 log.info("the server of tree %s ends", self._folder.name)
+                if self._lingered:
+                    _process.clear_unwatched(self._folder)
                 return 0
             if self._driver == "fuse" and self._fetcher.dead:
                 return self._fuse_ended()
@@ -304,6 +307,7 @@ class Holder:
             self._leave(_LEAVE_SECONDS)
         elif note.do == "stay":
             self._leaving = self._left
+            self._lingered = False
             self._link.send(Note("left" if self._left else "staying"))
 
     def _restart(self) -> None:
@@ -339,6 +343,7 @@ class Holder:
                     if self._next_try == 0.0 or patience:
                         log.warning("tree %s is still in use; its server stays until that ends", self._folder.name)
                         self._link.send(Note("busy"))
+                        self._lingered = True
                     self._next_try = time.monotonic() + _RETRY_SECONDS
                     return
                 time.sleep(0.01)
