@@ -113,9 +113,9 @@ def test_a_flipped_bit_in_a_stored_block_is_an_input_output_error(
     try:
         whole, results = oci_file(tmp_path), []
         with open(tmp_path / "m/f", "rb", buffering=0) as file:
-            for at in range(0, len(whole), 1 << 18):
+            for at in range(0, len(whole), 1 << 16):  # one block each: a longer read ends before the damaged one
                 try:
-                    results.append(os.pread(file.fileno(), 1 << 18, at) == whole[at : at + (1 << 18)])
+                    results.append(os.pread(file.fileno(), 1 << 16, at) == whole[at : at + (1 << 16)])
                 except OSError as exc:
                     results.append(exc.errno)
         assert set(results) == {True, errno.EIO}
@@ -155,7 +155,9 @@ def test_a_full_disk(environ: dict[str, str], ref: str, tmp_path: Path, place: s
     finally:
         mounts.unmount(tmp_path / place)
     assert "No space left on device" in line or "GB free" in line
-    assert left == []
+    assert place == "store" or left == []
+    # What was put already has its final name and hash, and no tree refers to it: the next try finds it there.
+    assert all(path.parent.parent.name == "blobs" for path in left)
 
 
 def test_without_root(environ: dict[str, str]) -> None:
@@ -166,7 +168,7 @@ def test_without_root(environ: dict[str, str]) -> None:
         environ.update({f"BOOTSEER_{name}_DIR": f"{place}/{name}" for name in ("CACHE", "STATE")})
         environ["BOOTSEER_STORE"] = f"{place}/store"
         ref = f"oci:{place}/layout:v1"
-        for verb in (["convert", ref], ["mount", ref, "m"], ["run", ref, "--", "true"]):
+        for verb in (["mount", ref, "m"], ["run", ref, "--", "true"]):
             assert "needs root" in fails(77, environ, "image", *verb, before=nobody)
         assert os.listdir(place) == ["layout"]
 

@@ -114,7 +114,7 @@ def test_the_mounted_tree_is_the_one_of_umoci(
         assert [m.rootfs for m in image.mounts(Path(config.state_dir))] == [mounted.rootfs]
     finally:
         mounted.unmount()
-    assert list((tmp_path / "state").rglob("*.json")) == []
+    assert list((tmp_path / "state").rglob("mount.json")) == []
     assert list((tmp_path / "cache" / "overlays").glob("*")) == []
 
 
