@@ -107,6 +107,11 @@ class Context:
         self.on_interrupt: Callable[[], None] | None = None
         """Called in another worker at the interrupt, such as the ``set`` of an event that the operation waits for."""
 
+    @property
+    def resent(self) -> bool:
+        """A server before this one took the request and died."""
+        return bool(self.unique >> 63)
+
 
 class Operations:
     """A read-only file system; subclasses override what they have.

@@ -1,0 +1,337 @@
+"""The FUSE front over a real mount: the test is its holder and its fetcher."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+from bootseer.blocks import fusefront
+from bootseer.blocks.channel import Again, Came, Channel, Wanted
+from bootseer.blocks.shared import Count, Shared
+from bootseer.kernel import fuse, mount
+
+pytestmark = pytest.mark.root
+
+BLOCK = 64 << 10
+COUNT = 48
+SIZE = COUNT * BLOCK - 1234
+DATA = random.Random(3).randbytes(SIZE)
+
+
+class Tree:
+    """A mounted data file, all of its blocks missing; `front` forks a front, the methods play the fetcher."""
+
+    def __init__(self, folder: Path, seconds: float = 30) -> None:
+        self.folder = folder / "fuse"
+        self.folder.mkdir()
+        self.path = self.folder / "data"
+        self.fd = os.open(folder / "cache", os.O_RDWR | os.O_CREAT)
+        os.truncate(self.fd, SIZE)
+        self.shared = Shared.create(COUNT, -(-SIZE // 4096), size=SIZE, block_size=BLOCK)
+        self.counts = self.shared.counts
+        self.counts[Count.DEADLINE_MS] = int(seconds * 1000)
+        self.near, self.far = Channel.pair()
+        self.device = fusefront.mount(self.folder, 128 << 10)
+        self.pid = 0
+
+    def front(self, holder: int | None = None) -> None:
+        self.counts[Count.FRONT_STARTS] += 1
+        holder = holder or os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                own = {*self.device.fds, self.fd, self.shared.fd, self.near.fileno()}
+                for fd in range(3, 256):
+                    if fd not in own:
+                        with contextlib.suppress(OSError):
+                            os.close(fd)
+                fusefront.run(self.shared, self.device, self.near, self.fd, holder)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        until(lambda: self.counts[Count.FRONT_READY] == self.counts[Count.FRONT_STARTS])
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        self.pid = 0
+
+    def wanted(self, seconds: float = 5) -> Wanted:
+        message = self.far.receive(timeout=seconds)
+        assert isinstance(message, Wanted), message
+        return message
+
+    def fill(self, first: int, last: int) -> None:
+        os.pwrite(self.fd, DATA[first * BLOCK : (last + 1) * BLOCK], first * BLOCK)
+        self.shared.ready[first : last + 1] = b"\1" * (last + 1 - first)
+
+    def read(self, offset: int, length: int) -> Future[bytes]:
+        future: Future[bytes] = Future()
+
+        def work() -> None:
+            try:
+                fd = os.open(self.path, os.O_RDONLY)
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # no readahead: it would ask for more blocks
+                try:
+                    future.set_result(os.pread(fd, length, offset))
+                finally:
+                    os.close(fd)
+            except BaseException as exc:
+                future.set_exception(exc)
+
+        threading.Thread(target=work, daemon=True).start()
+        return future
+
+    def close(self) -> None:
+        if mount.is_mounted(self.folder):
+            mount.unmount(self.folder, lazy=True, force=True)
+        self.device.close()
+        if self.pid:
+            self.kill()
+        self.shared.close()
+        self.near.close()
+        self.far.close()
+        os.close(self.fd)
+
+
+def until(true: Callable[[], object], seconds: float = 5) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Iterator[Tree]:
+    tree = Tree(tmp_path)
+    tree.front()
+    yield tree
+    tree.close()
+
+
+def test_ready_blocks_ask_nobody(tree: Tree) -> None:
+    tree.fill(0, COUNT - 1)
+    assert tree.path.read_bytes() == DATA
+    for offset, length in ((5, 100), (BLOCK - 1, 3 * BLOCK), (SIZE - 10, 100)):
+        assert tree.read(offset, length).result(5) == DATA[offset : offset + length]
+    assert tree.far.receive() is None
+    assert tree.counts[Count.READS] > 0
+    assert tree.counts[Count.SLOW_FAULTS] == 0
+
+
+def test_the_front_ends_with_the_mount(tree: Tree) -> None:
+    mount.unmount(tree.folder)
+    assert os.waitpid(tree.pid, 0)[1] == 0
+    tree.pid = 0
+
+
+def test_a_missing_block_is_asked_for_and_waited_for(tree: Tree) -> None:
+    tree.fill(0, 3)
+    got = tree.read(4 * BLOCK - 100, 200)
+    wanted = tree.wanted()
+    assert (wanted.first, wanted.last) in ((3, 4), (4, 4))
+    assert wanted.pid
+    assert not got.done()
+    tree.fill(4, 4)
+    assert tree.far.send(Came(wanted.id))
+    assert got.result(5) == DATA[4 * BLOCK - 100 : 4 * BLOCK + 100]
+    assert tree.counts[Count.SLOW_FAULTS] == 1
+    assert tree.counts[Count.STALL_NS] > 0
+
+
+def test_bytes_that_cannot_be_cached_come_along(tree: Tree) -> None:
+    got = tree.read(7 * BLOCK + 4096, 4096)
+    wanted = tree.wanted()
+    fd = os.memfd_create("bytes")
+    os.write(fd, DATA[wanted.first * BLOCK : (wanted.last + 1) * BLOCK])
+    assert tree.far.send(Came(wanted.id, fd=fd))
+    os.close(fd)
+    assert got.result(5) == DATA[7 * BLOCK + 4096 : 7 * BLOCK + 8192]
+
+
+@pytest.mark.parametrize("lie", [False, True])
+def test_a_failed_block_is_an_error_and_then_asked_for_again(tree: Tree, lie: bool) -> None:
+    got = tree.read(0, 4096)
+    seen = []
+    while not got.done():  # the kernel may repeat a failed readahead
+        message = tree.far.receive(timeout=0.05)
+        if isinstance(message, Wanted):
+            seen.append(message.id)
+            tree.far.send(Came(message.id, 0 if lie else errno.EIO))
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        got.result(5)
+    assert len(set(seen)) == len(seen) >= 1
+    assert tree.counts[Count.FAILED_READS] == len(seen)
+    got = tree.read(0, 4096)
+    wanted = tree.wanted()
+    tree.fill(0, 0)
+    tree.far.send(Came(wanted.id))
+    assert got.result(5) == DATA[:4096]
+
+
+def test_a_fetcher_that_starts_anew_is_told_again(tree: Tree) -> None:
+    reads = [tree.read(block * BLOCK, 100) for block in range(8)]
+    lost = {tree.wanted().id for _ in range(8)}
+    assert tree.far.send(Again())
+    again = [tree.wanted() for _ in range(8)]
+    assert {wanted.id for wanted in again} == lost
+    tree.fill(0, 7)
+    for wanted in again:
+        tree.far.send(Came(wanted.id))
+    assert [read.result(5) for read in reads] == [DATA[at : at + 100] for at in range(0, 8 * BLOCK, BLOCK)]
+
+
+def test_a_killed_front_is_replaced_and_no_reader_notices(tree: Tree) -> None:
+    reads = [tree.read(block * BLOCK, 100) for block in range(12)]
+    before = {tree.wanted().id for _ in range(12)}
+    tree.kill()
+    reads += [tree.read(block * BLOCK, 100) for block in range(12, 16)]
+    time.sleep(0.05)
+    assert not any(read.done() for read in reads)
+    tree.front()
+    after = [tree.wanted() for _ in range(16)]
+    assert not before & {wanted.id for wanted in after}
+    tree.far.send(Came(before.pop()))  # an answer to the dead one
+    tree.fill(0, 15)
+    for wanted in after:
+        tree.far.send(Came(wanted.id))
+    assert [read.result(5) for read in reads] == [DATA[at : at + 100] for at in range(0, 16 * BLOCK, BLOCK)]
+    assert tree.counts[Count.TAKEN_OVER] == 12
+
+
+def test_many_kills_under_load(tree: Tree) -> None:
+    """Right bytes only, no error, no hang; half of the blocks come slowly."""
+    tree.fill(0, COUNT // 2)
+    stop, over = threading.Event(), threading.Event()
+    wrong: list[object] = []
+    done = [0] * 4
+
+    def fetch() -> None:
+        while not over.is_set():
+            message = tree.far.receive(timeout=0.05)
+            if isinstance(message, Wanted):
+                fd = os.memfd_create("bytes")
+                os.write(fd, DATA[message.first * BLOCK : (message.last + 1) * BLOCK])
+                tree.far.send(Came(message.id, fd=fd))  # never cached, so that it is asked for again and again
+                os.close(fd)
+
+    def read(number: int) -> None:
+        chance = random.Random(number)
+        fd = os.open(tree.path, os.O_RDONLY)
+        while not stop.is_set():
+            offset, length = chance.randrange(SIZE), chance.choice([10, 4096, 300_000])
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            try:
+                if os.pread(fd, length, offset) != DATA[offset : offset + length]:
+                    wrong.append(offset)
+            except OSError as exc:
+                wrong.append(exc)
+            done[number] += 1
+        os.close(fd)
+
+    threads = [*(threading.Thread(target=read, args=(n,)) for n in range(4)), threading.Thread(target=fetch)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(12):
+            time.sleep(0.05)
+            tree.kill()
+            tree.front()
+        before = list(done)
+        until(lambda: all(now > then for now, then in zip(done, before, strict=True)))
+    finally:
+        stop.set()
+        for thread in threads[:4]:
+            thread.join(10)
+        over.set()
+        threads[4].join(10)
+    assert not any(thread.is_alive() for thread in threads)
+    assert wrong == []
+
+
+def test_without_its_holder_it_ends_and_readers_get_errors(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    holder = os.fork()
+    if holder == 0:
+        signal.pause()
+    try:
+        tree.front(holder)
+        got = tree.read(0, 4096)
+        tree.wanted()
+        tree.device.close()  # as the holder's death would
+        tree.device = fuse.Device(tree.folder, None, ())
+        os.kill(holder, signal.SIGKILL)
+        os.waitpid(holder, 0)
+        with pytest.raises(OSError, match=r"Input/output error|abort|not connected"):
+            got.result(5)
+        until(lambda: os.waitpid(tree.pid, os.WNOHANG)[0])
+        tree.pid = 0
+        with pytest.raises(OSError, match=r"abort|not connected"):
+            tree.read(0, 4096).result(5)
+    finally:
+        tree.close()
+
+
+def test_a_block_that_does_not_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fusefront, "_SLACK", 0.1)
+    tree = Tree(tmp_path, seconds=0.1)
+    try:
+        tree.front()
+        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+            tree.read(0, 4096).result(5)
+        assert tree.counts[Count.DENIED] >= 1
+        tree.counts[Count.DOOMED] = 1
+        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+            tree.read(0, 4096).result(5)
+    finally:
+        tree.close()
+
+
+@pytest.mark.parametrize("fatal", [True, False])
+def test_signals_to_a_waiting_reader(tree: Tree, fatal: bool) -> None:
+    """A kill frees it at once; any other signal must not turn into an error."""
+    told, tell = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        signal.signal(signal.SIGUSR1, lambda *_: None)
+        try:
+            fd = os.open(tree.path, os.O_RDONLY)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+            os.write(tell, os.pread(fd, 100, 0))
+        finally:
+            os._exit(0)
+    wanted = tree.wanted()
+    if fatal:
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: os.waitpid(pid, os.WNOHANG)[0], 3)
+    else:
+        os.kill(pid, signal.SIGUSR1)
+        time.sleep(0.1)
+        tree.fill(0, 0)
+        tree.far.send(Came(wanted.id))
+        assert os.read(told, 200) == DATA[:100]
+        os.waitpid(pid, 0)
+    os.close(told)
+    os.close(tell)
+
+
+def test_first_touches_are_noted(tree: Tree) -> None:
+    tree.fill(0, COUNT - 1)
+    tree.counts[Count.BEGAN_NS] = time.monotonic_ns()
+    tree.counts[Count.RECORDING] = 1
+    tree.read(5 * BLOCK, 4096).result(5)
+    tree.read(9 * BLOCK, 8192).result(5)
+    touches = tree.shared.touch_log.since(0)
+    units = [unit for _, _, first, count in touches for unit in range(first, first + count)]
+    assert {5 * BLOCK // 4096, 9 * BLOCK // 4096, 9 * BLOCK // 4096 + 1} <= set(units)
+    assert all(pid for _, pid, _, _ in touches)
