@@ -10,6 +10,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import zlib
 from array import array
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -435,6 +436,31 @@ def test_the_same_bytes_whatever_the_hash_seed() -> None:
     everything(writer)
     found.add(hashlib.sha256(writer.finish() + sink.data).hexdigest() + "\n")
     assert len(found) == 1
+
+
+def small(writer: Writer) -> None:
+    time = 1_600_000_000_000_000_000
+    writer.add_dir(b"", Attrs(0o755, mtime_ns=time))
+    writer.add_dir(b"d", Attrs(0o2750, 1, 2, time, {b"user.a": b"1", b"trusted.b": b"2"}))
+    put(writer, b"d/empty", b"", Attrs(0o600, mtime_ns=time))
+    put(writer, b"d/one", b"x" * 5000, Attrs(0o4755, 70_000, 0, time + 1, {b"user.a": b"1"}))
+    writer.add_file(b"holes", Attrs(0o644), 300_000, [Hole(100_000), b"y" * 70_000, Hole(130_000)])
+    writer.add_symlink(b"link", Attrs(0, mtime_ns=-1), b"d/one")
+    writer.add_device(b"null", Attrs(0o666, mtime_ns=time), stat.S_IFCHR, os.makedev(1, 3))
+    writer.add_hardlink(b"\xff", b"d/one")
+    for number in range(300):
+        writer.add_device(b"d/%d" % number, Attrs(0o600, mtime_ns=time), stat.S_IFIFO)
+
+
+def test_golden_image() -> None:
+    """Images written once stay the same: a converted image is known by the digest of its bytes."""
+    golden = Path(__file__).parent.parent / "golden" / "erofs" / "meta-1.zlib"
+    sink = Sink()
+    writer = Writer(sink)
+    small(writer)
+    meta = writer.finish()
+    assert meta == zlib.decompress(golden.read_bytes())
+    assert hashlib.sha256(sink.data).hexdigest() == "ef472edd173c5e538effc0d1ebe20d6b428f076d3aba998171f1dfdb6906f095"
 
 
 def test_the_order_of_calls_changes_data_only() -> None:
