@@ -7,14 +7,17 @@ import random
 import shutil
 import stat
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from bootseer import erofs
 from bootseer.erofs import ExtentIndex, Reader
 from bootseer.errors import DataError, NotFoundError
+from bootseer.kernel import mount
 
 needs_mkfs = pytest.mark.skipif(not shutil.which("mkfs.erofs") and not os.environ.get("CI"), reason="needs mkfs.erofs")
 ROOT = os.geteuid() == 0
@@ -150,6 +153,80 @@ def test_reads_what_mkfs_wrote(layout: str, tree: Path, tmp_path: Path) -> None:
         xattrs="-x-1" not in LAYOUTS[layout],
         uid=5 if "1m" in layout else None,
     )
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("layout", ["blobdev", "compact", "ours"])
+def test_reads_what_the_kernel_reads(layout: str, tree: Path, tmp_path: Path) -> None:
+    if layout == "ours":
+        erofs.build(tree, tmp_path / "ours.meta", tmp_path / "ours.data")
+        meta, data = (tmp_path / "ours.meta").read_bytes(), (tmp_path / "ours.data").read_bytes()
+    else:
+        meta, data = make(tmp_path, tree, layout)
+    (tmp_path / "mnt").mkdir()
+    device = tmp_path / f"{layout}.data" if data else None
+    mount.mount_erofs(tmp_path / f"{layout}.meta", device, tmp_path / "mnt")
+    try:
+        compare(opened(meta, data), tmp_path / "mnt")
+    finally:
+        mount.unmount(tmp_path / "mnt")
+
+
+def test_reads_what_our_writer_wrote(tree: Path, tmp_path: Path) -> None:
+    erofs.build(tree, tmp_path / "meta", tmp_path / "data")
+    compare(opened((tmp_path / "meta").read_bytes(), (tmp_path / "data").read_bytes()), tree)
+
+
+names = st.binary(min_size=1, max_size=20).filter(
+    lambda name: not set(name) & set(b"\0/") and name not in (b".", b"..")
+)
+contents = st.tuples(
+    st.sampled_from([0, 1, 100, 4000, 4096, 8192, 12_000, 65_536, 70_000]), st.integers(0, 300), st.booleans()
+)
+trees = st.recursive(
+    contents,
+    lambda below: st.dictionaries(names, below, max_size=40) | names,
+    max_leaves=40,
+)
+
+
+def plant(where: bytes, spec: object, xattrs: bool) -> None:
+    if isinstance(spec, dict):
+        os.mkdir(where)
+        for name, below in spec.items():
+            plant(os.path.join(where, name), below, xattrs)
+    elif isinstance(spec, bytes):
+        os.symlink(spec, where)
+        return
+    else:
+        size, more, hole = spec
+        with open(where, "wb") as file:
+            file.truncate(size * 3 if hole else size)
+            file.seek(size)
+            file.write(random.Random(size + more).randbytes(more))
+    if xattrs:
+        os.setxattr(where, "user.same", b"value")
+        os.setxattr(where, f"user.{os.path.basename(where)[:5].hex()}", where[-30:])
+
+
+@needs_mkfs
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.dictionaries(names, trees, max_size=30), st.sampled_from([*sorted(LAYOUTS), "ours", "ours"]), st.booleans())
+def test_any_tree(spec: dict[bytes, object], layout: str, xattrs: bool) -> None:
+    with tempfile.TemporaryDirectory(prefix="bootseer-reader-", dir="/var/tmp") as folder:
+        root = Path(folder, "tree")
+        plant(os.fsencode(root), spec, xattrs)
+        if layout == "ours":
+            erofs.build(root, Path(folder, "meta"), Path(folder, "data"))
+            image = Path(folder, "meta").read_bytes(), Path(folder, "data").read_bytes()
+        else:
+            image = make(Path(folder), root, layout)
+        reader = opened(*image)
+        options = LAYOUTS.get(layout, ())
+        uid = 5 if "--force-uid=5" in options else None
+        compare(reader, root, times=layout != "compact", xattrs="-x-1" not in options, uid=uid)
+        index = reader.owner_index()
+        assert sum(index.sizes().values()) <= len(image[1])
 
 
 @needs_mkfs
