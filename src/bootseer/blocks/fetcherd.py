@@ -2,8 +2,7 @@
 
 It may be killed at any time: the holder forks another, which goes on with the shared memory and the descriptors of the
 dead one. Threads: the fetcher's own, ``wanted`` (requests of the front), ``control``, ``sync`` (bitmap, counters),
-``profile``; the main thread waits for notes of the holder and for the end of the recording. With the FUSE driver the
-FUSE workers are here too, and the tree ends with this process.
+``prefetch``; the main thread waits for notes of the holder and for the end of the recording.
 """
 
 from __future__ import annotations
@@ -26,15 +25,14 @@ from bootseer.blocks.channel import Again, Came, Channel, Wanted
 from bootseer.blocks.control import ControlServer, Request, TreeStatus
 from bootseer.blocks.fetch import Fetcher
 from bootseer.blocks.flight import FetchStats
-from bootseer.blocks.lazyfile import LazyFile
 from bootseer.blocks.link import Link, Note
 from bootseer.blocks.manifest import LocalTree, localize
 from bootseer.blocks.shared import UNIT, Count, Shared
 from bootseer.blocks.source import StoreSource
-from bootseer.blocks.spec import DATA, FUSE_FOLDER, TARGETS, ServerSpec
+from bootseer.blocks.spec import TARGETS, ServerSpec
 from bootseer.blocks.trace import Touch, Trace
 from bootseer.errors import BootseerError, UnavailableError
-from bootseer.kernel import fanotify, fuse
+from bootseer.kernel import fanotify
 from bootseer.store import Store
 
 log = logging.getLogger(__name__)
@@ -73,8 +71,6 @@ class FetcherProcess:
         self._hot: list[int] = []
         self._recording = "off"
         self._wanted: set[int] = set()
-        self._fuse: fuse.Server | None = None
-        self._file: LazyFile | None = None
         self._tree = localize(store, spec.digest, Path(spec.cache_dir))
         self._key = profiles.ProfileKey(spec.profile) if spec.profile is not None else None
         if before is None:
@@ -147,19 +143,15 @@ class FetcherProcess:
         wanted = threading.Thread(target=self._serve_wanted, name="wanted", daemon=True)
         control: ControlServer | None = None
         try:
-            if self._driver == "fuse":
-                self._fuse = self._mount_fuse()
             for thread in threads:
                 thread.start()
-            if self._driver == "fanotify":
+            if self._driver != "local":
                 wanted.start()  # not joined: it waits for messages, and the end of the process ends it
             control = ControlServer(self._folder, self._handle)
             self._link.send(Note("started"))
             self._serve()
         finally:
             self._stop.set()
-            if self._fuse is not None:
-                self._fuse.stop()
             self._end_recording()
             self._fetcher.close()
             for thread in threads:
@@ -170,19 +162,6 @@ class FetcherProcess:
             if control is not None:
                 control.close()
 
-    def _mount_fuse(self) -> fuse.Server:
-        spec = self._spec
-        self._file = LazyFile(self._cache, self._fetcher, self._shared)  # type: ignore[arg-type]
-        locate = self._file.locate
-        server = fuse.Server(
-            fuse.SingleFile(DATA, self._tree.map.size, lambda offset, size, ctx: locate(offset, size, ctx.pid)),
-            self._folder / FUSE_FOLDER,
-            workers=spec.workers,
-            options=fuse.Options(name="bootseer-blocks", max_readahead=spec.max_readahead, allow_other=True),
-        )
-        server.start()
-        return server
-
     def _serve(self) -> None:
         while not self._stop.is_set():
             try:
@@ -192,8 +171,6 @@ class FetcherProcess:
                 return
             if got is not None:
                 self._heed(got[0], got[1])
-            if self._fuse is not None and self._fuse.wait(0):
-                return
             counts = self._shared.counts
             age = (time.monotonic_ns() - counts[Count.BEGAN_NS]) / 1e9
             if counts[Count.JOB_READY] or age >= self._spec.record_seconds:
@@ -264,16 +241,40 @@ class FetcherProcess:
             self._came(message, exc, {})
 
     def _came(self, message: Wanted, error: BootseerError | None, memory: dict[int, bytes]) -> None:
-        number = 0
+        number, fd = 0, -1
         if error is not None:
             log.error("blocks %d..%d, wanted by process %d: %s", message.first, message.last, message.pid, error)
             number = errno.EIO
+        elif memory and self._driver == "fuse":
+            fd = self._in_memory(message, memory)
+            number = 0 if fd >= 0 else errno.EIO
         elif memory:
             log.error("blocks %d..%d came but the cache has no room for them", message.first, message.last)
             number = errno.EIO
         self._wanted.discard(message.id)
-        if not self._channel.send(Came(message.id, number), timeout=1.0):
+        if not self._channel.send(Came(message.id, number, fd), timeout=1.0):
             log.warning("the front does not take the answer to request %d", message.id)
+        if fd >= 0:
+            os.close(fd)
+
+    def _in_memory(self, message: Wanted, memory: dict[int, bytes]) -> int:
+        """A memfd with the blocks of a request some of which could not be cached; -1 when that fails too."""
+        blocks = self._tree.map
+        fd = -1
+        try:
+            fd = os.memfd_create("bootseer-blocks", os.MFD_CLOEXEC)
+            with os.fdopen(fd, "wb", closefd=False) as out:
+                for block in range(message.first, message.last + 1):
+                    data = memory.get(block)
+                    out.write(
+                        self._cache.read(block << blocks.shift, blocks.length_of(block)) if data is None else data
+                    )
+        except OSError as exc:
+            log.error("blocks %d..%d cannot be handed over: %s", message.first, message.last, exc)
+            if fd >= 0:
+                os.close(fd)
+            return -1
+        return fd
 
     # -- recording, prefetch, bitmap -------------------------------------------------------------------------------
 
@@ -330,10 +331,6 @@ class FetcherProcess:
         stats, counts = self._fetcher.stats, self._shared.counts
         for index, name in enumerate(FetchStats.__struct_fields__):
             counts[Count.FETCH + index] = self._before[index] + getattr(stats, name)
-        if self._file is not None:
-            reads = self._file.stats
-            counts[Count.SLOW_FAULTS], counts[Count.FAILED_READS] = reads.slow_faults, reads.failed_reads
-            counts[Count.STALL_NS] = int(reads.stall_seconds * 1e9)
 
     # -- control ---------------------------------------------------------------------------------------------------
 

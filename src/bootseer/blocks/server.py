@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from bootseer.blocks.holder import Holder
+from bootseer.blocks import starting
 from bootseer.errors import BootseerError
 from bootseer.store import Store, open_store
 
@@ -44,8 +44,8 @@ def main(argv: list[str], *, store_for: Callable[[str], Store] = open_store) -> 
 
     try:
         if argv[0] == "-":
-            return Holder(answer, store_for).run(None, argv[2])
-        return Holder(answer, store_for).run(Path(argv[0]))
+            return starting.serve(answer, store_for, None, argv[2])
+        return starting.serve(answer, store_for, Path(argv[0]))
     except BootseerError as exc:
         log.error("%s", exc)
         answer(f"error {exc.exit_code} {exc}\n")
