@@ -333,7 +333,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[bytes, bytes]]
 
 
 @needs_mkfs
-@settings(max_examples=400, deadline=2000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, deadline=2000, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_damage_is_an_error_and_never_a_crash(small: list[tuple[bytes, bytes]], draw: st.DataObject) -> None:
     meta, data = draw.draw(st.sampled_from(small))

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 Ref = Annotated[str, typer.Argument(metavar="REF", help="HOST[:PORT]/NAME[:TAG] or oci:DIR[:TAG]")]
-StoreUrl = Annotated[str, typer.Option("--store", metavar="URL", help="Folder, hdfs:// or s3:// (default: settings)")]
+StoreUrl = Annotated[
+    str, typer.Option("--store", metavar="URL", help="Folder, hdfs://, s3:// or registry:// (default: settings)")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document")]
 PlainHttp = Annotated[
     bool | None, typer.Option("--plain-http/--https", help="Default: HTTP for loopback and private addresses")

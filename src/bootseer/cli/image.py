@@ -34,7 +34,7 @@ def convert(
     repair: Annotated[bool, typer.Option("--repair", help="Convert again, replace what the store has damaged")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Convert an image into the store, once per image; needs root."""
+    """Convert an image into the store, once per image; layers stream, nothing is unpacked, no root is needed."""
     from bootseer import image
 
     config = settings.load()
@@ -56,7 +56,8 @@ def convert(
     typer.echo(f"{'converted' if fresh else 'converted before'}: {ref}")
     typer.echo(f"  image   {record.image} ({record.platform})")
     typer.echo(f"  tree    {record.tree}")
-    sizes = f"{size_text(record.tree_bytes)} of data, {size_text(record.stored_bytes)} stored"
+    shared = f", {size_text(record.shared_bytes)} shared with other images" if record.shared_bytes else ""
+    sizes = f"{size_text(record.tree_bytes)} of data, {size_text(record.stored_bytes)} stored{shared}"
     typer.echo(f"  size    {sizes}, layers {size_text(record.layer_bytes)}")
     typer.echo(f"  took    {steps}")
 
@@ -190,7 +191,8 @@ def _print_summary(mounted: ImageMount, mount_seconds: float, seconds: float) ->
 def _status_lines(status: TreeStatus) -> list[str]:
     moved = f"demand {size_text(status.bytes_demand)}, hot {size_text(status.bytes_hot)}"
     return [
-        f"blocks {status.blocks_ready}/{status.blocks_total}, hot {status.hot_ready}/{status.hot_total}",
+        f"blocks {status.blocks_ready}/{status.blocks_total}, hot {status.hot_ready}/{status.hot_total}, "
+        f"driver {status.driver}",
         f"moved by {moved}, background {size_text(status.bytes_background)}",
         f"readers waited {status.stall_seconds:.2f} s in {status.slow_faults} slow faults",
         f"recording: {status.recording}",
