@@ -388,7 +388,7 @@ def test_a_reader_does_not_wait_for_a_pause_of_prefetch(rig: Rig) -> None:
     fetcher.hot(rig.real)
     until(lambda: fetcher.stats.retries >= 4)
     rig.store.down = False
-    fetcher._pause_until = time.monotonic() + 3600
+    fetcher._schedule.pause_until = time.monotonic() + 3600
     began = time.monotonic()
     fetcher.demand(rig.real[0], rig.real[0])
     assert time.monotonic() - began < 3

@@ -311,7 +311,7 @@ def test_a_reader_waits_for_the_stream_when_it_is_near(rig: Rig) -> None:
     opened = rig.open()
     stream = opened.stream()
     stream._segment = 1
-    fetcher._pace.add(100.0)
+    fetcher._schedule.pace.add(100.0)
     rig.store.hold()
     fetcher.stream(stream)
     until(lambda: len(rig.store.reads) == 1)

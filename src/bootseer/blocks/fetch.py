@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import math
 import threading
 import time
 from collections import deque
@@ -17,31 +16,27 @@ from collections.abc import Iterable, Sequence
 
 from bootseer.blocks._hash import Buffer
 from bootseer.blocks.cache import CacheFile
-from bootseer.blocks.decode import verified_many
-from bootseer.blocks.flight import Concurrency, FetchStats, Flight, Pace
+from bootseer.blocks.decode import verified
+from bootseer.blocks.flight import FetchStats, Flight
 from bootseer.blocks.hotstream import HotStream
 from bootseer.blocks.queue import STREAM, Batch, FetchQueue, Priority
+from bootseer.blocks.schedule import Schedule
 from bootseer.blocks.source import Source, Sources
 from bootseer.blocks.waiting import DEADLINE, Done, Request, Waiting
 from bootseer.errors import BootseerError, DataError, UnavailableError
 
 log = logging.getLogger(__name__)
 
+Came = tuple[int, bytes | None, BootseerError | None]
+"""A block with what became of it: kept in the cache, or only its bytes, or an error."""
+
 DEMAND_WINDOW = 1 << 20
 """Without a profile a miss fetches this aligned window: measured best of 64 KiB .. 1 MiB at 10 ms per request."""
 
 _FIRST_DELAY = 0.05
 _LAST_DELAY = 2.0
-_LONGEST_PAUSE = 30.0
-_BACKGROUND_STREAMS = 2
-"""So that a reader's request never queues behind more than two large ones on a slow link."""
-_STREAM_FLIGHTS = 3
-"""Two ranges of the hot pack on the way while the one before is decompressed and written."""
-_SMALL = 256 << 10
-"""Requests up to this size tell how long a direct fetch takes."""
-_CHUNK = 2 << 20
-"""Uncompressed bytes verified and written before the readers of these blocks are told: bounds memory and their wait."""
-_BEAT = 0.005
+_CHUNK = 1 << 20
+"""Uncompressed bytes verified and written before the readers of these blocks are told."""
 
 
 class Fetcher:
@@ -67,25 +62,20 @@ class Fetcher:
         self._sources = Sources(sources)
         self._stream_sources: list[Source] = []
         self._queue = FetchQueue(self._map, cache.ready, window=max(1, window >> self._map.shift))
-        self._stream: HotStream | None = None
-        self._hot: Sequence[int] = ()
+        self._waiting = Waiting()
+        self._streams = max(1, streams)
+        self._schedule = Schedule(self._queue, self._waiting, self.stats, streams=self._streams, quiet=quiet)
+        self._schedule.last_demand = time.monotonic()
         self._deadline = deadline
-        self._quiet = quiet
         self._lock = threading.Lock()
         self._work_came = threading.Condition(self._lock)
         self._work_done = threading.Condition(self._lock)
         self._alarm = threading.Condition(self._lock)
+        self._hurry = threading.Condition(self._lock)
         self._closing = threading.Event()
-        self._waiting = Waiting()
+        self._asked = 0
         self._served: deque[Request] = deque()
         self._flights: set[Flight] = set()
-        self._last_demand = time.monotonic()
-        self._pause_until = 0.0
-        self._pause = _FIRST_DELAY
-        self._full = False
-        self._streams = max(1, streams)
-        self._room = Concurrency(self._streams)
-        self._pace = Pace()
         self._chunk = max(1, _CHUNK >> self._map.shift)
         self._threads: list[threading.Thread] = []
         reserved = 0 if self._streams == 1 else max(1, self._streams // 3)
@@ -117,33 +107,20 @@ class Fetcher:
                 raise UnavailableError("the block server is stopping")
             pending = [block for block in range(first, last + 1) if not ready[block]]
             request = Request(set(pending), done, now + self._deadline)
-            self._last_demand = now
+            self._schedule.last_demand = now
             if pending:
                 self._waiting.add(request)
                 for block in pending:
-                    self._want(block, request, now)
+                    if (late := self._schedule.want(block, now)) is not None:
+                        self._waiting.alarm(late, request, block)
                 # One thread: if one request cannot bring all, that thread wakes the next.
                 self._work_came.notify()
+                self._asked += 1
+                self._hurry.notify_all()
             else:
                 request.settled = True
                 self._served.append(request)
             self._alarm.notify()
-
-    def _want(self, block: int, request: Request, now: float) -> None:
-        direct = self._pace.seconds * (1 + self._queue.demanded / self._streams)
-        if self._queue.in_flight(block):
-            late = self._stream.backlog if self._stream is not None else 0.0
-        elif (late := self._due(block, now)) <= direct:
-            self.stats.stream_waits += 1
-        else:
-            self.stats.direct_misses += 1
-            self._queue.demand(block)
-            return
-        self._waiting.alarm(now + 2 * max(late, direct) + _BEAT, request, block)
-
-    def _due(self, block: int, now: float) -> float:
-        due = self._stream.due(block) if self._stream is not None and now >= self._pause_until else None
-        return math.inf if due is None else due
 
     def demand(self, first: int, last: int) -> dict[int, bytes]:
         """`submit`, and wait: returns the bytes of the blocks that could not be cached, or raises the error."""
@@ -164,30 +141,26 @@ class Fetcher:
     def hot(self, order: Sequence[int]) -> None:
         """Fetch these blocks next, in this order; from now on a miss fetches only what it needs."""
         with self._lock:
-            self._hot = order
-            if not self._full:
-                self._queue.hot(order)
-            self._queue.window = 1
+            self._schedule.hot(order)
             self._work_came.notify_all()
 
     def stream(self, stream: HotStream) -> None:
         """Fetch a hot pack, before what `hot` names. Its source is closed with the others."""
         with self._lock:
             self._stream_sources.append(stream.source)
-            self._stream = None if self._full else stream
-            self._queue.window = 1
+            self._schedule.stream(stream)
             self._work_came.notify_all()
 
     def background(self, on: bool = True) -> None:
         """Fetch everything else when nothing more urgent is wanted."""
         with self._lock:
-            self._queue.background(on and not self._full)
+            self._schedule.background(on)
             self._work_came.notify_all()
 
     def eager(self) -> None:
         """The start is over: background fill need not wait for a quiet moment any more."""
         with self._lock:
-            self._quiet = 0.0
+            self._schedule.quiet = 0.0
             self._work_came.notify_all()
 
     def wait(self, timeout: float) -> bool:
@@ -196,13 +169,12 @@ class Fetcher:
             return self._work_done.wait_for(lambda: self._closing.is_set() or self._idle(), timeout)
 
     def _idle(self) -> bool:
-        streaming = self._stream is not None and self._stream.pending
-        return not (self._flights or streaming or self._queue.hot_pending or self._queue.filling)
+        return not (self._flights or self._schedule.pending)
 
     @property
     def full(self) -> bool:
         """Whether the cache ran out of space: demand is served from memory, prefetch has stopped."""
-        return self._full
+        return self._schedule.full
 
     def close(self, timeout: float = 10.0) -> None:
         """Stop all threads; readers that wait get `UnavailableError`."""
@@ -211,7 +183,7 @@ class Fetcher:
             left = self._waiting.all()
             for request in left:
                 self._waiting.settle(request, UnavailableError("the block server is stopping"))
-            for condition in (self._work_came, self._work_done, self._alarm):
+            for condition in (self._work_came, self._work_done, self._alarm, self._hurry):
                 condition.notify_all()
         for request in left:
             request.answer()
@@ -246,7 +218,8 @@ class Fetcher:
                         self._expire(request)
                         settled.append(request)
                     else:
-                        self._hedge(block)
+                        self._schedule.hedge(block, self._flights)
+                        self._work_came.notify()
             for request in settled:
                 request.answer()
 
@@ -260,7 +233,7 @@ class Fetcher:
         pending = set(request.pending)
         self._waiting.settle(request, trouble)
         now = time.monotonic()
-        self._last_demand = now
+        self._schedule.last_demand = now
         for flight in list(self._flights):
             # Half: the flight began a little after the reader, or was a prefetch that the reader joined late.
             if now - flight.started >= self._deadline / 2 and not pending.isdisjoint(flight.batch.blocks):
@@ -270,28 +243,13 @@ class Fetcher:
         log.warning("a request to %s does not return; leaving it", self._sources.name)
         flight.abandoned = True
         self._flights.discard(flight)
-        self._queue.done(flight.batch.blocks)
-        if flight.stream is not None and not flight.stream.put_back(flight.batch):
-            self._drop_stream(flight.stream, "it does not answer")
-        for block in flight.batch.blocks:
-            if block in self._waiting:
-                self._queue.demand(block)
+        self._schedule.abandon(flight)
         # One that is not replaced goes on working when it returns, so the number at work never shrinks.
         if sum(thread.is_alive() for thread in self._threads) < 4 * self._streams:
             flight.replaced = True
             self._spawn(flight.demand_only)
         self._work_came.notify_all()
         self._work_done.notify_all()
-
-    def _hedge(self, block: int) -> None:
-        """A block did not come with the prefetch that its reader relied on: fetch it alone, at once."""
-        for flight in self._flights:
-            if flight.batch.priority is Priority.DEMAND and block in flight.batch.blocks:
-                return
-        self.stats.hedges += 1
-        self._queue.done([block])
-        self._queue.demand(block)
-        self._work_came.notify()
 
     # -- workers -----------------------------------------------------------------------------------------------
 
@@ -302,10 +260,9 @@ class Fetcher:
                     if self._closing.is_set():
                         return
                     self._work_came.wait(0.1 if not self._idle() else 5.0)
-                stream = self._stream if batch.pack == STREAM else None
-                flight = Flight(batch, time.monotonic(), demand_only, stream)
+                flight = Flight(batch, time.monotonic(), demand_only, self._schedule.stream_of(batch))
                 self._flights.add(flight)
-                if self._queue.demanded:
+                if self._schedule.demanded:
                     self._work_came.notify()
             try:
                 self._run(flight)
@@ -322,37 +279,10 @@ class Fetcher:
     def _take(self, demand_only: bool) -> Batch | None:
         if self._closing.is_set():
             return None
-        if (batch := self._queue.take_demand()) is not None or demand_only:
-            return batch
-        now = time.monotonic()
-        flying = [flight.batch for flight in self._flights]
-        if now < self._pause_until or len(flying) >= self._room.limit:
-            return None
-        if (batch := self._queue.take_ahead()) is not None:
-            return batch
-        if (batch := self._take_stream(flying)) is not None:
-            return batch
-        if (self._stream is None or not self._stream.pending) and (batch := self._queue.take_hot()) is not None:
-            return batch
-        priorities = [batch.priority for batch in flying]
-        if (
-            now - self._last_demand < self._quiet
-            or Priority.DEMAND in priorities
-            or priorities.count(Priority.BACKGROUND) >= _BACKGROUND_STREAMS
-        ):
-            return None
-        filling = self._queue.filling
-        batch = self._queue.take_background()
-        if filling and not self._queue.filling:
+        pending = self._schedule.pending
+        batch = self._schedule.take(time.monotonic(), self._flights, demand_only)
+        if pending and batch is None and not self._schedule.pending:
             self._work_done.notify_all()
-        return batch
-
-    def _take_stream(self, flying: list[Batch]) -> Batch | None:
-        if self._stream is None or sum(batch.pack == STREAM for batch in flying) >= _STREAM_FLIGHTS:
-            return None
-        batch = self._stream.take(self._queue.missing)
-        if batch is not None:
-            self._queue.fly(batch.blocks)
         return batch
 
     def _run(self, flight: Flight) -> None:
@@ -371,8 +301,7 @@ class Fetcher:
                 log.warning("%s", exc)
                 if stream is not None:
                     with self._lock:
-                        self._unfly(batch)
-                        self._drop_stream(stream, str(exc))
+                        self._schedule.leave(batch, stream, str(exc))
                         self._work_came.notify_all()
                     return
                 if not isinstance(exc, DataError):
@@ -382,15 +311,11 @@ class Fetcher:
                 raw = b""
                 break
         with self._lock:
-            self._room.good()
-            self._pause = _FIRST_DELAY
+            self._schedule.answered()
         lost = self._land(batch, raw)
         with self._lock:
-            seconds = time.monotonic() - flight.started
-            if stream is not None and not flight.abandoned:
-                stream.came(batch, seconds)
-            elif batch.priority is Priority.DEMAND and batch.length <= _SMALL:
-                self._pace.add(seconds)
+            if not flight.abandoned:
+                self._schedule.landed(flight, time.monotonic() - flight.started)
         if lost and not self._closing.wait(_FIRST_DELAY):
             self._put_back(batch.only(lost), None)
 
@@ -419,46 +344,26 @@ class Fetcher:
         batch = flight.batch
         with self._lock:
             self.stats.retries += 1
-            self._room.bad()
+            self._schedule.refused(batch, time.monotonic(), exc)
             if flight.abandoned:
                 return False
             waited_for = any(block in self._waiting for block in batch.blocks)
-            if batch.priority is not Priority.DEMAND and time.monotonic() >= self._pause_until:
-                log.warning("prefetch pauses for %.2g s: %s", self._pause, exc)
-                self._pause_until = time.monotonic() + self._pause
-                self._pause = min(2 * self._pause, _LONGEST_PAUSE)
         if batch.priority is not Priority.DEMAND or not waited_for or self._closing.is_set():
             self._put_back(batch, stream)
             return False
         log.warning("fetch of blocks %d..%d: %s; trying again", batch.blocks[0], batch.blocks[-1], exc)
         flight.started = time.monotonic() + delay
-        return not self._closing.wait(delay)
+        # A new reader ends the pause: it must not wait for a store that is back already. But not every microsecond.
+        asked = self._asked
+        if not self._closing.wait(_FIRST_DELAY):
+            with self._lock:
+                self._hurry.wait_for(lambda: self._asked != asked or self._closing.is_set(), delay - _FIRST_DELAY)
+        return not self._closing.is_set()
 
     def _put_back(self, batch: Batch, stream: HotStream | None) -> None:
         with self._lock:
-            waited_for = [block for block in batch.blocks if block in self._waiting]
-            if stream is None:
-                self._queue.put_back(batch, waited_for)
-            else:
-                self._unfly(batch)
-                if not stream.put_back(batch):
-                    self._drop_stream(stream, "it does not answer")
+            self._schedule.put_back(batch, stream)
             self._work_came.notify_all()
-
-    def _unfly(self, batch: Batch) -> None:
-        self._queue.done(batch.blocks)
-        for block in batch.blocks:
-            if block in self._waiting:
-                self._queue.demand(block)
-
-    def _drop_stream(self, stream: HotStream, why: str) -> None:
-        """The hot pack is of no use: what it would have brought comes from the packs, range by range."""
-        stream.abandon()
-        if self._stream is stream:
-            log.warning("hot pack %s is left: %s; its blocks come from the packs", stream.source.name, why)
-            self._stream = None
-        if not self._full:
-            self._queue.hot([*stream.order, *self._hot])
 
     def _fail(self, blocks: Iterable[int], exc: BootseerError) -> None:
         with self._lock:
@@ -476,36 +381,35 @@ class Fetcher:
             done = [block for block in batch.blocks if block not in missing]
         self._finish([(block, None, None) for block in done])
         lost: list[int] = []
+        view = memoryview(raw)
         for part in (batch.only(first), batch.only(missing - first)) if first else (batch.only(missing),):
-            for at in range(0, len(part.blocks), self._chunk):
-                blocks, frames = part.blocks[at : at + self._chunk], part.frames[at : at + self._chunk]
-                self._land_some(batch, raw, blocks, frames, lost)
+            came: list[Came] = []
+            for block, (start, length) in zip(part.blocks, part.frames, strict=True):
+                try:
+                    came.append(
+                        (block, self._keep(block, self._open(block, view[start : start + length], batch)), None)
+                    )
+                except UnavailableError:
+                    lost.append(block)
+                except BootseerError as exc:
+                    self._fail([block], exc)
+                if len(came) == self._chunk or first:
+                    self._finish(came)
+                    came = []
+            self._finish(came)
         return lost
 
-    def _land_some(
-        self, batch: Batch, raw: bytes, blocks: list[int], frames: list[tuple[int, int]], lost: list[int]
-    ) -> None:
-        came: list[tuple[int, bytes | None, BootseerError | None]] = []
-        for block, found in zip(blocks, verified_many(self._map, raw, blocks, frames), strict=True):
-            try:
-                data = self._elsewhere(block, batch, found) if isinstance(found, DataError) else found
-                came.append((block, self._keep(block, data), None))
-            except UnavailableError:
-                lost.append(block)
-            except BootseerError as exc:
-                self._fail([block], exc)
-        self._finish(came)
-
-    def _elsewhere(self, block: int, batch: Batch, exc: DataError) -> bytes:
-        """``block`` again, alone, from each source in turn."""
-        log.warning("block %d from %s: %s; fetching it again", block, self._name(batch), exc)
+    def _open(self, block: int, frame: memoryview, batch: Batch) -> bytes:
+        """The verified bytes of ``block``, from its range or, when those are bad, alone from each source in turn."""
+        try:
+            return verified(self._map, block, frame)
+        except DataError as exc:
+            name = "the hot pack" if batch.pack == STREAM else self._sources.name
+            log.warning("block %d from %s: %s; fetching it again", block, name, exc)
         with self._lock:
             self.stats.bad_blocks += 1
             self.stats.stream_bad += batch.pack == STREAM
         return self._sources.block(self._map, block, lambda length: self._count(batch.priority, length))
-
-    def _name(self, batch: Batch) -> str:
-        return "the hot pack" if batch.pack == STREAM else self._sources.name
 
     def _keep(self, block: int, data: Buffer) -> bytes | None:
         """Put ``data`` in the cache; returned when that fails, for those who wait for it."""
@@ -519,16 +423,13 @@ class Fetcher:
     def _note_full(self, exc: OSError) -> None:
         with self._lock:
             self.stats.uncached_blocks += 1
-            self._queue.stop_prefetch()
-            self._queue.window = 1
-            self._stream = None
-            first = not self._full
-            self._full = True
+            first = not self._schedule.full
+            self._schedule.stop_prefetch()
         if first:
             why = "is full" if exc.errno in (errno.ENOSPC, errno.EDQUOT) else f"cannot be written ({exc.strerror})"
             log.warning("block cache %s %s: serving reads from memory, prefetch stops", self._cache.folder, why)
 
-    def _finish(self, came: Sequence[tuple[int, bytes | None, BootseerError | None]]) -> None:
+    def _finish(self, came: Sequence[Came]) -> None:
         """Blocks are ready, or could not be kept, or failed: tell who waits."""
         settled: list[Request] = []
         with self._lock:
@@ -536,6 +437,6 @@ class Fetcher:
                 self._queue.done([block])
                 settled += self._waiting.came(block, data, error)
             if settled:
-                self._last_demand = time.monotonic()
+                self._schedule.last_demand = time.monotonic()
         for request in settled:
             request.answer()
