@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -73,8 +74,7 @@ def torture(root: Path) -> None:
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    path = Path("/var/tmp") / f"bootseer-erofs-{os.getpid()}"
-    path.mkdir()
+    path = Path(tempfile.mkdtemp(prefix="bootseer-erofs-", dir="/var/tmp"))
     yield path
     for entry in reversed(list(mount.entries())):
         if entry.target.startswith(f"{path}/"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -37,8 +38,7 @@ class File:
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Path]:
-    path = Path("/var/tmp") / f"bootseer-erofs-layers-{os.getpid()}"
-    path.mkdir()
+    path = Path(tempfile.mkdtemp(prefix="bootseer-erofs-layers-", dir="/var/tmp"))
     yield path
     for entry in reversed(list(mount.entries())):
         if entry.target.startswith(f"{path}/"):

@@ -8,6 +8,7 @@ import shutil
 import stat
 import struct
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,8 +37,7 @@ ACL = acl((1, 6, 0xFFFFFFFF), (2, 4, 1000), (4, 4, 0xFFFFFFFF), (0x10, 4, 0xFFFF
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Path]:
-    path = Path("/var/tmp") / f"bootseer-erofs-writer-{os.getpid()}"
-    path.mkdir()
+    path = Path(tempfile.mkdtemp(prefix="bootseer-erofs-writer-", dir="/var/tmp"))
     yield path
     for entry in reversed(list(mount.entries())):
         if entry.target.startswith(f"{path}/"):
