@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Mapping
 from urllib.parse import urlencode, urljoin, urlsplit
 
-from bootseer.errors import PrivilegeError, UnavailableError
+from bootseer.errors import BootseerError, PrivilegeError, UnavailableError
 from bootseer.oci import credentials
 from bootseer.oci.credentials import Credential
 from bootseer.oci.transport import Answer, Transport, TransportError
@@ -106,7 +106,7 @@ class Auth:
                 return
             try:
                 self._fetch()
-            except UnavailableError as exc:
+            except BootseerError as exc:
                 if time.monotonic() >= self._ends_at:
                     raise
                 log.warning("the token for %s is not renewed yet: %s", self._registry, exc.message)

@@ -66,17 +66,22 @@ class Endpoint:
         headers: Mapping[str, str] | None = None,
         body: bytes | FilePart | None = None,
         retries: int | None = None,
-        patience: float | None = None,
+        limit: int = 0,
     ) -> Answer:
         """The answer to a request for ``path`` (below the repository, or a whole URL), with any final status.
 
+        ``limit``: read a good answer's body, up to that many bytes and one more, into ``Answer.body`` as well.
         A refused connection is final too: a registry that is not there is said at once. Raises `UnavailableError`.
         """
         left = RETRIES if retries is None else retries
         failures = 0
         while True:
             try:
-                return self.once(method, path, headers=headers, body=body, patience=patience)
+                answer = self.once(method, path, headers=headers, body=body)
+                if limit and answer.status < 300:
+                    with answer:
+                        answer.document(limit)
+                return answer
             except (TransportError, Again) as exc:
                 failures += 1
                 if failures > left or (isinstance(exc, TransportError) and exc.fresh):

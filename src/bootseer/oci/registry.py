@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 REST = 60.0
 _HOSTS = {"docker.io": "registry-1.docker.io"}
 _PAGE = 1000
+_MAX_PAGE = 64 << 20
 _MAX_TAGS = 1_000_000
 T = TypeVar("T")
 
@@ -100,9 +101,10 @@ class Registry:
         self, endpoint: Endpoint, selector: str, what: str, accept: Sequence[str], *, retries: int | None = None
     ) -> tuple[bytes, str, str]:
         headers = {"Accept": ", ".join(accept)}
-        with endpoint.request("GET", f"/manifests/{selector}", what, headers=headers, retries=retries) as answer:
+        path = f"/manifests/{selector}"
+        with endpoint.request("GET", path, what, headers=headers, retries=retries, limit=MAX_DOCUMENT) as answer:
             self._check_manifest(endpoint, answer, what)
-            body = answer.document(MAX_DOCUMENT)
+            body = answer.body
             media_type = answer.headers.get("content-type", "").partition(";")[0].strip()
         if len(body) > MAX_DOCUMENT:
             raise DataError(f"the manifest of {what} is more than {MAX_DOCUMENT} bytes")
@@ -227,11 +229,11 @@ class Registry:
         what = f"tags of {self.ref.registry}/{self.ref.name}"
         path, count = f"/tags/list?n={_PAGE}", 0
         while path:
-            with self._origin.request("GET", path, what) as answer:
+            with self._origin.request("GET", path, what, limit=_MAX_PAGE) as answer:
                 if answer.status == 404:
                     return
                 self._origin.check(answer, what)
-                body = answer.document(64 << 20)
+                body = answer.body
                 path = next_page(answer)
             try:
                 page = msgspec.json.decode(body, type=_Tags).tags or []
@@ -247,11 +249,11 @@ class Registry:
         found: list[Descriptor] = []
         what, path = f"referrers of {digest}", f"/referrers/{quote(digest, safe=':')}"
         while path:
-            with self._origin.request("GET", path, what) as answer:
+            with self._origin.request("GET", path, what, limit=MAX_DOCUMENT) as answer:
                 if answer.status in (400, 404, 405):  # 2.8 of docker-registry: 404, others have been seen with 400
                     return referrers.fallback(self, digest)
                 self._origin.check(answer, what)
-                body = answer.document(MAX_DOCUMENT)
+                body = answer.body
                 path = next_page(answer)
             found += referrers.decode(body, f"{what} in registry {self.ref.registry}").manifests
         return tuple(found)

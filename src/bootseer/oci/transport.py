@@ -96,6 +96,8 @@ class Answer:
         self.url = url
         self.status = response.status
         self.headers: HTTPMessage = response.headers
+        self.body = b""
+        """What `document` has read."""
         self._response = response
         self._give_back = give_back
         self._open = True
@@ -118,6 +120,7 @@ class Answer:
         length = self.headers.get("content-length", "")
         if length.isdigit() and self._response._method != "HEAD" and len(body) < min(int(length), limit):  # type: ignore[attr-defined]
             raise TransportError(f"the answer ends after {len(body)} of {length} bytes")
+        self.body = body
         return body
 
     def close(self) -> None:

@@ -7,9 +7,11 @@ import http.server
 import re
 import secrets
 import socket
+import ssl
 import threading
 import time
 from types import TracebackType
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
@@ -56,19 +58,23 @@ class RegistryProxy:
     """Serves on ``address`` while it is entered, forwarding to the registry at ``target`` (``host:port``).
 
     ``faults`` may be added at any time. ``down``: connections are closed at once. ``storage``: blobs are redirected to
-    a second server, another host to any client, with a signed link that ends after ``link_uses`` uses.
+    a second server, another host to any client, with a signed link that ends after ``link_uses`` uses. ``tls``:
+    speak it.
     """
 
-    def __init__(self, target: str, *, storage: bool = False, link_uses: float = float("inf")) -> None:
+    def __init__(
+        self, target: str, *, storage: bool = False, link_uses: float = float("inf"), tls: ssl.SSLContext | None = None
+    ) -> None:
         self.target = target
         self.faults: list[Fault] = []
         self.down = False
         self.seen: list[Seen] = []
         self.link_uses = link_uses
         self.signatures: dict[str, float] = {}
+        self._logins: dict[str, str] = {}
         self._used: dict[int, int] = {}
         self._lock = threading.Lock()
-        self._servers = [_Server(_handler(self, "registry"))]
+        self._servers = [_Server(_handler(self, "registry"), tls)]
         if storage:
             self._servers.append(_Server(_handler(self, "storage")))
         self._threads = [threading.Thread(target=s.serve_forever, args=(0.02,)) for s in self._servers]
@@ -116,29 +122,44 @@ class RegistryProxy:
                         return fault
         return None
 
-    def link(self, path: str) -> str:
-        """A signed link to ``path`` on the storage server."""
+    def link(self, path: str, authorization: str) -> str:
+        """A signed link to ``path`` on the storage server, for who showed ``authorization``."""
         signature = secrets.token_hex(16)
         with self._lock:
             self.signatures[signature] = self.link_uses
+            self._logins[signature] = authorization
         return f"http://{self.storage}{path}?signature={signature}"
 
-    def use(self, path: str) -> bool:
-        """Whether the link may be used once more."""
+    def use(self, path: str) -> str | None:
+        """The login behind a link that may be used once more, else None."""
         signature = parse_qs(urlsplit(path).query).get("signature", [""])[0]
         with self._lock:
             left = self.signatures.get(signature, 0)
             self.signatures[signature] = left - 1
-        return left > 0
+            return self._logins.get(signature, "") if left > 0 else None
 
 
 class _Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, handler: type[http.server.BaseHTTPRequestHandler]) -> None:
+    def __init__(self, handler: type[http.server.BaseHTTPRequestHandler], tls: ssl.SSLContext | None = None) -> None:
         super().__init__(("127.0.0.1", 0), handler)
+        self._tls = tls
         self.connections: set[socket.socket] = set()
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        if self._tls:
+            request.settimeout(5.0)
+            try:
+                request = self._tls.wrap_socket(request, server_side=True)
+            except OSError:
+                return  # the client does not trust us
+        try:
+            super().finish_request(request, client_address)
+        finally:
+            if self._tls:
+                request.close()
 
     def close(self) -> None:
         for connection in list(self.connections):
@@ -190,7 +211,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _serve(self) -> None:
         proxy, line = self.proxy, f"{self.command} {self.path}"
         headers = {key.lower(): value for key, value in self.headers.items()}
-        proxy.seen.append(Seen(self.where, line, headers, self.client_address[1]))
+        proxy.seen.append(Seen(self.where, line, dict(headers), self.client_address[1]))
         fault = proxy.fault_for(line) or Fault()
         if proxy.down or fault.drop:
             self.rfile.read(min(100_000, int(headers.get("content-length", 0))))
@@ -202,17 +223,20 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return
         if self.where == "registry" and proxy.storage and re.search(r"^(GET|HEAD) /v2/.*/blobs/sha256:", line):
             status, found, _ = self._forward("HEAD", self.path, headers, b"")  # may this client read it?
-            if status == 200:
-                self._reply(307, {"Location": proxy.link(self.path)}, b"", fault)
+            if status in (200, 206):
+                self._reply(307, {"Location": proxy.link(self.path, headers.get("authorization", ""))}, b"", fault)
                 return
+            found.pop("Content-Length", None)
             self._reply(status, found, b"", fault)
             return
         path = self.path
         if self.where == "storage":
-            if not proxy.use(self.path):
+            login = proxy.use(self.path)
+            if login is None:
                 self._reply(403, {"Content-Type": "application/xml"}, b"<Error>Request has expired</Error>", fault)
                 return
             path = urlsplit(self.path).path
+            headers |= {"authorization": login} if login else {}
         if fault.no_ranges:
             headers.pop("range", None)
         status, found, data = self._forward(self.command, path, headers, body)
@@ -232,7 +256,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             found = {key: value for key, value in answer.getheaders() if key.lower() not in _HOP}
             if method == "HEAD" and answer.getheader("content-length"):
                 found["Content-Length"] = str(answer.getheader("content-length"))
-            return answer.status, found, answer.read()
+            try:
+                return answer.status, found, answer.read()
+            except http.client.IncompleteRead as exc:  # docker-registry 2.8 gives a 416 the blob's length
+                return answer.status, found, exc.partial
         except OSError:
             return 502, {}, b""
         finally:

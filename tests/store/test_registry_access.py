@@ -1,0 +1,556 @@
+"""The registry client against a real registry with logins, tokens, mirrors, redirects, outages and slow servers."""
+
+from __future__ import annotations
+
+import datetime
+import email.utils
+import hashlib
+import json
+import logging
+import os
+import stat
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bootseer import oci
+from bootseer.errors import BootseerError, DataError, NotFoundError, PrivilegeError, UnavailableError, UnsupportedError
+from bootseer.oci import credentials, endpoint, spec, transport
+from bootseer.oci.registry import Registry
+from bootseer.testing.registry import PASSWORD, USER, DockerRegistry
+from bootseer.testing.registryproxy import Fault, RegistryProxy
+from bootseer.testing.tokens import TokenServer
+
+pytestmark = pytest.mark.registry
+
+DATA = hashlib.shake_256(b"layer").digest(3_000_000)
+ITEM = spec.Descriptor(spec.LAYER, spec.digest_of(DATA), len(DATA))
+FOREVER = float("inf")
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[DockerRegistry]:
+    with DockerRegistry() as running:
+        fill(running.address, "x")
+        yield running
+
+
+@pytest.fixture(scope="module")
+def locked() -> Iterator[DockerRegistry]:
+    with DockerRegistry(login=True) as running:
+        yield running
+
+
+@pytest.fixture
+def proxy(plain: DockerRegistry, monkeypatch: pytest.MonkeyPatch) -> Iterator[RegistryProxy]:
+    monkeypatch.setattr(endpoint, "backoff", lambda failures, exc: getattr(exc, "after", None) or 0.01)
+    with RegistryProxy(plain.address) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def no_logins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A docker configuration of this test's own, and no secret of anybody in any log or message."""
+    folder = tmp_path / "docker"
+    folder.mkdir()
+    monkeypatch.setenv("DOCKER_CONFIG", str(folder))
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    for name in ("REGISTRY_AUTH_FILE", "XDG_RUNTIME_DIR", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    return folder
+
+
+def client(address: str, name: str = "x", mirrors: tuple[str, ...] = ()) -> Registry:
+    return Registry(oci.Reference.parse(f"{address}/{name}:v1"), mirrors=mirrors)
+
+
+def fill(address: str, name: str) -> str:
+    """Push an image of one layer, `DATA`; returns its digest."""
+    with client(address, name) as registry:
+        config = json.dumps(
+            {"os": "linux", "architecture": "amd64", "rootfs": {"type": "layers", "diff_ids": ["sha256:" + "0" * 64]}}
+        ).encode()
+        described = spec.Descriptor(spec.CONFIG, spec.digest_of(config), len(config))
+        registry.put_blob(described, config)
+        registry.put_blob(ITEM, DATA)
+        body = json.dumps(
+            {"schemaVersion": 2, "mediaType": spec.MANIFEST,
+             "config": {"mediaType": spec.CONFIG, "digest": described.digest, "size": described.size},
+             "layers": [{"mediaType": ITEM.media_type, "digest": ITEM.digest, "size": ITEM.size}]}
+        ).encode()  # fmt: skip
+        return registry.put_manifest(body, spec.MANIFEST, "v1")
+
+
+def log_in(folder: Path, address: str, user: str = USER, password: str = PASSWORD, **more: object) -> None:
+    import base64
+
+    auth = base64.b64encode(f"{user}:{password}".encode()).decode()
+    (folder / "config.json").write_text(json.dumps({"auths": {address: {"auth": auth}}, **more}))
+
+
+def helper(folder: Path, name: str, script: str) -> None:
+    path = folder / f"docker-credential-{name}"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+class TestLogins:
+    def test_without_one(self, locked: DockerRegistry) -> None:
+        with pytest.raises(PrivilegeError, match=rf"denies access to image .*docker login {locked.address}") as caught:
+            oci.open_image(f"{locked.address}/x:v1")
+        assert caught.value.exit_code == 77
+
+    def test_with_a_wrong_one(self, locked: DockerRegistry, no_logins: Path) -> None:
+        log_in(no_logins, locked.address, password="wrong-horse")
+        with pytest.raises(PrivilegeError, match=r"config\.json is not accepted") as caught:
+            fill(locked.address, "x")
+        assert "wrong-horse" not in str(caught.value)
+
+    def test_in_docker_config(self, locked: DockerRegistry, no_logins: Path) -> None:
+        log_in(no_logins, locked.address)
+        digest = fill(locked.address, "x")
+        with client(locked.address) as registry:
+            assert b"".join(registry.blob(ITEM)) == DATA
+            assert registry.preflight() == digest
+        oci.preflight(f"{locked.address}/x:v1")
+
+    def test_in_a_helper(self, locked: DockerRegistry, no_logins: Path) -> None:
+        answer = json.dumps({"ServerURL": locked.address, "Username": USER, "Secret": PASSWORD})
+        helper(no_logins, "right", f"read server; test \"$1 $server\" = 'get {locked.address}' && echo '{answer}'")
+        log_in(no_logins, locked.address, password="old", credHelpers={locked.address: "right"})
+        fill(locked.address, "h")
+        (no_logins / "config.json").write_text(json.dumps({"credsStore": "right"}))
+        fill(locked.address, "h")
+
+    @pytest.mark.parametrize(
+        ("script", "kind", "said"),
+        [
+            ("echo 'credentials not found in native keychain'; exit 1", PrivilegeError, "denies access"),
+            (f"echo {PASSWORD}; exit 3", UnavailableError, "exit code 3"),
+            (f"echo {PASSWORD}", UnavailableError, "something else than a login"),
+            ("sleep 20", UnavailableError, "did not answer within 0"),
+            (None, UnsupportedError, "docker-credential-odd is not installed"),
+        ],
+    )
+    def test_helpers_that_do_not_help(
+        self, locked: DockerRegistry, no_logins: Path, monkeypatch: pytest.MonkeyPatch,
+        script: str | None, kind: type[BootseerError], said: str,
+    ) -> None:  # fmt: skip
+        monkeypatch.setattr(credentials, "HELPER_DEADLINE", 0.3)
+        if script:
+            helper(no_logins, "odd", script if script != "sleep 20" else "exec sleep 20")
+        (no_logins / "config.json").write_text(json.dumps({"credHelpers": {locked.address: "odd"}}))
+        with pytest.raises(kind, match=said) as caught:
+            oci.open_image(f"{locked.address}/x:v1")
+        assert PASSWORD not in str(caught.value)
+
+    def test_which_login_is_whose(self, no_logins: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        auths = {
+            "https://index.docker.io/v1/": {"username": "hub", "password": "p"},
+            "quay.site/team": {"username": "team", "password": "p"},
+            "quay.site": {"username": "all", "password": "p"},
+            "acr.site": {"auth": "PDpwPg==", "identitytoken": "long"},
+            "bad.site": {"auth": "%%%"},
+        }
+        (no_logins / "config.json").write_text(json.dumps({"auths": auths}))
+
+        def user(registry: str, name: str = "a/b") -> str | None:
+            found = credentials.find(registry, name)
+            return found.username or found.identity_token if found else None
+
+        assert user("docker.io") == "hub"
+        assert user("quay.site", "team/x") == "team"
+        assert user("quay.site", "teams/x") == "all"
+        assert user("acr.site") == "long"
+        assert user("bad.site") is None
+        assert user("other.site") is None
+        other = tmp_path / "auth.json"
+        other.write_text(json.dumps({"auths": {"quay.site": {"username": "first", "password": "p"}}}))
+        monkeypatch.setenv("REGISTRY_AUTH_FILE", str(other))
+        assert user("quay.site", "team/x") == "first"
+        assert user("docker.io") == "hub"
+
+
+class TestTokens:
+    @pytest.fixture
+    def tokens(self, tmp_path: Path) -> Iterator[TokenServer]:
+        with TokenServer(tmp_path / "tokens", users={USER: PASSWORD}, identity="identity-5up3r") as running:
+            yield running
+
+    @pytest.fixture
+    def guarded(self, tokens: TokenServer, no_logins: Path) -> Iterator[DockerRegistry]:
+        with DockerRegistry(tokens=tokens) as running:
+            log_in(no_logins, running.address)
+            yield running
+
+    def test_one_token_serves_reads_and_writes(self, tokens: TokenServer, guarded: DockerRegistry) -> None:
+        fill(guarded.address, "x")
+        assert tokens.requests == 2  # to look whether a blob is there, then to push
+        with client(guarded.address) as registry:
+            for start in range(0, len(DATA) - 1000, 300_000):
+                assert registry.read_range(ITEM, start, 1000) == DATA[start : start + 1000]
+        assert tokens.requests == 3
+
+    @pytest.mark.parametrize("honest", [True, False])
+    def test_tokens_end_in_a_long_run_of_many_threads(
+        self, tokens: TokenServer, guarded: DockerRegistry, honest: bool
+    ) -> None:
+        """Lifetime 2 s, read for 5: renewed before the end, or, where the server lies about it, after a 401."""
+        fill(guarded.address, "x")
+        tokens.lifetime, tokens.said, tokens.delay = 2.0, None if honest else 300.0, 0.1
+        before, errors, reads = tokens.requests, [], [0]
+        until = time.monotonic() + 5.0
+        with client(guarded.address) as registry:
+
+            def read(seed: int) -> None:
+                try:
+                    while time.monotonic() < until:
+                        offset = (seed * 7919 + reads[0] * 104729) % (len(DATA) - 1000)
+                        if registry.read_range(ITEM, offset, 1000) != DATA[offset : offset + 1000]:
+                            errors.append(f"wrong bytes at {offset}")
+                        reads[0] += 1
+                        time.sleep(0.02)
+                except BaseException as exc:
+                    errors.append(repr(exc))
+
+            threads = [threading.Thread(target=read, args=(seed,)) for seed in range(12)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        assert errors == []
+        assert reads[0] > 100
+        # Single flight: one for each lifetime (renewed at three quarters), not one for each thread.
+        assert 2 <= tokens.requests - before <= 6
+
+    def test_the_old_token_serves_while_the_server_of_new_ones_is_down(
+        self, tokens: TokenServer, guarded: DockerRegistry, caplog: pytest.LogCaptureFixture,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:  # fmt: skip
+        from bootseer.oci import auth
+
+        monkeypatch.setattr(auth, "_PAUSE", 0.01)
+        fill(guarded.address, "x")
+        tokens.lifetime = 4.0
+        with client(guarded.address) as registry:
+            registry.read_range(ITEM, 0, 10)
+            before, tokens.status = tokens.requests, 503
+            time.sleep(3.1)  # renewed at three quarters
+            assert registry.read_range(ITEM, 0, 10) == DATA[:10]
+            assert tokens.requests > before
+            assert "is not renewed yet" in caplog.text
+            time.sleep(1.2)  # the end of its lifetime
+            with pytest.raises(UnavailableError, match="gives no token"):
+                registry.read_range(ITEM, 0, 10)
+            tokens.status = 0
+            assert registry.read_range(ITEM, 0, 10) == DATA[:10]
+
+    def test_a_wrong_login(self, tokens: TokenServer, guarded: DockerRegistry, no_logins: Path) -> None:
+        log_in(no_logins, guarded.address, password="wrong-horse")
+        with pytest.raises(PrivilegeError, match=r"refuses the login for registry .*config\.json"):
+            fill(guarded.address, "x")
+        (no_logins / "config.json").unlink()
+        with pytest.raises(PrivilegeError, match=r"gives no anonymous token for x.*docker login"):
+            oci.open_image(f"{guarded.address}/x:v1")
+
+    def test_identity_tokens(self, tokens: TokenServer, guarded: DockerRegistry, no_logins: Path) -> None:
+        (no_logins / "config.json").write_text(
+            json.dumps({"auths": {guarded.address: {"identitytoken": "identity-5up3r"}}})
+        )
+        fill(guarded.address, "x")
+        helper(no_logins, "id", 'echo \'{"Username": "<token>", "Secret": "identity-5up3r"}\'')
+        (no_logins / "config.json").write_text(json.dumps({"credsStore": "id"}))
+        with client(guarded.address) as registry:
+            assert registry.read_range(ITEM, 5, 10) == DATA[5:15]
+
+    def test_a_token_server_that_fails(
+        self, tokens: TokenServer, guarded: DockerRegistry, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from bootseer.oci import auth
+
+        monkeypatch.setattr(auth, "_PAUSE", 0.01)
+        tokens.status = 503
+        with pytest.raises(UnavailableError, match=r"gives no token: HTTP 503"):
+            oci.open_image(f"{guarded.address}/x:v1")
+
+    def test_no_secret_is_ever_shown(
+        self, tokens: TokenServer, guarded: DockerRegistry, no_logins: Path, caplog: pytest.LogCaptureFixture,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:  # fmt: skip
+        monkeypatch.setattr(endpoint, "backoff", lambda failures, exc: 0.01)
+        caplog.set_level(logging.DEBUG)
+        shown: list[str] = []
+        fill(guarded.address, "x")
+        with RegistryProxy(guarded.address, storage=True, link_uses=2) as proxy:
+            log_in(no_logins, proxy.address)
+            with client(proxy.address) as registry:
+                for fault in (
+                    Fault(match="^GET", status=503), Fault(match="^GET", cut=1000), Fault(match="^GET", drop=True)
+                ):  # fmt: skip
+                    proxy.clear()
+                    proxy.add(fault)
+                    assert b"".join(registry.blob(ITEM)) == DATA
+                shown += [repr(registry), repr(registry._origin), repr(registry._origin.auth)]
+                echo = {"errors": [{"code": "DENIED", "message": f"{tokens.issued[-1]} and {PASSWORD}"}]}
+                for status in (400, 401, 403, 404, 418, 429, 500):
+                    proxy.clear()
+                    proxy.add(Fault(times=FOREVER, status=status, body=json.dumps(echo).encode()))
+                    for ask in (lambda: registry.manifest("v1"), lambda: list(registry.blob(ITEM))):
+                        with pytest.raises(BootseerError) as caught:
+                            ask()
+                        shown += [str(caught.value), repr(caught.value)]
+            links = list(proxy.signatures)
+        shown += [repr(credentials.find(proxy.address)), caplog.text]
+        text = "\n".join(shown)
+        assert links
+        for secret in (PASSWORD, *tokens.issued, *links, "dHJhaW5lcj"):
+            assert secret not in text
+        assert "DENIED" in text
+        assert "***" in text
+
+
+class TestFaults:
+    def test_statuses(self, proxy: RegistryProxy) -> None:
+        table = {
+            400: (BootseerError, 70, "refused"), 401: (PrivilegeError, 77, "docker login"),
+            403: (PrivilegeError, 77, "right to pull from x"), 404: (NotFoundError, 66, "does not exist"),
+            429: (UnavailableError, 69, "HTTP 429"), 500: (UnavailableError, 69, "HTTP 500"),
+            502: (UnavailableError, 69, "HTTP 502"), 503: (UnavailableError, 69, "HTTP 503"),
+        }  # fmt: skip
+        with client(proxy.address) as registry:
+            for status, (kind, code, said) in table.items():
+                proxy.clear()
+                proxy.add(Fault(times=FOREVER, status=status))
+                for ask in (
+                    lambda: registry.manifest("v1"), lambda: list(registry.blob(ITEM)),
+                    lambda: registry.read_range(ITEM, 0, 5), lambda: registry.preflight(),
+                ):  # fmt: skip
+                    with pytest.raises(kind, match=said) as caught:
+                        ask()
+                    assert caught.value.exit_code == code
+                    assert "\n" not in str(caught.value)
+
+    @pytest.mark.parametrize("form", ["seconds", "date"])
+    def test_retry_after(self, proxy: RegistryProxy, form: str) -> None:
+        then = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=2)
+        value = "1" if form == "seconds" else email.utils.format_datetime(then, usegmt=True)
+        proxy.add(Fault(status=429, headers={"Retry-After": value}))
+        began = time.monotonic()
+        with client(proxy.address) as registry:
+            registry.manifest("v1")
+            assert 0.7 < time.monotonic() - began < 4
+            proxy.add(Fault(status=429, headers={"Retry-After": "3600"}))
+            with pytest.raises(UnavailableError, match=r"busy.*come back in 3600 s.*mirror"):
+                registry.manifest("v1")
+
+    def test_ranges_that_are_none(self, proxy: RegistryProxy, caplog: pytest.LogCaptureFixture) -> None:
+        with client(proxy.address) as registry:
+            proxy.add(Fault(match="blobs", no_ranges=True, times=2))
+            assert registry.read_range(ITEM, 1_000_000, 500) == DATA[1_000_000:1_000_500]
+            assert registry.read_range(ITEM, 2_000_000, 500) == DATA[2_000_000:2_000_500]
+            assert caplog.text.count("does not serve ranges") == 1
+            for wrong in ("bytes 0-499/3000000", "bytes 1000000-1000499/9", "nonsense"):
+                proxy.clear()
+                proxy.add(Fault(match="blobs", content_range=wrong))
+                with pytest.raises(DataError, match=r"range|bytes 0-499|of 9"):
+                    registry.read_range(ITEM, 1_000_000, 500)
+            with pytest.raises(DataError, match="ends at 3000000"):
+                registry.read_range(ITEM, 2_999_999, 2)
+            short = spec.Descriptor(ITEM.media_type, ITEM.digest, ITEM.size + 10)
+            with pytest.raises(DataError, match=r"shorter|of 3000000"):
+                registry.read_range(short, ITEM.size + 1, 5)
+
+    def test_short_bodies(self, proxy: RegistryProxy) -> None:
+        with client(proxy.address) as registry:
+            proxy.add(Fault(match="blobs", cut=100))
+            assert registry.read_range(ITEM, 1_000, 5_000) == DATA[1_000:6_000]
+            proxy.add(Fault(match="blobs", cut=300_000))
+            proxy.add(Fault(match="blobs", drop=True, after=1))
+            assert b"".join(registry.blob(ITEM)) == DATA
+            proxy.add(Fault(match="manifests", cut=10))
+            assert registry.manifest("v1")[0].endswith(b"}")
+
+    @pytest.mark.parametrize("head", [False, True])
+    def test_a_dripping_server_is_given_up(
+        self, proxy: RegistryProxy, monkeypatch: pytest.MonkeyPatch, head: bool
+    ) -> None:
+        monkeypatch.setattr(transport, "STALL", 0.4)
+        proxy.add(Fault(match="blobs", drip=0.05, drip_head=head))
+        began = time.monotonic()
+        with client(proxy.address) as registry:
+            assert registry.read_range(ITEM, 0, 200_000) == DATA[:200_000]
+        assert 0.3 < time.monotonic() - began < 3
+
+    def test_connections_are_used_again(self, proxy: RegistryProxy) -> None:
+        with client(proxy.address) as registry:
+            for start in range(0, 30_000, 1_000):
+                registry.read_range(ITEM, start, 1_000)
+            registry.manifest("v1")
+            assert registry.idle_connections == 1
+        assert len({seen.port for seen in proxy.requests("")}) == 1
+
+    def test_dead_kept_connections_are_replaced_unseen(
+        self, plain: DockerRegistry, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with DockerRegistry() as mine:
+            fill(mine.address, "x")
+            with client(mine.address) as registry:
+                registry.read_range(ITEM, 0, 10)
+                with mine.outage():
+                    pass
+                assert registry.read_range(ITEM, 0, 10) == DATA[:10]
+        assert caplog.text == ""
+
+
+class TestRedirects:
+    @pytest.fixture
+    def away(self, locked: DockerRegistry, no_logins: Path) -> Iterator[RegistryProxy]:
+        log_in(no_logins, locked.address)
+        fill(locked.address, "x")
+        with RegistryProxy(locked.address, storage=True) as running:
+            log_in(no_logins, running.address)
+            yield running
+
+    def test_the_login_stays_with_the_registry(self, away: RegistryProxy) -> None:
+        with client(away.address) as registry:
+            assert b"".join(registry.blob(ITEM)) == DATA
+            assert registry.has_blob(ITEM.digest)
+        assert any("authorization" in seen.headers for seen in away.requests("blobs"))
+        assert away.requests("blobs", "storage")
+        assert not any("authorization" in seen.headers for seen in away.requests("", "storage"))
+
+    def test_links_are_remembered_and_renewed(self, away: RegistryProxy) -> None:
+        away.link_uses = 3
+        with client(away.address) as registry:
+            for number in range(10):
+                assert registry.read_range(ITEM, number * 1000, 1000) == DATA[number * 1000 : number * 1000 + 1000]
+        asked = len([seen for seen in away.requests("^GET /v2/x/blobs") if "authorization" in seen.headers])
+        assert 4 <= asked <= 5
+
+    def test_links_that_never_work(self, away: RegistryProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(endpoint, "backoff", lambda failures, exc: 0.01)
+        away.link_uses = 0
+        with (
+            client(away.address) as registry,
+            pytest.raises(UnavailableError, match=r"link .* not accepted \(HTTP 403\)"),
+        ):
+            registry.read_range(ITEM, 0, 10)
+
+    def test_in_circles_and_to_nowhere(self, proxy: RegistryProxy) -> None:
+        with client(proxy.address) as registry:
+            proxy.add(Fault(times=FOREVER, status=302, headers={"Location": "/v2/again?secret=1"}))
+            with pytest.raises(UnavailableError, match="on and on") as caught:
+                registry.manifest("v1")
+            assert "secret" not in str(caught.value)
+            proxy.clear()
+            proxy.add(Fault(times=FOREVER, status=302, headers={"Location": "ftp://elsewhere/"}))
+            with pytest.raises(UnavailableError, match="not understood"):
+                registry.manifest("v1")
+
+
+class TestMirrors:
+    def test_mirrors_come_first_and_failing_ones_rest(
+        self, plain: DockerRegistry, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with RegistryProxy(plain.address) as mirror, RegistryProxy(plain.address) as origin:
+            broken = "127.0.0.1:9"
+            with client(origin.address, mirrors=(broken, f"http://{mirror.address}")) as registry:
+                registry.manifest("v1")
+                assert registry.read_range(ITEM, 7, 10) == DATA[7:17]
+                assert b"".join(registry.blob(ITEM)) == DATA
+                assert caplog.text.count("mirror http://127.0.0.1:9 does not give") == 1
+                assert origin.requests("") == []
+                mirror.add(Fault(match="manifests", status=404))
+                registry.manifest("v1")
+                assert len(origin.requests("manifests")) == 1
+                assert registry.preflight()
+                assert len(origin.requests("^HEAD")) == 1  # the registry itself says who may read
+                mirror.down = True
+                assert registry.read_range(ITEM, 7, 10) == DATA[7:17]
+                assert b"".join(registry.blob(ITEM)) == DATA
+
+    def test_settings_name_them(self, plain: DockerRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+        fill(plain.address, "pre/fix/y")
+        with RegistryProxy(plain.address) as mirror:
+            monkeypatch.setenv("BOOTSEER_REGISTRY_MIRRORS", f"127.0.0.1:9=http://{mirror.address}/pre/fix")
+            with Registry(oci.Reference.parse("127.0.0.1:9/y:v1")) as registry:
+                assert registry.manifest("v1")[0]
+            assert mirror.requests("GET /v2/pre/fix/y/manifests/v1")
+
+
+class TestTls:
+    def test_untrusted_plain_and_trusted(
+        self, plain: DockerRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        import ssl
+
+        argv = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
+        argv += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", "key.pem", "-out", "ca.crt"]
+        subprocess.run(argv, check=True, capture_output=True, cwd=tmp_path)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(tmp_path / "ca.crt", tmp_path / "key.pem")
+        with RegistryProxy(plain.address, tls=context) as proxy:
+            ref = oci.Reference.parse(f"{proxy.address}/x:v1")
+            with (
+                Registry(ref, plain_http=False) as registry,
+                pytest.raises(
+                    UnavailableError, match=r"certificate is not trusted \(self-signed certificate\).*certs\.d"
+                ),
+            ):
+                registry.manifest("v1")
+            folder = tmp_path / "certs" / proxy.address
+            folder.mkdir(parents=True)
+            (tmp_path / "ca.crt").rename(folder / "ca.crt")
+            monkeypatch.setattr(transport, "_CERTS", (tmp_path / "certs",))
+            with Registry(ref, plain_http=False) as registry:
+                assert registry.manifest("v1")[0]
+                assert b"".join(registry.blob(ITEM)) == DATA
+                assert registry.idle_connections == 1
+        with client(plain.address) as registry:
+            assert registry.manifest("v1")
+        with (
+            Registry(oci.Reference.parse(f"{plain.address}/x:v1"), plain_http=False) as registry,
+            pytest.raises(UnavailableError, match=r"no TLS .*--plain-http"),
+        ):
+            registry.manifest("v1")
+
+
+def test_preflight(proxy: RegistryProxy, caplog: pytest.LogCaptureFixture) -> None:
+    ref = f"{proxy.address}/x:v1"
+    oci.preflight(ref)
+    proxy.add(Fault(status=403))
+    with pytest.raises(PrivilegeError):
+        oci.preflight(ref)
+    with pytest.raises(NotFoundError):
+        oci.preflight(f"{proxy.address}/x:other")
+    proxy.down = True
+    oci.preflight(ref)
+    assert "is not checked" in caplog.text
+
+
+def test_faults_are_seen_by_these_tests(proxy: RegistryProxy) -> None:
+    """The control: without the client's care each of these faults would change what is read."""
+    import http.client
+
+    def get(path: str, headers: dict[str, str]) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection(proxy.address, timeout=5)
+        try:
+            connection.request("GET", path, headers=headers)
+            answer = connection.getresponse()
+            try:
+                return answer.status, answer.read()
+            except http.client.IncompleteRead as exc:
+                return answer.status, exc.partial
+        finally:
+            connection.close()
+
+    path, some = f"/v2/x/blobs/{ITEM.digest}", {"Range": "bytes=100-199"}
+    assert get(path, some) == (206, DATA[100:200])
+    proxy.add(Fault(no_ranges=True))
+    assert get(path, some) == (200, DATA)
+    proxy.add(Fault(cut=50))
+    assert get(path, some) == (206, DATA[100:150])
