@@ -82,6 +82,18 @@ def test_what_may_change_is_not_remembered(place: Path, monkeypatch: pytest.Monk
     assert not canary.fanotify_works(place / "nowhere", place / "state").works
 
 
+def test_a_fresh_trial_corrects_a_record_but_makes_none(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    works = True
+    monkeypatch.setattr(canary, "_ask", lambda cache_dir: (canary.Verdict(works, "tried"), True))
+    assert canary.fanotify_works(place / "cache", place / "state", fresh=True).works
+    assert not (place / "state").exists()
+    assert _works(place).works
+    works = False
+    assert _works(place).works
+    assert not canary.fanotify_works(place / "cache", place / "state", fresh=True).works
+    assert not _works(place).works
+
+
 def test_a_state_folder_that_cannot_be_written_to(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (place / "state").write_text("a file")
     monkeypatch.setattr(canary, "_ask", lambda cache_dir: (canary.Verdict(True, "fine"), True))

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from bootseer.config import Config
-from bootseer.doctor import Check, Report, canary, checks, examine
+from bootseer.doctor import Check, Report, canary, checks, drivers, examine
 from bootseer.errors import DataError
 from bootseer.kernel import mount
 
@@ -23,15 +23,16 @@ NAMES = [
     "kernel",
     "privileges",
     "fuse",
-    "erofs-utils",
+    "fuse takeover",
     "erofs",
     "loop device",
     "overlayfs",
     "fanotify",
-    "canary",
+    "fuse canary",
     "runtime",
     "hdfs client",
     "cache",
+    "driver",
 ]
 
 
@@ -68,12 +69,13 @@ def test_where_everything_works(place: Path) -> None:
     done = _doctor(place)
     assert done.returncode == 0, done
     answer = json.loads(done.stdout)
-    assert (answer["ok"], answer["exit_code"], answer["driver"]) == (True, 0, "fuse")
     found = _found(done)
     assert list(found) == NAMES
-    for name in ("kernel", "privileges", "fuse", "erofs-utils", "erofs", "overlayfs", "canary", "runtime"):
+    for name in ("kernel", "privileges", "fuse", "erofs", "overlayfs", "fuse canary", "runtime", "driver"):
         assert found[name]["status"] == "ok", found[name]
-    assert "an error, not zeros" in str(found["canary"]["detail"])
+    driver = "fanotify" if found["fanotify"]["status"] == "ok" else "fuse"
+    assert (answer["ok"], answer["exit_code"], answer["driver"]) == (True, 0, driver)
+    assert "an error, not zeros" in str(found["fuse canary"]["detail"])
     assert answer["settings"]["cache_dir"] == str(place / "cache")
     assert os.listdir(place) == []
     assert _mounts() == before
@@ -83,7 +85,8 @@ def test_where_everything_works(place: Path) -> None:
 def test_text(place: Path) -> None:
     done = _doctor(place, options=())
     assert done.returncode == 0
-    assert done.stdout.rstrip().endswith("The fast way works here (driver: fuse)")
+    assert "\nThe fast way works here (driver: f" in done.stdout
+    assert "images and environments are served" in done.stdout
     assert f'cache_dir = "{place}/cache"' in done.stdout
     assert all(name in done.stdout for name in NAMES)
 
@@ -95,7 +98,7 @@ def test_without_privileges(place: Path) -> None:
     found = _found(done)
     assert found["privileges"]["status"] == "missing"
     assert "run as root" in str(found["privileges"]["fix"])
-    assert found["canary"]["status"] == "missing"
+    assert found["fuse canary"]["status"] == "missing"
     for name, check in found.items():
         if check["status"] == "missing":
             assert check["cost"], name
@@ -117,22 +120,30 @@ def test_as_another_user_in_a_user_namespace(place: Path) -> None:
 
 
 @pytest.mark.root
-def test_without_fuse(place: Path) -> None:
+def test_without_fuse(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Needed where fanotify does not work, or is not wanted."""
     hidden = 'mount -t tmpfs none /dev && mknod /dev/null c 1 3 && mknod /dev/urandom c 1 9 && exec "$@"'
+    done = _doctor(place, "unshare", "--mount", "sh", "-c", hidden, "sh")
+    found = _found(done)
+    works = found["fanotify"]["status"] == "ok"
+    assert (done.returncode, found["driver"]["status"]) == ((0, "ok") if works else (71, "missing"))
+    monkeypatch.setenv("BOOTSEER_DRIVER", "fuse")
     done = _doctor(place, "unshare", "--mount", "sh", "-c", hidden, "sh")
     assert done.returncode == 71, done
     found = _found(done)
+    assert found["driver"]["status"] == found["fuse takeover"]["status"] == "missing"
+    assert "driver = fuse is set" in str(found["driver"]["detail"])
     assert found["fuse"]["status"] == "missing"
     assert "modprobe fuse" in str(found["fuse"]["fix"])
-    assert found["canary"]["status"] == "missing"
-    assert "/dev/fuse" in str(found["canary"]["detail"])
+    assert found["fuse canary"]["status"] == "missing"
+    assert "/dev/fuse" in str(found["fuse canary"]["detail"])
     assert found["erofs"]["status"] == "ok"
     assert os.listdir(place) == []
 
 
 @pytest.mark.root
 def test_without_tools(place: Path) -> None:
-    """No mkfs.erofs, no runtime: the canary brings its own image, and the fast way still works."""
+    """Nothing in PATH: the fast way still works."""
     environ = {**os.environ, "BOOTSEER_CACHE_DIR": str(place / "cache"), "PATH": "/nonexistent"}
     done = subprocess.run(
         [sys.executable, "-m", "bootseer.cli.main", "doctor", "--json"],
@@ -144,9 +155,7 @@ def test_without_tools(place: Path) -> None:
     )
     assert done.returncode == 0, done
     found = _found(done)
-    assert found["erofs-utils"]["status"] == "missing"
-    assert found["erofs-utils"]["fix"] == "apt install erofs-utils"
-    assert found["canary"]["status"] == "ok"
+    assert found["fuse canary"]["status"] == "ok"
 
 
 def test_store_in_an_hdfs_that_does_not_answer(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,6 +262,35 @@ def _image(place: Path) -> tuple[Path, Path]:
 
 def _report(*found: Check) -> Report:
     return Report(version="0", checks=found, settings={})
+
+
+def _chosen(driver: str, fanotify: str, fuse: str) -> tuple[Check, str]:
+    found = [
+        Check(name="fanotify", status=fanotify, detail="because"),  # type: ignore[arg-type]
+        Check(name="fuse canary", status=fuse, detail="because"),  # type: ignore[arg-type]
+    ]
+    return drivers.chosen(Config(cache_dir="/tmp", driver=driver), found)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("driver", "fanotify", "fuse", "status", "text", "taken"),
+    [
+        ("auto", "ok", "ok", "ok", "do not fit through FUSE", "fanotify"),
+        ("auto", "ok", "missing", "ok", "do not fit fail", "fanotify"),
+        ("auto", "missing", "ok", "ok", "through FUSE (fanotify: because)", "fuse"),
+        ("auto", "missing", "missing", "missing", "neither fanotify nor FUSE", "fuse"),
+        ("fuse", "ok", "ok", "ok", "driver = fuse is set", "fuse"),
+        ("fuse", "ok", "missing", "missing", "driver = fuse is set", "fuse"),
+        ("fanotify", "ok", "missing", "ok", "by fanotify", "fanotify"),
+        ("fanotify", "missing", "ok", "missing", "driver = fanotify is set, but because", "fanotify"),
+    ],
+)
+def test_which_driver_and_why(driver: str, fanotify: str, fuse: str, status: str, text: str, taken: str) -> None:
+    check, lazy = _chosen(driver, fanotify, fuse)
+    assert (check.status, lazy) == (status, taken)
+    assert text in check.detail
+    assert check.essential
+    assert bool(check.cost and check.fix) == (status != "ok")
 
 
 def test_exit_codes() -> None:

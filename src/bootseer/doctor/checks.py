@@ -10,16 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bootseer.config import Config
-from bootseer.doctor import canary
 from bootseer.doctor.report import Check, Status
 from bootseer.errors import BootseerError, PrivilegeError
-from bootseer.kernel import fanotify, loop, mount
+from bootseer.kernel import loop, mount
 
 _CAP_SYS_ADMIN = 21
 _ROOMY = 10 << 30
 _MODULES = "on Ubuntu the package linux-modules-extra-$(uname -r) has it"
-_AS_ROOT = "run as root, or with CAP_SYS_ADMIN"
-_NO_LAZY = "images are unpacked in full before a job starts, and environments are unpacked instead of mounted"
+AS_ROOT = "run as root, or with CAP_SYS_ADMIN"
+NO_LAZY = "images are unpacked in full before a job starts, and environments are unpacked instead of mounted"
 
 
 def may_mount() -> bool:
@@ -36,7 +35,7 @@ def kernel() -> Check:
     detail = f"{name.sysname} {name.release} {name.machine}"
     if (major, minor) >= (5, 16):
         return Check(name="kernel", status="ok", detail=detail)
-    cost = "no EROFS image in two parts: " + _NO_LAZY
+    cost = "no EROFS image in two parts: " + NO_LAZY
     return Check(name="kernel", status="missing", detail=detail, cost=cost, fix="Linux 5.16 or later", essential=True)
 
 
@@ -48,7 +47,7 @@ def privileges() -> Check:
         name="privileges",
         status="missing",
         detail=f"{user} without CAP_SYS_ADMIN",
-        cost="no EROFS or overlay mounts: " + _NO_LAZY,
+        cost="no EROFS or overlay mounts: " + NO_LAZY,
         fix="run as root (sudo bootseer doctor); in a container give --privileged, or --cap-add SYS_ADMIN",
         essential=True,
         privilege=True,
@@ -73,13 +72,13 @@ def fuse() -> Check:
                 name="fuse", status="ok", detail=f"/dev/fuse opens{by_hand} (mounts without root)", essential=True
             )
         detail, fix, privilege = "/dev/fuse opens, but mounting it needs fusermount3 here", "apt install fuse3", False
-    cost = f"no lazy images and no mounted striped store: {_NO_LAZY}"
+    cost = f"no lazy images and no mounted striped store: {NO_LAZY}"
     return Check(name="fuse", status="missing", detail=detail, cost=cost, fix=fix, essential=True, privilege=privilege)
 
 
 def erofs(folder: Path, image: tuple[Path, Path] | None) -> Check:
     """Mounts the canary image from local files."""
-    cost = "no lazy images: " + _NO_LAZY
+    cost = "no lazy images: " + NO_LAZY
     if image is None or not may_mount():
         known = "erofs" in Path("/proc/filesystems").read_text().split()
         reason = "mounting was not tried: " + ("no privileges" if image else "no canary image")
@@ -95,7 +94,7 @@ def erofs(folder: Path, image: tuple[Path, Path] | None) -> Check:
         way = mount.mount_erofs(*image, target)
         mount.unmount(target)
     except BootseerError as exc:
-        return _failed("erofs", exc, cost, f"modprobe erofs; {_MODULES}")
+        return failed("erofs", exc, cost, f"modprobe erofs; {_MODULES}")
     if way == "file":
         return Check(name="erofs", status="ok", detail="mounts image files itself", essential=True)
     return Check(
@@ -128,7 +127,7 @@ def overlay(folder: Path) -> Check:
     if not may_mount():
         detail = "not tried: no privileges"
         return Check(
-            name="overlayfs", status="missing", detail=detail, cost=cost, fix=_AS_ROOT, essential=True, privilege=True
+            name="overlayfs", status="missing", detail=detail, cost=cost, fix=AS_ROOT, essential=True, privilege=True
         )
     lower, upper, work, target = (folder / f"overlay-{part}" for part in ("lower", "upper", "work", "target"))
     for path in (lower, upper, work, target):
@@ -142,34 +141,10 @@ def overlay(folder: Path) -> Check:
         finally:
             mount.unmount(target)
     except (BootseerError, OSError) as exc:
-        return _failed("overlayfs", exc, cost, "modprobe overlay; put cache_dir on ext4, xfs or btrfs")
+        return failed("overlayfs", exc, cost, "modprobe overlay; put cache_dir on ext4, xfs or btrfs")
     if not right:
-        return _failed("overlayfs", BootseerError("a write went to the wrong layer"), cost, "another kernel")
+        return failed("overlayfs", BootseerError("a write went to the wrong layer"), cost, "another kernel")
     return Check(name="overlayfs", status="ok", detail="a writable overlay on the cache's file system", essential=True)
-
-
-def pre_content(folder: Path) -> Check:
-    cost = "none today: the fuse driver serves missing blocks; events would make complete blocks cheaper"
-    file = folder / "fanotify"
-    file.write_bytes(b"x")
-    try:
-        fanotify.try_pre_content(file)
-    except BootseerError as exc:
-        return Check(name="fanotify", status="missing", detail=exc.message, cost=cost, fix=exc.hint)
-    return Check(name="fanotify", status="ok", detail="pre-content events on the cache's file system")
-
-
-def mkfs() -> Check:
-    found = {tool: shutil.which(tool) for tool in ("mkfs.erofs", "fsck.erofs")}
-    fix = "apt install erofs-utils"
-    cost = "image convert and env capture cannot build images here (a node that only runs jobs needs them not)"
-    missing = [tool for tool, path in found.items() if path is None]
-    if missing:
-        status: Status = "missing" if "mkfs.erofs" in missing else "limited"
-        cost = cost if status == "missing" else "images cannot be unpacked without a mount"
-        return Check(name="erofs-utils", status=status, detail=f"no {', '.join(missing)}", cost=cost, fix=fix)
-    version = _first_line([str(found["mkfs.erofs"]), "-V"])
-    return Check(name="erofs-utils", status="ok", detail=version or str(found["mkfs.erofs"]))
 
 
 def hdfs(config: Config) -> Check:
@@ -200,7 +175,7 @@ def runtimes(folder: Path) -> Check:
     if not may_mount():
         found = [name for name in runtime.RUNTIMES if shutil.which(name)]
         detail = f"{', '.join(found) or 'none'} installed; running one was not tried: no privileges"
-        return Check(name="runtime", status="limited", detail=detail, cost=cost, fix=_AS_ROOT)
+        return Check(name="runtime", status="limited", detail=detail, cost=cost, fix=AS_ROOT)
     works, reasons = [], []
     for name in runtime.RUNTIMES:
         try:
@@ -236,7 +211,7 @@ def cache(config: Config, folder: Path | None) -> Check:
         )
     stat = os.statvfs(there)
     free = stat.f_bavail * stat.f_frsize
-    fstype = _fstype(there)
+    fstype = fstype_of(there)
     detail = f"{path}: {fstype}, {free / 1e9:.1f} GB free"
     if fstype in ("overlay", "tmpfs", "nfs", "nfs4"):
         cost = "overlays may fail, blocks may cost memory or network"
@@ -247,31 +222,12 @@ def cache(config: Config, folder: Path | None) -> Check:
     return Check(name="cache", status="ok", detail=detail, essential=True)
 
 
-def whole_way(folder: Path, image: tuple[Path, Path] | None) -> Check:
-    """The canary."""
-    cost = "no lazy images: " + _NO_LAZY
-    if image is None:
-        detail, fix = "its image could not be written", "see the cache's line"
-        return Check(name="canary", status="missing", detail=detail, cost=cost, fix=fix, essential=True)
-    place = folder / "canary"
-    place.mkdir()
-    try:
-        if may_mount():
-            return Check(name="canary", status="ok", detail=canary.whole(place, *image), essential=True)
-        detail = canary.fuse_only(place, image[1]) + "; EROFS needs privileges"
-    except (BootseerError, OSError, subprocess.SubprocessError) as exc:
-        return _failed("canary", exc, cost, "see the lines above", privilege=not may_mount())
-    return Check(
-        name="canary", status="missing", detail=detail, cost=cost, fix=_AS_ROOT, essential=True, privilege=True
-    )
-
-
 def attempt(name: str, check: Callable[[], Check]) -> Check:
     """Run ``check``; a surprise in it becomes a finding."""
     try:
         return check()
     except Exception as exc:
-        return _failed(name, exc, "unknown", "run with BOOTSEER_TRACEBACK=1 and report it")
+        return failed(name, exc, "unknown", "run with BOOTSEER_TRACEBACK=1 and report it")
 
 
 def nearest(path: Path) -> Path:
@@ -279,7 +235,7 @@ def nearest(path: Path) -> Path:
     return next(each for each in (path, *path.parents) if each.is_dir())
 
 
-def _failed(name: str, exc: Exception, cost: str, fix: str, *, privilege: bool = False) -> Check:
+def failed(name: str, exc: Exception, cost: str, fix: str, *, privilege: bool = False) -> Check:
     hint = exc.hint if isinstance(exc, BootseerError) and exc.hint else fix
     message = exc.message if isinstance(exc, BootseerError) else f"{type(exc).__name__}: {exc}"
     return Check(
@@ -301,7 +257,7 @@ def _first_line(command: list[str]) -> str:
     return (done.stdout.strip() or done.stderr.strip()).split("\n")[0]
 
 
-def _fstype(path: Path) -> str:
+def fstype_of(path: Path) -> str:
     real = os.path.realpath(path)
     inside = [
         entry for entry in mount.entries() if real == entry.target or real.startswith(entry.target.rstrip("/") + "/")

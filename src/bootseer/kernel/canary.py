@@ -46,22 +46,23 @@ class Verdict(NamedTuple):
     reason: str
 
 
-def fanotify_works(cache_dir: Path, state_dir: Path) -> Verdict:
+def fanotify_works(cache_dir: Path, state_dir: Path, *, fresh: bool = False) -> Verdict:
     """The verdict for files in ``cache_dir`` (which exists), from this boot's record in ``state_dir`` or by a trial.
 
     Never raises: what goes wrong is a reason to use another driver. A verdict that may be different next time (no
-    privilege, no space, no answer in time) is not recorded.
+    privilege, no space, no answer in time) is not recorded. ``fresh`` tries in any case, and changes a record that is
+    there but makes none.
     """
     try:
         key = _key(cache_dir)
         record = state_dir / f"canary-{os.stat(cache_dir).st_dev:x}.json"
     except OSError as exc:
         return Verdict(False, f"cannot look at {cache_dir}: {exc.strerror}")
-    known = _recall(record, key)
+    known = None if fresh else _recall(record, key)
     if known is not None:
         return known
     verdict, final = _ask(cache_dir)
-    if final:
+    if final and (not fresh or record.exists()):
         _remember(record, key, verdict)
     return verdict
 
