@@ -16,6 +16,7 @@ import pytest
 
 from bootseer import config as settings
 from bootseer import image, oci
+from bootseer.blocks import tree as trees
 from bootseer.errors import NotFoundError
 from bootseer.image.record import key_of
 from bootseer.store import open_store
@@ -250,3 +251,23 @@ def test_repair_heals_a_damaged_store(tmp_path: Path, config: settings.Config) -
     again = image.convert(ref, config.store_url, work_dir=tmp_path / "work", repair=True)
     assert again.tree == record.tree, "of the only image in a store"
     assert {path: path.read_bytes() for path in blobs} == good
+
+
+def test_images_beside_their_converted_form_in_one_registry(tmp_path: Path, registry: DockerRegistry) -> None:
+    store_url = f"registry://{registry.address}/t/beside"
+    base = [folder("lib"), Member("lib/base.so", data=os.urandom(2_000_000))]
+    for tag, layers in (("one", [base, LOWER]), ("two", [base, UPPER[2:]])):
+        write_image(tmp_path / "layout", layers, tag=tag)
+        oci.push(f"oci:{tmp_path}/layout:{tag}", f"{registry.address}/t/beside:{tag}")
+    first, second = (
+        image.convert(f"{registry.address}/t/beside:{tag}", store_url, work_dir=tmp_path / "work")
+        for tag in ("one", "two")
+    )
+    assert (first.shared_bytes, second.shared_bytes > 1_900_000) == (0, True)
+    assert image.resolve(f"{registry.address}/t/beside:two", store_url) == second
+    trees.extract(open_store(store_url), second.tree, tmp_path / "files")
+    with oci.open_image(f"oci:{tmp_path}/layout:two") as opened:
+        oci.unpack(opened, tmp_path / "unpacked")
+    assert tree(tmp_path / "files") == tree(tmp_path / "unpacked")
+    with oci.open_image(f"{registry.address}/t/beside:two") as opened:
+        assert opened.digest == second.image, "its tags are still those of images"
