@@ -386,6 +386,17 @@ def test_everything_passes_fsck(tmp_path: Path) -> None:
         fsck(tmp_path, bytes(damaged), sink.data)
 
 
+@needs_fsck
+@pytest.mark.parametrize("count", [34, 35, 36])
+def test_inodes_that_end_with_a_block_pass_fsck(tmp_path: Path, count: int) -> None:
+    writer = Writer(Counter())
+    for number in range(count):
+        writer.add_device(b"%02d" % number, Attrs(0o600, mtime_ns=-1), stat.S_IFIFO)
+    meta = writer.finish()
+    assert len(meta) == 4096 * (1 if count == 34 else 2)
+    fsck(tmp_path, meta, b"")
+
+
 def test_an_empty_image_is_one_block() -> None:
     writer = Writer(Counter())
     meta = writer.finish()
