@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import threading
+import time
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from bootseer.blocks.blockmap import BlockMap
 from bootseer.blocks.cache import CacheFile
 from bootseer.blocks.decode import verified
 from bootseer.blocks.hotpack import HotPack
-from bootseer.errors import BootseerError, DataError, FullError
+from bootseer.errors import DataError, FullError
 from bootseer.testing import lazy
 from bootseer.testing.source import FlakyStore
 
@@ -132,20 +133,7 @@ def test_an_absurd_count_allocates_nothing(blob: lazy.LazyBlob) -> None:
 
 
 def build(cache: CacheFile, path: Path, order: list[int], created: int = 5) -> HotPack | None:
-    done: list[HotPack | BootseerError | None] = []
-
-    def run() -> None:  # in a thread, as its priority falls
-        try:
-            done.append(hotpack.build(cache, order, path, tree=TREE, map_digest=map_digest(cache.map), created=created))
-        except BootseerError as exc:
-            done.append(exc)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    if isinstance(done[0], BootseerError):
-        raise done[0]
-    return done[0]
+    return hotpack.build(cache, order, path, tree=TREE, map_digest=map_digest(cache.map), created=created, share=1.0)
 
 
 def test_a_built_pack_holds_the_blocks_in_order(cache: CacheFile, tmp_path: Path) -> None:
@@ -179,14 +167,23 @@ def test_a_stopped_build_leaves_nothing(cache: CacheFile, tmp_path: Path) -> Non
     stop.set()
     folder = tmp_path / "work"
     folder.mkdir()
-    thread = threading.Thread(
-        target=lambda: hotpack.build(
-            cache, real(cache.map), folder / "hot", tree=TREE, map_digest=TREE, created=1, stop=stop
-        )
+    assert (
+        hotpack.build(cache, real(cache.map), folder / "hot", tree=TREE, map_digest=TREE, created=1, stop=stop) is None
     )
-    thread.start()
-    thread.join()
     assert list(folder.iterdir()) == []
+
+
+def test_a_build_rests_most_of_the_time(cache: CacheFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(data: bytes, level: int) -> bytes:
+        time.sleep(0.01)
+        return b"x"
+
+    monkeypatch.setattr(hotpack, "compress", slow)
+    began = time.monotonic()
+    assert hotpack.build(
+        cache, real(cache.map)[:5], tmp_path / "hot", tree=TREE, map_digest=TREE, created=1, share=0.25
+    )
+    assert time.monotonic() - began >= 0.2
 
 
 def test_a_damaged_cache_makes_no_pack(cache: CacheFile, tmp_path: Path) -> None:

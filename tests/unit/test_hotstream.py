@@ -144,16 +144,9 @@ class Rig:
                 full.write(block, self.blob.content[block * 4096 : (block + 1) * 4096])
             digest = _hash.hexdigest(self.blob.map.encode())
 
-            def run() -> None:
-                pack = hotpack.build(full, self.order, folder / "hot", tree=TREE, map_digest=digest, created=1)
-                assert pack is not None
-                keys.append(hotpack.publish(self.blob.store, FOLDER, folder / "hot", pack))
-
-            keys: list[str] = []
-            thread = threading.Thread(target=run)
-            thread.start()
-            thread.join()
-        return keys[0]
+            pack = hotpack.build(full, self.order, folder / "hot", tree=TREE, map_digest=digest, created=1)
+            assert pack is not None
+            return hotpack.publish(self.blob.store, FOLDER, folder / "hot", pack)
 
     def open(self, store: object = None) -> Opened:
         digest = _hash.hexdigest(self.blob.map.encode())

@@ -47,17 +47,10 @@ class Rig:
         assert profiles.publish(self.blob.store, KEY, trace, self.blob.map).startswith("published")
 
     def renew(self, driver: str = "fuse", stop: threading.Event | None = None) -> str:
-        done: list[str] = []
         work = self.folder / "work"
-        thread = threading.Thread(
-            target=lambda: done.append(
-                prefetch.renew(self.store, KEY, self.target, self.cache, driver=driver, work=work, stop=stop)
-            )
-        )
-        thread.start()
-        thread.join()
+        found = prefetch.renew(self.store, KEY, self.target, self.cache, driver=driver, work=work, stop=stop)
         assert list(work.iterdir()) == []
-        return done[0]
+        return found
 
     def begin(self, cache: CacheFile, key: ProfileKey = KEY) -> tuple[Plan, Fetcher]:
         fetcher = Fetcher(cache, [StoreSource(self.store, self.blob.map)], streams=3)

@@ -84,7 +84,7 @@ def renew(
     work: Path,
     stop: threading.Event | None = None,
 ) -> str:
-    """Make and publish a new hot pack where that says something new, in a thread of its own (it lowers its priority).
+    """Make and publish a new hot pack where that says something new. Takes a while: give it a thread of its own.
 
     ``work``: a folder with space for the pack. Returns what happened: ``published``, ``not needed`` (there is a good
     one), ``no traces``, ``not ready`` (blocks are missing in the cache), ``made elsewhere`` (another node is at it),
