@@ -414,6 +414,23 @@ def test_a_frequent_time_makes_small_inodes() -> None:
     assert sizes[0] < sizes[1] - 15_000
 
 
+def test_what_no_small_inode_holds_has_a_large_one() -> None:
+    writer = Writer(Counter())
+    for uid, gid in ((65535, 0), (65536, 0), (0, 65535), (0, 65536), (fmt.HOLE - 1, fmt.HOLE - 1)):
+        put(writer, b"%d-%d" % (uid, gid), b"x", Attrs(0o644, uid, gid))
+    for size in (0xFFFFFFFF, 1 << 32):
+        writer.add_file(b"%d" % size, FILE, size, [Hole(size)])
+    put(writer, b"links", b"x")
+    for number in range(65_535):
+        writer.add_hardlink(b"l%d" % number, b"links")
+    reader = Reader(writer.finish())
+    for name in (b"65535-0", b"65536-0", b"0-65535", b"0-65536", b"%d-%d" % (fmt.HOLE - 1, fmt.HOLE - 1)):
+        inode = reader.stat(name)
+        assert b"%d-%d" % (inode.uid, inode.gid) == name
+    assert [reader.stat(b"%d" % size).size for size in (0xFFFFFFFF, 1 << 32)] == [0xFFFFFFFF, 1 << 32]
+    assert reader.stat(b"links").nlink == 65_536
+
+
 def test_equal_attributes_are_stored_once() -> None:
     writer = Writer(Counter())
     label = noise(3000)
