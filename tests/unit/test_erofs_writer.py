@@ -414,6 +414,16 @@ def test_a_frequent_time_makes_small_inodes() -> None:
     assert sizes[0] < sizes[1] - 15_000
 
 
+def test_links_of_directories() -> None:
+    writer = Writer(Counter())
+    for path in (b"a", b"a/b", b"a/c", b"a/c/d"):
+        writer.add_dir(path, FOLDER)
+    put(writer, b"a/f", b"")
+    reader = Reader(writer.finish())
+    found = {path: reader.stat(path).nlink for path in (b"", b"a", b"a/b", b"a/c", b"a/c/d", b"a/f")}
+    assert found == {b"": 3, b"a": 4, b"a/b": 2, b"a/c": 3, b"a/c/d": 2, b"a/f": 1}
+
+
 def test_what_no_small_inode_holds_has_a_large_one() -> None:
     writer = Writer(Counter())
     for uid, gid in ((65535, 0), (65536, 0), (0, 65535), (0, 65536), (fmt.HOLE - 1, fmt.HOLE - 1)):
