@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 from bootseer.erofs import format as fmt
-from bootseer.errors import DataError, UnsupportedError
+from bootseer.errors import DataError
 
 Buffer = bytes | bytearray | memoryview
 _ZEROS = memoryview(bytes(1 << 20))
@@ -69,9 +69,10 @@ class Stream:
             count -= len(piece)
 
     def file(self, size: int, chunks: Iterable[Buffer | Hole]) -> Placed:
-        """Place one file. `DataError` when ``chunks`` are not ``size`` bytes in all; what was written stays, unused."""
+        """Place one file. `DataError` when ``chunks`` are not ``size`` bytes in all (what was written stays, unused), or
+        when the device cannot become that large."""
         if size > _MAX_DATA - self.position:
-            raise UnsupportedError(f"a file of {size} bytes does not fit: the data device ends at {_MAX_DATA} bytes")
+            raise DataError(f"a file of {size} bytes does not fit: the data device ends at {_MAX_DATA} bytes")
         placing = _Placing(self, size, self._align)
         for piece in chunks:
             if isinstance(piece, Hole):

@@ -14,7 +14,6 @@ import stat
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from bootseer import faults
 from bootseer.erofs import Attrs, Buffer, Hole, Node, Writer, xattr
 from bootseer.errors import DataError
 from bootseer.oci import tar
@@ -83,7 +82,6 @@ class LayeredTree:
                 reader.skip(entry.size)
             else:
                 self._member(reader, entry, parent, name)
-        faults.point("image.layers.after-layer")
 
     def _member(self, reader: tar.ChunkReader, entry: tar.Entry, parent: _Folder, name: bytes) -> None:
         path, kind = parent.below(name), entry.kind
