@@ -1,0 +1,363 @@
+"""The processes that serve a tree, killed in every order: right bytes or an error, never zeros, never a hang."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from bootseer import erofs
+from bootseer.blocks import driver, tree
+from bootseer.blocks.cache import in_use
+from bootseer.blocks.tree import TreeMount
+from bootseer.config import Config
+from bootseer.errors import UnavailableError
+from bootseer.kernel import mount as mounts
+from bootseer.store.folder import FolderStore
+
+pytestmark = pytest.mark.root
+
+RATE = 6e6
+SLOW = (
+    sys.executable,
+    "-c",
+    "import sys; from bootseer.blocks.server import main; from bootseer.store import open_store\n"
+    "from bootseer.testing.source import RateLimitedStore\n"
+    f"sys.exit(main(sys.argv[1:], store_for=lambda url: RateLimitedStore(open_store(url), rate={RATE}, latency=0.01)))",
+)
+FILES = 24
+FILE_SIZE = 400_000
+DEADLINE = 20.0
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("processes")
+    (folder / "tree").mkdir()
+    rand = random.Random(7)
+    for index in range(FILES):
+        (folder / "tree" / f"f{index:02}").write_bytes(rand.randbytes(FILE_SIZE))
+    erofs.build(folder / "tree", folder / "meta", folder / "data")
+    ref = tree.publish(FolderStore(folder / "store"), folder / "meta", folder / "data", block_size=64 << 10)
+    (folder / "digest").write_text(ref.digest)
+    return folder
+
+
+class Node:
+    def __init__(self, base: Path, folder: Path, driver: str) -> None:
+        self.base, self.folder, self.driver = base, folder, driver
+        self.digest = (base / "digest").read_text()
+        self.store = folder / "store"
+        shutil.copytree(base / "store", self.store)
+        self.mounted: list[TreeMount] = []
+
+    def mount(self, name: str = "mnt", *, slow: bool = True, **set: object) -> TreeMount:
+        settings = {"background_fill": False, "demand_deadline": DEADLINE, "driver": self.driver, **set}
+        made = tree.mount(
+            str(self.store),
+            self.digest,
+            self.folder / name,
+            cache_dir=self.folder / "cache",
+            state_dir=self.folder / "state",
+            config=Config(**settings),  # type: ignore[arg-type]
+            server=SLOW if slow else tree.SERVER,
+        )
+        self.mounted.append(made)
+        return made
+
+    def want(self, name: str) -> bytes:
+        return (self.base / "tree" / name).read_bytes()
+
+    @property
+    def data(self) -> Path:
+        (folder,) = (self.folder / "cache" / "blocks").iterdir()
+        return folder / "data"
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "state" / "trees" / f"{self.digest[:16]}.log").read_text()
+
+    def clean(self) -> bool:
+        left = [path for path in (self.folder / "state" / "trees").glob("*") if path.is_dir()]
+        return not left and not [entry for entry in mounts.entries() if entry.target.startswith(str(self.folder))]
+
+
+@pytest.fixture
+def node(base: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Node]:
+    node = Node(base, tmp_path, getattr(request, "param", "fanotify"))
+    yield node
+    for made in node.mounted:
+        made.unmount()
+    until(node.clean)
+
+
+both = pytest.mark.parametrize("node", ["fanotify", "fuse"], indirect=True)
+
+
+def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "did not happen in time"
+        time.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def kill_group(pid: int) -> None:
+    os.killpg(os.getpgid(pid), signal.SIGKILL)
+    until(lambda: not alive(pid))
+
+
+class Readers:
+    """Threads that read all files again and again by names in random order; ``wrong`` says what was not right."""
+
+    def __init__(self, node: Node, target: Path, count: int = 4) -> None:
+        self.node, self.target = node, target
+        self.wrong: list[str] = []
+        self.done = 0
+        self._threads = [threading.Thread(target=self._read, args=(seed,), daemon=True) for seed in range(count)]
+        for thread in self._threads:
+            thread.start()
+
+    def _read(self, seed: int) -> None:
+        names = [f"f{index:02}" for index in range(FILES)]
+        random.Random(seed).shuffle(names)
+        for name in names:
+            try:
+                found = (self.target / name).read_bytes()
+            except OSError as exc:
+                self.wrong.append(f"{name}: {exc}")
+                continue
+            if found != self.node.want(name):
+                self.wrong.append(f"{name}: {found.count(0)} zeros of {len(found)}")
+        self.done += 1
+
+    @property
+    def busy(self) -> bool:
+        return any(thread.is_alive() for thread in self._threads)
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join(2 * DEADLINE)
+        assert not self.busy, "a reader hangs"
+
+
+def read(path: Path) -> bytes | int | None:
+    try:
+        return path.read_bytes()
+    except OSError as exc:
+        return exc.errno
+
+
+@pytest.mark.parametrize(
+    ("node", "who"),
+    [("fanotify", "fetcher"), ("fanotify", "front"), ("fanotify", "holder"), ("fanotify", "any"), ("fuse", "fetcher"),
+     ("fuse", "front")],
+    indirect=["node"],
+)  # fmt: skip
+def test_killed_again_and_again_while_readers_read(node: Node, who: str) -> None:
+    made = node.mount()
+    rand = random.Random(who)
+    readers = Readers(node, made.target)
+    kills = 0
+    while readers.busy and kills < 10:
+        with contextlib.suppress(UnavailableError):
+            status = made.status()
+            pids = {"holder": status.pid, "front": status.front_pid, "fetcher": status.fetcher_pid}
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pids[who if who != "any" else rand.choice(list(pids))], signal.SIGKILL)
+                kills += 1
+        # A fetcher loses the requests it has on their way: it gets the time for some to arrive.
+        time.sleep(rand.uniform(0.3, 0.6) if who == "fetcher" else rand.uniform(0.02, 0.2))
+    readers.join()
+    assert readers.wrong == []
+    assert kills > 3
+    until(lambda: alive(made.status().pid))
+    status = made.status()
+    restarts = {
+        "holder": status.holder_restarts, "front": status.front_restarts, "fetcher": status.fetcher_restarts
+    }  # fmt: skip
+    assert sum(restarts.values()) >= kills - 1
+    assert (status.failed_reads, status.denied) == (0, 0)
+
+
+@both
+def test_reads_that_a_dead_front_took_are_answered_by_the_next(node: Node) -> None:
+    made = node.mount(slow=False)
+    before = made.status()
+    os.kill(before.fetcher_pid, signal.SIGSTOP)
+    with ThreadPoolExecutor(6) as pool:
+        futures: list[Future[bytes | int | None]] = [
+            pool.submit(read, made.target / f"f{index:02}") for index in range(6)
+        ]
+        time.sleep(0.3)
+        os.kill(before.front_pid, signal.SIGKILL)
+        time.sleep(0.3)
+        assert not any(future.done() for future in futures)
+        os.kill(before.fetcher_pid, signal.SIGCONT)
+        for index, future in enumerate(futures):
+            assert future.result(DEADLINE) == node.want(f"f{index:02}")
+    status = made.status()
+    assert (status.front_restarts, status.fetcher_restarts, status.denied) == (1, 0, 0)
+    assert status.taken_over >= 6
+
+
+def test_holder_and_keeper_dead_at_once_is_an_error_not_zeros(node: Node) -> None:
+    made = node.mount(slow=False)
+    status = made.status()
+    with ThreadPoolExecutor(1) as pool:
+        os.kill(status.fetcher_pid, signal.SIGSTOP)
+        future = pool.submit(read, made.target / "f00")
+        time.sleep(0.2)
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            os.kill(status.pid, number)
+            os.kill(status.front_pid, number)
+        os.kill(status.fetcher_pid, signal.SIGCONT)
+        assert future.result(DEADLINE) == errno.EIO
+    assert read(made.target / "f01") == errno.EIO
+    made.unmount()
+    until(lambda: not alive(status.fetcher_pid), 20)
+
+
+def test_control_run_without_anybody_to_hold_the_group_zeros_are_seen(node: Node) -> None:
+    """The kernel fails open. If this test fails, the others above prove nothing."""
+    made = node.mount()
+    readers = Readers(node, made.target)
+    time.sleep(0.3)
+    kill_group(made.status().pid)
+    readers.join()
+    assert readers.wrong
+    assert all("zeros" in line for line in readers.wrong)
+
+
+def test_a_mount_without_its_server_is_not_joined(node: Node) -> None:
+    made = node.mount(slow=False)
+    kill_group(made.status().pid)
+    with pytest.raises(UnavailableError, match="in use"):
+        node.mount("other", slow=False)
+    made.unmount()
+    again = node.mount("other", slow=False)
+    assert read(again.target / "f00") == node.want("f00")
+
+
+def test_a_late_mark_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(bytes(4096))
+    fd = os.open(path, os.O_RDWR)
+    assert not in_use(fd)
+    with open(path, "rb"):
+        assert in_use(fd)
+        with pytest.raises(UnavailableError, match="in use without a guard"):
+            driver.guard(fd, tmp_path)
+    driver.guard(fd, tmp_path).close()
+    os.close(fd)
+
+
+def test_a_complete_tree_needs_no_process(node: Node) -> None:
+    made = node.mount(slow=False, background_fill=True, fill_quiet=0.1)
+    made.ready()
+    until(lambda: made.status().driver == "local")
+    status = made.status()
+    assert status.complete
+    assert status.front_pid == 0
+    kill_group(status.pid)
+    shutil.rmtree(node.store)
+    for index in range(FILES):
+        assert read(made.target / f"f{index:02}") == node.want(f"f{index:02}")
+    made.unmount()
+    until(node.clean)
+    again = node.mount(slow=False)
+    assert again.status().driver == "local"
+    assert hashlib.sha256((again.target / "f03").read_bytes()).digest() == hashlib.sha256(node.want("f03")).digest()
+
+
+def test_a_detached_mount_in_use_keeps_its_keeper(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bootseer.blocks._process._BUSY_SECONDS", 0.2)
+    made = node.mount(slow=False)
+    pid = made.status().pid
+    with open(made.target / "f05", "rb") as file:
+        made.unmount()
+        assert not mounts.is_mounted(made.target)
+        assert made.status().lingering
+        os.kill(made.status().fetcher_pid, signal.SIGKILL)
+        os.kill(pid, signal.SIGTERM)
+        assert file.read() == node.want("f05")
+    until(node.clean)
+    until(lambda: not alive(pid))
+
+
+def test_a_lingering_server_serves_the_next_mount(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bootseer.blocks._process._BUSY_SECONDS", 0.2)
+    made = node.mount(slow=False)
+    pid = made.status().pid
+    with open(made.target / "f05", "rb") as file:
+        made.unmount()
+        again = node.mount("again", slow=False)
+        assert again.status().pid == pid
+        assert not again.status().lingering
+        assert file.read() == node.want("f05")
+    time.sleep(0.6)
+    assert read(again.target / "f06") == node.want("f06")
+
+
+def test_sigterm_waits_for_the_unmount(node: Node) -> None:
+    made = node.mount(slow=False)
+    pid = made.status().pid
+    os.kill(pid, signal.SIGTERM)
+    time.sleep(0.5)
+    assert read(made.target / "f00") == node.want("f00")
+    assert "still in use" in node.log
+    mounts.unmount(made.target)
+    until(lambda: not alive(pid))
+
+
+def test_no_fetcher_means_errors_soon_and_recovery(node: Node) -> None:
+    made = node.mount(slow=False)
+    status = made.status()
+    hidden = [(node.folder / "cache" / "trees", node.folder / "hidden-trees"), (node.store, node.folder / "hidden")]
+    for path, away in hidden:
+        path.rename(away)
+    os.kill(status.fetcher_pid, signal.SIGKILL)
+    began = time.monotonic()
+    assert read(made.target / "f00") == errno.EIO
+    assert time.monotonic() - began < DEADLINE
+    shutil.rmtree(hidden[0][0], ignore_errors=True)
+    shutil.rmtree(hidden[1][0], ignore_errors=True)
+    for path, away in hidden:
+        away.rename(path)
+    until(lambda: read(made.target / "f01") == node.want("f01"), 15)
+
+
+def test_too_few_descriptors_give_errors_not_zeros(node: Node) -> None:
+    made = node.mount(slow=False)
+    status = made.status()
+    os.kill(status.fetcher_pid, signal.SIGSTOP)
+    used = len(os.listdir(f"/proc/{status.front_pid}/fd"))
+    resource.prlimit(status.front_pid, resource.RLIMIT_NOFILE, (used + 6, used + 6))
+    with ThreadPoolExecutor(FILES) as pool:
+        futures = [pool.submit(read, made.target / f"f{index:02}") for index in range(FILES)]
+        time.sleep(0.5)
+        os.kill(status.fetcher_pid, signal.SIGCONT)
+        found = [future.result(DEADLINE) for future in futures]
+    errors = {what for what in found if isinstance(what, int)}
+    assert errors <= {errno.EPERM, errno.EIO}
+    assert errors
+    assert all(what == node.want(f"f{index:02}") for index, what in enumerate(found) if isinstance(what, bytes))
