@@ -18,14 +18,13 @@ class Medians:
 
     def of(self, variant: str, field: str = "seconds") -> float:
         """``field``: ``seconds`` or a key of ``details``."""
-        values = [run.seconds if field == "seconds" else run.details.get(field) for run in self._of(variant)]
-        known = [float(value) for value in values if value is not None]
-        if not known:
+        if not (values := self._values(variant, field)):
             raise Missing(f"variant {variant} has no {field}")
-        return statistics.median(known)
+        return statistics.median(values)
 
-    def count(self, *variants: str) -> int:
-        return min(len(self._of(variant)) for variant in variants)
+    def count(self, *variants: str, field: str = "seconds") -> int:
+        """Runs that say ``field``, of the variant with the fewest."""
+        return min(len(self._values(variant, field)) for variant in variants)
 
     def first(self, *variants: str) -> str:
         """The first of ``variants`` that has runs."""
@@ -33,6 +32,10 @@ class Medians:
             if self._of(variant):
                 return variant
         raise Missing(f"no run of {' or '.join(variants)}")
+
+    def _values(self, variant: str, field: str) -> list[float]:
+        values = [run.seconds if field == "seconds" else run.details.get(field) for run in self._of(variant)]
+        return [float(value) for value in values if value is not None]
 
     def _of(self, variant: str) -> list[Run]:
         return [run for run in self._runs if run.variant == variant]
@@ -49,10 +52,12 @@ def compute(report: Report, say: Say) -> None:
 
     def ratio(name: str, target: str, ours: str, other: str, field: str = "seconds") -> None:
         value = runs.of(ours, field) / max(runs.of(other, field), 1e-9)
-        report.figure(name, value, unit="ratio", target=target, n=runs.count(ours, other), of="median")
+        n = runs.count(ours, other, field=field)
+        report.figure(name, value, unit="ratio", target=target, n=n, of="median")
 
     def single(name: str, target: str, variant: str, field: str) -> None:
-        report.figure(name, runs.of(variant, field), unit="ratio", target=target, n=runs.count(variant), of="median")
+        n = runs.count(variant, field=field)
+        report.figure(name, runs.of(variant, field), unit="ratio", target=target, n=n, of="median")
 
     def hot(suffix: str = "") -> str:
         return runs.first(f"hot-fanotify{suffix}", f"hot-fuse{suffix}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 import threading
 import time
@@ -190,13 +191,17 @@ def lazy(order: Order, record: ImageRecord, clock: Clock) -> dict[str, Any]:
 def probe(order: Order) -> None:
     """What is found out once per boot and kept is not part of a start: a working runtime, the canary of fanotify."""
     state, cache = Path(order.work, "state"), Path(order.cache or Path(order.work, "cache"))
-    state.mkdir()
-    image.runtime.find(state)
+    known = Path(order.work).parent / "probes"
+    known.mkdir(exist_ok=True)
+    image.runtime.find(known)
     if order.driver == "fanotify":
         from bootseer.kernel import canary
 
         cache.mkdir(exist_ok=True)
-        canary.fanotify_works(cache, state)
+        canary.fanotify_works(cache, known)
+    state.mkdir()
+    for record in known.glob("*.json"):
+        shutil.copy(record, state)
 
 
 def main() -> int:

@@ -7,7 +7,7 @@ import mmap
 import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bootseer import config as settings
@@ -18,6 +18,8 @@ from bootseer.report import Run
 
 MIB = 1 << 20
 _FILL_SECONDS = 600.0
+_AT_LEAST = 512 * MIB
+"""A small file is read in too short a time to be measured once."""
 
 
 def sequential(path: Path) -> float:
@@ -86,6 +88,16 @@ def fill(made: tree.TreeMount) -> None:
         time.sleep(0.5)
 
 
+def average(measure: Callable[[Path], float], path: Path) -> float:
+    """The mean of ``measure`` over so many readings of ``path`` that they are 512 MiB together."""
+    times = -(-_AT_LEAST // path.stat().st_size)
+    results = []
+    for _ in range(times):
+        forget(path)
+        results.append(measure(path))
+    return sum(results) / times
+
+
 def compare(variant: str, ours: Path, meta: Path, data: Path, work: Path, rounds: int) -> Iterator[Run]:
     """``rounds`` readings of one file through the mount ``ours`` and plain EROFS over the same bytes, by turns."""
     plain = work / "plain"
@@ -96,10 +108,7 @@ def compare(variant: str, ours: Path, meta: Path, data: Path, work: Path, rounds
         for number in range(rounds + 1):
             for what, root in (("read-plain", plain), (variant, ours)):
                 path = root / name
-                forget(path)
-                rate = sequential(path)
-                forget(path)
-                each = small(path)
+                rate, each = average(sequential, path), average(small, path)
                 if number:  # round 0 brings the data into the page cache
                     details = {"sequential_mb_per_s": round(rate, 1), "us_per_4k": round(each, 2), "file": str(name)}
                     yield Run(variant=what, n=number, seconds=round(each / 1e6, 9), details=details)

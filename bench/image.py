@@ -30,10 +30,11 @@ import _figures
 import _parts
 import _plot
 import _site
-from _rounds import OTHERS, Bench, say, starts
+from _rounds import OTHERS, SPARE, Bench, say, starts
 from bootseer import report
 from bootseer.demo import workplace
 from bootseer.errors import BootseerError, FullError, PrivilegeError
+from bootseer.kernel import canary
 
 
 def _document(options: argparse.Namespace) -> report.Report:
@@ -70,7 +71,8 @@ def _options() -> argparse.Namespace:
     return options
 
 
-def _choose(options: argparse.Namespace) -> list[str]:
+def _choose(options: argparse.Namespace, folder: Path) -> list[str]:
+    """The variants to run; by default all but those that nothing rests on for a node cache in ``folder``."""
     known = [*starts(), *OTHERS]
 
     def named(text: str) -> list[str]:
@@ -82,16 +84,20 @@ def _choose(options: argparse.Namespace) -> list[str]:
             found += some
         return found
 
-    chosen = named(options.variants) if options.variants else known
+    if options.variants:
+        chosen = named(options.variants)
+    else:
+        works = canary.fanotify_works(folder, folder).works
+        spare = [*(SPARE if works else []), *(["nydus-prefetch-10ms"] if options.quick else [])]
+        chosen = [name for name in known if name not in spare]
     left_out = named(options.without) if options.without else []
     return [name for name in chosen if name not in left_out]
 
 
 def main() -> int:
     options = _options()
-    variants = _choose(options)
     try:
-        _run(options, variants)
+        _run(options)
     except BootseerError as exc:
         print(f"error: {exc}", file=sys.stderr)
         return exc.exit_code
@@ -100,15 +106,16 @@ def main() -> int:
     return 0
 
 
-def _run(options: argparse.Namespace, variants: list[str]) -> None:
+def _run(options: argparse.Namespace) -> None:
     if os.geteuid() != 0:
         raise PrivilegeError("the bench mounts file systems and makes network namespaces", hint="run it with sudo")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     document = _document(options)
     parts = _parts.Parts(_parts.SMALL if options.quick else _parts.TORCH, say)
     parts.folder.mkdir(parents=True, exist_ok=True)
+    variants = _choose(options, parts.folder)
     began = time.monotonic()
-    with workplace.only_one(parts.folder):
+    with workplace.only_one(parts.folder.parent):  # the network names are shared
         workplace.sweep(parts.folder)
         nydus = any(name.startswith("nydus") for name in variants)
         try:
