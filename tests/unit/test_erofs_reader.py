@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import stat
+import struct
 import subprocess
 import tempfile
 from pathlib import Path
@@ -360,6 +361,33 @@ def test_a_damaged_superblock_is_noticed(small: list[tuple[bytes, bytes]]) -> No
     for broken in (b"", bytes(5000), meta[:1100]):
         with pytest.raises(DataError):
             Reader(bytes(broken))
+
+
+@needs_mkfs
+def test_an_emptied_directory_block_is_noticed(small: list[tuple[bytes, bytes]]) -> None:
+    meta, data = bytearray(small[0][0]), small[0][1]
+    sub = opened(bytes(meta), data).stat(b"sub")
+    meta[sub.tail_at + 8 : sub.tail_at + 10] = bytes(2)
+    meta[UNCHECKED] = 0
+    with pytest.raises(DataError, match="broken block"):
+        opened(bytes(meta), data).listdir(b"sub")
+
+
+@needs_mkfs
+def test_blocks_of_both_devices_in_one_row(tree: Path, tmp_path: Path) -> None:
+    """Addresses without a device, of which those from ``mapped`` on are the second one's."""
+    meta, data = make(tmp_path, tree, "blobdev")
+    mapped, raw = 1000, bytearray(meta)
+    struct.pack_into("<II", raw, 1024 + 128 + 64, len(data) // 4096, mapped)
+    raw[UNCHECKED] = 0
+    for _, inode in opened(meta, data).walk():
+        if inode.is_file and inode.size and inode.layout == 4:
+            first = -(-inode.tail_at // 8) * 8
+            for at in range(first, first + 8 * -(-inode.size // 65536), 8):
+                device, block = struct.unpack_from("<HI", raw, at + 2)
+                if device == 1 and block != 0xFFFFFFFF:
+                    struct.pack_into("<HI", raw, at + 2, 0, block + mapped)
+    compare(opened(bytes(raw), data), tree)
 
 
 @needs_mkfs

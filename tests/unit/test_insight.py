@@ -124,6 +124,18 @@ def test_two_runs_of_one_image(site: Site) -> None:
     assert (alike.only_a, alike.only_b, alike.order, alike.moves) == (0, 0, 1, [])
 
 
+def test_who_moved_farthest_comes_first(site: Site) -> None:
+    a = site.trace(*(site.touch(ms, 1, path) for ms, path in enumerate((b"bin/a", b"bin/b", b"lib/c"))))
+    b = site.trace(*(site.touch(ms, 1, path) for ms, path in enumerate((b"lib/c", b"bin/a", b"bin/b"))))
+    found = compare(Side([a], site.index, site.map), Side([b], site.index, site.map))
+    assert [(one.path, one.place_a, one.place_b) for one in found.moves] == [
+        ("/lib/c", 2, 0),
+        ("/bin/a", 0, 1),
+        ("/bin/b", 1, 2),
+    ]
+    assert found.order == -0.5
+
+
 def test_two_images(site: Site, tmp_path: Path) -> None:
     other = Site(tmp_path, seed=1)
     a = site.trace(site.touch(0, 1, b"bin/a", 0, 4), site.touch(1, 1, b"lib/c"))
