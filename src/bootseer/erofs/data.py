@@ -69,8 +69,8 @@ class Stream:
             count -= len(piece)
 
     def file(self, size: int, chunks: Iterable[Buffer | Hole]) -> Placed:
-        """Place one file. `DataError` when ``chunks`` are not ``size`` bytes in all (what was written stays, unused), or
-        when the device cannot become that large."""
+        """Place one file. `DataError` when ``chunks`` are not ``size`` bytes in all (what was written stays, unused),
+        or when the device cannot become that large."""
         if size > _MAX_DATA - self.position:
             raise DataError(f"a file of {size} bytes does not fit: the data device ends at {_MAX_DATA} bytes")
         placing = _Placing(self, size, self._align)
