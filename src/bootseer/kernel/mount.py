@@ -24,7 +24,7 @@ from bootseer.kernel import _libc, loop
 _log = logging.getLogger(__name__)
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
-MS_REMOUNT, MS_NOATIME, MS_BIND, MS_REC, MS_PRIVATE = 0x20, 0x400, 0x1000, 0x4000, 1 << 18
+MS_REMOUNT, MS_NOATIME, MS_BIND, MS_REC, MS_SLAVE = 0x20, 0x400, 0x1000, 0x4000, 1 << 19
 _CLONE_NEWNS = 0x20000
 _MNT_FORCE, _MNT_DETACH, _UMOUNT_NOFOLLOW = 1, 2, 8
 
@@ -235,10 +235,13 @@ def bind(src: Path, dst: Path, *, readonly: bool = False, recursive: bool = Fals
 
 def private_namespace() -> bool:
     """Give this process (call it before it has threads) mounts of its own, that nobody else sees and that end with it
-    and its children. False without the right to."""
+    and its children. False without the right to.
+
+    Mounts of others are copied too. Where they are shared (as systemd makes them) an unmount outside is one here as
+    well; else what is unmounted outside, such as a FUSE mount, lives on until this process ends: be quick."""
     try:
         _libc.unshare(_CLONE_NEWNS)
-        _libc.mount("none", "/", "", MS_REC | MS_PRIVATE, "")
+        _libc.mount("none", "/", "", MS_REC | MS_SLAVE, "")
     except OSError as exc:
         _log.info("no mount namespace of its own: %s", exc.strerror)
         return False
