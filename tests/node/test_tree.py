@@ -22,6 +22,7 @@ from bootseer import erofs
 from bootseer.blocks import tree
 from bootseer.blocks.blockmap import BlockMap
 from bootseer.blocks.manifest import TreeManifest
+from bootseer.blocks.trace import Trace
 from bootseer.blocks.tree import ProfileKey, TreeMount
 from bootseer.config import Config
 from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError
@@ -209,7 +210,44 @@ def test_unmount_publishes_the_trace(site: Site) -> None:
     made = site.mount()
     (made.target / "big1").read_bytes()
     made.unmount()
-    assert len(list(site.store.list(f"profiles/{site.digest}/test"))) == 1
+    kinds = sorted(info.key.rpartition(".")[2] for info in site.store.list(f"profiles/{site.digest}/test"))
+    assert kinds == ["pack", "trace"]
+
+
+def test_the_second_start_reads_the_hot_pack_alone(site: Site) -> None:
+    first = site.mount(cache="one")
+    for name in ("big1", "d3/f3"):
+        (first.target / name).read_bytes()
+    first.unmount()
+    (trace,) = [info for info in site.store.list("profiles") if info.key.endswith(".trace")]
+    found = Trace.decode(site.store.get(trace.key))
+    assert {one.comm for one in found.processes} == {Path("/proc/self/comm").read_text().strip()}
+    second = site.mount(cache="two")
+    until(lambda: 0 < second.status().hot_total == second.status().hot_ready)
+    status = second.status()
+    assert status.hot_pack.endswith(".pack")
+    for name in ("big1", "d3/f3"):
+        assert (second.target / name).read_bytes() == (site.source / name).read_bytes()
+    second.ready()
+    until(lambda: second.status().hot_pack == "not needed")
+    status = second.status()
+    assert (status.slow_faults, status.bytes_demand) == (0, 0)
+    assert (status.hot_unused_bytes, status.hot_missed_bytes) == (0, 0)
+
+
+def test_a_damaged_hot_pack_is_survived(site: Site) -> None:
+    first = site.mount(cache="one")
+    fingerprint(first.target)
+    first.unmount()
+    (pack,) = [info for info in site.store.list("profiles") if info.key.endswith(".pack")]
+    path = site.store.root / pack.key
+    raw = bytearray(path.read_bytes())
+    for at in range(len(raw) // 4, len(raw), 5000):
+        raw[at] ^= 1
+    path.write_bytes(raw)
+    second = site.mount(cache="two")
+    assert fingerprint(second.target) == site.want
+    assert second.status().failed_reads == 0
 
 
 def test_no_profile_means_no_recording(site: Site) -> None:

@@ -76,6 +76,16 @@ class TreeStatus(msgspec.Struct, kw_only=True):
     """Reads that a restarted front answered for the one before."""
     bad_blocks: int = 0
     retries: int = 0
+    direct_misses: int = 0
+    """Missing blocks fetched because a reader wanted them; `stream_waits` were left to the hot stream, `hedges` of
+    these fetched after all."""
+    stream_waits: int = 0
+    hedges: int = 0
+    hot_unused_bytes: int = 0
+    """Of the prefetched stored bytes, those that the recorded start never touched; and what it touched besides."""
+    hot_missed_bytes: int = 0
+    hot_pack: str = ""
+    """The hot pack in use; after the recording what became of the new one, see `bootseer.blocks.prefetch.renew`."""
     recording: str = "off"
     """``off``, ``recording``, or how the trace ended: ``published``, ``published incomplete``, ``not needed``,
     ``empty``, ``failed``."""

@@ -2,7 +2,8 @@
 
 It may be killed at any time: the holder forks another, which goes on with the shared memory and the descriptors of the
 dead one. Threads: the fetcher's own, ``wanted`` (requests of the front), ``control``, ``sync`` (bitmap, counters),
-``prefetch``; the main thread waits for notes of the holder and for the end of the recording.
+``prefetch``, ``hotpack``
+(after the recording); the main thread waits for notes of the holder and for the end of the recording.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from bootseer.blocks import keeper, profiles
+from bootseer.blocks import keeper, prefetch, profiles
 from bootseer.blocks.cache import CacheFile, in_use
 from bootseer.blocks.channel import Again, Came, Channel, Wanted
 from bootseer.blocks.control import ControlServer, Request, TreeStatus
@@ -27,10 +28,10 @@ from bootseer.blocks.fetch import Fetcher
 from bootseer.blocks.flight import FetchStats
 from bootseer.blocks.link import Link, Note
 from bootseer.blocks.manifest import LocalTree, localize
+from bootseer.blocks.recording import Recording
 from bootseer.blocks.shared import UNIT, Count, Shared
 from bootseer.blocks.source import StoreSource
 from bootseer.blocks.spec import TARGETS, ServerSpec
-from bootseer.blocks.trace import Touch, Trace
 from bootseer.errors import BootseerError, UnavailableError
 from bootseer.kernel import fanotify
 from bootseer.store import Store
@@ -40,6 +41,8 @@ log = logging.getLogger(__name__)
 _SYNC_SECONDS = 2.0
 _TICK = 0.2
 _HOLDER_SECONDS = 5.0
+_FAREWELL_SECONDS = 10.0
+"""A hot pack of 700 MB takes 5 s at full speed; who unmounts waits for that."""
 
 
 class Inherited(NamedTuple):
@@ -68,7 +71,12 @@ class FetcherProcess:
         self._answered = threading.Event()
         self._lingering = False
         self._told_complete = False
-        self._hot: list[int] = []
+        self._plan = prefetch.Plan()
+        self._use = profiles.HotUse()
+        self._renewal: threading.Thread | None = None
+        self._hurry = threading.Event()
+        self._renewal_stop = threading.Event()
+        self._hot_pack = ""
         self._recording = "off"
         self._wanted: set[int] = set()
         self._tree = localize(store, spec.digest, Path(spec.cache_dir))
@@ -89,6 +97,15 @@ class FetcherProcess:
         )
         if counts[Count.JOB_READY]:
             self._fetcher.eager()
+        self._target = prefetch.Target(spec.digest, self._tree.map_digest.hex(), self._tree.map)
+        self._recorder = Recording(
+            self._shared.touch_log,
+            spec.digest,
+            self._tree.map.size,
+            driver=self._driver if self._driver != "local" else "fanotify",
+            began=counts[Count.BEGAN_UNIX],
+            clock=counts[Count.BEGAN_NS] / 1e9,
+        )
         if self._key is not None and self._tree.map.size and self._driver != "local":
             self._recording = "ended" if counts[Count.RECORDED] else "recording"
 
@@ -153,6 +170,7 @@ class FetcherProcess:
         finally:
             self._stop.set()
             self._end_recording()
+            self._end_renewal()
             self._fetcher.close()
             for thread in threads:
                 if thread.ident is not None:
@@ -172,6 +190,8 @@ class FetcherProcess:
             if got is not None:
                 self._heed(got[0], got[1])
             counts = self._shared.counts
+            if self._recording == "recording":
+                self._recorder.poll()
             age = (time.monotonic_ns() - counts[Count.BEGAN_NS]) / 1e9
             if counts[Count.JOB_READY] or age >= self._spec.record_seconds:
                 self._end_recording()
@@ -284,26 +304,49 @@ class FetcherProcess:
             return
         counts[Count.RECORDING] = 0
         self._recording = "publishing"
-        trace = Trace(
-            tree=self._spec.digest,
-            size=self._tree.map.size,
-            began=counts[Count.BEGAN_UNIX],
-            complete=not (counts[Count.INCOMPLETE] or counts[Count.TOUCHES_LOST]),
-            driver=self._driver if self._driver != "local" else "fanotify",
-            touches=tuple(Touch(*entry) for entry in self._shared.touch_log.since(0)),
-        )
+        trace = self._recorder.trace(complete=not (counts[Count.INCOMPLETE] or counts[Count.TOUCHES_LOST]))
+        self._use = profiles.hot_use(self._plan.order, trace, self._tree.map)
         self._recording = profiles.publish(self._store, self._key, trace, self._tree.map)
         counts[Count.RECORDED] = 1
-        log.info("trace of %d touches: %s", len(trace.touches), self._recording)
+        log.info("trace of %d touches: %s; %s", len(trace.touches), self._recording, self._use)
+        if trace.touches and self._recording != "failed":
+            self._renewal = threading.Thread(target=self._renew, args=(self._key,), name="hotpack", daemon=True)
+            self._renewal.start()
+
+    def _renew(self, key: profiles.ProfileKey) -> None:
+        self._hot_pack = "being made"
+        self._hot_pack = prefetch.renew(
+            self._store,
+            key,
+            self._target,
+            self._cache,
+            driver=self._recorder.driver,
+            work=self._tree.cache,
+            stop=self._renewal_stop,
+            hurry=self._hurry,
+        )
+        log.info("hot pack: %s", self._hot_pack)
+
+    def _end_renewal(self) -> None:
+        """The mount is gone, so nobody is disturbed: finish the hot pack at full speed, or leave it after a while."""
+        if self._renewal is not None and self._renewal.is_alive():
+            self._hurry.set()
+            self._renewal.join(_FAREWELL_SECONDS)
+            self._renewal_stop.set()
+            self._renewal.join(_FAREWELL_SECONDS)
 
     def _prefetch(self) -> None:
         try:
             if self._key is not None and not self._cache.complete:
-                traces = profiles.load(self._store, self._spec.digest, self._key, self._tree.map.size)
-                if traces:
-                    self._hot = profiles.merge(traces, self._tree.map)
-                    self._fetcher.hot(self._hot)
-                    log.info("%d hot blocks from %d traces", len(self._hot), len(traces))
+                self._plan = prefetch.begin(
+                    self._fetcher, self._store, self._key, self._target, driver=self._recorder.driver
+                )
+                log.info(
+                    "%d hot blocks, from %d traces and hot pack %r",
+                    len(self._plan.order),
+                    self._plan.traces,
+                    self._plan.pack,
+                )
             if self._spec.background_fill:
                 self._fetcher.background()
         except Exception:
@@ -371,7 +414,7 @@ class FetcherProcess:
 
     def _status(self) -> TreeStatus:
         self._count()
-        counts, hot = self._shared.counts, self._hot
+        counts, hot = self._shared.counts, self._plan.order
         fetched = FetchStats(*[counts[Count.FETCH + index] for index in range(len(FetchStats.__struct_fields__))])
         return TreeStatus(
             id=self._spec.id,
@@ -402,6 +445,12 @@ class FetcherProcess:
             taken_over=counts[Count.TAKEN_OVER],
             bad_blocks=fetched.bad_blocks,
             retries=fetched.retries,
+            direct_misses=fetched.direct_misses,
+            stream_waits=fetched.stream_waits,
+            hedges=fetched.hedges,
+            hot_unused_bytes=self._use.unused_bytes,
+            hot_missed_bytes=self._use.missed_bytes,
+            hot_pack=self._hot_pack or self._plan.pack,
             recording=self._recording,
             uptime=(time.monotonic_ns() - counts[Count.BEGAN_NS]) / 1e9,
         )

@@ -153,20 +153,21 @@ def build(
     map_digest: str,
     created: int,
     stop: threading.Event | None = None,
+    hurry: threading.Event | None = None,
     share: float = _SHARE,
 ) -> HotPack | None:
     """Write the hot pack of those blocks of ``order`` that ``cache`` has to ``path`` (a new file).
 
-    Works on one block at a time and rests in between, so that it takes ``share`` of one core. Returns None when
-    ``stop`` is set or no block is there. On None and on any error there is no file. Raises `DataError` when the cache
-    has a block that is not what the map says, `FullError` and kin.
+    Works on one block at a time and rests in between, so that it takes ``share`` of one core, until ``hurry`` is set.
+    Returns None when ``stop`` is set or no block is there. On None and on any error there is no file. Raises
+    `DataError` when the cache has a block that is not what the map says, `FullError` and kin.
     """
     blocks = cache.map
     wanted = [block for block in dict.fromkeys(order) if not blocks.is_zero(block) and cache.is_ready(block, block)]
     wanted = wanted[:MAX_BLOCKS]
     lengths = array("I")
     made = False
-    stop = stop or threading.Event()
+    stop, hurry = stop or threading.Event(), hurry or threading.Event()
     try:
         with open(path, "xb") as out:
             out.seek(index_size(len(wanted)))
@@ -178,7 +179,7 @@ def build(
                 frame = compress(data, _LEVEL)
                 out.write(frame)
                 lengths.append(len(frame))
-                if stop.wait((time.monotonic() - began) * (1 / share - 1)):
+                if stop.is_set() or (hurry.wait((time.monotonic() - began) * (1 / share - 1)) and stop.is_set()):
                     break
             else:
                 pack = HotPack(tree, map_digest, created, blocks.block_size, array("I", wanted), lengths)

@@ -83,16 +83,17 @@ def renew(
     driver: str,
     work: Path,
     stop: threading.Event | None = None,
+    hurry: threading.Event | None = None,
 ) -> str:
     """Make and publish a new hot pack where that says something new. Takes a while: give it a thread of its own.
 
-    ``work``: a folder with space for the pack. Returns what happened: ``published``, ``not needed`` (there is a good
-    one), ``no traces``, ``not ready`` (blocks are missing in the cache), ``made elsewhere`` (another node is at it),
-    ``stopped`` or ``failed``.
+    ``work``: a folder with space for the pack. ``stop`` ends it, ``hurry`` ends its rests. Returns what happened:
+    ``published``, ``not needed`` (there is a good one), ``no traces``, ``not ready`` (blocks are missing in the
+    cache), ``made elsewhere`` (another node is at it), ``stopped`` or ``failed``.
     """
     path = work / f".hotpack-{uuid.uuid4().hex}"
     try:
-        return _renew(store, key, target, cache, driver, path, stop)
+        return _renew(store, key, target, cache, driver, path, stop, hurry)
     except BootseerError as exc:
         log.warning("no new hot pack for tree %s: %s", target.tree[:12], exc)
     except Exception:
@@ -110,6 +111,7 @@ def _renew(
     driver: str,
     path: Path,
     stop: threading.Event | None,
+    hurry: threading.Event | None,
 ) -> str:
     folder = key.prefix(target.tree)
     traces = profiles.load_own(store, target.tree, key, target.map.size)
@@ -127,7 +129,16 @@ def _renew(
         return "made elsewhere"
     try:
         now = time.time_ns()
-        pack = hotpack.build(cache, order, path, tree=target.tree, map_digest=target.map_digest, created=now, stop=stop)
+        pack = hotpack.build(
+            cache,
+            order,
+            path,
+            tree=target.tree,
+            map_digest=target.map_digest,
+            created=now,
+            stop=stop,
+            hurry=hurry,
+        )
         if pack is None:
             return "stopped"
         log.info("hot pack of %d blocks, %d bytes", len(pack.blocks), pack.size)

@@ -36,7 +36,7 @@ class Recording:
         self._log = log
         self._tree = tree
         self._size = size
-        self._driver = driver
+        self.driver = driver
         self._began = began
         self._clock = clock
         self._readers = readers or Readers()
@@ -62,7 +62,7 @@ class Recording:
             self._size,
             self._began,
             complete and all_of_them,
-            self._driver,
+            self.driver,
             touches,
             self._readers.table(),
         )
