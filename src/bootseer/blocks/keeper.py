@@ -117,7 +117,10 @@ class Keeper:
             events = group.events(buffer)
         except OSError as exc:
             # The kernel has denied the event it could not hand over.
-            log.error("cannot read events, a reader gets an error: %s", exc)
+            counts = shared.counts
+            counts[Count.DENIED] += 1
+            if counts[Count.DENIED] & (counts[Count.DENIED] - 1) == 0:  # 1, 2, 4, 8, ...
+                log.error("cannot read events, readers get errors: %s", exc)
             return
         find, shift, size = shared.ready.find, shared.shift, shared.size
         counts = shared.counts
