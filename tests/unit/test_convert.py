@@ -21,7 +21,7 @@ from bootseer.image.record import key_of
 from bootseer.oci.write import Compression
 from bootseer.store import open_store
 from bootseer.store.folder import FolderStore
-from bootseer.testing.images import Member, folder, write_image
+from bootseer.testing.images import Member, folder, tar_of, write_image
 
 BLOCK = 65536
 
@@ -194,6 +194,17 @@ def test_a_damaged_layer_is_named(rig: Rig, damage: str, compression: Compressio
     assert list(rig.store.list("images")) == []
 
 
+@pytest.mark.parametrize("content", [b"no tar at all" * 100, tar_of([Member("../out")]), tar_of(BASE)[:70_000]])
+def test_a_layer_that_is_no_proper_tar_is_named(rig: Rig, content: bytes) -> None:
+    write_image(rig.place / "layout", [BASE, content])
+    ref = f"oci:{rig.place}/layout:v1"
+    with oci.open_image(ref) as opened:
+        layer = opened.layers[1].digest
+    with pytest.raises(DataError, match=f"layer {layer} of oci:.* is corrupt: "):
+        rig.convert(ref)
+    assert list(rig.store.list("trees")) == []
+
+
 def test_a_wrong_diff_id_is_found_before_anything_is_visible(rig: Rig) -> None:
     rig.image(BASE, tag="a")
     ref = rig.image(TWO, tag="b")
@@ -316,9 +327,9 @@ def test_repair_replaces_damaged_packs_and_shares_nothing(rig: Rig) -> None:
     rig.convert(rig.image(BASE, ONE, tag="one"))
     ref = rig.image(BASE, TWO, tag="two")
     second = rig.convert(ref)
-    for info in list(rig.store.list("blobs")):
-        raw = rig.store.get(info.key)
-        rig.store.put(info.key, raw[:-1] + bytes([raw[-1] ^ 1]), overwrite=True)
+    for pack in rig.tree(second).map.packs:
+        raw = rig.store.get(pack.key)
+        rig.store.put(pack.key, raw[:-1] + bytes([raw[-1] ^ 1]), overwrite=True)
     assert rig.convert(ref) == second, "without repair nothing is looked at"
     healed = rig.convert(ref, repair=True)
     assert healed.shared_bytes == 0

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from bootseer.blocks import _hash
 from bootseer.blocks.blockmap import BlockMap, ObjectRef
 from bootseer.blocks.known import KnownBlocks
+from bootseer.blocks.manifest import localize
 from bootseer.blocks.pack import Packed, PackWriter, compress, decompress
 from bootseer.blocks.publish import TreeWriter
 from bootseer.errors import DataError, FullError, UnavailableError
@@ -214,6 +215,17 @@ def test_blocks_of_other_trees_are_not_stored_again(tmp_path: Path) -> None:
     assert len(packs) == 2
     trees.publish(news + shared, second, first)
     assert len([path for path in trees.store.root.glob("blobs/*/*") if path.stat().st_size > 50_000]) == 2
+
+
+def test_a_store_is_told_which_packs_of_others_are_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[str] = []
+    trees = Published(tmp_path)
+    monkeypatch.setattr(trees.store, "keep", kept.append)
+    first = trees.publish(noise(20, 1))
+    assert kept == []
+    trees.publish(noise(20, 1) + noise(5, 2), first)
+    (pack,) = localize(trees.store, first, tmp_path / "cache").map.packs
+    assert kept == [pack.key]
 
 
 @pytest.mark.parametrize("how", ["gone", "short"])
