@@ -333,20 +333,11 @@ def everything(writer: Writer) -> None:
     writer.add_hardlink(b"hard fifo", b"fifo")
 
 
-def same(reader: Reader, path: bytes, node: Node, data: bytearray) -> int:
-    inode = reader.stat(path)
-    assert (inode.mode, inode.uid, inode.gid, inode.mtime_ns) == (node.mode, node.uid, node.gid, node.mtime_ns), path
-    assert inode.nlink == node.links, path
-    assert reader.xattrs(inode) == dict(node.xattrs), path
-    if node.children is not None:
-        assert set(reader.listdir(path)) == set(node.children)
-        return 1 + sum(same(reader, path + b"/" + name, child, data) for name, child in node.children.items())
-    if stat.S_ISLNK(node.mode):
-        assert reader.readlink(inode) == node.target
-    elif stat.S_ISREG(node.mode):
-        assert inode.size == node.size
-        assert reader.read(inode, 0, node.size) == content(node, data), path
-    return 1
+def paths(node: Node, path: bytes = b"") -> dict[bytes, Node]:
+    found = {path: node}
+    for name, child in (node.children or {}).items():
+        found |= paths(child, path + b"/" + name if path else name)
+    return found
 
 
 def test_everything_comes_back_through_the_reader() -> None:
@@ -355,7 +346,19 @@ def test_everything_comes_back_through_the_reader() -> None:
     everything(writer)
     meta = writer.finish()
     reader = Reader(meta, lambda offset, length: bytes(sink.data[offset : offset + length]))
-    assert same(reader, b"", writer.root, sink.data) > 1000
+    wanted, found = paths(writer.root), dict(reader.walk())
+    assert wanted.keys() == found.keys()
+    assert len(wanted) > 1000
+    for path, inode in found.items():
+        node = wanted[path]
+        assert (inode.mode, inode.uid, inode.gid, inode.mtime_ns) == (node.mode, node.uid, node.gid, node.mtime_ns)
+        assert inode.nlink == node.links
+        assert reader.xattrs(inode) == dict(node.xattrs)
+        if stat.S_ISLNK(node.mode):
+            assert reader.readlink(inode) == node.target
+        elif stat.S_ISREG(node.mode):
+            assert inode.size == node.size
+            assert reader.read(inode, 0, node.size) == content(node, sink.data)
     sizes = {node.links for node in (writer.lookup(b"hard"), writer.lookup(b"dir1/hard")) if node}
     assert sizes == {3}
 
