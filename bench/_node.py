@@ -29,6 +29,8 @@ from bootseer.errors import BootseerError, UnsupportedError
 from bootseer.image.record import ImageRecord
 from bootseer.kernel import mount as mounts
 
+_RECORDED_SECONDS = 15.0
+
 
 class Order(msgspec.Struct, kw_only=True):
     """What to start and how. ``how``: ``local``, ``lazy`` or a name of `_peers.STARTS`."""
@@ -182,10 +184,23 @@ def lazy(order: Order, record: ImageRecord, clock: Clock) -> dict[str, Any]:
         clock.lap("mounted")
         run_job(rootfs, order, record.config)
         status = mounted.status()
+        after = _recorded(mounted) if order.job is not None else status
     if status.driver != order.driver:
         raise UnsupportedError(f"asked for driver {order.driver}, got {status.driver}")
     said: dict[str, Any] = msgspec.to_builtins(status)
-    return {key: value for key, value in said.items() if key not in ("id", "digest", "pid", "targets")}
+    if status.bytes_hot and after.recording != "off":
+        said["waste"] = round(after.hot_unused_bytes / status.bytes_hot, 4)
+    said["recording"] = after.recording
+    return {key: value for key, value in said.items() if key not in ("id", "digest", "targets") and "pid" not in key}
+
+
+def _recorded(mounted: image.ImageMount | tree.TreeMount) -> tree.TreeStatus:
+    """Say that the job is ready; the status when the recording has ended (or the last one, after a while)."""
+    mounted.ready()
+    end = time.monotonic() + _RECORDED_SECONDS
+    while (status := mounted.status()).recording == "recording" and time.monotonic() < end:
+        time.sleep(0.1)
+    return status
 
 
 def probe(order: Order) -> None:

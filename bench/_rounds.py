@@ -17,7 +17,6 @@ import msgspec
 
 import _convert
 import _parts
-import _profile
 import _reading
 import _site
 from _node import Order, Outcome
@@ -181,11 +180,6 @@ class Bench:
             if kind == "warm":
                 order.cache = str(self.work / f"warm-{driver}")
                 order.environ = dict(NO_RECORD if name.endswith("-norecord") else NO_FILL)
-            if kind == "hot":
-                with _profile.judged(self.site.store(), self.digest, f"bench-{driver}", self.work) as verdict:
-                    made = self._outcome(name, number, order)
-                made.details.update(verdict())
-                return made
             return self._outcome(name, number, order)
 
     def _outcome(self, name: str, number: int, order: Order) -> Run:
