@@ -272,7 +272,10 @@ _CONVERT = """
 import sys
 from pathlib import Path
 from bootseer import image
-image.convert(sys.argv[1], sys.argv[2], work_dir=Path(sys.argv[3]))
+image.convert(sys.argv[1], sys.argv[2], work_dir=Path(sys.argv[3]), threads=2)
+"""
+_PEAK = """
+print(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
 """
 
 
@@ -296,6 +299,19 @@ def test_a_killed_conversion_is_unseen_and_cleaned_up_by_the_next(
     record = rig.convert(ref)
     assert "left by an interrupted conversion" in caplog.text
     assert rig.files(record) == contents(BASE, ONE)
+
+
+def test_memory_does_not_grow_with_the_image(rig: Rig) -> None:
+    members = [Member(str(n), data=noise(40_000_000, n)) for n in range(4)]
+    ref = rig.image(members, compression="none")
+    done = subprocess.run(
+        [sys.executable, "-c", _CONVERT + _PEAK, ref, rig.store.url, str(rig.work)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert int(done.stdout) < 130_000, "in KiB; measured 59,000"
 
 
 def test_a_conversion_at_work_is_not_cleaned_up(rig: Rig) -> None:

@@ -120,3 +120,18 @@ def test_related_images_come_first(tmp_path: Path, caplog: pytest.LogCaptureFixt
     flaky.down = True
     assert records.related(flaky, ref, config_of(2)) == []
     assert "are not shared" in caplog.text
+
+
+def test_a_slow_store_is_not_read_to_the_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(str(tmp_path))
+    for number in range(40):
+        assert records.save(
+            store, msgspec.structs.replace(RECORD, image=f"sha256:{number:064x}", tree=f"{number:064x}")
+        )
+    ref = oci.Reference.parse("registry.example.org/team/torch:2.6")
+    assert len(records.related(store, ref, config_of(2))) == 40
+    monkeypatch.setattr(records, "_SECONDS", 0.0)
+    assert len(records.related(store, ref, config_of(2))) == 16
+    assert "is slow" in caplog.text

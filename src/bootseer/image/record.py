@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import logging
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from bootseer.errors import BootseerError, DataError
+from bootseer.errors import BootseerError, DataError, NotFoundError
 from bootseer.oci import ImageConfig, Reference
 from bootseer.store import Store
 
@@ -18,6 +20,8 @@ FORMAT = "bootseer-image"
 VERSION = 2
 FOLDER = "images"
 _MAX_RELATED = 256
+_READERS = 8
+_SECONDS = 10.0
 
 
 class ImageRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,26 +84,39 @@ def listing(store: Store) -> Iterator[ImageRecord]:
 def related(store: Store, ref: Reference, config: ImageConfig) -> list[str]:
     """Trees of records that are likely to share blocks with the image ``ref``, the likeliest first.
 
-    Those with the most layers in common, then of the same repository, then the newest; of up to 256 records read. A
-    store that fails here costs sharing only.
+    Those with the most layers in common, then of the same repository, then the newest; of up to 256 records read in
+    about ten seconds. A store that fails here costs sharing only.
     """
     mine = set(config.rootfs.diff_ids)
     name = str(msgspec.structs.replace(ref, tag="", digest=""))
     ranked: list[tuple[tuple[int, bool, int], str]] = []
+    end = time.monotonic() + _SECONDS
     try:
-        for info in itertools.islice(store.list(FOLDER), _MAX_RELATED):
-            try:
-                other = _decode(store.get(info.key), info.key)
-            except DataError as exc:
-                log.warning("%s in store %s", exc, store.url)
-                continue
-            common = len(mine.intersection(other.config.rootfs.diff_ids))
-            same = other.reference.startswith((f"{name}:", f"{name}@"))
-            ranked.append(((common, same, other.converted), other.tree))
+        infos = itertools.islice(store.list(FOLDER), _MAX_RELATED)
+        with ThreadPoolExecutor(_READERS, "related") as pool:
+            while some := list(itertools.islice(infos, 2 * _READERS)):
+                for other in pool.map(lambda info: _look(store, info.key), some):
+                    if other is not None:
+                        common = len(mine.intersection(other.config.rootfs.diff_ids))
+                        same = other.reference.startswith((f"{name}:", f"{name}@"))
+                        ranked.append(((common, same, other.converted), other.tree))
+                if time.monotonic() > end:
+                    log.warning(
+                        "store %s is slow: blocks of %d images are looked at, not of all", store.url, len(ranked)
+                    )
+                    break
     except (BootseerError, OSError) as exc:
         log.warning("blocks of other images are not shared: %s", exc)
     ranked.sort(reverse=True)
     return list(dict.fromkeys(tree for _, tree in ranked))
+
+
+def _look(store: Store, key: str) -> ImageRecord | None:
+    try:
+        return _decode(store.get(key), key)
+    except (DataError, NotFoundError) as exc:
+        log.warning("%s in store %s", exc, store.url)
+        return None
 
 
 def _decode(data: bytes, what: str) -> ImageRecord:
