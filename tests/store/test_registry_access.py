@@ -19,7 +19,7 @@ import pytest
 
 from bootseer import oci
 from bootseer.errors import BootseerError, DataError, NotFoundError, PrivilegeError, UnavailableError, UnsupportedError
-from bootseer.oci import credentials, endpoint, spec, transport
+from bootseer.oci import blobs, credentials, endpoint, spec, transport
 from bootseer.oci.registry import Registry
 from bootseer.testing.registry import PASSWORD, USER, DockerRegistry
 from bootseer.testing.registryproxy import Fault, RegistryProxy
@@ -378,7 +378,7 @@ class TestFaults:
     def test_a_dripping_server_is_given_up(
         self, proxy: RegistryProxy, monkeypatch: pytest.MonkeyPatch, head: bool
     ) -> None:
-        monkeypatch.setattr(transport, "STALL", 0.4)
+        monkeypatch.setattr(blobs, "RANGE_STALL", 0.4)
         proxy.add(Fault(match="blobs", drip=0.05, drip_head=head))
         began = time.monotonic()
         with client(proxy.address) as registry:
@@ -554,3 +554,83 @@ def test_faults_are_seen_by_these_tests(proxy: RegistryProxy) -> None:
     assert get(path, some) == (200, DATA)
     proxy.add(Fault(cut=50))
     assert get(path, some) == (206, DATA[100:150])
+
+
+class TestProxies:
+    def test_plain(self, proxy: RegistryProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HTTP_PROXY", f"http://me:s%40fe@{proxy.address}")
+        monkeypatch.setenv("NO_PROXY", "direct.invalid")
+        ref = oci.Reference.parse("registry.invalid/x:v1")
+        with Registry(ref, plain_http=True, mirrors=()) as registry:
+            assert registry.read_range(ITEM, 3, 10) == DATA[3:13]
+        (seen,) = proxy.requests("blobs")
+        assert seen.line.startswith("GET http://registry.invalid/v2/x/blobs/")
+        assert seen.headers["proxy-authorization"] == "Basic bWU6c0BmZQ=="
+        with client(proxy.address) as registry:  # this address is local: no proxy
+            assert registry.manifest("v1")
+        assert proxy.requests("GET /v2/x/manifests/v1")
+        with (
+            Registry(oci.Reference.parse("direct.invalid/x:v1"), plain_http=True, mirrors=()) as registry,
+            pytest.raises(UnavailableError, match="does not answer") as caught,
+        ):
+            registry.manifest("v1")
+        assert "fe@" not in str(caught.value)
+
+    def test_tunnels(self, plain: DockerRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        import socket
+        import ssl
+
+        argv = [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-days",
+            "2",
+            "-subj",
+            "/CN=registry.invalid",
+        ]
+        argv += ["-addext", "subjectAltName=DNS:registry.invalid", "-keyout", "key.pem", "-out", "ca.crt"]
+        subprocess.run(argv, check=True, capture_output=True, cwd=tmp_path)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(tmp_path / "ca.crt", tmp_path / "key.pem")
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.crt"))
+        lines: list[bytes] = []
+
+        def tunnel(listener: socket.socket, target: str) -> None:
+            inner, _ = listener.accept()
+            head = b""
+            while b"\r\n\r\n" not in head:
+                head += inner.recv(4096)
+            lines.extend(head.split(b"\r\n"))
+            inner.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+            host, _, port = target.partition(":")
+            with inner, socket.create_connection((host, int(port)), timeout=20) as outer:
+                ends = [threading.Thread(target=pipe, args=pair) for pair in ((inner, outer), (outer, inner))]
+                for end in ends:
+                    end.start()
+                for end in ends:
+                    end.join()
+
+        def pipe(source: socket.socket, sink: socket.socket) -> None:
+            try:
+                while data := source.recv(65536):
+                    sink.sendall(data)
+                sink.shutdown(socket.SHUT_WR)
+            except OSError:
+                return
+
+        with RegistryProxy(plain.address, tls=context) as server, socket.create_server(("127.0.0.1", 0)) as listener:
+            thread = threading.Thread(target=tunnel, args=(listener, server.address))
+            thread.start()
+            monkeypatch.setenv("HTTPS_PROXY", f"http://me:pw@127.0.0.1:{listener.getsockname()[1]}")
+            with Registry(oci.Reference.parse("registry.invalid/x:v1"), mirrors=()) as registry:
+                assert registry.manifest("v1")
+                assert b"".join(registry.blob(ITEM)) == DATA
+                assert registry.idle_connections == 1
+            thread.join(10)
+        assert lines[0].startswith(b"CONNECT registry.invalid:443")
+        assert b"Proxy-Authorization: Basic bWU6cHc=" in lines
+        assert "proxy-authorization" not in server.seen[0].headers

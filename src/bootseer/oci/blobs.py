@@ -20,6 +20,8 @@ from bootseer.oci.transport import Answer, TransportError
 log = logging.getLogger(__name__)
 
 LINK_AGE = 240.0
+RANGE_STALL = 10.0
+"""Seconds without progress after which a range is given up: a reader waits for it, and has other sources."""
 _CHUNK = 256 << 10
 _LINKS = 256
 _EXPIRED = (400, 401, 403, 404, 410)
@@ -60,7 +62,7 @@ class Blobs:
         failures = 0
         while True:
             try:
-                pieces = list(self._part(item, offset, length, chunk=length)) if length else []
+                pieces = list(self._part(item, offset, length, chunk=length, patience=RANGE_STALL)) if length else []
                 return pieces[0] if len(pieces) == 1 else b"".join(pieces)
             except (TransportError, Again) as exc:
                 failures += 1
@@ -68,10 +70,13 @@ class Blobs:
                     raise self._endpoint.unavailable(exc) from None
                 self._endpoint.pause(failures, exc, f"{length} bytes of blob {item.digest[:19]}")
 
-    def _part(self, item: Descriptor, offset: int, length: int, *, chunk: int = _CHUNK) -> Iterator[bytes]:
+    def _part(
+        self, item: Descriptor, offset: int, length: int, *, chunk: int = _CHUNK, patience: float | None = None
+    ) -> Iterator[bytes]:
         """``length`` bytes from ``offset`` in one request, or what came of them and then an exception."""
         whole = not offset and length == item.size
-        with self._open(item, {} if whole else {"Range": f"bytes={offset}-{offset + length - 1}"}) as answer:
+        headers = {} if whole else {"Range": f"bytes={offset}-{offset + length - 1}"}
+        with self._open(item, headers, patience) as answer:
             skip = self._skip(answer, item, offset, length)
             while skip:
                 skip -= len(_some(answer, min(_CHUNK, skip), item))
@@ -99,13 +104,14 @@ class Blobs:
             log.warning("%s does not serve ranges of blobs: reading from their beginning", where)
         return offset
 
-    def _open(self, item: Descriptor, headers: dict[str, str]) -> Answer:
+    def _open(self, item: Descriptor, headers: dict[str, str], patience: float | None) -> Answer:
         """An answer of 200 or 206, through a remembered link when there is one."""
         what = f"blob {item.digest}"
         with self._lock:
             url, until = self._links.get(item.digest, ("", 0.0))
         known = bool(url) and time.monotonic() < until
-        answer = self._endpoint.once("GET", url if known else f"/blobs/{item.digest}", headers=headers)
+        path = url if known else f"/blobs/{item.digest}"
+        answer = self._endpoint.once("GET", path, headers=headers, patience=patience)
         if answer.status in (200, 206):
             if not self._endpoint.own(answer.url) and not known:
                 self._remember(item.digest, answer.url)

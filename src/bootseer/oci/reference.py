@@ -75,6 +75,11 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
         return base + (f"@{self.digest}" if self.digest else "")
 
 
+def is_host(text: str) -> bool:
+    """Whether ``text`` is ``host`` or ``host:port``."""
+    return bool(_HOST.match(text))
+
+
 def is_local(host: str) -> bool:
     """Whether ``host`` is ``localhost`` or a loopback, private or link-local address (never a name to look up)."""
     if host == "localhost":

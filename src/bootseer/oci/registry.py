@@ -17,11 +17,11 @@ from urllib.parse import quote, urljoin, urlsplit
 import msgspec
 
 from bootseer import config as settings
-from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError
+from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, UnavailableError
 from bootseer.oci import referrers
 from bootseer.oci.blobs import Blobs
 from bootseer.oci.endpoint import RETRIES, Again, Endpoint
-from bootseer.oci.reference import Reference, is_local
+from bootseer.oci.reference import Reference, is_host, is_local
 from bootseer.oci.spec import MANIFEST_TYPES, MAX_DOCUMENT, Descriptor, digest_of
 from bootseer.oci.transport import Answer, Transport
 from bootseer.oci.uploads import Uploads
@@ -63,6 +63,8 @@ class Registry:
     def _mirror(self, text: str) -> Endpoint:
         scheme, _, rest = text.rpartition("://")
         host, _, prefix = rest.partition("/")
+        if scheme not in ("", "http", "https") or not is_host(host):
+            raise ConfigError(f"bad mirror {text!r} in registry_mirrors", hint="write [http[s]://]HOST[:PORT][/PREFIX]")
         local = is_local(Reference(registry=host).host)
         plain = scheme == "http" if scheme else local
         name = "/".join(filter(None, (prefix.strip("/"), self.ref.name)))

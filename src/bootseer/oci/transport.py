@@ -143,6 +143,7 @@ class Transport:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._idle: dict[Origin, list[tuple[http.client.HTTPConnection, float]]] = {}
+        self._pid = os.getpid()
         self._contexts: dict[str, ssl.SSLContext] = {}
 
     def request(
@@ -155,7 +156,8 @@ class Transport:
         patience: float | None = None,
         proxies: bool = False,
     ) -> Answer:
-        """One request, no redirects followed; ``patience`` seconds (default ``STALL``) until the answer begins.
+        """One request, no redirects followed; ``patience`` seconds (default ``STALL``) until the answer begins;
+        where that is less than ``STALL`` it limits each stretch of the body as well.
 
         ``proxies``: honour ``HTTPS_PROXY``, ``HTTP_PROXY`` and ``NO_PROXY``. Raises `TransportError`. A kept
         connection that turns out dead is replaced by a new one, unseen.
@@ -202,6 +204,9 @@ class Transport:
             return sum(map(len, self._idle.values()))
 
     def _connection(self, origin: Origin, proxy: str | None) -> tuple[http.client.HTTPConnection, bool]:
+        if os.getpid() != self._pid:  # a fork: two processes on one connection would get each other's answers
+            self._pid = os.getpid()
+            self.close()
         while True:
             with self._lock:
                 connections = self._idle.get(origin)
@@ -306,7 +311,7 @@ class _Watched(io.RawIOBase):
         self._came += count or 0
         self._waited += time.monotonic() - began
         if self._came >= PROGRESS:
-            self.restart(STALL)
+            self.restart(self.limit)
         return count
 
     def restart(self, limit: float) -> None:
@@ -341,7 +346,7 @@ def _begin(connection: http.client.HTTPConnection, patience: float) -> http.clie
     connection.response_class = _limited(patience)
     response = connection.getresponse()
     assert isinstance(response, _Response)
-    response.watched.restart(STALL)
+    response.watched.restart(min(STALL, patience))
     return response
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bootseer.errors import UnavailableError
+from bootseer.oci.spec import Descriptor
 from bootseer.store import ObjectInfo, RangeReader, Store
 
 
@@ -48,6 +50,14 @@ class _Wrapper(Store):
 
     def delete(self, key: str) -> None:
         self.inner.delete(key)
+
+    @contextlib.contextmanager
+    def batch(self, *, subject: Descriptor | None = None) -> Iterator[None]:
+        with self.inner.batch(subject=subject):
+            yield
+
+    def keep(self, key: str) -> None:
+        self.inner.keep(key)
 
 
 class FlakyStore(_Wrapper):

@@ -1,0 +1,140 @@
+"""The small parts of the registry client and store that need no server."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bootseer import oci
+from bootseer.config import load
+from bootseer.errors import ConfigError
+from bootseer.oci import credentials, spec
+from bootseer.oci.auth import _challenges
+from bootseer.oci.credentials import Credential
+from bootseer.oci.registry import Registry
+from bootseer.oci.transport import Transport
+from bootseer.store import _artifact
+
+PARTS = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=80)
+KEYS = st.lists(PARTS.filter(lambda part: part not in (".", "..")), min_size=1, max_size=12).map("/".join)
+
+
+@given(KEYS, KEYS)
+def test_every_key_has_a_tag_of_its_own_below_its_folders(key: str, other: str) -> None:
+    tag = _artifact.tag_of(key)
+    assert re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", tag)
+    assert (tag == _artifact.tag_of(other)) == (key == other)
+    parts = key.split("/")
+    for depth in range(len(parts)):
+        assert tag.startswith(_artifact.tag_prefix("/".join(parts[:depth])))
+
+
+@given(st.dictionaries(KEYS, st.binary(max_size=50), max_size=8), st.randoms())
+def test_artifacts_say_the_same_in_any_order(objects: dict[str, bytes], random: object) -> None:
+    import msgspec
+
+    items = {key: spec.Descriptor("x", spec.digest_of(data), len(data)) for key, data in objects.items()}
+    subject = spec.Descriptor(spec.MANIFEST, spec.digest_of(b"image"), 5, annotations={"left": "out"})
+    body = _artifact.build(items, subject)
+    assert body == _artifact.build(dict(reversed(items.items())), subject)
+    found = msgspec.json.decode(body, type=_artifact.Found)
+    assert {key: item.digest for key, item in found.objects.items()} == {key: i.digest for key, i in items.items()}
+    assert found.layers  # OCI wants one at least
+
+
+def test_manifests_of_others_have_no_objects() -> None:
+    import msgspec
+
+    body = _artifact.build({"k": spec.Descriptor("x", spec.digest_of(b""), 0)}, None)
+    other = body.replace(_artifact.ARTIFACT.encode(), b"application/x")
+    assert msgspec.json.decode(body, type=_artifact.Found).objects
+    assert not msgspec.json.decode(other, type=_artifact.Found).objects
+
+
+@given(st.lists(st.text(max_size=200), max_size=3))
+def test_any_challenge_is_read(headers: list[str]) -> None:
+    _challenges(headers)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        ['Bearer realm="https://a/t?x=1,2",service="s",scope="repository:x:pull,push"', 'Basic realm="r"'],
+        ['Basic realm="r", bearer realm="https://a/t?x=1,2", service=s , scope="repository:x:pull,push"'],
+    ],
+)
+def test_challenges(headers: list[str]) -> None:
+    found = _challenges(headers)
+    assert found["basic"] == {"realm": "r"}
+    assert found["bearer"] == {"realm": "https://a/t?x=1,2", "service": "s", "scope": "repository:x:pull,push"}
+
+
+@given(st.binary(max_size=300))
+def test_any_file_of_logins_is_read(data: bytes) -> None:
+    import tempfile
+
+    with tempfile.NamedTemporaryFile() as file:
+        Path(file.name).write_bytes(data)
+        credentials._read(Path(file.name))
+
+
+def test_logins_do_not_show() -> None:
+    login = Credential(username="u", password="hidden", identity_token="hidden", place="file")
+    assert "hidden" not in f"{login} {login!r} {[login]}"
+
+
+def test_mirrors_in_settings(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text('[registry_mirrors]\n"docker.io" = ["m:5000", "https://n/p"]\n')
+    assert load({"BOOTSEER_CONFIG": str(file)}).registry_mirrors == {"docker.io": ("m:5000", "https://n/p")}
+    env = {"BOOTSEER_CONFIG": str(file), "BOOTSEER_REGISTRY_MIRRORS": "quay.io=m,n docker.io=m"}
+    assert load(env).registry_mirrors == {"quay.io": ("m", "n"), "docker.io": ("m",)}
+    for bad in ("ftp://m", "", "a b", "https://"):
+        with pytest.raises(ConfigError, match="bad mirror"):
+            Registry(oci.Reference.parse("h.x/n:v1"), mirrors=[bad])
+
+
+def test_a_fork_does_not_share_connections() -> None:
+    """Parent and child on one connection would read each other's answers."""
+    ports: list[int] = []
+
+    def serve(listener: socket.socket) -> None:
+        for _ in range(2):
+            connection, address = listener.accept()
+            threads.append(threading.Thread(target=answer, args=(connection, address[1])))
+            threads[-1].start()
+
+    def answer(connection: socket.socket, port: int) -> None:
+        with connection:
+            while connection.recv(4096):
+                ports.append(port)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+
+    threads: list[threading.Thread] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        transport = Transport()
+
+        def ask() -> None:
+            with transport.request("GET", url, headers={}) as got:
+                assert got.document(10) == b"ok"
+
+        server = threading.Thread(target=serve, args=(listener,))
+        server.start()
+        ask()
+        ask()
+        assert transport.idle == 1
+        transport._pid = os.getpid() + 1  # as after a fork, which a process with threads should not do
+        ask()
+        transport.close()
+        server.join(5)
+        for thread in threads:
+            thread.join(5)
+    assert ports[0] == ports[1] != ports[2]
