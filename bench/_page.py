@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import msgspec
+
+import _plot
+import _rounds
+from bootseer.report import Run
 
 ROOT = Path(__file__).resolve().parents[1]
 HEAD = """# Benchmarks
@@ -31,6 +38,7 @@ def sections() -> Iterator[str]:
             value = figure["value"] if isinstance(figure["value"], bool) else f"{figure['value']:g} {figure['unit']}"
             met = "yes" if figure["met"] else "**no**"
             yield f"| `{figure['name']}` | {value} | {figure['of']} of {figure['n']} | {figure['target']} | {met} |"
+        yield from chart(report)
         yield from runs(report["runs"])
 
 
@@ -41,12 +49,30 @@ def command(report: dict[str, Any]) -> str:
 
 
 def runs(found: list[dict[str, Any]]) -> Iterator[str]:
-    """Every single run."""
-    yield "\n| variant | run | seconds | MB moved |\n|---|---|---|---|"
-    for run in found:
-        moved = ", ".join(f"{k.replace('_', ' ')} {v / 1e6:.0f}" for k, v in run.get("bytes", {}).items())
-        seconds = run.get("failed") or f"{run['seconds']:.3f}"
-        yield f"| {run['variant']} | {run['n']} | {seconds} | {moved} |"
+    """One line per variant; every single run is in the report."""
+    yield "\n| variant | runs | median seconds | least to most | median MB moved |\n|---|---|---|---|---|"
+    for variant in dict.fromkeys(run["variant"] for run in found):
+        mine = [run for run in found if run["variant"] == variant]
+        good = sorted(run["seconds"] for run in mine if not run.get("failed"))
+        if not good:
+            yield f"| {variant} | 0 | {mine[0]['failed']} | | |"
+            continue
+        bytes_of = [run["bytes"] for run in mine if run.get("bytes")]
+        moved = ", ".join(
+            f"{key.replace('_', ' ')} {statistics.median(each[key] for each in bytes_of) / 1e6:.0f}"
+            for key in (bytes_of[0] if bytes_of else ())
+        )
+        span = f"{good[0]:.4g} to {good[-1]:.4g}" if len(good) > 1 else ""
+        yield f"| {variant} | {len(good)} | {statistics.median(good):.4g} | {span} | {moved} |"
+
+
+def chart(report: dict[str, Any]) -> Iterator[str]:
+    """The picture of a report of starts, drawn anew into docs/."""
+    if report["name"] == "image":
+        name = "image-readiness.svg"
+        done = [msgspec.convert(run, Run) for run in report["runs"]]
+        (ROOT / "docs" / name).write_text(_plot.readiness(done, _rounds.starts()))
+        yield f"\n![Seconds to the first useful output, by variant]({name})"
 
 
 def main() -> None:

@@ -106,7 +106,7 @@ def compare(variant: str, ours: Path, meta: Path, data: Path, work: Path, rounds
     try:
         name = largest(plain)
         for number in range(rounds + 1):
-            for what, root in (("read-plain", plain), (variant, ours)):
+            for what, root in ((f"{variant}-plain", plain), (variant, ours)):
                 path = root / name
                 rate, each = average(sequential, path), average(small, path)
                 if number:  # round 0 brings the data into the page cache

@@ -33,7 +33,7 @@ def test_figures_rest_on_medians_of_the_runs_that_ended_well(bench):
             *runs("on-demand-fanotify", 14.0, stall_seconds=8.0),
             *runs("containerd", 91.0, 92.0),
             Run(variant="nydus", n=1, failed="nydusd is not built"),
-            *runs("read-plain", 1.0, sequential_mb_per_s=1000, us_per_4k=10),
+            *runs("read-filled-fanotify-plain", 1.0, sequential_mb_per_s=1000, us_per_4k=10),
             *runs("read-filled-fanotify", 1.0, sequential_mb_per_s=1000, us_per_4k=12.5),
         ],
     )
