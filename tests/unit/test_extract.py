@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -182,7 +184,28 @@ def test_hot_files_come_first_and_files_are_never_half_there(site: Site, monkeyp
     assert fingerprint(plain) == site.want
 
 
-def test_a_full_disk_or_a_crash_in_between(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_leaves_whole_files_only(site: Site) -> None:
+    script = (
+        "import sys; from pathlib import Path; from bootseer.blocks.extract import extract\n"
+        "from bootseer.store.folder import FolderStore\n"
+        f"extract(FolderStore(Path({str(site.folder / 'store')!r})), {site.digest!r}, Path(sys.argv[1]))"
+    )
+    plain = site.folder / "plain"
+    for visit in (3, 40):
+        environ = {**os.environ, "BOOTSEER_FAULTS": f"blocks.extract.place=kill@{visit}"}
+        command = [sys.executable, "-c", script, str(plain)]
+        assert subprocess.run(command, env=environ, timeout=60, check=False).returncode == -signal.SIGKILL
+        found = [path for path in plain.rglob("*") if path.is_file() and not path.is_symlink()]
+        whole = [path for path in found if ".bootseer-extract-" not in str(path)]
+        assert visit > 3 or len(whole) < 10
+        for path in whole:
+            assert path.read_bytes() == (site.source / path.relative_to(plain)).read_bytes()
+        with pytest.raises(BootseerError, match="not empty"):
+            extract(site.store, site.digest, plain)
+        shutil.rmtree(plain)
+
+
+def test_a_full_disk_in_between(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BOOTSEER_FAULTS", "blocks.extract.place=enospc")
     with pytest.raises(BootseerError, match="space"):
         extract(site.store, site.digest, site.folder / "plain")

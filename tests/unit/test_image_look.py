@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from typer.testing import CliRunner
@@ -157,7 +158,9 @@ def test_profiles(site: Site, tmp_path: Path) -> None:
         assert word in text
     picture = tmp_path / "plot.svg"
     found = site.json("profile", "show", site.ref, "--job", "train", "--plot", str(picture))
-    assert picture.read_text().startswith("<svg")
+    curves = ElementTree.parse(picture).findall("{http://www.w3.org/2000/svg}polyline")
+    assert len(curves) == 1
+    assert len(curves[0].attrib["points"].split()) > 2
     assert found["chosen"] == first
     assert [one["path"] for one in found["start"]["files"]] == ["/bin/big", "/etc/caps"]
     assert found["start"]["processes"][0]["comm"] == "python"
