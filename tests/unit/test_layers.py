@@ -184,6 +184,11 @@ HOSTILE = {
     "long name": [Member("n" * 256)],
     "long target": [Member("l", "symlink", link="x" * 4096)],
     "empty target": [Member("l", "symlink", link="")],
+    "long path": [Member("a/" * 2047 + "aa")],
+    "endless path": [Member("a/" * 1_000_000 + "a")],
+    "long path through a link": [
+        folder("a/" * 1500), Member("l", "symlink", link="a/" * 1500), Member("l/" + "b/" * 1000 + "f"),
+    ],
     "device number": [Member("c", "char", device=(4096, 0))],
 }  # fmt: skip
 
@@ -192,6 +197,12 @@ HOSTILE = {
 def test_hostile_members_are_refused(members: list[Member]) -> None:
     with pytest.raises(DataError):
         Image([members])
+
+
+def test_the_deepest_path() -> None:
+    deep = "a/" * 2047
+    image = Image([[Member(deep + "o")], [Member(deep + "n"), Member(".wh.a")]])
+    assert image.writer.children(deep.encode()) == [b"n"]
 
 
 def test_40_links_are_followed() -> None:

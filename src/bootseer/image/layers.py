@@ -22,6 +22,8 @@ _log = logging.getLogger(__name__)
 _WHITEOUT, _OPAQUE, _AUFS = b".wh.", b".wh..wh..opq", b".wh..wh."
 _MAX_LINKS = 40
 """Symbolic links followed in one path, as in the kernel."""
+_MAX_PATH = 4095
+"""PATH_MAX without its NUL: nobody could open what lies deeper, and work per member stays bounded."""
 _IMPLIED = Attrs(0o755)
 _TYPES = {tar.CHAR: stat.S_IFCHR, tar.BLOCKDEV: stat.S_IFBLK, tar.FIFO: stat.S_IFIFO}
 
@@ -33,7 +35,10 @@ class _Folder(NamedTuple):
     path: bytes
 
     def below(self, name: bytes) -> bytes:
-        return self.path + b"/" + name if self.path else name
+        path = self.path + b"/" + name if self.path else name
+        if len(path) > _MAX_PATH:
+            raise DataError(f"a path of {len(path)} bytes, more than {_MAX_PATH}: {_show(path[:80])}...")
+        return path
 
     def child(self, name: bytes) -> Node | None:
         assert self.node.children is not None
@@ -147,15 +152,15 @@ class LayeredTree:
 
     def _remove_lower(self, parent: _Folder, name: bytes) -> None:
         """Remove ``name`` as far as lower layers made it: a layer's whiteouts never hide its own members."""
-        path = parent.below(name)
-        if path not in self._fresh:
-            self._writer.remove(path)
-            return
-        node = parent.child(name)
-        if node is not None and node.children is not None:
-            folder = _Folder(node, path)
-            for child in list(node.children):
-                self._remove_lower(folder, child)
+        stack = [(parent, name)]
+        while stack:
+            folder, name = stack.pop()
+            path = folder.below(name)
+            node = folder.child(name)
+            if path not in self._fresh:
+                self._writer.remove(path)
+            elif node is not None and node.children is not None:
+                stack += [(_Folder(node, path), child) for child in node.children]
 
     def _clear(self, parent: _Folder, name: bytes) -> None:
         """Remove a directory at ``name``: what is to come there replaces anything else."""
@@ -174,55 +179,46 @@ class LayeredTree:
         if self._parent is not None and wanted == self._parent_name:
             return self._parent
         self._parent = None
-        try:
-            folder = self._resolve(parts)
-        except _Missing:
-            folder = self._make_parents(parts)
+        folder = self._resolve(parts, make=True)
         self._parent, self._parent_name = folder, wanted
         return folder
 
-    def _make_parents(self, parts: list[bytes]) -> _Folder:
-        folder = _Folder(self._writer.root, b"")
-        for count in range(1, len(parts) + 1):
-            try:
-                folder = self._resolve(parts[:count])
-            except _Missing:
-                name = parts[count - 1]
-                if folder.child(name) is not None:
-                    raise DataError(f"{_show(b'/'.join(parts[:count]))} is a dangling link with members") from None
-                path = folder.below(name)
-                folder = _Folder(self._writer.add_dir(path, _IMPLIED), path)
-        return folder
+    def _resolve(self, parts: list[bytes], *, make: bool = False) -> _Folder:
+        """The folder that ``parts`` leads to, links followed inside the root; with ``make``, missing ones are made.
 
-    def _resolve(self, parts: list[bytes]) -> _Folder:
-        """The folder that ``parts`` leads to, links followed inside the root.
-
-        `_Missing` when a part is not there, `DataError` when one is no directory or links go in circles.
+        `_Missing` when a part is not there, `DataError` when one is no directory, links go in circles, or one that
+        dangles would have to be made.
         """
         above = [_Folder(self._writer.root, b"")]
-        ahead = parts[::-1]
         followed = 0
-        while ahead:
-            name = ahead.pop()
-            if name in (b"", b"."):
-                continue
-            if name == b"..":
-                if len(above) > 1:
-                    above.pop()
-                continue
-            here = above[-1]
-            node = here.child(name)
-            if node is None:
-                raise _Missing
-            if node.children is not None:
-                above.append(_Folder(node, here.below(name)))
-                continue
-            followed += 1
-            if node.kind != stat.S_IFLNK or followed > _MAX_LINKS:
-                raise DataError(f"{_show(b'/'.join(parts))} is no directory but has members")
-            if node.target.startswith(b"/"):
-                del above[1:]
-            ahead += node.target.split(b"/")[::-1]
+        for part in parts:
+            ahead, in_link = [part], False
+            while ahead:
+                name = ahead.pop()
+                if name in (b"", b"."):
+                    continue
+                if name == b"..":
+                    if len(above) > 1:
+                        above.pop()
+                    continue
+                here = above[-1]
+                node = here.child(name)
+                if node is None:
+                    if not make:
+                        raise _Missing
+                    if in_link:
+                        raise DataError(f"{_show(b'/'.join(parts))} leads through a dangling link")
+                    node = self._writer.add_dir(here.below(name), _IMPLIED)
+                if node.children is not None:
+                    above.append(_Folder(node, here.below(name)))
+                    continue
+                followed += 1
+                if node.kind != stat.S_IFLNK or followed > _MAX_LINKS:
+                    raise DataError(f"{_show(b'/'.join(parts))} is no directory but has members")
+                if node.target.startswith(b"/"):
+                    del above[1:]
+                ahead += node.target.split(b"/")[::-1]
+                in_link = True
         return above[-1]
 
 
@@ -250,6 +246,8 @@ def _content(reader: tar.ChunkReader, entry: tar.Entry) -> Iterator[Buffer | Hol
 
 def _parts(name: bytes) -> list[bytes]:
     """The components of a member's name, taken from the root; `DataError` for ``..`` and NUL."""
+    if len(name) > 2 * _MAX_PATH:
+        raise DataError(f"member with a name of {len(name)} bytes: {_show(name[:80])}...")
     parts = [part for part in name.split(b"/") if part not in (b"", b".")]
     if b".." in parts or b"\0" in name:
         raise DataError(f"member whose name leads out of the root: {_show(name)}")
