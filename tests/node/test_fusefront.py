@@ -44,7 +44,7 @@ class Tree:
         self.device = fusefront.mount(self.folder, 128 << 10)
         self.pid = 0
 
-    def front(self, holder: int | None = None) -> None:
+    def front(self, holder: int | None = None, revive: Callable[[], int] | None = None) -> None:
         self.counts[Count.FRONT_STARTS] += 1
         holder = holder or os.getpid()
         self.pid = os.fork()
@@ -55,7 +55,7 @@ class Tree:
                     if fd not in own:
                         with contextlib.suppress(OSError):
                             os.close(fd)
-                fusefront.run(self.shared, self.device, self.near, self.fd, holder)
+                fusefront.run(self.shared, self.device, self.near, self.fd, holder, revive=revive)
                 os._exit(0)
             finally:
                 os._exit(1)
@@ -280,6 +280,55 @@ def test_without_its_holder_it_ends_and_readers_get_errors(tmp_path: Path) -> No
             tree.read(0, 4096).result(5)
     finally:
         tree.close()
+
+
+def test_a_dead_holder_is_replaced(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    holder = os.fork()
+    if holder == 0:
+        signal.pause()
+    told, tell = os.pipe()
+    os.dup2(tell, 300)  # out of the reach of what the front closes
+
+    def revive() -> int:
+        pid = os.fork()
+        if pid == 0:
+            with contextlib.suppress(BaseException):
+                alive = b"" if any(not _is_open(fd) for fd in tree.device.fds) else str(os.getpid()).encode()
+                os.write(300, alive + b" ")
+                signal.pause()
+            os._exit(0)
+        return pid
+
+    pids: list[int] = []
+    try:
+        tree.front(holder, revive)
+        got = tree.read(0, 4096)
+        wanted = tree.wanted()
+        for _ in range(3):
+            os.kill(pids[-1] if pids else holder, signal.SIGKILL)
+            pids.append(int(os.read(told, 20)))
+        assert not got.done()
+        tree.fill(0, 0)
+        tree.far.send(Came(wanted.id))
+        assert got.result(5) == DATA[:4096]
+        assert tree.counts[Count.FRONT_STARTS] == 1
+    finally:
+        os.waitpid(holder, 0)
+        tree.close()
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for fd in (told, tell, 300):
+            os.close(fd)
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
 
 
 def test_a_block_that_does_not_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

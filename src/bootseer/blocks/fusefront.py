@@ -6,7 +6,8 @@ off, asked for over the channel, and answered when its blocks came, so waiting r
 
 The holder opened the mount (`mount`) and keeps its descriptors. When the front is killed readers wait; the next front
 finds what was negotiated in ``Shared.note``, and has the kernel send again what its predecessor took (Linux 6.9). When
-the holder is gone the readers get EIO, and the mount fails closed with this process.
+the holder is killed the front forks another, which only needs the descriptors and never comes near the locks that the
+workers may hold at that moment. When that fails, readers get EIO, and the mount fails closed with this process.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ import select
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from bootseer.blocks.channel import Again, Came, Channel, Wanted, request_id
 from bootseer.blocks.shared import Count, Shared
 from bootseer.blocks.spec import DATA
-from bootseer.errors import BootseerError
+from bootseer.errors import BootseerError, UnavailableError
 from bootseer.kernel import fuse
 
 log = logging.getLogger(__name__)
@@ -63,9 +65,10 @@ def mount(folder: Path, max_readahead: int) -> fuse.Device:
 
 
 class Front:
-    """Serves ``device`` until the mount ends or the holder (process ``holder``) does.
+    """Serves ``device`` until the mount ends.
 
-    ``data_fd``: the cache's data file, as long as the tree's data.
+    ``data_fd``: the cache's data file, as long as the tree's data. ``revive`` is called when the holder (process
+    ``holder``) has died; it returns the pid of the new one. Without it the end of the holder is the front's too.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class Front:
         holder: int,
         *,
         max_readahead: int = 128 << 10,
+        revive: Callable[[], int] | None = None,
     ) -> None:
         self._shared, self._device, self._channel, self._data_fd, self._holder = (
             shared,
@@ -85,6 +89,7 @@ class Front:
             data_fd,
             holder,
         )
+        self._revive = revive
         self._options = options(max_readahead)
         self._generation = shared.counts[Count.FRONT_STARTS]
         self._numbers = itertools.count()
@@ -106,28 +111,50 @@ class Front:
         poll = select.poll()
         poll.register(self._channel.fileno(), select.POLLIN)
         poll.register(self._wake, select.POLLIN)
-        holder = -1
-        with contextlib.suppress(ProcessLookupError):
-            holder = os.pidfd_open(self._holder)
-            poll.register(holder, select.POLLIN)
+        holder = self._watch_holder(poll)
         try:
-            while holder >= 0 and not server.wait(0):
-                for fd, _ in poll.poll(self._timeout()):
+            while not server.wait(0):
+                for fd, _ in poll.poll(self._timeout() if holder >= 0 else 0):
                     if fd == self._channel.fileno():
                         self._messages()
                     elif fd == self._wake:
                         with contextlib.suppress(BlockingIOError):
                             os.read(self._wake, 4096)
                     elif fd == holder:
-                        log.error("the holder %d died: readers of %s get errors", self._holder, self._device.mountpoint)
-                        return
+                        poll.unregister(holder)
+                        os.close(holder)
+                        holder = -1
                 self._send()
                 self._expire()
+                if holder < 0:
+                    self._next_holder()
+                    holder = self._watch_holder(poll)
         except BootseerError as exc:
             log.error("the FUSE front ends: %s", exc)
         finally:
             for waiting in self._take_all():
                 self._answer(waiting, OSError(errno.EIO, os.strerror(errno.EIO)))
+
+    def _watch_holder(self, poll: select.poll) -> int:
+        """A descriptor that ``poll`` finds readable when the holder has ended; -1 when it has."""
+        try:
+            fd = os.pidfd_open(self._holder)
+        except ProcessLookupError:
+            return -1
+        poll.register(fd, select.POLLIN)
+        return fd
+
+    def _next_holder(self) -> None:
+        """Raises `UnavailableError` when there is none to be had."""
+        what = f"the holder {self._holder} of {self._device.mountpoint} died"
+        if self._revive is None:
+            raise UnavailableError(f"{what}: readers get errors")
+        log.warning("%s; starting another", what)
+        time.sleep(0.01)  # bounds the rate
+        try:
+            self._holder = self._revive()
+        except OSError as exc:
+            raise UnavailableError(f"{what} and no other can be started ({exc.strerror}): readers get errors") from exc
 
     def _serve(self) -> fuse.Server:
         operations = fuse.SingleFile(DATA, self._shared.size, self._read)
@@ -287,10 +314,17 @@ class Front:
 
 
 def run(
-    shared: Shared, device: fuse.Device, channel: Channel, data_fd: int, holder: int, *, max_readahead: int = 128 << 10
+    shared: Shared,
+    device: fuse.Device,
+    channel: Channel,
+    data_fd: int,
+    holder: int,
+    *,
+    max_readahead: int = 128 << 10,
+    revive: Callable[[], int] | None = None,
 ) -> None:
     """The body of a front process, forked from the holder."""
-    Front(shared, device, channel, data_fd, holder, max_readahead=max_readahead).run()
+    Front(shared, device, channel, data_fd, holder, max_readahead=max_readahead, revive=revive).run()
 
 
 def _is_dying(pid: int) -> bool:

@@ -5,7 +5,8 @@ them, and end when the kernel says ENODEV (unmounted or aborted). The kernel wak
 operation that waits holds its worker: give as many workers as reads may wait at once, and some more, or return `LATER`.
 When the process dies the kernel answers every reader with ECONNABORTED or ENOTCONN: it fails closed. Where another
 process holds duplicates of all descriptors the readers wait instead, for the server that takes over (`Server.resume`).
-A child made by ``os.fork`` closes its copies, as it would otherwise keep a dead server's mount waiting for ever.
+A child made by ``os.fork`` closes its copies, as it would otherwise keep a dead server's mount waiting for ever; those
+of a `Device` that was handed in are left to its owner.
 
 Operations must not touch their own mount: with each worker waiting for a request that no worker is left to answer, the
 mount hangs.
@@ -151,7 +152,8 @@ class Server:
     def _run(self, device: Device) -> None:
         self._fds = self._core.channels = device.fds
         self._mount = device.entry
-        _servers.add(self)
+        if self._device is None:  # else it is for its owner to say which children keep it
+            _servers.add(self)
         self._serving = self._workers
         for number in range(self._workers):
             name, fd = f"fuse-{self.options.name}-{number}", device.fds[number % len(device.fds)]
