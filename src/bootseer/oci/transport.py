@@ -4,35 +4,34 @@ Why not a library: a 1 MiB range from a real registry costs the client 0.5 ms of
 2.4 ms with httpx (three interleaved runs on two cores; httpx's parser is pure Python). A cold start makes a thousand.
 
 Concurrency: any thread may call `Transport.request`; a connection belongs to one answer until that is closed. No
-threads of its own. Waits: ``CONNECT`` seconds to connect; afterwards every `PROGRESS` bytes (or the end of what is
-sent or expected) must take less than ``STALL`` seconds of waiting, so neither a silent nor a dripping server holds us.
+threads of its own. Waits: ``CONNECT`` seconds to connect; afterwards every 16 KiB (or the end of what is sent or
+expected) must take less than ``STALL`` seconds of waiting, so neither a silent nor a dripping server holds us.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import functools
 import http.client
-import io
 import os
 import select
 import socket
 import ssl
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator, Mapping
 from http.client import HTTPMessage
 from pathlib import Path
-from typing import Any, NamedTuple, cast
-from urllib.parse import unquote, urlsplit
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import msgspec
 
+from bootseer.oci._progress import Response, limited
+from bootseer.oci._proxy import login_header, proxy_for
+
 CONNECT = 10.0
 STALL = 30.0
-PROGRESS = 16 << 10
 _PIECE = 256 << 10
 _IDLE = 16
 _AGE = 50.0
@@ -163,12 +162,12 @@ class Transport:
         connection that turns out dead is replaced by a new one, unseen.
         """
         origin = Origin.of(url)
-        proxy = _proxy(origin) if proxies else None
+        proxy = proxy_for(origin.scheme, origin.host) if proxies else None
         target = url if proxy and origin.scheme == "http" else _target(url)
         length = body.length if isinstance(body, FilePart) else len(body or b"")
         sent = {"User-Agent": "bootseer", "Accept-Encoding": "identity", **headers}
         if proxy and origin.scheme == "http":
-            sent.update(_proxy_login(proxy))
+            sent.update(login_header(proxy))
         if body is not None:
             sent["Content-Length"] = str(length)
         while True:
@@ -233,11 +232,11 @@ class Transport:
         if origin.scheme == "https":
             connection = http.client.HTTPSConnection(via.host, via.port, timeout=CONNECT, context=self._context(origin))
             if proxy:
-                connection.set_tunnel(origin.host, origin.port, _proxy_login(proxy))
+                connection.set_tunnel(origin.host, origin.port, login_header(proxy))
         else:
             connection = http.client.HTTPConnection(via.host, via.port, timeout=CONNECT)
         connection.blocksize = _PIECE
-        connection.response_class = _limited(CONNECT)
+        connection.response_class = limited(CONNECT)
         try:
             connection.connect()
             connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -270,59 +269,6 @@ class Transport:
             return self._contexts[names[0]]
 
 
-class _Response(http.client.HTTPResponse):
-    """Reads through a watched file; `http.client.HTTPConnection` calls it with a socket and a method."""
-
-    def __init__(self, sock: socket.socket, *args: Any, limit: float = STALL, **kwargs: Any) -> None:
-        super().__init__(sock, *args, **kwargs)
-        self.watched = _Watched(sock, self.fp.detach(), limit)
-        self.fp = io.BufferedReader(self.watched, 64 << 10)
-
-
-def _limited(limit: float) -> type[http.client.HTTPResponse]:
-    return cast("type[http.client.HTTPResponse]", functools.partial(_Response, limit=limit))
-
-
-class _Watched(io.RawIOBase):
-    """A socket's raw file whose reads give up when ``PROGRESS`` bytes cost more than ``limit`` seconds of waiting.
-
-    Only time inside a read counts: a consumer may pause as long as it likes.
-    """
-
-    def __init__(self, sock: socket.socket, raw: io.RawIOBase, limit: float) -> None:
-        self._sock, self._raw = sock, raw
-        self.limit = limit
-        self._waited = 0.0
-        self._came = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int | None:
-        left = self.limit - self._waited
-        if left <= 0:
-            raise TimeoutError(f"fewer than {PROGRESS} bytes in {self.limit:.0f} s")
-        self._sock.settimeout(left)
-        began = time.monotonic()
-        try:
-            count = self._raw.readinto(buffer)
-        except TimeoutError:
-            raise TimeoutError(f"no answer within {self.limit:.0f} s") from None
-        self._came += count or 0
-        self._waited += time.monotonic() - began
-        if self._came >= PROGRESS:
-            self.restart(self.limit)
-        return count
-
-    def restart(self, limit: float) -> None:
-        self.limit, self._waited, self._came = limit, 0.0, 0
-
-    def close(self) -> None:
-        if not self.closed:
-            self._raw.close()
-        super().close()
-
-
 def _exchange(
     connection: http.client.HTTPConnection,
     method: str,
@@ -343,9 +289,9 @@ def _exchange(
 
 
 def _begin(connection: http.client.HTTPConnection, patience: float) -> http.client.HTTPResponse:
-    connection.response_class = _limited(patience)
+    connection.response_class = limited(patience)
     response = connection.getresponse()
-    assert isinstance(response, _Response)
+    assert isinstance(response, Response)
     response.watched.restart(min(STALL, patience))
     return response
 
@@ -360,22 +306,6 @@ def _ended(sock: socket.socket) -> bool:
 def _target(url: str) -> str:
     parts = urlsplit(url)
     return (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-
-
-def _proxy(origin: Origin) -> str | None:
-    """The proxy the environment names for ``origin``, or None."""
-    found = urllib.request.getproxies_environment().get(origin.scheme)
-    if not found or urllib.request.proxy_bypass_environment(origin.host):  # type: ignore[attr-defined]
-        return None
-    return found if "://" in found else f"http://{found}"
-
-
-def _proxy_login(proxy: str) -> dict[str, str]:
-    parts = urlsplit(proxy)
-    if not parts.username:
-        return {}
-    pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-    return {"Proxy-Authorization": "Basic " + base64.b64encode(pair.encode()).decode()}
 
 
 def _why(exc: BaseException) -> str:
