@@ -359,6 +359,9 @@ def test_everything_comes_back_through_the_reader() -> None:
         elif stat.S_ISREG(node.mode):
             assert inode.size == node.size
             assert reader.read(inode, 0, node.size) == content(node, sink.data)
+    for node in wanted.values():
+        size = 64 if meta[node.nid * 32] & 1 else 32
+        assert node.nid * 32 // 4096 == (node.nid * 32 + size - 1) // 4096, "an inode crosses a block"
     sizes = {node.links for node in (writer.lookup(b"hard"), writer.lookup(b"dir1/hard")) if node}
     assert sizes == {3}
 
