@@ -118,9 +118,7 @@ class _Walk:
         while stack:
             folder = stack.pop()
             below = []
-            with os.scandir(os.path.join(self._top, folder)) as entries:
-                found = sorted((entry.name, entry.inode()) for entry in entries)
-            for name, _ in found:
+            for name in sorted(os.listdir(os.path.join(self._top, folder))):
                 path = folder + b"/" + name if folder else name
                 full = os.path.join(self._top, path)
                 status = os.lstat(full)
