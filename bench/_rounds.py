@@ -49,8 +49,8 @@ def starts() -> list[str]:
     return ["local", *ours, "nydus", "nydus-prefetch", f"nydus{FAR}", f"nydus-prefetch{FAR}", "containerd"]
 
 
-SPARE = ["hot-fuse-10ms", "warm-fuse", "warm-fuse-norecord"]
-"""Starts that no figure needs where the fanotify driver works; they run when they are named."""
+SPARE = ["hot-fuse-10ms", "warm-fuse", "warm-fuse-norecord", "read-filled-fuse"]
+"""What no figure needs where the fanotify driver works; they run when they are named."""
 OTHERS = ["convert", "convert-tools", "read-complete", *(f"read-filled-{driver}" for driver in DRIVERS)]
 
 
