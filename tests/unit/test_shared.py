@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bootseer.blocks.channel import Again, Came, Channel, Wanted, request_id
 from bootseer.blocks.shared import UNIT, Count, Shared
-from bootseer.blocks.trace import Recorder
+from bootseer.blocks.trace import first_touches
 from bootseer.errors import DataError, UnavailableError
 
 
@@ -65,18 +65,18 @@ def test_another_file_is_refused() -> None:
 
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.tuples(st.integers(0, 40 * UNIT - 1), st.integers(1, 9 * UNIT)), max_size=20))
-def test_touches_are_those_of_a_recorder(reads: list[tuple[int, int]]) -> None:
+def test_touches_are_first_touches(reads: list[tuple[int, int]]) -> None:
     size = 40 * UNIT
     shared = Shared.create(10, 40, size=size, block_size=4 * UNIT)
-    recorder = Recorder("0" * 64, size)
+    rows = []
     shared.touch(0, 1, 1)
     assert shared.touch_log.since(0) == []  # not recording
     shared.counts[Count.RECORDING] = 1
     for pid, (offset, length) in enumerate(reads):
         length = min(length, size - offset)
         shared.touch(offset, length, pid)
-        recorder.touch(offset, length, pid)
-    want = [(touch.pid, touch.unit, touch.count) for touch in recorder.stop().touches]
+        rows.append((0, pid, offset // UNIT, (offset + length - 1) // UNIT + 1 - offset // UNIT))
+    want = [(touch.pid, touch.unit, touch.count) for touch in first_touches(rows, size)[0]]
     assert [entry[1:] for entry in shared.touch_log.since(0)] == want
     assert [entry[1:] for entry in shared.touch_log.since(2)] == want[2:]
 

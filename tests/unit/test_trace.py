@@ -1,9 +1,8 @@
-"""The trace format and the recorder."""
+"""The trace format, and touch logs that become traces."""
 
 from __future__ import annotations
 
 import struct
-import threading
 from pathlib import Path
 
 import msgspec
@@ -12,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.blocks import _hash
-from bootseer.blocks.trace import UNIT, Process, Recorder, Touch, Trace, first_touches
+from bootseer.blocks.trace import UNIT, Process, Touch, Trace, first_touches
 from bootseer.errors import DataError
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "blocks"
@@ -117,57 +116,6 @@ def test_a_sealed_touch_beyond_the_end_is_refused(unit: int, count: int) -> None
     body = old().encode()[:72] + struct.pack("<IIQI", 0, 0, unit, count) * 2
     with pytest.raises(DataError, match="beyond"):
         Trace.decode(sealed(body))
-
-
-def test_first_touches_only() -> None:
-    recorder = Recorder(TREE, 100 * UNIT)
-    recorder.touch(0, 1, 1)
-    recorder.touch(10, UNIT, 2)
-    recorder.touch(0, 2 * UNIT, 3)
-    recorder.touch(5 * UNIT, UNIT, 4)
-    recorder.touch(4 * UNIT - 1, 3 * UNIT, 5)
-    found = [(touch.pid, touch.unit, touch.count) for touch in recorder.stop().touches]
-    assert found == [(1, 0, 1), (2, 1, 1), (4, 5, 1), (5, 3, 2), (5, 6, 1)]
-
-
-def test_stopped_recorder_is_deaf() -> None:
-    recorder = Recorder(TREE, 100 * UNIT)
-    recorder.touch(0, UNIT, 1)
-    first = recorder.stop()
-    recorder.touch(UNIT, UNIT, 1)
-    assert recorder.stop().touches == first.touches
-    assert first.complete
-
-
-def test_the_limit_makes_it_incomplete() -> None:
-    recorder = Recorder(TREE, 100 * UNIT, limit=3)
-    for unit in range(10):
-        recorder.touch(2 * unit * UNIT, 1, 1)
-    trace = recorder.stop()
-    assert len(trace.touches) == 3
-    assert not trace.complete
-
-
-def test_a_warm_mount_is_incomplete() -> None:
-    recorder = Recorder(TREE, UNIT)
-    recorder.mark_incomplete()
-    assert not Trace.decode(recorder.stop().encode()).complete
-
-
-def test_threads_never_record_a_unit_twice() -> None:
-    recorder = Recorder(TREE, 2000 * UNIT)
-
-    def run() -> None:
-        for unit in range(0, 2000, 4):
-            recorder.touch(unit * UNIT, 4 * UNIT, 1)
-
-    threads = [threading.Thread(target=run) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10)
-    units = [unit for touch in recorder.stop().touches for unit in range(touch.unit, touch.unit + touch.count)]
-    assert sorted(units) == list(range(2000))
 
 
 @given(st.lists(st.tuples(st.integers(0, 99), st.integers(1, 9), st.integers(0, 40), st.integers(0, 20)), max_size=40))

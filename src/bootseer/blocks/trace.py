@@ -7,8 +7,6 @@ On disk: ``docs/internals/trace.md``. A trace is advice: `Trace.decode` refuses 
 from __future__ import annotations
 
 import struct
-import threading
-import time
 from collections.abc import Iterable
 
 import msgspec
@@ -156,52 +154,3 @@ def first_touches(rows: Iterable[tuple[int, int, int, int]], size: int) -> tuple
             found.append(Touch(ms, pid, start, stop - start))
             unit = stop
     return tuple(found), True
-
-
-class Recorder:
-    """Notes first touches, from any thread. ``driver`` names the data path that calls `touch`."""
-
-    def __init__(self, tree: str, size: int, *, driver: str = "fuse", limit: int = MAX_TOUCHES) -> None:
-        self._tree = tree
-        self._size = size
-        self._driver = driver
-        self._limit = limit
-        self._seen = bytearray(-(-size // UNIT))
-        self._touches: list[Touch] = []
-        self._began = time.time()
-        self._start = time.monotonic()
-        self._lock = threading.Lock()
-        self._complete = True
-        self._on = True
-
-    def touch(self, offset: int, length: int, pid: int) -> None:
-        """A read of ``length`` bytes (at least one, inside the file) at ``offset``."""
-        first = offset // UNIT
-        end = (offset + length - 1) // UNIT + 1
-        # Without the lock: a unit only ever turns from 0 to 1.
-        if self._seen.find(0, first, end) < 0:
-            return
-        ms = min(int((time.monotonic() - self._start) * 1000), 0xFFFFFFFF)
-        with self._lock:
-            if not self._on:
-                return
-            while (unit := self._seen.find(0, first, end)) >= 0:
-                stop = self._seen.find(1, unit, end)
-                stop = end if stop < 0 else stop
-                self._seen[unit:stop] = b"\1" * (stop - unit)
-                if len(self._touches) >= self._limit:
-                    self._complete = False
-                    self._on = False
-                    return
-                self._touches.append(Touch(ms, pid & 0xFFFFFFFF, unit, stop - unit))
-                first = stop
-
-    def mark_incomplete(self) -> None:
-        """Touches may have been missed, for example because a page cache was warm already."""
-        self._complete = False
-
-    def stop(self) -> Trace:
-        """End the recording (again: the same trace)."""
-        with self._lock:
-            self._on = False
-            return Trace(self._tree, self._size, int(self._began), self._complete, self._driver, tuple(self._touches))
