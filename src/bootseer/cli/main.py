@@ -37,7 +37,6 @@ def _root(
 ) -> None:
     level = {0: logging.WARNING, 1: logging.INFO}.get(verbose, logging.DEBUG)
     logging.basicConfig(level=level, format="bootseer: %(levelname)s: %(name)s: %(message)s", stream=sys.stderr)
-    logging.getLogger("httpx").setLevel(max(level, logging.WARNING))
 
 
 def _assemble() -> None:
