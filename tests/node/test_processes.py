@@ -170,7 +170,7 @@ def read(path: Path) -> bytes | int | None:
 @pytest.mark.parametrize(
     ("node", "who"),
     [("fanotify", "fetcher"), ("fanotify", "front"), ("fanotify", "holder"), ("fanotify", "any"), ("fuse", "fetcher"),
-     ("fuse", "front")],
+     ("fuse", "front"), ("fuse", "holder"), ("fuse", "any")],
     indirect=["node"],
 )  # fmt: skip
 def test_killed_again_and_again_while_readers_read(node: Node, who: str) -> None:

@@ -106,7 +106,8 @@ class FuseFront:
 
     def serve(self, channel: Channel, holder: int, revive: Revive) -> None:
         if self._device is not None:
-            fusefront.run(self._shared, self._device, channel, self._data_fd, holder, max_readahead=self._max_readahead)
+            shared, device, ahead = self._shared, self._device, self._max_readahead
+            fusefront.run(shared, device, channel, self._data_fd, holder, max_readahead=ahead, revive=revive)
 
     def busy(self) -> bool:
         return False
