@@ -359,7 +359,7 @@ def test_a_dead_block_server_is_not_in_place(nodes: Callable[[str], Node]) -> No
     one.run(fill_plain)
     (group,) = two.run(fill_plain).mounts
     assert isinstance(group, overlay.Group)
-    os.kill(tree.attach(group.tree_point, Path(two.config.state_dir)).status().pid, 9)
+    os.killpg(os.getpgid(tree.attach(group.tree_point, Path(two.config.state_dir)).status().pid), 9)
     result = two.run(fill_plain)
     assert (result.outcome, result.reason) == (Outcome.RESTORED_MOUNT, "hit")
     assert (two.host / "pkg" / "data").read_bytes() == b"d" * 100_000

@@ -104,13 +104,16 @@ def test_only_servers_are_taken_for_servers(folder: Path, arguments: list[str], 
     given = [str(folder) if text == "FOLDER" else text for text in arguments]
     code = "import sys; print(flush=True); sys.stdin.read()"
     with subprocess.Popen(
-        [sys.executable, "-c", code, *given], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", code, *given],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
     ) as process:
         assert process.stdout is not None
         process.stdout.readline()  # before, its command line may be empty
         if pid_file:
-            (folder / "pid").write_text(str(process.pid))
+            (folder / "pid").write_text(f"{process.pid} {process.pid}")
         try:
-            assert _process._find(folder) == (process.pid if found else None)
+            assert _process._find(folder) == ([process.pid] if found else [])
         finally:
             process.communicate(timeout=10)

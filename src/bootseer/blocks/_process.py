@@ -204,8 +204,8 @@ def _find(folder: Path) -> list[int]:
             with contextlib.suppress(OSError):
                 line = _command_line(int(entry))
                 # Other commands than ours may serve (see `tree.mount`), but the number may have passed to another one.
-                ours = _MODULE in line or own in line
-                if ours and (own in line or os.getpgid(int(entry)) in groups):
+                known = os.getpgid(int(entry)) in groups and (own in line or (b"\0-\0" in line and _MODULE in line))
+                if known or (own in line and _MODULE in line):
                     found.append(int(entry))
     return found
 
