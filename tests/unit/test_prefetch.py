@@ -110,6 +110,16 @@ def test_another_job_of_the_tree_lends_its_pack(rig: Rig, tmp_path: Path) -> Non
         assert list(plan.order) == rig.real[:20]
 
 
+def test_traces_of_its_own_outrank_the_pack_of_another_job(rig: Rig, tmp_path: Path) -> None:
+    rig.publish(rig.trace(*rig.real[:20]))
+    rig.fill()
+    assert rig.renew() == "published"
+    profiles.publish(rig.blob.store, ProfileKey("eval"), rig.trace(*rig.real[50:60]), rig.blob.map)
+    with rig.blob.open_cache(tmp_path / "other") as cache:
+        plan, _ = rig.begin(cache, ProfileKey("eval"))
+    assert plan == Plan(rig.real[50:60], 1, "")
+
+
 def test_a_pack_is_renewed_for_news_only(rig: Rig) -> None:
     rig.fill()
     rig.publish(rig.trace(*rig.real[:50]))

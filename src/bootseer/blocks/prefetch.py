@@ -20,6 +20,7 @@ from bootseer.blocks.blockmap import BlockMap
 from bootseer.blocks.cache import CacheFile
 from bootseer.blocks.fetch import Fetcher
 from bootseer.blocks.profiles import ProfileKey
+from bootseer.blocks.trace import Trace
 from bootseer.errors import BootseerError
 from bootseer.store import Store
 
@@ -55,23 +56,35 @@ def begin(fetcher: Fetcher, store: Store, key: ProfileKey, target: Target, *, dr
     Blocking: one listing and a request or two before the stream starts. Without a hot pack the hot list comes in ranges
     of the packs; without any profile nothing happens, and a miss fetches its window.
     """
-    opened = None
     try:
-        folders = [key.prefix(target.tree), f"profiles/{target.tree}"]
-        opened = hotpack.load(store, folders, target.tree, target.map_digest, target.map)
-        order: dict[int, None] = {}
-        if opened is not None:
-            order = dict.fromkeys(opened.pack.blocks)
-            fetcher.stream(opened.stream())
-        traces = profiles.load(store, target.tree, key, target.map.size)
-        if traces:
-            more = [block for block in profiles.merge(traces, target.map, driver) if block not in order]
-            fetcher.hot(more)
-            order |= dict.fromkeys(more)
-        return Plan(list(order), len(traces), opened.key if opened is not None else "")
+        return _begin(fetcher, store, key, target, driver)
+    except BootseerError as exc:
+        log.warning("no prefetch of tree %s: %s", target.tree[:12], exc)
     except Exception:
         log.exception("prefetch of tree %s failed; blocks come on demand", target.tree[:12])
-        return Plan()
+    return Plan()
+
+
+def _begin(fetcher: Fetcher, store: Store, key: ProfileKey, target: Target, driver: str) -> Plan:
+    def pack_in(folder: str) -> hotpack.Opened | None:
+        return hotpack.load(store, [folder], target.tree, target.map_digest, target.map)
+
+    traces: list[Trace] = []
+    opened = pack_in(key.prefix(target.tree))
+    if opened is None:
+        # A job's own traces say more about it than another job's pack.
+        traces = profiles.load_own(store, target.tree, key, target.map.size)
+        opened = pack_in(f"profiles/{target.tree}") if not traces else None
+    order: dict[int, None] = {}
+    if opened is not None:
+        order = dict.fromkeys(opened.pack.blocks)
+        fetcher.stream(opened.stream())
+    traces = traces or profiles.load(store, target.tree, key, target.map.size)
+    if traces:
+        more = [block for block in profiles.merge(traces, target.map, driver) if block not in order]
+        fetcher.hot(more)
+        order |= dict.fromkeys(more)
+    return Plan(list(order), len(traces), opened.key if opened is not None else "")
 
 
 def renew(
