@@ -259,7 +259,7 @@ def test_names_are_replaced_removed_and_linked() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from([b"a", b"b", b"c", b"d"]), st.integers(0, 4), st.integers(0, 200_000))))
+@given(st.lists(st.tuples(st.sampled_from([b"a", b"b", b"c", b"d"]), st.integers(0, 5), st.integers(0, 200_000))))
 def test_dead_ranges_are_what_no_file_has(steps: list[tuple[bytes, int, int]]) -> None:
     sink = Sink()
     writer = Writer(sink)
@@ -272,6 +272,8 @@ def test_dead_ranges_are_what_no_file_has(steps: list[tuple[bytes, int, int]]) -
         elif what == 2:
             half = size // 2
             writer.add_file(name, FILE, size + half, [noise(size, number), Hole(half)])
+        elif what == 3:
+            writer.add_file(name, FILE, size + 100_000, [Hole(100_000), noise(size, number)])
         else:
             put(writer, name, noise(size, number))
     meta = writer.finish()

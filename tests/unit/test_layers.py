@@ -122,10 +122,20 @@ def test_members_below_a_link_land_where_it_points() -> None:
         Member("abs", "symlink", link="/usr"),
         Member("out", "symlink", link="../../../usr/./lib/"),
         Member("twice", "symlink", link="out/.."),
+        Member("far/away/abs", "symlink", link="/usr"),
+        Member("far/away/up", "symlink", link="../../usr"),
     ]
-    upper = [Member("lib/a"), Member("abs/lib/b"), folder("abs/new"), Member("out/c"), Member("twice/d")]
+    upper = [
+        Member("far/away/abs/e"),
+        Member("far/away/up/f"),
+        Member("lib/a"),
+        Member("abs/lib/b"),
+        folder("abs/new"),
+        Member("out/c"),
+        Member("twice/d"),
+    ]
     image = Image([lower, upper])
-    assert {"usr/lib/a", "usr/lib/b", "usr/new", "usr/lib/c", "usr/d"} <= image.names()
+    assert {"usr/lib/a", "usr/lib/b", "usr/new", "usr/lib/c", "usr/d", "usr/e", "usr/f"} <= image.names()
     assert image.node("lib").target == b"usr/lib"
 
 
