@@ -30,6 +30,7 @@ from bootseer.image.record import ImageRecord
 from bootseer.kernel import mount as mounts
 
 _RECORDED_SECONDS = 15.0
+_PACK_SECONDS = 120.0
 
 
 class Order(msgspec.Struct, kw_only=True):
@@ -49,6 +50,8 @@ class Order(msgspec.Struct, kw_only=True):
     """Profile to prefetch by and record into; None: neither."""
     environ: dict[str, str] = {}
     """Settings of this start: ``BOOTSEER_...``."""
+    settle: bool = False
+    """Whether to wait for the hot pack to be made from the recording."""
     cache: str = ""
     """Node cache to use (default: an empty one below ``work``)."""
     options: dict[str, str] = {}
@@ -184,21 +187,27 @@ def lazy(order: Order, record: ImageRecord, clock: Clock) -> dict[str, Any]:
         clock.lap("mounted")
         run_job(rootfs, order, record.config)
         status = mounted.status()
-        after = _recorded(mounted) if order.job is not None else status
+        after = _recorded(mounted, pack=order.settle) if order.job is not None else status
     if status.driver != order.driver:
         raise UnsupportedError(f"asked for driver {order.driver}, got {status.driver}")
     said: dict[str, Any] = msgspec.to_builtins(status)
-    if status.bytes_hot and after.recording != "off":
+    if status.bytes_hot and not order.cache:
         said["waste"] = round(after.hot_unused_bytes / status.bytes_hot, 4)
-    said["recording"] = after.recording
+    said |= {"recording": after.recording, "new_hot_pack": after.hot_pack if order.settle else ""}
     return {key: value for key, value in said.items() if key not in ("id", "digest", "targets") and "pid" not in key}
 
 
-def _recorded(mounted: image.ImageMount | tree.TreeMount) -> tree.TreeStatus:
-    """Say that the job is ready; the status when the recording has ended (or the last one, after a while)."""
+def _recorded(mounted: image.ImageMount | tree.TreeMount, *, pack: bool) -> tree.TreeStatus:
+    """Say that the job is ready; the status when the trace is published, and the hot ``pack`` made, or after a while.
+
+    A real job goes on for hours, with its node at leisure to make the pack; this one has ended already.
+    """
     mounted.ready()
-    end = time.monotonic() + _RECORDED_SECONDS
-    while (status := mounted.status()).recording == "recording" and time.monotonic() < end:
+    end = time.monotonic() + (_PACK_SECONDS if pack else _RECORDED_SECONDS)
+    while time.monotonic() < end:
+        status = mounted.status()
+        if status.recording not in ("recording", "publishing") and not (pack and status.hot_pack in ("", "being made")):
+            break
         time.sleep(0.1)
     return status
 

@@ -154,7 +154,7 @@ class Bench:
         """The profile of ``driver``; its node cache stays, for the ``warm`` variants."""
         with self._place() as place:
             order = self._ours(place, driver, f"bench-{driver}")
-            order.environ, order.cache = dict(NO_FILL), str(self.work / f"warm-{driver}")
+            order.environ, order.cache, order.settle = dict(NO_FILL), str(self.work / f"warm-{driver}"), True
             return self._outcome(f"record-{driver}", 1, order)
 
     def _start(self, name: str, number: int) -> Run:
