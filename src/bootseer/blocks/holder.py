@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 _FINISH_SECONDS = 60.0
 _LEAVE_SECONDS = 0.3
 _RETRY_SECONDS = 0.25
-_HOPELESS = 5
+_HOPELESS = 4
 """After so many starts in a row that came to nothing, readers get errors at once instead of waiting."""
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -256,12 +256,14 @@ class Holder:
 
     def _restart(self) -> None:
         counts = self._counts
-        if self._fetcher.dead and not self._left and self._fetcher.due:
-            log.warning("the fetcher ended (%s); starting another", self._fetcher.ending)
-            if self._fetcher.failures >= _HOPELESS and not counts[Count.DOOMED]:
+        fetcher = self._fetcher
+        if fetcher.dead and not self._left:
+            if fetcher.failures >= _HOPELESS and not counts[Count.DOOMED]:
                 log.error("no fetcher stays alive: reads of missing blocks fail until one does")
                 counts[Count.DOOMED] = 1
-            self._start_fetcher()
+            if fetcher.due:
+                log.warning("the fetcher ended (%s); starting another", fetcher.ending)
+                self._start_fetcher()
         server, front = self._server, self._front
         if server is None or front is None or not server.dead or self._left:
             return
