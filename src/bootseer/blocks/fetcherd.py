@@ -8,13 +8,11 @@ dead one. Threads: the fetcher's own, ``wanted`` (requests of the front), ``cont
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import threading
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +20,7 @@ import msgspec
 
 from bootseer.blocks import keeper, prefetch, profiles
 from bootseer.blocks.cache import CacheFile, in_use
-from bootseer.blocks.channel import Again, Came, Channel, Wanted
+from bootseer.blocks.channel import Channel
 from bootseer.blocks.control import ControlServer, Request, TreeStatus
 from bootseer.blocks.fetch import Fetcher
 from bootseer.blocks.flight import FetchStats
@@ -32,6 +30,7 @@ from bootseer.blocks.recording import Recording
 from bootseer.blocks.shared import UNIT, Count, Shared
 from bootseer.blocks.source import StoreSource
 from bootseer.blocks.spec import TARGETS, ServerSpec
+from bootseer.blocks.wants import Wants
 from bootseer.errors import BootseerError, UnavailableError
 from bootseer.kernel import fanotify
 from bootseer.store import Store
@@ -78,7 +77,6 @@ class FetcherProcess:
         self._renewal_stop = threading.Event()
         self._hot_pack = ""
         self._recording = "off"
-        self._wanted: set[int] = set()
         self._tree = localize(store, spec.digest, Path(spec.cache_dir))
         self._key = profiles.ProfileKey(spec.profile) if spec.profile is not None else None
         if before is None:
@@ -157,7 +155,8 @@ class FetcherProcess:
         """Serve until the end, leave nothing behind."""
         jobs = [self._prefetch, self._sync]
         threads = [threading.Thread(target=job, name=job.__name__.strip("_"), daemon=True) for job in jobs]
-        wanted = threading.Thread(target=self._serve_wanted, name="wanted", daemon=True)
+        wants = Wants(self._channel, self._fetcher, self._cache, self._stop, from_memory=self._driver == "fuse")
+        wanted = threading.Thread(target=wants.run, name="wanted", daemon=True)
         control: ControlServer | None = None
         try:
             for thread in threads:
@@ -236,65 +235,6 @@ class FetcherProcess:
         group, self._group = self._group, None
         if group is not None:
             group.close()
-
-    # -- requests of the front -------------------------------------------------------------------------------------
-
-    def _serve_wanted(self) -> None:
-        self._channel.send(Again(), timeout=1.0)
-        while not self._stop.is_set():
-            try:
-                message = self._channel.receive(timeout=0.5)
-            except BootseerError as exc:
-                log.error("%s", exc)
-                return
-            if isinstance(message, Wanted) and message.id not in self._wanted:
-                self._want(message)
-
-    def _want(self, message: Wanted) -> None:
-        if not message.first <= message.last < self._tree.map.count:
-            self._channel.send(Came(message.id, errno.EIO), timeout=1.0)
-            return
-        self._wanted.add(message.id)
-        try:
-            self._fetcher.submit(message.first, message.last, partial(self._came, message))
-        except UnavailableError as exc:
-            self._came(message, exc, {})
-
-    def _came(self, message: Wanted, error: BootseerError | None, memory: dict[int, bytes]) -> None:
-        number, fd = 0, -1
-        if error is not None:
-            log.error("blocks %d..%d, wanted by process %d: %s", message.first, message.last, message.pid, error)
-            number = errno.EIO
-        elif memory and self._driver == "fuse":
-            fd = self._in_memory(message, memory)
-            number = 0 if fd >= 0 else errno.EIO
-        elif memory:
-            log.error("blocks %d..%d came but the cache has no room for them", message.first, message.last)
-            number = errno.EIO
-        self._wanted.discard(message.id)
-        if not self._channel.send(Came(message.id, number, fd), timeout=1.0):
-            log.warning("the front does not take the answer to request %d", message.id)
-        if fd >= 0:
-            os.close(fd)
-
-    def _in_memory(self, message: Wanted, memory: dict[int, bytes]) -> int:
-        """A memfd with the blocks of a request some of which could not be cached; -1 when that fails too."""
-        blocks = self._tree.map
-        fd = -1
-        try:
-            fd = os.memfd_create("bootseer-blocks", os.MFD_CLOEXEC)
-            with os.fdopen(fd, "wb", closefd=False) as out:
-                for block in range(message.first, message.last + 1):
-                    data = memory.get(block)
-                    out.write(
-                        self._cache.read(block << blocks.shift, blocks.length_of(block)) if data is None else data
-                    )
-        except OSError as exc:
-            log.error("blocks %d..%d cannot be handed over: %s", message.first, message.last, exc)
-            if fd >= 0:
-                os.close(fd)
-            return -1
-        return fd
 
     # -- recording, prefetch, bitmap -------------------------------------------------------------------------------
 
