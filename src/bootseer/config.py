@@ -54,6 +54,11 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     background_fill: bool = True
     """Fetch the rest of a blob after its hot set, so that the store is needed no more."""
 
+    cache_limit: Annotated[float, msgspec.Meta(ge=0)] = 0.8
+    """What the images' blocks may take of the cache's disk: a share up to 1, or bytes; 0: no limit."""
+    cache_keep_free: Annotated[float, msgspec.Meta(ge=0)] = 0.02
+    """What the node cache leaves free on its disk, in the same way."""
+
     registry_mirrors: dict[str, tuple[str, ...]] = {}
     """Registry -> mirrors to read from first, ``[http[s]://]host[:port][/prefix]`` each. As environment variable:
     ``docker.io=mirror.site:5000,other.site quay.io=mirror.site:5000``."""

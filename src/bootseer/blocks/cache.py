@@ -11,26 +11,23 @@ so the next one would succeed without them. Blocks since the last good one are n
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import logging
 import os
 import signal
-import struct
 import threading
 from pathlib import Path
 
 from bootseer import faults
-from bootseer.blocks import _hash
+from bootseer.blocks import _hash, bitmap
 from bootseer.blocks.blockmap import BlockMap
+from bootseer.blocks.cachelock import take_lock
 from bootseer.blocks.shared import Ready
 from bootseer.errors import UnavailableError, from_os_error
 
 log = logging.getLogger(__name__)
-
-_MAGIC = b"BSBITMAP"
-_VERSION = 1
-_HEADER = struct.Struct("<8sII32sQ")
 
 
 class CacheFile:
@@ -64,12 +61,10 @@ class CacheFile:
         another process owns it, `FullError` and kin for I/O errors.
         """
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            lock_fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock_fd = take_lock(folder)
         except OSError as exc:
             raise from_os_error(exc, f"open block cache {folder}") from exc
         try:
-            _take(lock_fd, folder)
             self = cls(folder, blocks, digest, lock_fd, ready=ready)
             try:
                 self._load()
@@ -129,22 +124,11 @@ class CacheFile:
 
     def _read_bitmap(self) -> bytearray | None:
         """One byte per block, or None when there is no trustworthy bitmap."""
-        try:
-            raw = (self.folder / "bitmap").read_bytes()
-        except FileNotFoundError:
-            return None
-        count = self.map.count
-        body = raw[: -_hash.SIZE]
-        good = (
-            len(raw) == _HEADER.size + (count + 7) // 8 + _hash.SIZE
-            and raw[: _HEADER.size] == _HEADER.pack(_MAGIC, _VERSION, 0, self.digest, count)
-            and _hash.digest(body) == raw[-_hash.SIZE :]
-        )
-        if not good:
+        path = self.folder / "bitmap"
+        flags = bitmap.read(path, bitmap.READY, self.digest, self.map.count)
+        if flags is None and path.exists():
             log.warning("bitmap of block cache %s is damaged; starting over", self.folder)
-            return None
-        bits = int.from_bytes(body[_HEADER.size :], "little")
-        return bytearray(int(char) for char in reversed(f"{bits:0{count}b}")) if count else bytearray()
+        return flags
 
     @property
     def complete(self) -> bool:
@@ -213,16 +197,8 @@ class CacheFile:
                 self._break(exc)
                 raise
             faults.point("blocks.cache.bitmap")
-            bits = int(snapshot[::-1].translate(_DIGITS), 2) if snapshot else 0
-            body = _HEADER.pack(_MAGIC, _VERSION, 0, self.digest, self.map.count)
-            body += bits.to_bytes((self.map.count + 7) // 8, "little")
-            tmp = self.folder / "bitmap.tmp"
-            with open(tmp, "wb") as out:
-                out.write(body + _hash.digest(body))
-                out.flush()
-                os.fsync(out.fileno())
-            faults.point("blocks.cache.bitmap.before-rename")
-            os.replace(tmp, self.folder / "bitmap")
+            raw = bitmap.encode(bitmap.READY, self.digest, snapshot)
+            bitmap.replace(self.folder / "bitmap", raw, "blocks.cache.bitmap")
             self._synced = count
             self._durable = snapshot
 
@@ -257,6 +233,8 @@ class CacheFile:
                 log.warning("cannot persist the bitmap of block cache %s: %s", self.folder, exc)
         self._close_data()
         if self._lock_fd >= 0:
+            with contextlib.suppress(OSError):
+                os.utime(self._lock_fd)  # the time of last use
             os.close(self._lock_fd)
             self._lock_fd = -1
 
@@ -281,19 +259,3 @@ def in_use(fd: int) -> bool:
     except OSError:
         return True
     return False
-
-
-_DIGITS = bytes.maketrans(b"\0\1", b"01")
-
-
-def _take(lock_fd: int, folder: Path) -> None:
-    try:
-        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        owner = os.pread(lock_fd, 32, 0).decode(errors="replace").strip() or "unknown"
-        raise UnavailableError(
-            f"block cache {folder} is in use by process {owner}",
-            hint="unmount what that process serves, or use another cache folder",
-        ) from None
-    os.ftruncate(lock_fd, 0)
-    os.pwrite(lock_fd, f"{os.getpid()}\n".encode(), 0)

@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from bootseer.blocks._hash import Buffer
 from bootseer.blocks.cache import CacheFile
@@ -43,7 +43,8 @@ class Fetcher:
     """Fills ``cache`` from ``sources`` (tried in order) with up to ``streams`` range requests at once.
 
     ``window``: bytes fetched around a demanded block. ``deadline``: seconds a reader waits before `UnavailableError`.
-    ``quiet``: background fill starts after this many seconds without demand, until `eager` lifts that.
+    ``quiet``: background fill starts after this many seconds without demand, until `eager` lifts that. ``make_room``
+    is called when the disk is full, by a thread that may take its time; it says whether there is space now.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Fetcher:
         window: int = DEMAND_WINDOW,
         deadline: float = 60.0,
         quiet: float = 0.5,
+        make_room: Callable[[], bool] | None = None,
     ) -> None:
         self.stats = FetchStats()
         self._cache = cache
@@ -67,6 +69,9 @@ class Fetcher:
         self._schedule = Schedule(self._queue, self._waiting, self.stats, streams=self._streams, quiet=quiet)
         self._schedule.last_demand = time.monotonic()
         self._deadline = deadline
+        self._room = make_room
+        self._room_lock = threading.Lock()
+        self._room_made = 0
         self._lock = threading.Lock()
         self._work_came = threading.Condition(self._lock)
         self._work_done = threading.Condition(self._lock)
@@ -413,12 +418,30 @@ class Fetcher:
 
     def _keep(self, block: int, data: Buffer) -> bytes | None:
         """Put ``data`` in the cache; returned when that fails, for those who wait for it."""
+        made = self._room_made
         try:
             self._cache.write(block, data)
         except OSError as exc:
-            self._note_full(exc)
-            return bytes(data)
+            try:
+                if exc.errno not in (errno.ENOSPC, errno.EDQUOT) or not self._make_room(made):
+                    raise
+                self._cache.write(block, data)
+            except OSError as more:
+                self._note_full(more)
+                return bytes(data)
         return None
+
+    def _make_room(self, made: int) -> bool:
+        """Have others give up space, one thread at a time; ``made``: `_room_made` when there was none. Whether a write
+        is worth another try. In vain once is in vain until the end: what is in use stays in use."""
+        with self._room_lock:
+            if self._room is None or self._room_made != made:
+                return self._room_made != made
+            if self._room():
+                self._room_made += 1
+                return True
+            self._room = None
+            return False
 
     def _note_full(self, exc: OSError) -> None:
         with self._lock:

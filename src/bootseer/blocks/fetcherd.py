@@ -13,12 +13,13 @@ import os
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from bootseer.blocks import keeper, prefetch, profiles
+from bootseer.blocks import cacheparts, keeper, nodecache, prefetch, profiles
 from bootseer.blocks.cache import CacheFile, in_use
 from bootseer.blocks.channel import Channel
 from bootseer.blocks.control import ControlServer, Request, TreeStatus
@@ -40,6 +41,8 @@ log = logging.getLogger(__name__)
 _SYNC_SECONDS = 2.0
 _TICK = 0.2
 _HOLDER_SECONDS = 5.0
+_ROOM = 256 << 20
+"""Given back by other trees when the disk is full."""
 _FAREWELL_SECONDS = 10.0
 """A hot pack of 700 MB takes 5 s at full speed; who unmounts waits for that."""
 
@@ -92,6 +95,7 @@ class FetcherProcess:
             window=spec.demand_window,
             deadline=spec.demand_deadline,
             quiet=spec.fill_quiet,
+            make_room=partial(nodecache.make_some, Path(spec.cache_dir), _ROOM, keep=self._tree.cache.name),
         )
         if counts[Count.JOB_READY]:
             self._fetcher.eager()
@@ -178,6 +182,8 @@ class FetcherProcess:
             self._cache.close()
             if control is not None:
                 control.close()
+            limits = nodecache.Limits(self._spec.cache_limit, self._spec.cache_keep_free)
+            nodecache.make_room(Path(self._spec.cache_dir), limits)
 
     def _serve(self) -> None:
         while not self._stop.is_set():
@@ -246,12 +252,17 @@ class FetcherProcess:
         self._recording = "publishing"
         trace = self._recorder.trace(complete=not (counts[Count.INCOMPLETE] or counts[Count.TOUCHES_LOST]))
         self._use = profiles.hot_use(self._plan.order, trace, self._tree.map)
+        if trace.touches:
+            self._keep_hot({*self._plan.order, *profiles.blocks_of(trace, self._tree.map)})
         self._recording = profiles.publish(self._store, self._key, trace, self._tree.map)
         counts[Count.RECORDED] = 1
         log.info("trace of %d touches: %s; %s", len(trace.touches), self._recording, self._use)
         if trace.touches and self._recording != "failed":
             self._renewal = threading.Thread(target=self._renew, args=(self._key,), name="hotpack", daemon=True)
             self._renewal.start()
+
+    def _keep_hot(self, blocks: set[int]) -> None:
+        cacheparts.keep_hot(self._tree.cache, self._tree.map_digest, self._tree.map.count, blocks)
 
     def _renew(self, key: profiles.ProfileKey) -> None:
         self._hot_pack = "being made"
@@ -281,6 +292,8 @@ class FetcherProcess:
                 self._plan = prefetch.begin(
                     self._fetcher, self._store, self._key, self._target, driver=self._recorder.driver
                 )
+                if self._plan.order:
+                    self._keep_hot(set(self._plan.order))
                 log.info(
                     "%d hot blocks, from %d traces and hot pack %r",
                     len(self._plan.order),

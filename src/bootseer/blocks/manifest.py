@@ -15,6 +15,7 @@ import msgspec
 from bootseer.blocks import _hash
 from bootseer.blocks._zstd import decompress
 from bootseer.blocks.blockmap import BlockMap, ObjectRef
+from bootseer.blocks.cachelock import Hold
 from bootseer.errors import DataError, NotFoundError, from_os_error
 from bootseer.store import Store
 
@@ -91,6 +92,8 @@ class LocalTree(msgspec.Struct, frozen=True):
     meta: Path
     cache: Path
     """Folder of the tree's cache file."""
+    hold: Hold
+    """Keeps the small parts here for as long as this object lives."""
 
     @property
     def map_digest(self) -> bytes:
@@ -111,7 +114,7 @@ def localize(store: Store, digest: str, cache_dir: Path) -> LocalTree:
     key = tree_key(digest)
     folder = cache_dir / "trees" / digest
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        hold = Hold(folder)
         raw = _kept(folder / "manifest.json", digest)
         if raw is None:
             raw = store.get(key)
@@ -134,7 +137,7 @@ def localize(store: Store, digest: str, cache_dir: Path) -> LocalTree:
     blocks = BlockMap.decode(encoded, manifest.single_pack)
     if blocks.size != manifest.data_size:
         raise DataError(f"block map of tree {digest[:12]} does not fit its data")
-    return LocalTree(digest, manifest, blocks, meta, cache_dir / "blocks" / manifest.map.digest)
+    return LocalTree(digest, manifest, blocks, meta, cache_dir / "blocks" / manifest.map.digest, hold)
 
 
 def fetch(store: Store, ref: ObjectRef) -> bytes:

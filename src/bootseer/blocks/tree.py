@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from bootseer.blocks import _process, control
+from bootseer.blocks import _process, control, nodecache
 from bootseer.blocks.control import Request, TreeStatus
 from bootseer.blocks.fetch import DEMAND_WINDOW
 from bootseer.blocks.manifest import TreeRef, localize
@@ -137,7 +137,12 @@ def mount(
             fill_quiet=settings.fill_quiet,
             demand_window=demand_window,
             driver=settings.driver,
+            cache_limit=settings.cache_limit,
+            cache_keep_free=settings.cache_keep_free,
         )
+        if not folder.exists():
+            limits = nodecache.Limits(settings.cache_limit, settings.cache_keep_free)
+            nodecache.make_room(cache_dir, limits, coming=nodecache.missing_bytes(tree), keep=tree.cache.name)
         driver = _process.join_or_start(folder, spec, server)
         try:
             target.mkdir(parents=True, exist_ok=True)

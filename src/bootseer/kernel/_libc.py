@@ -12,6 +12,7 @@ _libc.umount2.argtypes = [ctypes.c_char_p, ctypes.c_int]
 _libc.fanotify_init.argtypes = [ctypes.c_uint, ctypes.c_uint]
 _libc.fanotify_mark.argtypes = [ctypes.c_int, ctypes.c_uint, ctypes.c_uint64, ctypes.c_int, ctypes.c_char_p]
 _libc.unshare.argtypes = [ctypes.c_int]
+_libc.fallocate64.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 
 
 def _check(result: int, name: str) -> int:
@@ -46,3 +47,8 @@ def fanotify_mark(fd: int, flags: int, mask: int, file: str | int) -> None:
 def unshare(flags: int) -> None:
     """unshare(2) of the calling thread."""
     _check(_libc.unshare(flags), "unshare")
+
+
+def punch_hole(fd: int, offset: int, length: int) -> None:
+    """fallocate(2): the range becomes a hole that reads as zeros; the file keeps its size."""
+    _check(_libc.fallocate64(fd, 3, offset, length), "fallocate")  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE

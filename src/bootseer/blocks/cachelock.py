@@ -1,0 +1,158 @@
+"""Who owns a cache folder: the flock of its file ``lock``, whose text names the owner and whose mtime is the last use.
+
+Maintenance (`maintain`) owns a folder for moments only, and only one that nothing uses: the lock is not enough for
+that, as an EROFS mount may read a complete data file without any process. A write lease on the data file tells: the
+kernel grants it to the only one who has the file open, and while it is held, others wait in open(2).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from bootseer.errors import UnavailableError
+
+_MAINTENANCE = b"maintenance"
+_MAINTENANCE_SECONDS = 20.0
+_HANDOVER_SECONDS = 0.05
+
+
+def take_lock(folder: Path) -> int:
+    """Own the cache folder (made when missing) until the descriptor is closed; its time of last use is now.
+
+    Raises `UnavailableError` when another process owns it, and `OSError`. Maintenance is waited for.
+    """
+    began = time.monotonic()
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            continue  # removed in this moment
+        if _lock(fd):
+            if is_at(fd, folder / "lock"):
+                _sign(fd, b"%d" % os.getpid())
+                return fd
+            os.close(fd)
+            continue
+        owner = os.pread(fd, 64, 0).strip()
+        os.close(fd)
+        # A little patience in any case: maintenance may not have signed yet.
+        patience = _MAINTENANCE_SECONDS if owner.endswith(_MAINTENANCE) else _HANDOVER_SECONDS
+        if time.monotonic() - began > patience:
+            raise UnavailableError(
+                f"block cache {folder} is in use by process {owner.decode(errors='replace') or 'unknown'}",
+                hint="unmount what that process serves, or use another cache folder",
+            )
+        time.sleep(0.005)
+
+
+class Quiet(NamedTuple):
+    """A cache folder in maintenance. ``data_fd``: its data file, -1 when there is none."""
+
+    folder: Path
+    data_fd: int
+
+
+@contextlib.contextmanager
+def maintain(folder: Path) -> Iterator[Quiet | None]:
+    """Own a cache folder that nothing uses, for a moment; its time of last use stays. None when it is in use (or gone,
+    or on a file system where nobody can tell). Raises `OSError`.
+
+    Users that come meanwhile wait: `take_lock` for the lock, open(2) of the data file for the lease.
+    """
+    with contextlib.ExitStack() as undo:
+        try:
+            lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            yield None
+            return
+        undo.callback(os.close, lock)
+        if not _lock(lock) or not is_at(lock, folder / "lock"):
+            yield None
+            return
+        used = os.fstat(lock)
+        _sign(lock, b"%d %s" % (os.getpid(), _MAINTENANCE))
+        os.utime(lock, ns=(used.st_atime_ns, used.st_mtime_ns))
+        data = -1
+        with contextlib.suppress(FileNotFoundError):
+            data = os.open(folder / "data", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+            undo.callback(os.close, data)
+        yield Quiet(folder, data) if data < 0 or _lease(data) else None
+
+
+class Hold:
+    """While this object lives, the small files of the tree in ``folder`` (made when missing) are not removed by a
+    collection; it is used now. Raises `OSError`."""
+
+    __slots__ = ("_fd",)
+
+    def __init__(self, folder: Path) -> None:
+        self._fd = -1
+        while self._fd < 0 or not is_at(self._fd, folder):
+            self.release()
+            folder.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                self._fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                fcntl.flock(self._fd, fcntl.LOCK_SH)  # who removes it needs a millisecond
+        with contextlib.suppress(OSError):
+            os.utime(self._fd)
+
+    def release(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    __del__ = release
+
+
+@contextlib.contextmanager
+def unheld(folder: Path) -> Iterator[bool]:
+    """While inside, there is no `Hold` of ``folder``. False: there is one. Raises `OSError`."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield _lock(fd)
+    finally:
+        os.close(fd)
+
+
+def is_at(fd: int, path: Path) -> bool:
+    """Whether what is open as ``fd`` is still what ``path`` names."""
+    mine = os.fstat(fd)
+    try:
+        there = os.stat(path)
+    except FileNotFoundError:
+        return False
+    return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)
+
+
+def _lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _sign(fd: int, text: bytes) -> None:
+    """Best effort: on a full disk a lock without a name must do."""
+    with contextlib.suppress(OSError):
+        os.utime(fd)
+        os.pwrite(fd, text.ljust(31) + b"\n", 0)
+        os.ftruncate(fd, 32)
+
+
+def _lease(fd: int) -> bool:
+    try:
+        # Who opens the file has the kernel signal us: by one that is ignored by default, not SIGIO.
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+    except OSError:
+        return False
+    return True
