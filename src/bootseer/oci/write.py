@@ -45,14 +45,15 @@ def write_layout(
     config: spec.ContainerConfig,
     tag: str,
     *,
-    compression: Compression = "gzip",
+    compression: Compression | Sequence[Compression] = "gzip",
     level: int | None = None,
     platform: str | None = None,
     progress: Progress | None = None,
 ) -> str:
     """Write an image of ``layers`` (uncompressed tar files, or folders), bottom first, to the OCI layout ``folder``.
 
-    Adds to a layout that is there already; ``tag`` moves. Returns the manifest's digest; same input gives same bytes.
+    ``compression``: of all layers, or of each. Adds to a layout that is there already; ``tag`` moves. Returns the
+    manifest's digest; same input gives same bytes.
     """
     if not layers:
         raise ConfigError("an image needs at least one layer")
@@ -63,7 +64,8 @@ def write_layout(
         done: list[tuple[spec.Descriptor, str]] = []
         for number, layer in enumerate(layers):
             report = _reporter(progress, number, len(layers))
-            done.append(_write_layer(blobs, layer, compression, level, report))
+            kind = compression if isinstance(compression, str) else compression[number]
+            done.append(_write_layer(blobs, layer, kind, level, report))
         image = spec.ImageConfig(
             architecture=arch,
             os=os_name,

@@ -21,12 +21,13 @@ _TYPES = {
     "symlink": tarfile.SYMTYPE,
     "hardlink": tarfile.LNKTYPE,
     "char": tarfile.CHRTYPE,
+    "block": tarfile.BLKTYPE,
     "fifo": tarfile.FIFOTYPE,
 }
 
 
 class Member(NamedTuple):
-    """One tar member. ``kind``: file, dir, symlink, hardlink, char or fifo. Times in nanoseconds."""
+    """One tar member. ``kind``: file, dir, symlink, hardlink, char, block or fifo. Times in nanoseconds."""
 
     name: str
     kind: str = "file"
@@ -40,7 +41,7 @@ class Member(NamedTuple):
     xattrs: dict[str, bytes] = {}  # noqa: RUF012 - never written to
 
 
-def folder(name: str, mode: int = 0o755, **more: int) -> Member:
+def folder(name: str, mode: int = 0o755, **more: object) -> Member:
     return Member(name, "dir", mode=mode, **more)  # type: ignore[arg-type]
 
 

@@ -1,0 +1,260 @@
+"""Chaos: a crowd reads a lazy tree while its processes are killed and stopped and its store has bad weather.
+
+`Chaos.run` counts what went wrong. Wrong bytes, zeros and hangs must never be; errors may, where the plan has
+disturbances that lead to them (``docs/internals/chaos.md``). ``scripts/chaos`` is the long form.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import random
+import resource
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from bootseer.blocks.tree import TreeMount, TreeStatus
+from bootseer.errors import BootseerError, UnavailableError
+from bootseer.kernel import mount as mounts
+from bootseer.testing.crowd import Crowd, Tally, files_of
+from bootseer.testing.node import Node, alive, damage, pids, short_queues, until
+from bootseer.testing.weather import Weather
+
+log = logging.getLogger(__name__)
+
+DEADLINE = 30.0
+"""A read of a missing block fails after this many seconds."""
+LIMIT = 3 * DEADLINE
+"""A read that takes longer hangs: the deadline may begin anew with another front, and the machine be busy."""
+_BACK_SECONDS = 20.0
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What happens, how often; the run ends when all of it has."""
+
+    fetcher: int = 20
+    """``kill -9`` of the fetcher."""
+    front: int = 8
+    """... of the front."""
+    holder: int = 0
+    stop: int = 0
+    """SIGSTOP of the fetcher, for up to a second."""
+    outage: int = 0
+    """The store is down, for up to a second."""
+    squall: int = 0
+    """For up to two seconds the store is slow, fails, gives wrong and too few bytes."""
+    poor: int = 0
+    """The front has next to no descriptors, for up to half a second: reads fail."""
+    readers: int = 16
+    seed: int = 1
+    crashes: float = 0.2
+    """Share of rounds that end with the death of everything after the unmount; the next one goes on with the cache."""
+    torn: float = 0.2
+    """Share of rounds after which the bitmap is damaged; the next one begins with that."""
+    short_queue: bool = True
+    """Set ``fs.fanotify.max_queued_events`` to 2 while mounting."""
+    seconds: float = 600.0
+    """Give up after that."""
+
+    @property
+    def todo(self) -> dict[str, int]:
+        names = ("fetcher", "front", "holder", "stop", "outage", "squall", "poor")
+        return {name: getattr(self, name) for name in names if getattr(self, name)}
+
+
+class Outcome(msgspec.Struct, kw_only=True):
+    """``tally``: of all rounds; ``final``: of the last, undisturbed one, which reads every file."""
+
+    done: dict[str, int] = {}
+    rounds: int = 0
+    lost: int = 0
+    """Rounds whose tree gave errors for good, as holder and front had died in the same moment."""
+    crashes: int = 0
+    torn: int = 0
+    restarts: int = 0
+    taken_over: int = 0
+    denied: int = 0
+    failed: int = 0
+    bad_blocks: int = 0
+    tally: Tally = Tally()
+    final: Tally = Tally()
+    seconds: float = 0.0
+    findings: str = ""
+
+    @property
+    def clean(self) -> bool:
+        """No wrong byte, no zeros, no hang; and every file right in the end."""
+        both = self.tally + self.final
+        return not (both.mismatches or both.zeros or both.hangs or self.final.errors)
+
+
+class Chaos:
+    """One run over the node ``node``, whose tree has the content of the folder ``reference``."""
+
+    def __init__(self, node: Node, reference: Path, plan: Plan) -> None:
+        self._node, self._reference, self._plan = node, reference, plan
+        self._rand = random.Random(plan.seed)
+        self._todo = dict(plan.todo)
+        self._files = files_of(reference, largest=64 << 20)
+        self.outcome = Outcome(done=dict.fromkeys(self._todo, 0))
+
+    def run(self) -> Outcome:
+        began = time.monotonic()
+        self._end = began + self._plan.seconds
+        while self._todo and time.monotonic() < self._end:
+            self._round()
+        self._final()
+        self.outcome.seconds = round(time.monotonic() - began, 1)
+        return self.outcome
+
+    def _round(self) -> None:
+        rand, node, outcome = self._rand, self._node, self.outcome
+        ending = rand.random()
+        crash, torn = ending < self._plan.crashes, 1 - self._plan.torn < ending
+        Weather().make(node.weather)
+        made = self._mount()
+        outcome.rounds += 1
+        enough = time.monotonic() + (rand.uniform(1.0, 4.0) if crash else 60.0)
+        crowd = self._crowd(made, 0)
+        lost = False
+        last = made.status()
+        try:
+            with crowd:
+                while self._todo and time.monotonic() < min(enough, self._end) and not crowd.tally().hangs:
+                    status = self._status(made)
+                    if status is None:
+                        lost = True
+                        break
+                    last = status
+                    if status.complete:
+                        break
+                    self._disturb(rand.choice(list(self._todo)), made, status)
+                    self._pause(rand.uniform(0.02, 0.3))
+                last = self._status(made) or last
+        finally:
+            outcome.tally += crowd.stop()
+            outcome.findings += crowd.findings
+            outcome.lost += lost
+            outcome.restarts += last.front_restarts + last.fetcher_restarts + last.holder_restarts
+            outcome.taken_over += last.taken_over
+            outcome.denied += last.denied
+            outcome.failed += last.failed_reads
+            outcome.bad_blocks += last.bad_blocks
+            Weather().make(node.weather)
+        if crash and not lost:
+            self._crash(made)
+        else:
+            made.unmount()
+        # Killed readers may have left requests with the front: it stays until these are answered.
+        until(lambda: not node.left(), _BACK_SECONDS, f"the end of the server ({', '.join(node.left())})")
+        if torn and (node.data / "bitmap").exists():
+            outcome.torn += 1
+            damage(node.data / "bitmap", rand.choice(["flip", "truncate", "empty", "extend"]), rand, unit=16)
+        elif not crash:
+            node.forget_cache()
+
+    def _mount(self) -> TreeMount:
+        with short_queues() if self._plan.short_queue else contextlib.nullcontext():
+            return self._node.mount(demand_deadline=DEADLINE)
+
+    def _crowd(self, made: TreeMount, passes: int) -> Crowd:
+        folder = self._node.folder / f"crowd-{self.outcome.rounds}-{passes}"
+        return Crowd(
+            made.target, self._reference, folder, files=self._files, readers=self._plan.readers, passes=passes,
+            limit=LIMIT, seed=self._rand.randrange(1 << 30), drop=0.5,
+        )  # fmt: skip
+
+    def _status(self, made: TreeMount) -> TreeStatus | None:
+        """None: the tree has nobody any more who could serve it."""
+        try:
+            status = made.status()
+        except UnavailableError:
+            return None
+        return status if alive(status.pid) else None
+
+    def _crash(self, made: TreeMount) -> None:
+        """As when the node loses its power between two syncs, but for what the kernel wrote out anyway."""
+        with contextlib.suppress(BootseerError, ProcessLookupError):
+            group = os.getpgid(made.status().pid)
+            mounts.unmount(made.target)
+            os.killpg(group, signal.SIGKILL)
+            self.outcome.crashes += 1
+        made.unmount()
+
+    # -- disturbances ----------------------------------------------------------------------------------------------
+
+    def _disturb(self, what: str, made: TreeMount, status: TreeStatus) -> None:
+        if what in ("fetcher", "front", "holder"):
+            if not self._kill(what, made, status):
+                return
+        elif what == "stop":
+            with self._stopped(status.fetcher_pid):
+                self._pause(self._rand.uniform(0.1, 1.0))
+        elif what == "poor":
+            with self._poor(status.front_pid):
+                self._pause(self._rand.uniform(0.1, 0.5))
+        else:
+            bad = Weather(down=True) if what == "outage" else Weather(fail=0.3, flip=0.3, cut=0.2, latency=0.02)
+            bad.make(self._node.weather)
+            self._pause(self._rand.uniform(0.2, 1.0 if what == "outage" else 2.0))
+            Weather().make(self._node.weather)
+        self.outcome.done[what] += 1
+        self._todo[what] -= 1
+        if not self._todo[what]:
+            del self._todo[what]
+
+    def _kill(self, who: str, made: TreeMount, status: TreeStatus) -> bool:
+        """Kill it, and wait until another is there. Without that wait, holder and front might die together."""
+        pid = pids(status)[who]
+        if not pid or not alive(pid):
+            return False
+        os.kill(pid, signal.SIGKILL)
+
+        def back() -> bool:
+            now = self._status(made)
+            return now is None or now.complete or (pids(now)[who] != pid and alive(pids(now)[who]))
+
+        until(back, _BACK_SECONDS, f"another {who}")
+        return True
+
+    @contextlib.contextmanager
+    def _stopped(self, pid: int) -> Iterator[None]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+    @contextlib.contextmanager
+    def _poor(self, pid: int) -> Iterator[None]:
+        try:
+            used = len(os.listdir(f"/proc/{pid}/fd"))
+            before = resource.prlimit(pid, resource.RLIMIT_NOFILE, (used + 3, 4096))
+        except (OSError, ValueError):
+            yield
+            return
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+
+    def _pause(self, seconds: float) -> None:
+        time.sleep(max(0.0, min(seconds, self._end - time.monotonic())))
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    def _final(self) -> None:
+        """Nothing is disturbed any more: every file must be right, from whatever the cache has now."""
+        made = self._mount()
+        with self._crowd(made, 1) as crowd:
+            self.outcome.final = crowd.join(LIMIT * 4)
+            self.outcome.findings += crowd.findings
+        made.unmount()
