@@ -105,7 +105,10 @@ def keep_hot(folder: Path, digest: bytes, count: int, hot: Iterable[int]) -> Non
     path = folder / "hot"
     try:
         if not path.exists() or path.read_bytes() != raw:
-            bitmap.replace(path, raw)
+            # Not synced, as its checksum tells when it is torn: this is at the time when a job gets ready.
+            tmp = folder / "hot.tmp"
+            tmp.write_bytes(raw)
+            os.replace(tmp, path)
     except OSError as exc:
         log.info("cannot keep the hot list of block cache %s: %s", folder, exc)
 
@@ -167,6 +170,11 @@ def _owners() -> _Owners:
                 major, minor, inode = fields[5].split(":")
                 found[os.makedev(int(major, 16), int(minor, 16)), int(inode)] = int(fields[4])
     return found
+
+
+def mount_points(meta: Path) -> list[str]:
+    """Where the tree with this ``meta`` is mounted, as far as this process sees."""
+    return _targets().get(str(meta), [])
 
 
 def _targets() -> dict[str, list[str]]:

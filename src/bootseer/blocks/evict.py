@@ -86,6 +86,15 @@ def remove_tree(folder: Path) -> bool:
     return True
 
 
+def remove_small(path: Path) -> bool:
+    """Delete one small file of a tree, unless it is used. Raises `OSError`."""
+    with unheld(path.parent) as alone:
+        if not alone or _open_elsewhere(path):
+            return False
+        path.unlink()
+    return True
+
+
 def sweep(quiet: Quiet) -> None:
     """Remove what killed processes left in a cache folder."""
     for path in quiet.folder.iterdir():

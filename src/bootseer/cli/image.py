@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bootseer import config as settings
-from bootseer.cli import image_look, image_profile
+from bootseer.cli import image_cache, image_look, image_profile
 from bootseer.cli._image import AsJson, Bars, JobName, PlainHttp, Ref, StoreUrl, print_json, size_text, terminable
 from bootseer.errors import BootseerError, ConfigError, NotFoundError, PrivilegeError
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Container images that start before they have arrived")
 image_look.register(app)
 app.add_typer(image_profile.app, name="profile")
+app.add_typer(image_cache.app, name="cache")
 
 
 @app.command()

@@ -1,0 +1,167 @@
+"""``bootseer image cache``: what images left on this node's disk, giving it back, checking it."""
+
+from __future__ import annotations
+
+import re
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bootseer import config as settings
+from bootseer.cli._image import AsJson, Bars, StoreUrl, count_text, print_json, print_table, size_text, terminable
+from bootseer.errors import ConfigError, DataError, NotFoundError
+
+if TYPE_CHECKING:
+    from bootseer.blocks.cachecheck import Check
+    from bootseer.blocks.cacheparts import Part
+
+app = typer.Typer(no_args_is_help=True, help="The node cache: blocks of images on this node's disk")
+
+_PATIENCE = 30.0
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+
+
+@app.command()
+def ls(as_json: AsJson = False) -> None:
+    """List the trees in the cache, longest unused first."""
+    from bootseer.blocks import cacheparts
+
+    cache = _cache()
+    found = cacheparts.parts(cache)
+    extra = {name: cacheparts.disk_bytes([cache / name]) for name in ("overlays", "work")}
+    if as_json:
+        print_json({"folder": str(cache), "disk_bytes": cacheparts.used(cache), "other_bytes": extra, "parts": found})
+        return
+    names = ("tree", "on disk", "blocks", "hot", "last use", "in use by")
+    total = f"{cache}: {size_text(cacheparts.used(cache))}"
+    print_table(total, names, (_row(part) for part in found), left=("tree", "in use by"))
+    for name, size in extra.items():
+        if size:
+            typer.echo(f"besides, {cache / name}: {size_text(size)}, which goes by itself")
+
+
+@app.command()
+def gc(
+    to: Annotated[str, typer.Option("--to", metavar="SIZE", help="Size to come down to, such as 50G")] = "",
+    everything: Annotated[bool, typer.Option("--all", help="Whatever is not in use")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Give disk space back: cold blocks first, then whole trees, longest unused first; nothing that is in use.
+
+    Without --to or --all only what the limits in the settings ask for (cache_limit, cache_keep_free).
+    """
+    from bootseer.blocks import cacheparts, nodecache
+
+    if to and everything:
+        raise ConfigError("--to and --all contradict each other")
+    cache, config = _cache(), settings.load()
+    before = cacheparts.used(cache)
+    if everything:
+        need = before + 1
+    elif to:
+        need = before - _size(to)
+    else:
+        need = nodecache.Limits(config.cache_limit, config.cache_keep_free).excess(cache)
+    done = nodecache.Collection()
+    if need > 0:
+        done = nodecache.collect(cache, need, dry_run=dry_run, patience=_PATIENCE, whole=everything)
+    if as_json:
+        print_json({"before": before, "bytes": done.bytes, "busy": done.busy, "dry_run": dry_run, "gone": done.gone})
+        return
+    would = "would give back" if dry_run else "gave back"
+    for one in done.gone:
+        what = "all" if one.whole else count_text(one.blocks, "cold block", "cold blocks")
+        typer.echo(
+            f"{would} {size_text(one.bytes):>9}: {what} of {' '.join(t[:12] for t in one.trees) or one.map[:12]}"
+        )
+    if done.busy:
+        typer.echo("another process is making room")
+    elif done.bytes < need <= before:
+        typer.echo(f"{size_text(need - done.bytes)} more were wanted, but the rest is in use")
+    typer.echo(f"{would} {size_text(done.bytes)} of {size_text(before)}")
+
+
+@app.command()
+def verify(
+    tree: Annotated[str, typer.Argument(metavar="[TREE]", help="First digits of its digest (default: all)")] = "",
+    repair: Annotated[bool, typer.Option("--repair", help="Drop what is damaged, so that it is fetched again")] = False,
+    store: StoreUrl = "",
+    as_json: AsJson = False,
+) -> None:
+    """Read every block in the cache and compare it with its hash; exit code 65 when damage is left.
+
+    With --repair and --store damaged blocks are fetched again at once. Mounted trees are checked, but not changed.
+    """
+    from bootseer.blocks import cachecheck, cacheparts
+    from bootseer.store import open_store
+
+    cache = _cache()
+    found = [part for part in cacheparts.parts(cache) if not tree or any(one.startswith(tree) for one in part.trees)]
+    if tree and not found:
+        raise NotFoundError(f"no tree {tree} is in the cache {cache}", hint="bootseer image cache ls lists them")
+    source = open_store(store) if store and repair else None
+    checks = []
+    with terminable(), Bars(quiet=as_json) as bars:
+        for part in found:
+            name = (part.trees[0] if part.trees else part.map)[:12]
+            checks.append(
+                cachecheck.check(
+                    cache,
+                    part,
+                    repair=repair,
+                    store=source,
+                    progress=partial(bars.update, name),
+                )
+            )
+    if as_json:
+        print_json(checks)
+    else:
+        for one in checks:
+            for line in _lines(one):
+                typer.echo(line)
+    left = [one for one in checks if one.damaged]
+    if left:
+        blocks = count_text(sum(len(one.bad) - one.dropped for one in left), "block", "blocks")
+        files = count_text(sum(len(one.bad_files) - one.dropped_files for one in left), "file", "files")
+        hint = "unmount what uses them and run again with --repair" if repair else "run again with --repair"
+        raise DataError(f"{blocks} and {files} in the cache {cache} are damaged", hint=hint)
+
+
+def _cache() -> Path:
+    return Path(settings.load().cache_dir).absolute()
+
+
+def _row(part: Part) -> tuple[str, ...]:
+    hot = "" if part.hot_total is None else f"{part.hot_ready}/{part.hot_total}"
+    users = [*part.mounts, *([f"process {part.owner}"] if part.owner and not part.mounts else [])]
+    return (
+        " ".join(digest[:12] for digest in part.trees) or f"({part.map[:12]})",
+        size_text(part.disk_bytes),
+        f"{part.blocks_ready}/{part.blocks_total}",
+        hot,
+        time.strftime("%Y-%m-%d %H:%M", time.localtime(part.last_use)),
+        " ".join(users),
+    )
+
+
+def _lines(one: Check) -> list[str]:
+    name = " ".join(digest[:12] for digest in one.trees) or f"({one.map[:12]})"
+    if one.trouble:
+        return [f"{name}: not checked: {one.trouble}"]
+    text = f"{name}: {count_text(one.checked, 'block', 'blocks')} checked"
+    if one.bad:
+        text += f", {len(one.bad)} damaged, {one.dropped} dropped, {one.fetched} fetched again"
+    if one.in_use:
+        text += ", in use"
+    return [text, *(f"  damaged: {path}" for path in one.bad_files)]
+
+
+def _size(text: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgt]?)b?", text.strip().lower())
+    if match is None:
+        raise ConfigError(f"bad size {text!r}", hint="write bytes, or a number with k, M, G or T")
+    return int(float(match[1]) * _UNITS[match[2]])
