@@ -186,8 +186,8 @@ def test_what_is_in_use_stays(node: Node, use: str) -> None:
     before = node.part(tree)
     done = nodecache.collect(node.cache, 1 << 40)
     gone = [one.trees for one in done.gone if one.whole]
-    assert gone == [[one] for one in (node.trees[1:] if use in ("lock", "data") else node.trees)]
-    if use in ("lock", "data"):
+    assert gone == [[one] for one in (node.trees if use == "meta" else node.trees[1:])]
+    if use != "meta":
         assert node.part(tree).blocks_ready == before.blocks_ready == COUNT
     assert (node.cache / "trees" / tree / "meta").exists()
     if not isinstance(kept, Hold):

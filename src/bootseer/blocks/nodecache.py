@@ -18,7 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from bootseer.blocks import evict
-from bootseer.blocks.cachelock import maintain
+from bootseer.blocks.cachelock import maintain, unheld
 from bootseer.blocks.cacheparts import Part, disk_bytes, map_of, parts, used
 from bootseer.blocks.manifest import LocalTree
 from bootseer.errors import BootseerError
@@ -165,7 +165,7 @@ def _shrink(cache_dir: Path, part: Part, need: int, dry_run: bool) -> Gone | Non
                 got = evict.drop_blocks(quiet, blocks, which) if which else 0
             return Gone(map=part.map, trees=part.trees, whole=False, blocks=len(which), bytes=got) if which else None
 
-    return _tried(step, part)
+    return _tried(step, cache_dir, part)
 
 
 def _remove(cache_dir: Path, part: Part, dry_run: bool, shrunk: int) -> Gone | None:
@@ -183,15 +183,21 @@ def _remove(cache_dir: Path, part: Part, dry_run: bool, shrunk: int) -> Gone | N
                     return None
         return Gone(map=part.map, trees=part.trees, whole=True, blocks=part.blocks_ready, bytes=size)
 
-    return _tried(step, part)
+    return _tried(step, cache_dir, part)
 
 
-def _tried(step: Callable[[], Gone | None], part: Part) -> Gone | None:
+def _tried(step: Callable[[], Gone | None], cache_dir: Path, part: Part) -> Gone | None:
     try:
-        return step()
+        return step() if not any(_wanted(cache_dir / "trees" / digest) for digest in part.trees) else None
     except (OSError, BootseerError) as exc:
         log.warning("cannot give back %s of the node cache: %s", part.map[:12] or part.trees[0][:12], exc)
         return None
+
+
+def _wanted(folder: Path) -> bool:
+    """Whether somebody is about to use the tree."""
+    with unheld(folder) as alone:
+        return not alone
 
 
 def _report(done: Collection, need: int) -> None:
