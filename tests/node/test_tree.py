@@ -398,7 +398,7 @@ def test_an_unknown_tree_mounts_nothing(site: Site) -> None:
 
 
 def test_a_failed_mount_is_undone(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> str:
+    def refuse(*_: object, **__: object) -> str:
         raise BootseerError("no")
 
     monkeypatch.setattr(mounts, "mount_erofs", refuse)
