@@ -253,6 +253,7 @@ class Chaos:
 
     def _final(self) -> None:
         """Nothing is disturbed any more: every file must be right, from whatever the cache has now."""
+        self._node.rate = 0.0
         made = self._mount()
         with self._crowd(made, 1) as crowd:
             self.outcome.final = crowd.join(LIMIT * 4)

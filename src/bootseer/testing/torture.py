@@ -12,8 +12,9 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
-from bootseer import oci
+from bootseer import image, oci
 from bootseer.testing.images import Member, folder, programs, tar_of
 
 SIZES = (0, 1, 4095, 4096, 4097, 65535, 65536, 65537, (1 << 20) + 1)
@@ -24,6 +25,26 @@ PROGRAM = "bin/sha256sum"
 """A program of this host, to be executed from the mount: ``PROGRAM FILE``."""
 SCRIPT = "bin/script"
 """A script that prints ``42``."""
+
+
+class Site(NamedTuple):
+    """A converted image and what it must look like."""
+
+    ref: str
+    reference: Path
+    """The image as `oci.unpack` makes it."""
+    store: Path
+    image: str
+    tree: str
+
+
+def prepare(ref: str, folder: Path) -> Site:
+    """Convert the image ``ref`` into ``folder/store`` and unpack it to ``folder/root``. Needs root."""
+    record = image.convert(ref, str(folder / "store"), work_dir=folder / "work")
+    with oci.open_image(ref) as opened:
+        oci.unpack(opened, folder / "root")
+    return Site(ref, folder / "root", folder / "store", record.image, record.tree)
+
 
 _CAPABILITY = bytes.fromhex("0100000200200000000000000000000000000000")
 _ENTRIES = 20_000

@@ -1,0 +1,192 @@
+"""Readers compare every byte while processes die and the store fails: the short form of ``scripts/chaos``."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bootseer.errors import BootseerError, UnavailableError, UnsupportedError
+from bootseer.kernel import _libc
+from bootseer.kernel import mount as mounts
+from bootseer.testing import ways
+from bootseer.testing.chaos import Chaos, Plan
+from bootseer.testing.crowd import Crowd, files_of
+from bootseer.testing.node import Node, short_queues, until
+from bootseer.testing.torture import Site
+from bootseer.testing.weather import Weather
+
+pytestmark = pytest.mark.root
+
+NodeOf = Callable[..., Node]
+RATE = 5e6
+
+both = pytest.mark.parametrize("driver", ["fanotify", "fuse"])
+
+
+@both
+def test_killed_again_and_again(site: Site, node_of: NodeOf, driver: str) -> None:
+    """Nothing but deaths: not even an error."""
+    node = node_of(site, driver, rate=RATE)
+    outcome = Chaos(node, site.reference, Plan(fetcher=20, front=8, holder=3, seconds=60)).run()
+    assert outcome.clean, outcome.findings
+    assert outcome.done == {"fetcher": 20, "front": 8, "holder": 3}
+    assert (outcome.lost, outcome.tally.errors) == (0, 0), outcome.findings
+    assert outcome.restarts >= 25
+    assert outcome.tally.files > 200
+
+
+@both
+def test_bad_weather(site: Site, node_of: NodeOf, driver: str) -> None:
+    """Errors are allowed: of readers that met a front without descriptors."""
+    node = node_of(site, driver, rate=RATE)
+    plan = Plan(fetcher=2, front=1, stop=2, outage=2, squall=2, poor=2, torn=0.5, seconds=60, seed=2)
+    outcome = Chaos(node, site.reference, plan).run()
+    assert outcome.clean, outcome.findings
+    assert outcome.done == plan.todo
+    assert outcome.bad_blocks > 0
+    assert outcome.tally.files > 200
+
+
+# -- controls: what the tests above would see ------------------------------------------------------------------------
+
+
+def test_control_without_anybody_to_hold_the_group_zeros_are_seen(site: Site, node_of: NodeOf, place: Path) -> None:
+    node = node_of(site, rate=2e6)
+    made = node.mount()
+    files = files_of(site.reference, largest=64 << 20)
+    with Crowd(made.target, site.reference, place / "crowd", files=files) as crowd:
+        time.sleep(0.5)
+        assert crowd.tally().mismatches == 0
+        node.kill_all(made)
+        until(lambda: crowd.tally().zeros > 5, 20, "a page of zeros")
+    assert crowd.tally().mismatches >= crowd.tally().zeros
+    assert "wrong" in crowd.findings
+
+
+@pytest.mark.parametrize("way", ways.WAYS)
+def test_control_one_wrong_byte_is_seen(place: Path, way: str) -> None:
+    for name in ("right", "wrong"):
+        (place / name).mkdir()
+        (place / name / "f").write_bytes(os.urandom(1) * 300_000)
+    data = bytearray((place / "right/f").read_bytes())
+    data[123_456] ^= 1
+    (place / "wrong/f").write_bytes(data)
+    with Crowd(place / "wrong", place / "right", place / "c", files=["f"], readers=1, some=[way], passes=1) as crowd:
+        found = crowd.join(20)
+    assert (found.mismatches, found.zeros, found.errors) == (1, 0, 0)
+
+
+def test_control_hangs_are_seen(site: Site, node_of: NodeOf, place: Path) -> None:
+    made = node_of(site, "fuse").mount()
+    front = made.status().front_pid
+    os.kill(front, signal.SIGSTOP)
+    try:
+        with Crowd(
+            made.target, site.reference, place / "crowd", files=["bulk/003"], readers=2, passes=1, limit=0.5
+        ) as crowd:
+            assert crowd.join(20).hangs == 2
+    finally:
+        os.kill(front, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("unlimited", [True, False])
+def test_queues_of_two_events(site: Site, node_of: NodeOf, place: Path, unlimited: bool) -> None:
+    """A full queue of events has the kernel allow what does not fit. Ours has no limit; the control has one."""
+    before = "from bootseer.kernel import fanotify; fanotify._FLAGS &= ~fanotify.FAN_UNLIMITED_QUEUE"
+    with short_queues():
+        made = node_of(site).mount(before="" if unlimited else before)
+    front = made.status().front_pid
+    os.kill(front, signal.SIGSTOP)
+    files = [name for name in files_of(site.reference) if name.startswith("bulk")]
+    with Crowd(made.target, site.reference, place / "crowd", files=files, passes=1) as crowd:
+        time.sleep(0.7)
+        os.kill(front, signal.SIGCONT)
+        found = crowd.join(60)
+    if unlimited:
+        assert found[3:] == (0, 0, 0, 0), crowd.findings
+    else:
+        assert found.zeros > 0
+
+
+# -- what must be refused --------------------------------------------------------------------------------------------
+
+
+def test_a_loop_device_over_the_marked_file_is_refused(
+    site: Site, node_of: NodeOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its reads raise no events: they would be zeros. Where the kernel mounts no files, FUSE is right."""
+    plain = _libc.mount
+
+    def no_files(source: str, target: str, fstype: str, flags: int, data: str) -> None:
+        if fstype == "erofs" and not source.startswith("/dev/"):
+            raise OSError(errno.ENOTBLK, os.strerror(errno.ENOTBLK), target)
+        plain(source, target, fstype, flags, data)
+
+    node = node_of(site)
+    monkeypatch.setattr(_libc, "mount", no_files)
+    with pytest.raises(UnsupportedError, match="loop"):
+        node.mount()
+    until(lambda: not node.left(), 10, "the end of the server")
+    made = node_of(site, "fuse").mount()
+    assert (made.target / "bulk/003").read_bytes() == (site.reference / "bulk/003").read_bytes()
+
+
+def test_a_mark_that_would_come_late_is_refused(site: Site, node_of: NodeOf, place: Path) -> None:
+    node = node_of(site)
+    made = node.mount()
+    (made.target / "bulk/003").read_bytes()
+    made.unmount()
+    (place / "bare").mkdir()
+    mounts.mount_erofs(node.cache / "trees" / site.tree / "meta", node.data / "data", place / "bare")
+    try:
+        assert (place / "bare/bulk/018").read_bytes() != (site.reference / "bulk/018").read_bytes()  # the control
+        with pytest.raises(UnavailableError, match="in use"):
+            node.mount()
+    finally:
+        mounts.unmount(place / "bare")
+    again = node.mount()
+    assert (again.target / "bulk/018").read_bytes() == (site.reference / "bulk/018").read_bytes()
+
+
+# -- outages ---------------------------------------------------------------------------------------------------------
+
+
+@both
+def test_a_store_that_is_down_before_the_start(site: Site, node_of: NodeOf, driver: str) -> None:
+    node = node_of(site, driver, copy=True)
+    store, hidden = Path(node.store_url), Path(f"{node.store_url}.hidden")
+    store.rename(hidden)
+    with pytest.raises(BootseerError):
+        node.mount()
+    assert node.left() == []
+    hidden.rename(store)
+    assert (node.mount().target / "bulk/003").read_bytes() == (site.reference / "bulk/003").read_bytes()
+
+
+@both
+def test_a_store_that_goes_and_comes_back(site: Site, node_of: NodeOf, driver: str) -> None:
+    """What is on the node is served; the rest is an error by its deadline, and right once the store is back."""
+    node = node_of(site, driver)
+    made = node.mount(demand_deadline=1.0)
+    want = (site.reference / "bulk/003").read_bytes()
+    assert (made.target / "bulk/003").read_bytes() == want
+    Weather(down=True).make(node.weather)
+    time.sleep(0.1)
+    assert (made.target / "bulk/003").read_bytes() == want
+    began = time.monotonic()
+    with pytest.raises(OSError, match="Input/output") as caught:
+        (made.target / "bulk/015").read_bytes()
+    assert caught.value.errno == errno.EIO
+    assert time.monotonic() - began < 10
+    made.unmount()
+    again = node.mount("again")  # small parts and bitmap are here
+    assert (again.target / "bulk/003").read_bytes() == want
+    Weather().make(node.weather)
+    until(lambda: again.status(), 10, "an answer")
+    assert (again.target / "bulk/015").read_bytes() == (site.reference / "bulk/015").read_bytes()
