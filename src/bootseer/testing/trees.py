@@ -10,11 +10,11 @@ from pathlib import Path
 Found = dict[bytes, dict[str, object]]
 
 
-def scan(root: Path) -> Found:
+def scan(root: Path, *, largest: int = 1 << 62) -> Found:
     """By path from ``root`` (which is ``b"."``): mode, owner, links, size, mtime, content, extended attributes.
 
     ``links`` lists the other names of what is no directory; ``content`` is a digest, a link's target or a device
-    number.
+    number. The content of files beyond ``largest`` bytes is not looked at.
     """
     found: Found = {}
     names: dict[tuple[int, int], list[bytes]] = {}
@@ -27,7 +27,7 @@ def scan(root: Path) -> Found:
             status = os.lstat(path)
             kind = stat.S_IFMT(status.st_mode)
             content: object = status.st_rdev
-            if kind == stat.S_IFREG:
+            if kind == stat.S_IFREG and status.st_size <= largest:
                 with open(path, "rb") as file:
                     content = hashlib.file_digest(file, "sha256").hexdigest()
             elif kind == stat.S_IFLNK:
