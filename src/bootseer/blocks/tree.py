@@ -17,6 +17,7 @@ import msgspec
 
 from bootseer.blocks import _process, control, nodecache
 from bootseer.blocks.control import Request, TreeStatus
+from bootseer.blocks.driver import DISK_SLACK
 from bootseer.blocks.fetch import DEMAND_WINDOW
 from bootseer.blocks.manifest import TreeRef, localize
 from bootseer.blocks.offline import extract, prefetch
@@ -142,7 +143,9 @@ def mount(
         )
         if not folder.exists():
             limits = nodecache.Limits(settings.cache_limit, settings.cache_keep_free)
-            nodecache.make_room(cache_dir, limits, coming=nodecache.missing_bytes(tree), keep=tree.cache.name)
+            coming = nodecache.missing_bytes(tree)
+            slack = DISK_SLACK if coming and settings.driver != "fuse" else 0
+            nodecache.make_room(cache_dir, limits, coming=coming + slack, keep=tree.cache.name)
         driver = _process.join_or_start(folder, spec, server)
         try:
             target.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,291 @@
+"""The node cache under real mounts: what is mounted stays, whoever died; a disk that is really full."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from bootseer import erofs
+from bootseer.blocks import cachecheck, cacheparts, nodecache, tree
+from bootseer.blocks.cacheparts import Part
+from bootseer.blocks.driver import DISK_SLACK
+from bootseer.blocks.tree import TreeMount
+from bootseer.config import Config
+from bootseer.errors import FullError
+from bootseer.kernel import mount as mounts
+from bootseer.store.folder import FolderStore
+
+pytestmark = pytest.mark.root
+
+FILES = 24
+SIZE = 300_000
+
+
+class Site:
+    """Two published trees of 7 MB, and a node whose cache is in ``base``."""
+
+    def __init__(self, store: FolderStore, digests: list[str], base: Path, driver: str) -> None:
+        self.store, self.digests, self.base, self.driver = store, digests, base, driver
+        self.cache = base / "cache"
+        self.state = base / "state"
+        self.mounted: list[TreeMount] = []
+
+    def mount(self, number: int = 0, **set: object) -> TreeMount:
+        values = {"background_fill": False, "demand_deadline": 10.0, "driver": self.driver, "cache_keep_free": 0, **set}
+        made = tree.mount(
+            self.store.url,
+            self.digests[number],
+            self.base / f"mnt{number}",
+            cache_dir=self.cache,
+            state_dir=self.state,
+            config=Config(**values),  # type: ignore[arg-type]
+        )
+        self.mounted.append(made)
+        return made
+
+    def part(self, number: int = 0) -> Part | None:
+        found = [part for part in cacheparts.parts(self.cache) if self.digests[number] in part.trees]
+        return found[0] if found else None
+
+    def log(self, number: int) -> str:
+        return (self.state / "trees" / f"{self.digests[number][:16]}.log").read_text()
+
+    def complete(self, number: int = 0) -> TreeMount:
+        """Mounted by nothing but the kernel."""
+        made = self.mount(number, background_fill=True)
+        made.ready()
+        until(lambda: made.status().complete)
+        made.unmount()
+        made = self.mount(number)
+        assert made.status().driver == "local"
+        return made
+
+    def close(self) -> None:
+        for made in self.mounted:
+            made.unmount()
+
+
+def content(number: int, file: int) -> bytes:
+    return random.Random(1000 * number + file).randbytes(SIZE)
+
+
+def wrong_and_failed(made: TreeMount, number: int) -> tuple[list[int], list[int]]:
+    """Files whose bytes are wrong, and files that cannot be read."""
+    wrong, failed = [], []
+    for file in range(FILES):
+        try:
+            if (made.target / f"f{file}").read_bytes() != content(number, file):
+                wrong.append(file)
+        except OSError as exc:
+            if exc.errno != errno.EIO:
+                raise
+            failed.append(file)
+    return wrong, failed
+
+
+def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "did not happen in time"
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[FolderStore, list[str]]:
+    base = tmp_path_factory.mktemp("published")
+    store, digests = FolderStore(base / "store"), []
+    for number in range(2):
+        folder = base / f"tree{number}"
+        folder.mkdir()
+        for file in range(FILES):
+            (folder / f"f{file}").write_bytes(content(number, file))
+        erofs.build(folder, base / "meta", base / "data")
+        digests.append(tree.publish(store, base / "meta", base / "data").digest)
+    return store, digests
+
+
+@pytest.fixture(params=["fanotify", "fuse"])
+def site(published: tuple[FolderStore, list[str]], tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Site]:
+    site = Site(*published, tmp_path, request.param)
+    yield site
+    site.close()
+
+
+@pytest.fixture(params=["fanotify", "fuse"])
+def small(published: tuple[FolderStore, list[str]], tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Site]:
+    """The cache is on an ext4 of its own, of 140 MB."""
+    disk, place = tmp_path / "disk", tmp_path / "place"
+    place.mkdir()
+    with open(disk, "wb") as file:
+        file.truncate(140 << 20)
+    subprocess.run(["mkfs.ext4", "-q", "-F", "-m", "0", disk], check=True, timeout=30)
+    subprocess.run(["mount", "-o", "loop", disk, place], check=True, timeout=30)
+    site = Site(*published, place, request.param)
+    site.state = tmp_path / "state"
+    try:
+        yield site
+        site.close()
+    finally:
+        mounts.unmount(place)
+
+
+def fill_up(folder: Path, leave: int) -> Path:
+    """Leave ``leave`` bytes free on the disk of ``folder``."""
+    disk = os.statvfs(folder)
+    ballast = folder / "ballast"
+    with open(ballast, "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, disk.f_bavail * disk.f_frsize - leave)
+        os.fsync(file.fileno())
+    return ballast
+
+
+def kill_all(pid: int) -> None:
+    group = os.getpgid(pid)
+    os.killpg(group, signal.SIGKILL)
+    until(lambda: not _alive(pid))
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_what_is_mounted_stays(site: Site) -> None:
+    made = site.mount()
+    (made.target / "f3").read_bytes()
+    part = site.part()
+    assert part is not None
+    assert part.in_use
+    assert nodecache.collect(site.cache, 1 << 40).gone == []
+    assert wrong_and_failed(made, 0) == ([], [])
+    made.unmount()
+    until(lambda: nodecache.collect(site.cache, 1 << 40).bytes > 0)
+    assert site.part() is None
+    assert wrong_and_failed(site.mount(), 0) == ([], [])
+
+
+@pytest.mark.parametrize("site", ["fanotify"], indirect=True)
+def test_what_only_the_kernel_uses_stays(site: Site) -> None:
+    made = site.complete()
+    kill_all(made.status().pid)
+    part = site.part()
+    assert part is not None
+    assert part.mounts == [str(made.target)]
+    # The hint may be missing, as in another mount namespace; the data file itself says it.
+    blind = Part(**{name: getattr(part, name) for name in part.__struct_fields__} | {"mounts": [], "owner": 0})
+    assert list(nodecache._steps(site.cache, [blind], 1 << 40, False, True)) == []
+    assert nodecache.collect(site.cache, 1 << 40).gone == []
+    assert not cachecheck.check(site.cache, part, repair=True).bad
+    mounts.unmount(made.target)
+    (gone,) = nodecache.collect(site.cache, 1 << 40).gone
+    assert gone.whole
+
+
+def test_what_is_mounted_is_checked_beside_the_mount(site: Site) -> None:
+    made = site.mount()
+    for file in range(0, FILES, 2):
+        (made.target / f"f{file}").read_bytes()
+    time.sleep(2.5)  # one turn of the bitmap
+    before = made.status()
+    part = site.part()
+    assert part is not None
+    found = cachecheck.check(site.cache, part, repair=True)
+    assert (found.in_use, found.bad, found.trouble) == (True, [], "")
+    assert 0 < found.checked <= before.blocks_ready
+    assert made.status().blocks_ready == before.blocks_ready, "nothing missing was fetched for a check"
+    first = (made.target / "f0").read_bytes()
+    with open(site.cache / "blocks" / part.map / "data", "r+b") as data:
+        at = data.read().index(first[:4096])
+        data.seek(at)
+        data.write(b"damage")
+    assert len(cachecheck.check(site.cache, part, repair=True).bad) == 1
+    assert cachecheck.check(site.cache, part, repair=True).damaged
+    made.unmount()
+    until(lambda: cachecheck.check(site.cache, part, repair=True).dropped == 1)
+    assert wrong_and_failed(site.mount(), 0) == ([], [])
+
+
+def test_limits_hold_after_a_tree_ends(site: Site) -> None:
+    old = site.mount(0)
+    assert wrong_and_failed(old, 0) == ([], [])
+    old.unmount()
+    new = site.mount(1, cache_limit=10e6)
+    part = site.part(0)
+    assert part is None, "it would not fit beside the new one"
+    assert wrong_and_failed(new, 1) == ([], [])
+    new.unmount()
+    again = site.mount(0)
+    assert wrong_and_failed(again, 0) == ([], [])
+    part = site.part(1)
+    assert part is not None
+    # It was not known to be hot, so only all of it can go, and only after the tree that pushes it out.
+    again.unmount()
+    third = site.mount(1, cache_limit=1e6)
+    third.unmount()
+    until(lambda: site.part(0) is None)
+
+
+def test_a_full_disk_makes_room_at_mount(small: Site) -> None:
+    old = small.mount(0)
+    assert wrong_and_failed(old, 0) == ([], [])
+    old.unmount()
+    fill_up(small.base, 4_000_000 + (DISK_SLACK if small.driver == "fanotify" else 0))
+    if small.driver == "fanotify":
+        os.rename(small.cache / "blocks", small.base / "elsewhere")
+        with pytest.raises(FullError, match="the fanotify driver needs"):
+            small.mount(1)
+        shutil.rmtree(small.cache / "blocks")
+        os.rename(small.base / "elsewhere", small.cache / "blocks")
+    new = small.mount(1)
+    assert new.status().driver == small.driver
+    assert small.part(0) is None
+    assert wrong_and_failed(new, 1) == ([], [])
+
+
+def test_a_disk_that_gets_full_makes_room(small: Site) -> None:
+    old = small.mount(0)
+    assert wrong_and_failed(old, 0) == ([], [])
+    old.unmount()
+    new = small.mount(1)
+    (new.target / "f0").read_bytes()
+    fill_up(small.base, 2_000_000)
+    assert wrong_and_failed(new, 1) == ([], [])
+    assert small.part(0) is None
+    assert not new.status().cache_full
+    assert "given back" in small.log(1)
+
+
+def test_a_full_disk_gives_right_bytes_or_an_error(small: Site) -> None:
+    used = small.mount(0)
+    assert wrong_and_failed(used, 0) == ([], [])
+    new = small.mount(1)
+    (new.target / "f0").read_bytes()
+    ballast = fill_up(small.base, 2_000_000)
+    wrong, failed = wrong_and_failed(new, 1)
+    assert wrong == []
+    assert bool(failed) == (small.driver == "fanotify"), "only FUSE can serve from memory"
+    assert new.status().cache_full
+    assert wrong_and_failed(used, 0) == ([], [])
+    new.unmount()
+    # On with what a full disk could keep.
+    again = small.mount(1) if small.driver == "fuse" else None
+    if again is not None:
+        assert wrong_and_failed(again, 1) == ([], [])
+        again.unmount()
+    ballast.unlink()
+    last = small.mount(1)
+    assert wrong_and_failed(last, 1) == ([], [])
+    part = small.part(1)
+    assert part is not None
+    assert cachecheck.check(small.cache, part).bad == []
