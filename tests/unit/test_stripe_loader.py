@@ -264,3 +264,64 @@ def test_a_plain_file_leaves_nothing_on_disk(fs, tmp_path):
     loader.close()
     cache.close()
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+def lose(monkeypatch, path: Path, *chunks: int) -> None:
+    """The disk did not take these chunks, and their pages are gone: what the kernel says once, in fdatasync."""
+    with open(path, "r+b") as file:
+        for chunk in chunks:
+            file.seek(chunk * UNIT)
+            file.write(bytes(UNIT))
+    left = [5]
+
+    def fail(fd):
+        if left:
+            raise OSError(left.pop(), "Input/output error")
+
+    monkeypatch.setattr(os, "fdatasync", fail)
+
+
+def wait_for(condition) -> None:
+    end = time.monotonic() + 8.0
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.05)
+
+
+def test_what_the_disk_lost_is_not_believed(fs, tmp_path, monkeypatch, caplog):
+    cache = NodeCache(tmp_path / "cache", 1 << 30)
+    loader = Loader(cache)
+    with fs.open("f") as file:
+        cached = cache.add(file)
+        loader.prefetch(file, 0, 4)
+        time.sleep(2.5)  # one turn of the thread that syncs
+        loader.prefetch(file, 0, 10)
+        lose(monkeypatch, cached.path, 5, 7)
+        wait_for(lambda: "lost data" in caplog.text)
+        assert get(loader, file, 0, 10 * UNIT) == DATA[: 10 * UNIT]
+        assert [chunk for chunk in range(10) if cached.ready(chunk)] == [0, 1, 2, 3], "what was synced before is good"
+        assert not cached.store(5, memoryview(DATA)[5 * UNIT : 6 * UNIT])
+    loader.close()
+    cache.close()
+    assert list((tmp_path / "cache").iterdir()) == [], "a later mount must not believe it either"
+    assert caplog.text.count("lost data") == 1
+
+
+def test_what_an_earlier_mount_lost_is_not_believed(fs, tmp_path, monkeypatch, caplog):
+    warm(fs, tmp_path / "cache")
+    lose(monkeypatch, next((tmp_path / "cache").iterdir()))
+    cache = NodeCache(tmp_path / "cache", 1 << 30)
+    loader = Loader(cache)
+    with fs.open("f") as file:
+        calls = counted(file, monkeypatch)
+        cache.add(file)
+        assert get(loader, file, 0, len(DATA)) == DATA
+        assert sum(length for _, length in calls) == len(DATA)
+    loader.close()
+    cache.close()
+    assert caplog.text.count("lost data") == 1
+
+
+def test_what_is_lost_at_the_end_is_removed(fs, tmp_path, monkeypatch):
+    monkeypatch.setenv("BOOTSEER_FAULTS", "stripefs.cache.fdatasync=eio")
+    warm(fs, tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []

@@ -5,6 +5,10 @@ read, or it was found in a file of an earlier mount and has the CRC that the sto
 and fail that check, so no record of what is present is needed, and a torn write after a crash cannot be believed.
 A plain file has no CRCs; its cache file starts empty and is removed at the end.
 
+What a page cache holds may still be lost on its way to the disk, and the kernel says so once, in fdatasync: a thread
+asks every 2 s while there is news. After a failure nothing since the last success is believed any more, here or by a
+later mount, nothing is added to that file, and a CRC that fits now proves nothing: the good page may be dropped later.
+
 Concurrency: any thread may call anything. Two mounts of one node may share a file: both write the same bytes, and each
 trusts only what it has checked itself.
 """
@@ -19,10 +23,12 @@ from pathlib import Path
 
 from crc32c import crc32c
 
+from bootseer import faults
 from bootseer.stripefs.read import ChunkFile, StripedFile
 
 _log = logging.getLogger(__name__)
 _UNKNOWN, _READY, _MISSING = 0, 1, 2
+_SYNC_SECONDS = 2.0
 
 
 class NodeFile:
@@ -40,13 +46,18 @@ class NodeFile:
         os.ftruncate(self.fd, file.size)
         os.utime(self.fd)
         self._state = bytearray([_UNKNOWN if found and self._striped else _MISSING]) * file.geometry.chunks
+        self._durable = bytes(len(self._state))
+        self._lock = threading.Lock()
+        self._news = False
         self._broken = False
+        if found and self._striped:
+            self.sync()  # an error that nobody has met yet is of an earlier mount
 
     def ready(self, chunk: int) -> bool:
         """Whether ``chunk`` may be read from ``fd``. Checks what an earlier mount left, once."""
         state = self._state[chunk]
         if state == _UNKNOWN:
-            state = self._state[chunk] = self._check(chunk)
+            state = self._settle(chunk, self._check(chunk))
         return state == _READY
 
     def _check(self, chunk: int) -> int:
@@ -67,8 +78,42 @@ class NodeFile:
             self._broken = True
             _log.warning("%s: not caching on disk any more: %s", self._file.path, exc.strerror)
             return False
-        self._state[chunk] = _READY
-        return True
+        return self._settle(chunk, _READY) == _READY
+
+    def _settle(self, chunk: int, state: int) -> int:
+        """``state`` for the chunk, unless the disk lost data meanwhile."""
+        with self._lock:
+            if not self._broken:
+                self._state[chunk] = state
+                self._news = True
+            return self._state[chunk]
+
+    def sync(self) -> None:
+        """Have the disk confirm what is there; what it lost is missing from now on. One thread at a time."""
+        with self._lock:
+            if self.fd < 0:
+                return
+            state, self._news = bytes(self._state), False
+        try:
+            faults.point("stripefs.cache.fdatasync")
+            os.fdatasync(self.fd)
+        except OSError as exc:
+            self._lose(exc)
+        else:
+            self._durable = state
+
+    def _lose(self, exc: OSError) -> None:
+        with self._lock:
+            self._broken = True
+            self._state[:] = bytes(_READY if state == _READY else _MISSING for state in self._durable)
+        _log.error("%s: the node cache lost data (%s): not caching on disk any more", self._file.path, exc.strerror)
+        if self._striped:
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+
+    @property
+    def has_news(self) -> bool:
+        return self._news and not self._broken
 
     def close(self) -> None:
         fd, self.fd = self.fd, -1
@@ -84,6 +129,8 @@ class NodeCache:
         self._lock = threading.Lock()
         self._files: dict[str, NodeFile] = {}
         self._taken = 0
+        self._closing = threading.Event()
+        self._syncing: threading.Thread | None = None
 
     def add(self, file: ChunkFile) -> NodeFile | None:
         """Cache ``file`` from now on; None (with a log line) when it does not fit or the disk does not allow it."""
@@ -101,6 +148,9 @@ class NodeCache:
                 return None
             self._taken += file.size
             self._files[file.identity] = made
+            if self._syncing is None:
+                self._syncing = threading.Thread(target=self._sync, name="bootseer-cache-sync", daemon=True)
+                self._syncing.start()
             return made
 
     def find(self, identity: str) -> NodeFile | None:
@@ -123,8 +173,19 @@ class NodeCache:
             path.unlink(missing_ok=True)  # another mount that has it open keeps it until it ends
             used -= size
 
+    def _sync(self) -> None:
+        while not self._closing.wait(_SYNC_SECONDS):
+            for file in list(self._files.values()):
+                if file.has_news:
+                    file.sync()
+
     def close(self) -> None:
+        self._closing.set()
+        if self._syncing is not None:
+            self._syncing.join()
         with self._lock:
             files, self._files = self._files, {}
         for file in files.values():
+            if file.has_news:
+                file.sync()
             file.close()
