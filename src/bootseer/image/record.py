@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
+from bootseer.blocks import _hash
 from bootseer.errors import BootseerError, DataError, NotFoundError
 from bootseer.oci import ImageConfig, Reference
 from bootseer.store import Store
@@ -19,6 +20,9 @@ log = logging.getLogger(__name__)
 FORMAT = "bootseer-image"
 VERSION = 2
 FOLDER = "images"
+_CHECK = b',"check":"'
+"""Before the BLAKE3 of what the record is without this last field. Its name says nothing of a record's content, and a
+wrong environment or tree would not be noticed otherwise. Records without one are read too."""
 _MAX_RELATED = 256
 _READERS = 8
 _SECONDS = 10.0
@@ -72,7 +76,9 @@ def load(store: Store, image: str, platform: str) -> ImageRecord:
 
 def save(store: Store, record: ImageRecord, *, overwrite: bool = False) -> bool:
     """Publish; False when another conversion of the same image was first."""
-    return store.put(key_of(record.image, record.platform), msgspec.json.encode(record), overwrite=overwrite)
+    raw = msgspec.json.encode(record)
+    raw = raw[:-1] + _CHECK + _hash.hexdigest(raw).encode() + b'"}'
+    return store.put(key_of(record.image, record.platform), raw, overwrite=overwrite)
 
 
 def listing(store: Store) -> Iterator[ImageRecord]:
@@ -120,6 +126,9 @@ def _look(store: Store, key: str) -> ImageRecord | None:
 
 
 def _decode(data: bytes, what: str) -> ImageRecord:
+    body, check, rest = data.rpartition(_CHECK)
+    if check and rest != _hash.hexdigest(body + b"}").encode() + b'"}':
+        raise DataError(f"{what} is damaged: its hash differs", hint="convert the image with --repair")
     try:
         record = msgspec.json.decode(data, type=ImageRecord)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as exc:
