@@ -32,6 +32,8 @@ class Weather(msgspec.Struct, frozen=True, kw_only=True):
     """Range reads with one wrong bit."""
     cut: float = 0.0
     """Range reads that come short."""
+    stale: float = 0.0
+    """Range reads that get the bytes of another one."""
     latency: float = 0.0
     """Seconds before an answer."""
 
@@ -54,6 +56,7 @@ class WeatherStore(_Wrapper):
         self._looked = 0.0
         self._weather = Weather()
         self._random = random.Random()
+        self._other = b""
 
     @property
     def weather(self) -> Weather:
@@ -97,6 +100,9 @@ class WeatherStore(_Wrapper):
             raise UnavailableError(f"store {self.url} failed on purpose")
         data = bytearray(read())
         self._check()
+        self._other, other = bytes(data), self._other
+        if len(other) >= length and chance() < weather.stale:
+            data[:] = other[:length]
         if data and chance() < weather.flip:
             data[self._random.randrange(len(data))] ^= 1 << self._random.randrange(8)
         if data and chance() < weather.cut:

@@ -1,0 +1,228 @@
+"""Damage to everything that is stored: found before a byte of it is believed, mended from elsewhere, else an error.
+
+Whatever is damaged, and however: no reader may see a wrong byte.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bootseer import oci
+from bootseer.blocks.blockmap import BlockMap
+from bootseer.blocks.cachecheck import check
+from bootseer.blocks.cacheparts import parts
+from bootseer.blocks.manifest import TreeManifest, tree_key
+from bootseer.blocks.tree import ProfileKey, TreeMount
+from bootseer.errors import DataError
+from bootseer.image import record as records
+from bootseer.store import open_store
+from bootseer.testing.crowd import Crowd, Tally, files_of
+from bootseer.testing.node import Node, damage
+from bootseer.testing.torture import Site
+from bootseer.testing.weather import Weather
+
+pytestmark = pytest.mark.root
+
+NodeOf = Callable[..., Node]
+KEY = ProfileKey("test")
+HOW = ["flip", "truncate", "duplicate", "swap"]
+
+both = pytest.mark.parametrize("driver", ["fanotify", "fuse"])
+each_way = pytest.mark.parametrize("how", HOW)
+
+
+def read_all(site: Site, made: TreeMount, *, passes: int = 1) -> Tally:
+    """Every file by four readers; ``errors`` may be, wrong bytes and hangs not."""
+    folder = made.target.with_name(f"crowd-{time.monotonic_ns()}")
+    with Crowd(
+        made.target, site.reference, folder, files=files_of(site.reference), readers=4, drop=0.5, passes=passes
+    ) as crowd:
+        found = crowd.join(100)
+    assert (found.mismatches, found.zeros, found.hangs) == (0, 0, 0), crowd.findings
+    return found
+
+
+def manifest(node: Node) -> TreeManifest:
+    return TreeManifest.decode(open_store(node.store_url).get(tree_key(node.digest)), node.digest)
+
+
+def packs(node: Node) -> list[Path]:
+    blocks = BlockMap.decode(open_store(node.store_url).get(manifest(node).map.key))
+    return [Path(node.store_url, pack.key) for pack in blocks.packs]
+
+
+def healed(site: Site, node: Node) -> None:
+    """The store is right again, in place."""
+    shutil.copytree(site.store, node.store_url, dirs_exist_ok=True)
+
+
+# -- the store -------------------------------------------------------------------------------------------------------
+
+
+@both
+@each_way
+def test_packs(small: Site, node_of: NodeOf, driver: str, how: str) -> None:
+    node = node_of(small, driver, copy=True)
+    rand = random.Random(how)
+    for pack in packs(node):
+        for _ in range(1 if how == "truncate" else 6):
+            damage(pack, how, rand)
+    made = node.mount(demand_deadline=1.0)
+    assert read_all(small, made).errors > 0
+    status = made.status()
+    assert status.failed_reads > 0
+    assert status.bad_blocks > 0 or how == "truncate"
+    healed(small, node)
+    assert read_all(small, made).errors == 0
+
+
+@both
+def test_damage_on_the_way_is_fetched_again(small: Site, node_of: NodeOf, driver: str) -> None:
+    node = node_of(small, driver)
+    Weather(flip=0.3, cut=0.1, stale=0.2).make(node.weather)
+    made = node.mount()
+    assert read_all(small, made).errors == 0
+    assert made.status().bad_blocks > 3
+
+
+@each_way
+@pytest.mark.parametrize("part", ["manifest", "map", "meta"])
+def test_small_parts(small: Site, node_of: NodeOf, part: str, how: str) -> None:
+    """They are refused, nothing is mounted, and nothing of them is kept."""
+    node = node_of(small, copy=True)
+    found = manifest(node)
+    key = {"manifest": tree_key(node.digest), "map": found.map.key, "meta": found.meta_stored.key}[part]
+    damage(Path(node.store_url, key), how, random.Random(how))
+    with pytest.raises(DataError, match=r"damaged|bytes, not"):
+        node.mount()
+    assert node.left() == []
+    healed(small, node)
+    assert read_all(small, node.mount()).errors == 0
+
+
+@each_way
+def test_the_record_of_an_image(small: Site, place: Path, how: str) -> None:
+    """What is read from a damaged record is what was written, or nothing."""
+    store = open_store(str(shutil.copytree(small.store, place / "store")))
+    platform = oci.host_platform()
+    want = records.load(store, small.image, platform)
+    path = place / "store" / records.key_of(small.image, platform)
+    raw = path.read_bytes()
+    refused = 0
+    for seed in range(200):
+        damage(path, how, random.Random(seed), unit=16)
+        try:
+            assert records.load(store, small.image, platform) == want
+        except DataError:
+            refused += 1
+        path.write_bytes(raw)
+    assert refused > 190
+
+
+# -- profiles --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def profiled(small: Site, tmp_path_factory: pytest.TempPathFactory) -> Site:
+    """The store with a trace and a hot pack of one start."""
+    folder = tmp_path_factory.mktemp("pytest-profiled")
+    shutil.copytree(small.store, folder / "store")
+    node = Node(folder / "node", str(folder / "store"), small.tree, "auto")
+    try:
+        made = node.mount(profile=KEY)
+        read_all(small, made)
+        made.ready()
+        made.unmount()
+    finally:
+        node.close()
+    kinds = {info.key.rpartition(".")[2] for info in open_store(str(folder / "store")).list("profiles")}
+    assert kinds == {"trace", "pack"}
+    return small._replace(store=folder / "store")
+
+
+@each_way
+@pytest.mark.parametrize("part", ["trace", "pack"])
+def test_profiles(profiled: Site, node_of: NodeOf, part: str, how: str) -> None:
+    """They are advice: without them the start is slower, and nothing else."""
+    node = node_of(profiled, "fuse" if how == "flip" else "fanotify", copy=True)
+    rand = random.Random(how)
+    for path in Path(node.store_url, "profiles").rglob(f"*.{part}"):
+        for _ in range(5 if how == "flip" else 1):
+            damage(path, how, rand)
+    made = node.mount(profile=KEY)
+    assert read_all(profiled, made).errors == 0
+    assert made.status().failed_reads == 0
+
+
+# -- the node --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", ["manifest.json", "map", "meta"])
+def test_small_parts_on_the_node(small: Site, node_of: NodeOf, part: str) -> None:
+    """They are fetched again; without a store there is nothing to mount."""
+    node = node_of(small)
+    node.mount().unmount()
+    path = node.cache / "trees" / node.digest / part
+    right = path.read_bytes()
+    for how in HOW:
+        damage(path, how, random.Random(how), unit=64)
+        made = node.mount()
+        assert path.read_bytes() == right
+        (made.target / "bulk/003").read_bytes()
+        made.unmount()
+    assert read_all(small, node.mount()).errors == 0
+
+
+@both
+@pytest.mark.parametrize("how", ["flip", "truncate", "duplicate", "swap", "empty", "extend"])
+def test_a_torn_bitmap(small: Site, node_of: NodeOf, driver: str, how: str) -> None:
+    """Nothing is believed to be here. The data file is random, so believing anything would be seen."""
+    node = node_of(small, driver)
+    made = node.mount()
+    (made.target / "bulk/003").read_bytes()
+    made.unmount()
+    damage(node.data / "bitmap", how, random.Random(how), unit=8)
+    data = node.data / "data"
+    size = data.stat().st_size
+    data.write_bytes(os.urandom(1 << 16) * (size >> 16) + bytes(size & 0xFFFF))
+    made = node.mount()
+    assert "damaged; starting over" in node.log or "bitmap" in node.log
+    assert read_all(small, made).errors == 0
+
+
+def test_a_data_file_cut_short(small: Site, node_of: NodeOf) -> None:
+    node = node_of(small)
+    made = node.mount()
+    (made.target / "bulk/003").read_bytes()
+    made.unmount()
+    os.truncate(node.data / "data", 100_000)
+    assert read_all(small, node.mount()).errors == 0
+
+
+@each_way
+def test_a_damaged_data_file(small: Site, node_of: NodeOf, how: str) -> None:
+    """Ready blocks are believed, as hashing them at each start would cost what the cache saves: a disk that lies is
+    found by ``image cache verify``, and mended by its ``--repair``."""
+    node = node_of(small)
+    read = files_of(small.reference)
+    made = node.mount()
+    for name in read:
+        (made.target / name).read_bytes() if "huge" not in name else b""
+    made.unmount()
+    size = (node.data / "data").stat().st_size
+    damage(node.data / "data", how, random.Random(3), unit=1 << 16)
+    if how == "truncate":
+        os.truncate(node.data / "data", size)
+    (part,) = parts(node.cache)
+    assert check(node.cache, part).damaged
+    mended = check(node.cache, part, repair=True, store=open_store(node.store_url))
+    assert mended.fetched == len(mended.bad) > 0
+    assert not check(node.cache, part).damaged
+    assert read_all(small, node.mount()).errors == 0
