@@ -6,14 +6,18 @@ disturbances that lead to them (``docs/internals/chaos.md``). ``scripts/chaos`` 
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import logging
 import os
 import random
 import resource
+import shutil
 import signal
+import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -32,6 +36,7 @@ DEADLINE = 30.0
 LIMIT = 3 * DEADLINE
 """A read that takes longer hangs: the deadline may begin anew with another front, and the machine be busy."""
 _BACK_SECONDS = 20.0
+_DISTURBANCES = ("fetcher", "front", "holder", "stop", "outage", "squall", "poor")
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,8 +68,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def todo(self) -> dict[str, int]:
-        names = ("fetcher", "front", "holder", "stop", "outage", "squall", "poor")
-        return {name: getattr(self, name) for name in names if getattr(self, name)}
+        return {name: getattr(self, name) for name in _DISTURBANCES if getattr(self, name)}
 
 
 class Outcome(msgspec.Struct, kw_only=True):
@@ -100,7 +104,7 @@ class Chaos:
         self._node, self._reference, self._plan = node, reference, plan
         self._rand = random.Random(plan.seed)
         self._todo = dict(plan.todo)
-        self._files = files_of(reference, largest=64 << 20)
+        self._files = files_of(reference)
         self.outcome = Outcome(done=dict.fromkeys(self._todo, 0))
 
     def run(self) -> Outcome:
@@ -120,7 +124,7 @@ class Chaos:
         made = self._mount()
         outcome.rounds += 1
         enough = time.monotonic() + (rand.uniform(1.0, 4.0) if crash else 60.0)
-        crowd = self._crowd(made, 0)
+        crowd = self._crowd(made, 0, self._plan.readers)
         lost = False
         last = made.status()
         try:
@@ -162,10 +166,10 @@ class Chaos:
         with short_queues() if self._plan.short_queue else contextlib.nullcontext():
             return self._node.mount(demand_deadline=DEADLINE)
 
-    def _crowd(self, made: TreeMount, passes: int) -> Crowd:
+    def _crowd(self, made: TreeMount, passes: int, readers: int) -> Crowd:
         folder = self._node.folder / f"crowd-{self.outcome.rounds}-{passes}"
         return Crowd(
-            made.target, self._reference, folder, files=self._files, readers=self._plan.readers, passes=passes,
+            made.target, self._reference, folder, files=self._files, readers=readers, passes=passes,
             limit=LIMIT, seed=self._rand.randrange(1 << 30), drop=0.5,
         )  # fmt: skip
 
@@ -255,7 +259,80 @@ class Chaos:
         """Nothing is disturbed any more: every file must be right, from whatever the cache has now."""
         self._node.rate = 0.0
         made = self._mount()
-        with self._crowd(made, 1) as crowd:
-            self.outcome.final = crowd.join(LIMIT * 4)
+        slowest = LIMIT * 2 + sum(os.path.getsize(self._reference / name) for name in self._files) / 10e6
+        with self._crowd(made, 1, 2) as crowd:
+            self.outcome.final = crowd.join(slowest)
             self.outcome.findings += crowd.findings
         made.unmount()
+
+
+def _arguments(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="scripts/chaos",
+        description="Kill the processes that serve a lazy image, again and again, while readers compare every byte. "
+        "Exit code 0: no wrong byte, no zeros, no hang, and every file right in the end. Needs root.",
+    )
+    parser.add_argument("--image", default="", metavar="REF", help="default: the torture image; needs its size on disk")
+    parser.add_argument("--driver", choices=["fanotify", "fuse", "both"], default="both")
+    parser.add_argument("--fetcher", type=int, default=200, help="kills of the fetcher per driver (%(default)s)")
+    parser.add_argument("--front", type=int, default=50, help="of the keeper or FUSE front (%(default)s)")
+    parser.add_argument("--holder", type=int, default=25)
+    parser.add_argument("--stop", type=int, default=10, help="times the fetcher is stopped for up to 1 s")
+    parser.add_argument("--outage", type=int, default=10, help="of the store, up to 1 s each")
+    parser.add_argument("--squall", type=int, default=10, help="times of wrong bytes and errors, up to 2 s each")
+    parser.add_argument("--poor", type=int, default=5, help="times without descriptors: these readers get errors")
+    parser.add_argument("--readers", type=int, default=16)
+    parser.add_argument("--rate", type=float, default=4.0, help="of the store, MB/s (%(default)s)")
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--minutes", type=float, default=30.0, help="give up after, per driver (%(default)s)")
+    parser.add_argument("--work-dir", type=Path, default=Path("/var/tmp"), help="a disk (%(default)s)")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str]) -> int:
+    from bootseer.testing import torture
+
+    given = _arguments(argv)
+    logging.basicConfig(level=logging.ERROR, format="%(message)s")
+    drivers = ["fanotify", "fuse"] if given.driver == "both" else [given.driver]
+    place = Path(tempfile.mkdtemp(prefix="bootseer-chaos-", dir=given.work_dir))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    good = True
+    try:
+        site = torture.prepare(given.image or torture.write(place / "layout"), place)
+        plan = Plan(
+            **{name: getattr(given, name) for name in _DISTURBANCES},
+            readers=given.readers,
+            seed=given.seed,
+            seconds=given.minutes * 60,
+        )
+        for driver in drivers:
+            node = Node(place / driver, str(site.store), site.tree, driver, rate=given.rate * 1e6)
+            try:
+                outcome = Chaos(node, site.reference, plan).run()
+            finally:
+                node.close()
+            _print(driver, given.seed, outcome)
+            good = good and outcome.clean and outcome.done == plan.todo
+    finally:
+        shutil.rmtree(place)
+    return 0 if good else 1
+
+
+def _print(driver: str, seed: int, outcome: Outcome) -> None:
+    both = outcome.tally + outcome.final
+    print(f"{driver}: {'clean' if outcome.clean else 'NOT CLEAN'}, seed {seed}, {outcome.seconds:.0f} s")
+    print("  done       " + ", ".join(f"{name} {count}" for name, count in outcome.done.items()))
+    print(f"  rounds     {outcome.rounds}, of them {outcome.crashes} crashes, {outcome.torn} torn bitmaps")
+    print(f"  read       {both.files} files, {both.pieces} pieces, {both.bytes / 1e9:.1f} GB")
+    print(f"  must be 0  mismatches {both.mismatches}, zeros {both.zeros}, hangs {both.hangs}, ", end="")
+    print(f"errors in the end {outcome.final.errors}")
+    print(f"  errors     {outcome.tally.errors} reads, {outcome.lost} rounds lost, {outcome.denied} denied")
+    print(f"  mended     {outcome.restarts} restarts, {outcome.taken_over} reads taken over, ", end="")
+    print(f"{outcome.bad_blocks} bad blocks fetched again", flush=True)
+    for line in [line for line in outcome.findings.splitlines() if " wrong" in line][:20]:
+        print(f"  {line}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -29,7 +29,8 @@ _PAGE = 4096
 
 
 class Slot(IntEnum):
-    """Numbers each reader keeps, 8 bytes each. ``BEGAN``: when the operation under way began, 0 when none is."""
+    """Numbers each reader keeps, 8 bytes each. ``BEGAN``: when the operation under way began, 0 when none is.
+    ``BEGUN``: files begun, for the one that goes on after SIGBUS."""
 
     BEGAN = 0
     FILES = 1
@@ -38,6 +39,7 @@ class Slot(IntEnum):
     MISMATCHES = 4
     ZEROS = 5
     ERRORS = 6
+    BEGUN = 7
 
 
 class Tally(NamedTuple):
@@ -94,24 +96,26 @@ def files_of(reference: Path, *, smallest: int = 1, largest: int = 1 << 62) -> l
 class _Reader:
     """One reader process."""
 
-    def __init__(self, spec: Spec, index: int, slots: memoryview, generation: int) -> None:
+    def __init__(self, spec: Spec, index: int, slots: memoryview) -> None:
         self._spec = spec
         self._slots = slots[index * len(Slot) : (index + 1) * len(Slot)]
-        self._rand = random.Random(f"{spec.seed} {index} {generation}")
+        self._seed = f"{spec.seed} {index}"
+        self._rand = random.Random(f"{self._seed} {self._slots[Slot.BEGUN]}")
         self._parent = os.getppid()
 
     def run(self) -> None:
-        passes = 0
-        while not self._spec.passes or passes < self._spec.passes:
+        while True:
+            whole, done = divmod(self._slots[Slot.BEGUN], len(self._spec.files))
+            if self._spec.passes and whole >= self._spec.passes:
+                return
             names = list(self._spec.files)
-            self._rand.shuffle(names)
-            for name in names:
+            random.Random(f"{self._seed} {whole}").shuffle(names)
+            for name in names[done:]:
                 if os.getppid() != self._parent:
                     return
-                way = self._rand.choice(self._spec.ways)
-                self._file(name, way)
+                self._slots[Slot.BEGUN] += 1
+                self._file(name, self._rand.choice(self._spec.ways))
                 self._slots[Slot.FILES] += 1
-            passes += 1
 
     def _file(self, name: str, way: str) -> None:
         trouble = 0
@@ -169,11 +173,8 @@ def main(argv: Sequence[str]) -> int:
         memory = mmap.mmap(file.fileno(), 0)
     slots = memoryview(memory).cast("Q")
     running: dict[int, int] = {}
-    generation = 0
 
     def start(index: int) -> None:
-        nonlocal generation
-        generation += 1
         pid = os.fork()
         if pid:
             running[pid] = index
@@ -181,7 +182,7 @@ def main(argv: Sequence[str]) -> int:
         code = 70
         try:
             os.close(0)
-            _Reader(spec, index, slots, generation).run()
+            _Reader(spec, index, slots).run()
             code = 0
         finally:
             os._exit(code)
@@ -266,7 +267,7 @@ class Crowd:
             total = [a + b for a, b in zip(total, one, strict=True)]
             if one[Slot.BEGAN] and now - one[Slot.BEGAN] > self._limit * 1e9:
                 self._hung.add((index, one[Slot.BEGAN]))
-        return Tally._make([*total[1:], len(self._hung)])
+        return Tally._make([*total[Slot.FILES : Slot.BEGUN], len(self._hung)])
 
     @property
     def busy(self) -> bool:
