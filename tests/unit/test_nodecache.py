@@ -234,6 +234,9 @@ nodecache.collect(Path(sys.argv[1]), int(sys.argv[2]))
 
 POINTS = [
     "before-bitmap",
+    "bitmap.write",
+    "bitmap.fsync",
+    "bitmap.folder",
     "bitmap.before-rename",
     "before-punch",
     "punched",

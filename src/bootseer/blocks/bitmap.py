@@ -57,22 +57,29 @@ def replace(path: Path, raw: bytes, point: str = "", *, final: bool = False) -> 
     """Put ``raw`` in the place of ``path``, whole or not at all. Raises `OSError`; the old one then stays, unless it
     was ``final``: only then is the new one sure to outlive a power failure, and the old one not to come back.
 
-    ``point``: a fault point is ``<point>.before-rename``.
+    ``point``: fault points are ``<point>.write``, ``.fsync``, ``.before-rename`` and, when ``final``, ``.folder``.
     """
     tmp = path.with_name(f"{path.name}.tmp")
     try:
         with open(tmp, "wb") as out:
+            _visit(point, "write")
             out.write(raw)
             out.flush()
+            _visit(point, "fsync")
             os.fsync(out.fileno())
-        if point:
-            faults.point(f"{point}.before-rename")
+        _visit(point, "before-rename")
         os.replace(tmp, path)
     except OSError:
         tmp.unlink(missing_ok=True)
         raise
     if final:
+        _visit(point, "folder")
         sync_folder(path.parent)
+
+
+def _visit(point: str, step: str) -> None:
+    if point:
+        faults.point(f"{point}.{step}")
 
 
 def sync_folder(folder: Path) -> None:

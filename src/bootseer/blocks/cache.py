@@ -110,16 +110,21 @@ class CacheFile:
                     f"block cache {self.folder} must be begun anew but its data file is in use",
                     hint="unmount what uses it, or use another cache folder",
                 )
-            (self.folder / "bitmap").unlink(missing_ok=True)
+            faults.point("blocks.cache.begin")
+            if (self.folder / "bitmap").exists():
+                # It must not come back after a power failure, beside a data file that is whole again but empty.
+                (self.folder / "bitmap").unlink(missing_ok=True)
+                bitmap.sync_folder(self.folder)
+            faults.point("blocks.cache.truncate")
             os.ftruncate(self._fd, 0)
+            faults.point("blocks.cache.extend")
             os.ftruncate(self._fd, blocks.size)
         else:
             self.ready[:] = bytes(bits)
             self._synced = bits.count(1)
             self._durable = bytes(bits)
-        for block in range(blocks.count):
-            if blocks.is_zero(block):
-                self.ready[block] = 1
+        for block in blocks.zeros:
+            self.ready[block] = 1
         self.ready_count = self._count()
 
     def _read_bitmap(self) -> bytearray | None:
