@@ -54,7 +54,7 @@ class Rig:
 
     def begin(self, cache: CacheFile, key: ProfileKey = KEY) -> tuple[Plan, Fetcher]:
         fetcher = Fetcher(cache, [StoreSource(self.store, self.blob.map)], streams=3)
-        plan = prefetch.begin(fetcher, self.store, key, self.target, driver="fuse")
+        plan = prefetch.begin(fetcher, self.store, key, self.target, driver=lambda: "fuse")
         assert fetcher.wait(10)
         fetcher.close()
         return plan, fetcher

@@ -80,31 +80,22 @@ class FetcherProcess:
         self._renewal_stop = threading.Event()
         self._hot_pack = ""
         self._recording = "off"
-        self._tree = localize(store, spec.digest, Path(spec.cache_dir))
+        self._tree = localize(store, spec.digest, Path(spec.cache_dir), meta=False)
         self._key = profiles.ProfileKey(spec.profile) if spec.profile is not None else None
+        self._target = prefetch.Target(spec.digest, self._tree.map_digest.hex(), self._tree.map)
+        self._chosen = threading.Event()
+        self._driver = ""
+        self._prefetcher = threading.Thread(target=self._prefetch, name="prefetch", daemon=True)
         if before is None:
             self._begin()
         else:
             self._go_on(before)
         counts = self._shared.counts
-        self._before = [counts[Count.FETCH + index] for index in range(len(FetchStats.__struct_fields__))]
-        self._fetcher = Fetcher(
-            self._cache,
-            sources(store, self._tree),
-            streams=spec.fetch_streams,
-            window=spec.demand_window,
-            deadline=spec.demand_deadline,
-            quiet=spec.fill_quiet,
-            make_room=partial(nodecache.make_some, Path(spec.cache_dir), _ROOM, keep=self._tree.cache.name),
-        )
-        if counts[Count.JOB_READY]:
-            self._fetcher.eager()
-        self._target = prefetch.Target(spec.digest, self._tree.map_digest.hex(), self._tree.map)
         self._recorder = Recording(
             self._shared.touch_log,
             spec.digest,
             self._tree.map.size,
-            driver=self._driver if self._driver != "local" else "fanotify",
+            driver=self._trace_driver(),
             began=counts[Count.BEGAN_UNIX],
             clock=counts[Count.BEGAN_NS] / 1e9,
         )
@@ -124,20 +115,24 @@ class FetcherProcess:
         counts[Count.DEADLINE_MS] = int(self._spec.demand_deadline * 1000)
         self._targets = [self._spec.target]
         self._keep_targets()
-        missing = sum(blocks.length_of(block) for block in range(blocks.count) if not self._cache.ready[block])
+        missing = min(blocks.size, (blocks.count - self._cache.ready_count) * blocks.block_size)
         note = Note("serve", complete=self._cache.complete, missing=missing, path=str(self._tree.cache))
+        self._start_fetcher()
+        # Hot blocks start to arrive while the holder prepares: their writes need no mark, and no mount.
+        self._prefetcher.start()
         self._link.send(note, [self._shared.fd, self._cache.fileno(), self._cache.lock_fd])
         answer = self._link.receive(timeout=60.0)
         if answer is None or answer[0].do != "serving":
+            self._fetcher.close(1.0)
             self._cache.close()
             raise UnavailableError(answer[0].text if answer else "the holder does not answer")
-        self._driver = answer[0].driver
+        self._choose(answer[0].driver)
         self._group = fanotify.Group(answer[1][0]) if answer[1] else None
         if self._key is not None and blocks.size and self._driver != "local":
             counts[Count.RECORDING] = 1
 
     def _go_on(self, before: Inherited) -> None:
-        self._shared, self._driver, self._group = before.shared, before.driver, before.group
+        self._shared, self._group = before.shared, before.group
         self._cache = CacheFile.resume(
             self._tree.cache,
             self._tree.map,
@@ -152,19 +147,45 @@ class FetcherProcess:
         except (OSError, msgspec.MsgspecError) as exc:
             log.warning("the mounts of tree %s are not known any more: %s", self._spec.id, exc)
             self._targets = [self._spec.target]
+        self._start_fetcher()
+        if self._shared.counts[Count.JOB_READY]:
+            self._fetcher.eager()
+        self._choose(before.driver)
+        self._prefetcher.start()
+
+    def _start_fetcher(self) -> None:
+        spec, counts = self._spec, self._shared.counts
+        self._before = [counts[Count.FETCH + index] for index in range(len(FetchStats.__struct_fields__))]
+        self._fetcher = Fetcher(
+            self._cache,
+            sources(self._store, self._tree),
+            streams=spec.fetch_streams,
+            window=spec.demand_window,
+            deadline=spec.demand_deadline,
+            quiet=spec.fill_quiet,
+            make_room=partial(nodecache.make_some, Path(spec.cache_dir), _ROOM, keep=self._tree.cache.name),
+        )
+
+    def _choose(self, driver: str) -> None:
+        self._driver = driver
+        self._chosen.set()
+
+    def _trace_driver(self) -> str:
+        """The driver whose reads the traces are of."""
+        self._chosen.wait(60.0)
+        return self._driver if self._driver != "local" else "fanotify"
 
     # -- the life of the process -----------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Serve until the end, leave nothing behind."""
-        jobs = [self._prefetch, self._sync]
-        threads = [threading.Thread(target=job, name=job.__name__.strip("_"), daemon=True) for job in jobs]
+        syncer = threading.Thread(target=self._sync, name="sync", daemon=True)
+        threads = [self._prefetcher, syncer]
         wants = Wants(self._channel, self._fetcher, self._cache, self._stop, from_memory=self._driver == "fuse")
         wanted = threading.Thread(target=wants.run, name="wanted", daemon=True)
         control: ControlServer | None = None
         try:
-            for thread in threads:
-                thread.start()
+            syncer.start()
             if self._driver != "local":
                 wanted.start()  # not joined: it waits for messages, and the end of the process ends it
             control = ControlServer(self._folder, self._handle)
@@ -290,7 +311,7 @@ class FetcherProcess:
         try:
             if self._key is not None and not self._cache.complete:
                 self._plan = prefetch.begin(
-                    self._fetcher, self._store, self._key, self._target, driver=self._recorder.driver
+                    self._fetcher, self._store, self._key, self._target, driver=self._trace_driver
                 )
                 if self._plan.order:
                     self._keep_hot(set(self._plan.order))

@@ -106,9 +106,10 @@ def tree_key(digest: str) -> str:
     return f"trees/{digest}.json"
 
 
-def localize(store: Store, digest: str, cache_dir: Path) -> LocalTree:
+def localize(store: Store, digest: str, cache_dir: Path, *, meta: bool = True) -> LocalTree:
     """Bring manifest, map and meta of a tree into ``cache_dir``, verified; what is there and intact is not fetched.
 
+    ``meta`` False: without it, for who only needs blocks, or calls `localize_meta` while something else goes on.
     Raises `NotFoundError`, `DataError`, `UnavailableError`, or `FullError` and kin for the cache.
     """
     key = tree_key(digest)
@@ -125,19 +126,29 @@ def localize(store: Store, digest: str, cache_dir: Path) -> LocalTree:
         if encoded is None:
             encoded = fetch(store, manifest.map)
             _keep(folder / "map", encoded)
-        meta = folder / "meta"
-        if not meta.exists() or _hash.file_hexdigest(meta) != manifest.meta.digest:
-            stored = fetch(store, manifest.meta_stored)
-            content = decompress(stored, manifest.meta.size)
-            if _hash.hexdigest(content) != manifest.meta.digest:
-                raise DataError(f"meta of tree {digest[:12]} is damaged: its hash differs")
-            _keep(meta, content)
     except OSError as exc:
         raise from_os_error(exc, f"keep tree {digest[:12]} in cache {folder}") from exc
     blocks = BlockMap.decode(encoded, manifest.single_pack)
     if blocks.size != manifest.data_size:
         raise DataError(f"block map of tree {digest[:12]} does not fit its data")
-    return LocalTree(digest, manifest, blocks, meta, cache_dir / "blocks" / manifest.map.digest, hold)
+    tree = LocalTree(digest, manifest, blocks, folder / "meta", cache_dir / "blocks" / manifest.map.digest, hold)
+    if meta:
+        localize_meta(store, tree)
+    return tree
+
+
+def localize_meta(store: Store, tree: LocalTree) -> None:
+    """Bring the meta of ``tree`` to where it belongs, verified. Raises as `localize`."""
+    manifest = tree.manifest
+    try:
+        if not tree.meta.exists() or _hash.file_hexdigest(tree.meta) != manifest.meta.digest:
+            stored = fetch(store, manifest.meta_stored)
+            content = decompress(stored, manifest.meta.size)
+            if _hash.hexdigest(content) != manifest.meta.digest:
+                raise DataError(f"meta of tree {tree.digest[:12]} is damaged: its hash differs")
+            _keep(tree.meta, content)
+    except OSError as exc:
+        raise from_os_error(exc, f"keep tree {tree.digest[:12]} in cache {tree.meta.parent}") from exc
 
 
 def fetch(store: Store, ref: ObjectRef) -> bytes:

@@ -103,7 +103,7 @@ def make_some(cache_dir: Path, wanted: int, *, keep: str) -> bool:
 def missing_bytes(tree: LocalTree) -> int:
     """What the blocks of ``tree`` may still take on disk, at most."""
     blocks = tree.map
-    all_bytes = sum(blocks.block_size for length in blocks.lengths if length)
+    all_bytes = (blocks.count - len(blocks.zeros)) * blocks.block_size
     return max(0, all_bytes - disk_bytes([tree.cache]))
 
 

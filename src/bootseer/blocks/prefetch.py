@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -50,9 +50,10 @@ class Plan(msgspec.Struct, frozen=True):
     pack: str = ""
 
 
-def begin(fetcher: Fetcher, store: Store, key: ProfileKey, target: Target, *, driver: str) -> Plan:
+def begin(fetcher: Fetcher, store: Store, key: ProfileKey, target: Target, *, driver: Callable[[], str]) -> Plan:
     """Start the prefetch: the hot pack as a stream, at once, then what the traces know besides.
 
+    ``driver`` waits until that is chosen, and is asked only when the stream is on its way.
     Blocking: one listing and a request or two before the stream starts. Without a hot pack the hot list comes in ranges
     of the packs; without any profile nothing happens, and a miss fetches its window.
     """
@@ -65,7 +66,7 @@ def begin(fetcher: Fetcher, store: Store, key: ProfileKey, target: Target, *, dr
     return Plan()
 
 
-def _begin(fetcher: Fetcher, store: Store, key: ProfileKey, target: Target, driver: str) -> Plan:
+def _begin(fetcher: Fetcher, store: Store, key: ProfileKey, target: Target, driver: Callable[[], str]) -> Plan:
     def pack_in(folder: str) -> hotpack.Opened | None:
         return hotpack.load(store, [folder], target.tree, target.map_digest, target.map)
 
@@ -81,7 +82,7 @@ def _begin(fetcher: Fetcher, store: Store, key: ProfileKey, target: Target, driv
         fetcher.stream(opened.stream())
     traces = traces or profiles.load(store, target.tree, key, target.map.size)
     if traces:
-        more = [block for block in profiles.merge(traces, target.map, driver) if block not in order]
+        more = [block for block in profiles.merge(traces, target.map, driver()) if block not in order]
         fetcher.hot(more)
         order |= dict.fromkeys(more)
     return Plan(list(order), len(traces), opened.key if opened is not None else "")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -127,7 +128,8 @@ def _first_fetcher(ends: Ends, store_for: StoreFor, folder: Path | None, url: st
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)
-        standby.warm_up(store_for, url)
+        # Beside, as a store that does not answer must not hold up a tree that needs none.
+        threading.Thread(target=standby.warm_up, args=(store_for, url), name="warm-up", daemon=True).start()
         try:
             got = link.receive(timeout=1 << 20)
         except UnavailableError:

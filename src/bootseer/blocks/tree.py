@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -19,12 +20,12 @@ from bootseer.blocks import _process, control, nodecache
 from bootseer.blocks.control import Request, TreeStatus
 from bootseer.blocks.driver import DISK_SLACK
 from bootseer.blocks.fetch import DEMAND_WINDOW
-from bootseer.blocks.manifest import TreeRef, localize
+from bootseer.blocks.manifest import TreeRef, localize, localize_meta
 from bootseer.blocks.offline import extract, prefetch
 from bootseer.blocks.profiles import ProfileKey
 from bootseer.blocks.publish import publish
 from bootseer.blocks.spec import DATA, FUSE_FOLDER, SPEC, ServerSpec
-from bootseer.blocks.standby import SERVER, standby
+from bootseer.blocks.standby import SERVER, ahead, standby
 from bootseer.config import Config
 from bootseer.errors import BootseerError, NotFoundError, UnavailableError, from_os_error
 from bootseer.kernel import mount as mounts
@@ -36,6 +37,7 @@ __all__ = [
     "TreeMount",
     "TreeRef",
     "TreeStatus",
+    "ahead",
     "attach",
     "extract",
     "mount",
@@ -115,10 +117,30 @@ def mount(
     nothing stays mounted or running. Raises `NotFoundError` (no such tree), `DataError`, `UnavailableError`,
     `PrivilegeError`, `UnsupportedError`, `FullError`.
     """
-    settings = config or Config()
+    state_dir = Path(os.path.abspath(state_dir))
+    with ahead(store_url, state_dir, server), ThreadPoolExecutor(1) as beside:
+        cache_dir, target = Path(os.path.abspath(cache_dir)), Path(os.path.abspath(target))
+        return _mount(
+            store_url, digest, target, cache_dir, state_dir, profile, config or Config(), demand_window, server, beside
+        )
+
+
+def _mount(
+    store_url: str,
+    digest: str,
+    target: Path,
+    cache_dir: Path,
+    state_dir: Path,
+    profile: ProfileKey | None,
+    settings: Config,
+    demand_window: int,
+    server: Sequence[str],
+    beside: ThreadPoolExecutor,
+) -> TreeMount:
+    """`mount`, absolute paths; ``beside``: a thread to fetch the meta with while the server starts."""
     store = open_store(store_url)
-    cache_dir, state_dir, target = (Path(os.path.abspath(path)) for path in (cache_dir, state_dir, target))
-    tree = localize(store, digest, cache_dir)
+    tree = localize(store, digest, cache_dir, meta=False)
+    meta = beside.submit(localize_meta, store, tree)
     id = digest[:16]
     folder = state_dir / "trees" / id
     with _process.locked(folder):
@@ -149,6 +171,7 @@ def mount(
         driver = _process.join_or_start(folder, spec, server)
         try:
             target.mkdir(parents=True, exist_ok=True)
+            meta.result()
             data = (folder / FUSE_FOLDER if driver == "fuse" else tree.cache) / DATA
             # A loop device reads past the mark: missing blocks would be zeros.
             mounts.mount_erofs(tree.meta, data if tree.map.size else None, target, loops=driver != "fanotify")

@@ -106,11 +106,25 @@ def mount(
     """
     if os.geteuid() != 0:
         raise PrivilegeError(f"mounting {ref} needs root", hint="run with sudo")
-    if record is None:
-        record = resolve(ref, store_url, plain_http=plain_http)
-        oci.preflight(ref, plain_http=plain_http)
+    # The block server starts while the registry is asked.
+    with tree.ahead(store_url, Path(config.state_dir), server):
+        if record is None:
+            record = resolve(ref, store_url, plain_http=plain_http)
+            oci.preflight(ref, plain_http=plain_http)
+        return _mount(ref, target.absolute(), store_url, config, job, writable, record, server)
+
+
+def _mount(
+    ref: oci.Reference | str,
+    target: Path,
+    store_url: str,
+    config: settings.Config,
+    job: str | None,
+    writable: bool,
+    record: ImageRecord,
+    server: Sequence[str],
+) -> ImageMount:
     state_dir, cache_dir = Path(config.state_dir).absolute(), Path(config.cache_dir).absolute()
-    target = target.absolute()
     if mounts.is_mounted(target):
         raise BootseerError(f"cannot mount {ref} on {target}: something is mounted there", hint="unmount it first")
     _sweep(cache_dir)
