@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from bootseer.blocks import bitmap, cachecheck, cacheparts, evict, nodecache, offline
+from bootseer.blocks import bitmap, cachecheck, cachelock, cacheparts, evict, nodecache, offline
 from bootseer.blocks.cache import CacheFile
 from bootseer.blocks.cachelock import Hold, maintain
 from bootseer.blocks.cacheparts import Part
@@ -215,6 +215,26 @@ def test_who_comes_during_maintenance_waits_and_finds_its_way(node: Node) -> Non
         with pytest.raises(UnavailableError, match="in use by process"):
             CacheFile.open(tree.cache, tree.map, tree.map_digest)
         assert cache.ready_count == 1
+
+
+def test_a_lock_that_was_removed_meanwhile_is_worth_nothing(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = node.folder(node.trees[0])
+    real = cachelock._lock
+    left = [1]
+
+    def lock(fd: int) -> bool:
+        while left:
+            left.pop()
+            (folder / "lock").unlink()
+        return real(fd)
+
+    monkeypatch.setattr(cachelock, "_lock", lock)
+    fd = cachelock.take_lock(folder)
+    assert cachelock.is_at(fd, folder / "lock")
+    left.append(1)
+    with maintain(folder) as quiet:
+        assert quiet is None
+    os.close(fd)
 
 
 _OPEN = """
