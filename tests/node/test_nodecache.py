@@ -8,6 +8,7 @@ import random
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -289,3 +290,32 @@ def test_a_full_disk_gives_right_bytes_or_an_error(small: Site) -> None:
     part = small.part(1)
     assert part is not None
     assert cachecheck.check(small.cache, part).bad == []
+
+
+_COLLECT_ALWAYS = """
+import random, sys, time
+from pathlib import Path
+from bootseer.blocks import nodecache
+count = 0
+while not Path(sys.argv[1], "stop").exists():
+    count += len(nodecache.collect(Path(sys.argv[1], "cache"), random.choice([1_000_000, 1 << 40])).gone)
+    time.sleep(random.random() / 20)
+print(count)
+"""
+
+
+def test_mounts_during_collections(site: Site) -> None:
+    command = [sys.executable, "-c", _COLLECT_ALWAYS, str(site.base)]
+    other = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        for turn in range(6):
+            made = site.mount(turn % 2, background_fill=turn == 3)
+            assert wrong_and_failed(made, turn % 2) == ([], [])
+            if turn == 3:
+                made.ready()
+                until(lambda made=made: made.status().complete)
+            made.unmount()
+    finally:
+        (site.base / "stop").touch()
+        out, _ = other.communicate(timeout=30)
+    assert int(out) >= 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -293,6 +294,36 @@ def test_a_collection_that_dies_or_fails_leaves_no_wrong_byte(tmp_path: Path, po
         nodecache.collect(node.cache, 1 << 40)
         assert not list((node.cache / "blocks").iterdir())
         assert not list((node.cache / "trees").iterdir())
+
+
+_COLLECT_ALWAYS = """
+import random, sys, time
+from pathlib import Path
+from bootseer.blocks import nodecache
+end = time.monotonic() + float(sys.argv[2])
+count = 0
+while time.monotonic() < end:
+    count += len(nodecache.collect(Path(sys.argv[1]), random.choice([100_000, 1 << 40])).gone)
+    time.sleep(random.random() / 50)
+print(count)
+"""
+
+
+def test_use_and_collection_at_the_same_time(node: Node) -> None:
+    command = [sys.executable, "-c", _COLLECT_ALWAYS, str(node.cache), "3"]
+    other = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    rounds = 0
+    while other.poll() is None:
+        for tree in node.trees:
+            node.fill(tree)
+            rounds += 1
+            with contextlib.suppress(AssertionError):  # gone already
+                node.hot(tree, range(10))
+            found = node.ready(tree)
+            assert 3 in found
+    out, err = other.communicate()
+    assert int(out) > 5, (out, err)
+    assert rounds > 5
 
 
 def test_the_control_a_hole_before_the_bitmap_is_seen(node: Node) -> None:
