@@ -132,18 +132,18 @@ def collect(
 
 
 def _steps(cache_dir: Path, left: list[Part], need: int, dry_run: bool, whole: bool) -> Iterator[Gone]:
-    shrunk: dict[str, int] = {}
+    shrunk: dict[str, Gone] = {}
     for part in left if not whole else []:
         if need <= 0:
             return
         if part.map and part.hot_total is not None and (gone := _shrink(cache_dir, part, need, dry_run)):
             need -= gone.bytes
-            shrunk[part.map] = gone.bytes
+            shrunk[part.map] = gone
             yield gone
     for part in left:
         if need <= 0:
             return
-        if gone := _remove(cache_dir, part, dry_run, shrunk.get(part.map, 0)):
+        if gone := _remove(cache_dir, part, dry_run, shrunk.get(part.map)):
             need -= gone.bytes
             yield gone
 
@@ -168,9 +168,10 @@ def _shrink(cache_dir: Path, part: Part, need: int, dry_run: bool) -> Gone | Non
     return _tried(step, cache_dir, part)
 
 
-def _remove(cache_dir: Path, part: Part, dry_run: bool, shrunk: int) -> Gone | None:
+def _remove(cache_dir: Path, part: Part, dry_run: bool, before: Gone | None) -> Gone | None:
     def step() -> Gone | None:
-        size = max(0, part.disk_bytes - shrunk)
+        size = max(0, part.disk_bytes - (before.bytes if before else 0))
+        count = part.blocks_ready - (before.blocks if before else 0)
         if part.map:
             with maintain(cache_dir / "blocks" / part.map) as quiet:
                 if quiet is None:
@@ -181,7 +182,7 @@ def _remove(cache_dir: Path, part: Part, dry_run: bool, shrunk: int) -> Gone | N
             for digest in part.trees:
                 if not evict.remove_tree(cache_dir / "trees" / digest) and not part.map:
                     return None
-        return Gone(map=part.map, trees=part.trees, whole=True, blocks=part.blocks_ready, bytes=size)
+        return Gone(map=part.map, trees=part.trees, whole=True, blocks=count, bytes=size)
 
     return _tried(step, cache_dir, part)
 
