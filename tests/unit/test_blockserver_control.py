@@ -14,6 +14,7 @@ import pytest
 
 from bootseer.blocks import _process, control, tree
 from bootseer.blocks.control import ControlServer, GoneError, Request, TreeStatus
+from bootseer.blocks.members import members
 from bootseer.blocks.spec import SPEC, ServerSpec
 from bootseer.errors import NotFoundError, UnavailableError
 
@@ -114,6 +115,6 @@ def test_only_servers_are_taken_for_servers(folder: Path, arguments: list[str], 
         if pid_file:
             (folder / "pid").write_text(f"{process.pid} {process.pid}")
         try:
-            assert _process._find(folder) == ([process.pid] if found else [])
+            assert members(folder) == ([process.pid] if found else [])
         finally:
             process.communicate(timeout=10)

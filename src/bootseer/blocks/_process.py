@@ -18,6 +18,7 @@ import msgspec
 from bootseer import errors
 from bootseer.blocks import control, standby
 from bootseer.blocks.control import Request
+from bootseer.blocks.members import members
 from bootseer.blocks.spec import FUSE_FOLDER, SPEC, TARGETS, ServerSpec
 from bootseer.errors import BootseerError, UnavailableError, from_os_error
 from bootseer.kernel import mount as mounts
@@ -29,7 +30,6 @@ _BUSY_SECONDS = 5.0
 _GRACE_SECONDS = 3.0
 _LOCK_SECONDS = 120.0
 _LOG_BYTES = 4 << 20
-_MODULE = b"bootseer.blocks.server"
 
 
 @contextlib.contextmanager
@@ -159,7 +159,7 @@ def await_exit(pid: int, timeout: float) -> None:
 
 def clear(folder: Path) -> None:
     """Remove what a server that ended or died left: stuck processes, a dead FUSE mount, its state files."""
-    for pid in _find(folder):
+    for pid in members(folder):
         # One that failed to start is about to end by itself.
         await_exit(pid, _GRACE_SECONDS)
     if mounts.is_mounted(folder / FUSE_FOLDER):
@@ -188,27 +188,3 @@ def _kill(group: int) -> None:
     if group not in (0, 1, os.getpgid(0)):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)
-
-
-def _find(folder: Path) -> list[int]:
-    """Processes of the block server of ``folder``: the one named in its `standby.PID` file and those of its process
-    group, and any with ``folder`` as an argument of its own."""
-    own = b"\0" + os.fsencode(folder) + b"\0"
-    groups: set[int] = set()
-    with contextlib.suppress(OSError, ValueError):
-        _, group = map(int, (folder / standby.PID).read_text().split())
-        groups.add(group)
-    found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and int(entry) != os.getpid():
-            with contextlib.suppress(OSError):
-                line = _command_line(int(entry))
-                # Other commands than ours may serve (see `tree.mount`), but the number may have passed to another one.
-                known = os.getpgid(int(entry)) in groups and (own in line or (b"\0-\0" in line and _MODULE in line))
-                if known or (own in line and _MODULE in line):
-                    found.append(int(entry))
-    return found
-
-
-def _command_line(pid: int) -> bytes:
-    return Path("/proc", str(pid), "cmdline").read_bytes()

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from bootseer.blocks.members import members
 from bootseer.errors import BootseerError, UnavailableError
 
 log = logging.getLogger(__name__)
@@ -101,14 +102,21 @@ def ask(folder: Path, request: Request, *, timeout: float | None = None) -> Tree
     """One request to the server whose state is in ``folder``; every request may be repeated, and is.
 
     Raises `GoneError` when there is no such server, and `UnavailableError` when it does not answer within ``timeout``
-    seconds (30): then it may well live.
+    seconds (30): then it may well live. The fetcher answers; while its server lives without one, another is about to
+    start, so that is waited for too. Who took it for the end would take the fanotify group from readers, who would get
+    zeros.
     """
     until = time.monotonic() + (_PATIENCE if timeout is None else timeout)
     while True:
         try:
             return _ask(folder, request, min(_ATTEMPT_SECONDS, max(0.1, until - time.monotonic())))
         except (ConnectionRefusedError, FileNotFoundError) as exc:
-            raise GoneError(f"no block server answers in {folder}: {exc}") from None
+            if not members(folder):
+                raise GoneError(f"no block server answers in {folder}: {exc}") from None
+            if time.monotonic() >= until:
+                raise UnavailableError(
+                    f"the block server in {folder} has had no fetcher for too long", hint="its log says why"
+                ) from None
         except (OSError, msgspec.MsgspecError) as exc:
             if time.monotonic() >= until:
                 raise UnavailableError(
