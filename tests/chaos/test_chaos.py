@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -190,3 +191,34 @@ def test_a_store_that_goes_and_comes_back(site: Site, node_of: NodeOf, driver: s
     Weather().make(node.weather)
     until(lambda: again.status(), 10, "an answer")
     assert (again.target / "bulk/015").read_bytes() == (site.reference / "bulk/015").read_bytes()
+
+
+# -- callers that come at a bad moment -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["mount", "unmount", "status"])
+@both
+def test_a_dead_fetcher_is_no_dead_server(site: Site, node_of: NodeOf, place: Path, driver: str, what: str) -> None:
+    """Nobody listens until another fetcher is there. Who takes that for the end of the server and cleans up after it
+    takes the group from readers, who get zeros."""
+    node = node_of(site, driver, rate=RATE)
+    made, other = node.mount(), node.mount("other")
+    before = made.status()
+    with Crowd(made.target, site.reference, place / "crowd", files=files_of(site.reference), readers=4) as crowd:
+        os.kill(before.pid, signal.SIGSTOP)
+        os.kill(before.fetcher_pid, signal.SIGKILL)
+        timer = threading.Timer(0.5, os.kill, (before.pid, signal.SIGCONT))
+        timer.start()
+        try:
+            if what == "mount":
+                assert node.mount("third").status().pid == before.pid
+            elif what == "unmount":
+                other.unmount()
+            else:
+                assert made.status().pid == before.pid
+        finally:
+            timer.join()
+        time.sleep(1.0)
+        found = crowd.stop()
+    assert (found.mismatches, found.zeros, found.hangs, found.errors) == (0, 0, 0, 0), crowd.findings
+    assert made.status().pid == before.pid
