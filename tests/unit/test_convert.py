@@ -366,3 +366,28 @@ def test_a_second_conversion_returns_the_record(rig: Rig) -> None:
     record = rig.convert(ref)
     assert rig.convert(ref) == record
     assert open_store(rig.store.url).exists(key_of(record.image, record.platform))
+
+
+def test_a_record_whose_tree_is_gone_is_converted_again(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    ref = rig.image(BASE)
+    record, fresh = image.ensure(ref, rig.store.url, work_dir=rig.work)
+    assert fresh
+    assert not image.ensure(ref, rig.store.url, work_dir=rig.work).fresh
+    rig.store.delete(f"trees/{record.tree}.json")
+    again, fresh = image.ensure(ref, rig.store.url, work_dir=rig.work)
+    assert fresh
+    assert "is missing in store" in caplog.text
+    assert rig.files(again) == contents(BASE)
+    assert image.resolve(ref, rig.store.url) == again
+
+
+@pytest.mark.parametrize("damage", [b"{}", b'{"image":"sha256:', b"\xff"])
+def test_a_damaged_record_says_what_heals_it(rig: Rig, damage: bytes) -> None:
+    ref = rig.image(BASE)
+    record = rig.convert(ref)
+    rig.store.put(key_of(record.image, record.platform), damage, overwrite=True)
+    with pytest.raises(DataError) as caught:
+        rig.convert(ref)
+    assert "--repair" in (caught.value.hint or "")
+    healed = rig.convert(ref, repair=True)
+    assert image.resolve(ref, rig.store.url) == healed

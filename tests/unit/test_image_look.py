@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from xml.etree import ElementTree
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -17,6 +18,7 @@ from bootseer.blocks.profiles import ProfileKey
 from bootseer.blocks.trace import UNIT, Process, Touch, Trace
 from bootseer.cli.image import app
 from bootseer.errors import BootseerError
+from bootseer.image import record as records
 from bootseer.store.folder import FolderStore
 from bootseer.testing.images import Member, folder, write_image
 
@@ -107,6 +109,26 @@ def test_files_of_an_image(site: Site) -> None:
 def test_images_of_a_store(site: Site) -> None:
     assert site.ref in site.text("ls")
     assert {row["reference"] for row in site.json("ls")} == {site.ref, site.other}
+
+
+def test_what_a_record_says_moves_no_cursor(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    hostile = msgspec.structs.replace(site.record, reference="a\x1b[2Jb", platform="x\ny", image="sha256:" + "0" * 64)
+    assert records.save(site.store, hostile)
+    text = site.text("ls")
+    assert "\x1b" not in text
+    assert len(text.splitlines()) == 3
+
+
+def test_a_conversion_says_what_it_did(site: Site, tmp_path: Path) -> None:
+    ref = f"oci:{tmp_path / 'layout'}:v1"
+    write_image(tmp_path / "layout", [LAYER, [Member("later", data=b"l" * 100_000)]])
+    text = site.text("convert", ref, "--work-dir", str(tmp_path / "work"))
+    assert text.startswith("converted: ")
+    assert "shared with other images" in text
+    assert " packs, " in text
+    for _ in range(2):
+        assert site.text("convert", ref, "--work-dir", str(tmp_path / "work")).startswith("converted before: ")
 
 
 def test_one_file_of_an_image(site: Site) -> None:

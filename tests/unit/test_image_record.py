@@ -135,3 +135,11 @@ def test_a_slow_store_is_not_read_to_the_end(
     monkeypatch.setattr(records, "_SECONDS", 0.0)
     assert len(records.related(store, ref, config_of(2))) == 16
     assert "is slow" in caplog.text
+
+
+def test_a_bad_record_hides_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = open_store(str(tmp_path))
+    assert records.save(store, RECORD)
+    store.put("images/0-linux-amd64.json", b'{"format":"bootseer-image","version":3}')
+    assert list(records.listing(store)) == [RECORD]
+    assert "images/0-linux-amd64.json" in caplog.text

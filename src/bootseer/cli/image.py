@@ -12,7 +12,19 @@ import typer
 
 from bootseer import config as settings
 from bootseer.cli import image_cache, image_look, image_profile
-from bootseer.cli._image import AsJson, Bars, JobName, PlainHttp, Ref, StoreUrl, print_json, size_text, terminable
+from bootseer.cli._image import (
+    AsJson,
+    Bars,
+    JobName,
+    PlainHttp,
+    Ref,
+    StoreUrl,
+    count_text,
+    one_line,
+    print_json,
+    size_text,
+    terminable,
+)
 from bootseer.errors import BootseerError, ConfigError, NotFoundError, PrivilegeError
 
 if TYPE_CHECKING:
@@ -35,13 +47,15 @@ def convert(
     repair: Annotated[bool, typer.Option("--repair", help="Convert again, replace what the store has damaged")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Convert an image into the store, once per image; layers stream, nothing is unpacked, no root is needed."""
+    """Convert an image into the store, once per image; layers stream, nothing is unpacked, no root is needed.
+
+    Blocks that images converted before have already are shared with them, not stored again.
+    """
     from bootseer import image
 
     config = settings.load()
-    began = time.monotonic()
     with terminable(), Bars(quiet=as_json) as bars:
-        record = image.convert(
+        record, fresh = image.ensure(
             ref,
             store or config.store_url,
             work_dir=work_dir or Path(config.cache_dir, "work"),
@@ -53,12 +67,12 @@ def convert(
         print_json(record)
         return
     steps = ", ".join(f"{step} {seconds:.1f} s" for step, seconds in record.seconds.items())
-    fresh = time.monotonic() - began >= sum(record.seconds.values())
     typer.echo(f"{'converted' if fresh else 'converted before'}: {ref}")
-    typer.echo(f"  image   {record.image} ({record.platform})")
+    typer.echo(f"  image   {record.image} ({one_line(record.platform)})")
     typer.echo(f"  tree    {record.tree}")
-    shared = f", {size_text(record.shared_bytes)} shared with other images" if record.shared_bytes else ""
-    sizes = f"{size_text(record.tree_bytes)} of data, {size_text(record.stored_bytes)} stored{shared}"
+    shared = f"{size_text(record.shared_bytes)} shared with other images"
+    packs = f" in {count_text(record.packs, 'pack', 'packs')}" if record.packs else ""
+    sizes = f"{size_text(record.tree_bytes)} of data{packs}, {size_text(record.stored_bytes)} stored, {shared}"
     typer.echo(f"  size    {sizes}, layers {size_text(record.layer_bytes)}")
     typer.echo(f"  took    {steps}")
 
@@ -170,7 +184,7 @@ def status(
         print_json(found[0] if target else found)
         return
     for mounted in mounts:
-        typer.echo(f"{mounted.rootfs}: {mounted.record.reference} ({mounted.digest[7:19]})")
+        typer.echo(f"{mounted.rootfs}: {one_line(mounted.record.reference)} ({mounted.digest[7:19]})")
         for line in _status_lines(mounted.status()):
             typer.echo(f"  {line}")
 

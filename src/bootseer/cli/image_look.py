@@ -145,7 +145,7 @@ def _list_images(url: str, as_json: bool) -> None:
         return
     for record in records:
         sizes = f"{size_text(record.tree_bytes):>9} {size_text(record.stored_bytes):>9}"
-        typer.echo(f"{record.image[7:19]} {record.platform:<12} {sizes}  {record.reference}")
+        typer.echo(f"{record.image[7:19]} {one_line(record.platform):<12} {sizes}  {one_line(record.reference)}")
 
 
 def _find(reader: Reader, path: str) -> tuple[bytes, Inode]:

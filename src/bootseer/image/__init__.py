@@ -1,13 +1,25 @@
 """Container images that start before they have arrived: convert once, mount lazily, record, prefetch, run."""
 
 from bootseer.image import runtime
-from bootseer.image.convert import convert, resolve
+from bootseer.image.convert import Ensured, convert, ensure, resolve
 from bootseer.image.mount import ImageMount, attach, mount
 from bootseer.image.mount import listing as mounts
 from bootseer.image.record import ImageRecord
 from bootseer.image.record import listing as records
 
-__all__ = ["ImageMount", "ImageRecord", "attach", "convert", "mount", "mounts", "records", "resolve", "runtime"]
+__all__ = [
+    "Ensured",
+    "ImageMount",
+    "ImageRecord",
+    "attach",
+    "convert",
+    "ensure",
+    "mount",
+    "mounts",
+    "records",
+    "resolve",
+    "runtime",
+]
 
 
 def unmount(target: str, state_dir: str) -> None:

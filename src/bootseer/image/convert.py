@@ -12,10 +12,12 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from bootseer import erofs, faults, oci
 from bootseer.blocks.blockmap import DEFAULT_BLOCK
 from bootseer.blocks.known import KnownBlocks
+from bootseer.blocks.manifest import tree_key
 from bootseer.blocks.publish import TreeWriter
 from bootseer.errors import DataError, NotFoundError, from_os_error
 from bootseer.image import record as records
@@ -43,7 +45,36 @@ def convert(
     repair: bool = False,
     threads: int | None = None,
 ) -> ImageRecord:
-    """Convert ``ref`` into the store, or return the record at once when that image has been converted before.
+    """The record of `ensure`."""
+    return ensure(
+        ref,
+        store_url,
+        work_dir=work_dir,
+        progress=progress,
+        plain_http=plain_http,
+        repair=repair,
+        threads=threads,
+    ).record
+
+
+class Ensured(NamedTuple):
+    """A converted image. ``fresh``: this call converted it."""
+
+    record: ImageRecord
+    fresh: bool
+
+
+def ensure(
+    ref: oci.Reference | str,
+    store_url: str,
+    *,
+    work_dir: Path,
+    progress: Progress | None = None,
+    plain_http: bool | None = None,
+    repair: bool = False,
+    threads: int | None = None,
+) -> Ensured:
+    """Convert ``ref`` into the store, unless that image has been converted before and its tree is still there.
 
     Uses up to the image's compressed size and 2 GiB more under ``work_dir`` while it runs, and leaves nothing there,
     whatever happens. The same layers give the same tree, but for blocks that other images in the store have already:
@@ -52,17 +83,22 @@ def convert(
     (naming the layer), `FullError`, `NotWritableError`.
     """
     store = open_store(store_url)
+    replace = repair
     with oci.open_image(ref, plain_http=plain_http) as image:
         if not repair:
             with contextlib.suppress(NotFoundError):
-                return records.load(store, image.digest, image.platform)
+                before = records.load(store, image.digest, image.platform)
+                if store.exists(tree_key(before.tree)):
+                    return Ensured(before, False)
+                log.warning("tree %s of %s is missing in store %s; converting again", before.tree, ref, store.url)
+                replace = True
         with work_folder(work_dir) as work, store.batch(subject=image.descriptor):
             result = _Conversion(image, store, work, progress, repair, threads).run()
             faults.point("image.convert.before-record")
-            if not records.save(store, result, overwrite=repair):
+            if not records.save(store, result, overwrite=replace):
                 log.info("another conversion of %s was first", image.ref)
-                return records.load(store, image.digest, image.platform)
-        return result
+                return Ensured(records.load(store, image.digest, image.platform), False)
+        return Ensured(result, True)
 
 
 class _Conversion:

@@ -23,6 +23,7 @@ FOLDER = "images"
 _CHECK = b',"check":"'
 """Before the BLAKE3 of what the record is without this last field. Its name says nothing of a record's content, and a
 wrong environment or tree would not be noticed otherwise. Records without one are read too."""
+_REPAIR = "convert the image with --repair"
 _MAX_RELATED = 256
 _READERS = 8
 _SECONDS = 10.0
@@ -70,7 +71,7 @@ def load(store: Store, image: str, platform: str) -> ImageRecord:
     key = key_of(image, platform)
     record = _decode(store.get(key), f"{key} in store {store.url}")
     if (record.image, record.platform) != (image, platform):
-        raise DataError(f"{key} in store {store.url} describes another image, {record.image}")
+        raise DataError(f"{key} in store {store.url} describes another image, {record.image}", hint=_REPAIR)
     return record
 
 
@@ -82,9 +83,11 @@ def save(store: Store, record: ImageRecord, *, overwrite: bool = False) -> bool:
 
 
 def listing(store: Store) -> Iterator[ImageRecord]:
-    """All records of a store."""
+    """All records of a store; one that is damaged, or that a newer version made, is left out with a line in the log."""
     for info in store.list(FOLDER):
-        yield _decode(store.get(info.key), f"{info.key} in store {store.url}")
+        record = _look(store, info.key)
+        if record is not None:
+            yield record
 
 
 def related(store: Store, ref: Reference, config: ImageConfig) -> list[str]:
@@ -128,11 +131,11 @@ def _look(store: Store, key: str) -> ImageRecord | None:
 def _decode(data: bytes, what: str) -> ImageRecord:
     body, check, rest = data.rpartition(_CHECK)
     if check and rest != _hash.hexdigest(body + b"}").encode() + b'"}':
-        raise DataError(f"{what} is damaged: its hash differs", hint="convert the image with --repair")
+        raise DataError(f"{what} is damaged: its hash differs", hint=_REPAIR)
     try:
         record = msgspec.json.decode(data, type=ImageRecord)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as exc:
-        raise DataError(f"{what} is not an image record: {exc}") from None
+        raise DataError(f"{what} is not an image record: {exc}", hint=_REPAIR) from None
     if record.format != FORMAT or record.version not in (1, VERSION):
         raise DataError(f"{what} has format {record.format} version {record.version}", hint="a newer bootseer made it")
     return record
