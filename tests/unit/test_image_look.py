@@ -208,3 +208,6 @@ def test_profiles(site: Site, tmp_path: Path) -> None:
     assert "17 slow faults" in text
     assert "touched but not prefetched" in text
     assert "nothing was prefetched" in site.text("profile", "explain", site.ref, "--job", "train")
+    serve = site.json("profile", "explain", site.ref, "--job", "serve")
+    assert serve["run"]["digest"] == second
+    assert serve["explanation"]["runs"] == 1, "while a job had no start, those of others were what it was prefetched by"

@@ -6,6 +6,7 @@ import logging
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from bootseer import erofs
@@ -159,3 +160,11 @@ def test_waste_and_misses(site: Site) -> None:
     assert 0 < found.waste_stored < BLOCK
     nothing = explain(run, [], site.map, site.index)
     assert (nothing.hot, nothing.waste, nothing.misses_share) == (0, 0, 1.0)
+
+
+def test_a_prefetch_goes_by_traces_of_its_driver(site: Site) -> None:
+    other = msgspec.structs.replace(site.trace(site.touch(0, 1, b"bin/a", 0, 2)), driver="fanotify")
+    same = site.trace(site.touch(0, 1, b"bin/b"))
+    found = explain(same, [other, same], site.map, site.index)
+    assert (found.runs, found.hot, found.waste, found.misses) == (1, BLOCK, 0, 0)
+    assert explain(same, [other], site.map, site.index).runs == 1

@@ -233,5 +233,14 @@ def ranges_of(units: Iterable[int], size: int) -> Iterator[tuple[int, int]]:
         yield first * UNIT, min(size, (last + 1) * UNIT) - first * UNIT
 
 
+def bytes_by_file(ranges: Iterable[tuple[int, int]], index: ExtentIndex) -> dict[bytes, int]:
+    """How much of each file lies in the (offset, length) ``ranges`` of the data."""
+    found: dict[bytes, int] = {}
+    for offset, length in ranges:
+        for path, count in index.files(offset, length):
+            found[path] = found.get(path, 0) + count
+    return found
+
+
 def path_text(path: bytes) -> str:
     return "/" + path.decode(errors="backslashreplace")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from bootseer.blocks.blockmap import BlockMap
-from bootseer.blocks.insight import path_text, ranges_of, units_of
+from bootseer.blocks.insight import bytes_by_file, path_text, ranges_of, units_of
 from bootseer.blocks.trace import UNIT, Trace
 from bootseer.erofs import ExtentIndex
 
@@ -65,12 +65,10 @@ def compare(a: Side, b: Side) -> Difference:
         totals = []
         groups = (units_a.keys() - units_b.keys(), units_b.keys() - units_a.keys(), units_a.keys() & units_b.keys())
         for place, group in enumerate(groups):
-            total = 0
-            for offset, length in ranges_of(group, a.blocks.size):
-                total += length
-                for path, count in a.index.files(offset, length):
-                    rows.setdefault(path, [0, 0, 0])[place] += count
-            totals.append(total)
+            ranges = list(ranges_of(group, a.blocks.size))
+            totals.append(sum(length for _, length in ranges))
+            for path, count in bytes_by_file(ranges, a.index).items():
+                rows.setdefault(path, [0, 0, 0])[place] = count
         files = [FileDiff(path_text(path), *counts) for path, counts in rows.items()]
     else:
         of_a, of_b = _by_file(units_a, a), _by_file(units_b, b)
@@ -85,11 +83,7 @@ def compare(a: Side, b: Side) -> Difference:
 
 
 def _by_file(units: Iterable[int], side: Side) -> dict[bytes, int]:
-    found: dict[bytes, int] = {}
-    for offset, length in ranges_of(units, side.blocks.size):
-        for path, count in side.index.files(offset, length):
-            found[path] = found.get(path, 0) + count
-    return found
+    return bytes_by_file(ranges_of(units, side.blocks.size), side.index)
 
 
 def _first_touches(side: Side) -> dict[bytes, int]:

@@ -8,7 +8,7 @@ import msgspec
 
 from bootseer.blocks import profiles
 from bootseer.blocks.blockmap import BlockMap
-from bootseer.blocks.insight import path_text, ranges_of, units_of
+from bootseer.blocks.insight import bytes_by_file, path_text, ranges_of, units_of
 from bootseer.blocks.trace import UNIT, Trace
 from bootseer.erofs import ExtentIndex
 
@@ -43,8 +43,13 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def explain(run: Trace, before: Sequence[Trace], blocks: BlockMap, index: ExtentIndex) -> Explanation:
-    """What a prefetch by the starts ``before`` was good for in ``run``."""
-    hot = [block for block in profiles.merge(before, blocks) if not blocks.is_zero(block)] if before else []
+    """What a prefetch by the starts ``before`` was good for in ``run``, a mount through the same driver.
+
+    Judged is the hot list that these traces merge to. A hot pack that the mount streamed was made of traces that were
+    there when it was built: what has been recorded since is not in it.
+    """
+    used = profiles.select(before, run.driver)
+    hot = [block for block in profiles.merge(before, blocks, run.driver) if not blocks.is_zero(block)]
     touched = [block for block in profiles.blocks_of(run, blocks) if not blocks.is_zero(block)]
     wasted, missed = sorted(set(hot) - set(touched)), sorted(set(touched) - set(hot))
 
@@ -58,7 +63,7 @@ def explain(run: Trace, before: Sequence[Trace], blocks: BlockMap, index: Extent
     shift = blocks.shift
     missing = set(missed)
     return Explanation(
-        runs=len(before),
+        runs=len(used),
         hot=size(hot),
         hot_stored=stored(hot),
         touched=size(touched),
@@ -77,10 +82,7 @@ def explain(run: Trace, before: Sequence[Trace], blocks: BlockMap, index: Extent
 
 
 def _shares(ranges: Iterable[tuple[int, int]], index: ExtentIndex) -> list[FileShare]:
-    found: dict[bytes, int] = {}
-    for offset, length in ranges:
-        for path, count in index.files(offset, length):
-            found[path] = found.get(path, 0) + count
+    found = bytes_by_file(ranges, index)
     total = sum(found.values())
     rows = [FileShare(path_text(path), count, count / total) for path, count in found.items()]
     return sorted(rows, key=lambda row: (-row.bytes, row.path))

@@ -15,6 +15,7 @@ from bootseer.cli._image import (
     Ref,
     StoreUrl,
     count_text,
+    one_line,
     print_json,
     print_table,
     share_text,
@@ -138,23 +139,26 @@ def explain(
 ) -> None:
     """Say what the prefetch of a recorded start was good for: waste and misses, by file, worst first.
 
-    Waste was prefetched (by the starts recorded before) and not touched; a miss was touched and not prefetched.
+    --job chooses the start; what it was prefetched by are earlier starts of its job, of any job while that had none.
+    Waste was prefetched and not touched; a miss was touched and not prefetched.
     """
     from bootseer.blocks import insight
     from bootseer.blocks.insight_waste import explain as judge
 
     status = _read_status(last_run) if last_run is not None else None
     with _opened(ref, store, plain_http) as opened:
-        starts = insight.select(_recorded(opened, store), job)
-        if not starts:
+        starts = _recorded(opened, store)
+        # The job chooses the start that is judged; it was prefetched by starts of other jobs while its own had none.
+        of_job = insight.select(starts, job)
+        if not of_job:
             raise NotFoundError(f"no start of {ref} has been recorded yet", hint="run it once with image run --job")
-        chosen = insight.select(starts, run)[-1] if run else _newest(starts)
+        chosen = insight.select(of_job, run)[-1] if run else _newest(of_job)
         before = _before(chosen, starts)
         found = judge(chosen.trace, before, opened.map, opened.reader.owner_index())
     if as_json:
         print_json({"run": _row(chosen), "explanation": found, "measured": status})
         return
-    typer.echo(f"start of {_when(chosen)}, job {chosen.job}, trace {chosen.digest[:12]}")
+    typer.echo(f"start of {_when(chosen)}, job {one_line(chosen.job)}, trace {chosen.digest[:12]}")
     if not found.runs:
         typer.echo("nothing was recorded before it, so nothing was prefetched")
     else:
