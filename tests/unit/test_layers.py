@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import tarfile
 from collections.abc import Sequence
 
 import pytest
@@ -225,3 +226,59 @@ def test_layers_begin_at_aligned_data() -> None:
     image = Image([[Member("a", data=b"1")], [Member("b", data=b"2" * 70_000)], [Member("c", data=b"3")]])
     assert [image.node(name).start for name in "abc"] == [0, 65536, 196608]
     assert image.sink.position == 196608 + 4096
+
+
+class Nowhere:
+    """A data device that nobody keeps."""
+
+    def __init__(self) -> None:
+        self.position = 0
+
+    def write(self, data: Buffer, /) -> None:
+        self.position += len(data)
+
+
+def sparse(name: str, size: int, extents: list[tuple[int, int]]) -> bytes:
+    """A member of ``size`` bytes that are there in ``extents`` only, as GNU tar writes it in format 0.1."""
+    info = tarfile.TarInfo(name)
+    info.size = sum(length for _, length in extents)
+    pairs = ",".join(f"{at},{length}" for at, length in extents)
+    info.pax_headers = {"GNU.sparse.map": pairs, "GNU.sparse.size": str(size)}
+    return info.tobuf(tarfile.PAX_FORMAT) + b"x" * info.size + bytes(-info.size % 512)
+
+
+def applied(*members: bytes) -> tuple[Writer, Nowhere]:
+    sink = Nowhere()
+    writer = Writer(sink)
+    LayeredTree(writer).apply(tar.ChunkReader(iter([b"".join(members), bytes(1024)])))
+    return writer, sink
+
+
+def test_indexes_of_thin_files_are_few() -> None:
+    writer, sink = applied(*(sparse(f"f{n}", 4 << 30, [(0, 1)]) for n in range(300)))
+    assert len(writer.finish()) < 4 << 20  # 157 MB when every one had 65,536 indexes
+    assert sink.position < 2 << 30
+
+
+def test_thin_files_without_end_are_refused() -> None:
+    last = (64 << 30) + (16 << 20)  # an odd unit: larger ones would not do
+    with pytest.raises(DataError, match="chunk indexes"):
+        applied(*(sparse(f"f{n}", last + 1, [(last, 1)]) for n in range(1000)))
+    extents = [(n << 26, 1) for n in range(2000)]
+    writer, sink = applied(sparse("f", 128 << 30, extents))
+    assert sink.position < 2 << 30  # 4.2 GB with units of 2 MiB
+    assert len(writer.finish()) < 3 << 20
+    with pytest.raises(DataError, match="zeros between"):
+        applied(*(sparse(f"f{n}", 128 << 30, extents) for n in range(5)))
+
+
+def test_sparse_files_as_they_are() -> None:
+    gib = 1 << 30
+    disk = [(n * (256 << 10), 4096) for n in range(20_000)]
+    writer, _ = applied(
+        sparse("disk", 5 * gib, disk),
+        sparse("lastlog", 1_254_000_000_000, [(0, 4096), (1_253_999_996_928, 3072)]),
+        sparse("holes", 5 * gib, [(5 * gib, 0)]),
+    )
+    assert [len(node.chunks or ()) for node in (writer.lookup(b"disk"), writer.lookup(b"holes")) if node] == [81920, 0]
+    assert len(writer.finish()) < 2 << 20

@@ -62,15 +62,25 @@ class Writer:
         node = children[name] = Node(stat.S_IFDIR, attrs)
         return node
 
-    def add_file(self, path: bytes, attrs: Attrs, size: int, chunks: Iterable[Buffer | Hole]) -> Node:
+    def add_file(
+        self,
+        path: bytes,
+        attrs: Attrs,
+        size: int,
+        chunks: Iterable[Buffer | Hole],
+        *,
+        extents: int | None = None,
+    ) -> Node:
         """Make a regular file of ``size`` bytes; its content is written to the sink as it comes.
 
         Buffers are handed on without copying and must not change afterwards. ``Hole(length)`` stands for zeros.
+        ``extents``: the number of pieces between holes, of a file from outside: what such files cost is bounded then
+        (`DataError`) by the content of all files so far.
         """
         children, name = self._place(path, replace=True)
         node = Node(stat.S_IFREG, attrs)
         node.size = size
-        node.start, node.chunks, node.chunk_bits = self._stream.file(size, chunks)
+        node.start, node.chunks, node.chunk_bits = self._stream.file(size, chunks, extents)
         children[name] = node
         return node
 

@@ -100,7 +100,8 @@ class LayeredTree:
             return
         if kind == tar.REGULAR:
             self._clear(parent, name)
-            self._writer.add_file(path, attrs, entry.file_size, _content(reader, entry))
+            extents = None if entry.extents is None else len(entry.extents)
+            self._writer.add_file(path, attrs, entry.file_size, _content(reader, entry), extents=extents)
             self.bytes += entry.size
             return
         self._clear(parent, name)
