@@ -69,6 +69,14 @@ class StoreSource:
                 raise DataError(f"{name} gave {len(data)} bytes for {length} at {offset}")
             return data
 
+    def original(self, pack: int, offset: int, length: int) -> bytes | None:
+        """As `read`, past the store's mirrors; None when it has none."""
+        with self._reader(pack) as reader:
+            try:
+                return reader.original(offset, length)
+            except OSError as exc:
+                raise UnavailableError(str(from_os_error(exc, f"read {self.name}"))) from exc
+
     @contextmanager
     def _reader(self, pack: int) -> Iterator[RangeReader]:
         one = self._take(pack)
@@ -147,6 +155,7 @@ class Sources:
 
     def block(self, blocks: BlockMap, block: int, count: Callable[[int], None]) -> bytes:
         """The verified bytes of ``block`` from the first source that has it right; ``count(bytes)`` for each answer.
+        A source whose mirror has it wrong is asked once more, without the mirror.
 
         Raises `DataError` when it is damaged in every source, `UnavailableError` when one does not answer.
         """
@@ -156,7 +165,16 @@ class Sources:
             try:
                 raw = source.read(blocks.pack_of[block], blocks.offsets[block], length)
                 count(length)
-                return verified(blocks, block, raw)
+                try:
+                    return verified(blocks, block, raw)
+                except DataError:
+                    original = None
+                    if isinstance(source, StoreSource):
+                        original = source.original(blocks.pack_of[block], blocks.offsets[block], length)
+                    if original is None:
+                        raise
+                    count(length)
+                    return verified(blocks, block, original)
             except BootseerError as exc:
                 if not isinstance(trouble, UnavailableError):
                     trouble = exc

@@ -157,12 +157,20 @@ class Registry:
                     raise
                 self._left(endpoint, exc, f"blob {item.digest[:19]}", self._endpoints[number + 1])
 
-    def read_range(self, item: Descriptor, offset: int, length: int, *, retries: int = 1) -> bytes:
+    @property
+    def mirrored(self) -> bool:
+        """Whether reads may be answered by a mirror."""
+        return len(self._endpoints) > 1
+
+    def read_range(self, item: Descriptor, offset: int, length: int, *, retries: int = 1, fresh: bool = False) -> bytes:
         """Exactly ``length`` bytes of the blob from ``offset``, in one request on a kept connection.
 
         Few retries, as its callers have their own and other sources. Raises `DataError` (past the end, or an answer
-        for another range), `UnavailableError`, `NotFoundError`, `PrivilegeError`. The bytes are not verified.
+        for another range), `UnavailableError`, `NotFoundError`, `PrivilegeError`. The bytes are not verified: who finds
+        them damaged asks again, ``fresh``, past the mirrors.
         """
+        if fresh:
+            return self._blobs[id(self._origin)].read(item, offset, length, retries=retries)
         return self._read(
             lambda endpoint: self._blobs[id(endpoint)].read(item, offset, length, retries=retries),
             f"blob {item.digest[:19]}",

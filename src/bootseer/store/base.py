@@ -36,6 +36,10 @@ class RangeReader(abc.ABC):
         Raises `DataError` when the object is shorter, `UnavailableError` when the store does not answer.
         """
 
+    def original(self, offset: int, length: int) -> bytes | None:
+        """As `read`, but past any mirror, for who got damaged bytes; None where that would ask the same again."""
+        return None
+
     @abc.abstractmethod
     def close(self) -> None: ...
 

@@ -53,6 +53,11 @@ class _Reader(RangeReader):
             raise DataError(f"{self._key} ends at {self.size}, wanted {offset + length}")
         return self._registry.read_range(self._item, offset, length)
 
+    def original(self, offset: int, length: int) -> bytes | None:
+        if not self._registry.mirrored:
+            return None
+        return self._registry.read_range(self._item, offset, length, fresh=True)
+
     def close(self) -> None:
         """Connections are the store's."""
 

@@ -24,6 +24,9 @@ class _Reader(RangeReader):
     def read(self, offset: int, length: int) -> bytes:
         return self._around(offset, length, lambda: self._inner.read(offset, length))
 
+    def original(self, offset: int, length: int) -> bytes | None:
+        return self._inner.original(offset, length)
+
     def close(self) -> None:
         self._inner.close()
 
