@@ -25,8 +25,13 @@ import msgspec
 from bootseer.blocks.tree import TreeMount, TreeStatus
 from bootseer.errors import BootseerError, UnavailableError
 from bootseer.kernel import mount as mounts
+from bootseer.store import open_store
+from bootseer.testing import torture
 from bootseer.testing.crowd import Crowd, Tally, files_of
 from bootseer.testing.node import Node, alive, damage, pids, short_queues, until
+from bootseer.testing.registry import DockerRegistry
+from bootseer.testing.tokens import TokenServer
+from bootseer.testing.torture import Site
 from bootseer.testing.weather import Weather
 
 log = logging.getLogger(__name__)
@@ -273,6 +278,9 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
         "Exit code 0: no wrong byte, no zeros, no hang, and every file right in the end. Needs root.",
     )
     parser.add_argument("--image", default="", metavar="REF", help="default: the torture image; needs its size on disk")
+    parser.add_argument(
+        "--registry", action="store_true", help="from a registry whose tokens end after 30 s, instead of a folder"
+    )
     parser.add_argument("--driver", choices=["fanotify", "fuse", "both"], default="both")
     parser.add_argument("--fetcher", type=int, default=200, help="kills of the fetcher per driver (%(default)s)")
     parser.add_argument("--front", type=int, default=50, help="of the keeper or FUSE front (%(default)s)")
@@ -290,16 +298,18 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str]) -> int:
-    from bootseer.testing import torture
-
     given = _arguments(argv)
     logging.basicConfig(level=logging.ERROR, format="%(message)s")
     drivers = ["fanotify", "fuse"] if given.driver == "both" else [given.driver]
     place = Path(tempfile.mkdtemp(prefix="bootseer-chaos-", dir=given.work_dir))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     good = True
+    undo = contextlib.ExitStack()
     try:
         site = torture.prepare(given.image or torture.write(place / "layout"), place)
+        store, tokens = str(site.store), None
+        if given.registry:
+            store, tokens = _in_registry(site, place, undo)
         plan = Plan(
             **{name: getattr(given, name) for name in _DISTURBANCES},
             readers=given.readers,
@@ -307,16 +317,35 @@ def main(argv: Sequence[str]) -> int:
             seconds=given.minutes * 60,
         )
         for driver in drivers:
-            node = Node(place / driver, str(site.store), site.tree, driver, rate=given.rate * 1e6)
+            node = Node(place / driver, store, site.tree, driver, rate=given.rate * 1e6)
             try:
                 outcome = Chaos(node, site.reference, plan).run()
+            except BaseException:
+                print(f"{driver}: failed, seed {given.seed}; the end of its log:\n{node.log[-5000:]}", flush=True)
+                raise
             finally:
                 node.close()
             _print(driver, given.seed, outcome)
+            if tokens is not None:
+                print(f"  tokens     {len(tokens.issued)} so far")
             good = good and outcome.clean and outcome.done == plan.todo
     finally:
+        undo.close()
         shutil.rmtree(place)
     return 0 if good else 1
+
+
+def _in_registry(site: Site, place: Path, undo: contextlib.ExitStack) -> tuple[str, TokenServer]:
+    """The converted image's objects in a registry of their own: its store URL, and who gives the tokens."""
+    tokens = undo.enter_context(TokenServer(place / "tokens", lifetime=30.0))
+    registry = undo.enter_context(DockerRegistry(root=place / "registry", tokens=tokens))
+    url = f"registry://{registry.address}/chaos"
+    source, target = open_store(str(site.store)), open_store(url)
+    with target.batch():
+        for folder in ("blobs", "trees"):
+            for info in source.list(folder):
+                target.put(info.key, source.get(info.key))
+    return url, tokens
 
 
 def _print(driver: str, seed: int, outcome: Outcome) -> None:
