@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bootseer.blocks import starting
+from bootseer.blocks.sparing import Sparing
 from bootseer.errors import BootseerError
 from bootseer.store import Store, open_store
 
@@ -33,6 +34,8 @@ def main(argv: list[str], *, store_for: Callable[[str], Store] = open_store) -> 
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"
     )
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(Sparing())
 
     def answer(text: str) -> None:
         nonlocal answer_fd
