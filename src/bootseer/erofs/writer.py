@@ -26,7 +26,8 @@ class Writer:
     and are taken literally: no symbolic link is followed, ``.`` and ``..`` are refused. The parent must be there. A
     name that is taken is replaced, except that `add_dir` keeps the members of a directory, and that nothing replaces a
     directory (`remove` it first). `DataError` for whatever an image cannot hold: a name over 255 bytes, a missing
-    parent, a size that is wrong. After such an error the tree is as before and writing may go on.
+    parent, a size that is wrong. After such an error the tree is as before and writing may go on. ``at``, a folder of
+    this tree, stands for the root in one call: what is far down need not be walked to.
     """
 
     def __init__(self, sink: DataSink, *, align: int = 65536) -> None:
@@ -49,12 +50,12 @@ class Writer:
         """Pad the data device to a multiple of ``align``: what follows gives the same blocks in every image."""
         self._stream.pad(self._align)
 
-    def add_dir(self, path: bytes, attrs: Attrs) -> Node:
+    def add_dir(self, path: bytes, attrs: Attrs, *, at: Node | None = None) -> Node:
         """Make a directory, or give one that is there other attributes. The root is there at first (0755, 0:0)."""
         if not path.strip(b"/"):
-            self.root.set_attrs(stat.S_IFDIR, attrs)
-            return self.root
-        children, name = self._place(path)
+            (at or self.root).set_attrs(stat.S_IFDIR, attrs)
+            return at or self.root
+        children, name = self._place(path, at)
         node = children.get(name)
         if node is not None and node.children is not None:
             node.set_attrs(stat.S_IFDIR, attrs)
@@ -70,6 +71,7 @@ class Writer:
         chunks: Iterable[Buffer | Hole],
         *,
         extents: int | None = None,
+        at: Node | None = None,
     ) -> Node:
         """Make a regular file of ``size`` bytes; its content is written to the sink as it comes.
 
@@ -77,16 +79,16 @@ class Writer:
         ``extents``: the number of pieces between holes, of a file from outside: what such files cost is bounded then
         (`DataError`) by the content of all files so far.
         """
-        children, name = self._place(path, replace=True)
+        children, name = self._place(path, at, replace=True)
         node = Node(stat.S_IFREG, attrs)
         node.size = size
         node.start, node.chunks, node.chunk_bits = self._stream.file(size, chunks, extents)
         children[name] = node
         return node
 
-    def add_symlink(self, path: bytes, attrs: Attrs, target: bytes) -> Node:
+    def add_symlink(self, path: bytes, attrs: Attrs, target: bytes, *, at: Node | None = None) -> Node:
         """Make a symbolic link; its mode is 0777 whatever ``attrs`` says, as Linux has it."""
-        children, name = self._place(path, replace=True)
+        children, name = self._place(path, at, replace=True)
         if not 0 < len(target) <= fmt.MAX_TARGET or b"\0" in target:
             raise DataError(f"symbolic link {show(path)} with a target of {len(target)} bytes")
         node = Node(stat.S_IFLNK, attrs._replace(mode=0o777))
@@ -94,12 +96,12 @@ class Writer:
         children[name] = node
         return node
 
-    def add_device(self, path: bytes, attrs: Attrs, kind: int, rdev: int = 0) -> Node:
+    def add_device(self, path: bytes, attrs: Attrs, kind: int, rdev: int = 0, *, at: Node | None = None) -> Node:
         """Make a device node, fifo or socket: ``kind`` is ``stat.S_IFCHR``, ``S_IFBLK``, ``S_IFIFO`` or ``S_IFSOCK``;
         ``rdev`` as of `os.makedev`, with up to 12 bits of major and 20 of minor number."""
         if kind not in _DEVICES:
             raise ValueError(f"{kind:o} is no kind of device")
-        children, name = self._place(path, replace=True)
+        children, name = self._place(path, at, replace=True)
         node = Node(kind, attrs)
         if kind in (stat.S_IFCHR, stat.S_IFBLK):
             major, minor = os.major(rdev), os.minor(rdev)
@@ -109,39 +111,29 @@ class Writer:
         children[name] = node
         return node
 
-    def add_hardlink(self, path: bytes, existing: bytes) -> Node:
-        """Give what is at ``existing`` (no directory) one more name."""
-        node = self.lookup(existing)
+    def add_hardlink(self, path: bytes, existing: bytes | Node, *, at: Node | None = None) -> Node:
+        """Give what is at ``existing`` (no directory; its path from the root, or itself) one more name."""
+        node = self.lookup(existing) if isinstance(existing, bytes) else existing
         if node is None:
-            raise DataError(f"hard link {show(path)} to missing {show(existing)}")
+            raise DataError(f"hard link {show(path)} to missing {existing!r}")
         if node.children is not None:
-            raise DataError(f"hard link {show(path)} to directory {show(existing)}")
-        children, name = self._place(path, replace=True)
+            raise DataError(f"hard link {show(path)} to a directory")
+        children, name = self._place(path, at, replace=True)
         children[name] = node
         return node
 
-    def remove(self, path: bytes) -> None:
+    def remove(self, path: bytes, *, at: Node | None = None) -> None:
         """Remove a name, and all below it; other hard links stay. Nothing happens when it is not there."""
         parts = _parts(path)
         if not parts:
             raise DataError("the root cannot be removed")
-        node = self._walk(parts[:-1])
+        node = self._walk(parts[:-1], at)
         if node is not None and node.children is not None:
             node.children.pop(parts[-1], None)
 
     def lookup(self, path: bytes) -> Node | None:
         """What is at ``path``; None if nothing is."""
         return self._walk(_parts(path))
-
-    def exists(self, path: bytes) -> bool:
-        return self.lookup(path) is not None
-
-    def children(self, path: bytes) -> list[bytes]:
-        """Sorted names in a directory; `DataError` if it is none."""
-        node = self.lookup(path)
-        if node is None or node.children is None:
-            raise DataError(f"{show(path)} is no directory")
-        return sorted(node.children)
 
     def dead_ranges(self) -> list[tuple[int, int]]:
         """Ranges ``(offset, length)`` of the data device, in order and apart, that belong to no file: removed or
@@ -172,12 +164,12 @@ class Writer:
         self._stream.pad(fmt.BLOCK)
         return assemble(self.root, self._stream.position)
 
-    def _place(self, path: bytes, *, replace: bool = False) -> tuple[dict[bytes, Node], bytes]:
+    def _place(self, path: bytes, at: Node | None, *, replace: bool = False) -> tuple[dict[bytes, Node], bytes]:
         """The members of the parent and the name in it, which is fit for a new entry."""
         parts = _parts(path)
         if not parts:
             raise DataError("the root is a directory")
-        parent = self._walk(parts[:-1])
+        parent = self._walk(parts[:-1], at)
         if parent is None or parent.children is None:
             raise DataError(f"{show(b'/'.join(parts[:-1]))} is no directory but has members")
         name = parts[-1]
@@ -189,8 +181,8 @@ class Writer:
                 raise DataError(f"{show(path)} is a directory")
         return parent.children, name
 
-    def _walk(self, parts: list[bytes]) -> Node | None:
-        node: Node | None = self.root
+    def _walk(self, parts: list[bytes], at: Node | None = None) -> Node | None:
+        node: Node | None = at or self.root
         for part in parts:
             if node is None or node.children is None:
                 return None

@@ -12,7 +12,6 @@ import logging
 import os
 import stat
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from bootseer.erofs import Attrs, Buffer, Hole, Node, Writer, xattr
 from bootseer.errors import DataError
@@ -28,21 +27,35 @@ _IMPLIED = Attrs(0o755)
 _TYPES = {tar.CHAR: stat.S_IFCHR, tar.BLOCKDEV: stat.S_IFBLK, tar.FIFO: stat.S_IFIFO}
 
 
-class _Folder(NamedTuple):
-    """A directory and its path, without links."""
+class _Folder:
+    """A directory, where it lies, and how long its path is (without links). Paths themselves are not kept: one for
+    every folder on the way to a member of depth 2,040 is 4 MB."""
 
-    node: Node
-    path: bytes
+    __slots__ = ("above", "length", "name", "node")
 
-    def below(self, name: bytes) -> bytes:
-        path = self.path + b"/" + name if self.path else name
-        if len(path) > _MAX_PATH:
-            raise DataError(f"a path of {len(path)} bytes, more than {_MAX_PATH}: {_show(path[:80])}...")
-        return path
+    def __init__(self, node: Node, above: _Folder | None = None, name: bytes = b"") -> None:
+        self.node = node
+        self.above = above
+        self.name = name
+        self.length = 0 if above is None else above.reach(name)
+
+    def reach(self, name: bytes) -> int:
+        """Length of the path of a member; `DataError` when nobody could open it."""
+        length = self.length + len(name) + (self.length > 0)
+        if length > _MAX_PATH:
+            raise DataError(f"a path of {length} bytes, more than {_MAX_PATH}, that ends with {_show(name[-80:])}")
+        return length
 
     def child(self, name: bytes) -> Node | None:
         assert self.node.children is not None
         return self.node.children.get(name)
+
+    def within(self, node: Node) -> bool:
+        """Whether this is ``node`` or lies below it."""
+        here: _Folder | None = self
+        while here is not None and here.node is not node:
+            here = here.above
+        return here is not None
 
 
 class _Missing(Exception):
@@ -59,7 +72,8 @@ class LayeredTree:
         self.bytes = 0
         """Bytes of file content so far, holes not counted."""
         self._writer = writer
-        self._fresh: set[bytes] = set()
+        self._fresh: dict[Node, set[bytes]] = {}
+        """Of a directory, the names that this layer has members at or below."""
         self._parent: _Folder | None = None
         self._parent_name = b""
         self._left_out: set[bytes] = set()
@@ -70,7 +84,7 @@ class LayeredTree:
         Raises `DataError` for a malformed or hostile layer, or one that no EROFS image can hold; the tree is useless
         then.
         """
-        self._fresh = set()
+        self._fresh = {}
         self._parent = None
         for entry in tar.entries(reader):
             self.members += 1
@@ -89,26 +103,28 @@ class LayeredTree:
                 self._member(reader, entry, parent, name)
 
     def _member(self, reader: tar.ChunkReader, entry: tar.Entry, parent: _Folder, name: bytes) -> None:
-        path, kind = parent.below(name), entry.kind
-        self._mark(path)
+        parent.reach(name)
+        self._mark(parent, name)
+        kind, at = entry.kind, parent.node
         if kind == tar.HARDLINK:
             self._hardlink(entry, parent, name)
             return
         attrs = self._attrs(entry)
         if kind == tar.DIRECTORY:
-            self._writer.add_dir(path, attrs)
+            self._writer.add_dir(name, attrs, at=at)
             return
         if kind == tar.REGULAR:
             self._clear(parent, name)
             extents = None if entry.extents is None else len(entry.extents)
-            self._writer.add_file(path, attrs, entry.file_size, _content(reader, entry), extents=extents)
+            content = _content(reader, entry)
+            self._writer.add_file(name, attrs, entry.file_size, content, extents=extents, at=at)
             self.bytes += entry.size
             return
         self._clear(parent, name)
         if kind == tar.SYMLINK:
-            self._writer.add_symlink(path, attrs, entry.link)
+            self._writer.add_symlink(name, attrs, entry.link, at=at)
         else:
-            self._writer.add_device(path, attrs, _TYPES[kind], _device(entry))
+            self._writer.add_device(name, attrs, _TYPES[kind], _device(entry), at=at)
 
     def _attrs(self, entry: tar.Entry) -> Attrs:
         xattrs = entry.xattrs
@@ -130,16 +146,18 @@ class LayeredTree:
             folder = self._resolve(target[:-1])
         except _Missing:
             raise DataError(f"hard link {_show(entry.name)} to missing {_show(entry.link)}") from None
-        path, existing = parent.below(name), folder.below(target[-1])
-        if path == existing:
+        if folder.node is parent.node and name == target[-1]:
             return
         node = folder.child(target[-1])
         if node is None:
             raise DataError(f"hard link {_show(entry.name)} to missing {_show(entry.link)}")
         if node.children is not None:
             raise DataError(f"hard link {_show(entry.name)} to directory {_show(entry.link)}")
+        there = parent.child(name)
+        if there is not None and folder.within(there):
+            raise DataError(f"hard link {_show(entry.name)} in place of a directory that holds {_show(entry.link)}")
         self._clear(parent, name)
-        self._writer.add_hardlink(path, existing)
+        self._writer.add_hardlink(name, node, at=parent.node)
 
     def _whiteout(self, parent: _Folder, name: bytes) -> None:
         if name == _OPAQUE:
@@ -153,26 +171,27 @@ class LayeredTree:
 
     def _remove_lower(self, parent: _Folder, name: bytes) -> None:
         """Remove ``name`` as far as lower layers made it: a layer's whiteouts never hide its own members."""
-        stack = [(parent, name)]
+        stack = [(parent.node, name)]
         while stack:
             folder, name = stack.pop()
-            path = folder.below(name)
-            node = folder.child(name)
-            if path not in self._fresh:
-                self._writer.remove(path)
+            node = (folder.children or {}).get(name)
+            if name not in self._fresh.get(folder, ()):
+                self._writer.remove(name, at=folder)
             elif node is not None and node.children is not None:
-                stack += [(_Folder(node, path), child) for child in node.children]
+                stack += [(node, child) for child in node.children]
 
     def _clear(self, parent: _Folder, name: bytes) -> None:
         """Remove a directory at ``name``: what is to come there replaces anything else."""
         node = parent.child(name)
         if node is not None and node.children is not None:
-            self._writer.remove(parent.below(name))
+            self._writer.remove(name, at=parent.node)
 
-    def _mark(self, path: bytes) -> None:
-        while path not in self._fresh:
-            self._fresh.add(path)
-            path, _, _ = path.rpartition(b"/")
+    def _mark(self, folder: _Folder, name: bytes) -> None:
+        while name not in (names := self._fresh.setdefault(folder.node, set())):
+            names.add(name)
+            if folder.above is None:
+                return
+            folder, name = folder.above, folder.name
 
     def _open_parent(self, parts: list[bytes]) -> _Folder:
         """The folder ``parts``, made if missing; remembered, as members of one folder come in a row."""
@@ -190,7 +209,7 @@ class LayeredTree:
         `_Missing` when a part is not there, `DataError` when one is no directory, links go in circles, or one that
         dangles would have to be made.
         """
-        above = [_Folder(self._writer.root, b"")]
+        here = _Folder(self._writer.root)
         followed = 0
         for part in parts:
             ahead, in_link = [part], False
@@ -199,28 +218,30 @@ class LayeredTree:
                 if name in (b"", b"."):
                     continue
                 if name == b"..":
-                    if len(above) > 1:
-                        above.pop()
+                    here = here.above or here
                     continue
-                here = above[-1]
                 node = here.child(name)
                 if node is None:
                     if not make:
                         raise _Missing
                     if in_link:
                         raise DataError(f"{_show(b'/'.join(parts))} leads through a dangling link")
-                    node = self._writer.add_dir(here.below(name), _IMPLIED)
+                    here.reach(name)
+                    node = self._writer.add_dir(name, _IMPLIED, at=here.node)
                 if node.children is not None:
-                    above.append(_Folder(node, here.below(name)))
+                    here = _Folder(node, here, name)
                     continue
+                if node.kind != stat.S_IFLNK:
+                    raise DataError(f"{_show(b'/'.join(parts))} leads through {_show(name)}, which is no directory")
                 followed += 1
-                if node.kind != stat.S_IFLNK or followed > _MAX_LINKS:
-                    raise DataError(f"{_show(b'/'.join(parts))} is no directory but has members")
+                if followed > _MAX_LINKS:
+                    raise DataError(f"{_show(b'/'.join(parts))} leads through more than {_MAX_LINKS} symbolic links")
                 if node.target.startswith(b"/"):
-                    del above[1:]
+                    while here.above is not None:
+                        here = here.above
                 ahead += node.target.split(b"/")[::-1]
                 in_link = True
-        return above[-1]
+        return here
 
 
 def _device(entry: tar.Entry) -> int:
