@@ -113,7 +113,7 @@ def test_background_completes_the_file(rig: Rig) -> None:
     assert fetcher.wait(5)
     assert rig.cache.complete
     assert all(rig.right(block) for block in range(COUNT))
-    assert fetcher.stats.background_bytes == rig.blob.map.stored_size
+    assert fetcher.stats.background_bytes == sum(pack.size for pack in rig.blob.map.packs)
     assert len(rig.store.reads) < 5, "neighbours must come in one request"
 
 
@@ -526,3 +526,55 @@ def test_a_cache_that_loses_data_is_not_believed(rig: Rig, monkeypatch: pytest.M
 
 def _input_output_error(fd: int) -> None:
     raise OSError(errno.EIO, "Input/output error")
+
+
+def test_without_threads_to_be_had_readers_still_get_their_answers(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetcher = rig.fetcher(streams=1, deadline=0.3)
+    rig.store.hold()
+    first, second, third = Answers(), Answers(), Answers()
+    fetcher.submit(rig.real[0], rig.real[0], first)
+    monkeypatch.setattr(threading.Thread, "start", _no_thread)
+    until(lambda: bool(first.all))
+    fetcher.submit(rig.real[1], rig.real[1], second)
+    until(lambda: bool(second.all))
+    assert isinstance(first.one(), UnavailableError)
+    assert isinstance(second.one(), UnavailableError)
+    monkeypatch.undo()
+    until(lambda: len([thread for thread in fetcher._threads if thread.is_alive()]) == 2)
+    rig.store.release()
+    fetcher.submit(rig.real[2], rig.real[2], third)
+    until(lambda: bool(third.all))
+    assert third.one() is None
+    assert rig.right(rig.real[2])
+
+
+def test_a_fetcher_without_any_thread_is_an_error(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading.Thread, "start", _no_thread)
+    with pytest.raises(UnavailableError, match="thread"):
+        rig.fetcher()
+
+
+def _no_thread(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_an_alarm_that_fails_stops_no_clock(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetcher = rig.fetcher(deadline=0.2)
+    rig.store.hold()
+    monkeypatch.setattr(fetcher._schedule, "abandon", _unforeseen)
+    for block in rig.real[:2]:
+        answers = Answers()
+        fetcher.submit(block, block, answers)
+        assert isinstance(answers.one(), UnavailableError)
+
+
+def _unforeseen(*_: object) -> None:
+    raise ValueError("unforeseen")
+
+
+def test_a_reader_whose_deadline_passes_unnoticed_looks_for_itself(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bootseer.blocks.fetch._GRACE", 0.1)
+    fetcher = rig.fetcher(deadline=0.2)
+    monkeypatch.setattr(fetcher, "submit", lambda first, last, done: None)
+    with pytest.raises(UnavailableError, match="unnoticed"):
+        fetcher.demand(0, 0)

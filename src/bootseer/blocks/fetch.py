@@ -35,6 +35,9 @@ DEMAND_WINDOW = 1 << 20
 
 _FIRST_DELAY = 0.05
 _LAST_DELAY = 2.0
+_RETRY_SPAWN = 1.0
+_GRACE = 5.0
+"""After its deadline a reader looks for itself."""
 _CHUNK = 1 << 20
 """Uncompressed bytes verified and written before the readers of these blocks are told."""
 
@@ -84,16 +87,27 @@ class Fetcher:
         self._chunk = max(1, _CHUNK >> self._map.shift)
         self._threads: list[threading.Thread] = []
         reserved = 0 if self._streams == 1 else max(1, self._streams // 3)
-        for index in range(self._streams):
-            self._spawn(index < reserved)
+        self._unreplaced: list[Flight] = []
         self._clock = threading.Thread(target=self._watch, name="fetch-clock", daemon=True)
-        self._clock.start()
+        try:
+            self._clock.start()
+        except RuntimeError as exc:
+            raise UnavailableError(f"cannot start a thread: {exc}", hint="raise the limit of processes") from None
+        if not sum(self._spawn(index < reserved) for index in range(self._streams)):
+            self.close()
+            raise UnavailableError("cannot start a thread to fetch blocks with", hint="raise the limit of processes")
 
-    def _spawn(self, demand_only: bool) -> None:
+    def _spawn(self, demand_only: bool) -> bool:
+        """Start one more thread; False where the system gives none."""
         # Daemon threads: one stuck in a source that never answers must not keep the process alive.
         thread = threading.Thread(target=self._work, args=(demand_only,), name="fetch", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as exc:
+            log.warning("cannot start a thread to fetch blocks with: %s", exc)
+            return False
         self._threads = [*(one for one in self._threads if one.is_alive()), thread]
-        thread.start()
+        return True
 
     # -- wishes ------------------------------------------------------------------------------------------------
 
@@ -137,7 +151,8 @@ class Fetcher:
             done.set()
 
         self.submit(first, last, settle)
-        done.wait()
+        if not done.wait(self._deadline + _GRACE):
+            raise UnavailableError(f"blocks {first} to {last} did not come, and their deadline passed unnoticed")
         error, memory = answer[0]
         if error is not None:
             raise error
@@ -207,26 +222,49 @@ class Fetcher:
     def _watch(self) -> None:
         """Ends requests at their deadline, gives late blocks another chance, answers those who need not wait."""
         while True:
-            with self._lock:
-                while not self._served:
-                    now = time.monotonic()
-                    at = self._waiting.next_alarm()
-                    if at is not None and at <= now:
-                        break
-                    if self._closing.is_set():
+            settled: list[Request] = []
+            try:
+                with self._lock:
+                    if not self._await_alarm():
                         return
-                    self._alarm.wait(5.0 if at is None else min(5.0, at - now))
-                settled = list(self._served)
-                self._served.clear()
-                for request, block in self._waiting.alarms(time.monotonic()):
-                    if block == DEADLINE:
-                        self._expire(request)
-                        settled.append(request)
-                    else:
-                        self._schedule.hedge(block, self._flights)
-                        self._work_came.notify()
+                    settled += self._served
+                    self._served.clear()
+                    for request, block in self._waiting.alarms(time.monotonic()):
+                        self._ring(request, block)
+                        if request.settled:
+                            settled.append(request)
+                    self._replace()
+            except Exception:
+                # Without this thread readers would wait for ever.
+                log.exception("the clock of the fetcher stumbled; going on")
+                self._closing.wait(_FIRST_DELAY)
             for request in settled:
                 request.answer()
+
+    def _await_alarm(self) -> bool:
+        """Wait until there is something to do; False when that is to end."""
+        while not self._served:
+            now = time.monotonic()
+            at = self._waiting.next_alarm()
+            if at is not None and at <= now:
+                break
+            if self._closing.is_set():
+                return False
+            longest = _RETRY_SPAWN if self._unreplaced else 5.0
+            self._alarm.wait(longest if at is None else min(longest, at - now))
+            if self._unreplaced:
+                break
+        return True
+
+    def _ring(self, request: Request, block: int) -> None:
+        try:
+            if block == DEADLINE:
+                self._expire(request)
+            else:
+                self._schedule.hedge(block, self._flights)
+                self._work_came.notify()
+        except Exception:
+            log.exception("an alarm of the fetcher failed")
 
     def _expire(self, request: Request) -> None:
         """A reader gives up. Where its flight is stuck, let the next reader start another one."""
@@ -249,12 +287,18 @@ class Fetcher:
         flight.abandoned = True
         self._flights.discard(flight)
         self._schedule.abandon(flight)
-        # One that is not replaced goes on working when it returns, so the number at work never shrinks.
-        if sum(thread.is_alive() for thread in self._threads) < 4 * self._streams:
-            flight.replaced = True
-            self._spawn(flight.demand_only)
+        self._unreplaced.append(flight)
+        self._replace()
         self._work_came.notify_all()
         self._work_done.notify_all()
+
+    def _replace(self) -> None:
+        """Threads for those stuck in a source. One that is not replaced goes on working when it returns, so the number
+        at work never shrinks."""
+        while self._unreplaced and sum(thread.is_alive() for thread in self._threads) < 4 * self._streams:
+            if self._closing.is_set() or not self._spawn(self._unreplaced[0].demand_only):
+                return
+            self._unreplaced.pop(0).replaced = True
 
     # -- workers -----------------------------------------------------------------------------------------------
 
@@ -273,13 +317,18 @@ class Fetcher:
                 self._run(flight)
             except Exception as exc:
                 log.exception("fetching blocks %d..%d failed", batch.blocks[0], batch.blocks[-1])
-                for block in batch.blocks:
-                    self._finish([(block, None, UnavailableError(f"fetching block {block} failed: {exc!r}"))])
+                if flight.stream is not None:
+                    self._leave(batch, flight.stream, repr(exc))
+                else:
+                    for block in batch.blocks:
+                        self._finish([(block, None, UnavailableError(f"fetching block {block} failed: {exc!r}"))])
             with self._lock:
                 self._flights.discard(flight)
                 self._work_done.notify_all()
                 if flight.replaced:
                     return
+                if flight in self._unreplaced:
+                    self._unreplaced.remove(flight)
 
     def _take(self, demand_only: bool) -> Batch | None:
         if self._closing.is_set():
@@ -305,9 +354,7 @@ class Fetcher:
             except BootseerError as exc:
                 log.warning("%s", exc)
                 if stream is not None:
-                    with self._lock:
-                        self._schedule.leave(batch, stream, str(exc))
-                        self._work_came.notify_all()
+                    self._leave(batch, stream, str(exc))
                     return
                 if not isinstance(exc, DataError):
                     self._fail(batch.blocks, exc)
@@ -364,6 +411,11 @@ class Fetcher:
             with self._lock:
                 self._hurry.wait_for(lambda: self._asked != asked or self._closing.is_set(), delay - _FIRST_DELAY)
         return not self._closing.is_set()
+
+    def _leave(self, batch: Batch, stream: HotStream, why: str) -> None:
+        with self._lock:
+            self._schedule.leave(batch, stream, why)
+            self._work_came.notify_all()
 
     def _put_back(self, batch: Batch, stream: HotStream | None) -> None:
         with self._lock:
