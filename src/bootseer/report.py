@@ -109,6 +109,6 @@ def _machine() -> dict[str, str | int | float]:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "machine": platform.machine(),
-        "cores": os.cpu_count() or 0,
+        "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(memory / 2**30, 1),
     }

@@ -53,7 +53,7 @@ def test_a_map_of_version_1_is_still_read() -> None:
 def test_fields_survive() -> None:
     again = BlockMap.decode(sample().encode())
     assert (again.block_size, again.size, again.packs, again.count) == (4096, 16388, (ONE, TWO), 5)
-    assert again.stored_size == 100
+    assert sum(pack.size for pack in again.packs) == 100
     assert (list(again.pack_of), list(again.offsets)) == ([0, 0, 1, 0, 1], [0, 0, 0, 0, 40])
     assert again.is_zero(1)
     assert not again.is_zero(2)
@@ -199,3 +199,13 @@ def test_a_large_map_decodes_fast() -> None:
     began = time.process_time()
     assert BlockMap.decode(raw).count == count
     assert time.process_time() - began < 0.24
+
+
+def test_too_many_packs_are_called_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    packs = [ObjectRef(f"{number:064x}", 10) for number in range(3)]
+    monkeypatch.setattr("bootseer.blocks.blockmap.MAX_PACKS", 3)
+    assert len(BlockMap(4096, 0, packs, b"", (), ()).packs) == 3
+    with pytest.raises(DataError, match="4 packs are more than 3"):
+        BlockMap(4096, 0, [*packs, ObjectRef("f" * 64, 10)], b"", (), ())
+    with pytest.raises(DataError, match="listed twice"):
+        BlockMap(4096, 0, [packs[0], packs[0]], b"", (), ())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.blocks import _hash
-from bootseer.blocks.blockmap import BlockMap, ObjectRef
+from bootseer.blocks.blockmap import BlockMap, ObjectRef, encoded_size
 from bootseer.blocks.known import KnownBlocks
 from bootseer.blocks.manifest import localize
 from bootseer.blocks.pack import Packed, PackWriter, compress, decompress
@@ -78,7 +80,7 @@ def test_every_block_comes_back(bench: Bench, size: int) -> None:
     packed = bench.pack(data, threads=3)
     assert packed.map.size == size
     assert bench.read(packed.map) == data
-    assert packed.stored == packed.map.stored_size == sum(map(len, bench.packs.values()))
+    assert packed.stored == sum(pack.size for pack in packed.map.packs) == sum(map(len, bench.packs.values()))
 
 
 @given(st.lists(st.binary(max_size=9000), max_size=8), st.integers(1, 5000), st.integers(200, 20_000))
@@ -178,6 +180,44 @@ def test_a_full_work_folder_is_one_clear_error(bench: Bench, monkeypatch: pytest
         bench.pack(b"x")
 
 
+def test_packs_in_the_work_folder_are_bounded(tmp_path: Path) -> None:
+    go = threading.Event()
+    most = [0]
+
+    def put(path: Path, ref: ObjectRef) -> None:
+        assert go.wait(20)
+
+    def watch() -> None:
+        end = time.monotonic() + 1.0
+        while time.monotonic() < end:
+            with contextlib.suppress(FileNotFoundError):
+                most[0] = max(most[0], sum(path.stat().st_size for path in tmp_path.iterdir()))
+        go.set()
+
+    limit = 1 << 20
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    with PackWriter(tmp_path, put, block_size=BLOCK, pack_limit=limit) as out:
+        out.write(noise(12 * limit // BLOCK, 1))
+        out.finish()
+    watcher.join()
+    assert limit < most[0] <= 4 * limit
+
+
+def test_too_many_packs_are_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bootseer.blocks.packspool.MAX_PACKS", 3)
+    bench.pack(noise(1, 1), noise(1, 2), noise(1, 3))
+    with pytest.raises(DataError, match="more than 3 packs"):
+        bench.pack(*(noise(1, seed) for seed in range(4)))
+
+
+def test_what_could_never_be_mounted_is_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bootseer.blocks.pack.MAX_ENCODED", encoded_size(256, 1))
+    assert len(bench.pack(noise(256, 1)).map.encode()) == encoded_size(256, 1)
+    with pytest.raises(DataError, match="too large"):
+        bench.pack(noise(257, 1))
+
+
 def test_a_work_folder_that_is_gone(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="write a pack to"):
         Bench(tmp_path / "absent").pack(b"x")
@@ -239,6 +279,38 @@ def test_a_lost_pack_is_not_shared(tmp_path: Path, caplog: pytest.LogCaptureFixt
     trees.publish(data + b"more", first)
     assert trees.ref.shared == 0
     assert caplog.text.count("stored again") == 1, "asked once for each pack"
+
+
+@pytest.mark.parametrize("length", [None, 17])
+def test_a_map_that_lies_about_a_pack_is_not_believed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, length: int | None
+) -> None:
+    trees = Published(tmp_path)
+    data, other = noise(20, 1), noise(20, 2)
+    first, second = trees.publish(data), trees.publish(other)
+    wanted = localize(trees.store, first, tmp_path / "cache").map
+    there = localize(trees.store, second, tmp_path / "cache").map
+    lengths = [length] * there.count if length else there.lengths
+    lie = BlockMap(BLOCK, there.size, there.packs, wanted.hashes, there.offsets, lengths, there.pack_of)
+    known = KnownBlocks(trees.store)
+    known.add(lie, BLOCK)
+    assert known.place(wanted.hash_of(3)) is None
+    assert known.place(wanted.hash_of(4)) is None
+    assert caplog.text.count("is damaged") == 1
+    known = KnownBlocks(trees.store)
+    known.add(wanted, BLOCK)
+    assert known.place(wanted.hash_of(3)) is not None
+
+
+def test_known_blocks_are_looked_at_for_a_bounded_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    trees = Published(tmp_path)
+    digests = [trees.publish(noise(20, seed)) for seed in range(3)]
+    monkeypatch.setattr("bootseer.blocks.known._SECONDS", -1.0)
+    with caplog.at_level("INFO"):
+        assert len(KnownBlocks.of_trees(trees.store, digests, BLOCK)) == 0
+    assert "blocks of 0 trees are looked for" in caplog.text
 
 
 def test_a_store_that_fails_costs_sharing_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from bootseer.blocks import _hash
 from bootseer.blocks.manifest import TreeManifest, TreeRef, localize
-from bootseer.blocks.pack import decompress
+from bootseer.blocks.pack import PackWriter, decompress
 from bootseer.blocks.publish import publish
 from bootseer.errors import DataError, FullError, NotFoundError, UnavailableError
 from bootseer.store.folder import FolderStore
@@ -184,6 +184,22 @@ def test_a_full_store_is_one_clear_error(rig: Rig, monkeypatch: pytest.MonkeyPat
         rig.publish()
     assert rig.keys() == []
     assert sorted(path.name for path in rig.meta.parent.iterdir()) == ["data", "meta"]
+
+
+@pytest.mark.parametrize("now", [10, 60])
+def test_data_that_changes_meanwhile_is_refused(rig: Rig, monkeypatch: pytest.MonkeyPatch, now: int) -> None:
+    write = PackWriter.write
+
+    def writing(self: PackWriter, data: bytes) -> None:
+        write(self, data)
+        os.truncate(rig.data, now << 20)
+
+    rig.data.write_bytes(lazy.content(20 << 20))
+    monkeypatch.setattr(PackWriter, "write", writing)
+    with pytest.raises(DataError, match="changed while it was published"):
+        rig.publish()
+    assert list(rig.store.list("trees")) == []
+    assert sorted(rig.meta.parent.iterdir()) == [rig.data, rig.meta]
 
 
 def test_missing_input(rig: Rig) -> None:

@@ -26,6 +26,8 @@ DEFAULT_BLOCK = 64 << 10
 """Measured on a torch start: it touches 701 MB of 4 KiB units, 833 MB of 64 KiB and 1,015 MB of 256 KiB blocks."""
 MAX_SIZE = 1 << 50
 MAX_PACKS = 1 << 16
+MAX_ENCODED = 1 << 30
+"""Bytes of a map that readers accept: 1.5 TB of data in 64 KiB blocks."""
 
 _HEADER = struct.Struct("<8sHHHHIIQQQ16x")
 _PACK = struct.Struct("<32sQ")
@@ -53,6 +55,11 @@ def zero_hash(length: int) -> bytes:
 def frame_bound(length: int) -> int:
     """The largest zstd frame accepted for ``length`` bytes (zstd's own bound, rounded up)."""
     return length + (length >> 8) + 1024
+
+
+def encoded_size(count: int, packs: int) -> int:
+    """Bytes of the map of ``count`` blocks in ``packs`` packs."""
+    return _HEADER.size + packs * _PACK.size + count * _ENTRY_SIZE + _hash.SIZE
 
 
 class BlockMap:
@@ -102,7 +109,9 @@ class BlockMap:
     def _check(self) -> None:
         self.zeros: Sequence[int] = ()
         sizes = [pack.size for pack in self.packs]
-        if len(sizes) > MAX_PACKS or len({pack.digest for pack in self.packs}) != len(sizes):
+        if len(sizes) > MAX_PACKS:
+            raise DataError(f"bad block map: {len(sizes)} packs are more than {MAX_PACKS}")
+        if len({pack.digest for pack in self.packs}) != len(sizes):
             raise DataError("bad block map: a pack is listed twice")
         if any(not 0 <= size <= MAX_SIZE for size in sizes):
             raise DataError("bad block map: a pack of absurd size")
@@ -122,11 +131,6 @@ class BlockMap:
             if self.offsets[block] or self.pack_of[block] or self.hash_of(block) != zero_hash(self.length_of(block)):
                 raise DataError(f"bad block map: block {block} has no frame but is not all zero")
         self.zeros = zeros
-
-    @property
-    def stored_size(self) -> int:
-        """Bytes of all packs that the map refers to; other maps may refer to them too."""
-        return sum(pack.size for pack in self.packs)
 
     def hash_of(self, block: int) -> bytes:
         """BLAKE3-256 of the uncompressed ``block``."""

@@ -111,7 +111,7 @@ class _Look:
 
     def run(self) -> None:
         at = 0
-        with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="check") as pool:
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="check") as pool:
             while at < self._map.count:
                 with maintain(self._folder) as quiet:
                     at = self._slice(pool, at, quiet)
@@ -138,7 +138,7 @@ class _Look:
                 return self._map.count  # nothing that a mount would believe
             until = time.monotonic() + _SLICE_SECONDS
             while at < self._map.count and time.monotonic() < until:
-                starts = range(at, min(self._map.count, at + 8 * self._step * (os.cpu_count() or 1)), self._step)
+                starts = range(at, min(self._map.count, at + 8 * self._step * len(os.sched_getaffinity(0))), self._step)
                 # Bound to the file of this slice, not to the next one's.
                 for checked, bad in pool.map(lambda start: self._piece(fd, start, flags, quiet is not None), starts):
                     self.checked += checked

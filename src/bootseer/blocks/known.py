@@ -10,9 +10,10 @@ import time
 from collections.abc import Iterable
 
 from bootseer.blocks.blockmap import BlockMap, ObjectRef
+from bootseer.blocks.decode import verified
 from bootseer.blocks.manifest import TreeManifest, fetch, tree_key
 from bootseer.blocks.pack import Place
-from bootseer.errors import BootseerError, NotFoundError
+from bootseer.errors import BootseerError, DataError, NotFoundError
 from bootseer.store import Store
 
 log = logging.getLogger(__name__)
@@ -24,7 +25,11 @@ _SECONDS = 20.0
 
 
 class KnownBlocks:
-    """An index of blocks by hash. `place` asks the store once whether each object it names is there and whole."""
+    """An index of blocks by hash.
+
+    `place` asks the store once for each object it names whether that is there with its size, and compares the one frame
+    it is asked for first with its hash. The other frames are taken on the word of the map that names them.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -76,18 +81,24 @@ class KnownBlocks:
         blocks, block = self._maps[found >> 32], found & 0xFFFFFFFF
         pack = blocks.packs[blocks.pack_of[block]]
         if pack not in self._intact:
-            self._intact[pack] = self._is_there(pack)
+            self._intact[pack] = self._is_there(blocks, block)
         return Place(pack, blocks.offsets[block], blocks.lengths[block]) if self._intact[pack] else None
 
-    def _is_there(self, pack: ObjectRef) -> bool:
+    def _is_there(self, blocks: BlockMap, block: int) -> bool:
+        """Whether the pack of ``block`` is in the store, and has that block."""
+        pack = blocks.packs[blocks.pack_of[block]]
         try:
-            size = self._store.stat(pack.key).size
+            with self._store.open(pack.key) as reader:
+                if reader.size == pack.size:
+                    verified(blocks, block, reader.read(blocks.offsets[block], blocks.lengths[block]))
+                    return True
         except NotFoundError:
             log.warning("object %s is missing in store %s; its blocks are stored again", pack.key, self._store.url)
             return False
+        except DataError:
+            pass
         except (BootseerError, OSError) as exc:
             log.warning("blocks of object %s are not shared: %s", pack.key, exc)
             return False
-        if size != pack.size:
-            log.warning("object %s in store %s is damaged; its blocks are stored again", pack.key, self._store.url)
-        return size == pack.size
+        log.warning("object %s in store %s is damaged; its blocks are stored again", pack.key, self._store.url)
+        return False

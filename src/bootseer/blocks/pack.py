@@ -1,8 +1,8 @@
 """Packs: a stream of data cut in blocks, hashed and compressed on all cores, and written to stored objects in order.
 
 Concurrency: the caller's thread alone fills batches, takes results in order and writes packs; a pool hashes and
-compresses batches (BLAKE3 and zstd run without the interpreter lock); two more threads hand finished packs to the
-store. Bytes depend on the input only, never on which thread was first.
+compresses batches (BLAKE3 and zstd run without the interpreter lock); threads of `PackSpool` hand finished packs to
+the store. Bytes depend on the input only, never on which thread was first.
 """
 
 from __future__ import annotations
@@ -13,20 +13,37 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Protocol
 
 import msgspec
 
-from bootseer import faults
 from bootseer.blocks import _hash
 from bootseer.blocks._zstd import compress, decompress
-from bootseer.blocks.blockmap import DEFAULT_BLOCK, MAX_PACKS, BlockMap, ObjectRef, frame_bound, zero_hash
-from bootseer.errors import DataError, from_os_error
+from bootseer.blocks.blockmap import (
+    DEFAULT_BLOCK,
+    MAX_ENCODED,
+    BlockMap,
+    ObjectRef,
+    encoded_size,
+    frame_bound,
+    zero_hash,
+)
+from bootseer.blocks.packspool import FOLDER_BYTES, PACK_LIMIT, Entry, PackSpool
+from bootseer.errors import DataError
 
-__all__ = ["Known", "PackWriter", "Packed", "Place", "Progress", "compress", "decompress"]
+__all__ = [
+    "FOLDER_BYTES",
+    "PACK_LIMIT",
+    "Known",
+    "PackWriter",
+    "Packed",
+    "Place",
+    "Progress",
+    "compress",
+    "decompress",
+]
 
 Progress = Callable[[int, int], None]
 """Called now and then from the calling thread with (bytes done, bytes in all)."""
@@ -35,11 +52,6 @@ _AHEAD = 4
 """Batches in work per thread: bounds memory to about ``2 * 4 * threads`` MiB."""
 _BATCH = 1 << 20
 """Blocks go to the pool by the MiB: a hand-over costs about 40 us, compressing 64 KiB about 200 us."""
-PACK_LIMIT = 512 << 20
-"""A pack ends here, so that the first packs of a large layer are put while the rest is made."""
-_PUTTERS = 2
-_PUTS_AHEAD = 4
-"""Full packs waiting for the store: bounds ``folder`` to 2 GiB, whatever the store's speed."""
 
 
 class Place(NamedTuple):
@@ -77,11 +89,13 @@ _Block = tuple[bytes, bytes | None]
 class PackWriter:
     """A sequential sink of data; `finish` returns its block map.
 
-    Finished packs lie in ``folder`` until ``put(path, ref)``, called from other threads, has stored them. Equal
-    blocks are stored once, blocks of ``known`` not at all, all-zero blocks have no frame. Memory: ten MiB per thread
-    and 200 bytes per block. Use as a context manager: leaving it stops every thread.
+    Finished packs lie in ``folder`` until ``put(path, ref)``, called from other threads, has stored them: at most
+    four times ``pack_limit`` bytes. Equal blocks are stored once, blocks of ``known`` not at all, all-zero blocks have
+    no frame. Memory: ten MiB per thread and 200 bytes per block. Use as a context manager: leaving it stops every
+    thread.
 
-    Raises `FullError` and kin for ``folder``; what ``put`` raises comes out of a later call, `finish` at the latest.
+    Raises `FullError` and kin for ``folder``, `DataError` for more data than a block map has room for; what ``put``
+    raises comes out of a later call, `finish` at the latest.
     """
 
     def __init__(
@@ -95,12 +109,9 @@ class PackWriter:
         known: Known | None = None,
         pack_limit: int = PACK_LIMIT,
     ) -> None:
-        self._folder = folder
-        self._put = put
         self._block = block_size
         self._level = level
         self._known = known
-        self._limit = pack_limit
         self._zeros = bytes(block_size)
         self._batch_size = max(block_size, _BATCH)
         self._free: list[bytearray] = []
@@ -108,23 +119,16 @@ class PackWriter:
         self._view = memoryview(self._buffer)
         self._fill = 0
         self._submitted = 0
-        workers = threads or os.cpu_count() or 1
+        workers = threads or len(os.sched_getaffinity(0))
         self._bound = _AHEAD * workers
         self._pool = ThreadPoolExecutor(workers, "pack")
-        self._putters = ThreadPoolExecutor(_PUTTERS, "pack-put")
+        self._spool = PackSpool(folder, put, pack_limit)
         self._queue: deque[tuple[Future[list[_Block]], bytearray, int] | None] = deque()
-        self._puts: deque[tuple[Future[None], int]] = deque()
-        # The map in the making. `_packs` is in order of first use, None for the one being written.
+        # The map in the making.
         self._hashes: list[bytes] = []
         self._pack_of, self._offsets, self._lengths = array("H"), array("Q"), array("I")
         self._seen: dict[bytes, int] = {}
-        self._packs: list[ObjectRef | None] = []
-        self._foreign: dict[ObjectRef, int] = {}
-        self._out: FileIO | None = None
-        self._frames: list[bytes] = []
-        self._out_index = self._out_size = 0
-        self._out_hash = _hash.hasher()
-        self._stored = self._shared = 0
+        self._shared = 0
         self.waited = 0.0
         """Seconds that the caller has waited for hashing and compression."""
 
@@ -159,18 +163,18 @@ class PackWriter:
         self._submit()
         while self._queue:
             self._take()
-        self._end_pack()
-        self._await_puts(0)
+        self._spool.drain()
         made = self._map(dead)
-        return Packed(made, self._stored, self._shared, tuple(pack for pack in made.packs if pack in self._foreign))
+        foreign = tuple(pack for pack in made.packs if pack in self._spool.foreign)
+        return Packed(made, self._spool.stored, self._shared, foreign)
 
     def close(self) -> None:
-        """Stop the threads; what was put before a `finish` stays as objects that nothing refers to."""
+        """Stop the threads, waiting for what they have begun: batches of a MiB, and puts of whole packs.
+
+        What was put before a `finish` stays as objects that nothing refers to.
+        """
         self._pool.shutdown(wait=True, cancel_futures=True)
-        self._putters.shutdown(wait=True, cancel_futures=True)
-        if self._out is not None:
-            self._out.close()
-            self._out = None
+        self._spool.close()
 
     def __enter__(self) -> PackWriter:
         return self
@@ -182,6 +186,8 @@ class PackWriter:
         """Hand the batch that was filled to the pool."""
         if not self._fill:
             return
+        if encoded_size(-(-self.position // self._block), 0) > MAX_ENCODED:
+            raise DataError(f"the tree is too large to be mounted: a block map of {self.position} bytes has no room")
         while len(self._queue) >= self._bound:
             self._take()
         self._queue.append((self._pool.submit(self._work, self._buffer, self._fill), self._buffer, self._fill))
@@ -209,14 +215,12 @@ class PackWriter:
         """Enter the oldest batch into map and pack."""
         item = self._queue.popleft()
         if item is None:
-            self._end_pack()
+            self._spool.end_pack()
             return
         future, buffer, length = item
         began = time.monotonic()
         blocks = future.result()
         self.waited += time.monotonic() - began
-        if self._puts and self._puts[0][0].done():
-            self._puts.popleft()[0].result()
         pack_of, offsets, lengths = self._pack_of, self._offsets, self._lengths
         for number, (digest, frame) in enumerate(blocks):
             if frame == b"":
@@ -226,91 +230,26 @@ class PackWriter:
             else:
                 start = number * self._block
                 block = memoryview(buffer)[start : min(start + self._block, length)]
-                place = self._elsewhere(digest) or self._append(frame or compress(block, self._level))
+                place = self._elsewhere(digest) or self._add(frame or compress(block, self._level))
                 self._seen[digest] = len(self._hashes)
             self._hashes.append(digest)
             pack_of.append(place[0])
             offsets.append(place[1])
             lengths.append(place[2])
         self._free.append(buffer)
-        self._flush()
+        self._spool.flush()
 
-    def _flush(self) -> None:
-        """Write the frames of a batch: one call each to hash and file, as every call that gives up the interpreter
-        lock may wait for it afterwards."""
-        if self._out is None or not self._frames:
-            return
-        piece = b"".join(self._frames)
-        self._frames.clear()
-        self._out_hash.update(piece)
-        try:
-            view = memoryview(piece)
-            while view:
-                view = view[self._out.write(view) :]
-        except OSError as exc:
-            raise from_os_error(exc, f"write a pack to {self._folder}") from exc
+    def _add(self, frame: bytes) -> Entry:
+        assert len(frame) <= frame_bound(self._block)
+        return self._spool.add(frame)
 
-    def _elsewhere(self, digest: bytes) -> tuple[int, int, int] | None:
+    def _elsewhere(self, digest: bytes) -> Entry | None:
         """The entry of a block that another tree has stored."""
         place = self._known.place(digest) if self._known is not None else None
         if place is None:
             return None
-        index = self._foreign.get(place.pack)
-        if index is None:
-            index = self._foreign[place.pack] = self._new_index(place.pack)
         self._shared += place.length
-        return index, place.offset, place.length
-
-    def _append(self, frame: bytes) -> tuple[int, int, int]:
-        """The entry of a frame that goes to the current pack with the next `_flush`."""
-        assert len(frame) <= frame_bound(self._block)
-        if self._out is not None and self._out_size + len(frame) > self._limit:
-            self._end_pack()
-        if self._out is None:
-            path = self._folder / f"pack-{len(self._packs)}"
-            try:
-                self._out = open(path, "xb", 0)  # noqa: SIM115 - closed by _end_pack
-            except OSError as exc:
-                raise from_os_error(exc, f"write a pack to {self._folder}") from exc
-            self._out_index, self._out_size, self._out_hash = self._new_index(None), 0, _hash.hasher()
-        self._frames.append(frame)
-        offset, self._out_size = self._out_size, self._out_size + len(frame)
-        return self._out_index, offset, len(frame)
-
-    def _new_index(self, pack: ObjectRef | None) -> int:
-        if len(self._packs) == MAX_PACKS:
-            raise DataError(f"the data needs more than {MAX_PACKS} packs")
-        self._packs.append(pack)
-        return len(self._packs) - 1
-
-    def _end_pack(self) -> None:
-        """Close the pack being written, if any, and have it put."""
-        if self._out is None:
-            return
-        self._flush()
-        out, self._out = self._out, None
-        path = Path(out.name)
-        try:
-            out.close()
-            faults.point("pack.end")
-        except OSError as exc:
-            raise from_os_error(exc, f"write a pack to {self._folder}") from exc
-        ref = self._packs[self._out_index] = ObjectRef(self._out_hash.hexdigest(), self._out_size)
-        self._stored += ref.size
-        self._await_puts(_PUTS_AHEAD * self._limit)
-        self._puts.append((self._putters.submit(self._store, path, ref), ref.size))
-
-    def _await_puts(self, allowed: int) -> None:
-        """Wait until at most ``allowed`` bytes wait for the store; raise what a put has raised."""
-        waiting = sum(size for _, size in self._puts)
-        while self._puts and (waiting > allowed or self._puts[0][0].done()):
-            future, size = self._puts.popleft()
-            future.result()
-            waiting -= size
-
-    def _store(self, path: Path, ref: ObjectRef) -> None:
-        self._put(path, ref)
-        path.unlink(missing_ok=True)
+        return self._spool.index_of(place.pack), place.offset, place.length
 
     def _map(self, dead: Iterable[tuple[int, int]]) -> BlockMap:
         """The map without dead blocks, and without packs that no block refers to."""
@@ -326,5 +265,5 @@ class PackWriter:
         for block, index in enumerate(pack_of):
             if lengths[block]:
                 pack_of[block] = order.setdefault(index, len(order))
-        packs = [self._packs[index] for index in order]
+        packs = [self._spool.packs[index] for index in order]
         return BlockMap(self._block, size, [p for p in packs if p is not None], hashes, offsets, lengths, pack_of)

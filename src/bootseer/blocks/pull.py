@@ -9,7 +9,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from bootseer.blocks.blockmap import BlockMap
-from bootseer.blocks.pack import Progress, decompress
+from bootseer.blocks.decode import verified
+from bootseer.blocks.pack import Progress
 from bootseer.blocks.source import Source
 from bootseer.errors import DataError, UnavailableError
 
@@ -71,9 +72,10 @@ def _read_part(source: Source, blocks: BlockMap, part: range) -> Iterator[bytes]
     stored = memoryview(source.read(blocks.pack_of[part.start], at, end - at))
     for block in part:
         begin = blocks.offsets[block] - at
-        data = decompress(stored[begin : begin + blocks.lengths[block]], blocks.length_of(block))
-        if not blocks.matches(block, data):
-            raise DataError(f"block {block} is damaged in {source.name}")
+        try:
+            data = verified(blocks, block, stored[begin : begin + blocks.lengths[block]])
+        except DataError as exc:
+            raise DataError(f"block {block} is damaged in {source.name}: {exc}") from None
         yield data
 
 

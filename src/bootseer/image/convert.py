@@ -18,6 +18,7 @@ from bootseer import erofs, faults, oci
 from bootseer.blocks.blockmap import DEFAULT_BLOCK
 from bootseer.blocks.known import KnownBlocks
 from bootseer.blocks.manifest import tree_key
+from bootseer.blocks.packspool import FOLDER_BYTES
 from bootseer.blocks.publish import TreeWriter
 from bootseer.errors import DataError, NotFoundError, from_os_error
 from bootseer.image import record as records
@@ -125,8 +126,9 @@ class _Conversion:
         began = time.monotonic()
         image, progress = self._image, self._progress
         layer_bytes = sum(layer.size for layer in image.layers)
-        if not image.ref.layout:
-            check_space(self._work, layer_bytes, f"download {image.ref}")
+        # Packs take about what compressed layers do, and never more than 2 GiB at a time.
+        spooled = 0 if image.ref.layout else layer_bytes
+        check_space(self._work, spooled + min(FOLDER_BYTES, layer_bytes), f"convert {image.ref}")
         with Layers(image, self._work, progress=progress) as layers:
             known = self._known()
             looked = time.monotonic() - began

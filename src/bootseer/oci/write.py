@@ -122,7 +122,7 @@ def _write_layer(
 
 @contextlib.contextmanager
 def _compressor(out: BinaryIO, compression: Compression, level: int | None) -> Iterator[BinaryIO]:
-    threads = os.cpu_count() or 1
+    threads = len(os.sched_getaffinity(0))
     if compression == "none":
         yield out
     elif compression == "zstd":
