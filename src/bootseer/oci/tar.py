@@ -14,7 +14,8 @@ from bootseer.errors import DataError
 
 BLOCK = 512
 MAX_EXTENDED = 16 << 20
-"""Larger PAX or GNU long-name records are refused: they would be held in memory."""
+"""Larger PAX or GNU long-name records and maps of sparse files are refused: they would be held in memory."""
+_MAX_EXTENTS = 1 << 20  # 4 GiB with a hole after every 4 KiB; an extent takes some 130 bytes of memory
 
 REGULAR, HARDLINK, SYMLINK, CHAR, BLOCKDEV, DIRECTORY, FIFO = b"0", b"1", b"2", b"3", b"4", b"5", b"6"
 _NO_DATA = (HARDLINK, SYMLINK, CHAR, BLOCKDEV, DIRECTORY, FIFO)
@@ -109,6 +110,10 @@ def _entries(reader: ChunkReader) -> Iterator[Entry]:
     while not reader.at_end():
         head = reader.exact(BLOCK)
         if not any(head):
+            # As Go's archive/tar: the end is two such blocks, or one and nothing more. GNU tar warns and ends
+            # here, but what follows may be members that other readers see.
+            if not reader.at_end() and any(reader.exact(BLOCK)):
+                raise ValueError("a lone block of zeros, and more behind it")
             break
         _verify_checksum(head)
         kind = head[156:157]
@@ -172,8 +177,7 @@ def _entry(
         extents, used = _sparse_1_0(reader, size)
         size -= used
     elif b"GNU.sparse.map" in pax or sparse_pairs:
-        numbers = [int(x) for x in sparse_pairs or pax[b"GNU.sparse.map"].split(b",")]
-        extents = list(zip(numbers[::2], numbers[1::2], strict=True))
+        extents = _extents(sparse_pairs or pax[b"GNU.sparse.map"].split(b","))
         file_size = int(pax[b"GNU.sparse.size"])
     if extents is not None:
         _check_extents(extents, size, file_size)
@@ -242,31 +246,48 @@ def _parse_pax(body: bytes) -> tuple[dict[bytes, bytes], list[bytes]]:
     return records, pairs
 
 
+def _extents(numbers: list[bytes]) -> list[tuple[int, int]]:
+    """Offsets and lengths in turn as pairs, without empty ones (GNU tar marks the end of a file with one)."""
+    if len(numbers) % 2 or len(numbers) > 2 * _MAX_EXTENTS:
+        raise ValueError(f"sparse map of {len(numbers)} numbers")
+    found: list[tuple[int, int]] = []
+    for offset, text in zip(numbers[::2], numbers[1::2], strict=True):
+        if length := int(text):
+            found.append((int(offset), length))
+    return found
+
+
 def _old_gnu_sparse(reader: ChunkReader, head: bytes) -> tuple[list[tuple[int, int]], int]:
     extents: list[tuple[int, int]] = []
-    fields, extended, file_size = head[386:482], head[482], _number(head[483:495])
+    fields, extended, file_size, used = head[386:482], head[482], _number(head[483:495]), 0
     while True:
         for i in range(0, len(fields) - 23, 24):
-            if fields[i]:
-                extents.append((_number(fields[i : i + 12]), _number(fields[i + 12 : i + 24])))
+            if fields[i] and (length := _number(fields[i + 12 : i + 24])):
+                extents.append((_number(fields[i : i + 12]), length))
         if not extended:
             return extents, file_size
+        used += BLOCK
+        if used > MAX_EXTENDED:
+            raise ValueError(f"sparse map of more than {MAX_EXTENDED} bytes")
         block = reader.exact(BLOCK)
         fields, extended = block[:504], block[504]
 
 
 def _sparse_1_0(reader: ChunkReader, size: int) -> tuple[list[tuple[int, int]], int]:
     """The map at the start of the data: decimal numbers by line, padded to a block. Returns it and the bytes used."""
-    text, used, wanted = b"", 0, 1
-    while text.count(b"\n") < wanted:
-        if used + BLOCK > min(size, MAX_EXTENDED):
-            raise ValueError("sparse map longer than its member")
-        text += reader.exact(BLOCK)
-        used += BLOCK
-        if wanted == 1 and b"\n" in text:
-            wanted = 1 + 2 * int(text.split(b"\n", 1)[0])
-    numbers = [int(x) for x in text.split(b"\n")[1:wanted]]
-    return list(zip(numbers[::2], numbers[1::2], strict=True)), used
+    blocks: list[bytes] = []
+    lines, wanted = 0, 1
+    while lines < wanted:
+        if (len(blocks) + 1) * BLOCK > min(size, MAX_EXTENDED):
+            raise ValueError("sparse map longer than its member or than the limit")
+        blocks.append(reader.exact(BLOCK))
+        lines += blocks[-1].count(b"\n")
+        if wanted == 1 and lines:
+            count = int(b"".join(blocks).split(b"\n", 1)[0])
+            if not 0 <= count <= _MAX_EXTENTS:
+                raise ValueError(f"sparse map of {count} extents, more than {_MAX_EXTENTS}")
+            wanted = 1 + 2 * count
+    return _extents(b"".join(blocks).split(b"\n")[1:wanted]), len(blocks) * BLOCK
 
 
 def _check_extents(extents: list[tuple[int, int]], size: int, file_size: int) -> None:
