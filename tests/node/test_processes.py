@@ -10,6 +10,7 @@ import random
 import resource
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -20,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from bootseer import erofs
-from bootseer.blocks import driver, tree
+from bootseer.blocks import _process, driver, tree
 from bootseer.blocks.cache import in_use
 from bootseer.blocks.tree import TreeMount
 from bootseer.config import Config
@@ -361,3 +362,88 @@ def test_too_few_descriptors_give_errors_not_zeros(node: Node) -> None:
     assert errors <= {errno.EPERM, errno.EIO}
     assert errors
     assert all(what == node.want(f"f{index:02}") for index, what in enumerate(found) if isinstance(what, bytes))
+
+
+def right(node: Node, target: Path, names: range = range(FILES)) -> bool:
+    """Whether a reader gets right bytes, or at worst errors."""
+    return all(read(target / f"f{i:02}") == node.want(f"f{i:02}") for i in names)
+
+
+@both
+def test_a_full_disk_keeps_nobody_from_joining_and_leaving(node: Node) -> None:
+    made = node.mount(slow=False)
+    pid = made.status().pid
+    (node.folder / "state" / "trees" / node.digest[:16] / "targets.json.tmp").mkdir()  # it cannot be written
+    other = node.mount("other", slow=False)
+    assert other.status().targets == [str(made.target), str(other.target)]
+    other.unmount()
+    assert made.status().targets == [str(made.target)]
+    assert made.status().pid == pid
+    assert right(node, made.target)
+    (node.folder / "state" / "trees" / node.digest[:16] / "targets.json.tmp").rmdir()
+
+
+def test_an_error_reply_kills_nobody(node: Node) -> None:
+    made = node.mount(slow=False)
+    pid = made.status().pid
+    os.kill(pid, signal.SIGSTOP)  # so that the fetcher cannot confirm, and answers with an error
+    try:
+        with pytest.raises(UnavailableError, match="does not answer to 'stay'"):
+            node.mount("other", slow=False)
+        with pytest.raises(UnavailableError, match="does not answer to 'leave'"):
+            made.unmount()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    made.unmount()
+    until(lambda: not alive(pid))
+
+
+def test_a_stopped_holder_of_a_tree_in_use_is_not_killed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bootseer.blocks._process._BUSY_SECONDS", 0.2)
+    made = node.mount(slow=False)
+    pid = made.status().pid
+    folder = node.folder / "state" / "trees" / node.digest[:16]
+    with open(made.target / "f05", "rb") as file:
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(UnavailableError):
+            made.unmount(timeout=1)
+        with pytest.raises(UnavailableError, match="read zeros"):
+            _process.await_exit(folder, pid, 0.2)
+        with pytest.raises(UnavailableError, match="read zeros"):
+            _process.clear(folder)
+        assert file.read() == node.want("f05")
+        os.kill(pid, signal.SIGCONT)
+    made.unmount()
+    until(lambda: not alive(pid))
+
+
+def test_a_stopped_server_that_nobody_needs_is_killed(node: Node) -> None:
+    made = node.mount(slow=False)
+    status = made.status()
+    folder = node.folder / "state" / "trees" / node.digest[:16]
+    mounts.unmount(made.target)
+    for pid in (status.pid, status.front_pid, status.fetcher_pid):
+        os.kill(pid, signal.SIGSTOP)
+    _process.await_exit(folder, status.pid, 0.2)
+    until(lambda: not any(map(alive, (status.pid, status.front_pid, status.fetcher_pid))))
+    _process.clear(folder)
+
+
+def test_a_stranger_with_the_number_of_a_server_lives(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "100"], start_new_session=True) as stranger:
+        _process.await_exit(tmp_path, stranger.pid, 0.1)
+        assert stranger.poll() is None
+        stranger.kill()
+
+
+@both
+def test_a_mount_and_an_unmount_while_the_fetcher_is_dead(node: Node) -> None:
+    made = node.mount(slow=False)
+    pid = made.status().pid
+    os.kill(made.status().fetcher_pid, signal.SIGKILL)
+    other = node.mount("other", slow=False)
+    os.kill(made.status().fetcher_pid, signal.SIGKILL)
+    other.unmount()
+    assert made.status().pid == pid
+    assert made.status().targets == [str(made.target)]
+    assert right(node, made.target)

@@ -18,6 +18,7 @@ import msgspec
 from bootseer import errors
 from bootseer.blocks import control, standby
 from bootseer.blocks.control import Request
+from bootseer.blocks.guarded import guard_in_use
 from bootseer.blocks.members import members
 from bootseer.blocks.spec import FUSE_FOLDER, SPEC, TARGETS, ServerSpec
 from bootseer.errors import BootseerError, UnavailableError, from_os_error
@@ -64,9 +65,7 @@ def join_or_start(folder: Path, spec: ServerSpec, command: Sequence[str]) -> str
     if folder.exists():
         try:
             status = control.ask(folder, Request("add", spec.target))
-        except BootseerError as exc:
-            if isinstance(exc, UnavailableError) and not isinstance(exc, control.GoneError):
-                raise  # others use it
+        except control.GoneError as exc:  # any other error says that it lives, and others may use it
             log.warning("%s; cleaning up after it", exc)
             clear(folder)
         else:
@@ -140,16 +139,29 @@ def unmount_target(target: Path) -> None:
             time.sleep(0.05)
 
 
-def await_exit(pid: int, timeout: float) -> None:
-    """Wait until the server of holder ``pid`` ended; kill it, with a log line, when that takes longer than
-    ``timeout``."""
+def await_exit(folder: Path, pid: int, timeout: float) -> None:
+    """Wait until ``pid``, a process of the server of ``folder``, ended; kill the server, with a log line, when that
+    takes longer than ``timeout``.
+
+    Raises `UnavailableError` when readers would get zeros then: it guards a data file that is in use, and stays until
+    that ends.
+    """
     try:
         fd = os.pidfd_open(pid)
         group = os.getpgid(pid)
     except ProcessLookupError:
         return
     try:
+        if pid not in members(folder):
+            return  # it has ended, and the number is another's
         if not select.select([fd], [], [], timeout)[0]:
+            if guard_in_use(members(folder)):
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(fd, signal.SIGTERM)
+                raise UnavailableError(
+                    f"block server {pid} does not end, and without it users of tree {folder.name} would read zeros",
+                    hint=f"end what uses it; see {folder.with_suffix('.log')}",
+                )
             log.warning("block server %d has not ended within %g s; killing it", pid, timeout)
             _kill(group)
             select.select([fd], [], [], 5.0)
@@ -158,10 +170,13 @@ def await_exit(pid: int, timeout: float) -> None:
 
 
 def clear(folder: Path) -> None:
-    """Remove what a server that ended or died left: stuck processes, a dead FUSE mount, its state files."""
+    """Remove what a server that ended or died left: stuck processes, a dead FUSE mount, its state files.
+
+    Raises `UnavailableError` when one lives without which readers would get zeros.
+    """
     for pid in members(folder):
         # One that failed to start is about to end by itself.
-        await_exit(pid, _GRACE_SECONDS)
+        await_exit(folder, pid, _GRACE_SECONDS)
     if mounts.is_mounted(folder / FUSE_FOLDER):
         log.warning("detaching the FUSE mount that a block server left in %s", folder)
         mounts.unmount(folder / FUSE_FOLDER, lazy=True)

@@ -96,6 +96,13 @@ class TreeStatus(msgspec.Struct, kw_only=True):
 class Reply(msgspec.Struct):
     status: TreeStatus | None = None
     error: str = ""
+    code: int = BootseerError.exit_code
+    stopping: bool = False
+    """The server ends: ask again, soon nobody will answer."""
+
+
+class StoppingError(BootseerError):
+    """Of a handler: this server is about to end."""
 
 
 def ask(folder: Path, request: Request, *, timeout: float | None = None) -> TreeStatus:
@@ -117,7 +124,7 @@ def ask(folder: Path, request: Request, *, timeout: float | None = None) -> Tree
                 raise UnavailableError(
                     f"the block server in {folder} has had no fetcher for too long", hint="its log says why"
                 ) from None
-        except (OSError, msgspec.MsgspecError) as exc:
+        except (OSError, msgspec.MsgspecError, StoppingError) as exc:
             if time.monotonic() >= until:
                 raise UnavailableError(
                     f"the block server in {folder} does not answer: {exc}",
@@ -138,7 +145,10 @@ def _ask(folder: Path, request: Request, timeout: float) -> TreeStatus:
     finally:
         os.close(fd)
     if reply.status is None:
-        raise BootseerError(f"block server in {folder}: {reply.error}")
+        text = f"block server in {folder}: {reply.error}"
+        if reply.stopping:
+            raise StoppingError(text)
+        raise UnavailableError(text) if reply.code == UnavailableError.exit_code else BootseerError(text)
     return reply.status
 
 
@@ -191,7 +201,9 @@ class ControlServer:
     def _answer(self, line: bytes) -> Reply:
         try:
             return Reply(status=self._handle(msgspec.json.decode(line, type=Request)))
-        except (BootseerError, msgspec.MsgspecError) as exc:
+        except BootseerError as exc:
+            return Reply(error=str(exc), code=exc.exit_code, stopping=isinstance(exc, StoppingError))
+        except msgspec.MsgspecError as exc:
             return Reply(error=str(exc))
         except Exception as exc:
             log.exception("control request failed")

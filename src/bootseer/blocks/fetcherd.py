@@ -22,7 +22,8 @@ import msgspec
 from bootseer.blocks import cacheparts, keeper, nodecache, prefetch, profiles
 from bootseer.blocks.cache import CacheFile, in_use
 from bootseer.blocks.channel import Channel
-from bootseer.blocks.control import ControlServer, Request, TreeStatus
+from bootseer.blocks.control import ControlServer, Request, StoppingError, TreeStatus
+from bootseer.blocks.driver import DISK_SLACK
 from bootseer.blocks.fetch import Fetcher
 from bootseer.blocks.flight import FetchStats
 from bootseer.blocks.link import Link, Note
@@ -71,6 +72,10 @@ class FetcherProcess:
         self._stop = threading.Event()
         self._wake = threading.Event()
         self._answered = threading.Event()
+        self._answer = Note("")
+        self._asked = os.getpid() << 20
+        self._unkept = False
+        """Whether the file of targets is behind."""
         self._lingering = False
         self._told_complete = False
         self._plan = prefetch.Plan()
@@ -104,7 +109,11 @@ class FetcherProcess:
 
     def _begin(self) -> None:
         """Make what the processes share, hand it to the holder, hear which driver it takes."""
-        blocks = self._tree.map
+        blocks, spec = self._tree.map, self._spec
+        coming = nodecache.missing_bytes(self._tree)
+        slack = DISK_SLACK if coming and spec.driver != "fuse" else 0
+        limits = nodecache.Limits(spec.cache_limit, spec.cache_keep_free)
+        nodecache.make_room(Path(spec.cache_dir), limits, coming=coming + slack, keep=self._tree.cache.name)
         units = -(-blocks.size // UNIT)
         self._shared = Shared.create(blocks.count, units, size=blocks.size, block_size=blocks.block_size)
         self._cache = CacheFile.open(self._tree.cache, blocks, self._tree.map_digest, ready=self._shared.ready)
@@ -237,7 +246,9 @@ class FetcherProcess:
             self._driver = "local"
             self._drop_group()
             log.info("tree %s is complete: it needs no server any more", self._spec.id)
-        self._answered.set()
+        if note.number == self._asked:
+            self._answer = note
+            self._answered.set()
 
     def _tell_complete(self) -> None:
         cache = self._cache
@@ -330,6 +341,8 @@ class FetcherProcess:
         failed = False
         while not self._stop.wait(_SYNC_SECONDS):
             self._count()
+            if self._unkept:
+                self._keep_targets()
             if self._cache.broken:
                 self._shared.counts[Count.BROKEN] = 1
                 continue
@@ -352,34 +365,44 @@ class FetcherProcess:
     # -- control ---------------------------------------------------------------------------------------------------
 
     def _keep_targets(self) -> None:
+        """For the next fetcher. Best effort: a full disk must not keep a tree from being mounted or unmounted."""
         tmp = self._folder / f"{TARGETS}.tmp"
-        tmp.write_bytes(msgspec.json.encode(self._targets))
-        os.replace(tmp, self._folder / TARGETS)
+        try:
+            tmp.write_bytes(msgspec.json.encode(self._targets))
+            os.replace(tmp, self._folder / TARGETS)
+            self._unkept = False
+        except OSError as exc:
+            if not self._unkept:
+                log.warning("cannot keep the mounts of tree %s, trying again later: %s", self._spec.id, exc)
+            self._unkept = True
 
-    def _ask_holder(self, do: str) -> None:
+    def _ask_holder(self, do: str) -> str:
+        """Its very answer to this question. Raises `UnavailableError` when it gives none."""
+        self._asked += 1
         self._answered.clear()
-        if not self._link.send(Note(do)) or not self._answered.wait(_HOLDER_SECONDS):
-            log.warning("the holder does not answer to %r", do)
+        if not self._link.send(Note(do, number=self._asked)) or not self._answered.wait(_HOLDER_SECONDS):
+            raise UnavailableError(f"the holder of tree {self._spec.id} does not answer to {do!r}", hint="try again")
+        return self._answer.do
 
     def _handle(self, request: Request) -> TreeStatus:
         counts = self._shared.counts
         if request.do == "ready":
             counts[Count.JOB_READY] = 1
         elif request.do == "add":
-            if not self._targets:
-                self._ask_holder("stay")
-            if self._stop.is_set():
-                raise BootseerError("the block server is stopping")
+            # Always: a question to leave may be on its way that nobody waits for any more.
+            if self._stop.is_set() or self._ask_holder("stay") != "staying":
+                raise StoppingError("the block server is stopping")
             if request.target not in self._targets:
                 self._targets.append(request.target)
                 self._keep_targets()
             counts[Count.INCOMPLETE] = 1
         elif request.do == "remove":
-            if request.target in self._targets:
-                self._targets.remove(request.target)
+            left = [target for target in self._targets if target != request.target]
+            if not left and not self._stop.is_set():
+                self._ask_holder("leave")  # no answer is an error, and changes nothing
+            if left != self._targets:
+                self._targets = left
                 self._keep_targets()
-            if not self._targets:
-                self._ask_holder("leave")
         elif request.do == "stop":
             self._ask_holder("leave")
         elif request.do != "status":

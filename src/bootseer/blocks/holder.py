@@ -248,11 +248,11 @@ class Holder:
             self._finish_front()
         elif note.do == "leave":
             self._leaving = True
-            self._leave(_LEAVE_SECONDS)
+            self._leave(_LEAVE_SECONDS, note.number)
         elif note.do == "stay":
             self._leaving = self._left
             self._lingered = False
-            self._kept.ends.link.send(Note("left" if self._left else "staying"))
+            self._kept.ends.link.send(Note("left" if self._left else "staying", number=note.number))
 
     def _restart(self) -> None:
         counts = self._counts
@@ -282,17 +282,18 @@ class Holder:
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
-    def _leave(self, patience: float = 0.0) -> None:
+    def _leave(self, patience: float = 0.0, number: int = 0) -> None:
         """All targets are gone, or a signal said to end. With fanotify that waits until nobody uses the data file:
         a mount that was detached while in use would read zeros without us."""
         if self._left:
+            self._kept.ends.link.send(Note("left", number=number))
             return
         until = time.monotonic() + patience
         while self._front is not None and self._front.busy():
             if time.monotonic() >= until:
                 if self._next_try == 0.0 or patience:
                     log.warning("tree %s is still in use; its server stays until that ends", self._kept.spec.id)
-                    self._kept.ends.link.send(Note("busy"))
+                    self._kept.ends.link.send(Note("busy", number=number))
                     self._lingered = True
                 self._next_try = time.monotonic() + _RETRY_SECONDS
                 return
@@ -300,7 +301,7 @@ class Holder:
         self._drop_front()
         self._leaving = self._left = True
         self._next_try = time.monotonic() + _FINISH_SECONDS
-        self._kept.ends.link.send(Note("left"))
+        self._kept.ends.link.send(Note("left", number=number))
 
     def _drop_front(self) -> None:
         front, self._front = self._front, None

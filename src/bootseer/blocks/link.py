@@ -29,6 +29,8 @@ class Note(msgspec.Struct, omit_defaults=True):
     finish), ``busy`` (somebody still uses the files of a tree that all have left), ``staying``. Fetcher to holder:
     ``serve`` (``complete``, ``missing`` bytes; shared memory, data file and lock come along), ``failed`` (``code``,
     ``text``), ``started``, ``complete``, ``leave``, ``stay`` (a new mount: do not leave).
+    ``number``: of a question (``leave``, ``stay``), and the same in its answer (``left``, ``busy``, ``staying``); 0:
+    nobody asked.
     """
 
     do: str
@@ -39,6 +41,7 @@ class Note(msgspec.Struct, omit_defaults=True):
     log: str = ""
     complete: bool = False
     missing: int = 0
+    number: int = 0
 
 
 class Link:

@@ -16,18 +16,17 @@ from pathlib import Path
 
 import msgspec
 
-from bootseer.blocks import _process, control, nodecache
+from bootseer.blocks import _process, control
 from bootseer.blocks.control import Request, TreeStatus
-from bootseer.blocks.driver import DISK_SLACK
 from bootseer.blocks.fetch import DEMAND_WINDOW
-from bootseer.blocks.manifest import TreeRef, localize, localize_meta
+from bootseer.blocks.manifest import TreeRef, localize_manifest, localize_meta
 from bootseer.blocks.offline import extract, prefetch
 from bootseer.blocks.profiles import ProfileKey
 from bootseer.blocks.publish import publish
 from bootseer.blocks.spec import DATA, FUSE_FOLDER, SPEC, ServerSpec
 from bootseer.blocks.standby import SERVER, ahead, standby
 from bootseer.config import Config
-from bootseer.errors import BootseerError, NotFoundError, UnavailableError, from_os_error
+from bootseer.errors import BootseerError, NotFoundError, from_os_error
 from bootseer.kernel import mount as mounts
 from bootseer.store import open_store
 
@@ -84,9 +83,7 @@ class TreeMount:
             return
         try:
             left = control.ask(self._folder, Request("remove", str(self.target)))
-        except BootseerError as exc:
-            if isinstance(exc, UnavailableError) and not isinstance(exc, control.GoneError):
-                raise
+        except control.GoneError as exc:  # any other error says that it lives, and others may use it
             log.warning("%s; cleaning up after it", exc)
         else:
             if left.targets:
@@ -94,7 +91,7 @@ class TreeMount:
             if left.lingering:
                 log.warning("tree %s is still in use somewhere; its server stays until that ends", self.id)
                 return
-            _process.await_exit(left.pid, timeout)
+            _process.await_exit(self._folder, left.pid, timeout)
         _process.clear(self._folder)
 
 
@@ -137,9 +134,10 @@ def _mount(
     server: Sequence[str],
     beside: ThreadPoolExecutor,
 ) -> TreeMount:
-    """`mount`, absolute paths; ``beside``: a thread to fetch the meta with while the server starts."""
+    """`mount`, absolute paths; ``beside``: a thread to fetch the meta with while the server starts and fetches the
+    map."""
     store = open_store(store_url)
-    tree = localize(store, digest, cache_dir, meta=False)
+    tree = localize_manifest(store, digest, cache_dir)
     meta = beside.submit(localize_meta, store, tree)
     id = digest[:16]
     folder = state_dir / "trees" / id
@@ -163,22 +161,17 @@ def _mount(
             cache_limit=settings.cache_limit,
             cache_keep_free=settings.cache_keep_free,
         )
-        if not folder.exists():
-            limits = nodecache.Limits(settings.cache_limit, settings.cache_keep_free)
-            coming = nodecache.missing_bytes(tree)
-            slack = DISK_SLACK if coming and settings.driver != "fuse" else 0
-            nodecache.make_room(cache_dir, limits, coming=coming + slack, keep=tree.cache.name)
         driver = _process.join_or_start(folder, spec, server)
         try:
             target.mkdir(parents=True, exist_ok=True)
             meta.result()
             data = (folder / FUSE_FOLDER if driver == "fuse" else tree.cache) / DATA
             # A loop device reads past the mark: missing blocks would be zeros.
-            mounts.mount_erofs(tree.meta, data if tree.map.size else None, target, loops=driver != "fanotify")
+            mounts.mount_erofs(tree.meta, data if tree.manifest.data_size else None, target, loops=driver != "fanotify")
         except BaseException as exc:
             try:
                 TreeMount(target, id, digest, folder)._leave(_EXIT_SECONDS)
-            except UnavailableError as more:
+            except BootseerError as more:
                 log.warning("%s", more)
             if isinstance(exc, OSError):
                 raise from_os_error(exc, f"mount tree {id} on {target}") from exc
@@ -191,14 +184,14 @@ def attach(what: str | Path, state_dir: Path) -> TreeMount:
 
     Raises `NotFoundError` when there is none, `UnavailableError` when a server that may be its own does not answer.
     """
-    silent: UnavailableError | None = None
+    silent: BootseerError | None = None
     base = Path(os.path.abspath(state_dir)) / "trees"
     target = os.path.abspath(what)
     for folder in sorted(base.glob("*/")) if base.is_dir() else []:
         try:
             status = control.ask(folder, Request("status"))
         except BootseerError as exc:
-            if isinstance(exc, UnavailableError) and not isinstance(exc, control.GoneError):
+            if not isinstance(exc, control.GoneError):
                 silent = exc
             elif (left := _left_by_the_dead(folder)) and left.target == target:
                 return TreeMount(Path(target), left.id, left.digest, folder)
