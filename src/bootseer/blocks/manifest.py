@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 
 from bootseer.blocks import _hash
-from bootseer.blocks._zstd import decompress
-from bootseer.blocks.blockmap import BlockMap, ObjectRef
+from bootseer.blocks._zstd import unpack
+from bootseer.blocks.blockmap import MAX_ENCODED, MAX_SIZE, BlockMap, ObjectRef, frame_bound
 from bootseer.blocks.cachelock import Hold
 from bootseer.errors import DataError, NotFoundError, from_os_error
 from bootseer.store import Store
@@ -22,8 +23,8 @@ from bootseer.store import Store
 _FORMAT = "bootseer-tree"
 _VERSION = 2
 _MAX_MANIFEST = 1 << 16
-_MAX_MAP = 1 << 30
-_MAX_META = 1 << 34
+MAX_META = 2 << 30
+"""Bytes of EROFS metadata: images have about 100 per file, so 20 million files."""
 
 
 class TreeManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -67,7 +68,8 @@ class TreeManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             raise DataError(f"tree manifest {digest[:12]} is not understood: data_stored and version do not fit")
         if not all(_hash.is_hexdigest(ref.digest) and ref.size >= 0 for ref in refs):
             raise DataError(f"tree manifest {digest[:12]} is not understood: bad reference")
-        if self.meta.size > _MAX_META or self.map.size > _MAX_MAP:
+        sizes = (self.meta.size, MAX_META), (self.map.size, MAX_ENCODED), (self.data_size, MAX_SIZE)
+        if any(not 0 <= size <= most for size, most in (*sizes, (self.meta_stored.size, frame_bound(self.meta.size)))):
             raise DataError(f"tree manifest {digest[:12]} is not understood: absurd sizes")
         return self
 
@@ -83,17 +85,22 @@ class TreeRef(msgspec.Struct, frozen=True):
     packs: int = 0
 
 
-class LocalTree(msgspec.Struct, frozen=True):
-    """The small parts of a tree, verified and on this node."""
+class TreeParts(msgspec.Struct, frozen=True):
+    """A tree whose manifest is on this node, verified, and where its other small parts belong."""
 
     digest: str
     manifest: TreeManifest
-    map: BlockMap
     meta: Path
     cache: Path
     """Folder of the tree's cache file."""
     hold: Hold
     """Keeps the small parts here for as long as this object lives."""
+
+
+class LocalTree(TreeParts, frozen=True):
+    """The small parts of a tree, verified and on this node."""
+
+    map: BlockMap
 
     @property
     def map_digest(self) -> bytes:
@@ -109,9 +116,29 @@ def tree_key(digest: str) -> str:
 def localize(store: Store, digest: str, cache_dir: Path, *, meta: bool = True) -> LocalTree:
     """Bring manifest, map and meta of a tree into ``cache_dir``, verified; what is there and intact is not fetched.
 
-    ``meta`` False: without it, for who only needs blocks, or calls `localize_meta` while something else goes on.
-    Raises `NotFoundError`, `DataError`, `UnavailableError`, or `FullError` and kin for the cache.
+    ``meta`` False: without it, for who only needs blocks. Raises `NotFoundError`, `DataError`, `UnavailableError`, or
+    `FullError` and kin for the cache.
     """
+    parts = localize_manifest(store, digest, cache_dir)
+    manifest, folder = parts.manifest, parts.meta.parent
+    try:
+        encoded = _kept(folder / "map", manifest.map.digest)
+        if encoded is None:
+            encoded = fetch(store, manifest.map)
+            _keep(folder / "map", [encoded])
+    except OSError as exc:
+        raise from_os_error(exc, f"keep tree {digest[:12]} in cache {folder}") from exc
+    blocks = BlockMap.decode(encoded, manifest.single_pack)
+    if blocks.size != manifest.data_size:
+        raise DataError(f"block map of tree {digest[:12]} does not fit its data")
+    tree = LocalTree(digest, manifest, parts.meta, parts.cache, parts.hold, blocks)
+    if meta:
+        localize_meta(store, tree)
+    return tree
+
+
+def localize_manifest(store: Store, digest: str, cache_dir: Path) -> TreeParts:
+    """Bring only the manifest of a tree into ``cache_dir``. Raises as `localize`."""
     key = tree_key(digest)
     folder = cache_dir / "trees" / digest
     try:
@@ -120,33 +147,20 @@ def localize(store: Store, digest: str, cache_dir: Path, *, meta: bool = True) -
         if raw is None:
             raw = store.get(key)
             TreeManifest.decode(raw, digest)
-            _keep(folder / "manifest.json", raw)
-        manifest = TreeManifest.decode(raw, digest)
-        encoded = _kept(folder / "map", manifest.map.digest)
-        if encoded is None:
-            encoded = fetch(store, manifest.map)
-            _keep(folder / "map", encoded)
+            _keep(folder / "manifest.json", [raw])
     except OSError as exc:
         raise from_os_error(exc, f"keep tree {digest[:12]} in cache {folder}") from exc
-    blocks = BlockMap.decode(encoded, manifest.single_pack)
-    if blocks.size != manifest.data_size:
-        raise DataError(f"block map of tree {digest[:12]} does not fit its data")
-    tree = LocalTree(digest, manifest, blocks, folder / "meta", cache_dir / "blocks" / manifest.map.digest, hold)
-    if meta:
-        localize_meta(store, tree)
-    return tree
+    manifest = TreeManifest.decode(raw, digest)
+    return TreeParts(digest, manifest, folder / "meta", cache_dir / "blocks" / manifest.map.digest, hold)
 
 
-def localize_meta(store: Store, tree: LocalTree) -> None:
+def localize_meta(store: Store, tree: TreeParts) -> None:
     """Bring the meta of ``tree`` to where it belongs, verified. Raises as `localize`."""
     manifest = tree.manifest
     try:
         if not tree.meta.exists() or _hash.file_hexdigest(tree.meta) != manifest.meta.digest:
             stored = fetch(store, manifest.meta_stored)
-            content = decompress(stored, manifest.meta.size)
-            if _hash.hexdigest(content) != manifest.meta.digest:
-                raise DataError(f"meta of tree {tree.digest[:12]} is damaged: its hash differs")
-            _keep(tree.meta, content)
+            _keep(tree.meta, _verified(unpack(stored, manifest.meta.size), manifest.meta, tree.digest))
     except OSError as exc:
         raise from_os_error(exc, f"keep tree {tree.digest[:12]} in cache {tree.meta.parent}") from exc
 
@@ -170,11 +184,23 @@ def _kept(path: Path, digest: str) -> bytes | None:
     return raw if _hash.hexdigest(raw) == digest else None
 
 
-def _keep(path: Path, raw: bytes) -> None:
+def _verified(pieces: Iterable[bytes], ref: ObjectRef, tree: str) -> Iterator[bytes]:
+    """``pieces``; `DataError` at the end when they are not what the manifest says."""
+    state = _hash.hasher()
+    for piece in pieces:
+        state.update(piece)
+        yield piece
+    if state.hexdigest() != ref.digest:
+        raise DataError(f"meta of tree {tree[:12]} is damaged: its hash differs")
+
+
+def _keep(path: Path, pieces: Iterable[bytes]) -> None:
+    """``pieces`` as the file ``path``: all of them or none."""
     # By rename, as a mount may still use the file of the same name; no fsync, as it is verified at every use.
     tmp = path.parent / f".tmp-{uuid.uuid4().hex}"
     try:
-        tmp.write_bytes(raw)
+        with open(tmp, "xb") as out:
+            out.writelines(pieces)
         os.replace(tmp, path)
     finally:
         tmp.unlink(missing_ok=True)

@@ -11,8 +11,10 @@ import contextlib
 import json
 import logging
 import os
+import select
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -23,6 +25,8 @@ from bootseer.store import Store
 log = logging.getLogger(__name__)
 
 SERVER = (sys.executable, "-m", "bootseer.blocks.server")
+_END_SECONDS = 2.0
+_GROUP_SECONDS = 0.3
 PID = "pid"
 """File in a server's state folder that names the process."""
 
@@ -70,7 +74,10 @@ def standby(store_url: str, count: int = 1) -> Iterator[None]:
             with contextlib.suppress(ValueError):
                 _waiting.remove(one)
                 os.close(one.tell_fd)
+                # It answers nothing and ends: by then nothing of it is left that its starter could trip over.
+                select.select([one.server.answer_fd], [], [], _END_SECONDS)
                 one.server.reap()
+                _await_group(one.server.process.pid)
 
 
 @contextlib.contextmanager
@@ -82,6 +89,15 @@ def ahead(store_url: str, state_dir: Path, command: Sequence[str] = SERVER) -> I
         return
     with standby(store_url):
         yield
+
+
+def _await_group(group: int) -> None:
+    """Wait a moment for the last of its processes."""
+    until = time.monotonic() + _GROUP_SECONDS
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        while time.monotonic() < until:
+            os.killpg(group, 0)
+            time.sleep(0.005)
 
 
 def take(command: Sequence[str], folder: Path, logfile: Path) -> Starting | None:

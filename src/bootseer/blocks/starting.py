@@ -8,6 +8,7 @@ mounted.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -53,6 +54,8 @@ def serve(answer: Callable[[str], None], store_for: StoreFor, folder: Path | Non
             if found is None:
                 return 0
             folder, logfile = found
+            # Its command line does not name the folder: who clears up after a start that fails must find it.
+            write_pid(folder)
             ends.link.send(Note("folder", path=str(folder), log=str(logfile)))
         spec = read_spec(folder)
         os.chdir("/")
@@ -65,6 +68,11 @@ def serve(answer: Callable[[str], None], store_for: StoreFor, folder: Path | Non
         return exc.exit_code
     answer(f"ok {os.getpid()} {holder.driver}\n")
     return holder.run()
+
+
+def write_pid(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        (folder / standby.PID).write_text(f"{os.getpid()} {os.getpgid(0)}\n")
 
 
 def read_spec(folder: Path) -> ServerSpec:
