@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from bootseer.blocks import _hash
+from bootseer.blocks.blockmap import ObjectRef
 from bootseer.blocks.manifest import TreeManifest, TreeRef, localize
-from bootseer.blocks.pack import PackWriter, decompress
+from bootseer.blocks.pack import PackWriter, compress, decompress
 from bootseer.blocks.publish import publish
 from bootseer.errors import DataError, FullError, NotFoundError, UnavailableError
 from bootseer.store.folder import FolderStore
@@ -243,3 +246,49 @@ def test_repair_replaces_what_is_damaged(rig: Rig, part: str, caplog: pytest.Log
     assert publish(rig.store, rig.meta, rig.data, block_size=4096, repair=True) == ref
     assert rig.contents() == good
     assert caplog.text.count("replacing") == (part != "missing")
+
+
+@pytest.mark.parametrize(("part", "size"), [("meta", (2 << 30) + 1), ("meta_stored", 20_000), ("map", (1 << 30) + 1)])
+def test_sizes_are_checked_before_anything_is_made_of_them(rig: Rig, part: str, size: int) -> None:
+    manifest = rig.manifest(rig.publish())
+    assert manifest.meta.size == 9000
+    lie = msgspec.structs.replace(manifest, **{part: ObjectRef("0" * 64, size)}).encode()
+    with pytest.raises(DataError, match="absurd sizes"):
+        TreeManifest.decode(lie, _hash.hexdigest(lie))
+
+
+@pytest.mark.parametrize("size", [-1, (1 << 50) + 1])
+def test_absurd_data_is_refused(rig: Rig, size: int) -> None:
+    lie = msgspec.structs.replace(rig.manifest(rig.publish()), data_size=size).encode()
+    with pytest.raises(DataError, match="absurd sizes"):
+        TreeManifest.decode(lie, _hash.hexdigest(lie))
+
+
+def test_meta_that_is_something_else_takes_no_memory_and_leaves_nothing(rig: Rig) -> None:
+    bomb = compress(bytes(512 << 20), 3)
+    stored = ObjectRef(_hash.hexdigest(bomb), len(bomb))
+    rig.store.put(stored.key, bomb)
+    meta = ObjectRef("0" * 64, 512 << 20)
+    lie = msgspec.structs.replace(rig.manifest(rig.publish()), meta=meta, meta_stored=stored).encode()
+    digest = _hash.hexdigest(lie)
+    rig.store.put(f"trees/{digest}.json", lie)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match="its hash differs"):
+            localize(rig.store, digest, rig.folder / "cache")
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()
+    assert {path.name for path in (rig.folder / "cache" / "trees" / digest).iterdir()} <= {
+        "manifest.json",
+        "map",
+        "lock",
+    }
+
+
+@pytest.mark.parametrize("limit", ["MAX_META", "MAX_ENCODED"])
+def test_a_tree_that_no_reader_accepts_is_not_published(rig: Rig, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    monkeypatch.setattr(f"bootseer.blocks.publish.{limit}", 100)
+    with pytest.raises(DataError, match="too large to be mounted"):
+        rig.publish()
+    assert list(rig.store.list("trees")) == []

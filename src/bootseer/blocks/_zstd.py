@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 
 import zstandard
 
 from bootseer.blocks import _hash
 from bootseer.errors import DataError
+
+_PIECE = 1 << 20
 
 
 class _Codec(threading.local):
@@ -45,3 +48,20 @@ def decompress(frame: _hash.Buffer, length: int) -> bytes:
     if len(data) != length:
         raise DataError("bad zstd frame: wrong content size")
     return data
+
+
+def unpack(frame: bytes, length: int) -> Iterator[bytes]:
+    """As `decompress`, piece by piece: memory does not depend on ``length``."""
+    done = 0
+    try:
+        if zstandard.frame_content_size(frame) != length:
+            raise DataError("bad zstd frame: wrong content size")
+        for piece in zstandard.ZstdDecompressor().read_to_iter(frame, write_size=_PIECE):
+            done += len(piece)
+            if done > length:
+                break
+            yield piece
+    except zstandard.ZstdError as exc:
+        raise DataError(f"bad zstd frame: {exc}") from None
+    if done != length:
+        raise DataError("bad zstd frame: wrong content size")

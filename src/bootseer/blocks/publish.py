@@ -13,8 +13,8 @@ from types import TracebackType
 
 from bootseer import faults
 from bootseer.blocks import _hash
-from bootseer.blocks.blockmap import DEFAULT_BLOCK, ObjectRef
-from bootseer.blocks.manifest import TreeManifest, TreeRef, tree_key
+from bootseer.blocks.blockmap import DEFAULT_BLOCK, MAX_ENCODED, ObjectRef
+from bootseer.blocks.manifest import MAX_META, TreeManifest, TreeRef, tree_key
 from bootseer.blocks.pack import Known, PackWriter, Progress, compress
 from bootseer.errors import DataError, NotFoundError, from_os_error
 from bootseer.store import Store
@@ -61,12 +61,19 @@ class TreeWriter:
         self.packs.close()
 
     def seal(self, meta: bytes, dead: Iterable[tuple[int, int]] = ()) -> TreeRef:
-        """Publish what was written as the data of the EROFS image ``meta``. Data ranges ``dead`` are never read."""
+        """Publish what was written as the data of the EROFS image ``meta``. Data ranges ``dead`` are never read.
+
+        `DataError` for a tree that no reader would accept: more than 2 GiB of ``meta``, a map of more than 1 GiB.
+        """
+        if len(meta) > MAX_META:
+            raise DataError(f"the tree is too large to be mounted: {len(meta)} bytes of metadata")
         packed = self.packs.finish(dead)
         for pack in packed.foreign:
             self._store.keep(pack.key)
         faults.point("tree.publish.after-data")
         stored, encoded = compress(meta, self._level), packed.map.encode()
+        if len(encoded) > MAX_ENCODED:
+            raise DataError(f"the tree is too large to be mounted: its block map has {len(encoded)} bytes")
         refs = [ObjectRef(_hash.hexdigest(raw), len(raw)) for raw in (meta, stored, encoded)]
         self._keep(stored, refs[1])
         self._keep(encoded, refs[2])
@@ -104,8 +111,9 @@ def publish(
 ) -> TreeRef:
     """Publish the tree of the EROFS files ``meta`` and ``data``; again: changes nothing, same digest.
 
-    ``progress(done, total)`` counts bytes of ``data``. Temporary space as large as the stored form is used in the
-    folder of ``data``. The digest depends only on the two files, ``level``, ``block_size`` and the version of zstd.
+    ``progress(done, total)`` counts bytes of ``data``. Up to 2 GiB of temporary space are used in the folder of
+    ``data``, less when the stored form is smaller. Nothing is shared with other trees, so the digest depends only on
+    the two files, ``level``, ``block_size`` and the version of zstd.
     Raises as `TreeWriter`, and `DataError` when ``data`` changes meanwhile.
     """
     try:
