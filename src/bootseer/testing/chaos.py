@@ -300,7 +300,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> int:
     given = _arguments(argv)
     logging.basicConfig(level=logging.ERROR, format="%(message)s")
-    # Else a mount namespace that somebody makes meanwhile has copies of our mounts, and trees stay in use after the end.
+    # Else a mount namespace that somebody makes meanwhile has copies of our mounts: trees would stay in use.
     mounts.private_namespace()
     drivers = ["fanotify", "fuse"] if given.driver == "both" else [given.driver]
     place = Path(tempfile.mkdtemp(prefix="bootseer-chaos-", dir=given.work_dir))
