@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bootseer import config as settings
+from bootseer.cli import _profile_text as text
 from bootseer.cli._image import (
     AsJson,
     PlainHttp,
@@ -27,15 +27,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bootseer.blocks.control import TreeStatus
-    from bootseer.blocks.insight import Recorded, Usage
+    from bootseer.blocks.insight import Recorded
     from bootseer.blocks.insight_diff import Side
-    from bootseer.blocks.insight_waste import FileShare
     from bootseer.blocks.offline import OpenTree
     from bootseer.blocks.trace import Trace
 
 app = typer.Typer(no_args_is_help=True, help="What earlier starts of an image touched")
 
-_Row = TypeVar("_Row")
 Job = Annotated[str, typer.Option("--job", metavar="NAME", help="Only starts of this job (default: all)")]
 Limit = Annotated[int, typer.Option("--limit", "-n", min=0, help="Rows per table (0: all)")]
 Selector = Annotated[str, typer.Argument(metavar="REF[#JOB|#TRACE]", help="All starts of REF, a job's, or one")]
@@ -72,18 +70,18 @@ def show(
         if plot is not None:
             _draw(plot, starts)
     if as_json:
-        print_json({"traces": [_row(one) for one in starts], "chosen": chosen.digest, "start": found})
+        print_json({"traces": [text.row_of(one) for one in starts], "chosen": chosen.digest, "start": found})
         return
     every = not (files or folders or processes)
     if every:
-        _print_starts(starts)
-        _print_summary(chosen, found)
+        text.print_starts(starts)
+        text.print_summary(chosen, found)
     if every or folders:
-        _print_folders(found, limit)
+        text.print_folders(found, limit)
     if every or files:
-        _print_files(found, limit)
+        text.print_files(found, limit)
     if every or processes:
-        _print_processes(found, limit)
+        text.print_processes(found, limit)
 
 
 @app.command()
@@ -114,12 +112,12 @@ def diff(
         typer.echo(f"order    {found.order:>9.2f}   1: files come in the same order, 0: in no like order, -1: reversed")
     rows = [
         (size_text(one.only_a), size_text(one.only_b), size_text(one.both), one.path)
-        for one in _first(found.files, limit)
+        for one in text.first(found.files, limit)
         if one.only_a or one.only_b
     ]
     if rows:
         print_table("what differs", ("only A", "only B", "both", "file"), rows, left=("file",))
-    moves = [(str(one.place_a + 1), str(one.place_b + 1), one.path) for one in _first(found.moves, limit)]
+    moves = [(str(one.place_a + 1), str(one.place_b + 1), one.path) for one in text.first(found.moves, limit)]
     if moves:
         print_table("place in the order of first touches", ("A", "B", "file"), moves, left=("file",))
 
@@ -156,23 +154,23 @@ def explain(
         before = _before(chosen, starts)
         found = judge(chosen.trace, before, opened.map, opened.reader.owner_index())
     if as_json:
-        print_json({"run": _row(chosen), "explanation": found, "measured": status})
+        print_json({"run": text.row_of(chosen), "explanation": found, "measured": status})
         return
-    typer.echo(f"start of {_when(chosen)}, job {one_line(chosen.job)}, trace {chosen.digest[:12]}")
+    typer.echo(f"start of {text.when(chosen)}, job {one_line(chosen.job)}, trace {chosen.digest[:12]}")
     if not found.runs:
         typer.echo("nothing was recorded before it, so nothing was prefetched")
     else:
         earlier = count_text(found.runs, "earlier start", "earlier starts")
-        typer.echo(f"prefetched  {_both(found.hot, found.hot_stored)}, by {earlier}")
-        typer.echo(f"  wasted    {_both(found.waste, found.waste_stored)}, {share_text(found.waste_share)} of it")
+        typer.echo(f"prefetched  {text.both(found.hot, found.hot_stored)}, by {earlier}")
+        typer.echo(f"  wasted    {text.both(found.waste, found.waste_stored)}, {share_text(found.waste_share)} of it")
     typer.echo(f"touched     {size_text(found.touched)} in whole blocks")
-    typer.echo(f"  missed    {_both(found.misses, found.misses_stored)}, {share_text(found.misses_share)} of it")
+    typer.echo(f"  missed    {text.both(found.misses, found.misses_stored)}, {share_text(found.misses_share)} of it")
     if status is not None:
         moved = f"demand {size_text(status.bytes_demand)}, hot {size_text(status.bytes_hot)}"
         typer.echo(f"measured    moved by {moved}, background {size_text(status.bytes_background)}")
         typer.echo(f"            {status.slow_faults} slow faults, {status.stall_seconds:.2f} s of waiting")
-    _print_shares("prefetched in vain", found.wasted_files, limit)
-    _print_shares("touched but not prefetched", found.missed_files, limit)
+    text.print_shares("prefetched in vain", found.wasted_files, limit)
+    text.print_shares("touched but not prefetched", found.missed_files, limit)
 
 
 def _opened(ref: str, store: str, plain_http: bool | None) -> OpenTree:
@@ -229,112 +227,8 @@ def _draw(path: Path, starts: Sequence[Recorded]) -> None:
     from bootseer.blocks import insight, insight_plot
 
     newest = list(starts)[-8:]
-    series = [(f"{one.job} {_when(one)} {one.digest[:8]}", insight.timeline(one.trace)) for one in newest]
+    series = [(f"{one.job} {text.when(one)} {one.digest[:8]}", insight.timeline(one.trace)) for one in newest]
     try:
         path.write_text(insight_plot.svg(series), encoding="utf-8")
     except OSError as exc:
         raise from_os_error(exc, f"write {path}") from exc
-
-
-def _when(one: Recorded) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(min(one.trace.began, 1 << 40)))
-
-
-def _row(one: Recorded) -> dict[str, object]:
-    from bootseer.blocks.trace import UNIT
-
-    trace = one.trace
-    return {
-        "job": one.job,
-        "digest": one.digest,
-        "key": one.key,
-        "began": trace.began,
-        "complete": trace.complete,
-        "driver": trace.driver,
-        "touches": len(trace.touches),
-        "bytes": sum(touch.count for touch in trace.touches) * UNIT,
-        "seconds": max((touch.ms for touch in trace.touches), default=0) / 1000,
-    }
-
-
-def _print_starts(starts: Sequence[Recorded]) -> None:
-    rows = []
-    for one in starts:
-        row = _row(one)
-        state = "" if one.trace.complete else "incomplete"
-        size, seconds = size_text(int(str(row["bytes"]))), f"{row['seconds']:.1f} s"
-        rows.append((one.digest[:12], one.job, _when(one), size, str(row["touches"]), seconds, one.trace.driver, state))
-    columns = ("trace", "job", "began", "touched", "touches", "within", "driver", "")
-    print_table("recorded starts", columns, rows, left=("trace", "job", "began", "driver", ""))
-
-
-def _print_summary(one: Recorded, found: Usage) -> None:
-    from bootseer.blocks.insight_plot import sparkline
-
-    share = share_text(found.touched / found.data_size) if found.data_size else "all"
-    typer.echo(f"start {one.digest[:12]} touched {size_text(found.touched)}, {share} of {size_text(found.data_size)},")
-    files = count_text(len(found.files), "file", "files")
-    processes = count_text(len(found.processes), "process", "processes")
-    typer.echo(f"in {files}, by {processes}, over {found.seconds:.1f} s:")
-    typer.echo(f"  {sparkline(found.timeline)}")
-
-
-def _print_folders(found: Usage, limit: int) -> None:
-    # A folder whose bytes are nearly all in one of its own folders says nothing that this one does not.
-    inner: dict[str, int] = {}
-    for one in found.folders:
-        if one.path != "/":
-            parent = one.path.rpartition("/")[0] or "/"
-            inner[parent] = max(inner.get(parent, 0), one.touched)
-    telling = [one for one in found.folders if inner.get(one.path, 0) < 0.95 * one.touched]
-    rows = [
-        (size_text(one.touched), share_text(one.touched / max(1, found.touched)), str(one.files), one.path)
-        for one in _first(telling, limit)
-    ]
-    print_table("folders, with all below", ("touched", "share", "files", "folder"), rows, left=("folder",))
-
-
-def _print_files(found: Usage, limit: int) -> None:
-    rows = [
-        (
-            size_text(one.touched),
-            share_text(one.touched / max(1, found.touched)),
-            share_text(one.touched / max(1, one.size)),
-            f"{one.seconds:.2f} s",
-            one.path,
-        )
-        for one in _first(found.files, limit)
-    ]
-    print_table("files", ("touched", "share", "of the file", "first", "file"), rows, left=("file",))
-
-
-def _print_processes(found: Usage, limit: int) -> None:
-    rows = [
-        (
-            size_text(one.touched),
-            str(one.files),
-            f"{one.first:.2f} s",
-            f"{one.last:.2f} s",
-            str(one.pid),
-            "" if one.rank is None else str(one.rank),
-            one.comm or "?",
-            one.cgroup,
-        )
-        for one in _first(found.processes, limit)
-    ]
-    columns = ("touched", "files", "first", "last", "pid", "rank", "command", "cgroup")
-    print_table("processes, by what each touched first", columns, rows, left=("command", "cgroup"))
-
-
-def _print_shares(title: str, rows: Sequence[FileShare], limit: int) -> None:
-    if rows:
-        cells = [(size_text(one.bytes), share_text(one.share), one.path) for one in _first(rows, limit)]
-        print_table(title, ("bytes", "share", "file"), cells, left=("file",))
-
-
-def _both(size: int, stored: int) -> str:
-    return f"{size_text(size)} ({size_text(stored)} over the network)"
-
-
-def _first(rows: Sequence[_Row], limit: int) -> Sequence[_Row]:
-    return rows[:limit] if limit else rows
