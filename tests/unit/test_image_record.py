@@ -67,7 +67,7 @@ def test_first_publication_wins(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"version": 3}, "a newer bootseer made it"),
-        ({"format": "x"}, "has format x"),
+        ({"format": "x"}, "has format .x"),
         ({"image": "sha256:" + "00" * 32}, "describes another image"),
         ({"tree": 5}, "not an image record"),
     ],

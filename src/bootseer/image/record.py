@@ -71,7 +71,7 @@ def load(store: Store, image: str, platform: str) -> ImageRecord:
     key = key_of(image, platform)
     record = _decode(store.get(key), f"{key} in store {store.url}")
     if (record.image, record.platform) != (image, platform):
-        raise DataError(f"{key} in store {store.url} describes another image, {record.image}", hint=_REPAIR)
+        raise DataError(f"{key} in store {store.url} describes another image, {record.image!r}", hint=_REPAIR)
     return record
 
 
@@ -137,5 +137,7 @@ def _decode(data: bytes, what: str) -> ImageRecord:
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as exc:
         raise DataError(f"{what} is not an image record: {exc}", hint=_REPAIR) from None
     if record.format != FORMAT or record.version not in (1, VERSION):
-        raise DataError(f"{what} has format {record.format} version {record.version}", hint="a newer bootseer made it")
+        raise DataError(
+            f"{what} has format {record.format!r} version {record.version}", hint="a newer bootseer made it"
+        )
     return record
