@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -10,7 +11,10 @@ import stat
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -22,6 +26,7 @@ from bootseer.blocks.offline import look
 from bootseer.blocks.pull import Pull, runs
 from bootseer.blocks.source import StoreSource
 from bootseer.blocks.trace import UNIT, Touch, Trace
+from bootseer.erofs import xattr
 from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError
 from bootseer.store.folder import FolderStore
 
@@ -276,3 +281,175 @@ def test_what_take_raises_ends_the_pull(site: Site) -> None:
 
     with pytest.raises(RuntimeError, match="no"):
         Pull(StoreSource(site.store, local.map), local.map, runs(local.map, range(local.map.count)), take).run()
+
+
+class Published:
+    """A tree made by hand."""
+
+    def __init__(self, folder: Path, fill: Callable[[erofs.Writer], object]) -> None:
+        self.folder = folder
+        with (folder / "data").open("wb") as file:
+            writer = erofs.Writer(Sink(file))
+            fill(writer)
+            (folder / "meta").write_bytes(writer.finish())
+        self.store = FolderStore(folder / "store")
+        self.digest = tree.publish(self.store, folder / "meta", folder / "data").digest
+
+    def extract(self) -> Path:
+        extract(self.store, self.digest, self.folder / "plain")
+        return self.folder / "plain"
+
+
+class Sink:
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        self.position = 0
+
+    def write(self, data: erofs.Buffer, /) -> None:
+        self.position += self.file.write(data)
+
+
+FILE = erofs.Attrs(0o644, os.geteuid(), os.getegid())
+
+
+def test_files_that_share_all_their_data_are_refused(tmp_path: Path) -> None:
+    def fill(writer: erofs.Writer) -> None:
+        first = writer.add_file(b"f", FILE, 4 << 20, [os.urandom(4 << 20)])
+        for number in range(60):
+            node = writer.add_file(b"f%d" % number, FILE, 0, ())
+            node.size, node.start = first.size, first.start
+
+    site = Published(tmp_path, fill)
+    with pytest.raises(DataError, match="share"):
+        site.extract()  # 300 files of 4 MiB were 1.2 GB from 4 MB
+    assert os.listdir(tmp_path / "plain") == []
+
+
+def test_files_that_share_some_data_come_out(tmp_path: Path) -> None:
+    data = os.urandom(300_000)
+
+    def fill(writer: erofs.Writer) -> None:
+        first = writer.add_file(b"a", FILE, len(data), [data])
+        for number, (start, size) in enumerate([(0, 300_000), (65536, 100_000), (131072, 10), (4096, 200_000)]):
+            node = writer.add_file(b"b%d" % number, FILE, 0, ())
+            node.size, node.start = size, first.start + start
+
+    plain = Published(tmp_path, fill).extract()
+    assert (plain / "b0").read_bytes() == data
+    assert (plain / "b1").read_bytes() == data[65536:165536]
+    assert (plain / "b2").read_bytes() == data[131072:131082]
+    assert (plain / "b3").read_bytes() == data[4096:204096]
+
+
+def test_attributes_that_do_not_fit_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture,
+                                                monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    # a name of 258 bytes in all, which EROFS can hold and Linux cannot
+    monkeypatch.setattr(xattr, "representable", lambda name: True)
+    names = {b"user." + b"n" * 253: b"1", b"user.big": b"v" * 60_000, b"trusted.overlay.opaque": b"y", b"user.k": b"v"}
+    site = Published(tmp_path, lambda writer: writer.add_dir(b"d", FILE._replace(mode=0o755, xattrs=names)))
+    plain = site.extract()
+    there = os.listxattr(plain / "d")
+    assert "user.k" in there
+    assert "trusted.overlay.opaque" not in there
+    assert "'d'" in caplog.text
+    assert "do not fit" in caplog.text
+
+
+def test_errors_name_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = Published(tmp_path, lambda writer: writer.add_file(b"f", FILE, 3, [b"abc"]))
+
+    def broken(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "utime", broken)
+    with pytest.raises(BootseerError, match="'f'"):
+        site.extract()
+
+
+def test_files_that_share_their_indexes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = Published(tmp_path, lambda writer: writer.add_file(b"f", FILE, 3, [b"abc"]))
+    monkeypatch.setattr(erofs.Reader, "table_size", lambda self, inode: 1 << 30)
+    with pytest.raises(DataError, match="share their chunk indexes"):
+        site.extract()
+
+
+def test_a_file_that_is_not_whole_is_noticed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Pull, "run", lambda self, progress=None: None)
+    with pytest.raises(DataError, match="not whole"):
+        extract(site.store, site.digest, site.folder / "plain")
+    assert os.listdir(site.folder / "plain") == []
+
+
+def test_a_failure_at_the_end_leaves_nothing_behind_closed_folders(tmp_path: Path) -> None:
+    """Folders are closed before the last one fails; without root they must be opened to be emptied."""
+
+    def fill(writer: erofs.Writer) -> None:
+        writer.add_dir(b"z", FILE._replace(mode=0o755))
+        writer.add_dir(b"z/closed", FILE._replace(mode=0o555))
+        writer.add_dir(b"z/closed/more", FILE._replace(mode=0o000))
+        writer.add_file(b"z/closed/f", FILE, 3, [b"abc"])
+
+    site = Published(tmp_path, fill)
+    script = (
+        "import os, sys; from pathlib import Path; from bootseer.blocks.extract import extract\n"
+        "from bootseer.store.folder import FolderStore\n"
+        "if not os.geteuid(): os.setgroups([]); os.setgid(12345); os.setuid(12345)\n"
+        "utime = os.utime\n"
+        "def broken(what, **k):\n"
+        "    if what == os.fsencode(sys.argv[1] + '/z'): raise OSError(5, 'broken')\n"
+        "    utime(what, **k)\n"
+        "os.utime = broken\n"
+        f"extract(FolderStore(Path({str(tmp_path / 'store')!r})), {site.digest!r}, Path(sys.argv[1]))"
+    )
+    home = tmp_path / "home"
+    home.mkdir()
+    if ROOT:
+        os.chown(home, 12345, 12345)
+        for parent in (tmp_path, *tmp_path.parents):
+            if not parent.stat().st_mode & 1:
+                parent.chmod(stat.S_IMODE(parent.stat().st_mode) | 0o001)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(home / "plain")], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "broken" in done.stderr
+    assert os.listdir(home / "plain") == []
+
+
+def test_nothing_is_taken_after_the_end(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`Pull.run` waits for a take in progress, and none begins after an error, even where bytes came meanwhile."""
+    local = localize(site.store, site.digest, site.folder / "look")
+    wanted = runs(local.map, range(local.map.count), 64 << 10)[:3]
+    events: list[str] = []
+    entered, fetched, failed, late = (threading.Event() for _ in range(4))
+    fetch = Pull._fetch
+
+    def fetching(self: Pull, run: range) -> bytes | None:
+        data = fetch(self, run)
+        if run == wanted[2]:
+            fetched.set()
+            failed.wait(20)
+            time.sleep(0.3)
+            late.set()
+        return data
+
+    def take(run: range, data: bytes) -> None:
+        if run == wanted[0]:
+            entered.set()
+            failed.wait(20)
+            time.sleep(0.5)
+            events.append("slow")
+        elif run == wanted[1]:
+            assert entered.wait(20)
+            assert fetched.wait(20)
+            failed.set()
+            raise RuntimeError("no")
+        else:
+            events.append("late")
+
+    monkeypatch.setattr(Pull, "_fetch", fetching)
+    with pytest.raises(RuntimeError, match="no"):
+        Pull(StoreSource(site.store, local.map), local.map, wanted, take, streams=3).run()
+    assert events == ["slow"]
+    assert late.wait(20)
+    time.sleep(0.2)
+    assert events == ["slow"]

@@ -313,3 +313,9 @@ def test_deep_members_cost_what_they_are() -> None:
     # 40,800 folders; with a path kept for each they took 5 KiB each, and 20 walks from the root for every one
     assert peak < 80 << 20
     assert took < 20
+
+
+def test_attribute_names_that_linux_does_not_take_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    image = Image([[Member("f", xattrs={"user." + "n" * 250: b"1", "user." + "n" * 251: b"2"})]])
+    assert dict(image.node("f").xattrs) == {b"user." + b"n" * 250: b"1"}
+    assert "left out" in caplog.text

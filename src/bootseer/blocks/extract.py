@@ -14,8 +14,6 @@ import shutil
 import stat
 import tempfile
 import threading
-from array import array
-from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -27,6 +25,7 @@ from bootseer.blocks.manifest import localize
 from bootseer.blocks.pack import Progress
 from bootseer.blocks.profiles import ProfileKey
 from bootseer.blocks.pull import STALLED_SECONDS, Pull, runs
+from bootseer.blocks.shares import Shares
 from bootseer.blocks.source import StoreSource
 from bootseer.erofs import Inode, Reader
 from bootseer.errors import BootseerError, DataError, from_os_error
@@ -36,6 +35,12 @@ log = logging.getLogger(__name__)
 
 _OVERLAY = b"trusted.overlay."
 _NO_RIGHTS = (errno.EPERM, errno.EACCES, errno.EINVAL, errno.ENOTSUP)
+_NO_FIT = (errno.ERANGE, errno.E2BIG, errno.ENOSPC, errno.ENAMETOOLONG)
+"""Of setxattr(2): names of more than 255 bytes, values of more than 64 KiB, and on ext4 more than a block in all."""
+_TOO_LARGE = "large extended attributes"
+_SHARED, _SHARED_FREE = 8, 16 << 20
+"""Files may share data (mkfs.erofs stores equal chunks once), but what they have in all is at most so many times the
+data, and some: 300 files over the same 4 MiB wrote 1.2 GB from a store of 4 MB."""
 
 
 def extract(
@@ -51,10 +56,10 @@ def extract(
     """Write the whole tree into ``dest`` (made when missing, must be empty), without any mount.
 
     Modes, times, hard links, holes and extended attributes are kept; owners, device nodes and attributes that need
-    root are kept where this process may, otherwise one log line counts what is not (and files that could not be given
-    to their owner lose their set-id bits). ``trusted.overlay.*`` attributes are left out: they speak to an overlay that
-    is not there. ``profile``: whose earlier starts say which files to bring first. ``progress(done, total)`` counts
-    bytes. After a failure ``dest`` is empty. Nothing is synced to disk.
+    root are kept where this process may, and attributes where they fit; otherwise log lines count what is not (and
+    files that could not be given to their owner lose their set-id bits). ``trusted.overlay.*`` attributes are left out:
+    they speak to an overlay that is not there. ``profile``: whose earlier starts say which files to bring first.
+    ``progress(done, total)`` counts bytes. After a failure ``dest`` is empty. Nothing is synced to disk.
 
     Raises `DataError`, `FullError`, `NotFoundError`, or `UnavailableError` when nothing came for ``stalled`` seconds.
     """
@@ -88,6 +93,11 @@ def extract(
 
 
 def _empty(folder: Path) -> None:
+    for inside, _, _ in os.walk(folder, onerror=lambda _: None):
+        for name in os.listdir(inside):
+            path = os.path.join(inside, name)
+            if os.path.isdir(path) and not os.path.islink(path):
+                os.chmod(path, 0o700)  # extracted folders may be closed, and to their owner too
     for item in folder.iterdir():
         if item.is_dir() and not item.is_symlink():
             shutil.rmtree(item, ignore_errors=True)
@@ -121,13 +131,7 @@ class _Extraction:
         self._work = os.fsencode(work)
         self._files: list[_File] = []
         self._folders: list[tuple[bytes, Inode]] = []
-        # Extents sorted by their place in the data, as columns; `_reach` is the largest end so far, which finds the
-        # first extent that matters also where files share data.
-        self._starts = array("Q")
-        self._lengths = array("Q")
-        self._owner = array("L")
-        self._inner = array("Q")
-        self._reach = array("Q")
+        self._shares = Shares(blocks.shift, blocks.count)
         self._lock = threading.Lock()
         self._lost: Counter[str] = Counter()
         self._root = os.geteuid() == 0
@@ -139,6 +143,7 @@ class _Extraction:
         extents: list[tuple[int, int, int, int]] = []
         later: list[tuple[bytes, bytes]] = []
         room = self._reader.meta_size
+        most = _SHARED * self._blocks.size + _SHARED_FREE
         for path, inode in self._reader.walk():
             if inode.is_dir:
                 if path:
@@ -157,6 +162,12 @@ class _Extraction:
                 for extent in self._reader.extents(inode):
                     extents.append((extent.data_offset, number, extent.file_offset, extent.length))
                     file.missing += extent.length
+                    most -= extent.length
+                    if most < 0:
+                        raise DataError(
+                            f"bad EROFS image: its files share their data more than {_SHARED} times",
+                            hint="mount the tree instead, if it can be trusted",
+                        )
                 file.inline = file.missing < inode.size
             elif inode.nid in first:
                 later.append((first[inode.nid], path))
@@ -166,30 +177,15 @@ class _Extraction:
                     del first[inode.nid]
         for old, path in later:
             os.link(self._at(old), self._at(path), follow_symlinks=False)
-        self._index(extents)
+        self._shares = Shares(self._blocks.shift, self._blocks.count, extents)
         for file in self._files:
             if not file.missing:
                 self._place(file)
         self._skip_zeros()
 
-    def _index(self, extents: list[tuple[int, int, int, int]]) -> None:
-        extents.sort()
-        reach = 0
-        for start, number, inner, length in extents:
-            self._starts.append(start)
-            self._lengths.append(length)
-            self._owner.append(number)
-            self._inner.append(inner)
-            reach = max(reach, start + length)
-            self._reach.append(reach)
-
     def order(self, hot: Sequence[int]) -> Iterator[int]:
         """Blocks that files have bytes in: the hot ones, then all, ascending."""
-        needed = bytearray(self._blocks.count)
-        shift = self._blocks.shift
-        for start, length in zip(self._starts, self._lengths, strict=True):
-            first, last = start >> shift, (start + length - 1) >> shift
-            needed[first : last + 1] = b"\1" * (last + 1 - first)
+        needed = self._shares.needed()
         yield from (block for block in hot if needed[block])
         block = needed.find(1)
         while block >= 0:
@@ -200,7 +196,7 @@ class _Extraction:
         """Write the bytes of blocks ``run`` to the files that have them; files that are whole now get their place."""
         start = run.start << self._blocks.shift
         whole = []
-        for number, inner, low, high in self._overlaps(start, start + len(data)):
+        for number, inner, low, high in self._shares.overlaps(start, start + len(data)):
             file = self._files[number]
             fd = self._open(file)
             try:
@@ -220,19 +216,13 @@ class _Extraction:
         for block in range(blocks.count):
             if not blocks.is_zero(block):
                 continue
-            for number, _, low, high in self._overlaps(block << shift, (block << shift) + blocks.length_of(block)):
+            for number, _, low, high in self._shares.overlaps(
+                block << shift, (block << shift) + blocks.length_of(block)
+            ):
                 file = self._files[number]
                 file.missing -= high - low
                 if not file.missing:
                     self._place(file)
-
-    def _overlaps(self, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-        """(file, offset in it, start, end) of what files have between ``start`` and ``end`` of the data."""
-        for index in range(bisect_right(self._reach, start), bisect_left(self._starts, end)):
-            begin = self._starts[index]
-            low, high = max(start, begin), min(end, begin + self._lengths[index])
-            if low < high:
-                yield self._owner[index], self._inner[index] + low - begin, low, high
 
     # -- single files --------------------------------------------------------------------------------------------
 
@@ -254,7 +244,7 @@ class _Extraction:
         try:
             for inner, data in self._reader.inline(file.inode) if file.inline else ():
                 _write(fd, memoryview(data), inner)
-            self._dress(fd, file.inode)
+            self._dress(fd, file.inode, file.paths[0])
         finally:
             os.close(fd)
         faults.point("blocks.extract.place")
@@ -275,11 +265,17 @@ class _Extraction:
             except PermissionError:
                 self._lose("device nodes")
                 return False
-        self._dress(real, inode)
+        self._dress(real, inode, path)
         return True
 
-    def _dress(self, what: int | bytes, inode: Inode) -> None:
+    def _dress(self, what: int | bytes, inode: Inode, path: bytes) -> None:
         """Owner, attributes, mode and time of a file (its descriptor or path); in this order none undoes another."""
+        try:
+            self._put_on(what, inode, path)
+        except OSError as exc:
+            raise from_os_error(exc, f"set the attributes of {_show(path)} in {os.fsdecode(self._dest)}") from exc
+
+    def _put_on(self, what: int | bytes, inode: Inode, path: bytes) -> None:
         follow = isinstance(what, int)
         mode = stat.S_IMODE(inode.mode)
         if self._root or (inode.uid, inode.gid) != (os.geteuid(), os.getegid()):
@@ -293,7 +289,10 @@ class _Extraction:
                 try:
                     os.setxattr(what, name, value, follow_symlinks=follow)
                 except OSError as exc:
-                    self._tolerate(exc, "extended attributes")
+                    if exc.errno in _NO_FIT:
+                        self._lose(_TOO_LARGE, path)
+                    else:
+                        self._tolerate(exc, "extended attributes")
         if not inode.is_symlink:
             os.chmod(what, mode)
         os.utime(what, ns=(inode.mtime_ns, inode.mtime_ns), follow_symlinks=follow)
@@ -303,19 +302,27 @@ class _Extraction:
             raise exc
         self._lose(what)
 
-    def _lose(self, what: str) -> None:
+    def _lose(self, what: str, path: bytes | None = None) -> None:
         with self._lock:
             self._lost[what] += 1
+            if path is not None and self._lost[what] == 1:
+                log.warning("%s of %s do not fit in this file system", what, _show(path))
 
     def finish(self) -> None:
         """Folders get their attributes, the deepest first. Raises `DataError` when a file is not whole."""
         if any(not file.placed for file in self._files):
             raise DataError("an extracted file is not whole")
         for path, inode in reversed(self._folders):
-            self._dress(self._at(path), inode)
+            self._dress(self._at(path), inode, path)
+        if large := self._lost.pop(_TOO_LARGE, 0):
+            log.warning("extracted %s without %d %s", os.fsdecode(self._dest), large, _TOO_LARGE)
         if self._lost:
             counts = ", ".join(f"{count} {what}" for what, count in sorted(self._lost.items()))
             log.warning("extracted %s without %s: keeping these needs root", os.fsdecode(self._dest), counts)
+
+
+def _show(path: bytes) -> str:
+    return repr(os.fsdecode(path))
 
 
 def _write(fd: int, view: memoryview, offset: int) -> None:

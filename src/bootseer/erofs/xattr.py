@@ -15,9 +15,10 @@ _MAX_SHARED = 255
 
 
 def representable(name: bytes) -> bool:
-    """Whether EROFS has a name for this attribute: ``user.*``, ``trusted.*``, ``security.*`` and POSIX ACLs."""
+    """Whether EROFS has a name for this attribute that Linux takes: ``user.*``, ``trusted.*``, ``security.*`` and POSIX
+    ACLs, of at most 255 bytes in all (EROFS would hold 255 without the prefix, which no call could ask for)."""
     index, rest = _split(name)
-    return bool(index) and (len(rest) <= fmt.MAX_NAME and bool(rest) != (index in (2, 3)))
+    return bool(index) and (len(name) <= fmt.MAX_NAME and bool(rest) != (index in (2, 3)))
 
 
 def checked(xattrs: Mapping[bytes, bytes]) -> Pairs:
