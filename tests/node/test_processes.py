@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -39,6 +39,38 @@ SLOW = (
     "from bootseer.testing.source import RateLimitedStore\n"
     f"sys.exit(main(sys.argv[1:], store_for=lambda url: RateLimitedStore(open_store(url), rate={RATE}, latency=0.01)))",
 )
+TROUBLED = (
+    sys.executable,
+    "-c",
+    """import errno, os, sys, time
+from bootseer.blocks import holder, keeper
+from bootseer.blocks.server import main
+from bootseer.kernel import _libc
+
+def when(name, real, act):
+    def fake(*args):
+        if os.path.exists(os.environ["BOOTSEER_TROUBLE"] + name):
+            act()
+        return real(*args)
+    return fake
+
+def fail(number):
+    raise OSError(number, os.strerror(number))
+
+holder._FRONT_SILENCE = holder._FETCHER_SILENCE = keeper._HOLDER_SILENCE = 3.0
+os.fork = when("fork", os.fork, lambda: fail(errno.EAGAIN))
+_libc.fanotify_init = when("init", _libc.fanotify_init, lambda: fail(errno.EMFILE))
+holder._protect = when("slow", holder._protect, lambda: time.sleep(0.4))
+class Child(holder.Child):
+    def __init__(self, name, *args):
+        super().__init__(name, *args)
+        if name == "fetcher":
+            when("twin", int, lambda: time.sleep(0.6))()
+holder.Child = Child
+sys.exit(main(sys.argv[1:]))
+""",
+)
+"""A server that has the troubles for which there is a file."""
 FILES = 24
 FILE_SIZE = 400_000
 DEADLINE = 20.0
@@ -65,7 +97,7 @@ class Node:
         shutil.copytree(base / "store", self.store)
         self.mounted: list[TreeMount] = []
 
-    def mount(self, name: str = "mnt", *, slow: bool = True, **set: object) -> TreeMount:
+    def mount(self, name: str = "mnt", *, slow: bool = True, command: Sequence[str] = (), **set: object) -> TreeMount:
         settings = {"background_fill": False, "demand_deadline": DEADLINE, "driver": self.driver, **set}
         made = tree.mount(
             str(self.store),
@@ -74,7 +106,7 @@ class Node:
             cache_dir=self.folder / "cache",
             state_dir=self.folder / "state",
             config=Config(**settings),  # type: ignore[arg-type]
-            server=SLOW if slow else tree.SERVER,
+            server=command or (SLOW if slow else tree.SERVER),
         )
         self.mounted.append(made)
         return made
@@ -447,3 +479,118 @@ def test_a_mount_and_an_unmount_while_the_fetcher_is_dead(node: Node) -> None:
     assert made.status().pid == pid
     assert made.status().targets == [str(made.target)]
     assert right(node, made.target)
+
+
+class Trouble:
+    """Makes the processes of a `TROUBLED` server meet trouble, by name, while in the context."""
+
+    def __init__(self, folder: Path) -> None:
+        self._base = folder
+
+    @contextlib.contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        (self._base / name).touch()
+        yield
+        (self._base / name).unlink()
+
+
+@pytest.fixture
+def trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trouble:
+    (tmp_path / "trouble").mkdir()
+    monkeypatch.setenv("BOOTSEER_TROUBLE", f"{tmp_path}/trouble/")
+    return Trouble(tmp_path / "trouble")
+
+
+@pytest.mark.parametrize("who", ["fetcher", "front", "holder"])
+def test_no_process_can_be_started_for_a_while(node: Node, trouble: Trouble, who: str) -> None:
+    made = node.mount(command=TROUBLED)
+    status = made.status()
+    pids = {"holder": status.pid, "front": status.front_pid, "fetcher": status.fetcher_pid}
+    with trouble("fork"):
+        os.kill(pids.pop(who), signal.SIGKILL)
+        time.sleep(1.5)
+        assert all(map(alive, pids.values()))
+    until(lambda: read(made.target / "f05") == node.want("f05"))
+    until(lambda: alive(made.status().pid))
+    os.kill(made.status().front_pid, signal.SIGKILL)
+    assert read(made.target / "f06") == node.want("f06")
+
+
+@both
+@pytest.mark.parametrize("who", ["fetcher", "front"])
+def test_a_process_without_a_sign_of_life_is_replaced(node: Node, trouble: Trouble, who: str) -> None:
+    made = node.mount(command=TROUBLED)
+    status = made.status()
+    pid = status.fetcher_pid if who == "fetcher" else status.front_pid
+    os.kill(pid, signal.SIGSTOP)
+    assert read(made.target / "f05") == node.want("f05")
+    assert not alive(pid)
+    assert "no sign of life" in node.log
+
+
+def test_a_silent_holder_is_replaced(node: Node, trouble: Trouble) -> None:
+    made = node.mount(command=TROUBLED)
+    pid = made.status().pid
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: not alive(pid), 15)
+    until(lambda: alive(made.status().pid))
+    assert made.status().holder_restarts == 1
+
+
+def test_the_holder_dies_while_a_keeper_starts(node: Node, trouble: Trouble) -> None:
+    made = node.mount(command=TROUBLED)
+    status = made.status()
+    with trouble("slow"):
+        os.kill(status.front_pid, signal.SIGKILL)
+        time.sleep(0.2)
+        os.kill(status.pid, signal.SIGKILL)
+    until(lambda: alive(made.status().pid))
+    os.kill(made.status().front_pid, signal.SIGKILL)
+    assert right(node, made.target, range(4))
+
+
+def test_the_holder_dies_while_a_fetcher_starts(node: Node, trouble: Trouble) -> None:
+    made = node.mount(command=TROUBLED)
+    status = made.status()
+    with trouble("twin"):
+        os.kill(status.fetcher_pid, signal.SIGKILL)
+        time.sleep(0.3)
+        os.kill(status.pid, signal.SIGKILL)
+    until(lambda: alive(made.status().pid))
+    assert made.status().fetcher_restarts == 1
+    assert right(node, made.target)
+
+
+def test_who_must_not_die_is_kept_from_the_oom_killer(node: Node) -> None:
+    def score(pid: int) -> int:
+        return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+    mine = score(os.getpid())
+    try:
+        Path("/proc/self/oom_score_adj").write_text("-1000")
+    except OSError:
+        expected = mine  # not allowed here, and said in the log
+    else:
+        expected = -1000
+        Path("/proc/self/oom_score_adj").write_text(str(mine))
+    made = node.mount(slow=False)
+    status = made.status()
+    assert score(status.pid) == score(status.front_pid) == expected
+    assert ("CAP_SYS_RESOURCE" in node.log) == (expected == mine)
+    assert score(status.fetcher_pid) == mine
+    os.kill(status.fetcher_pid, signal.SIGKILL)
+    assert right(node, made.target, range(1))
+    assert score(made.status().fetcher_pid) == mine
+
+
+@pytest.mark.parametrize("node", ["auto"], indirect=True)
+def test_no_guard_for_want_of_descriptors_is_served_through_fuse(node: Node, trouble: Trouble) -> None:
+    first = node.mount(command=TROUBLED)
+    assert first.status().driver == "fanotify"
+    first.unmount()
+    until(node.clean)
+    shutil.rmtree(node.folder / "cache")
+    with trouble("init"):
+        made = node.mount(command=TROUBLED)
+        assert made.status().driver == "fuse"
+        assert right(node, made.target, range(2))

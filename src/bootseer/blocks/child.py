@@ -20,7 +20,8 @@ class Child:
     """Process ``name``, running ``body`` after ``prepare``; its exit code is what ``body`` returns.
 
     ``before`` is the one it replaces: failures in a row are counted on, and `wait_seconds` grows with them. Call
-    `succeeded` once it does its work: a later death is not its start's fault.
+    `succeeded` once it does its work: a later death is not its start's fault. One that could not be forked (no memory,
+    too many processes) has ``pid`` 0 and counts as dead.
     """
 
     def __init__(
@@ -29,10 +30,16 @@ class Child:
         self.name = name
         self.failures: int = 1 if before is None else before.failures + 1
         self._begun = time.monotonic()
+        self.pid, self.pidfd = 0, -1
+        self._status: int | None = None
         if before is not None:
             before.forget()
-        self.pid = os.fork()
-        if not self.pid:
+        try:
+            pid = os.fork()
+        except OSError as exc:
+            log.error("cannot start a %s: %s", name, exc)
+            return
+        if not pid:
             code = 70
             try:
                 prepare()
@@ -42,8 +49,14 @@ class Child:
             finally:
                 logging.shutdown()
                 os._exit(code)
-        self.pidfd = os.pidfd_open(self.pid)
-        self._status: int | None = None
+        try:
+            self.pidfd = os.pidfd_open(pid)
+        except OSError as exc:
+            log.error("cannot watch the %s, killing it: %s", name, exc)
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            return
+        self.pid = pid
 
     @classmethod
     def adopt(cls, name: str, pid: int) -> Child:

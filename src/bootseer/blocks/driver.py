@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from bootseer.blocks.cache import in_use
+from bootseer.blocks.keeper import raise_descriptor_limit
 from bootseer.errors import BootseerError, FullError, UnavailableError, UnsupportedError
 from bootseer.kernel import canary, fanotify
 
@@ -14,6 +15,14 @@ log = logging.getLogger(__name__)
 
 DISK_SLACK = 64 << 20
 """Bytes that must stay free beside a whole data file for the fanotify driver, which cannot serve from memory."""
+
+
+_DESCRIPTORS = 1024
+"""A reader that waits takes one of the keeper's; with fewer than that readers soon get errors."""
+
+
+class InUseError(UnavailableError):
+    """Somebody has the data file open or mounted already."""
 
 
 def choose(wish: str, cache: Path, data_fd: int, state_dir: Path, *, complete: bool, missing: int) -> str:
@@ -39,6 +48,10 @@ def _against_fanotify(cache: Path, data_fd: int, state_dir: Path, missing: int) 
     verdict = canary.fanotify_works(cache, state_dir)
     if not verdict.works:
         return UnsupportedError(f"the fanotify driver does not work here: {verdict.reason}")
+    if (most := raise_descriptor_limit()) < _DESCRIPTORS:
+        return UnsupportedError(
+            f"the fanotify driver needs {_DESCRIPTORS} descriptors, the limit is {most}", hint="raise ulimit -n"
+        )
     disk = os.fstatvfs(data_fd)
     free = disk.f_bavail * disk.f_frsize
     if free < missing + DISK_SLACK:
@@ -53,10 +66,10 @@ def guard(data_fd: int, cache: Path) -> fanotify.Group:
     """A fanotify group with a mark on the data file, which nobody else may have open yet.
 
     A mark that comes after a mount is silent: the reads of files opened before it raise no events and give zeros.
-    Raises `UnavailableError` when the file is in use, and what `fanotify.Group` raises.
+    Raises `InUseError`, and what `fanotify.Group` raises.
     """
     if in_use(data_fd):
-        raise UnavailableError(
+        raise InUseError(
             f"the data file of block cache {cache} is in use without a guard",
             hint="unmount what was mounted over it by a server that died",
         )

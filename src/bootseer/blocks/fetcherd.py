@@ -28,6 +28,7 @@ from bootseer.blocks.fetch import Fetcher
 from bootseer.blocks.flight import FetchStats
 from bootseer.blocks.link import Link, Note
 from bootseer.blocks.manifest import LocalTree, localize
+from bootseer.blocks.pulse import keep_beating
 from bootseer.blocks.recording import Recording
 from bootseer.blocks.shared import UNIT, Count, Shared
 from bootseer.blocks.source import StoreSource
@@ -70,7 +71,6 @@ class FetcherProcess:
         self._link = link
         self._channel = channel
         self._stop = threading.Event()
-        self._wake = threading.Event()
         self._answered = threading.Event()
         self._answer = Note("")
         self._asked = os.getpid() << 20
@@ -119,6 +119,8 @@ class FetcherProcess:
         self._cache = CacheFile.open(self._tree.cache, blocks, self._tree.map_digest, ready=self._shared.ready)
         counts = self._shared.counts
         counts[Count.LOADED] = 1
+        counts[Count.FETCHER_PID] = mine = os.getpid()
+        keep_beating(counts, Count.FETCHER_BEAT, lambda: counts[Count.FETCHER_PID] != mine)
         counts[Count.BEGAN_NS] = time.monotonic_ns()
         counts[Count.BEGAN_UNIX] = int(time.time())
         counts[Count.DEADLINE_MS] = int(self._spec.demand_deadline * 1000)
@@ -265,9 +267,13 @@ class FetcherProcess:
         log.critical("holder and front of tree %s are gone", self._spec.id)
         group = self._group
         while group is not None and self._driver == "fanotify":
-            keeper.deny_all(self._shared, group, 1.0)
-            if not in_use(self._cache.fileno()):
-                return
+            try:
+                keeper.deny_all(self._shared, group, 1.0)
+                if not in_use(self._cache.fileno()):
+                    return
+            except Exception:  # whoever would end here leaves readers with zeros
+                log.exception("denying goes on after this")
+                time.sleep(0.1)
 
     def _drop_group(self) -> None:
         group, self._group = self._group, None

@@ -13,7 +13,8 @@ from bootseer.blocks import driver, fusefront, keeper
 from bootseer.blocks.cache import in_use
 from bootseer.blocks.channel import Channel
 from bootseer.blocks.keeper import Keeper
-from bootseer.blocks.shared import Shared
+from bootseer.blocks.pulse import keep_beating
+from bootseer.blocks.shared import Count, Shared
 from bootseer.blocks.spec import FUSE_FOLDER, ServerSpec
 from bootseer.errors import BootseerError
 from bootseer.kernel import fanotify, fuse, mount
@@ -106,6 +107,7 @@ class FuseFront:
 
     def serve(self, channel: Channel, holder: int, revive: Revive) -> None:
         if self._device is not None:
+            keep_beating(self._shared.counts, Count.FRONT_BEAT)
             shared, device, ahead = self._shared, self._device, self._max_readahead
             fusefront.run(shared, device, channel, self._data_fd, holder, max_readahead=ahead, revive=revive)
 

@@ -17,6 +17,7 @@ import select
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ from bootseer.blocks.child import Child
 from bootseer.blocks.fetcherd import FetcherProcess, Inherited
 from bootseer.blocks.fronts import FanotifyFront, Front, FuseFront, group_of
 from bootseer.blocks.link import Link, Note
+from bootseer.blocks.pulse import BEAT_SECONDS, Watch, beat, keep_beating
 from bootseer.blocks.shared import JOURNAL_SLOTS, Count, Shared
 from bootseer.blocks.spec import ServerSpec
 from bootseer.errors import BootseerError, UnsupportedError
@@ -36,6 +38,9 @@ log = logging.getLogger(__name__)
 _FINISH_SECONDS = 60.0
 _LEAVE_SECONDS = 0.3
 _RETRY_SECONDS = 0.25
+_FRONT_SILENCE = 10.0
+_FETCHER_SILENCE = 20.0
+"""Seconds without a sign of life after which a process is killed, and another takes its place."""
 _HOPELESS = 4
 """After so many starts in a row that came to nothing, readers get errors at once instead of waiting."""
 
@@ -98,6 +103,9 @@ class Holder:
         self._counts[Count.HOLDER_PID] = os.getpid()
         self._counts[Count.HOLDER_STARTS] = self._counts[Count.FETCHER_STARTS] = 1
         self._counts[Count.FETCHER_PID] = fetcher.pid
+        self._watch_fetcher = Watch(self._counts, Count.FETCHER_BEAT, _FETCHER_SILENCE)
+        self._watch_front = Watch(self._counts, Count.FRONT_BEAT, _FRONT_SILENCE)
+        self._score = _oom_score()
         if front is not None:
             _protect()
             self._start_front()
@@ -128,7 +136,12 @@ class Holder:
 
     def _fetch(self) -> int:
         """In a fetcher that replaces another."""
-        kept = self._kept
+        kept, counts, mine = self._kept, self._counts, os.getpid()
+        # Before anything else: the holder may die before it can write the number, and the next one starts a second.
+        counts[Count.FETCHER_PID] = mine
+        keep_beating(counts, Count.FETCHER_BEAT, lambda: counts[Count.FETCHER_PID] != mine)
+        if self._score is not None:
+            _set_oom_score(self._score)
         kept.ends.keep_fetchers()
         group = group_of(self._front)
         if self._front is not None and group is None:
@@ -141,19 +154,23 @@ class Holder:
     def _start_fetcher(self) -> None:
         self._counts[Count.FETCHER_STARTS] += 1
         self._fetcher = Child("fetcher", self._fetch, self._after_fork, self._fetcher)
-        self._counts[Count.FETCHER_PID] = self._fetcher.pid
+        if self._fetcher.pid:
+            self._counts[Count.FETCHER_PID] = self._fetcher.pid
+        self._watch_fetcher.restart()
 
     def _start_front(self) -> None:
         self._counts[Count.FRONT_STARTS] += 1
-        self._server = Child("front", self._answer_kernel, self._after_fork, self._server)
+        # Not getppid in the child: this process may be dead by then.
+        self._server = Child("front", partial(self._answer_kernel, os.getpid()), self._after_fork, self._server)
         self._counts[Count.FRONT_PID] = self._server.pid
+        self._watch_front.restart()
 
-    def _answer_kernel(self) -> int:
+    def _answer_kernel(self, holder: int) -> int:
         """In a front."""
         assert self._front is not None
         _protect()
         try:
-            self._front.serve(self._kept.ends.channel, os.getppid(), self._revive)
+            self._front.serve(self._kept.ends.channel, holder, self._revive)
         except BootseerError as exc:
             log.error("%s", exc)
             return exc.exit_code
@@ -167,11 +184,14 @@ class Holder:
             return pid
         code = 70
         try:
+            self._kept.shared.forked()
             self._close_others()
             self._counts[Count.HOLDER_STARTS] += 1
             self._counts[Count.HOLDER_PID] = os.getpid()
             self._server = Child.adopt("front", front)
             self._fetcher = Child.adopt("fetcher", self._counts[Count.FETCHER_PID])
+            self._watch_fetcher.restart()
+            self._watch_front.restart()
             self.write_pid()
             log.warning("process %d holds tree %s from now on", os.getpid(), self._kept.spec.id)
             code = self.run()
@@ -207,28 +227,40 @@ class Holder:
         """Keep the others running until the tree is left or its FUSE mount gone."""
         self._listen()
         while True:
-            self._wait()
-            while (got := self._kept.ends.link.receive()) is not None:
-                self._heed(got[0])
-            if self._left and self._fetcher.dead:
-                log.info("the server of tree %s ends", self._kept.spec.id)
-                if self._lingered:
-                    _process.clear_unwatched(self._kept.folder)
-                return 0
-            if self._left:
-                if time.monotonic() >= self._next_try:
-                    log.warning("the fetcher does not finish; killing it")
-                    self._fetcher.kill()
-                continue
-            if self._leaving and time.monotonic() >= self._next_try:
-                self._leave()
-            self._restart()
+            try:
+                if self._step():
+                    return 0
+            except Exception:  # whoever would end here leaves readers with zeros
+                log.exception("the holder of tree %s goes on after this", self._kept.spec.id)
+                time.sleep(_RETRY_SECONDS)
+
+    def _step(self) -> bool:
+        """Wait for something, see to it. Whether this was the end."""
+        beat(self._counts, Count.HOLDER_BEAT)
+        self._wait()
+        while (got := self._kept.ends.link.receive()) is not None:
+            self._heed(got[0])
+        if self._left and self._fetcher.dead:
+            log.info("the server of tree %s ends", self._kept.spec.id)
+            if self._lingered:
+                _process.clear_unwatched(self._kept.folder)
+            return True
+        if self._left:
+            if time.monotonic() >= self._next_try:
+                log.warning("the fetcher does not finish; killing it")
+                self._fetcher.kill()
+            return False
+        if self._leaving and time.monotonic() >= self._next_try:
+            self._leave()
+        self._end_silent()
+        self._restart()
+        return False
 
     def _wait(self) -> None:
         poll = select.poll()
         for fd in (self._kept.ends.link.fileno(), self._wake[0]):
             poll.register(fd, select.POLLIN)
-        waits = [10.0]
+        waits = [2 * BEAT_SECONDS]
         for child in (self._fetcher, self._server):
             if child is not None and child.dead:
                 waits.append(child.wait_seconds)
@@ -253,6 +285,13 @@ class Holder:
             self._leaving = self._left
             self._lingered = False
             self._kept.ends.link.send(Note("left" if self._left else "staying", number=note.number))
+
+    def _end_silent(self) -> None:
+        for child, watch in ((self._fetcher, self._watch_fetcher), (self._server, self._watch_front)):
+            if child is not None and not child.dead and watch.silent():
+                log.error("%s %d gives no sign of life; killing it", child.name, child.pid)
+                child.kill()
+                watch.restart()
 
     def _restart(self) -> None:
         counts = self._counts
@@ -339,6 +378,21 @@ class Holder:
 
 
 def _protect() -> None:
-    """The kernel should end another process first when memory runs out; best effort."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("-900")
+    """The kernel is to end any other process first when memory runs out: without this one readers would get zeros."""
+    if not _set_oom_score(-1000):
+        log.warning("this process cannot be kept from the OOM killer: that needs CAP_SYS_RESOURCE")
+
+
+def _oom_score() -> int | None:
+    try:
+        return int(Path("/proc/self/oom_score_adj").read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _set_oom_score(score: int) -> bool:
+    try:
+        Path("/proc/self/oom_score_adj").write_text(str(score))
+    except OSError:
+        return False
+    return True

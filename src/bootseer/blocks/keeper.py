@@ -26,6 +26,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from bootseer.blocks.channel import Again, Came, Channel, Wanted, request_id
+from bootseer.blocks.pulse import Watch, beat
 from bootseer.blocks.shared import JOURNAL_SLOTS, Count, Shared
 from bootseer.errors import BootseerError
 from bootseer.kernel import fanotify
@@ -35,6 +36,9 @@ log = logging.getLogger(__name__)
 
 _SLACK = 5.0
 """The fetcher has this many seconds more than its own deadline to say that it failed."""
+_HOLDER_SILENCE = 30.0
+"""Seconds without a sign of life after which the holder is killed and replaced."""
+_LOOK_SECONDS = 1.0
 _SPARE = 256
 """Descriptors kept free: one read of the group may make 85."""
 _U32 = struct.Struct("=I")
@@ -71,6 +75,8 @@ class Keeper:
         """Numbers of a predecessor's events that are no descriptors of this process's own making."""
         self._patience = shared.counts[Count.DEADLINE_MS] * 1_000_000 + int(_SLACK * 1e9)
         self._room = JOURNAL_SLOTS
+        self._next_look = 0.0
+        self._watch = Watch(shared.counts, Count.HOLDER_BEAT, _HOLDER_SILENCE)
         self._draining = False
         self._poll = select.poll()
 
@@ -85,7 +91,11 @@ class Keeper:
         self._shared.counts[Count.FRONT_READY] = self._generation
         group, channel = self._group.fileno(), self._channel.fileno()
         listening = True
+        counts, clock = self._shared.counts, time.monotonic
         while True:
+            beat(counts, Count.FRONT_BEAT)
+            if clock() >= self._next_look:
+                self._look_at_holder()
             quiet = True
             for fd, _ in self._poll.poll(self._timeout()):
                 quiet = False
@@ -225,14 +235,14 @@ class Keeper:
             self._shared.counts[Count.DENIED] += 1
             self._came(id, errno.EIO)
 
-    def _timeout(self) -> int | None:
+    def _timeout(self) -> int:
         """Milliseconds until something is due."""
         if self._draining:
             return 50
         if self._unsent:
             return 20
         if not self._waiting:
-            return None
+            return int(_LOOK_SECONDS * 1000)
         oldest = next(iter(self._waiting.values()))
         left = (self._patience - (time.monotonic_ns() - oldest.began)) // 1_000_000
         return max(1, min(left + 1, 1000))  # a second at most: the holder may say that there is no hope
@@ -241,6 +251,7 @@ class Keeper:
 
     def _limit(self) -> None:
         """A journal slot for each descriptor this process can have."""
+        raise_descriptor_limit()
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         most = JOURNAL_SLOTS if hard == resource.RLIM_INFINITY else min(JOURNAL_SLOTS, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
@@ -278,7 +289,7 @@ class Keeper:
 
     # -- the holder ------------------------------------------------------------------------------------------------
 
-    def _watch_holder(self) -> None:
+    def _forget_holder(self) -> None:
         if self._holder_fd >= 0:
             self._poll.unregister(self._holder_fd)
             if self._holder_fd in self._borrowed:  # an event of a predecessor has that number: it stays taken
@@ -287,22 +298,60 @@ class Keeper:
             else:
                 os.close(self._holder_fd)
             self._holder_fd = -1
-        with contextlib.suppress(ProcessLookupError):
-            self._holder_fd = os.pidfd_open(self._holder)
-            self._poll.register(self._holder_fd, select.POLLIN)
-        if self._holder_fd < 0:
-            self._holder_died()
+
+    def _watch_holder(self) -> None:
+        self._forget_holder()
+        self._next_look = time.monotonic() + _LOOK_SECONDS
+        self._watch.restart()
+        try:
+            if self._holder:
+                self._holder_fd = os.pidfd_open(self._holder)
+                self._poll.register(self._holder_fd, select.POLLIN)
+                return
+        except ProcessLookupError:
+            pass
+        except OSError as exc:
+            log.error("cannot watch the holder %d, trying again: %s", self._holder, exc)
+            return
+        self._holder_died()
 
     def _holder_died(self) -> None:
         log.warning("the holder %d died; starting another", self._holder)
+        self._forget_holder()
+        if self._holder:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self._holder, os.WNOHANG)
         time.sleep(0.01)  # bounds the rate
+        self._holder = 0
         try:
             self._holder = self._revive()
         except OSError as exc:
-            log.critical("no other holder can be started, only this process keeps readers from zeros: %s", exc)
-            self._poll.unregister(self._holder_fd)
+            self._next_look = time.monotonic() + _LOOK_SECONDS
+            log.critical("no other holder can be started now, only this process keeps readers from zeros: %s", exc)
             return
         self._watch_holder()
+
+    def _look_at_holder(self) -> None:
+        self._next_look = time.monotonic() + _LOOK_SECONDS
+        if self._holder_fd < 0:
+            self._watch_holder()
+        elif self._watch.silent():
+            log.error("the holder %d gives no sign of life; killing it", self._holder)
+            self._watch.restart()
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(self._holder_fd, signal.SIGKILL)
+
+
+def raise_descriptor_limit() -> int:
+    """Have the hard limit at what the journal has room for, where this process may; returns it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY or hard >= JOURNAL_SLOTS:
+        return JOURNAL_SLOTS
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, JOURNAL_SLOTS))
+    except (OSError, ValueError):
+        return hard
+    return JOURNAL_SLOTS
 
 
 def unanswered(shared: Shared) -> dict[int, Event]:
@@ -349,9 +398,19 @@ def deny_all(shared: Shared, group: fanotify.Group, seconds: float) -> None:
     buffer = bytearray(EVENT_SIZE * 16)
     while (left := until - time.monotonic()) > 0:
         if poll.poll(int(left * 1000) + 1):
-            for event in group.events(buffer):
+            try:
+                events = group.events(buffer)
+            except OSError as exc:  # no descriptor left, say: the kernel has denied the event
+                log.error("cannot read events, readers get errors: %s", exc)
+                shared.counts[Count.DENIED] += 1
+                time.sleep(0.01)
+                continue
+            for event in events:
                 if event.fd >= 0:
-                    group.deny(event.fd, errno.EIO)
+                    try:
+                        group.deny(event.fd, errno.EIO)
+                    except OSError as exc:
+                        log.error("cannot deny event %d: %s", event.fd, exc)
                     os.close(event.fd)
                     shared.counts[Count.DENIED] += 1
 

@@ -65,6 +65,8 @@ class Count:
     """The generation of the front that has taken over and serves."""
     OVERFLOWS = 10
     """fanotify queue overflows: never, as the queue is unlimited."""
+    FRONT_BEAT = 11
+    """Counts up while the front lives, see `bootseer.blocks.pulse`; so do the two below."""
     # fetcher
     RECORDING = 32
     """1 while first touches are to be noted."""
@@ -77,6 +79,7 @@ class Count:
     JOB_READY = 44
     RECORDED = 45
     """1 once the recording has ended and was published, or will not be."""
+    FETCHER_BEAT = 46
     FETCH = 96
     """From here on the fields of `bootseer.blocks.flight.FetchStats`, summed over all fetchers."""
     # holder
@@ -96,6 +99,7 @@ class Count:
     BEGAN_UNIX = 73
     DEADLINE_MS = 74
     """How long a front waits for a fetcher's answer before it denies the request itself."""
+    HOLDER_BEAT = 75
 
 
 DRIVERS = ("none", "local", "fanotify", "fuse")
@@ -213,6 +217,10 @@ class Shared:
     def driver(self, name: str) -> None:
         self.counts[Count.DRIVER] = DRIVERS.index(name)
 
+    def forked(self) -> None:
+        """In a child forked from a process with threads: one may have held a lock in that moment."""
+        self.touch_log.forked()
+
     def touch(self, offset: int, length: int, pid: int) -> None:
         """Note a read; see `TouchLog.touch`."""
         self.touch_log.touch(offset, length, pid)
@@ -260,6 +268,10 @@ class TouchLog:
                 self._counts[Count.TOUCHES] = number + 1
                 seen[unit:stop] = b"\1" * (stop - unit)
                 first = stop
+
+    def forked(self) -> None:
+        """See `Shared.forked`."""
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return self._counts[Count.TOUCHES]

@@ -86,8 +86,15 @@ def _begin(spec: ServerSpec, folder: Path, store_for: StoreFor, ends: Ends, fetc
     chosen = driver.choose(spec.driver, cache, data_fd, folder.parents[1], complete=note.complete, missing=note.missing)
     front: Front | None = None
     if chosen == "fanotify":
-        front = FanotifyFront(shared, data_fd, cache)
-    elif chosen == "fuse":
+        try:
+            front = FanotifyFront(shared, data_fd, cache)
+        except (BootseerError, OSError) as exc:
+            # In use: a mount without a guard may be reading the file, and blocks that came would not reach it.
+            if spec.driver == "fanotify" or isinstance(exc, driver.InUseError):
+                raise
+            log.warning("serving through FUSE: %s", exc)
+            chosen = "fuse"
+    if chosen == "fuse":
         front = FuseFront(shared, data_fd, folder, spec)
     holder = Holder(Kept(spec, folder, store_for, ends, shared, data_fd, lock_fd), chosen, front, fetcher)
     holder.write_pid()
