@@ -12,8 +12,11 @@ import pytest
 
 from bootseer.blocks.cache import CacheFile
 from bootseer.blocks.fetch import Fetcher
+from bootseer.blocks.flight import FetchStats
+from bootseer.blocks.queue import FetchQueue
+from bootseer.blocks.schedule import Schedule
 from bootseer.blocks.source import Source, StoreSource
-from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError
+from bootseer.errors import BootseerError, DataError, NotFoundError, PrivilegeError, UnavailableError
 from bootseer.testing import lazy
 from bootseer.testing.lazy import LazyBlob
 from bootseer.testing.source import FlakyStore
@@ -578,3 +581,114 @@ def test_a_reader_whose_deadline_passes_unnoticed_looks_for_itself(rig: Rig, mon
     monkeypatch.setattr(fetcher, "submit", lambda first, last, done: None)
     with pytest.raises(UnavailableError, match="unnoticed"):
         fetcher.demand(0, 0)
+
+
+class Says:
+    """A source that raises what ``trouble`` holds, and counts."""
+
+    name = "a source"
+
+    def __init__(self, inner: Source, trouble: BootseerError | None) -> None:
+        self.trouble = trouble
+        self.asked = 0
+        self._inner = inner
+
+    def read(self, pack: int, offset: int, length: int) -> bytes:
+        self.asked += 1
+        if self.trouble is not None:
+            raise self.trouble
+        return self._inner.read(pack, offset, length)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def busy(seconds: float) -> UnavailableError:
+    trouble = UnavailableError("429")
+    trouble.retry_after = seconds
+    return trouble
+
+
+@pytest.fixture
+def says(rig: Rig) -> Iterator[Callable[..., tuple[Fetcher, Says]]]:
+    made: list[Fetcher] = []
+
+    def make(trouble: BootseerError | None, *more: Source, **settings: float) -> tuple[Fetcher, Says]:
+        source = Says(StoreSource(rig.blob.store, rig.blob.key), trouble)
+        options = {"streams": 3, "window": 4096, "deadline": 5.0, "quiet": 0.0, **settings}
+        made.append(Fetcher(rig.cache, [source, *more], **options))  # type: ignore[arg-type]
+        return made[-1], source
+
+    yield make
+    for fetcher in made:
+        fetcher.close()
+
+
+Make = Callable[..., tuple[Fetcher, Says]]
+
+
+def test_a_source_that_says_when_to_come_again_is_left_alone_until_then(rig: Rig, says: Make) -> None:
+    fetcher, source = says(busy(0.6))
+    began = time.monotonic()
+    answers = [Answers() for _ in range(30)]
+    for block, one in zip(rig.real, answers, strict=False):
+        fetcher.submit(block, block, one)
+        time.sleep(0.01)
+    source.trouble = None
+    assert source.asked <= 3, "what was on its way when the first was told so"
+    assert [one.one() for one in answers] == [None] * 30
+    assert time.monotonic() - began >= 0.6
+
+
+def test_a_source_that_rests_is_passed_over_for_another(rig: Rig, says: Make) -> None:
+    fetcher, source = says(busy(3600.0), StoreSource(rig.blob.store, rig.blob.key))
+    began = time.monotonic()
+    for block in rig.real[:10]:
+        fetcher.demand(block, block)
+    assert source.asked == 1
+    assert time.monotonic() - began < 2
+
+
+def test_rest_does_not_outlast_the_deadline_of_a_reader(rig: Rig, says: Make) -> None:
+    fetcher, source = says(busy(3600.0), deadline=0.4)
+    began = time.monotonic()
+    with pytest.raises(UnavailableError):
+        fetcher.demand(rig.real[0], rig.real[0])
+    assert time.monotonic() - began < 2
+    assert source.asked == 1
+    fetcher.close()
+    assert time.monotonic() - began < 4
+
+
+@pytest.mark.parametrize("kind", ["background", "hot"])
+def test_who_is_refused_does_not_march_on(rig: Rig, says: Make, kind: str) -> None:
+    fetcher, source = says(PrivilegeError("403"))
+    if kind == "hot":
+        fetcher.hot(rig.real[::3])
+    else:
+        fetcher.background()
+    time.sleep(0.5)
+    assert source.asked <= 8
+    with pytest.raises(PrivilegeError):
+        fetcher.demand(rig.real[0], rig.real[0])
+    source.trouble = None
+    fetcher._schedule.pause_until = 0.0
+    assert fetcher.wait(5)
+    assert rig.cache.complete or kind == "hot"
+    assert all(rig.right(block) for block in rig.real[::3])
+
+
+def test_what_is_fetched_twice_is_bounded() -> None:
+    class Map:
+        count = 4096
+        block_size = 65536
+        shift = 16
+        lengths = [60_000] * 4096
+
+    queue = FetchQueue(Map(), bytearray(4096))  # type: ignore[arg-type]
+    stats = FetchStats()
+    schedule = Schedule(queue, set(), stats, streams=3, quiet=0.0)
+    assert sum(schedule.hedge(block, []) for block in range(200)) == (4 << 20) // 60_000
+    assert schedule.hedge(199, []), "at the second look"
+    stats.demand_bytes = 6_000_000
+    assert sum(schedule.hedge(block, []) for block in range(200, 300)) == 9, "and a tenth of what was asked for"

@@ -84,3 +84,15 @@ def test_alarms_of_the_settled_are_forgotten() -> None:
     waiting.came(1)
     assert request.settled
     assert waiting.next_alarm() is None
+
+
+def test_an_old_request_does_not_keep_the_alarms_of_the_settled() -> None:
+    waiting = Waiting()
+    waiting.add(Request({-5}, lambda error, memory: None, 1.0))
+    for block in range(5000):
+        request = Request({block}, lambda error, memory: None, 1e9 + block)
+        waiting.add(request)
+        waiting.alarm(1e9, request, block)
+        waiting.came(block)
+    assert len(waiting._alarms) < 2100
+    assert waiting.next_alarm() == 1.0

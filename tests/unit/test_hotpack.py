@@ -256,6 +256,18 @@ def test_a_late_older_pack_removes_no_newer_one(shelf: Shelf) -> None:
     assert found.key == new
 
 
+def test_a_pack_from_the_future_is_not_the_newest_for_ever(shelf: Shelf) -> None:
+    future = shelf.publish(time.time_ns() + 365 * 86400 * 10**9)
+    found = shelf.load()
+    assert found is not None
+    assert found.key == future, "better than none"
+    new = shelf.publish(time.time_ns(), real(shelf.cache.map)[:5])
+    assert shelf.names() == [new]
+    found = shelf.load()
+    assert found is not None
+    assert found.key == new
+
+
 def test_killed_between_publishing_and_retiring_there_is_a_pack(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     shelf.publish(1)
     monkeypatch.setenv("BOOTSEER_FAULTS", "blocks.hotpack.before-retire=eio")

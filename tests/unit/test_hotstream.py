@@ -88,14 +88,26 @@ def test_ranges_grow_while_they_are_quick_and_shrink_when_slow() -> None:
     assert stream.take(lambda _: True).length == 256 << 10  # type: ignore[union-attr]
 
 
-def test_a_stream_that_never_answers_is_given_up() -> None:
+def test_a_stream_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     stream = HotStream(list(range(10)), [100] * 10, 0, NoSource())
-    kept = []
-    while len(kept) < 5:
+
+    def lose() -> bool:
         batch = stream.take(lambda _: True)
         assert batch is not None
-        kept.append(stream.put_back(batch))
-    assert kept == [True] * 4 + [False]
+        return stream.put_back(batch)
+
+    assert all(lose() for _ in range(50)), "one outage, however many requests it hits"
+    now += 29
+    assert lose()
+    batch = stream.take(lambda _: True)
+    assert batch is not None
+    stream.came(batch, 0.05)
+    stream = HotStream(list(range(10)), [100] * 10, 0, NoSource())
+    assert lose()
+    now += 31
+    assert not lose()
 
 
 @given(st.data())
@@ -280,7 +292,40 @@ def test_a_bad_pack_costs_time_only(rig: Rig, how: str, caplog: pytest.LogCaptur
         assert "hash differs" in caplog.text or "bad zstd frame" in caplog.text
 
 
-def test_an_outage_of_the_pack_alone_does_not_stop_the_prefetch(rig: Rig) -> None:
+def test_an_outage_of_a_second_does_not_cost_the_hot_pack(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    opened = rig.open()
+    fetcher = rig.fetcher()
+    rig.store.down = True
+    fetcher.stream(opened.stream())
+    until(lambda: fetcher.stats.retries >= 7)
+    rig.store.down = False
+    assert fetcher.wait(10)
+    assert rig.right(rig.order)
+    assert "is left" not in caplog.text
+    assert rig.direct == []
+
+
+def test_what_fails_in_an_unforeseen_way_does_not_leave_the_stream_half_asked_for(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetcher = rig.fetcher()
+    land = fetcher._land
+    monkeypatch.setattr(
+        fetcher, "_land", lambda batch, raw: land(batch, raw) if batch.pack != STREAM else _unforeseen()
+    )
+    stream = rig.open().stream()
+    fetcher.stream(stream)
+    assert fetcher.wait(10)
+    assert rig.right(rig.order), "from the packs"
+
+
+def _unforeseen() -> list[int]:
+    raise ValueError("unforeseen")
+
+
+def test_an_outage_of_the_pack_alone_does_not_stop_the_prefetch(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bootseer.blocks.hotstream._PATIENCE", 0.3)
+
     class Picky(FlakyStore):
         def _read(self, key: str, offset: int, length: int, read: Callable[[], bytes]) -> bytes:
             if key == rig.key:

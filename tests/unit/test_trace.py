@@ -40,7 +40,10 @@ NAMES = st.text(max_size=16)
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1), st.integers(0, 900), st.integers(1, 99))),
+    st.lists(
+        st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1), st.integers(0, 900), st.integers(1, 99)),
+        max_size=10,
+    ),
     st.dictionaries(st.integers(0, 2**32 - 1), st.tuples(NAMES, st.integers(-1, 2**31 - 1), NAMES), max_size=9),
     st.booleans(),
 )
@@ -129,3 +132,9 @@ def test_a_log_becomes_first_touches(rows: list[tuple[int, int, int, int]]) -> N
     units = [(one, (t.ms, t.pid)) for t in touches for one in range(t.unit, t.unit + t.count)]
     assert len(units) == len(first)
     assert dict(units) == first
+
+
+def test_units_touched_twice_are_refused() -> None:
+    whole = Trace("00" * 32, 1 << 20, 0, True, "fuse", tuple(Touch(0, 1, 0, 256) for _ in range(2)))
+    with pytest.raises(DataError, match="twice"):
+        Trace.decode(whole.encode())

@@ -23,7 +23,7 @@ from bootseer.blocks.queue import STREAM, Batch, FetchQueue, Priority
 from bootseer.blocks.schedule import Schedule
 from bootseer.blocks.source import Source, Sources
 from bootseer.blocks.waiting import DEADLINE, Done, Request, Waiting
-from bootseer.errors import BootseerError, DataError, UnavailableError
+from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +36,8 @@ DEMAND_WINDOW = 1 << 20
 _FIRST_DELAY = 0.05
 _LAST_DELAY = 2.0
 _RETRY_SPAWN = 1.0
+_SECOND_LOOK = 1.0
+"""Seconds after which a block that is late is fetched twice, whatever was fetched twice already."""
 _GRACE = 5.0
 """After its deadline a reader looks for itself."""
 _CHUNK = 1 << 20
@@ -135,7 +137,7 @@ class Fetcher:
                 # One thread: if one request cannot bring all, that thread wakes the next.
                 self._work_came.notify()
                 self._asked += 1
-                self._hurry.notify_all()
+                self._hurry.notify()
             else:
                 request.settled = True
                 self._served.append(request)
@@ -261,8 +263,11 @@ class Fetcher:
             if block == DEADLINE:
                 self._expire(request)
             else:
-                self._schedule.hedge(block, self._flights)
-                self._work_came.notify()
+                now = time.monotonic()
+                if self._schedule.hedge(block, self._flights):
+                    self._work_came.notify()
+                else:
+                    self._waiting.alarm(now + _SECOND_LOOK, request, block)
         except Exception:
             log.exception("an alarm of the fetcher failed")
 
@@ -357,7 +362,7 @@ class Fetcher:
                     self._leave(batch, stream, str(exc))
                     return
                 if not isinstance(exc, DataError):
-                    self._fail(batch.blocks, exc)
+                    self._refuse(batch, exc)
                     return
                 # Perhaps only a part of the range is damaged or cut off: look at each block on its own.
                 raw = b""
@@ -396,7 +401,11 @@ class Fetcher:
         batch = flight.batch
         with self._lock:
             self.stats.retries += 1
-            self._schedule.refused(batch, time.monotonic(), exc)
+            now = time.monotonic()
+            if stream is not None:
+                self._sources.heed(exc)  # it lies in the same store
+            rest = self._sources.rest
+            self._schedule.refused(batch, now, exc, until=now + rest if rest else 0.0)
             if flight.abandoned:
                 return False
             waited_for = any(block in self._waiting for block in batch.blocks)
@@ -404,13 +413,32 @@ class Fetcher:
             self._put_back(batch, stream)
             return False
         log.warning("fetch of blocks %d..%d: %s; trying again", batch.blocks[0], batch.blocks[-1], exc)
-        flight.started = time.monotonic() + delay
-        # A new reader ends the pause: it must not wait for a store that is back already. But not every microsecond.
+        flight.started = now + max(delay, rest)
+        # A new reader ends the pause: it must not wait for a store that is back already. But not every microsecond, and
+        # not where the source has said when to come again.
         asked = self._asked
-        if not self._closing.wait(_FIRST_DELAY):
+        if not self._closing.wait(max(rest, _FIRST_DELAY)):
             with self._lock:
-                self._hurry.wait_for(lambda: self._asked != asked or self._closing.is_set(), delay - _FIRST_DELAY)
+                self._hurry.wait_for(
+                    lambda: self._asked != asked or self._closing.is_set(), delay - _FIRST_DELAY - rest
+                )
         return not self._closing.is_set()
+
+    def _refuse(self, batch: Batch, exc: BootseerError) -> None:
+        """The source says no, and would say so again: readers hear it at once, prefetch goes on after a pause. What is
+        gone is left; for the rest somebody may mend the permission."""
+        gone = isinstance(exc, NotFoundError)
+        with self._lock:
+            settled = [one for block in batch.blocks for one in self._waiting.came(block, None, exc)]
+            self._schedule.refused(batch, time.monotonic(), exc)
+            if gone:
+                self._queue.done(batch.blocks)
+                for block in batch.blocks:
+                    self._queue.give_up(block)
+            else:
+                self._schedule.put_back(batch, None)
+        for request in settled:
+            request.answer()
 
     def _leave(self, batch: Batch, stream: HotStream, why: str) -> None:
         with self._lock:

@@ -38,6 +38,8 @@ _ENTRY = struct.Struct("<II")
 _FIRST_READ = 256 << 10
 """Header and index of a 2 GB hot set in one request."""
 _LEVEL = 3
+_AHEAD = 3600 * 10**9
+"""Clocks may differ by this; a pack from a later time has no time: it would be the newest for ever."""
 _SHARE = 0.25
 """Of a core; a hot set of 700 MB takes 15 s. A low priority would be simpler, but a thread that does not run while it
 holds the interpreter's lock holds up the readers of this process."""
@@ -212,16 +214,20 @@ def publish(store: Store, folder: str, path: Path, pack: HotPack) -> str:
 
 
 def _created(store: Store, info: ObjectInfo) -> int:
-    """When the pack was made; a damaged one counts as the oldest. Raises `UnavailableError`."""
+    """When the pack was made; one that is damaged or from the future counts as the oldest. Raises `UnavailableError`."""
     source = StoreSource(store, info.key)
     try:
         raw = source.read(0, 0, min(info.size, _HEADER.size))
         count_of(raw)
-        return int(_HEADER.unpack_from(raw)[7])
+        return _made(int(_HEADER.unpack_from(raw)[7]))
     except DataError:
         return -1
     finally:
         source.close()
+
+
+def _made(created: int) -> int:
+    return created if created <= time.time_ns() + _AHEAD else -1
 
 
 def _packs(store: Store, folder: str) -> Iterator[ObjectInfo]:
@@ -258,7 +264,7 @@ def load(store: Store, folders: Sequence[str], tree: str, map_digest: str, block
                 found = _open(store, info, tree, map_digest, blocks)
                 if found is None:
                     continue
-                if best is None or best.pack.created < found.pack.created:
+                if best is None or _made(best.pack.created) < _made(found.pack.created):
                     best, found = found, best
                 if found is not None:
                     found.source.close()

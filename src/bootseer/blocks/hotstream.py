@@ -23,7 +23,8 @@ _SLOW = 0.12
 shorter, and the latency of the request shows."""
 _WIDEST_GAP = 128 << 10
 """Bytes of frames not wanted any more that are read anyway rather than begin another range."""
-_PATIENCE = 5
+_PATIENCE = 30.0
+"""Seconds without a range before the rest comes from the packs: an outage hits those, too, and ends."""
 
 
 class HotStream:
@@ -42,7 +43,7 @@ class HotStream:
         self._flying = 0
         self._segment = 1 << 20
         self._came: deque[tuple[float, int]] = deque(maxlen=8)
-        self._failures = 0
+        self._trouble: float | None = None
 
     @property
     def pending(self) -> bool:
@@ -76,7 +77,7 @@ class HotStream:
     def came(self, batch: Batch, seconds: float) -> None:
         """A range is in the cache, ``seconds`` after its thread took it."""
         self._flying -= batch.length
-        self._failures = 0
+        self._trouble = None
         self._came.append((time.monotonic(), batch.length))
         if seconds < _QUICK:
             self._segment = min(2 * self._segment, _LARGEST)
@@ -84,13 +85,15 @@ class HotStream:
             self._segment = max(self._segment // 2, _SMALLEST)
 
     def put_back(self, batch: Batch) -> bool:
-        """The source did not answer. False: too often by now, the stream is not worth another try."""
+        """The source did not answer. False: for so long by now that the stream is not worth another try."""
         self._flying -= batch.length
         self._came.clear()
-        self._failures += 1
+        now = time.monotonic()
+        if self._trouble is None:
+            self._trouble = now
         if batch.blocks:
             self._next = min(self._next, self._entry[batch.blocks[0]])
-        return self._failures < _PATIENCE
+        return now - self._trouble < _PATIENCE
 
     @property
     def rate(self) -> float:

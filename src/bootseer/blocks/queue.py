@@ -275,6 +275,10 @@ class FetchQueue:
         """Demanded blocks that no request is on its way for yet."""
         return len(self._demand)
 
+    def length(self, block: int) -> int:
+        """Stored bytes of ``block``."""
+        return self._map.lengths[block]
+
     def missing(self, block: int) -> bool:
         """Neither ready nor in flight."""
         return self._missing(block)

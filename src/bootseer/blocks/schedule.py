@@ -24,6 +24,9 @@ _STREAM_FLIGHTS = 3
 _SMALL = 256 << 10
 """Requests up to this size tell how long a direct fetch takes."""
 _BEAT = 0.005
+_HEDGE_SHARE = 0.1
+_HEDGE_FREE = 4 << 20
+"""Bytes that may be fetched a second time: a share of what readers asked for, and these."""
 
 
 class Schedule:
@@ -49,6 +52,8 @@ class Schedule:
         self._pause = _FIRST_PAUSE
         self._stream: HotStream | None = None
         self._hot: Sequence[int] = ()
+        self._hedged = 0
+        self._again: set[int] = set()
 
     # -- wishes ------------------------------------------------------------------------------------------------
 
@@ -72,13 +77,21 @@ class Schedule:
         due = self._stream.due(block) if self._stream is not None and now >= self.pause_until else None
         return math.inf if due is None else due
 
-    def hedge(self, block: int, flights: Collection[Flight]) -> None:
-        """``block`` did not come with the prefetch that its reader relied on: fetch it alone, at once."""
+    def hedge(self, block: int, flights: Collection[Flight]) -> bool:
+        """``block`` did not come with the prefetch that its reader relied on: fetch it alone, at once. False: not yet,
+        too much was fetched twice already; ask again in a while, then it is done."""
         if any(flight.batch.priority is Priority.DEMAND and block in flight.batch.blocks for flight in flights):
-            return
+            return True
+        length = self._queue.length(block)
+        if self._hedged + length > _HEDGE_FREE + _HEDGE_SHARE * self._stats.demand_bytes and block not in self._again:
+            self._again.add(block)
+            return False
+        self._again.discard(block)
+        self._hedged += length
         self._stats.hedges += 1
         self._queue.done([block])
         self._queue.demand(block)
+        return True
 
     def hot(self, order: Sequence[int]) -> None:
         """A hot list, which comes after the stream."""
@@ -157,13 +170,14 @@ class Schedule:
         elif flight.batch.priority is Priority.DEMAND and flight.batch.length <= _SMALL:
             self.pace.add(seconds)
 
-    def refused(self, batch: Batch, now: float, why: object) -> None:
-        """The source did not answer: fewer requests at once, and prefetch pauses."""
+    def refused(self, batch: Batch, now: float, why: object, *, until: float = 0.0) -> None:
+        """The source did not answer, or refuses: fewer requests at once, and prefetch pauses, at least ``until``."""
         self._room.bad(now)
         if batch.priority is not Priority.DEMAND and now >= self.pause_until:
-            log.warning("prefetch pauses for %.2g s: %s", self._pause, why)
+            log.warning("prefetch pauses for %.2g s: %s", max(self._pause, until - now), why)
             self.pause_until = now + self._pause
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        self.pause_until = max(self.pause_until, until)
 
     def put_back(self, batch: Batch, stream: HotStream | None) -> None:
         """``batch`` is not in flight any more and has not come: what readers wait for is demanded, the rest waits."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import random
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
@@ -17,6 +19,7 @@ log = logging.getLogger(__name__)
 
 _MAX_OPEN = 64
 """Packs open at once, one descriptor or connection each; an image has a pack per layer, a few dozen."""
+_LONGEST_REST = 30.0
 
 
 class Source(Protocol):
@@ -140,18 +143,36 @@ class Sources:
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self._all = list(sources)
+        self._rest = [0.0] * len(self._all)
         self.name = self._all[0].name if self._all else "no source"
 
     def read(self, pack: int, offset: int, length: int) -> bytes:
         """From the first source that has it. An error that may pass (`UnavailableError`) outranks one that will not."""
         trouble: BootseerError | None = None
-        for source in self._all:
+        for index, source in enumerate(self._all):
+            if (rest := self._rest[index] - time.monotonic()) > 0:
+                trouble = UnavailableError(f"{source.name} wants to be left alone for {rest:.1f} s more")
+                continue
             try:
                 return source.read(pack, offset, length)
             except BootseerError as exc:
+                self.heed(exc, index)
                 if not isinstance(trouble, UnavailableError):
                     trouble = exc
         raise trouble or UnavailableError("no source to fetch blocks from")
+
+    def heed(self, exc: BootseerError, index: int = 0) -> None:
+        """Leave source number ``index`` alone for as long as it says in ``exc``, and a little more: many are told so at
+        the same moment. Nobody is believed for longer than half a minute."""
+        seconds = float(getattr(exc, "retry_after", None) or 0.0)
+        if seconds > 0:
+            until = time.monotonic() + min(seconds, _LONGEST_REST) * random.uniform(1.0, 1.25)
+            self._rest[index] = max(self._rest[index], until)
+
+    @property
+    def rest(self) -> float:
+        """Seconds until there is a source that may be asked."""
+        return max(0.0, min(self._rest, default=0.0) - time.monotonic())
 
     def block(self, blocks: BlockMap, block: int, count: Callable[[int], None]) -> bytes:
         """The verified bytes of ``block`` from the first source that has it right; ``count(bytes)`` for each answer.

@@ -107,6 +107,9 @@ class Trace(msgspec.Struct, frozen=True):
         touches = tuple(Touch(*fields) for fields in _TOUCH.iter_unpack(view[_HEADER.size : table]))
         if units > _MAX_UNIT or any(not touch.count or touch.unit + touch.count > units for touch in touches):
             raise DataError("bad trace: a touch beyond the end of the data")
+        if sum(touch.count for touch in touches) > units:
+            # A million touches of everything would keep who merges them busy for hours.
+            raise DataError("bad trace: units touched twice")
         named = _decode_processes(view[table:end], processes)
         return cls(tree.hex(), size, began, bool(flags & COMPLETE), DRIVERS[driver], touches, named)
 

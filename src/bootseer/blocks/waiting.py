@@ -20,6 +20,8 @@ Done = Callable[[BootseerError | None, dict[int, bytes]], None]
 DEADLINE = -1
 """In place of a block: the alarm is the request's deadline."""
 
+_FEW = 1024
+
 
 class Request:
     """A reader waits for the blocks ``pending``. Settled once: when there is none left, at an error, at ``until``."""
@@ -49,6 +51,7 @@ class Waiting:
     def __init__(self) -> None:
         self._by_block: dict[int, list[Request]] = {}
         self._alarms: list[tuple[float, int, Request, int]] = []
+        self._most = _FEW
         self._serial = itertools.count()
 
     def __contains__(self, block: object) -> bool:
@@ -93,13 +96,18 @@ class Waiting:
     def alarm(self, at: float, request: Request, block: int) -> None:
         """Return (``request``, ``block``) from `alarms` at monotonic time ``at``, unless it came before."""
         heapq.heappush(self._alarms, (at, next(self._serial), request, block))
+        if len(self._alarms) > self._most:
+            # One old request at the top must not keep those of a million that were settled since.
+            self._alarms = [one for one in self._alarms if _rings(one[2], one[3])]
+            heapq.heapify(self._alarms)
+            self._most = max(_FEW, 2 * len(self._alarms))
 
     def alarms(self, now: float) -> Iterable[tuple[Request, int]]:
         """What is due and still waited for."""
         due = []
         while self._alarms and self._alarms[0][0] <= now:
             _, _, request, block = heapq.heappop(self._alarms)
-            if not request.settled and (block == DEADLINE or block in request.pending):
+            if _rings(request, block):
                 due.append((request, block))
         return due
 
@@ -108,3 +116,7 @@ class Waiting:
         while self._alarms and self._alarms[0][2].settled:
             heapq.heappop(self._alarms)
         return self._alarms[0][0] if self._alarms else None
+
+
+def _rings(request: Request, block: int) -> bool:
+    return not request.settled and (block == DEADLINE or block in request.pending)
