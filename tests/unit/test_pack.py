@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.blocks import _hash
+from bootseer.blocks._zstd import unpack
 from bootseer.blocks.blockmap import BlockMap, ObjectRef, encoded_size
 from bootseer.blocks.known import KnownBlocks
 from bootseer.blocks.manifest import localize
@@ -360,3 +361,13 @@ def test_a_truncated_frame_is_refused() -> None:
     frame = compress(lazy.content(4096, zeros=0), 3)
     with pytest.raises(DataError):
         decompress(frame[:-1], 4096)
+
+
+@pytest.mark.parametrize("size", [0, 1, 5_000_000])
+def test_a_frame_piece_by_piece(size: int) -> None:
+    data = random.Random(size).randbytes(size)
+    frame = compress(data, 3)
+    assert b"".join(unpack(frame, size)) == data
+    for bad, length in ((frame[:-1], size), (frame, size + 1), (b"garbage", size), (b"", size)):
+        with pytest.raises(DataError):
+            b"".join(unpack(bad, length))
