@@ -41,9 +41,16 @@ class NotFoundError(BootseerError):
 
 
 class UnavailableError(BootseerError):
-    """A server did not answer within its deadline, or refused the connection."""
+    """A server did not answer within its deadline, or refused the connection.
+
+    ``retry_after``: seconds after which it asked to be asked again, if it said so.
+    """
 
     exit_code = 69
+
+    def __init__(self, message: str, *, hint: str = "", retry_after: float | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.retry_after = retry_after
 
 
 class UnsupportedError(BootseerError):

@@ -19,7 +19,7 @@ import pytest
 
 from bootseer import oci
 from bootseer.errors import BootseerError, DataError, NotFoundError, PrivilegeError, UnavailableError, UnsupportedError
-from bootseer.oci import blobs, credentials, endpoint, spec, transport
+from bootseer.oci import _tls, auth, blobs, credentials, endpoint, spec
 from bootseer.oci.registry import Registry
 from bootseer.testing.registry import PASSWORD, USER, DockerRegistry
 from bootseer.testing.registryproxy import Fault, RegistryProxy
@@ -177,7 +177,8 @@ class TestLogins:
 
 class TestTokens:
     @pytest.fixture
-    def tokens(self, tmp_path: Path) -> Iterator[TokenServer]:
+    def tokens(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TokenServer]:
+        monkeypatch.setattr(auth, "_LEAST_LIFETIME", 0.0)  # tokens of seconds, to see many end
         with TokenServer(tmp_path / "tokens", users={USER: PASSWORD}, identity="identity-5up3r") as running:
             yield running
 
@@ -231,8 +232,6 @@ class TestTokens:
         self, tokens: TokenServer, guarded: DockerRegistry, caplog: pytest.LogCaptureFixture,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:  # fmt: skip
-        from bootseer.oci import auth
-
         monkeypatch.setattr(auth, "_PAUSE", 0.01)
         fill(guarded.address, "x")
         tokens.lifetime = 4.0
@@ -270,8 +269,6 @@ class TestTokens:
     def test_a_token_server_that_fails(
         self, tokens: TokenServer, guarded: DockerRegistry, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from bootseer.oci import auth
-
         monkeypatch.setattr(auth, "_PAUSE", 0.01)
         tokens.status = 503
         with pytest.raises(UnavailableError, match=r"gives no token: HTTP 503"):
@@ -505,7 +502,7 @@ class TestTls:
             folder = tmp_path / "certs" / proxy.address
             folder.mkdir(parents=True)
             (tmp_path / "ca.crt").rename(folder / "ca.crt")
-            monkeypatch.setattr(transport, "_CERTS", (tmp_path / "certs",))
+            monkeypatch.setattr(_tls, "CERTS", (tmp_path / "certs",))
             with Registry(ref, plain_http=False) as registry:
                 assert registry.manifest("v1")[0]
                 assert b"".join(registry.blob(ITEM)) == DATA

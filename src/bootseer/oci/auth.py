@@ -8,23 +8,30 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import random
 import re
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from urllib.parse import urlencode, urljoin, urlsplit
+from urllib.parse import urlencode, urlsplit
 
 from bootseer.errors import BootseerError, PrivilegeError, UnavailableError
 from bootseer.oci import credentials
 from bootseer.oci.credentials import Credential
-from bootseer.oci.transport import Answer, Transport, TransportError
+from bootseer.oci.retry import retry_after
+from bootseer.oci.transport import Answer, Transport
+from bootseer.oci.wire import TransportError, onward
 
 log = logging.getLogger(__name__)
 
 _CHALLENGE = re.compile(r'([A-Za-z0-9_-]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s,"]+))')
 _DEFAULT_LIFETIME = 60.0
 """Seconds a token lasts when its server does not say (token specification)."""
+_LEAST_LIFETIME = 60.0
+"""No server should say less (token specification); one that does, or a negative number, gets no request for each of
+ours: a token that has really ended is refused, and then a new one is fetched."""
 _EARLY = 0.25
 _EARLY_MOST = 60.0
 _MAX_TOKEN = 1 << 20
@@ -32,6 +39,11 @@ _REMEMBERED = 16
 """Secrets looked for in what servers say: those in use and the last few tokens."""
 _TRIES = 3
 _PAUSE = 0.5
+_NAP = 1.0
+"""The longest pause that a token server may ask for within one of our requests."""
+_GRUDGE = 10.0
+_LONGEST_GRUDGE = 60.0
+"""The most seconds without another request after all tries failed: where the server does not say when, and does."""
 
 
 class Auth:
@@ -49,6 +61,9 @@ class Auth:
         self._scopes: dict[str, set[str]] = {}
         self._token = ""
         self._renew_at = self._ends_at = 0.0
+        self._failed = ("", "")
+        self._failed_until = 0.0
+        self._failures = 0
         self._secrets: deque[str] = deque(maxlen=_REMEMBERED)
         self.renewals = 0
         """Tokens fetched so far."""
@@ -80,7 +95,7 @@ class Auth:
                 return True  # another thread has logged in meanwhile
             if "realm" in found.get("bearer", {}):
                 fields = found["bearer"]
-                self._challenge, self._realm = fields, urljoin(answer.url, fields["realm"])
+                self._challenge, self._realm = fields, onward(answer.url, fields["realm"])
                 for scope in fields.get("scope", "").split():
                     resource, _, actions = scope.rpartition(":")
                     self._scopes.setdefault(resource, set()).update(actions.split(","))
@@ -129,14 +144,15 @@ class Auth:
         fields = [("service", self._challenge["service"])] if "service" in self._challenge else []
         fields += [("scope", " ".join(scopes))] if login and login.identity_token else [("scope", s) for s in scopes]
         began = time.monotonic()
-        answer = self._ask(host, fields, login)
+        answer = self._ask_or_wait(host, fields, login, began)
         try:
             reply = json.loads(answer)
             token = reply.get("token") or reply.get("access_token") or ""
             lifetime = float(reply.get("expires_in") or _DEFAULT_LIFETIME)
+            lifetime = max(lifetime, _LEAST_LIFETIME) if math.isfinite(lifetime) else _DEFAULT_LIFETIME
             if not isinstance(token, str) or not re.fullmatch(r"[\x21-\x7e]*", token):
                 raise ValueError
-        except (ValueError, AttributeError, TypeError):
+        except (ValueError, AttributeError, TypeError, OverflowError, RecursionError):
             raise UnavailableError(
                 f"registry {self._registry}: {host} answers a request for a token with something else",
                 hint="a proxy or login page may be in between",
@@ -148,6 +164,24 @@ class Auth:
         self.renewals += 1
         if token:
             self._secrets.append(token)
+
+    def _ask_or_wait(self, host: str, fields: list[tuple[str, str]], login: Credential | None, now: float) -> bytes:
+        """As `_ask`, but not while the server is known to fail: all that wait for a token get that error."""
+        if now < self._failed_until:
+            message, hint = self._failed
+            raise UnavailableError(message, hint=hint, retry_after=self._failed_until - now)
+        try:
+            answer = self._ask(host, fields, login)
+        except UnavailableError as exc:
+            self._failures += 1
+            pause = min(_GRUDGE, _PAUSE * 2.0 ** min(self._failures, 8))
+            if exc.retry_after is not None:
+                pause = min(exc.retry_after, _LONGEST_GRUDGE)
+            self._failed = (exc.message, exc.hint)
+            self._failed_until = time.monotonic() + pause * random.uniform(1.0, 1.25)
+            raise
+        self._failures = 0
+        return answer
 
     def _ask(self, host: str, fields: list[tuple[str, str]], login: Credential | None) -> bytes:
         url, method, body = self._realm, "GET", None
@@ -165,13 +199,14 @@ class Auth:
             url += ("&" if urlsplit(url).query else "?") + urlencode([*fields, *_account(login)]) if fields else ""
             if login:
                 headers["Authorization"] = login.basic
+        after: float | None = None
         for attempt in range(1, _TRIES + 1):
             try:
                 with self._transport.request(method, url, headers=headers, body=body, proxies=self._proxies) as answer:
                     text = answer.document(_MAX_TOKEN)
-                    status = answer.status
+                    status, after = answer.status, retry_after(answer)
             except TransportError as exc:
-                status, why = 0, str(exc)
+                status, why, after = 0, str(exc), None
             else:
                 why = f"HTTP {status}"
             if status == 200:
@@ -186,11 +221,15 @@ class Auth:
                     f"{host} gives no anonymous token for {self._name} in registry {self._registry}",
                     hint=f"log in, e.g. with docker login {self._registry}",
                 )
-            if attempt < _TRIES and status in (0, 429, 500, 502, 503, 504):
+            if status not in (0, 429, 500, 502, 503, 504) or (after or 0.0) > _NAP:
+                break
+            if attempt < _TRIES:
                 log.warning("token for %s from %s: %s; trying again", self._registry, host, why)
-                time.sleep(_PAUSE * attempt)
+                time.sleep((_PAUSE * attempt if after is None else after) * random.uniform(1.0, 1.25))
         raise UnavailableError(
-            f"registry {self._registry}: {host} gives no token: {why}", hint="check that it is reachable from here"
+            f"registry {self._registry}: {host} gives no token: {why}",
+            hint="check that it is reachable from here",
+            retry_after=after,
         )
 
 

@@ -12,20 +12,26 @@ import threading
 import time
 from collections.abc import Iterator
 
-from bootseer.errors import DataError, NotFoundError, UnavailableError
-from bootseer.oci.endpoint import RETRIES, Again, Endpoint
+from bootseer.errors import DataError, NotFoundError, UnavailableError, UnsupportedError
+from bootseer.oci.endpoint import RETRIES, Endpoint
+from bootseer.oci.retry import Again
 from bootseer.oci.spec import Descriptor
-from bootseer.oci.transport import Answer, TransportError
+from bootseer.oci.transport import Answer
+from bootseer.oci.wire import TransportError
 
 log = logging.getLogger(__name__)
 
 LINK_AGE = 240.0
 RANGE_STALL = 10.0
 """Seconds without progress after which a range is given up: a reader waits for it, and has other sources."""
+_NAP = 1.0
+"""Seconds a range may sleep because the registry asks for it; the caller may have another source."""
+_MOST_SKIPPED = 8 << 20
+"""Bytes read and thrown away for one range where a server sends whole blobs: a pack of 1 GB would move per block."""
 _CHUNK = 256 << 10
 _LINKS = 256
 _EXPIRED = (400, 401, 403, 404, 410)
-_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)\Z")
+_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)\Z")
 
 
 class Blobs:
@@ -56,7 +62,8 @@ class Blobs:
                 self._endpoint.pause(failures, exc, f"blob {item.digest[:19]} at byte {at}")
 
     def read(self, item: Descriptor, offset: int, length: int, *, retries: int = 1) -> bytes:
-        """Exactly ``length`` bytes from ``offset``. Raises `DataError` past the end, `UnavailableError`."""
+        """Exactly ``length`` bytes from ``offset``. Raises `DataError` past the end, `UnavailableError`,
+        `UnsupportedError` when the server sends whole blobs only and the range is far inside."""
         if offset < 0 or length < 0 or offset + length > item.size:
             raise DataError(f"blob {item.digest} ends at {item.size}, wanted {offset + length}")
         failures = 0
@@ -66,7 +73,7 @@ class Blobs:
                 return pieces[0] if len(pieces) == 1 else b"".join(pieces)
             except (TransportError, Again) as exc:
                 failures += 1
-                if failures > retries:
+                if failures > retries or (isinstance(exc, Again) and (exc.after or 0.0) > _NAP):
                     raise self._endpoint.unavailable(exc) from None
                 self._endpoint.pause(failures, exc, f"{length} bytes of blob {item.digest[:19]}")
 
@@ -78,6 +85,12 @@ class Blobs:
         headers = {} if whole else {"Range": f"bytes={offset}-{offset + length - 1}"}
         with self._open(item, headers, patience) as answer:
             skip = self._skip(answer, item, offset, length)
+            if skip > _MOST_SKIPPED and patience is not None:
+                raise UnsupportedError(
+                    f"registry {self._endpoint.registry} does not serve ranges of blobs: {skip >> 20} MiB would be"
+                    f" thrown away for {length} bytes of {item.digest[:19]}",
+                    hint="use a registry or mirror that does",
+                )
             while skip:
                 skip -= len(_some(answer, min(_CHUNK, skip), item))
             while length:

@@ -7,19 +7,18 @@ pauses, or after what ``Retry-After`` says if that is at most `PATIENCE` seconds
 
 from __future__ import annotations
 
-import datetime
-import email.utils
 import json
 import logging
-import random
 import threading
 import time
 from collections.abc import Mapping
-from urllib.parse import urljoin
 
 from bootseer.errors import BootseerError, NotFoundError, NotWritableError, PrivilegeError, UnavailableError
 from bootseer.oci.auth import Auth
-from bootseer.oci.transport import Answer, FilePart, Origin, TlsError, Transport, TransportError
+from bootseer.oci.reference import is_local
+from bootseer.oci.retry import Again, backoff, retry_after
+from bootseer.oci.transport import Answer, Transport
+from bootseer.oci.wire import FilePart, Origin, TlsError, TransportError, onward
 
 log = logging.getLogger(__name__)
 
@@ -32,14 +31,6 @@ _MAX_DETAIL = 64 << 10
 _AGAIN = (429, 500, 502, 503, 504)
 
 
-class Again(Exception):
-    """A reason to repeat a request; ``after`` seconds if the server said so."""
-
-    def __init__(self, why: str, *, after: float | None = None) -> None:
-        super().__init__(why)
-        self.after = after
-
-
 class Endpoint:
     """``registry`` is ``host[:port]`` as people write it, ``host`` where it answers; ``name`` the repository."""
 
@@ -48,11 +39,10 @@ class Endpoint:
         self.root = f"{'http' if plain else 'https'}://{host}"
         self.base = f"{self.root}/v2/{name}"
         self._transport = transport
-        self._proxies = not local
         self._origin = Origin.of(self.root)
         self._lock = threading.Lock()
         self._rests_until = 0.0
-        self.auth = Auth(registry, name, transport, plain=plain, proxies=self._proxies)
+        self.auth = Auth(registry, name, transport, plain=plain, proxies=not local)
 
     def __repr__(self) -> str:
         return f"<Endpoint {self.base}>"
@@ -78,7 +68,7 @@ class Endpoint:
         while True:
             try:
                 answer = self.once(method, path, headers=headers, body=body)
-                if limit and answer.status < 300:
+                if limit and 200 <= answer.status < 300:
                     with answer:
                         answer.document(limit)
                 return answer
@@ -112,12 +102,13 @@ class Endpoint:
                 raise
             _drain(answer)
         if answer.status in _AGAIN:
-            after, why = _retry_after(answer), f"HTTP {answer.status}{self.detail(answer)}"
+            after, why = retry_after(answer), f"HTTP {answer.status}{self.detail(answer)}"
             answer.close()
             if after is not None and after > PATIENCE:
                 raise UnavailableError(
                     f"registry {self.registry} is busy: {why}, it asks to come back in {after:.0f} s",
                     hint="it limits requests: log in, use a mirror, or wait",
+                    retry_after=after,
                 )
             raise Again(why, after=after)
         return answer
@@ -139,12 +130,13 @@ class Endpoint:
             own = self.own(url)
             sent = {**headers, "Authorization": secret} if secret and own else headers
             answer = self._transport.request(
-                method, url, headers=sent, body=body, patience=patience, proxies=self._proxies or not own
+                method, url, headers=sent, body=body, patience=patience, proxies=not is_local(Origin.of(url).host)
             )
             if answer.status not in (301, 302, 303, 307, 308) or "location" not in answer.headers:
                 return answer
-            there = str(urljoin(url, answer.headers["location"]))
+            location = answer.headers["location"]
             _drain(answer)
+            there = onward(url, location)
             if Origin.of(url).scheme == "https" and Origin.of(there).scheme != "https":
                 raise UnavailableError(
                     f"registry {self.registry} sends us on to {place(there)} without TLS", hint="that is refused"
@@ -176,7 +168,7 @@ class Endpoint:
         ``detail``: what `detail` has read from it already.
         """
         code = answer.status
-        if code < 300:
+        if 200 <= code < 300:
             return
         detail = detail or self.detail(answer)
         answer.close()
@@ -205,7 +197,9 @@ class Endpoint:
 
     def unavailable(self, exc: Exception) -> UnavailableError:
         hint = exc.hint if isinstance(exc, TlsError) else "check that it runs and is reachable from here"
-        return UnavailableError(f"registry {self.registry} does not answer at {self.root}: {exc}", hint=hint)
+        after = exc.after if isinstance(exc, Again) else None
+        text = f"registry {self.registry} does not answer at {self.root}: {exc}"
+        return UnavailableError(text, hint=hint, retry_after=after)
 
     def detail(self, answer: Answer) -> str:
         """What the body says went wrong, in parentheses, or nothing."""
@@ -216,7 +210,7 @@ class Endpoint:
         try:
             error = json.loads(text)["errors"][0]
             said = f"{error['code']}: {error.get('message', '')}".rstrip(": ")
-        except (ValueError, KeyError, IndexError, TypeError):
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
             said = text.strip() if answer.headers.get("content-type", "").startswith("text/plain") else ""
         line = " ".join(self.auth.redact(said).split())[:200]
         return f" ({line})" if line.isprintable() and line else ""
@@ -231,13 +225,6 @@ def place(url: str) -> str:
     return f"{origin.scheme}://{origin.host}:{origin.port}"
 
 
-def backoff(failures: int, exc: Exception) -> float:
-    """Seconds to wait after the ``failures``-th failure in a row."""
-    if isinstance(exc, Again) and exc.after is not None:
-        return exc.after
-    return float(min(8.0, 0.25 * 2**failures) * random.uniform(0.5, 1.0))
-
-
 def _drain(answer: Answer) -> None:
     try:
         answer.document(_MAX_DETAIL)
@@ -245,17 +232,3 @@ def _drain(answer: Answer) -> None:
         pass
     finally:
         answer.close()
-
-
-def _retry_after(answer: Answer) -> float | None:
-    """``Retry-After`` as seconds from now: a number, or an HTTP date (RFC 9110, 10.2.3)."""
-    text = answer.headers.get("retry-after", "").strip()
-    if text.isdigit():
-        return float(text)
-    try:
-        then = email.utils.parsedate_to_datetime(text)
-    except (ValueError, TypeError):
-        return None
-    if then.tzinfo is None:
-        then = then.replace(tzinfo=datetime.UTC)
-    return max(0.0, (then - datetime.datetime.now(datetime.UTC)).total_seconds())

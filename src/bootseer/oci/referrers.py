@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import logging
 import random
-import threading
 import time
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from bootseer.errors import DataError, NotFoundError, UnavailableError
+from bootseer.oci import spec
+from bootseer.oci._turns import turn
 from bootseer.oci.spec import INDEX, Descriptor, Index, digest_of
 
 if TYPE_CHECKING:
@@ -27,8 +28,6 @@ log = logging.getLogger(__name__)
 _TRIES = 8
 _SETTLE = 0.05
 """Seconds between writing the index and looking at it again: others that read before us have mostly written by then."""
-_turns: dict[str, threading.Lock] = {}
-_turns_lock = threading.Lock()
 
 
 class _Artifact(msgspec.Struct, frozen=True, rename="camel"):
@@ -60,10 +59,7 @@ def tag_of(digest: str) -> str:
 
 
 def decode(body: bytes, what: str) -> Index:
-    try:
-        return msgspec.json.decode(body, type=Index)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-        raise DataError(f"{what} are no index: {exc}") from None
+    return spec.decode(body, Index, what)
 
 
 def fallback(registry: Registry, digest: str) -> tuple[Descriptor, ...]:
@@ -92,7 +88,7 @@ def leave(registry: Registry, subject: str, digest: str) -> None:
 
 def _change(registry: Registry, subject: str, digest: str, entry: bytes | None) -> None:
     tag = tag_of(subject)
-    with _turn(f"{registry!r}@{subject}"):
+    with turn(f"{registry!r}@{subject}"):
         for attempt in range(_TRIES):
             entries = _entries(registry, tag)
             if (digest in entries) == (entry is not None):
@@ -123,10 +119,5 @@ def _entries(registry: Registry, tag: str) -> dict[str, msgspec.Raw]:
     try:
         items = msgspec.json.decode(body, type=_Index).manifests
         return {msgspec.json.decode(bytes(item), type=_Entry).digest: item for item in items}
-    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise DataError(f"tag {tag} in registry {registry.ref.registry} is no index of artifacts: {exc}") from None
-
-
-def _turn(name: str) -> threading.Lock:
-    with _turns_lock:
-        return _turns.setdefault(name, threading.Lock())

@@ -8,31 +8,35 @@ threads at once; waits and retries are those of `bootseer.oci.transport` and `bo
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
-from urllib.parse import quote, urljoin, urlsplit
+from urllib.parse import quote, urlsplit
 
 import msgspec
 
 from bootseer import config as settings
-from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, UnavailableError
+from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError
 from bootseer.oci import referrers
 from bootseer.oci.blobs import Blobs
-from bootseer.oci.endpoint import RETRIES, Again, Endpoint
+from bootseer.oci.endpoint import RETRIES, Endpoint
+from bootseer.oci.mirrors import Mirrors
 from bootseer.oci.reference import Reference, is_host, is_local
-from bootseer.oci.spec import MANIFEST_TYPES, MAX_DOCUMENT, Descriptor, digest_of
+from bootseer.oci.retry import Again
+from bootseer.oci.spec import MANIFEST_TYPES, MAX_DOCUMENT, Descriptor, decode, digest_of
 from bootseer.oci.transport import Answer, Transport
 from bootseer.oci.uploads import Uploads
+from bootseer.oci.wire import TransportError, number, onward, secured
 
 log = logging.getLogger(__name__)
 
-REST = 60.0
 _HOSTS = {"docker.io": "registry-1.docker.io"}
 _PAGE = 1000
 _MAX_PAGE = 64 << 20
 _MAX_TAGS = 1_000_000
+_MAX_PAGES = 10_000
+"""Pages of one list: registries that ignore ``n`` send 100 tags each."""
 T = TypeVar("T")
 
 
@@ -56,8 +60,8 @@ class Registry:
         )
         if mirrors is None:
             mirrors = settings.load().registry_mirrors.get(ref.registry, ())
-        self._endpoints = [*(self._mirror(text) for text in mirrors), self._origin]
-        self._blobs = {id(endpoint): Blobs(endpoint) for endpoint in self._endpoints}
+        self._mirrors = Mirrors([self._mirror(text) for text in mirrors], self._origin)
+        self._blobs = {id(endpoint): Blobs(endpoint) for endpoint in self._mirrors.all}
         self._uploads = Uploads(self._origin)
 
     def _mirror(self, text: str) -> Endpoint:
@@ -97,7 +101,7 @@ class Registry:
         what = f"image {self._named(selector)}"
         if fresh:
             return self._manifest(self._origin, selector, what, accept)
-        return self._read(lambda endpoint: self._manifest(endpoint, selector, what, accept), what)
+        return self._mirrors.read(lambda endpoint: self._manifest(endpoint, selector, what, accept), selector, what)
 
     def _manifest(
         self, endpoint: Endpoint, selector: str, what: str, accept: Sequence[str], *, retries: int | None = None
@@ -127,8 +131,8 @@ class Registry:
             self._check_manifest(self._origin, answer, what)
             digest, size = answer.headers.get("docker-content-digest", ""), answer.headers.get("content-length", "")
             kind = answer.headers.get("content-type", "").partition(";")[0].strip()
-        if digest and size.isdigit():
-            return Descriptor(kind, digest, int(size))
+        if digest and (length := number(size)) is not None:
+            return Descriptor(kind, digest, length)
         body, kind, digest = self._manifest(self._origin, selector, what, MANIFEST_TYPES, retries=retries)
         return Descriptor(kind, digest, len(body))
 
@@ -144,35 +148,33 @@ class Registry:
     def blob(self, item: Descriptor, start: int = 0) -> Iterator[bytes]:
         """The blob's bytes from ``start``, resumed after failures. Digest and size are the caller's to verify."""
         at = start
-        for number, endpoint in enumerate(self._endpoints):
-            if endpoint.resting and endpoint is not self._origin:
-                continue
+        for endpoint in self._mirrors.candidates(item.digest):
             try:
                 for chunk in self._blobs[id(endpoint)].stream(item, at):
                     at += len(chunk)
                     yield chunk
                 return
             except BootseerError as exc:
-                if endpoint is self._origin:
-                    raise
-                self._left(endpoint, exc, f"blob {item.digest[:19]}", self._endpoints[number + 1])
+                self._mirrors.failed(endpoint, exc, item.digest, f"blob {item.digest[:19]}")
 
     @property
     def mirrored(self) -> bool:
         """Whether reads may be answered by a mirror."""
-        return len(self._endpoints) > 1
+        return len(self._mirrors.all) > 1
 
     def read_range(self, item: Descriptor, offset: int, length: int, *, retries: int = 1, fresh: bool = False) -> bytes:
         """Exactly ``length`` bytes of the blob from ``offset``, in one request on a kept connection.
 
         Few retries, as its callers have their own and other sources. Raises `DataError` (past the end, or an answer
         for another range), `UnavailableError`, `NotFoundError`, `PrivilegeError`. The bytes are not verified: who finds
-        them damaged asks again, ``fresh``, past the mirrors.
+        them damaged asks again, ``fresh``, past the mirrors; the one that gave them then rests.
         """
         if fresh:
+            self._mirrors.damaged(item.digest)
             return self._blobs[id(self._origin)].read(item, offset, length, retries=retries)
-        return self._read(
+        return self._mirrors.read(
             lambda endpoint: self._blobs[id(endpoint)].read(item, offset, length, retries=retries),
+            item.digest,
             f"blob {item.digest[:19]}",
         )
 
@@ -236,19 +238,9 @@ class Registry:
 
     def tags(self) -> Iterator[str]:
         """All tags of the repository itself; none when there is no such repository."""
-        what = f"tags of {self.ref.registry}/{self.ref.name}"
-        path, count = f"/tags/list?n={_PAGE}", 0
-        while path:
-            with self._origin.request("GET", path, what, limit=_MAX_PAGE) as answer:
-                if answer.status == 404:
-                    return
-                self._origin.check(answer, what)
-                body = answer.body
-                path = next_page(answer)
-            try:
-                page = msgspec.json.decode(body, type=_Tags).tags or []
-            except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-                raise DataError(f"registry {self.ref.registry} answers no list of {what}: {exc}") from None
+        what, count = f"tags of {self.ref.registry}/{self.ref.name}", 0
+        for body in self._pages(f"/tags/list?n={_PAGE}", what, (404,), _MAX_PAGE):
+            page = (decode(body, _Tags, f"the list of {what}").tags or []) if body is not None else []
             yield from page
             count += len(page)
             if count > _MAX_TAGS or not page:
@@ -257,16 +249,29 @@ class Registry:
     def referrers(self, digest: str) -> tuple[Descriptor, ...]:
         """Artifacts whose ``subject`` is the manifest ``digest``: of the referrers API, else of the fallback tag."""
         found: list[Descriptor] = []
-        what, path = f"referrers of {digest}", f"/referrers/{quote(digest, safe=':')}"
-        while path:
-            with self._origin.request("GET", path, what, limit=MAX_DOCUMENT) as answer:
-                if answer.status in (400, 404, 405):  # 2.8 of docker-registry: 404, others have been seen with 400
-                    return referrers.fallback(self, digest)
-                self._origin.check(answer, what)
-                body = answer.body
-                path = next_page(answer)
+        what = f"referrers of {digest}"
+        # 2.8 of docker-registry: 404, others have been seen with 400.
+        for body in self._pages(f"/referrers/{quote(digest, safe=':')}", what, (400, 404, 405), MAX_DOCUMENT):
+            if body is None:
+                return referrers.fallback(self, digest)
             found += referrers.decode(body, f"{what} in registry {self.ref.registry}").manifests
         return tuple(found)
+
+    def _pages(self, path: str, what: str, none: tuple[int, ...], limit: int) -> Iterator[bytes | None]:
+        """The pages of a list from ``path`` on; None for a status of ``none``, and a page that was there ends it."""
+        seen: set[str] = set()
+        while path and path not in seen:
+            if len(seen) >= _MAX_PAGES:
+                raise DataError(f"registry {self.ref.registry} sends us through {what} without end")
+            seen.add(path)
+            with self._origin.request("GET", path, what, limit=limit) as answer:
+                if answer.status in none:
+                    yield None
+                    return
+                self._origin.check(answer, what)
+                seen.add(answer.url)
+                body, path = answer.body, next_page(answer)
+            yield body
 
     def preflight(self, *, retries: int = 0) -> str:
         """Ask the registry, with the job's login, for the manifest this reference names; returns its digest.
@@ -274,20 +279,6 @@ class Registry:
         Raises `PrivilegeError` (no access), `NotFoundError`, `UnavailableError`.
         """
         return self.head_manifest(self.ref.selector, retries=retries).digest
-
-    def _read(self, ask: Callable[[Endpoint], T], what: str) -> T:
-        for number, endpoint in enumerate(self._endpoints[:-1]):
-            if not endpoint.resting:
-                try:
-                    return ask(endpoint)
-                except BootseerError as exc:
-                    self._left(endpoint, exc, what, self._endpoints[number + 1])
-        return ask(self._origin)
-
-    def _left(self, endpoint: Endpoint, exc: BootseerError, what: str, other: Endpoint) -> None:
-        log.warning("mirror %s does not give %s: %s; asking %s", endpoint.root, what, exc.message, other.root)
-        if isinstance(exc, UnavailableError):
-            endpoint.rest(REST)
 
     def _named(self, selector: str) -> str:
         if selector == self.ref.selector:
@@ -300,5 +291,8 @@ def next_page(answer: Answer) -> str:
     link = answer.headers.get("link", "")
     if 'rel="next"' not in link and "rel=next" not in link:
         return ""
-    there = urljoin(answer.url, link.partition("<")[2].partition(">")[0])
+    try:
+        there = secured(answer.url, onward(answer.url, link.partition("<")[2].partition(">")[0]))
+    except TransportError:
+        return ""
     return there if urlsplit(there)[:2] == urlsplit(answer.url)[:2] else ""

@@ -101,7 +101,7 @@ def decode(data: bytes, kind: type[T], what: str) -> T:
     """Parse a JSON document into ``kind``; `DataError` naming ``what`` when it does not fit."""
     try:
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as exc:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise DataError(f"{what} is not a valid {kind.__name__.lower()}: {exc}") from None
 
 

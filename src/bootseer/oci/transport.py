@@ -19,72 +19,20 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from http.client import HTTPMessage
-from pathlib import Path
-from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from typing import Any
 
-import msgspec
-
+from bootseer.oci import _tls
 from bootseer.oci._progress import Response, limited
 from bootseer.oci._proxy import login_header, proxy_for
+from bootseer.oci.wire import PIECE, FilePart, Origin, TlsError, TransportError, number, passing, target, why
 
 CONNECT = 10.0
 STALL = 30.0
-_PIECE = 256 << 10
 _IDLE = 16
 _AGE = 50.0
 """Idle connections kept, and for how long: common servers and balancers cut them after 60 s."""
-_CERTS = (Path("/etc/docker/certs.d"), Path("/etc/containers/certs.d"))
-
-
-class TransportError(Exception):
-    """No or half an answer; ``fresh`` when nothing was sent, as no connection came about."""
-
-    def __init__(self, why: str, *, fresh: bool = False) -> None:
-        super().__init__(why)
-        self.fresh = fresh
-
-
-class TlsError(TransportError):
-    """The two sides do not agree on TLS: trying again does not help. ``hint`` says what might."""
-
-    def __init__(self, why: str, hint: str) -> None:
-        super().__init__(why, fresh=True)
-        self.hint = hint
-
-
-class FilePart(msgspec.Struct, frozen=True):
-    """``length`` bytes from ``offset`` of a local file, as a request's body that can be sent again."""
-
-    path: Path
-    offset: int
-    length: int
-
-    def pieces(self) -> Iterator[bytes]:
-        with open(self.path, "rb") as file:
-            file.seek(self.offset)
-            left = self.length
-            while left and (piece := file.read(min(_PIECE, left))):
-                left -= len(piece)
-                yield piece
-
-
-class Origin(NamedTuple):
-    scheme: str
-    host: str
-    port: int
-
-    @classmethod
-    def of(cls, url: str) -> Origin:
-        """Scheme, host and port of ``url``; `TransportError` when it is no HTTP URL."""
-        try:
-            parts = urlsplit(url)
-            port = parts.port or {"http": 80, "https": 443}[parts.scheme]
-        except (KeyError, ValueError):
-            raise TransportError("it names an address that is not understood") from None
-        return cls(parts.scheme, parts.hostname or "", port)
 
 
 class Answer:
@@ -109,15 +57,16 @@ class Answer:
         try:
             return self._response.read(size)
         except (OSError, http.client.HTTPException, ValueError) as exc:
-            raise TransportError(_why(exc)) from None
+            self._response.will_close = True
+            raise TransportError(why(exc)) from None
 
     def document(self, limit: int) -> bytes:
         """The whole body; `TransportError` when it is cut short. One byte more than ``limit`` at most is read."""
         body = b""
         while len(body) <= limit and (piece := self.read(limit + 1 - len(body))):
             body += piece
-        length = self.headers.get("content-length", "")
-        if length.isdigit() and self._response._method != "HEAD" and len(body) < min(int(length), limit):  # type: ignore[attr-defined]
+        length = number(self.headers.get("content-length", ""))
+        if length and self._response._method != "HEAD" and len(body) < min(length, limit):  # type: ignore[attr-defined]
             raise TransportError(f"the answer ends after {len(body)} of {length} bytes")
         self.body = body
         return body
@@ -143,7 +92,7 @@ class Transport:
         self._lock = threading.Lock()
         self._idle: dict[Origin, list[tuple[http.client.HTTPConnection, float]]] = {}
         self._pid = os.getpid()
-        self._contexts: dict[str, ssl.SSLContext] = {}
+        self._contexts: dict[Origin, ssl.SSLContext] = {}
 
     def request(
         self,
@@ -163,7 +112,7 @@ class Transport:
         """
         origin = Origin.of(url)
         proxy = proxy_for(origin.scheme, origin.host) if proxies else None
-        target = url if proxy and origin.scheme == "http" else _target(url)
+        path = url if proxy and origin.scheme == "http" else target(url)
         length = body.length if isinstance(body, FilePart) else len(body or b"")
         sent = {"User-Agent": "bootseer", "Accept-Encoding": "identity", **headers}
         if proxy and origin.scheme == "http":
@@ -173,12 +122,12 @@ class Transport:
         while True:
             connection, used = self._connection(origin, proxy)
             try:
-                response = _exchange(connection, method, target, sent, body, patience or STALL)
-            except (OSError, http.client.HTTPException) as exc:
+                response = _exchange(connection, method, path, sent, body, patience or STALL)
+            except (OSError, http.client.HTTPException, ValueError) as exc:
                 connection.close()
                 if used and not isinstance(exc, TimeoutError):
                     continue
-                raise TransportError(_why(exc)) from None
+                raise TransportError(why(exc)) from None
             except BaseException:
                 connection.close()
                 raise
@@ -235,38 +184,32 @@ class Transport:
                 connection.set_tunnel(origin.host, origin.port, login_header(proxy))
         else:
             connection = http.client.HTTPConnection(via.host, via.port, timeout=CONNECT)
-        connection.blocksize = _PIECE
+        connection.blocksize = PIECE
         connection.response_class = limited(CONNECT)
         try:
             connection.connect()
             connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except ssl.SSLCertVerificationError as exc:
             connection.close()
-            hint = f"add the CA to this machine's, or as {_CERTS[0]}/HOST/ca.crt, or set SSL_CERT_FILE"
+            hint = f"add the CA to this machine's, or as {_tls.CERTS[0]}/HOST/ca.crt, or set SSL_CERT_FILE"
             raise TlsError(f"its certificate is not trusted ({exc.verify_message})", hint) from None
         except ssl.SSLError as exc:
             connection.close()
+            if passing(exc):
+                raise TransportError("the connection ended in the TLS handshake") from None
             plain = exc.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
             hint = "it may speak plain HTTP: use --plain-http" if plain else "look at its TLS settings"
             raise TlsError(f"no TLS ({(exc.reason or str(exc)).lower().replace('_', ' ')})", hint) from None
-        except (OSError, http.client.HTTPException) as exc:
+        except (OSError, http.client.HTTPException, ValueError) as exc:
             connection.close()
-            raise TransportError(_why(exc), fresh=True) from None
+            raise TransportError(why(exc), fresh=not passing(exc)) from None
         return connection
 
     def _context(self, origin: Origin) -> ssl.SSLContext:
-        # The default context reads the machine's certificates, 10-30 ms: once per host.
-        names = (f"{origin.host}:{origin.port}", *((origin.host,) if origin.port == 443 else ()))
         with self._lock:
-            if names[0] not in self._contexts:
-                context = ssl.create_default_context()
-                for folder in (base / name for base in _CERTS for name in names):
-                    for ca in sorted(folder.glob("*.crt")):
-                        context.load_verify_locations(ca)
-                    for cert in sorted(folder.glob("*.cert")):
-                        context.load_cert_chain(cert, cert.with_suffix(".key"))
-                self._contexts[names[0]] = context
-            return self._contexts[names[0]]
+            if origin not in self._contexts:
+                self._contexts[origin] = _tls.context_for(origin.host, origin.port)
+            return self._contexts[origin]
 
 
 def _exchange(
@@ -301,18 +244,3 @@ def _ended(sock: socket.socket) -> bool:
     poll = select.poll()
     poll.register(sock, select.POLLIN | select.POLLHUP | select.POLLERR)
     return bool(poll.poll(0))
-
-
-def _target(url: str) -> str:
-    parts = urlsplit(url)
-    return (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-
-
-def _why(exc: BaseException) -> str:
-    if isinstance(exc, http.client.RemoteDisconnected):
-        return "the connection was closed without an answer"
-    if isinstance(exc, http.client.HTTPException):
-        return f"the answer is cut or no HTTP ({type(exc).__name__})"
-    if isinstance(exc, OSError) and exc.errno and exc.strerror:
-        return os.strerror(exc.errno) if exc.errno > 0 else exc.strerror
-    return str(exc) or type(exc).__name__

@@ -10,13 +10,15 @@ import hashlib
 import logging
 import re
 from pathlib import Path
-from urllib.parse import urlencode, urljoin, urlsplit
+from urllib.parse import urlencode, urlsplit
 
 from bootseer import faults
 from bootseer.errors import DataError, UnavailableError, from_os_error
-from bootseer.oci.endpoint import RETRIES, Again, Endpoint
+from bootseer.oci.endpoint import RETRIES, Endpoint, place
+from bootseer.oci.retry import Again
 from bootseer.oci.spec import Descriptor
-from bootseer.oci.transport import Answer, FilePart, TransportError
+from bootseer.oci.transport import Answer
+from bootseer.oci.wire import FilePart, TransportError, onward, secured
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +26,7 @@ PIECE = 64 << 20
 """Size of a piece: above every registry's least (5 MiB) and what registries on S3 copy again (10 MB)."""
 COMMIT = 300.0
 """Seconds a registry may take to check and move a whole blob before it answers."""
-_RANGE = re.compile(r"(?:bytes=)?0-(\d+)\Z")
+_RANGE = re.compile(r"(?:bytes=)?0-([0-9]{1,18})\Z")
 
 
 class _Broken(Exception):
@@ -121,7 +123,13 @@ class Uploads:
     def _next(self, answer: Answer) -> str:
         if "location" not in answer.headers:
             raise UnavailableError(f"registry {self._endpoint.registry} does not say where to upload to")
-        return str(urljoin(answer.url, answer.headers["location"]))
+        there = onward(answer.url, answer.headers["location"])
+        if not (safe := secured(answer.url, there)):
+            raise UnavailableError(
+                f"registry {self._endpoint.registry} wants uploads sent to {place(there)} without TLS",
+                hint="that is refused",
+            )
+        return safe
 
 
 def _digest(path: Path) -> str:

@@ -26,9 +26,10 @@ import msgspec
 
 from bootseer import faults
 from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, from_os_error
+from bootseer.oci._turns import turn
 from bootseer.oci.reference import Reference
 from bootseer.oci.registry import Registry
-from bootseer.oci.spec import MANIFEST, Descriptor, digest_of
+from bootseer.oci.spec import MANIFEST, Descriptor, decode, digest_of
 from bootseer.store import _artifact
 from bootseer.store.base import ObjectInfo, RangeReader, Store, check_key
 
@@ -39,8 +40,6 @@ _IMMUTABLE = ("blobs/", "trees/")
 """Keys that name their content: where they are may be remembered."""
 _REMEMBERED = 100_000
 _LOOKERS = 8
-_turns = [threading.Lock() for _ in range(64)]
-"""Taken by the hash of a key, for all stores of this process; nobody takes two."""
 
 
 class _Reader(RangeReader):
@@ -108,7 +107,7 @@ class RegistryStore(Store):
 
     def put(self, key: str, data: bytes | Path, *, overwrite: bool = False) -> bool:
         check_key(key)
-        with _turn(f"{self._ref.registry}/{self._ref.name}/{key}"):
+        with turn(f"{self._ref.registry}/{self._ref.name}/{key}", "key"):
             if not overwrite and (found := self._lookup(key)):
                 with self._lock:
                     if self._batch:
@@ -177,7 +176,7 @@ class RegistryStore(Store):
         """As far as the registry lets us: a manifest of this key alone is deleted, else the tag leads nowhere."""
         check_key(key)
         tag = _artifact.tag_of(key)
-        with _turn(f"{self._ref.registry}/{self._ref.name}/{key}"):
+        with turn(f"{self._ref.registry}/{self._ref.name}/{key}", "key"):
             with self._lock:
                 self._known.pop(key, None)
                 self._referred.clear()
@@ -310,19 +309,10 @@ class RegistryStore(Store):
 
 
 def _decode(body: bytes) -> _artifact.Found:
-    try:
-        return msgspec.json.decode(body, type=_artifact.Found)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-        raise DataError(f"an artifact's manifest is not understood: {exc}") from None
+    return decode(body, _artifact.Found, "the manifest of an artifact")
 
 
 def _image_of(key: str) -> str:
     """The image whose artifacts a key of `bootseer.image.record` is among, or empty."""
     folder, _, name = key.partition("/")
     return f"sha256:{name[:64]}" if folder == "images" and len(name) > 64 else ""
-
-
-@contextlib.contextmanager
-def _turn(name: str) -> Iterator[None]:
-    with _turns[hash(name) % len(_turns)]:
-        yield

@@ -1,0 +1,424 @@
+"""The registry client against servers that break HTTP, or do with it what nobody expects: raw bytes on a socket."""
+
+# ruff: noqa: SIM117 - what is in which block says what is closed when
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import TracebackType
+
+import pytest
+
+from bootseer import oci
+from bootseer.errors import BootseerError, DataError, UnavailableError, UnsupportedError
+from bootseer.oci import endpoint, retry, spec
+from bootseer.oci.registry import Registry
+from bootseer.oci.transport import Transport, TransportError
+
+BLOB = bytes(range(256)) * 40
+ITEM = spec.Descriptor("x", spec.digest_of(BLOB), len(BLOB))
+SECRET = "X-Amz-Signature=SECRETSIG"
+
+
+class Server:
+    """Answers each request with what ``answer(line, headers, number)`` returns: bytes, or pieces 50 ms apart.
+
+    The connection is closed after an answer that ends with None.
+    """
+
+    def __init__(
+        self, answer: Callable[[str, dict[str, str], int], bytes | list[bytes | None] | Iterator[bytes]]
+    ) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.answer = answer
+        self.seen: list[tuple[str, dict[str, str]]] = []
+        self._open: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            self._open.append(connection)
+            self._threads.append(threading.Thread(target=self._serve, args=(connection,)))
+            self._threads[-1].start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, connection.makefile("rb") as file:
+            try:
+                while line := file.readline().decode().strip():
+                    headers = {}
+                    while text := file.readline().decode("latin-1").strip():
+                        name, _, value = text.partition(":")
+                        headers[name.lower()] = value.strip()
+                    file.read(int(headers.get("content-length", 0)))
+                    self.seen.append((line, headers))
+                    said = self.answer(line, headers, len(self.seen))
+                    for count, piece in enumerate([said] if isinstance(said, bytes) else said):
+                        if piece is None:
+                            return
+                        if count and isinstance(said, list):
+                            time.sleep(0.05)
+                        connection.sendall(piece)
+            except OSError:
+                pass
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for connection in self._open:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(5)
+
+    def client(self, *mirrors: str) -> Registry:
+        return Registry(oci.Reference.parse(f"{self.address}/a/b:x"), mirrors=mirrors)
+
+
+def reply(status: int | str, body: bytes = b"", **headers: str) -> bytes:
+    fields = {"Content-Length": str(len(body)), **{name.replace("_", "-"): value for name, value in headers.items()}}
+    head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+    return f"HTTP/1.1 {status} x\r\n{head}\r\n".encode("latin-1") + body
+
+
+def ranges(data: bytes) -> Callable[[str, dict[str, str], int], bytes]:
+    def answer(line: str, headers: dict[str, str], number: int) -> bytes:
+        first, last = map(int, headers["range"].removeprefix("bytes=").split("-"))
+        return reply(206, data[first : last + 1], Content_Range=f"bytes {first}-{last}/{len(data)}")
+
+    return answer
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "backoff", lambda failures, exc: 0.0)
+
+
+@pytest.mark.parametrize("interim", [103, 102, 199, 100])
+def test_interim_answers_are_not_the_answer(interim: int) -> None:
+    def answer(line: str, headers: dict[str, str], number: int) -> list[bytes | None]:
+        name = line.split()[1].rsplit("/", 1)[1]
+        final = reply(404) if line.startswith("HEAD") else reply(200, f'{{"i":"{name}"}}'.encode())
+        return [f"HTTP/1.1 {interim} Early\r\nLink: </x>\r\n\r\n".encode(), final]
+
+    with Server(answer) as server, server.client() as client:
+        for name in ("one", "two", "three"):
+            assert client.manifest(name)[0] == f'{{"i":"{name}"}}'.encode()
+        assert not client.has_blob("sha256:" + "0" * 64)
+
+
+@pytest.mark.parametrize("status", [101, 304])
+def test_other_statuses_are_no_success(status: int) -> None:
+    with Server(lambda *_: reply(status)) as server, server.client() as client, pytest.raises(BootseerError):
+        client.manifest("x")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        reply(503, Retry_After="\xb2"),
+        reply(503, Retry_After="9" * 5000),
+        reply(503, Retry_After="Mon, 01 Jan 2026 00:00:00 +99999999999999999999"),
+        reply(200, b"ab", Content_Length="\xb2"),
+        reply(200, b"ab", Content_Length="1_0"),
+        reply(200, b"ab", Content_Length="-5"),
+        reply(200, b"ab", Content_Length="1" * 5000),
+        reply(400, b"[" * 60_000),
+        reply(307, Location="http://[::1/x?" + SECRET),
+        reply(307, Location="gopher://x/y?" + SECRET),
+        reply(307, Location="http://127.0.0.1:1/st\xe4rage?" + SECRET),
+        reply(307, Location="http://127.0.0.1:1/a b\x7f?" + SECRET),
+        reply(206, b"a" * 10, Content_Range=f"bytes {'1' * 5000}-9/10"),
+        reply(206, b"a" * 10, Content_Range="bytes \xb2-9/10"),
+        reply("2x0"),
+        b"\0" * 1000,
+    ],
+)
+def test_broken_answers_are_errors_of_ours(answer: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    calls: list[Callable[[Registry], object]] = [
+        lambda client: client.manifest("x"),
+        lambda client: client.head_manifest("x"),
+        lambda client: client.read_range(ITEM, 0, 10),
+        lambda client: b"".join(client.blob(ITEM)),
+        lambda client: list(client.tags()),
+        lambda client: client.referrers(ITEM.digest),
+        lambda client: client.put_blob(ITEM, BLOB),
+        lambda client: client.put_manifest(b"{}", spec.MANIFEST, "x"),
+    ]
+    said: list[str] = []
+    with Server(lambda *_: [answer, None]) as server, server.client() as client:
+        for call in calls:
+            try:
+                call(client)
+            except BootseerError as exc:
+                said.append(str(exc))
+    assert "SECRETSIG" not in caplog.text + "".join(said)
+
+
+def test_a_location_in_utf_8_is_followed() -> None:
+    def answer(line: str, headers: dict[str, str], number: int) -> bytes:
+        if "/v2/" in line:
+            return reply(307, Location="/st\xc3\xa4rage?sig=%41")
+        return reply(200, b"{}") if line.split()[1] == "/st%C3%A4rage?sig=%41" else reply(404)
+
+    with Server(answer) as server, server.client() as client:
+        assert client.manifest("x")[0] == b"{}"
+
+
+@pytest.mark.parametrize("document", [b"[" * 100_000, b'{"a":' * 100_000])
+def test_deep_documents(document: bytes) -> None:
+    with Server(lambda *_: reply(200, document)) as server, server.client() as client:
+        with pytest.raises(DataError):
+            list(client.tags())
+        with pytest.raises(DataError):
+            client.referrers(ITEM.digest)
+
+
+@pytest.mark.parametrize("size", [b"-1", b"+5", b"0x5", b"1_0", b"", b"f" * 20])
+def test_chunks_of_no_size(size: bytes) -> None:
+    def answer(line: str, headers: dict[str, str], number: int) -> Iterator[bytes]:
+        yield b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + size + b"\r\n"
+        for _ in range(64):
+            yield b"a" * (1 << 20)
+
+    transport = Transport()
+    with Server(answer) as server, transport.request("GET", f"http://{server.address}/", headers={}) as said:
+        with pytest.raises(TransportError):
+            said.document(64 << 10)
+
+
+@pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n", b""])
+def test_answers_without_end_are_left(head: bytes) -> None:
+    """Endless trailers, and endless interim answers, at full speed: no stall ends them."""
+
+    def answer(line: str, headers: dict[str, str], number: int) -> Iterator[bytes]:
+        yield head
+        while True:
+            yield b"X: y\r\n" * 1000 if head else b"HTTP/1.1 100 Continue\r\n\r\n" * 1000
+
+    transport = Transport()
+    began = time.monotonic()
+    with Server(answer) as server, pytest.raises(TransportError):
+        with transport.request("GET", f"http://{server.address}/", headers={}, patience=30) as said:
+            said.document(100)
+    assert time.monotonic() - began < 5
+
+
+def test_pages_that_lead_to_themselves() -> None:
+    def answer(line: str, headers: dict[str, str], number: int) -> bytes:
+        body = {"tags": ["a"]} if "/tags/" in line else {"schemaVersion": 2, "manifests": []}
+        there = line.split()[1] if "again" in line else line.split()[1] + "?again"
+        return reply(200, json.dumps(body).encode(), Link=f'<{there}>; rel="next"')
+
+    with Server(answer) as server, server.client() as client:
+        began = time.monotonic()
+        assert client.referrers(ITEM.digest) == ()
+        assert len(server.seen) <= 3
+        assert len(list(client.tags())) <= 3
+        assert time.monotonic() - began < 2
+
+
+def test_pages_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bootseer.oci import registry
+
+    monkeypatch.setattr(registry, "_MAX_PAGES", 20)
+
+    def answer(line: str, headers: dict[str, str], number: int) -> bytes:
+        body = {"tags": ["a"]} if "/tags/" in line else {"schemaVersion": 2, "manifests": []}
+        return reply(200, json.dumps(body).encode(), Link=f'<{re.split("[ ?]", line)[1]}?{number}>; rel="next"')
+
+    with Server(answer) as server, server.client() as client:
+        with pytest.raises(DataError, match="without end"):
+            client.referrers(ITEM.digest)
+        with pytest.raises(DataError, match="without end"):
+            list(client.tags())
+        assert len(server.seen) <= 42
+
+
+def test_a_range_does_not_sleep_for_a_busy_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    with Server(lambda *_: reply(429, Retry_After="6")) as server, server.client() as client:
+        began = time.monotonic()
+        with pytest.raises(UnavailableError, match="429") as caught:
+            client.read_range(ITEM, 0, 10)
+        assert time.monotonic() - began < 2
+        assert caught.value.retry_after == 6
+
+
+def test_pauses_that_a_server_asks_for_are_spread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    pauses = [retry.backoff(1, retry.Again("busy", after=10.0)) for _ in range(20)]
+    assert min(pauses) >= 10
+    assert max(pauses) < 15
+    assert len(set(pauses)) > 10
+    assert retry.backoff(1, retry.Again("a new link", after=0.0)) == 0
+
+
+def test_a_damaged_mirror_rests_once_the_registry_was_asked_instead() -> None:
+    with Server(ranges(BLOB)) as server, Server(ranges(bytes(len(BLOB)))) as mirror:
+        with server.client(f"http://{mirror.address}") as client:
+            assert client.read_range(ITEM, 0, 16) == bytes(16)
+            assert client.read_range(ITEM, 0, 16, fresh=True) == BLOB[:16]
+            assert client.read_range(ITEM, 16, 16) == BLOB[16:32]
+            assert len(mirror.seen) == 1
+
+
+def test_a_mirror_that_lacks_a_blob_is_asked_once(caplog: pytest.LogCaptureFixture) -> None:
+    with Server(ranges(BLOB)) as server, Server(lambda *_: reply(404)) as mirror:
+        with server.client(f"http://{mirror.address}") as client:
+            for offset in range(20):
+                assert client.read_range(ITEM, offset, 16) == BLOB[offset : offset + 16]
+            assert len(mirror.seen) == 1
+            assert len(caplog.records) == 1
+            other = spec.Descriptor("x", spec.digest_of(b"other"), len(BLOB))
+            client.read_range(other, 0, 1)
+            assert len(mirror.seen) == 2
+
+
+def test_a_server_without_ranges_is_not_read_from_its_beginning_for_each_block() -> None:
+    data = b"x" * (64 << 20)
+    item = spec.Descriptor("x", "sha256:" + "0" * 64, len(data))
+    sent = [0]
+
+    def answer(line: str, headers: dict[str, str], number: int) -> Iterator[bytes]:
+        yield reply(200, Content_Length=str(len(data)))
+        for at in range(0, len(data), 1 << 18):
+            yield data[at : at + (1 << 18)]
+            sent[0] += 1 << 18
+
+    with Server(answer) as server, server.client() as client:
+        assert client.read_range(item, 1 << 20, 4096) == b"x" * 4096
+        sent[0] = 0
+        with pytest.raises(UnsupportedError, match="ranges"):
+            client.read_range(item, len(data) - 4096, 4096)
+        assert sent[0] <= 16 << 20
+
+
+def test_a_connection_that_ends_in_the_tls_handshake_is_tried_again() -> None:
+    came = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def accept() -> None:
+            for _ in range(2):
+                with listener.accept()[0] as connection:
+                    came.append(connection.recv(10))
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        with Registry(oci.Reference.parse(f"{address}/a/b:x"), plain_http=False, mirrors=()) as client:
+            with pytest.raises(UnavailableError):
+                client.head_manifest("x", retries=1)
+        thread.join(5)
+    assert len(came) == 2
+
+
+def test_a_name_server_that_is_busy_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def busy(*args: object, **more: object) -> object:
+        asked.append(args)
+        raise socket.gaierror(socket.EAI_AGAIN if len(asked) < 3 else socket.EAI_NONAME, "Temporary failure")
+
+    monkeypatch.setattr(socket, "getaddrinfo", busy)
+    with Registry(oci.Reference.parse("registry.example.org/a/b:x"), mirrors=()) as client:
+        with pytest.raises(UnavailableError):
+            client.manifest("x")
+    assert len(asked) == 3
+
+
+def test_storage_on_a_private_address_is_not_asked_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with Server(lambda *_: reply(502)) as proxy, Server(lambda *_: reply(200, b"{}")) as storage:
+        monkeypatch.setenv("http_proxy", f"http://{proxy.address}")
+        with Server(lambda *_: reply(307, Location=f"http://{storage.address}/b?{SECRET}")) as server:
+            with server.client() as client:
+                assert client.manifest("x")[0] == b"{}"
+        assert not proxy.seen
+        assert len(storage.seen) == 1
+
+
+class Tokens:
+    """A registry that wants tokens, and the server that gives them: ``reply`` is what that says."""
+
+    def __init__(self, said: bytes) -> None:
+        self.said = said
+        self.asked = 0
+        self.server: Server | None = None
+
+    def __call__(self, line: str, headers: dict[str, str], number: int) -> bytes:
+        if line.startswith("GET /token"):
+            self.asked += 1
+            return self.said
+        if "authorization" in headers:
+            return reply(200, b"{}")
+        assert self.server
+        return reply(401, WWW_Authenticate=f'Bearer realm="http://{self.server.address}/token",service="s"')
+
+
+@pytest.mark.parametrize("lifetime", [b"-5", b"1", b"NaN", b"-Infinity", b"1e400", b'"60"'])
+def test_tokens_of_no_lifetime_are_used_all_the_same(lifetime: bytes) -> None:
+    tokens = Tokens(reply(200, b'{"token":"abc","expires_in":%s}' % lifetime))
+    with Server(tokens) as tokens.server, tokens.server.client() as client:
+        for _ in range(20):
+            client.manifest("x")
+    assert tokens.asked == 1
+
+
+@pytest.mark.parametrize("said", [b"[" * 60_000, b'{"token":"abc","expires_in":1%s}' % (b"0" * 400), b"[1]", b"null"])
+def test_tokens_that_are_none(said: bytes) -> None:
+    tokens = Tokens(reply(200, said))
+    with Server(tokens) as tokens.server, tokens.server.client() as client, pytest.raises(UnavailableError):
+        client.manifest("x")
+
+
+def test_a_token_server_that_is_busy_is_left_alone() -> None:
+    tokens = Tokens(reply(429, Retry_After="30"))
+    errors: list[float | None] = []
+    with Server(tokens) as tokens.server, tokens.server.client() as client:
+
+        def read() -> None:
+            with pytest.raises(UnavailableError) as caught:
+                client.read_range(ITEM, 0, 10)
+            errors.append(caught.value.retry_after)
+
+        threads = [threading.Thread(target=read) for _ in range(6)]
+        began = time.monotonic()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert time.monotonic() - began < 1
+        assert tokens.asked == 1
+        assert len(errors) == 6
+        assert all(after and after > 25 for after in errors)
+
+
+def test_a_token_server_that_fails_is_asked_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bootseer.oci import auth
+
+    monkeypatch.setattr(auth, "_PAUSE", 0.1)
+    tokens = Tokens(reply(503))
+    with Server(tokens) as tokens.server, tokens.server.client() as client:
+        for _ in range(5):
+            with pytest.raises(UnavailableError, match="503"):
+                client.manifest("x")
+        assert tokens.asked == auth._TRIES
+        tokens.said = reply(200, b'{"token":"abc"}')
+        time.sleep(0.3)
+        assert client.manifest("x")[0] == b"{}"
