@@ -9,6 +9,7 @@ import stat
 import struct
 import subprocess
 import tempfile
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bootseer import erofs
-from bootseer.erofs import ExtentIndex, Reader
+from bootseer.erofs import Attrs, Buffer, ExtentIndex, Node, Reader, Writer, build
 from bootseer.errors import DataError, NotFoundError
 from bootseer.kernel import mount
 
@@ -123,7 +124,7 @@ def compare(reader: Reader, root: Path, *, times: bool = True, xattrs: bool = Tr
                     if 0 <= offset < inode.size:
                         assert reader.read(inode, offset, length) == os.pread(file.fileno(), length, offset), path
         elif inode.is_dir:
-            assert reader.listdir(path) == sorted(os.listdir(real))
+            assert [entry.name for entry in reader.entries(inode)] == sorted(os.listdir(real))
         if xattrs:
             names = [] if inode.is_symlink else os.listxattr(real, follow_symlinks=False)
             want = {os.fsencode(name): os.getxattr(real, name, follow_symlinks=False) for name in names}
@@ -278,8 +279,6 @@ def test_paths(tree: Path, tmp_path: Path) -> None:
             reader.stat(missing)
     with pytest.raises(NotFoundError, match="too many symbolic links"):
         reader.resolve(b"circle")
-    with pytest.raises(NotFoundError, match="no folder"):
-        reader.listdir(b"size-1")
 
 
 @needs_mkfs
@@ -370,7 +369,7 @@ def test_an_emptied_directory_block_is_noticed(small: list[tuple[bytes, bytes]])
     meta[sub.tail_at + 8 : sub.tail_at + 10] = bytes(2)
     meta[UNCHECKED] = 0
     with pytest.raises(DataError, match="broken block"):
-        opened(bytes(meta), data).listdir(b"sub")
+        list(opened(bytes(meta), data).walk())
 
 
 @needs_mkfs
@@ -425,3 +424,63 @@ def test_the_index_gives_each_byte_to_its_first_file(
         last = piece.offset + piece.length - 1
         got |= dict.fromkeys(range(piece.offset, last + 1), piece.path)
     assert got == {at: path for at, path in owner.items() if offset <= at < offset + length}
+
+
+class Nowhere:
+    def __init__(self) -> None:
+        self.position = 0
+
+    def write(self, data: Buffer, /) -> None:
+        self.position += len(data)
+
+
+def test_only_folders_have_a_parent(tmp_path: Path) -> None:
+    (tmp_path / "d" / "sub").mkdir(parents=True)
+    for name in ("f", "g"):
+        (tmp_path / "d" / name).write_bytes(b"x")
+    (tmp_path / "d" / "up").symlink_to("sub/..")
+    (tmp_path / "d" / "through").symlink_to("f/../g")
+    build(tmp_path / "d", tmp_path / "meta", tmp_path / "data")
+    reader = opened((tmp_path / "meta").read_bytes(), (tmp_path / "data").read_bytes())
+    assert reader.resolve(b"sub/../g")[0] == b"g"
+    assert reader.resolve(b"up/g")[0] == b"g"
+    assert reader.resolve(b"../../g")[0] == b"g"
+    for path in (b"f/../g", b"f/..", b"through", b"f/x"):
+        with pytest.raises(NotFoundError):
+            reader.resolve(path)
+
+
+def test_links_that_grow_without_end(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "l").symlink_to("l/" + "x/" * 2000)
+    build(tmp_path / "d", tmp_path / "meta", tmp_path / "data")
+    reader = opened((tmp_path / "meta").read_bytes(), b"")
+    with pytest.raises(NotFoundError, match="too many"):
+        reader.resolve(b"l")
+
+
+def test_a_walk_holds_no_paths_of_folders_not_yet_entered(tmp_path: Path) -> None:
+    """Of a chain of folders with many members each, a list of all that is still to come would hold every path."""
+    writer = Writer(Nowhere())
+    at: Node | None = None
+    for _ in range(50):
+        for number in range(100):
+            writer.add_file(b"f%d" % number, Attrs(0o644), 0, (), at=at)
+        at = writer.add_dir(b"a" * 200, Attrs(0o755), at=at)
+    reader = Reader(writer.finish())
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in reader.walk()) == 50 * 101 + 1
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_paths_of_absurd_length_end_a_walk() -> None:
+    writer = Writer(Nowhere())
+    at: Node | None = None
+    for _ in range(300):
+        at = writer.add_dir(b"a" * 255, Attrs(0o755), at=at)
+    reader = Reader(writer.finish())
+    with pytest.raises(DataError, match="absurdly long"):
+        list(reader.walk())

@@ -108,6 +108,8 @@ class Reader:
         while todo:
             name = todo.pop()
             if name == b"..":
+                if not done[-1].is_dir:
+                    raise NotFoundError(f"the image has no {_text(path)}")
                 del done[max(1, len(done) - 1) :], names[-1:]
                 continue
             found = self._child(done[-1], name, path)
@@ -137,35 +139,34 @@ class Reader:
             raise DataError(f"bad EROFS image: {folder.nid} is no directory, or one of {folder.size} bytes")
         return list(parse_directory(self.read(folder, 0, folder.size), self._block, folder.nid))
 
-    def listdir(self, path: bytes) -> list[bytes]:
-        """Names in the directory ``path``, sorted. Raises `NotFoundError` when it is something else."""
-        found = self.stat(path)
-        if not found.is_dir:
-            raise NotFoundError(f"the image's {_text(path)} is no folder")
-        return [entry.name for entry in self.entries(found)]
-
     def walk(self, path: bytes = b"") -> Iterator[tuple[bytes, Inode]]:
         """``path`` and everything below it, parents first, names in byte order; hard links as often as they occur."""
-        top = b"/".join(_parts(path))
+        here = bytearray(b"/".join(_parts(path)))
         seen: set[int] = set()
         room = len(self._meta)
         letters = 64 * len(self._meta) + (16 << 20)
-        stack = [(top, self.stat(path))]
-        while stack:
-            path, found = stack.pop()
-            yield path, found
-            if not found.is_dir:
-                continue
-            room -= found.size
-            if found.nid in seen or room < 0:
-                raise DataError(f"bad EROFS image: directory {_text(path)} is there twice")
-            seen.add(found.nid)
-            for entry in reversed(self.entries(found)):
-                below = path + b"/" + entry.name if path else entry.name
-                letters -= len(below)
-                if len(below) > _MAX_PATH or letters < 0:
-                    raise DataError("bad EROFS image: its paths are absurdly long")
-                stack.append((below, self.inode(entry.nid)))
+        # One path for all: those of what is still to come would be many times ``meta``.
+        stack: list[tuple[int, Iterator[Entry]]] = []
+        found = self.stat(path)
+        while True:
+            yield bytes(here), found
+            if found.is_dir:
+                room -= found.size
+                if found.nid in seen or room < 0:
+                    raise DataError(f"bad EROFS image: directory {_text(bytes(here))} is there twice")
+                seen.add(found.nid)
+                stack.append((len(here), iter(self.entries(found))))
+            entry = None
+            while stack and (entry := next(stack[-1][1], None)) is None:
+                stack.pop()
+            if entry is None:
+                return
+            del here[stack[-1][0] :]
+            here += b"/" + entry.name if here else entry.name
+            letters -= len(here)
+            if len(here) > _MAX_PATH or letters < 0:
+                raise DataError("bad EROFS image: its paths are absurdly long")
+            found = self.inode(entry.nid)
 
     # -- contents ------------------------------------------------------------------------------------------------
 
