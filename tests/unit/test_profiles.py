@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 
 from bootseer.blocks import _hash, profiles
-from bootseer.blocks.profiles import ProfileKey
+from bootseer.blocks.profiles import Nodes, ProfileKey
 from bootseer.blocks.trace import MAX_TOUCHES, UNIT, Touch, Trace
 from bootseer.store.folder import FolderStore
 from bootseer.testing import lazy
@@ -128,6 +129,48 @@ def test_a_profile_does_not_grow_without_end(
     for began in range(6):
         profiles.publish(store, KEY, trace(began, began=began), blob.map)
     assert len(names(store)) == 4
+
+
+def test_of_many_nodes_a_few_publish() -> None:
+    def of(count: int, attempt: int = 0) -> list[str]:
+        nodes = [
+            Nodes.of({"SLURMD_NODENAME": f"n{at}", "SLURM_NNODES": str(count), "SLURM_RESTART_COUNT": str(attempt)})
+            for at in range(count)
+        ]
+        return [one.node for one in nodes if one.chosen(TREE)]
+
+    assert len(of(8)) == 8
+    assert 1 <= len(of(1000)) <= 30
+    assert of(1000) != of(1000, 1), "others in another attempt"
+    assert Nodes.of({}).chosen(TREE)
+    assert Nodes.of({}).delay() == 0.0
+    assert 0 <= Nodes.of({"SLURM_NNODES": "1000"}).delay() <= 8
+    assert Nodes.of({"SLURM_NNODES": "many"}).count == 1
+
+
+def test_who_is_not_chosen_publishes_only_where_nobody_did(
+    store: FolderStore, blob: lazy.LazyBlob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiles, "_LONGEST_DELAY", 0.01)
+    other = next(one for at in range(99) if not (one := Nodes(f"n{at}", "", 10**6)).chosen(TREE))
+    hurry = threading.Event()
+    assert profiles.left_to_me(store, KEY, TREE, Nodes(), hurry)
+    assert profiles.left_to_me(store, KEY, TREE, other, hurry)
+    profiles.publish(store, KEY, trace(1), blob.map)
+    assert not profiles.left_to_me(store, KEY, TREE, other, hurry)
+    hurry.set()
+    assert not profiles.left_to_me(store, KEY, TREE, other, hurry)
+    assert profiles.left_to_me(store, KEY, TREE, Nodes(), hurry)
+
+
+def test_traces_too_many_are_removed(store: FolderStore, blob: lazy.LazyBlob, monkeypatch: pytest.MonkeyPatch) -> None:
+    for began in range(6):
+        profiles.publish(store, KEY, trace(began, began=began), blob.map)
+    monkeypatch.setattr(profiles, "MAX_TRACES", 4)
+    read = load(store)
+    assert profiles.trim(store, KEY.prefix(TREE)) == 2
+    assert profiles.trim(store, KEY.prefix(TREE)) == 0
+    assert load(store) == read, "those that nobody read are gone"
 
 
 def test_nothing_touched_is_not_published(store: FolderStore, blob: lazy.LazyBlob) -> None:

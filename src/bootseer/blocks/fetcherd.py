@@ -72,6 +72,7 @@ class FetcherProcess:
         self._channel = channel
         self._stop = threading.Event()
         self._answered = threading.Event()
+        self._left_alone = threading.Event()
         self._answer = Note("")
         self._asked = os.getpid() << 20
         self._unkept = False
@@ -228,7 +229,7 @@ class FetcherProcess:
                 self._heed(got[0], got[1])
             counts = self._shared.counts
             if self._recording == "recording":
-                self._recorder.poll()
+                self._poll()
             age = (time.monotonic_ns() - counts[Count.BEGAN_NS]) / 1e9
             if counts[Count.JOB_READY] or age >= self._spec.record_seconds:
                 self._end_recording()
@@ -264,6 +265,7 @@ class FetcherProcess:
 
     def _alone(self) -> None:
         """Holder and front died at once. Deny what is left to be denied until nobody uses the mount any more."""
+        self._left_alone.set()
         log.critical("holder and front of tree %s are gone", self._spec.id)
         group = self._group
         while group is not None and self._driver == "fanotify":
@@ -287,17 +289,47 @@ class FetcherProcess:
         if self._recording != "recording" or self._key is None:
             return
         counts[Count.RECORDING] = 0
+        # Before anything can go wrong: a fetcher that dies of its recording must not do so again and again.
+        counts[Count.RECORDED] = 1
         self._recording = "publishing"
+        self._renewal = threading.Thread(target=self._publish, args=(self._key,), name="hotpack", daemon=True)
+        try:
+            self._renewal.start()
+        except RuntimeError as exc:
+            log.warning("the recording of tree %s is not published: %s", self._spec.id, exc)
+            self._renewal, self._recording = None, "failed"
+
+    def _poll(self) -> None:
+        try:
+            self._recorder.poll()
+        except Exception:
+            log.exception("the recording of tree %s failed", self._spec.id)
+            self._shared.counts[Count.RECORDING] = 0
+            self._shared.counts[Count.RECORDED] = 1
+            self._recording = "failed"
+
+    def _publish(self, key: profiles.ProfileKey) -> None:
+        """Publish the trace, then a hot pack. Advice: what goes wrong is a line in the log."""
+        try:
+            if self._publish_trace(key):
+                self._renew(key)
+        except Exception:
+            log.exception("the recording of tree %s is not published", self._spec.id)
+            self._recording = "failed"
+
+    def _publish_trace(self, key: profiles.ProfileKey) -> bool:
+        counts = self._shared.counts
         trace = self._recorder.trace(complete=not (counts[Count.INCOMPLETE] or counts[Count.TOUCHES_LOST]))
         self._use = profiles.hot_use(self._plan.order, trace, self._tree.map)
         if trace.touches:
             self._keep_hot({*self._plan.order, *profiles.blocks_of(trace, self._tree.map)})
-        self._recording = profiles.publish(self._store, self._key, trace, self._tree.map)
-        counts[Count.RECORDED] = 1
+        nodes = profiles.Nodes.of(os.environ)
+        if profiles.left_to_me(self._store, key, self._spec.digest, nodes, self._hurry):
+            self._recording = profiles.publish(self._store, key, trace, self._tree.map)
+        else:
+            self._recording = "left to others"
         log.info("trace of %d touches: %s; %s", len(trace.touches), self._recording, self._use)
-        if trace.touches and self._recording != "failed":
-            self._renewal = threading.Thread(target=self._renew, args=(self._key,), name="hotpack", daemon=True)
-            self._renewal.start()
+        return bool(trace.touches) and self._recording not in ("failed", "left to others")
 
     def _keep_hot(self, blocks: set[int]) -> None:
         cacheparts.keep_hot(self._tree.cache, self._tree.map_digest, self._tree.map.count, blocks)
@@ -386,7 +418,10 @@ class FetcherProcess:
         """Its very answer to this question. Raises `UnavailableError` when it gives none."""
         self._asked += 1
         self._answered.clear()
-        if not self._link.send(Note(do, number=self._asked)) or not self._answered.wait(_HOLDER_SECONDS):
+        sent = self._link.send(Note(do, number=self._asked))
+        if not self._answered.wait(_HOLDER_SECONDS if sent else _TICK):
+            if do == "leave" and self._left_alone.is_set():
+                return "left"  # it ends by itself when nobody uses the tree any more
             raise UnavailableError(f"the holder of tree {self._spec.id} does not answer to {do!r}", hint="try again")
         return self._answer.do
 

@@ -214,7 +214,7 @@ def publish(store: Store, folder: str, path: Path, pack: HotPack) -> str:
 
 
 def _created(store: Store, info: ObjectInfo) -> int:
-    """When the pack was made; one that is damaged or from the future counts as the oldest. Raises `UnavailableError`."""
+    """When the pack was made; a damaged one or one from the future is the oldest. Raises `UnavailableError`."""
     source = StoreSource(store, info.key)
     try:
         raw = source.read(0, 0, min(info.size, _HEADER.size))

@@ -142,6 +142,7 @@ def _renew(
     if not _claim(store, f"{folder}/hot.claim"):
         return "made elsewhere"
     try:
+        profiles.trim(store, folder)
         now = time.time_ns()
         pack = hotpack.build(
             cache,

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import itertools
 import logging
+import random
 import re
+import socket
 import statistics
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -34,6 +37,10 @@ _ENOUGH = 3
 _NEWS = 0.01
 _RARE = 8
 _READERS = 4
+_PUBLISHERS = 8
+"""Nodes of a job that publish what they recorded, about: three traces without news are enough, and a node that is not
+like the others should have a chance."""
+_LONGEST_DELAY = 8.0
 
 
 class ProfileKey(msgspec.Struct, frozen=True):
@@ -53,6 +60,40 @@ class ProfileKey(msgspec.Struct, frozen=True):
     def prefix(self, tree: str) -> str:
         """The store folder of this profile of ``tree``."""
         return f"profiles/{tree}/{self.folder}"
+
+
+class Nodes(msgspec.Struct, frozen=True):
+    """This node among the ``count`` of its job, in this ``attempt``: all of them end their recordings together."""
+
+    node: str = ""
+    attempt: str = ""
+    count: int = 1
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> Nodes:
+        """As the job's launcher says; one node where it says nothing."""
+
+        def first(*names: str) -> str:
+            return next((value for name in names if (value := environ.get(name))), "")
+
+        count = first("BOOTSEER_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "GROUP_WORLD_SIZE")
+        return cls(
+            first("BOOTSEER_NODE", "SLURMD_NODENAME") or socket.gethostname(),
+            first("SLURM_JOB_ID")
+            + "/"
+            + first("BOOTSEER_ATTEMPT", "SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"),
+            int(count) if count.isdecimal() and len(count) < 9 else 1,
+        )
+
+    def chosen(self, tree: str) -> bool:
+        """Whether this node's recording is one of the few that are published: other nodes in another attempt."""
+        share = _PUBLISHERS / max(1, self.count)
+        text = f"{tree}\0{self.node}\0{self.attempt}"
+        return share >= 1 or int(_hash.hexdigest(text.encode())[:8], 16) < share * 2**32
+
+    def delay(self) -> float:
+        """Seconds to wait before, so that those chosen come one after the other and see what is there already."""
+        return random.uniform(0.0, min(_LONGEST_DELAY, 0.5 * (self.count - 1)))
 
 
 def blocks_of(trace: Trace, blocks: BlockMap) -> dict[int, int]:
@@ -180,6 +221,30 @@ def publish(store: Store, key: ProfileKey, trace: Trace, blocks: BlockMap) -> st
         log.warning("cannot publish the trace of tree %s: %s", trace.tree[:12], exc)
         return "failed"
     return "published" if trace.complete else "published incomplete"
+
+
+def left_to_me(store: Store, key: ProfileKey, tree: str, nodes: Nodes, hurry: threading.Event) -> bool:
+    """Whether this node is to publish, after a rest that ``hurry`` ends. One that was not chosen does so where, a while
+    later, nobody has: a job may be said to be larger than it is."""
+    if nodes.chosen(tree):
+        hurry.wait(nodes.delay())
+        return True
+    if hurry.wait(_LONGEST_DELAY + nodes.delay()):
+        return False
+    try:
+        return not any(info.key.endswith(".trace") for info in store.list(key.prefix(tree)))
+    except BootseerError as exc:
+        log.warning("cannot look for traces of tree %s: %s", tree[:12], exc)
+        return False
+
+
+def trim(store: Store, prefix: str) -> int:
+    """Delete the traces in the store folder ``prefix`` that nobody would read: nodes that publish at the same moment do
+    not see one another. Returns how many. Raises `UnavailableError` and kin."""
+    extra = sorted(info.key for info in store.list(prefix) if info.key.endswith(".trace"))[MAX_TRACES:]
+    for key in extra:
+        store.delete(key)
+    return len(extra)
 
 
 def _news(mine: Iterable[int], known: Sequence[Trace], blocks: BlockMap) -> float:
