@@ -18,7 +18,8 @@ from bootseer.errors import BootseerError, DataError, NotFoundError, from_os_err
 
 _log = logging.getLogger(__name__)
 _PIECE = 1 << 20
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+"""Not blocking: a fifo put in place of a file would wait for a writer."""
 
 
 def build(
@@ -169,7 +170,8 @@ class _Walk:
         fd = os.open(full, _READ)
         try:
             now = os.fstat(fd)
-            if (now.st_dev, now.st_ino) != (status.st_dev, status.st_ino):
+            same = (now.st_dev, now.st_ino) == (status.st_dev, status.st_ino) and stat.S_ISREG(now.st_mode)
+            if not same:
                 raise DataError(f"{show(full)} was replaced while an image was made of it")
             # fewer blocks than bytes: it has holes
             sparse = now.st_blocks * 512 < now.st_size
