@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pty
+import select
 import signal
 import subprocess
 import sys
@@ -170,6 +172,32 @@ def test_signals_reach_the_container(
         assert child.stdout.readline() == "up\n"
         child.send_signal(number)
         assert child.wait(20) == code
+    assert left_over(place / "state") == []
+
+
+def test_a_terminal_reaches_the_container(place: Path, environ: dict[str, str]) -> None:
+    script = "trap 'exit 22' INT; echo up; read line; echo got $line; while :; do sleep 0.1; done"
+    pid, terminal = pty.fork()
+    if not pid:
+        os.execvpe(CLI[0], [*CLI, "image", "run", f"oci:{place}/layout:v1", "--", "sh", "-c", script], environ)
+    seen = b""
+
+    def wait_for(text: bytes) -> None:
+        nonlocal seen
+        until = time.monotonic() + 30
+        while text not in seen:
+            assert select.select([terminal], [], [], max(0.0, until - time.monotonic()))[0], seen
+            seen += os.read(terminal, 4096)
+
+    wait_for(b"up\r\n")
+    os.write(terminal, b"hello\n")
+    wait_for(b"got hello")
+    os.write(terminal, b"\x03")
+    with contextlib.suppress(OSError):  # EIO: the other side is closed
+        while os.read(terminal, 4096):
+            pass
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 22
+    os.close(terminal)
     assert left_over(place / "state") == []
 
 

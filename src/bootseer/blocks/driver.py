@@ -26,7 +26,8 @@ class InUseError(UnavailableError):
 
 
 def choose(wish: str, cache: Path, data_fd: int, state_dir: Path, *, complete: bool, missing: int) -> str:
-    """The driver for a data file in the folder ``cache`` with ``missing`` bytes still to come.
+    """The driver for a data file in the folder ``cache`` (inside ``blocks`` of a cache folder) with ``missing`` bytes
+    still to come.
 
     ``wish`` is `Config.driver`. ``auto`` ends in ``fuse`` with a log line that says why; ``fanotify`` that cannot be
     is `UnsupportedError` or `FullError`.
@@ -45,7 +46,8 @@ def choose(wish: str, cache: Path, data_fd: int, state_dir: Path, *, complete: b
 
 
 def _against_fanotify(cache: Path, data_fd: int, state_dir: Path, missing: int) -> BootseerError | None:
-    verdict = canary.fanotify_works(cache, state_dir)
+    # Not in the tree's own folder: what a killed trial leaves there would keep it from being deleted.
+    verdict = canary.fanotify_works(cache.parents[1], state_dir)
     if not verdict.works:
         return UnsupportedError(f"the fanotify driver does not work here: {verdict.reason}")
     if (most := raise_descriptor_limit()) < _DESCRIPTORS:

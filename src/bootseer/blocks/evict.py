@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -65,7 +66,9 @@ def remove_blocks(quiet: Quiet) -> None:
     bitmap.sync_folder(quiet.folder)
     faults.point("blocks.evict.bitmap-gone")
     for path in quiet.folder.iterdir():
-        if path.name != "lock":
+        if path.is_dir():
+            shutil.rmtree(path)  # no part of a cache: something that was killed made it
+        elif path.name != "lock":
             path.unlink()
             faults.point("blocks.evict.file-gone")
     # The lock last: who opened it before, and waits, sees that it is not in its place any more.

@@ -162,15 +162,26 @@ class _Container:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._command("delete", "--force", self._ident)
+        said = self._command("delete", "--force", self._ident)
+        if (self._root / self._ident).exists():  # the runtime's own record of a container
+            log.warning(
+                "container %s could not be deleted, its bundle stays in %s: %s", self._ident, self._bundle, said
+            )
+            return
         shutil.rmtree(self._bundle, ignore_errors=True)
 
     def run(self, *, quiet: bool = False, deadline: float | None = None) -> int:
         argv = [*self._base(), "run", "--bundle", str(self._bundle), "--pid-file", str(self._bundle / "pid")]
         where = subprocess.DEVNULL if quiet else None
-        with subprocess.Popen([*argv, self._ident], stdin=where, stdout=where, stderr=where, process_group=0) as child:
+        # A group of its own keeps signals to ours from coming twice; but one that is not the terminal's may not read
+        # from it: an interactive command would stop for good, and we wait for it.
+        shared = not quiet and os.isatty(0)
+        group = None if shared else 0
+        with subprocess.Popen(
+            [*argv, self._ident], stdin=where, stdout=where, stderr=where, process_group=group
+        ) as child:
             try:
-                with self._forwarding(child):
+                with self._forwarding(child, shared):
                     code = child.wait(deadline)
             except subprocess.TimeoutExpired:
                 raise UnavailableError(f"{self._program} did not end within {deadline} s") from None
@@ -203,14 +214,19 @@ class _Container:
             *("--log-format", "json"),
         ]
 
-    def _command(self, *args: str) -> None:
+    def _command(self, *args: str) -> str:
+        """What the runtime had to say, to be used where it went wrong."""
         try:
-            subprocess.run([*self._base(), *args], capture_output=True, check=False, timeout=30)
+            done = subprocess.run([*self._base(), *args], capture_output=True, check=False, timeout=30)
+            return done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}"
         except subprocess.TimeoutExpired:
             log.warning("%s %s of container %s did not end within 30 s", self._program, args[0], self._ident)
+            return "no answer within 30 s"
 
     @contextmanager
-    def _forwarding(self, child: subprocess.Popen[bytes]) -> Iterator[None]:
+    def _forwarding(self, child: subprocess.Popen[bytes], shared: bool) -> Iterator[None]:
+        """Pass signals on to ``child``. ``shared``: it is in our process group, the terminal's, which gives it
+        interrupts itself."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -222,7 +238,8 @@ class _Container:
                 timer.daemon = True
                 timer.start()
                 timers.append(timer)
-            child.send_signal(number)
+            if not shared or number not in (signal.SIGINT, signal.SIGQUIT):
+                child.send_signal(number)
 
         before = {number: signal.signal(number, forward) for number in _FORWARDED}
         try:
