@@ -246,6 +246,7 @@ class TestTokens:
             with pytest.raises(UnavailableError, match="gives no token"):
                 registry.read_range(ITEM, 0, 10)
             tokens.status = 0
+            time.sleep(0.1)  # a failure is remembered for a while, of growing multiples of _PAUSE
             assert registry.read_range(ITEM, 0, 10) == DATA[:10]
 
     def test_a_wrong_login(self, tokens: TokenServer, guarded: DockerRegistry, no_logins: Path) -> None:

@@ -422,3 +422,34 @@ def test_a_token_server_that_fails_is_asked_again_later(monkeypatch: pytest.Monk
         tokens.said = reply(200, b'{"token":"abc"}')
         time.sleep(0.3)
         assert client.manifest("x")[0] == b"{}"
+
+
+def test_a_few_traces_of_many_cost_a_few_requests_and_once(caplog: pytest.LogCaptureFixture) -> None:
+    from bootseer.store import _artifact, open_store
+
+    keys = {_artifact.tag_of(key): key for key in (f"profiles/{'a' * 64}/j/{n}.trace" for n in range(300))}
+    bad = next(iter(keys))
+
+    def answer(line: str, headers: dict[str, str], number: int) -> bytes:
+        path = line.split()[1]
+        if "/tags/" in path:
+            return reply(200, json.dumps({"tags": list(keys)}).encode())
+        tag = path.rpartition("/")[2]
+        return reply(200, b"[" * 9 if tag == bad else _artifact.build({keys[tag]: ITEM}, None))
+
+    with Server(answer) as server:
+        store = open_store(f"registry+http://{server.address}/a/b")
+        listing = store.some(f"profiles/{'a' * 64}/j")
+        for _ in range(8):
+            next(listing)
+        listing.close()  # type: ignore[attr-defined]
+        assert len(server.seen) <= 1 + 2 * 8
+        found = list(store.list(f"profiles/{'a' * 64}/j"))
+        assert len(found) == 299  # all but the one that is not understood
+        assert [info.key for info in found] == sorted(info.key for info in found)
+        assert bad in caplog.text
+        before = len(server.seen)
+        assert list(store.list(f"profiles/{'a' * 64}")) == found
+        assert store.stat(found[5].key) == found[5]
+        assert len(server.seen) == before + 2  # the tags, and the bad one
+        store.close()  # type: ignore[attr-defined]

@@ -179,7 +179,7 @@ def _read(store: Store, prefix: str, tree: str, size: int) -> Iterator[Trace]:
     taken = 0
     # A few at once: with 10 ms per request 32 traces one after the other would take a third of a second.
     with ThreadPoolExecutor(_READERS, thread_name_prefix="traces") as pool:
-        found = (info for info in store.list(prefix) if info.key.endswith(".trace"))
+        found = (info for info in store.some(prefix) if info.key.endswith(".trace"))
         while taken < MAX_TRACES and (some := list(itertools.islice(found, MAX_TRACES - taken))):
             for trace in pool.map(lambda info: _read_one(store, info, tree, size), some):
                 if trace is not None:
@@ -241,7 +241,7 @@ def left_to_me(store: Store, key: ProfileKey, tree: str, nodes: Nodes, hurry: th
 def trim(store: Store, prefix: str) -> int:
     """Delete the traces in the store folder ``prefix`` that nobody would read: nodes that publish at the same moment do
     not see one another. Returns how many. Raises `UnavailableError` and kin."""
-    extra = sorted(info.key for info in store.list(prefix) if info.key.endswith(".trace"))[MAX_TRACES:]
+    extra = sorted(info.key for info in store.some(prefix) if info.key.endswith(".trace"))[MAX_TRACES:]
     for key in extra:
         store.delete(key)
     return len(extra)

@@ -101,7 +101,7 @@ def related(store: Store, ref: Reference, config: ImageConfig) -> list[str]:
     ranked: list[tuple[tuple[int, bool, int], str]] = []
     end = time.monotonic() + _SECONDS
     try:
-        infos = itertools.islice(store.list(FOLDER), _MAX_RELATED)
+        infos = itertools.islice(store.some(FOLDER), _MAX_RELATED)
         with ThreadPoolExecutor(_READERS, "related") as pool:
             while some := list(itertools.islice(infos, 2 * _READERS)):
                 for other in pool.map(lambda info: _look(store, info.key), some):

@@ -80,6 +80,10 @@ class Store(abc.ABC):
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """Objects below the folder ``prefix`` (recursively), in key order; half-published ones are unseen."""
 
+    def some(self, prefix: str) -> Iterator[ObjectInfo]:
+        """As `list`, in any order, for who needs only the first few: where each costs a request, the others cost none."""
+        return self.list(prefix)
+
     @abc.abstractmethod
     def delete(self, key: str) -> None:
         """Remove the object; no error when it is gone already."""

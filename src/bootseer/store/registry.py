@@ -15,7 +15,7 @@ key by threads of one process take turns.
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import itertools
 import logging
 import threading
 from collections.abc import Iterator, Sequence
@@ -25,40 +25,20 @@ from pathlib import Path
 import msgspec
 
 from bootseer import faults
-from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, from_os_error
+from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError
 from bootseer.oci._turns import turn
 from bootseer.oci.reference import Reference
 from bootseer.oci.registry import Registry
 from bootseer.oci.spec import MANIFEST, Descriptor, decode, digest_of
 from bootseer.store import _artifact
+from bootseer.store._blobs import BlobReader, descriptor_of
+from bootseer.store._known import Known, immutable
 from bootseer.store.base import ObjectInfo, RangeReader, Store, check_key
 
 log = logging.getLogger(__name__)
 
 _SCHEMES: dict[str, bool | None] = {"registry": None, "registry+http": True, "registry+https": False}
-_IMMUTABLE = ("blobs/", "trees/")
-"""Keys that name their content: where they are may be remembered."""
-_REMEMBERED = 100_000
 _LOOKERS = 8
-
-
-class _Reader(RangeReader):
-    def __init__(self, registry: Registry, item: Descriptor, key: str) -> None:
-        self._registry, self._item, self._key = registry, item, key
-        self.size = item.size
-
-    def read(self, offset: int, length: int) -> bytes:
-        if offset + length > self.size:
-            raise DataError(f"{self._key} ends at {self.size}, wanted {offset + length}")
-        return self._registry.read_range(self._item, offset, length)
-
-    def original(self, offset: int, length: int) -> bytes | None:
-        if not self._registry.mirrored:
-            return None
-        return self._registry.read_range(self._item, offset, length, fresh=True)
-
-    def close(self) -> None:
-        """Connections are the store's."""
 
 
 class _Batch:
@@ -87,7 +67,7 @@ class RegistryStore(Store):
         self._ref = msgspec.structs.replace(ref, digest="", tag="latest")
         self._registry = Registry(self._ref, plain_http=_SCHEMES[scheme])
         self._lock = threading.Lock()
-        self._known: dict[str, Descriptor] = {}
+        self._known = Known()
         self._referred: dict[str, dict[str, Descriptor]] = {}
         self._batch: _Batch | None = None
         self._has_config = False
@@ -100,7 +80,7 @@ class RegistryStore(Store):
         return data
 
     def open(self, key: str) -> RangeReader:
-        return _Reader(self._registry, self._find(key), f"{key} in store {self.url}")
+        return BlobReader(self._registry, self._find(key), f"{key} in store {self.url}")
 
     def stat(self, key: str) -> ObjectInfo:
         return ObjectInfo(key, self._find(key).size)
@@ -155,22 +135,41 @@ class RegistryStore(Store):
                 self._batch.objects.setdefault(key, item)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        yield from sorted(self.some(prefix), key=lambda info: info.key)
+
+    def some(self, prefix: str) -> Iterator[ObjectInfo]:
+        """A request per object that was not seen before, ``_LOOKERS`` at a time and ahead."""
         below = prefix.strip("/")
         if below:
             check_key(below)
         start = _artifact.tag_prefix(below)
-        tags = [tag for tag in self._registry.tags() if tag.startswith(start)]
-        seen, found = set(tags), dict[str, int]()
+        tags = list(dict.fromkeys(tag for tag in self._registry.tags() if tag.startswith(start)))
+        seen, rest = set(tags), iter(tags)
         with ThreadPoolExecutor(_LOOKERS, thread_name_prefix="registry-list") as pool:
-            for objects, tag in zip(pool.map(self._objects, tags), tags, strict=True):
-                found |= {key: item.size for key, item in (objects or {}).items() if _artifact.tag_of(key) == tag}
+            while some := list(itertools.islice(rest, _LOOKERS)):
+                for found in pool.map(self._tagged, some):
+                    if found and (not below or found[0].startswith(below + "/")):
+                        yield ObjectInfo(found[0], found[1].size)
         if self._image:
-            for key, item in self._refers(self._image, again=True).items():
-                if _artifact.tag_of(key) not in seen:  # else it is there, or deleted
-                    found[key] = item.size
-        for key in sorted(found):
-            if not below or key.startswith(below + "/"):
-                yield ObjectInfo(key, found[key])
+            for key, item in sorted(self._refers(self._image, again=True).items()):
+                # With a tag it was there already, or is deleted.
+                if _artifact.tag_of(key) not in seen and (not below or key.startswith(below + "/")):
+                    yield ObjectInfo(key, item.size)
+
+    def _tagged(self, tag: str) -> tuple[str, Descriptor] | None:
+        """Key and blob of the object with this tag; None when it is deleted, or not understood."""
+        if known := self._known.tagged(tag):
+            return known
+        try:
+            objects = self._objects(tag) or {}
+        except DataError as exc:
+            log.warning("ignoring tag %s in store %s: %s", tag, self.url, exc.message)
+            return None
+        for key, item in objects.items():
+            if _artifact.tag_of(key) == tag:
+                self._known.remember_tag(tag, key, item)
+                return key, item
+        return None
 
     def delete(self, key: str) -> None:
         """As far as the registry lets us: a manifest of this key alone is deleted, else the tag leads nowhere."""
@@ -178,8 +177,8 @@ class RegistryStore(Store):
         tag = _artifact.tag_of(key)
         with turn(f"{self._ref.registry}/{self._ref.name}/{key}", "key"):
             with self._lock:
-                self._known.pop(key, None)
                 self._referred.clear()
+            self._known.forget(key)
             try:
                 body, _, digest = self._registry.manifest(tag, fresh=True)
                 found = _decode(body)
@@ -193,8 +192,7 @@ class RegistryStore(Store):
             if there:
                 self._put_config()
                 self._registry.store_manifest(_artifact.build({}, None), MANIFEST, tag)
-            with self._lock:
-                self._known.pop(key, None)
+            self._known.forget(key)
 
     def close(self) -> None:
         """Drop kept connections; the store stays usable."""
@@ -213,12 +211,12 @@ class RegistryStore(Store):
         with self._lock:
             if self._batch and key in self._batch.objects:
                 return self._batch.objects[key]
-            if key in self._known:
-                return self._known[key]
+        if known := self._known.find(key):
+            return known
         tag = _artifact.tag_of(key)
         objects = self._objects(tag)
         if objects is not None:
-            self._remember(objects)
+            self._known.remember(objects)
             return objects.get(key)
         for image in filter(None, (self._image, _image_of(key))):
             if item := self._refers(image).get(key):
@@ -247,27 +245,13 @@ class RegistryStore(Store):
                 found |= self._objects(item.digest) or {}
             except DataError as exc:
                 log.warning("ignoring artifact %s of %s: %s", item.digest, image, exc.message)
-        self._remember(found)
+        self._known.remember(found)
         with self._lock:
             self._referred[image] = found
         return found
 
-    def _remember(self, objects: dict[str, Descriptor]) -> None:
-        with self._lock:
-            if len(self._known) > _REMEMBERED:
-                self._known.clear()
-            self._known.update({key: item for key, item in objects.items() if key.startswith(_IMMUTABLE)})
-
     def _upload(self, key: str, data: bytes | Path) -> Descriptor:
-        try:
-            if isinstance(data, Path):
-                with open(data, "rb") as file:
-                    digest, size = "sha256:" + hashlib.file_digest(file, "sha256").hexdigest(), file.tell()
-            else:
-                digest, size = digest_of(data), len(data)
-        except OSError as exc:
-            raise from_os_error(exc, f"read {data!s}") from exc
-        item = Descriptor(_artifact.OBJECT, digest, size)
+        item = descriptor_of(data)
         self._registry.put_blob(item, data)
         return item
 
@@ -290,14 +274,14 @@ class RegistryStore(Store):
             won = self._tag(key, body, objects[key], overwrite=overwrite) and won
         with self._lock:
             self._referred.clear()
-            for key, _ in new:
-                self._known.pop(key, None)
+        for key, _ in new:
+            self._known.forget(key)
         return won
 
     def _tag(self, key: str, body: bytes, item: Descriptor, *, overwrite: bool) -> bool:
         """Write the tag of ``key``; False when somebody else was first, as far as that can be seen."""
         tag = _artifact.tag_of(key)
-        checked = not overwrite and not key.startswith(_IMMUTABLE)  # those say the same whoever writes them
+        checked = not overwrite and not immutable(key)  # those say the same whoever writes them
         if checked and key in (self._objects(tag) or {}):
             return False
         faults.point("registry.publish.before-tag")
