@@ -7,7 +7,6 @@ import os
 import resource
 import select
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from bootseer.blocks.child import Child
 from bootseer.blocks.guarded import guard_in_use
 from bootseer.blocks.pulse import Watch, beat
 from bootseer.blocks.shared import Count, Shared
-from bootseer.kernel.fanotify import Group
+from bootseer.kernel.fanotify import Buffer, Event, Group
 
 
 def shared() -> Shared:
@@ -63,25 +62,29 @@ def test_a_child_that_cannot_be_watched_is_none(monkeypatch: pytest.MonkeyPatch)
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr(os, "pidfd_open", fail)
-    assert Child("part", lambda: time.sleep(60) or 0, lambda: None).dead
+    assert Child("part", lambda: len(select.select([], [], [], 60)), lambda: None).dead
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
 
 
 def test_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-    monkeypatch.setattr(pulse.time, "monotonic", lambda: now)
+    clock = [0.0]
+    monkeypatch.setattr(pulse.time, "monotonic", lambda: clock[0])  # type: ignore[attr-defined]
     counts = memoryview(bytearray(16)).cast("Q")
     watch = Watch(counts, 1, 3.0)
-    for now in range(1, 20):
-        assert not watch.silent()  # it never was up
-    for now in range(20, 30):
+
+    def silent(seconds: float = 1.0) -> bool:
+        clock[0] += seconds
+        return watch.silent()
+
+    assert not any(silent() for _ in range(20))  # it never was up
+    for _ in range(10):
         beat(counts, 1)
-        assert not watch.silent()
-    assert [watch.silent() for now in (31.0, 32.0, 33.0)] == [False, False, True]
+        assert not silent()
+    assert [silent() for _ in range(3)] == [False, False, True]
     watch.restart()
-    now = 1000.0  # the watcher itself did not run for long
-    assert not watch.silent()
+    assert not silent(1000.0)  # the watcher itself did not run for long
+    assert [silent(), silent()] == [False, True]
     counts[1] = (1 << 64) - 1
     beat(counts, 1)
 
@@ -91,11 +94,11 @@ class FullGroup(Group):
 
     asked = 0
 
-    def events(self, buffer: object) -> list[object]:  # type: ignore[override]
+    def events(self, buffer: Buffer) -> list[Event]:
         self.asked += 1
         raise OSError(errno.ENFILE, os.strerror(errno.ENFILE))
 
-    def deny(self, fd: int, number: int) -> bool:
+    def deny(self, fd: int, number: int = 0) -> bool:
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
 

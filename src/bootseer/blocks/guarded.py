@@ -24,7 +24,10 @@ def guard_in_use(pids: Iterable[int]) -> bool:
 
 def _guards(pid: int) -> bool:
     try:
-        links = {int(name): os.readlink(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")}
+        links = {}
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                links[int(name)] = os.readlink(f"/proc/{pid}/fd/{name}")
     except OSError:
         return not _ended(pid)
     if _GROUP not in links.values():
