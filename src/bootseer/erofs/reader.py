@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from mmap import mmap
 from typing import NamedTuple
 
+from bootseer.erofs import format as fmt
 from bootseer.erofs.extents import ExtentIndex
 from bootseer.erofs.reader_disk import (
     CHUNKS,
@@ -30,7 +31,7 @@ _MAX_LINK = 4096
 _MAX_PATH = 1 << 16
 _MAX_LINKS = 40
 _META, _DATA, _HOLE = 0, 1, -1
-_INDEX, _BLOCK = struct.Struct("<HHI"), struct.Struct("<I")
+_INDEX, _BLOCK = fmt.CHUNK, struct.Struct("<I")
 
 
 class Extent(NamedTuple):

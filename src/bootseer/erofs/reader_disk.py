@@ -15,14 +15,13 @@ from typing import NamedTuple
 
 import crc32c
 
+from bootseer.erofs import format as fmt
 from bootseer.errors import DataError
 
-MAGIC = 0xE0F5E1E2
-SUPER_AT = 1024
-SLOT = 32
-"""An inode's number counts these from the start of the metadata area."""
-NULL_BLOCK = 0xFFFFFFFF
-PLAIN, INLINE, CHUNKS = 0, 2, 4
+MAGIC, SUPER_AT, SLOT, NULL_BLOCK = fmt.MAGIC, fmt.SUPER_OFFSET, fmt.SLOT, fmt.HOLE
+PLAIN, INLINE, CHUNKS = fmt.PLAIN, fmt.INLINE, fmt.CHUNKED
+
+# As in `format`, but with the fields that only other writers set.
 
 _SUPER = struct.Struct("<IIIBBHQqIIII16s16sIHHHB")
 _CHECKSUMMED = 1
@@ -30,19 +29,12 @@ _CHECKSUMMED = 1
 _KNOWN_FEATURES = 0x1 | 0x2 | 0x4 | 0x8
 _DEVICE_SLOT = 128
 _DEVICE = struct.Struct("<64sII")
-_COMPACT = struct.Struct("<HHHHIIIIHHI")
+_COMPACT = fmt.COMPACT
 _EXTENDED = struct.Struct("<HHHHQIIIIqII16s")
-_DIRENT = struct.Struct("<QHBB")
+_DIRENT = fmt.DIRENT
 _XATTR_HEADER = struct.Struct("<IB7s")
-_XATTR_ENTRY = struct.Struct("<BBH")
-_PREFIXES = {
-    1: b"user.",
-    2: b"system.posix_acl_access",
-    3: b"system.posix_acl_default",
-    4: b"trusted.",
-    5: b"lustre.",
-    6: b"security.",
-}
+_XATTR_ENTRY = fmt.XATTR_ENTRY
+_PREFIXES = {5: b"lustre.", **{number: prefix for prefix, number in fmt.XATTR_PREFIXES}}
 _KINDS = {stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK, stat.S_IFCHR, stat.S_IFBLK, stat.S_IFIFO, stat.S_IFSOCK}
 
 
