@@ -692,3 +692,68 @@ def test_what_is_fetched_twice_is_bounded() -> None:
     assert schedule.hedge(199, []), "at the second look"
     stats.demand_bytes = 6_000_000
     assert sum(schedule.hedge(block, []) for block in range(200, 300)) == 9, "and a tenth of what was asked for"
+
+
+def test_while_room_is_made_the_threads_go_on(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = threading.Event()
+    go_on = threading.Event()
+    full = threading.Event()
+    full.set()
+    write = rig.cache.write
+
+    def tight(block: int, data: bytes) -> None:
+        if full.is_set():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(block, data)
+
+    def make() -> bool:
+        asked.set()
+        assert go_on.wait(10)
+        full.clear()
+        return True
+
+    monkeypatch.setattr(rig.cache, "write", tight)
+    fetcher = Fetcher(rig.cache, [StoreSource(rig.store, rig.blob.key)], streams=2, window=4096, make_room=make)
+    try:
+        answers = [Answers() for _ in range(6)]
+        for block, one in zip(rig.real[::5], answers, strict=False):
+            fetcher.submit(block, block, one)
+        assert asked.wait(5)
+        until(lambda: len(rig.store.reads) >= 6)
+        assert not any(one.all for one in answers)
+        assert not fetcher.wait(0.1)
+        go_on.set()
+        assert [one.one() for one in answers] == [None] * 6
+        assert all(rig.right(block) for block in rig.real[:30:5])
+        assert fetcher.wait(5)
+        assert not fetcher.full
+    finally:
+        go_on.set()
+        fetcher.close()
+
+
+@pytest.mark.parametrize("how", ["in vain", "fails"])
+def test_where_no_room_can_be_made_readers_are_served_from_memory(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    calls = 0
+
+    def make() -> bool:
+        nonlocal calls
+        calls += 1
+        if how == "fails":
+            raise ValueError("unforeseen")
+        return False
+
+    def full(block: int, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(rig.cache, "write", full)
+    fetcher = Fetcher(rig.cache, [StoreSource(rig.store, rig.blob.key)], streams=2, window=4096, make_room=make)
+    try:
+        for block in rig.real[:3]:
+            assert fetcher.demand(block, block) == {block: rig.blob.content[block * 4096 : (block + 1) * 4096]}
+        assert calls == 1
+        assert fetcher.full
+    finally:
+        fetcher.close()

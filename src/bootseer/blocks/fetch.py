@@ -14,12 +14,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from bootseer.blocks._hash import Buffer
 from bootseer.blocks.cache import CacheFile
 from bootseer.blocks.decode import verified
 from bootseer.blocks.flight import FetchStats, Flight
 from bootseer.blocks.hotstream import HotStream
 from bootseer.blocks.queue import STREAM, Batch, FetchQueue, Priority
+from bootseer.blocks.room import Room
 from bootseer.blocks.schedule import Schedule
 from bootseer.blocks.source import Source, Sources
 from bootseer.blocks.waiting import DEADLINE, Done, Request, Waiting
@@ -74,9 +74,8 @@ class Fetcher:
         self._schedule = Schedule(self._queue, self._waiting, self.stats, streams=self._streams, quiet=quiet)
         self._schedule.last_demand = time.monotonic()
         self._deadline = deadline
-        self._room = make_room
-        self._room_lock = threading.Lock()
-        self._room_made = 0
+        self._room = Room(make_room, self._unpark)
+        self._parked = 0
         self._lock = threading.Lock()
         self._work_came = threading.Condition(self._lock)
         self._work_done = threading.Condition(self._lock)
@@ -191,7 +190,7 @@ class Fetcher:
             return self._work_done.wait_for(lambda: self._closing.is_set() or self._idle(), timeout)
 
     def _idle(self) -> bool:
-        return not (self._flights or self._schedule.pending)
+        return not (self._flights or self._parked or self._schedule.pending)
 
     @property
     def full(self) -> bool:
@@ -215,6 +214,8 @@ class Fetcher:
         stuck = sum(thread.is_alive() for thread in self._threads)
         if stuck:
             log.warning("%d fetch threads are stuck in a source that does not answer; leaving them", stuck)
+        with self._lock:
+            self._work_done.wait_for(lambda: not self._parked, max(0.0, until - time.monotonic()))
         self._sources.close()
         for source in self._stream_sources:
             source.close()
@@ -471,9 +472,9 @@ class Fetcher:
             came: list[Came] = []
             for block, (start, length) in zip(part.blocks, part.frames, strict=True):
                 try:
-                    came.append(
-                        (block, self._keep(block, self._open(block, view[start : start + length], batch)), None)
-                    )
+                    kept = self._keep(block, self._open(block, view[start : start + length], batch))
+                    if kept is not None:
+                        came.append(kept)
                 except UnavailableError:
                     lost.append(block)
                 except BootseerError as exc:
@@ -496,32 +497,36 @@ class Fetcher:
             self.stats.stream_bad += batch.pack == STREAM
         return self._sources.block(self._map, block, lambda length: self._count(batch.priority, length))
 
-    def _keep(self, block: int, data: Buffer) -> bytes | None:
-        """Put ``data`` in the cache; returned when that fails, for those who wait for it."""
-        made = self._room_made
+    def _keep(self, block: int, data: bytes) -> Came | None:
+        """Put ``data`` in the cache, or have it in memory for those who wait; None: it will come when there is room."""
         try:
             self._cache.write(block, data)
         except OSError as exc:
-            try:
-                if exc.errno not in (errno.ENOSPC, errno.EDQUOT) or not self._make_room(made):
-                    raise
-                self._cache.write(block, data)
-            except OSError as more:
-                self._note_full(more)
-                return bytes(data)
-        return None
+            if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+                with self._lock:
+                    self._parked += 1
+                if self._room.park(block, data):
+                    return None
+                with self._lock:
+                    self._parked -= 1
+            self._note_full(exc)
+            return block, data, None
+        return block, None, None
 
-    def _make_room(self, made: int) -> bool:
-        """Have others give up space, one thread at a time; ``made``: `_room_made` when there was none. Whether a write
-        is worth another try. In vain once is in vain until the end: what is in use stays in use."""
-        with self._room_lock:
-            if self._room is None or self._room_made != made:
-                return self._room_made != made
-            if self._room():
-                self._room_made += 1
-                return True
-            self._room = None
-            return False
+    def _unpark(self, block: int, data: bytes) -> None:
+        """Room was made, or will not be."""
+        memory: bytes | None = None
+        try:
+            self._cache.write(block, data)
+        except OSError as exc:
+            self._note_full(exc)
+            memory = data
+        finally:
+            with self._lock:
+                self._parked -= 1
+            self._finish([(block, memory, None)])
+            with self._lock:
+                self._work_done.notify_all()
 
     def _note_full(self, exc: OSError) -> None:
         with self._lock:
