@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.blocks import evict, keeper, pulse
-from bootseer.blocks.cachelock import Quiet
+from bootseer.blocks import driver, evict, keeper, pulse
+from bootseer.blocks.cachelock import Quiet, take_lock
 from bootseer.blocks.child import Child
 from bootseer.blocks.guarded import guard_in_use
 from bootseer.blocks.pulse import Watch, beat
@@ -144,3 +144,19 @@ def test_who_guards_nothing() -> None:
     assert not guard_in_use([pid])
     os.waitpid(pid, 0)
     assert not guard_in_use([pid])
+
+
+def test_room_that_others_count_on(tmp_path: Path) -> None:
+    for name in ("own", "used", "unused"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "lock").touch()
+        with open(tmp_path / name / "data", "wb") as data:
+            data.write(bytes(range(256)) * 256)
+            data.truncate(5 << 20)
+            os.fsync(data.fileno())
+    (tmp_path / "broken").mkdir()
+    locks = [take_lock(tmp_path / name) for name in ("own", "used")]
+    assert (5 << 20) - (128 << 10) <= driver.promised_bytes(tmp_path / "own") <= (5 << 20) - (64 << 10)
+    for lock in locks:
+        os.close(lock)
+    assert driver.promised_bytes(tmp_path / "own") == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import logging
 import os
 from pathlib import Path
@@ -55,13 +57,38 @@ def _against_fanotify(cache: Path, data_fd: int, state_dir: Path, missing: int) 
             f"the fanotify driver needs {_DESCRIPTORS} descriptors, the limit is {most}", hint="raise ulimit -n"
         )
     disk = os.fstatvfs(data_fd)
-    free = disk.f_bavail * disk.f_frsize
+    promised = promised_bytes(cache)
+    free = disk.f_bavail * disk.f_frsize - promised
     if free < missing + DISK_SLACK:
         return FullError(
-            f"the fanotify driver needs {missing + DISK_SLACK >> 20} MiB for {cache}, {free >> 20} MiB are free",
+            f"the fanotify driver needs {missing + DISK_SLACK >> 20} MiB for {cache}, {max(0, free) >> 20} MiB are free"
+            + (f" beside {promised >> 20} MiB that other trees in use may still take" if promised else ""),
             hint="free some space there",
         )
     return None
+
+
+def promised_bytes(cache: Path) -> int:
+    """What the trees in use beside that of the folder ``cache`` may still write, at most: nothing reserves it, so two
+    that start at once would both count on it."""
+    total = 0
+    for folder in cache.parent.iterdir():
+        with contextlib.suppress(OSError):
+            if folder != cache and _is_owned(folder):
+                data = os.stat(folder / "data")
+                total += max(0, data.st_size - data.st_blocks * 512)
+    return total
+
+
+def _is_owned(folder: Path) -> bool:
+    fd = os.open(folder / "lock", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
 
 
 def guard(data_fd: int, cache: Path) -> fanotify.Group:

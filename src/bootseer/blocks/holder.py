@@ -3,9 +3,8 @@
 One process, one thread, one poll loop; no network, no store, no file of the tree. Children are forked, never exec'd: a
 new one is there within milliseconds with everything imported.
 
-A keeper has all of this too: when the holder is killed, the keeper forks a child that goes on as the holder. So no
-single death leaves the fanotify group without an owner (``docs/internals/blocks-concurrency.md``). A FUSE front ends
-with its holder, and readers get errors.
+A front has all of this too: when the holder is killed, the front forks a child that goes on as the holder. So no
+single death leaves the fanotify group without an owner (``docs/internals/blocks-concurrency.md``).
 """
 
 from __future__ import annotations
