@@ -94,6 +94,14 @@ def from_os_error(exc: OSError, doing: str) -> BootseerError:
         return NotWritableError(text, hint="it is on a read-only file system; choose another place")
     if exc.errno in (errno.ENOENT, errno.ENOTDIR):
         return NotFoundError(text)
-    if exc.errno in (errno.ECONNREFUSED, errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ECONNRESET):
+    if exc.errno in (
+        errno.ECONNREFUSED,
+        errno.ETIMEDOUT,
+        errno.EHOSTUNREACH,
+        errno.ENETUNREACH,
+        errno.ECONNRESET,
+        errno.ESTALE,
+        errno.EHOSTDOWN,
+    ):
         return UnavailableError(text, hint="check that the server runs and is reachable from here")
     return BootseerError(text)

@@ -1,15 +1,26 @@
 """What every store promises, held against a folder and an fsspec backend (HDFS: test_hdfs_store.py)."""
 
+import errno
 import os
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from pathlib import Path
 
 import pytest
 
-from bootseer.errors import ConfigError, DataError, FullError, NotFoundError, NotWritableError, UnsupportedError
+from bootseer.errors import (
+    BootseerError,
+    ConfigError,
+    DataError,
+    FullError,
+    NotFoundError,
+    NotWritableError,
+    UnavailableError,
+    UnsupportedError,
+)
 from bootseer.store import ObjectInfo, Store, open_store
 
 
@@ -131,3 +142,69 @@ def test_an_unknown_protocol_is_one_line():
 def test_no_store_given():
     with pytest.raises(ConfigError, match="BOOTSEER_STORE"):
         open_store("")
+
+
+class TestFsspec:
+    def test_opening_touches_no_network_and_shows_no_password(self):
+        store = open_store("ftp://user:hunter2@127.0.0.1:1/x")
+        for call in (lambda: store.get("a"), lambda: store.put("a", b""), lambda: list(store.list(""))):
+            with pytest.raises(BootseerError) as caught:
+                call()
+            assert "hunter2" not in str(caught.value)
+            assert caught.value.__cause__ is None
+
+    def test_in_place_protocols_write_beside(self, tmp_path, monkeypatch):
+        import fsspec.implementations.local as local
+
+        store = open_store(f"local://{tmp_path}/s")
+        assert store.put("k/a", b"1")
+        assert not store.put("k/a", b"2")
+        assert store.get("k/a") == b"1"
+        monkeypatch.setattr(local.LocalFileSystem, "mv", lambda *_, **__: (_ for _ in ()).throw(OSError(5, "no")))
+        with pytest.raises(BootseerError):
+            store.put("k/b", b"3")
+        assert [info.key for info in store.list("k")] == ["k/a"]
+        assert sorted(path.name for path in (tmp_path / "s/k").iterdir()) == ["a"]
+
+    def test_protocols_that_only_copy_are_refused(self, tmp_path, monkeypatch):
+        import fsspec
+        import fsspec.implementations.local as local
+
+        monkeypatch.setattr(local.LocalFileSystem, "mv", fsspec.AbstractFileSystem.mv)
+        with pytest.raises(UnsupportedError, match="cannot publish"):
+            open_store(f"local://{tmp_path}/s").put("a", b"1")
+
+
+class TestFolder:
+    def test_no_permission_is_an_error_of_ours(self, tmp_path, monkeypatch):
+        store = open_store(str(tmp_path / "s"))
+        store.put("a", b"12345")
+
+        def refused(*_, **__):
+            raise PermissionError(13, "Permission denied")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "stat", refused)
+            for call in (lambda: store.stat("a"), lambda: store.put("b", b"")):
+                with pytest.raises(NotWritableError):
+                    call()
+
+    def test_a_handle_that_went_stale_may_be_opened_again(self, tmp_path, monkeypatch):
+        store = open_store(str(tmp_path / "s"))
+        store.put("a", b"12345")
+
+        def stale(*_):
+            raise OSError(errno.ESTALE, "Stale file handle")
+
+        with store.open("a") as reader, monkeypatch.context() as patch:
+            patch.setattr(os, "pread", stale)
+            with pytest.raises(UnavailableError):
+                reader.read(0, 5)
+
+    def test_what_killed_writers_left_is_removed(self, tmp_path):
+        (tmp_path / "s").mkdir()
+        for name, age in ((".tmp-old", 100_000), (".tmp-new", 10), ("old", 100_000)):
+            (tmp_path / "s" / name).write_bytes(b"")
+            os.utime(tmp_path / "s" / name, (time.time() - age,) * 2)
+        open_store(str(tmp_path / "s")).put("a", b"")
+        assert sorted(path.name for path in (tmp_path / "s").iterdir()) == [".tmp-new", "a", "old"]

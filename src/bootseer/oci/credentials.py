@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import json
 import logging
 import os
@@ -95,7 +96,11 @@ def _files() -> Iterator[Path]:
     env = os.environ
     if env.get("REGISTRY_AUTH_FILE"):
         yield Path(env["REGISTRY_AUTH_FILE"])
-    yield Path(env.get("DOCKER_CONFIG") or Path.home() / ".docker", "config.json")
+    if env.get("DOCKER_CONFIG"):
+        yield Path(env["DOCKER_CONFIG"], "config.json")
+    else:
+        with contextlib.suppress(RuntimeError):  # no HOME, and a user id without a name: a container's, often
+            yield Path.home() / ".docker" / "config.json"
     if env.get("XDG_RUNTIME_DIR"):
         yield Path(env["XDG_RUNTIME_DIR"], "containers", "auth.json")
 

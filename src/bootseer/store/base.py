@@ -81,7 +81,7 @@ class Store(abc.ABC):
         """Objects below the folder ``prefix`` (recursively), in key order; half-published ones are unseen."""
 
     def some(self, prefix: str) -> Iterator[ObjectInfo]:
-        """As `list`, in any order, for who needs only the first few: where each costs a request, the others cost none."""
+        """As `list`, in any order, for who needs a few: where each object costs a request, the others cost none."""
         return self.list(prefix)
 
     @abc.abstractmethod

@@ -7,6 +7,7 @@ exists, so the first publication wins without locks); overwriting uses ``rename`
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import uuid
@@ -17,7 +18,11 @@ from bootseer import faults
 from bootseer.errors import DataError, NotFoundError, NotWritableError, from_os_error
 from bootseer.store.base import ObjectInfo, RangeReader, Store, check_key
 
+log = logging.getLogger(__name__)
+
 _TMP = ".tmp-"
+_ABANDONED = 86400.0
+"""Seconds without a write after which a temporary file has no writer: no single object takes a day."""
 
 
 class _FileReader(RangeReader):
@@ -27,9 +32,12 @@ class _FileReader(RangeReader):
         self.size = os.fstat(self._fd).st_size
 
     def read(self, offset: int, length: int) -> bytes:
-        data = os.pread(self._fd, length, offset)
+        data = b""
         while len(data) < length:
-            more = os.pread(self._fd, length - len(data), offset + len(data))
+            try:
+                more = os.pread(self._fd, length - len(data), offset + len(data))
+            except OSError as exc:
+                raise from_os_error(exc, f"read {self._path}") from exc
             if not more:
                 raise DataError(f"{self._path} ends at {offset + len(data)}, wanted {offset + length}")
             data += more
@@ -47,6 +55,7 @@ class FolderStore(Store):
     def __init__(self, root: Path) -> None:
         self.root = root
         self.url = str(root)
+        self._swept: set[Path] = set()
 
     def _path(self, key: str) -> Path:
         return self.root / check_key(key)
@@ -75,14 +84,16 @@ class FolderStore(Store):
             info = self._path(key).stat()
         except (FileNotFoundError, NotADirectoryError):
             raise self._missing(key) from None
+        except OSError as exc:
+            raise from_os_error(exc, f"look up {key} in store {self.url}") from exc
         return ObjectInfo(key, info.st_size)
 
     def put(self, key: str, data: bytes | Path, *, overwrite: bool = False) -> bool:
         target = self._path(key)
-        if not overwrite and target.exists():
-            return False
         tmp = target.parent / f"{_TMP}{uuid.uuid4().hex}"
         try:
+            if not overwrite and target.exists():
+                return False
             target.parent.mkdir(parents=True, exist_ok=True)
             with open(tmp, "xb") as out:
                 if isinstance(data, Path):
@@ -90,6 +101,7 @@ class FolderStore(Store):
                         shutil.copyfileobj(src, out, 1 << 20)
                 else:
                     out.write(data)
+                self._sweep(target.parent, os.fstat(out.fileno()).st_mtime)
                 out.flush()
                 faults.point("store.put.before-sync")
                 os.fsync(out.fileno())
@@ -102,6 +114,17 @@ class FolderStore(Store):
         finally:
             with contextlib.suppress(OSError):  # the failure that brought us here counts, not this one
                 tmp.unlink(missing_ok=True)
+
+    def _sweep(self, folder: Path, now: float) -> None:
+        """Remove what writers that were killed left in ``folder``; ``now`` by the clock of the folder's server."""
+        if folder in self._swept:
+            return
+        self._swept.add(folder)
+        with contextlib.suppress(OSError), os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name.startswith(_TMP) and entry.stat(follow_symlinks=False).st_mtime < now - _ABANDONED:
+                    log.info("removing %s: its writer is gone", entry.path)
+                    os.unlink(entry.path)
 
     def _publish(self, tmp: Path, target: Path, overwrite: bool) -> bool:
         if overwrite:
