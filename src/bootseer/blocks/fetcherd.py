@@ -43,6 +43,7 @@ log = logging.getLogger(__name__)
 _SYNC_SECONDS = 2.0
 _TICK = 0.2
 _HOLDER_SECONDS = 5.0
+"""For its answer; less than a client waits for one, more than the holder needs to end a FUSE mount that is busy."""
 _ROOM = 256 << 20
 """Given back by other trees when the disk is full."""
 _FAREWELL_SECONDS = 10.0

@@ -21,7 +21,8 @@ from bootseer.kernel import fanotify, fuse, mount
 
 log = logging.getLogger(__name__)
 
-_BUSY_SECONDS = 5.0
+_BUSY_SECONDS = 3.0
+"""The caller's unmount has waited for longer; a holder must answer within five seconds."""
 
 Revive = Callable[[], int]
 """In the front process: start a new holder, return its pid."""
@@ -120,7 +121,7 @@ class FuseFront:
         return device is not None and device.entry is not None and mount.find(device.entry.target) == device.entry
 
     def stop(self) -> None:
-        """Unmount; while it is busy try for five seconds, then abort it: its users get errors."""
+        """Unmount; while it is busy try for three seconds, then abort it: its users get errors."""
         until = time.monotonic() + _BUSY_SECONDS
         device = self._device
         while device is not None and self.mounted:
