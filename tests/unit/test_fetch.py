@@ -12,10 +12,11 @@ import pytest
 
 from bootseer.blocks.cache import CacheFile
 from bootseer.blocks.fetch import Fetcher
-from bootseer.blocks.flight import FetchStats
-from bootseer.blocks.queue import FetchQueue
+from bootseer.blocks.flight import FetchStats, Flight
+from bootseer.blocks.queue import Batch, FetchQueue, Priority
 from bootseer.blocks.schedule import Schedule
 from bootseer.blocks.source import Source, StoreSource
+from bootseer.blocks.waiting import Request
 from bootseer.errors import BootseerError, DataError, NotFoundError, PrivilegeError, UnavailableError
 from bootseer.testing import lazy
 from bootseer.testing.lazy import LazyBlob
@@ -678,6 +679,19 @@ def test_who_is_refused_does_not_march_on(rig: Rig, says: Make, kind: str) -> No
     assert all(rig.right(block) for block in rig.real[::3])
 
 
+class FakeMap:
+    count = 4096
+    block_size = 65536
+    shift = 16
+    lengths = (60_000,) * 4096
+
+
+def a_schedule() -> tuple[Schedule, FetchStats]:
+    stats = FetchStats()
+    queue = FetchQueue(FakeMap(), bytearray(4096))  # type: ignore[arg-type]
+    return Schedule(queue, set(), stats, streams=3, quiet=0.0), stats
+
+
 def test_what_is_fetched_twice_is_bounded() -> None:
     class Map:
         count = 4096
@@ -757,3 +771,43 @@ def test_where_no_room_can_be_made_readers_are_served_from_memory(
         assert fetcher.full
     finally:
         fetcher.close()
+
+
+def test_a_young_flight_is_not_left_for_an_old_reader(rig: Rig) -> None:
+    fetcher = rig.fetcher()
+    block = rig.real[0]
+    batch = Batch(Priority.DEMAND, [block], 0, 1, 0, [(0, 1)])
+    young, old = (Flight(batch, time.monotonic() - age, False) for age in (1.0, 6.0))
+    request = Request({block}, Answers(), time.monotonic())
+    with fetcher._lock:
+        fetcher._flights |= {young, old}
+        fetcher._waiting.add(request)
+        fetcher._expire(request)
+        fetcher._flights.discard(young)
+    assert not young.abandoned
+    assert old.abandoned
+
+
+def test_a_request_that_was_left_says_nothing_about_the_pace(rig: Rig) -> None:
+    fetcher = rig.fetcher(streams=1, deadline=0.6)
+    rig.store.hold()
+    with pytest.raises(UnavailableError):
+        fetcher.demand(rig.real[0], rig.real[0])
+    rig.store.release()
+    until(lambda: rig.right(rig.real[0]))
+    time.sleep(0.1)
+    assert fetcher._schedule.pace.seconds < 0.1
+
+
+def test_pauses_of_prefetch_double_until_an_answer_and_readers_cause_none() -> None:
+    hot, demand = (Batch(priority, [0], 0, 1, 0, [(0, 1)]) for priority in (Priority.HOT, Priority.DEMAND))
+    schedule, _ = a_schedule()
+    schedule.refused(demand, 10.0, "down")
+    assert schedule.pause_until == 0.0
+    pauses = []
+    for now in (10.0, 20.0, 30.0):
+        schedule.refused(hot, now, "down")
+        pauses.append(round(schedule.pause_until - now, 3))
+    schedule.answered()
+    schedule.refused(hot, 40.0, "down")
+    assert [*pauses, round(schedule.pause_until - 40.0, 3)] == [0.05, 0.1, 0.2, 0.05]

@@ -76,6 +76,20 @@ def test_the_due_time_follows_rate_and_position() -> None:
     assert stream.due(batch.blocks[0]) is not None
 
 
+def test_an_outage_does_not_count_as_slowness() -> None:
+    stream = HotStream(list(range(100)), [1 << 20] * 100, 0, NoSource())
+    fresh = stream.rate
+    batch = stream.take(lambda _: True)
+    assert batch is not None
+    time.sleep(0.05)
+    stream.came(batch, 0.05)
+    assert stream.rate < fresh
+    batch = stream.take(lambda _: True)
+    assert batch is not None
+    stream.put_back(batch)
+    assert stream.rate == fresh
+
+
 def test_ranges_grow_while_they_are_quick_and_shrink_when_slow() -> None:
     stream = HotStream(list(range(1000)), [1 << 18] * 1000, 0, NoSource())
     sizes = []

@@ -95,6 +95,8 @@ def test_closing_leaves_a_reader_in_use_to_its_user(store: Counting) -> None:
     thread.join(5)
     assert found == [bytes(4)]
     assert store.closed == 1
+    source.close()
+    assert store.closed == 1, "each once"
 
 
 def test_a_missing_pack_is_said_to_be_missing(store: Counting) -> None:

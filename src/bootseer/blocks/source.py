@@ -132,7 +132,7 @@ class StoreSource:
         """Close what nobody reads from; what a thread is stuck in is closed when it returns, if ever."""
         with self._lock:
             self._closed = True
-            idle = [one for one in self._open.values() if one.users == 0]
+            idle = [one for one in self._open.values() if one.users == 0 and not one.retired]
             self._open = {pack: one for pack, one in self._open.items() if one.users}
         for one in idle:
             one.reader.close()
@@ -164,8 +164,8 @@ class Sources:
     def heed(self, exc: BootseerError, index: int = 0) -> None:
         """Leave source number ``index`` alone for as long as it says in ``exc``, and a little more: many are told so at
         the same moment. Nobody is believed for longer than half a minute."""
-        seconds = float(getattr(exc, "retry_after", None) or 0.0)
-        if seconds > 0:
+        seconds = exc.retry_after if isinstance(exc, UnavailableError) else None
+        if seconds is not None and seconds > 0:
             until = time.monotonic() + min(seconds, _LONGEST_REST) * random.uniform(1.0, 1.25)
             self._rest[index] = max(self._rest[index], until)
 
