@@ -22,7 +22,8 @@ log = logging.getLogger(__name__)
 
 SOCKET = "control.sock"
 _MAX_LINE = 1 << 16
-_ATTEMPT_SECONDS = 5.0
+_ATTEMPT_SECONDS = 8.0
+"""Longer than a server's own wait for its holder, so that what went wrong there is heard."""
 _PATIENCE = 30.0
 """A server on an overloaded node, or one whose disk is stuck, may take this long to answer; it is not dead."""
 

@@ -71,7 +71,8 @@ class TreeMount:
         """Unmount; the last mount of a tree ends its server, which publishes its trace first. Safe to call twice.
 
         A target in use is detached lazily after 5 s, a server that has not ended after ``timeout`` is killed; both
-        with a log line. Raises `UnavailableError` when the server lives but does not answer: call it again later.
+        with a log line. Raises `UnavailableError` when the server lives but does not answer, or does not end and must
+        not be killed because readers would get zeros: call it again later.
         """
         with _process.locked(self._folder):
             _process.unmount_target(self.target)
