@@ -453,3 +453,14 @@ def test_a_few_traces_of_many_cost_a_few_requests_and_once(caplog: pytest.LogCap
         assert store.stat(found[5].key) == found[5]
         assert len(server.seen) == before + 2  # the tags, and the bad one
         store.close()  # type: ignore[attr-defined]
+
+
+def test_an_upload_without_tls_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A registry with TLS that names another host without: nothing is sent there."""
+    from bootseer.oci import uploads
+
+    monkeypatch.setattr(uploads, "secured", lambda url, there: "")
+    with Server(lambda line, *_: reply(404) if line[0] == "H" else reply(202, Location="http://x.example.org/u")) as s:
+        with s.client() as client, pytest.raises(UnavailableError, match=r"http://x\.example\.org:80 without TLS"):
+            client.put_blob(ITEM, BLOB)
+        assert [line.split()[0] for line, _ in s.seen] == ["HEAD", "POST"]

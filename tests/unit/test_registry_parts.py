@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from bootseer import oci
 from bootseer.config import load
 from bootseer.errors import ConfigError
-from bootseer.oci import credentials, spec
+from bootseer.oci import _tls, credentials, spec, wire
 from bootseer.oci.auth import _challenges
 from bootseer.oci.credentials import Credential
 from bootseer.oci.registry import Registry
@@ -138,3 +138,56 @@ def test_a_fork_does_not_share_connections() -> None:
         for thread in threads:
             thread.join(5)
     assert ports[0] == ports[1] != ports[2]
+
+
+@pytest.mark.parametrize(
+    ("url", "there", "followed"),
+    [
+        ("https://r.example.org/v2/", "http://r.example.org/v2/u?_state=x", "https://r.example.org/v2/u?_state=x"),
+        ("https://r.example.org:5000/v2/", "http://r.example.org:5000/u", "https://r.example.org:5000/u"),
+        ("https://r.example.org:5000/v2/", "http://r.example.org/u", "https://r.example.org:5000/u"),
+        ("https://r.example.org/v2/", "http://r.example.org:8080/u", ""),
+        ("https://r.example.org/v2/", "http://other.example.org/u", ""),
+        ("https://r.example.org/v2/", "https://other.example.org/u", "https://other.example.org/u"),
+        ("http://r.example.org/v2/", "http://other.example.org/u", "http://other.example.org/u"),
+    ],
+)
+def test_uploads_do_not_lose_tls(url: str, there: str, followed: str) -> None:
+    assert wire.secured(url, there) == followed
+
+
+@given(st.text(max_size=30))
+def test_numbers_of_servers(text: str) -> None:
+    number = wire.number(text)
+    assert (number is not None) == bool(re.fullmatch(r"[ \t]*[0-9]{1,18}[ \t]*", text))
+
+
+@given(st.text(st.characters(max_codepoint=255), max_size=60))
+def test_places_that_servers_name(location: str) -> None:
+    try:
+        there = wire.onward("https://r.example.org/v2/x", location)
+    except wire.TransportError:
+        return
+    assert there.isascii()
+    assert there.isprintable()
+    assert " " not in there
+
+
+@pytest.mark.parametrize("name", ["ca.crt", "client.cert"])
+def test_certificates_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    folder = tmp_path / "r.example.org:443"
+    folder.mkdir()
+    (folder / name).write_text("junk")
+    monkeypatch.setattr(_tls, "CERTS", (tmp_path,))
+    with pytest.raises(ConfigError, match=name):
+        _tls.context_for("r.example.org", 443)
+
+
+def test_nobody_has_logins_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for variable in ("REGISTRY_AUTH_FILE", "DOCKER_CONFIG", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(Path, "home", none)
+    assert credentials.find("r.example.org") is None

@@ -93,7 +93,8 @@ class RegistryStore(Store):
                     if self._batch:
                         self._batch.objects.setdefault(key, found)
                 return False
-            item = self._upload(key, data)
+            item = descriptor_of(data)
+            self._registry.put_blob(item, data)
             faults.point("store.put.before-publish")
             with self._lock:
                 if self._batch:
@@ -249,11 +250,6 @@ class RegistryStore(Store):
         with self._lock:
             self._referred[image] = found
         return found
-
-    def _upload(self, key: str, data: bytes | Path) -> Descriptor:
-        item = descriptor_of(data)
-        self._registry.put_blob(item, data)
-        return item
 
     def _put_config(self) -> None:
         if not self._has_config:
