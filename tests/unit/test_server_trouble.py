@@ -61,10 +61,17 @@ def test_a_child_that_cannot_be_watched_is_none(monkeypatch: pytest.MonkeyPatch)
     def fail(pid: int) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
+    forked, fork = [], os.fork
+
+    def note() -> int:
+        forked.append(fork())
+        return forked[0]
+
     monkeypatch.setattr(os, "pidfd_open", fail)
+    monkeypatch.setattr(os, "fork", note)
     assert Child("part", lambda: len(select.select([], [], [], 60)), lambda: None).dead
     with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+        os.waitpid(forked[0], os.WNOHANG)
 
 
 def test_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:

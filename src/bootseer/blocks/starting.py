@@ -24,6 +24,7 @@ from bootseer.blocks.fetcherd import FetcherProcess
 from bootseer.blocks.fronts import FanotifyFront, Front, FuseFront, group_of
 from bootseer.blocks.holder import Ends, Holder, Kept, calm
 from bootseer.blocks.link import Note
+from bootseer.blocks.pulse import beat
 from bootseer.blocks.shared import Count, Shared
 from bootseer.blocks.spec import SPEC, ServerSpec
 from bootseer.errors import BootseerError, UnavailableError
@@ -111,6 +112,7 @@ def _begin(spec: ServerSpec, folder: Path, store_for: StoreFor, ends: Ends, fetc
     except BaseException:
         holder.abandon()
         raise
+    beat(shared.counts, Count.HOLDER_BEAT)  # from now on it is expected to
     log.info("tree %s is served by the %s driver", spec.id, chosen)
     return holder
 
