@@ -2,8 +2,8 @@
 
 It may be killed at any time: the holder forks another, which goes on with the shared memory and the descriptors of the
 dead one. Threads: the fetcher's own, ``wanted`` (requests of the front), ``control``, ``sync`` (bitmap, counters),
-``prefetch``, ``hotpack``
-(after the recording); the main thread waits for notes of the holder and for the end of the recording.
+``prefetch``, ``hotpack`` (after the recording); the main thread waits for notes of the holder and for the end of the
+recording. What it does beside fetching: `syncer`, `recorder`, `targets` (the control socket's requests), `servestatus`.
 """
 
 from __future__ import annotations
@@ -17,37 +17,33 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
 from bootseer.blocks import cacheparts, keeper, nodecache, prefetch, profiles
 from bootseer.blocks.cache import CacheFile, in_use
 from bootseer.blocks.channel import Channel
-from bootseer.blocks.control import ControlServer, Request, StoppingError, TreeStatus
+from bootseer.blocks.control import ControlServer, TreeStatus
 from bootseer.blocks.driver import DISK_SLACK
 from bootseer.blocks.fetch import Fetcher
-from bootseer.blocks.flight import FetchStats
 from bootseer.blocks.link import Link, Note
 from bootseer.blocks.manifest import LocalTree, localize
 from bootseer.blocks.pulse import keep_beating
+from bootseer.blocks.recorder import Purpose, Recorder
 from bootseer.blocks.recording import Recording
+from bootseer.blocks.servestatus import Serving, Tally
 from bootseer.blocks.shared import UNIT, Count, Shared
 from bootseer.blocks.source import StoreSource
-from bootseer.blocks.spec import TARGETS, ServerSpec
+from bootseer.blocks.spec import ServerSpec
+from bootseer.blocks.syncer import keep_synced
+from bootseer.blocks.targets import Questions, Requests, Targets
 from bootseer.blocks.wants import Wants
-from bootseer.errors import BootseerError, UnavailableError
+from bootseer.errors import UnavailableError
 from bootseer.kernel import fanotify
 from bootseer.store import Store
 
 log = logging.getLogger(__name__)
 
-_SYNC_SECONDS = 2.0
 _TICK = 0.2
-_HOLDER_SECONDS = 5.0
-"""For its answer; less than a client waits for one, more than the holder needs to end a FUSE mount that is busy."""
 _ROOM = 256 << 20
 """Given back by other trees when the disk is full."""
-_FAREWELL_SECONDS = 10.0
-"""A hot pack of 700 MB takes 5 s at full speed; who unmounts waits for that."""
 
 
 class Inherited(NamedTuple):
@@ -72,21 +68,10 @@ class FetcherProcess:
         self._link = link
         self._channel = channel
         self._stop = threading.Event()
-        self._answered = threading.Event()
-        self._left_alone = threading.Event()
-        self._answer = Note("")
-        self._asked = os.getpid() << 20
-        self._unkept = False
-        """Whether the file of targets is behind."""
+        self._holder = Questions(link, spec.id)
         self._lingering = False
         self._told_complete = False
         self._plan = prefetch.Plan()
-        self._use = profiles.HotUse()
-        self._renewal: threading.Thread | None = None
-        self._hurry = threading.Event()
-        self._renewal_stop = threading.Event()
-        self._hot_pack = ""
-        self._recording = "off"
         self._tree = localize(store, spec.digest, Path(spec.cache_dir), meta=False)
         self._key = profiles.ProfileKey(spec.profile) if spec.profile is not None else None
         self._target = prefetch.Target(spec.digest, self._tree.map_digest.hex(), self._tree.map)
@@ -98,7 +83,7 @@ class FetcherProcess:
         else:
             self._go_on(before)
         counts = self._shared.counts
-        self._recorder = Recording(
+        recording = Recording(
             self._shared.touch_log,
             spec.digest,
             self._tree.map.size,
@@ -106,8 +91,16 @@ class FetcherProcess:
             began=counts[Count.BEGAN_UNIX],
             clock=counts[Count.BEGAN_NS] / 1e9,
         )
-        if self._key is not None and self._tree.map.size and self._driver != "local":
-            self._recording = "ended" if counts[Count.RECORDED] else "recording"
+        self._recorder = Recorder(spec.id, recording, counts, self._purpose())
+        self._serving = Serving(spec, counts, self._cache, self._fetcher, self._tally, self._recorder)
+
+    def _purpose(self) -> Purpose | None:
+        """What this start is recorded for; None: it is not."""
+        if self._key is None or not self._tree.map.size or self._driver == "local":
+            return None
+        return Purpose(
+            self._store, self._key, self._target, self._cache, self._tree.cache, lambda: self._plan, self._keep_hot
+        )
 
     def _begin(self) -> None:
         """Make what the processes share, hand it to the holder, hear which driver it takes."""
@@ -126,8 +119,7 @@ class FetcherProcess:
         counts[Count.BEGAN_NS] = time.monotonic_ns()
         counts[Count.BEGAN_UNIX] = int(time.time())
         counts[Count.DEADLINE_MS] = int(self._spec.demand_deadline * 1000)
-        self._targets = [self._spec.target]
-        self._keep_targets()
+        self._targets = Targets.begin(self._folder, spec)
         missing = min(blocks.size, (blocks.count - self._cache.ready_count) * blocks.block_size)
         note = Note("serve", complete=self._cache.complete, missing=missing, path=str(self._tree.cache))
         self._start_fetcher()
@@ -141,7 +133,7 @@ class FetcherProcess:
             raise UnavailableError(answer[0].text if answer else "the holder does not answer")
         self._choose(answer[0].driver)
         self._group = fanotify.Group(answer[1][0]) if answer[1] else None
-        if self._key is not None and blocks.size and self._driver != "local":
+        if self._purpose() is not None:
             counts[Count.RECORDING] = 1
 
     def _go_on(self, before: Inherited) -> None:
@@ -155,11 +147,7 @@ class FetcherProcess:
             data_fd=before.data_fd,
             broken=bool(self._shared.counts[Count.BROKEN]),
         )
-        try:
-            self._targets = msgspec.json.decode((self._folder / TARGETS).read_bytes(), type=list[str])
-        except (OSError, msgspec.MsgspecError) as exc:
-            log.warning("the mounts of tree %s are not known any more: %s", self._spec.id, exc)
-            self._targets = [self._spec.target]
+        self._targets = Targets.load(self._folder, self._spec)
         self._start_fetcher()
         if self._shared.counts[Count.JOB_READY]:
             self._fetcher.eager()
@@ -167,8 +155,8 @@ class FetcherProcess:
         self._prefetcher.start()
 
     def _start_fetcher(self) -> None:
-        spec, counts = self._spec, self._shared.counts
-        self._before = [counts[Count.FETCH + index] for index in range(len(FetchStats.__struct_fields__))]
+        spec = self._spec
+        self._tally = Tally(self._shared.counts)
         self._fetcher = Fetcher(
             self._cache,
             sources(self._store, self._tree),
@@ -192,7 +180,8 @@ class FetcherProcess:
 
     def run(self) -> None:
         """Serve until the end, leave nothing behind."""
-        syncer = threading.Thread(target=self._sync, name="sync", daemon=True)
+        ours = (self._cache, self._shared.counts, self._stop, self._at_sync)
+        syncer = threading.Thread(target=keep_synced, args=ours, name="sync", daemon=True)
         threads = [self._prefetcher, syncer]
         wants = Wants(self._channel, self._fetcher, self._cache, self._stop, from_memory=self._driver == "fuse")
         wanted = threading.Thread(target=wants.run, name="wanted", daemon=True)
@@ -201,18 +190,19 @@ class FetcherProcess:
             syncer.start()
             if self._driver != "local":
                 wanted.start()  # not joined: it waits for messages, and the end of the process ends it
-            control = ControlServer(self._folder, self._handle)
+            requests = Requests(self._targets, self._holder, self._shared.counts, self._stop, self._status)
+            control = ControlServer(self._folder, requests.handle)
             self._link.send(Note("started"))
             self._serve()
         finally:
             self._stop.set()
-            self._end_recording()
-            self._end_renewal()
+            self._recorder.end()
+            self._recorder.finish()
             self._fetcher.close()
             for thread in threads:
                 if thread.ident is not None:
                     thread.join(10.0)
-            self._count()
+            self._serving.keep_count()
             self._cache.close()
             if control is not None:
                 control.close()
@@ -229,11 +219,10 @@ class FetcherProcess:
             if got is not None:
                 self._heed(got[0], got[1])
             counts = self._shared.counts
-            if self._recording == "recording":
-                self._poll()
+            self._recorder.poll()
             age = (time.monotonic_ns() - counts[Count.BEGAN_NS]) / 1e9
             if counts[Count.JOB_READY] or age >= self._spec.record_seconds:
-                self._end_recording()
+                self._recorder.end()
                 self._fetcher.eager()
                 self._tell_complete()
 
@@ -250,9 +239,7 @@ class FetcherProcess:
             self._driver = "local"
             self._drop_group()
             log.info("tree %s is complete: it needs no server any more", self._spec.id)
-        if note.number == self._asked:
-            self._answer = note
-            self._answered.set()
+        self._holder.heed(note)
 
     def _tell_complete(self) -> None:
         cache = self._cache
@@ -266,7 +253,7 @@ class FetcherProcess:
 
     def _alone(self) -> None:
         """Holder and front died at once. Deny what is left to be denied until nobody uses the mount any more."""
-        self._left_alone.set()
+        self._holder.left_alone()
         log.critical("holder and front of tree %s are gone", self._spec.id)
         group = self._group
         while group is not None and self._driver == "fanotify":
@@ -283,79 +270,10 @@ class FetcherProcess:
         if group is not None:
             group.close()
 
-    # -- recording, prefetch, bitmap -------------------------------------------------------------------------------
-
-    def _end_recording(self) -> None:
-        counts = self._shared.counts
-        if self._recording != "recording" or self._key is None:
-            return
-        counts[Count.RECORDING] = 0
-        # Before anything can go wrong: a fetcher that dies of its recording must not do so again and again.
-        counts[Count.RECORDED] = 1
-        self._recording = "publishing"
-        self._renewal = threading.Thread(target=self._publish, args=(self._key,), name="hotpack", daemon=True)
-        try:
-            self._renewal.start()
-        except RuntimeError as exc:
-            log.warning("the recording of tree %s is not published: %s", self._spec.id, exc)
-            self._renewal, self._recording = None, "failed"
-
-    def _poll(self) -> None:
-        try:
-            self._recorder.poll()
-        except Exception:
-            log.exception("the recording of tree %s failed", self._spec.id)
-            self._shared.counts[Count.RECORDING] = 0
-            self._shared.counts[Count.RECORDED] = 1
-            self._recording = "failed"
-
-    def _publish(self, key: profiles.ProfileKey) -> None:
-        """Publish the trace, then a hot pack. Advice: what goes wrong is a line in the log."""
-        try:
-            if self._publish_trace(key):
-                self._renew(key)
-        except Exception:
-            log.exception("the recording of tree %s is not published", self._spec.id)
-            self._recording = "failed"
-
-    def _publish_trace(self, key: profiles.ProfileKey) -> bool:
-        counts = self._shared.counts
-        trace = self._recorder.trace(complete=not (counts[Count.INCOMPLETE] or counts[Count.TOUCHES_LOST]))
-        self._use = profiles.hot_use(self._plan.order, trace, self._tree.map)
-        if trace.touches:
-            self._keep_hot({*self._plan.order, *profiles.blocks_of(trace, self._tree.map)})
-        nodes = profiles.Nodes.of(os.environ)
-        if profiles.left_to_me(self._store, key, self._spec.digest, nodes, self._hurry):
-            self._recording = profiles.publish(self._store, key, trace, self._tree.map)
-        else:
-            self._recording = "left to others"
-        log.info("trace of %d touches: %s; %s", len(trace.touches), self._recording, self._use)
-        return bool(trace.touches) and self._recording not in ("failed", "left to others")
+    # -- prefetch, bitmap, status ----------------------------------------------------------------------------------
 
     def _keep_hot(self, blocks: set[int]) -> None:
         cacheparts.keep_hot(self._tree.cache, self._tree.map_digest, self._tree.map.count, blocks)
-
-    def _renew(self, key: profiles.ProfileKey) -> None:
-        self._hot_pack = "being made"
-        self._hot_pack = prefetch.renew(
-            self._store,
-            key,
-            self._target,
-            self._cache,
-            driver=self._recorder.driver,
-            work=self._tree.cache,
-            stop=self._renewal_stop,
-            hurry=self._hurry,
-        )
-        log.info("hot pack: %s", self._hot_pack)
-
-    def _end_renewal(self) -> None:
-        """The mount is gone, so nobody is disturbed: finish the hot pack at full speed, or leave it after a while."""
-        if self._renewal is not None and self._renewal.is_alive():
-            self._hurry.set()
-            self._renewal.join(_FAREWELL_SECONDS)
-            self._renewal_stop.set()
-            self._renewal.join(_FAREWELL_SECONDS)
 
     def _prefetch(self) -> None:
         try:
@@ -376,122 +294,14 @@ class FetcherProcess:
         except Exception:
             log.exception("prefetch failed; blocks come on demand")
 
-    def _sync(self) -> None:
-        failed = False
-        while not self._stop.wait(_SYNC_SECONDS):
-            self._count()
-            if self._unkept:
-                self._keep_targets()
-            if self._cache.broken:
-                self._shared.counts[Count.BROKEN] = 1
-                continue
-            try:
-                if not self._cache.durable:
-                    self._cache.sync()
-                failed = False
-            except OSError as exc:
-                self._shared.counts[Count.BROKEN] = int(self._cache.broken)
-                if not failed:
-                    log.warning("cannot persist the bitmap of block cache %s: %s", self._cache.folder, exc)
-                failed = True
-
-    def _count(self) -> None:
-        """Counters outlive this process."""
-        stats, counts = self._fetcher.stats, self._shared.counts
-        for index, name in enumerate(FetchStats.__struct_fields__):
-            counts[Count.FETCH + index] = self._before[index] + getattr(stats, name)
-
-    # -- control ---------------------------------------------------------------------------------------------------
-
-    def _keep_targets(self) -> None:
-        """For the next fetcher. Best effort: a full disk must not keep a tree from being mounted or unmounted."""
-        tmp = self._folder / f"{TARGETS}.tmp"
-        try:
-            tmp.write_bytes(msgspec.json.encode(self._targets))
-            os.replace(tmp, self._folder / TARGETS)
-            self._unkept = False
-        except OSError as exc:
-            if not self._unkept:
-                log.warning("cannot keep the mounts of tree %s, trying again later: %s", self._spec.id, exc)
-            self._unkept = True
-
-    def _ask_holder(self, do: str) -> str:
-        """Its very answer to this question. Raises `UnavailableError` when it gives none."""
-        self._asked += 1
-        self._answered.clear()
-        sent = self._link.send(Note(do, number=self._asked))
-        if not self._answered.wait(_HOLDER_SECONDS if sent else _TICK):
-            if do == "leave" and self._left_alone.is_set():
-                return "left"  # it ends by itself when nobody uses the tree any more
-            raise UnavailableError(f"the holder of tree {self._spec.id} does not answer to {do!r}", hint="try again")
-        return self._answer.do
-
-    def _handle(self, request: Request) -> TreeStatus:
-        counts = self._shared.counts
-        if request.do == "ready":
-            counts[Count.JOB_READY] = 1
-        elif request.do == "add":
-            # Always: a question to leave may be on its way that nobody waits for any more.
-            if self._stop.is_set() or self._ask_holder("stay") != "staying":
-                raise StoppingError("the block server is stopping")
-            if request.target not in self._targets:
-                self._targets.append(request.target)
-                self._keep_targets()
-            counts[Count.INCOMPLETE] = 1
-        elif request.do == "remove":
-            left = [target for target in self._targets if target != request.target]
-            if not left and not self._stop.is_set():
-                self._ask_holder("leave")  # no answer is an error, and changes nothing
-            if left != self._targets:
-                self._targets = left
-                self._keep_targets()
-        elif request.do == "stop":
-            self._ask_holder("leave")
-        elif request.do != "status":
-            raise BootseerError(f"unknown request {request.do!r}")
-        return self._status()
+    def _at_sync(self) -> None:
+        self._serving.keep_count()
+        self._targets.retry()
 
     def _status(self) -> TreeStatus:
-        self._count()
-        counts, hot = self._shared.counts, self._plan.order
-        fetched = FetchStats(*[counts[Count.FETCH + index] for index in range(len(FetchStats.__struct_fields__))])
-        return TreeStatus(
-            id=self._spec.id,
-            digest=self._spec.digest,
-            pid=counts[Count.HOLDER_PID],
-            front_pid=counts[Count.FRONT_PID],
-            fetcher_pid=os.getpid(),
-            driver=self._driver,
-            front_restarts=max(0, counts[Count.FRONT_STARTS] - 1),
-            fetcher_restarts=max(0, counts[Count.FETCHER_STARTS] - 1),
-            holder_restarts=max(0, counts[Count.HOLDER_STARTS] - 1),
-            lingering=self._lingering,
-            targets=list(self._targets),
-            blocks_total=self._tree.map.count,
-            blocks_ready=self._cache.ready_count,
-            complete=self._cache.complete,
-            cache_full=self._fetcher.full,
-            hot_total=len(hot),
-            hot_ready=sum(self._cache.ready[block] for block in hot),
-            bytes_demand=fetched.demand_bytes,
-            bytes_hot=fetched.hot_bytes,
-            bytes_background=fetched.background_bytes,
-            reads=counts[Count.READS],
-            slow_faults=counts[Count.SLOW_FAULTS],
-            stall_seconds=counts[Count.STALL_NS] / 1e9,
-            failed_reads=counts[Count.FAILED_READS],
-            denied=counts[Count.DENIED],
-            taken_over=counts[Count.TAKEN_OVER],
-            bad_blocks=fetched.bad_blocks,
-            retries=fetched.retries,
-            direct_misses=fetched.direct_misses,
-            stream_waits=fetched.stream_waits,
-            hedges=fetched.hedges,
-            hot_unused_bytes=self._use.unused_bytes,
-            hot_missed_bytes=self._use.missed_bytes,
-            hot_pack=self._hot_pack or self._plan.pack,
-            recording=self._recording,
-            uptime=(time.monotonic_ns() - counts[Count.BEGAN_NS]) / 1e9,
+        blocks = self._tree.map.count
+        return self._serving.status(
+            self._driver, self._targets.now, self._plan, blocks=blocks, lingering=self._lingering
         )
 
 

@@ -1,0 +1,144 @@
+"""The recording of a served tree, from its last tick to the trace and the hot pack that the next starts find.
+
+Everything here is advice for later starts: what goes wrong costs a line in the log, never the fetcher process.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from bootseer.blocks import prefetch, profiles
+from bootseer.blocks.cache import CacheFile
+from bootseer.blocks.shared import Count
+from bootseer.blocks.trace import Trace
+from bootseer.store import Store
+
+log = logging.getLogger(__name__)
+
+_FAREWELL_SECONDS = 10.0
+"""A hot pack of 700 MB takes 5 s at full speed; who unmounts waits for that."""
+
+
+class Source(Protocol):
+    """Where the trace comes from: a `bootseer.blocks.recording.Recording`."""
+
+    driver: str
+
+    def poll(self) -> int: ...
+
+    def trace(self, *, complete: bool = True) -> Trace: ...
+
+
+class Purpose(NamedTuple):
+    """What a start is recorded for. ``folder``: of the block cache, also for work files. ``plan``: what this start
+    fetched ahead, as far as that is known when asked. ``keep_hot`` remembers hot blocks for when space is short."""
+
+    store: Store
+    key: profiles.ProfileKey
+    target: prefetch.Target
+    cache: CacheFile
+    folder: Path
+    plan: Callable[[], prefetch.Plan]
+    keep_hot: Callable[[set[int]], None]
+
+
+class Recorder:
+    """Polls the recording of tree ``id`` and publishes it once. ``purpose`` None: this start is not recorded.
+
+    One thread calls; publishing has its own. `state`, `use` and `hot_pack` may be read from any thread.
+    """
+
+    def __init__(self, id: str, source: Source, counts: memoryview, purpose: Purpose | None) -> None:
+        self._id = id
+        self._source = source
+        self._counts = counts
+        self._purpose = purpose
+        self._renewal: threading.Thread | None = None
+        self._hurry = threading.Event()
+        self._stop = threading.Event()
+        self.use = profiles.HotUse()
+        """How well what was fetched ahead met what was read."""
+        self.hot_pack = ""
+        """What became of the new hot pack; empty: none was begun."""
+        self.state = "off"
+        if purpose is not None:
+            self.state = "ended" if counts[Count.RECORDED] else "recording"
+
+    def poll(self) -> None:
+        """While it records, a few times a second."""
+        if self.state != "recording":
+            return
+        try:
+            self._source.poll()
+        except Exception:
+            log.exception("the recording of tree %s failed", self._id)
+            self._counts[Count.RECORDING] = 0
+            self._counts[Count.RECORDED] = 1
+            self.state = "failed"
+
+    def end(self) -> None:
+        """End the recording, if one is on, and publish it in a thread of its own."""
+        purpose = self._purpose
+        if self.state != "recording" or purpose is None:
+            return
+        self._counts[Count.RECORDING] = 0
+        # Before anything can go wrong: a fetcher that dies of its recording must not do so again and again.
+        self._counts[Count.RECORDED] = 1
+        self.state = "publishing"
+        self._renewal = threading.Thread(target=self._publish, args=(purpose,), name="hotpack", daemon=True)
+        try:
+            self._renewal.start()
+        except RuntimeError as exc:
+            log.warning("the recording of tree %s is not published: %s", self._id, exc)
+            self._renewal, self.state = None, "failed"
+
+    def finish(self) -> None:
+        """The mount is gone, so nobody is disturbed: finish the hot pack at full speed, or leave it after a while."""
+        if self._renewal is not None and self._renewal.is_alive():
+            self._hurry.set()
+            self._renewal.join(_FAREWELL_SECONDS)
+            self._stop.set()
+            self._renewal.join(_FAREWELL_SECONDS)
+
+    def _publish(self, purpose: Purpose) -> None:
+        """Publish the trace, then a hot pack. Advice: what goes wrong is a line in the log."""
+        try:
+            if self._publish_trace(purpose):
+                self._renew(purpose)
+        except Exception:
+            log.exception("the recording of tree %s is not published", self._id)
+            self.state = "failed"
+
+    def _publish_trace(self, purpose: Purpose) -> bool:
+        store, key, target, counts = purpose.store, purpose.key, purpose.target, self._counts
+        trace = self._source.trace(complete=not (counts[Count.INCOMPLETE] or counts[Count.TOUCHES_LOST]))
+        order = purpose.plan().order
+        self.use = profiles.hot_use(order, trace, target.map)
+        if trace.touches:
+            purpose.keep_hot({*order, *profiles.blocks_of(trace, target.map)})
+        nodes = profiles.Nodes.of(os.environ)
+        if profiles.left_to_me(store, key, target.tree, nodes, self._hurry):
+            self.state = profiles.publish(store, key, trace, target.map)
+        else:
+            self.state = "left to others"
+        log.info("trace of %d touches: %s; %s", len(trace.touches), self.state, self.use)
+        return bool(trace.touches) and self.state not in ("failed", "left to others")
+
+    def _renew(self, purpose: Purpose) -> None:
+        self.hot_pack = "being made"
+        self.hot_pack = prefetch.renew(
+            purpose.store,
+            purpose.key,
+            purpose.target,
+            purpose.cache,
+            driver=self._source.driver,
+            work=purpose.folder,
+            stop=self._stop,
+            hurry=self._hurry,
+        )
+        log.info("hot pack: %s", self.hot_pack)
