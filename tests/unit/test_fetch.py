@@ -232,7 +232,7 @@ def test_single_flight(rig: Rig) -> None:
     threads = [threading.Thread(target=fetcher.demand, args=(block, block)) for _ in range(8)]
     for thread in threads:
         thread.start()
-    until(lambda: fetcher._waiting.count(block) == 8)
+    until(lambda: fetcher._board.waiting.count(block) == 8)
     rig.store.release()
     for thread in threads:
         thread.join(5)
@@ -392,7 +392,7 @@ def test_a_reader_does_not_wait_for_a_pause_of_prefetch(rig: Rig) -> None:
     fetcher.hot(rig.real)
     until(lambda: fetcher.stats.retries >= 4)
     rig.store.down = False
-    fetcher._schedule.pause_until = time.monotonic() + 3600
+    fetcher._board.schedule.pause_until = time.monotonic() + 3600
     began = time.monotonic()
     fetcher.demand(rig.real[0], rig.real[0])
     assert time.monotonic() - began < 3
@@ -498,13 +498,13 @@ def test_after_a_long_outage_everything_works_again(rig: Rig, kind: str) -> None
     outage(fetcher, rig, 40)
     rig.store.down = False
     rig.store.release()
-    fetcher._deadline = 10.0
+    fetcher._board.deadline = 10.0
     fetcher.demand(rig.real[0], rig.real[0])
     assert rig.right(rig.real[0])
     fetcher.background()
     assert fetcher.wait(10), "threads for prefetch must be left, too"
     assert rig.cache.complete
-    until(lambda: sum(thread.is_alive() for thread in fetcher._threads) == 6)
+    until(lambda: sum(thread.is_alive() for thread in fetcher._crew.threads) == 6)
 
 
 def test_a_flight_that_tries_again_is_not_left_behind(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
@@ -544,7 +544,7 @@ def test_without_threads_to_be_had_readers_still_get_their_answers(rig: Rig, mon
     assert isinstance(first.one(), UnavailableError)
     assert isinstance(second.one(), UnavailableError)
     monkeypatch.undo()
-    until(lambda: len([thread for thread in fetcher._threads if thread.is_alive()]) == 2)
+    until(lambda: len([thread for thread in fetcher._crew.threads if thread.is_alive()]) == 2)
     rig.store.release()
     fetcher.submit(rig.real[2], rig.real[2], third)
     until(lambda: bool(third.all))
@@ -565,7 +565,7 @@ def _no_thread(thread: threading.Thread) -> None:
 def test_an_alarm_that_fails_stops_no_clock(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     fetcher = rig.fetcher(deadline=0.2)
     rig.store.hold()
-    monkeypatch.setattr(fetcher._schedule, "abandon", _unforeseen)
+    monkeypatch.setattr(fetcher._board.schedule, "abandon", _unforeseen)
     for block in rig.real[:2]:
         answers = Answers()
         fetcher.submit(block, block, answers)
@@ -673,7 +673,7 @@ def test_who_is_refused_does_not_march_on(rig: Rig, says: Make, kind: str) -> No
     with pytest.raises(PrivilegeError):
         fetcher.demand(rig.real[0], rig.real[0])
     source.trouble = None
-    fetcher._schedule.pause_until = 0.0
+    fetcher._board.schedule.pause_until = 0.0
     assert fetcher.wait(5)
     assert rig.cache.complete or kind == "hot"
     assert all(rig.right(block) for block in rig.real[::3])
@@ -779,11 +779,11 @@ def test_a_young_flight_is_not_left_for_an_old_reader(rig: Rig) -> None:
     batch = Batch(Priority.DEMAND, [block], 0, 1, 0, [(0, 1)])
     young, old = (Flight(batch, time.monotonic() - age, False) for age in (1.0, 6.0))
     request = Request({block}, Answers(), time.monotonic())
-    with fetcher._lock:
-        fetcher._flights |= {young, old}
-        fetcher._waiting.add(request)
-        fetcher._expire(request)
-        fetcher._flights.discard(young)
+    with fetcher._board.lock:
+        fetcher._board.flights |= {young, old}
+        fetcher._board.waiting.add(request)
+        fetcher._clock.expire(request)
+        fetcher._board.flights.discard(young)
     assert not young.abandoned
     assert old.abandoned
 
@@ -796,7 +796,7 @@ def test_a_request_that_was_left_says_nothing_about_the_pace(rig: Rig) -> None:
     rig.store.release()
     until(lambda: rig.right(rig.real[0]))
     time.sleep(0.1)
-    assert fetcher._schedule.pace.seconds < 0.1
+    assert fetcher._board.schedule.pace.seconds < 0.1
 
 
 def test_pauses_of_prefetch_double_until_an_answer_and_readers_cause_none() -> None:

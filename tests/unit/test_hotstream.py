@@ -323,10 +323,9 @@ def test_what_fails_in_an_unforeseen_way_does_not_leave_the_stream_half_asked_fo
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fetcher = rig.fetcher()
-    land = fetcher._land
-    monkeypatch.setattr(
-        fetcher, "_land", lambda batch, raw: land(batch, raw) if batch.pack != STREAM else _unforeseen()
-    )
+    landing = fetcher._landing
+    land = landing.land
+    monkeypatch.setattr(landing, "land", lambda batch, raw: land(batch, raw) if batch.pack != STREAM else _unforeseen())
     stream = rig.open().stream()
     fetcher.stream(stream)
     assert fetcher.wait(10)
@@ -363,7 +362,7 @@ def test_a_reader_waits_for_the_stream_when_it_is_near(rig: Rig) -> None:
     opened = rig.open()
     stream = opened.stream()
     stream._segment = 1
-    fetcher._schedule.pace.add(100.0)
+    fetcher._board.schedule.pace.add(100.0)
     rig.store.hold()
     fetcher.stream(stream)
     until(lambda: len(rig.store.reads) == 1)
