@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.blocks import keeper
+from bootseer.blocks import takeover
 from bootseer.blocks.channel import Again, Came, Channel, Wanted
 from bootseer.blocks.keeper import Keeper
 from bootseer.blocks.shared import Count, Shared
@@ -217,7 +217,7 @@ def test_events_of_old_and_new_keepers_are_never_mixed_up(tree: Tree, kill_at: s
 def test_what_nobody_knows_of_is_denied(tree: Tree) -> None:
     waits = tree.read(1)
     tree.take_and_die("read")
-    keeper.clear_events(tree.shared)
+    takeover.clear_events(tree.shared)
     tree.keep()
     with pytest.raises(OSError, match="Input/output"):
         waits.result(5)
@@ -228,7 +228,7 @@ def test_no_keeper_at_all_denies_everything(tree: Tree) -> None:
     one = tree.read(1)
     tree.take_and_die("journal")
     two = tree.read(2)
-    keeper.deny_all(tree.shared, tree.group, 0.3)
+    takeover.deny_all(tree.shared, tree.group, 0.3)
     for future in (one, two):
         with pytest.raises(OSError, match="Input/output"):
             future.result(5)
@@ -262,6 +262,6 @@ def test_first_touches_are_noted(tree: Tree) -> None:
 
 def test_a_damaged_buffer_is_swept(tree: Tree) -> None:
     tree.shared.events[:4] = (7).to_bytes(4, "little")
-    assert keeper.unanswered(tree.shared) == {}
+    assert takeover.unanswered(tree.shared) == {}
     with pytest.raises(BootseerError):
         fanotify.parse(tree.shared.events, 7)

@@ -43,7 +43,7 @@ TROUBLED = (
     sys.executable,
     "-c",
     """import errno, os, sys, time
-from bootseer.blocks import holder, keeper
+from bootseer.blocks import holder, holderwatch, oom
 from bootseer.blocks.server import main
 from bootseer.kernel import _libc
 
@@ -57,10 +57,10 @@ def when(name, real, act):
 def fail(number):
     raise OSError(number, os.strerror(number))
 
-holder._FRONT_SILENCE = holder._FETCHER_SILENCE = keeper._HOLDER_SILENCE = 3.0
+holder._FRONT_SILENCE = holder._FETCHER_SILENCE = holderwatch._HOLDER_SILENCE = 3.0
 os.fork = when("fork", os.fork, lambda: fail(errno.EAGAIN))
 _libc.fanotify_init = when("init", _libc.fanotify_init, lambda: fail(errno.EMFILE))
-holder._protect = when("slow", holder._protect, lambda: time.sleep(0.4))
+oom.protect = when("slow", oom.protect, lambda: time.sleep(0.4))
 class Child(holder.Child):
     def __init__(self, name, *args):
         super().__init__(name, *args)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.blocks import driver, evict, keeper, pulse
+from bootseer.blocks import driver, evict, pulse, takeover
 from bootseer.blocks.cachelock import Quiet, take_lock
 from bootseer.blocks.child import Child
 from bootseer.blocks.guarded import guard_in_use
@@ -113,7 +113,7 @@ def test_denying_goes_on_without_descriptors() -> None:
     one, (read_fd, write_fd) = shared(), os.pipe()
     os.write(write_fd, b".")
     group = FullGroup(read_fd)
-    keeper.deny_all(one, group, 0.1)
+    takeover.deny_all(one, group, 0.1)
     assert group.asked > 1
     assert one.counts[Count.DENIED] == group.asked
     group.close()
@@ -125,7 +125,7 @@ def test_a_low_limit_of_descriptors() -> None:
     pid = os.fork()
     if not pid:
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-        most = keeper.raise_descriptor_limit()
+        most = takeover.raise_descriptor_limit()
         os._exit(0 if most == resource.getrlimit(resource.RLIMIT_NOFILE)[1] else 1)
     assert os.waitpid(pid, 0)[1] == 0
 

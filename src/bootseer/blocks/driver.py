@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from bootseer.blocks.cache import in_use
-from bootseer.blocks.keeper import raise_descriptor_limit
+from bootseer.blocks.takeover import raise_descriptor_limit
 from bootseer.errors import BootseerError, FullError, UnavailableError, UnsupportedError
 from bootseer.kernel import canary, fanotify
 

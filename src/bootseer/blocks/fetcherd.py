@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from bootseer.blocks import cacheparts, keeper, nodecache, prefetch, profiles
+from bootseer.blocks import cacheparts, nodecache, prefetch, profiles, takeover
 from bootseer.blocks.cache import CacheFile, in_use
 from bootseer.blocks.channel import Channel
 from bootseer.blocks.control import ControlServer, TreeStatus
@@ -258,7 +258,7 @@ class FetcherProcess:
         group = self._group
         while group is not None and self._driver == "fanotify":
             try:
-                keeper.deny_all(self._shared, group, 1.0)
+                takeover.deny_all(self._shared, group, 1.0)
                 if not in_use(self._cache.fileno()):
                     return
             except Exception:  # whoever would end here leaves readers with zeros

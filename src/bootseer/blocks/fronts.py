@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from bootseer.blocks import driver, fusefront, keeper
+from bootseer.blocks import driver, fusefront, takeover
 from bootseer.blocks.cache import in_use
 from bootseer.blocks.channel import Channel
 from bootseer.blocks.keeper import Keeper
@@ -84,7 +84,7 @@ class FanotifyFront:
         self.group.unmark(self._data_fd)
 
     def give_up(self, seconds: float) -> bool:
-        keeper.deny_all(self._shared, self.group, seconds)
+        takeover.deny_all(self._shared, self.group, seconds)
         return True
 
     def close(self) -> None:

@@ -15,22 +15,17 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import NamedTuple
 
-from bootseer.blocks import _process, standby
-from bootseer.blocks.channel import Channel
+from bootseer.blocks import _process, oom, standby
 from bootseer.blocks.child import Child
 from bootseer.blocks.fetcherd import FetcherProcess, Inherited
 from bootseer.blocks.fronts import FanotifyFront, Front, FuseFront, group_of
-from bootseer.blocks.link import Link, Note
+from bootseer.blocks.kept import SIGNALS, Kept, calm
+from bootseer.blocks.link import Note
 from bootseer.blocks.pulse import BEAT_SECONDS, Watch, beat, keep_beating
-from bootseer.blocks.shared import JOURNAL_SLOTS, Count, Shared
-from bootseer.blocks.spec import ServerSpec
+from bootseer.blocks.shared import Count
 from bootseer.errors import BootseerError, UnsupportedError
-from bootseer.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -42,44 +37,6 @@ _FETCHER_SILENCE = 20.0
 """Seconds without a sign of life after which a process is killed, and another takes its place."""
 _HOPELESS = 4
 """After so many starts in a row that came to nothing, readers get errors at once instead of waiting."""
-
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
-
-class Ends(NamedTuple):
-    """Both ends of the link to the fetcher and of the channel between front and fetcher."""
-
-    link: Link
-    far_link: Link
-    channel: Channel
-    far_channel: Channel
-
-    @classmethod
-    def make(cls) -> Ends:
-        return cls(*Link.pair(), *Channel.pair())
-
-    def keep_fetchers(self) -> None:
-        """In a fetcher: the other ends must end with holder and front."""
-        self.link.close()
-        self.channel.close()
-
-
-class Kept(NamedTuple):
-    """What outlives each process."""
-
-    spec: ServerSpec
-    folder: Path
-    store_for: Callable[[str], Store]
-    ends: Ends
-    shared: Shared
-    data_fd: int
-    lock_fd: int
-
-
-def calm() -> None:
-    """In a child: signals to the process group are the holder's business."""
-    for number in _SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
 
 
 class Holder:
@@ -104,9 +61,9 @@ class Holder:
         self._counts[Count.FETCHER_PID] = fetcher.pid
         self._watch_fetcher = Watch(self._counts, Count.FETCHER_BEAT, _FETCHER_SILENCE)
         self._watch_front = Watch(self._counts, Count.FRONT_BEAT, _FRONT_SILENCE)
-        self._score = _oom_score()
+        self._score = oom.score()
         if front is not None:
-            _protect()
+            oom.protect()
             self._start_front()
 
     def abandon(self) -> None:
@@ -140,7 +97,7 @@ class Holder:
         counts[Count.FETCHER_PID] = mine
         keep_beating(counts, Count.FETCHER_BEAT, lambda: counts[Count.FETCHER_PID] != mine)
         if self._score is not None:
-            _set_oom_score(self._score)
+            oom.set_score(self._score)
         kept.ends.keep_fetchers()
         group = group_of(self._front)
         if self._front is not None and group is None:
@@ -167,7 +124,7 @@ class Holder:
     def _answer_kernel(self, holder: int) -> int:
         """In a front."""
         assert self._front is not None
-        _protect()
+        oom.protect()
         try:
             self._front.serve(self._kept.ends.channel, holder, self._revive)
         except BootseerError as exc:
@@ -184,7 +141,8 @@ class Holder:
         code = 70
         try:
             self._kept.shared.forked()
-            self._close_others()
+            # Events of the front's, its pidfd and the like: open on the data file they count as its users.
+            self._kept.close_others(self._front.fds if self._front is not None else ())
             self._counts[Count.HOLDER_STARTS] += 1
             self._counts[Count.HOLDER_PID] = os.getpid()
             self._server = Child.adopt("front", front)
@@ -199,22 +157,12 @@ class Holder:
         finally:
             os._exit(code)
 
-    def _close_others(self) -> None:
-        """Events of the front's, its pidfd and the like: descriptors that are open on the data file count as users."""
-        kept = self._kept
-        own = {kept.shared.fd, kept.data_fd, kept.lock_fd, *(end.fileno() for end in kept.ends)}
-        own.update(self._front.fds if self._front is not None else ())
-        last = 2
-        for fd in [*sorted(own), JOURNAL_SLOTS]:
-            os.closerange(last + 1, fd)
-            last = fd
-
     # -- the loop --------------------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
         self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(self._wake[1], warn_on_full_buffer=False)
-        for number in _SIGNALS:
+        for number in SIGNALS:
             signal.signal(number, self._told_to_end)
 
     def _told_to_end(self, *_: object) -> None:
@@ -374,24 +322,3 @@ class Holder:
         self._counts[Count.FRONT_PID] = 0
         self._kept.ends.link.send(Note("local"))
         log.info("tree %s is complete: no keeper any more", self._kept.spec.id)
-
-
-def _protect() -> None:
-    """The kernel is to end any other process first when memory runs out: without this one readers would get zeros."""
-    if not _set_oom_score(-1000):
-        log.warning("this process cannot be kept from the OOM killer: that needs CAP_SYS_RESOURCE")
-
-
-def _oom_score() -> int | None:
-    try:
-        return int(Path("/proc/self/oom_score_adj").read_text())
-    except (OSError, ValueError):
-        return None
-
-
-def _set_oom_score(score: int) -> bool:
-    try:
-        Path("/proc/self/oom_score_adj").write_text(str(score))
-    except OSError:
-        return False
-    return True

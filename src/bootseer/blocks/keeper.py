@@ -12,36 +12,31 @@ so that no event of its own gets one, and denies whatever else its predecessor m
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
 import os
 import resource
 import select
 import signal
-import struct
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from bootseer.blocks import takeover
 from bootseer.blocks.channel import Again, Came, Channel, Wanted, request_id
-from bootseer.blocks.pulse import Watch, beat
+from bootseer.blocks.holderwatch import LOOK_SECONDS, HolderWatch
+from bootseer.blocks.pulse import beat
 from bootseer.blocks.shared import JOURNAL_SLOTS, Count, Shared
-from bootseer.errors import BootseerError
 from bootseer.kernel import fanotify
-from bootseer.kernel.fanotify import EVENT_SIZE, Event
+from bootseer.kernel.fanotify import EVENT_SIZE
 
 log = logging.getLogger(__name__)
 
 _SLACK = 5.0
 """The fetcher has this many seconds more than its own deadline to say that it failed."""
-_HOLDER_SILENCE = 30.0
-"""Seconds without a sign of life after which the holder is killed and replaced."""
-_LOOK_SECONDS = 1.0
 _SPARE = 256
 """Descriptors kept free: one read of the group may make 85."""
-_U32 = struct.Struct("=I")
 
 
 class _Waiting(NamedTuple):
@@ -64,9 +59,6 @@ class Keeper:
         self._shared = shared
         self._group = group
         self._channel = channel
-        self._holder = holder
-        self._holder_fd = -1
-        self._revive = revive
         self._generation = shared.counts[Count.FRONT_STARTS]
         self._number = 0
         self._waiting: dict[int, _Waiting] = {}
@@ -75,15 +67,14 @@ class Keeper:
         """Numbers of a predecessor's events that are no descriptors of this process's own making."""
         self._patience = shared.counts[Count.DEADLINE_MS] * 1_000_000 + int(_SLACK * 1e9)
         self._room = JOURNAL_SLOTS
-        self._next_look = 0.0
-        self._watch = Watch(shared.counts, Count.HOLDER_BEAT, _HOLDER_SILENCE)
         self._draining = False
         self._poll = select.poll()
+        self._holder = HolderWatch(holder, shared.counts, self._poll, revive, self._release)
 
     def run(self) -> None:
         """Take over what a predecessor left, then serve."""
         self._limit()
-        self._watch_holder()
+        self._holder.begin()
         signal.signal(signal.SIGTERM, lambda *_: setattr(self, "_draining", True))
         self._take_over()
         self._poll.register(self._channel.fileno(), select.POLLIN)
@@ -91,11 +82,11 @@ class Keeper:
         self._shared.counts[Count.FRONT_READY] = self._generation
         group, channel = self._group.fileno(), self._channel.fileno()
         listening = True
-        counts, clock = self._shared.counts, time.monotonic
+        counts, holder, clock = self._shared.counts, self._holder, time.monotonic
         while True:
             beat(counts, Count.FRONT_BEAT)
-            if clock() >= self._next_look:
-                self._look_at_holder()
+            if clock() >= holder.next_look:
+                holder.look()
             quiet = True
             for fd, _ in self._poll.poll(self._timeout()):
                 quiet = False
@@ -103,8 +94,8 @@ class Keeper:
                     self._events()
                 elif fd == channel:
                     self._messages()
-                elif fd == self._holder_fd:
-                    self._holder_died()
+                elif fd == holder.fd:
+                    holder.died()
             if self._waiting or self._unsent:
                 self._expire()
                 self._send()
@@ -242,7 +233,7 @@ class Keeper:
         if self._unsent:
             return 20
         if not self._waiting:
-            return int(_LOOK_SECONDS * 1000)
+            return int(LOOK_SECONDS * 1000)
         oldest = next(iter(self._waiting.values()))
         left = (self._patience - (time.monotonic_ns() - oldest.began)) // 1_000_000
         return max(1, min(left + 1, 1000))  # a second at most: the holder may say that there is no hope
@@ -251,19 +242,15 @@ class Keeper:
 
     def _limit(self) -> None:
         """A journal slot for each descriptor this process can have."""
-        raise_descriptor_limit()
+        takeover.raise_descriptor_limit()
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         most = JOURNAL_SLOTS if hard == resource.RLIM_INFINITY else min(JOURNAL_SLOTS, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
         self._room = max(1, most - _SPARE)
 
     def _take_over(self) -> None:
-        left = unanswered(self._shared)
-        own = {fd for fd in left if _is_open(fd)}
-        for fd in left:
-            if fd not in own:
-                os.dup2(self._shared.fd, fd, inheritable=False)
-        self._borrowed = own
+        left = takeover.unanswered(self._shared)
+        self._borrowed = takeover.occupy(left, self._shared.fd)
         for event in left.values():
             end = min(event.offset + event.length, self._shared.size)
             shift = self._shared.shift
@@ -278,146 +265,19 @@ class Keeper:
             else:
                 self._shared.journal(event.fd, event.offset, event.length, event.pid)
                 self._want(what)
-        clear_events(self._shared)
+        takeover.clear_events(self._shared)
         if self._generation > 1:
-            denied = sweep(self._group, set(left))
+            denied = takeover.sweep(self._group, set(left))
             self._shared.counts[Count.DENIED] += denied
             self._shared.counts[Count.TAKEN_OVER] += len(left)
             log.warning(
                 "keeper %d takes over %d reads of the one before, denies %d", self._generation, len(left), denied
             )
 
-    # -- the holder ------------------------------------------------------------------------------------------------
-
-    def _forget_holder(self) -> None:
-        if self._holder_fd >= 0:
-            self._poll.unregister(self._holder_fd)
-            if self._holder_fd in self._borrowed:  # an event of a predecessor has that number: it stays taken
-                os.dup2(self._shared.fd, self._holder_fd, inheritable=False)
-                self._borrowed.discard(self._holder_fd)
-            else:
-                os.close(self._holder_fd)
-            self._holder_fd = -1
-
-    def _watch_holder(self) -> None:
-        self._forget_holder()
-        self._next_look = time.monotonic() + _LOOK_SECONDS
-        self._watch.restart()
-        try:
-            if self._holder:
-                self._holder_fd = os.pidfd_open(self._holder)
-                self._poll.register(self._holder_fd, select.POLLIN)
-                return
-        except ProcessLookupError:
-            pass
-        except OSError as exc:
-            log.error("cannot watch the holder %d, trying again: %s", self._holder, exc)
-            return
-        self._holder_died()
-
-    def _holder_died(self) -> None:
-        log.warning("the holder %d died; starting another", self._holder)
-        self._forget_holder()
-        if self._holder:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(self._holder, os.WNOHANG)
-        time.sleep(0.01)  # bounds the rate
-        self._holder = 0
-        try:
-            self._holder = self._revive()
-        except OSError as exc:
-            self._next_look = time.monotonic() + _LOOK_SECONDS
-            log.critical("no other holder can be started now, only this process keeps readers from zeros: %s", exc)
-            return
-        self._watch_holder()
-
-    def _look_at_holder(self) -> None:
-        self._next_look = time.monotonic() + _LOOK_SECONDS
-        if self._holder_fd < 0:
-            self._watch_holder()
-        elif self._watch.silent():
-            log.error("the holder %d gives no sign of life; killing it", self._holder)
-            self._watch.restart()
-            with contextlib.suppress(OSError):
-                signal.pidfd_send_signal(self._holder_fd, signal.SIGKILL)
-
-
-def raise_descriptor_limit() -> int:
-    """Have the hard limit at what the journal has room for, where this process may; returns it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard == resource.RLIM_INFINITY or hard >= JOURNAL_SLOTS:
-        return JOURNAL_SLOTS
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, JOURNAL_SLOTS))
-    except (OSError, ValueError):
-        return hard
-    return JOURNAL_SLOTS
-
-
-def unanswered(shared: Shared) -> dict[int, Event]:
-    """Events that a dead keeper took: those in its journal, and those still in the buffer (perhaps answered)."""
-    left = {one.fd: Event(one.fd, one.pid, one.offset, one.length) for one in shared.outstanding()}
-    buffer, used = shared.events, 0
-    while used + _U32.size <= len(buffer) and (size := _U32.unpack_from(buffer, used)[0]):
-        used += size
-    try:
-        events = fanotify.parse(buffer, min(used, len(buffer)))
-    except BootseerError as exc:
-        log.error("events of the keeper before cannot be told: %s", exc)  # the sweep denies them
-        return left
-    return left | {event.fd: event for event in events if 0 <= event.fd < JOURNAL_SLOTS}
-
-
-def clear_events(shared: Shared) -> None:
-    shared.events[:] = bytes(len(shared.events))
-
-
-def sweep(group: fanotify.Group, spare: set[int] | None = None) -> int:
-    """Deny each event that any dead keeper may have left but those numbered in ``spare``; returns how many there were.
-
-    4,096 writes that nearly all find nothing: 7 ms. Without it their readers would hang.
-    """
-    keep = spare or set()
-    denied = 0
-    for number in range(JOURNAL_SLOTS):
-        if number not in keep:
-            with contextlib.suppress(OSError):
-                denied += group.deny(number, errno.EIO)
-    return denied
-
-
-def deny_all(shared: Shared, group: fanotify.Group, seconds: float) -> None:
-    """No keeper lives: deny everything that waits, and what comes within ``seconds``. Never zeros, never a hang."""
-    for one in shared.outstanding():
-        shared.settle(one.fd)
-    clear_events(shared)
-    sweep(group)
-    poll = select.poll()
-    poll.register(group.fileno(), select.POLLIN)
-    until = time.monotonic() + seconds
-    buffer = bytearray(EVENT_SIZE * 16)
-    while (left := until - time.monotonic()) > 0:
-        if poll.poll(int(left * 1000) + 1):
-            try:
-                events = group.events(buffer)
-            except OSError as exc:  # no descriptor left, say: the kernel has denied the event
-                log.error("cannot read events, readers get errors: %s", exc)
-                shared.counts[Count.DENIED] += 1
-                time.sleep(0.01)
-                continue
-            for event in events:
-                if event.fd >= 0:
-                    try:
-                        group.deny(event.fd, errno.EIO)
-                    except OSError as exc:
-                        log.error("cannot deny event %d: %s", event.fd, exc)
-                    os.close(event.fd)
-                    shared.counts[Count.DENIED] += 1
-
-
-def _is_open(fd: int) -> bool:
-    try:
-        os.fstat(fd)
-    except OSError:
-        return False
-    return True
+    def _release(self, fd: int) -> None:
+        """Close a descriptor of this process's own, but keep its number taken while it is also that of an event."""
+        if fd in self._borrowed:
+            os.dup2(self._shared.fd, fd, inheritable=False)
+            self._borrowed.discard(fd)
+        else:
+            os.close(fd)

@@ -22,7 +22,8 @@ from bootseer.blocks import driver, standby
 from bootseer.blocks.child import Child
 from bootseer.blocks.fetcherd import FetcherProcess
 from bootseer.blocks.fronts import FanotifyFront, Front, FuseFront, group_of
-from bootseer.blocks.holder import Ends, Holder, Kept, calm
+from bootseer.blocks.holder import Holder
+from bootseer.blocks.kept import Ends, Kept, calm
 from bootseer.blocks.link import Note
 from bootseer.blocks.pulse import beat
 from bootseer.blocks.shared import Count, Shared
