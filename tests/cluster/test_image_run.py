@@ -178,9 +178,11 @@ def test_signals_reach_the_container(
 
 def test_a_terminal_reaches_the_container(place: Path, environ: dict[str, str]) -> None:
     script = "trap 'exit 22' INT; echo up; read line; echo got $line; while :; do sleep 0.1; done"
-    pid, terminal = pty.fork()
-    if not pid:
-        os.execvpe(CLI[0], [*CLI, "image", "run", f"oci:{place}/layout:v1", "--", "sh", "-c", script], environ)
+    # setsid --ctty rather than pty.fork: other tests of this process have started threads that a fork does not survive
+    run = ["setsid", "--ctty", "--wait", *CLI, "image", "run", f"oci:{place}/layout:v1", "--", "sh", "-c", script]
+    terminal, far = pty.openpty()
+    process = subprocess.Popen(run, env=environ, stdin=far, stdout=far, stderr=far)
+    os.close(far)
     seen = b""
 
     def wait_for(text: bytes) -> None:
@@ -197,7 +199,7 @@ def test_a_terminal_reaches_the_container(place: Path, environ: dict[str, str]) 
     with contextlib.suppress(OSError):  # EIO: the other side is closed
         while os.read(terminal, 4096):
             pass
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 22
+    assert process.wait(30) == 22
     os.close(terminal)
     assert left_over(place / "state") == []
 
