@@ -6,6 +6,7 @@ Whatever is damaged, and however: no reader may see a wrong byte.
 from __future__ import annotations
 
 import os
+import contextlib
 import random
 import shutil
 import time
@@ -86,10 +87,13 @@ def test_packs(small: Site, node_of: NodeOf, driver: str, how: str) -> None:
 @both
 def test_damage_on_the_way_is_fetched_again(small: Site, node_of: NodeOf, driver: str) -> None:
     node = node_of(small, driver)
-    Weather(flip=0.15, cut=0.05, stale=0.1).make(node.weather)
-    made = node.mount()
+    Weather(flip=0.25, cut=0.1, stale=0.1).make(node.weather)
+    for _ in range(20):  # a damaged small part refuses the mount; those that came right are kept
+        with contextlib.suppress(DataError):
+            made = node.mount()
+            break
     found = read_all(small, made)
-    assert found.errors < found.files / 3  # a block that came wrong twice: chance, one in twenty
+    assert found.errors < found.files / 3  # a block that came wrong twice
     assert made.status().bad_blocks > 0
     Weather().make(node.weather)
     time.sleep(0.5)
