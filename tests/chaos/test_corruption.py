@@ -5,8 +5,8 @@ Whatever is damaged, and however: no reader may see a wrong byte.
 
 from __future__ import annotations
 
-import os
 import contextlib
+import os
 import random
 import shutil
 import time
