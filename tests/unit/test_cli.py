@@ -1,9 +1,11 @@
 """The command line as a whole: what it costs to start, that help is everywhere, and what a mistake looks like."""
 
+import os
 import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -36,9 +38,9 @@ def test_importing_bootseer_takes_less_than_50_ms():
 
 @pytest.mark.parametrize(
     "verb",
-    ["", "doctor", "run", "demo", "image", "image convert", "image run", "image mount", "image ls", "image cat",
-     "image extract", "image profile", "image profile show", "image profile diff", "image profile explain", "env",
-     "env run", "fs", "fs put", "fs mount", "profile", "profile show", "profile wrap"],
+    ["", "doctor", "run", "demo", "completion", "image", "image convert", "image run", "image mount", "image ls",
+     "image cat", "image extract", "image profile", "image profile show", "image profile diff", "image profile explain",
+     "env", "env run", "fs", "fs put", "fs mount", "profile", "profile show", "profile wrap"],
 )  # fmt: skip
 def test_every_verb_has_help(verb):
     done = call(*verb.split(), "--help")
@@ -60,7 +62,27 @@ def test_settings_that_are_not_understood(monkeypatch):
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_shell_completion_can_be_printed():
-    done = call("--show-completion", "bash")
-    assert done.returncode == 0
-    assert "bootseer" in done.stdout
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "powershell"])
+def test_shell_completion_can_be_printed(shell):
+    done = call("completion", shell)
+    assert done.returncode == 0, done.stderr
+    assert "_BOOTSEER_COMPLETE" in done.stdout
+
+
+def test_bash_completes_a_verb(monkeypatch):
+    """The printed script as a bash runs it; nothing in it depends on which shells are its parents."""
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    script = """
+        eval "$(bootseer completion bash)"
+        COMP_WORDS=(bootseer doc) COMP_CWORD=1
+        _bootseer_completion bootseer
+        echo "${COMPREPLY[@]}"
+    """
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.split() == ["doctor"], done.stderr
+
+
+def test_completion_for_a_shell_that_is_not_known():
+    done = call("completion", "sh")
+    assert done.returncode == 2
+    assert "bash" in done.stderr

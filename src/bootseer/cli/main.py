@@ -19,6 +19,7 @@ app = typer.Typer(
     name="bootseer",
     help="Cut and explain the start-up time of large training jobs",
     no_args_is_help=True,
+    add_completion=False,  # `bootseer completion SHELL`: typer's options guess the shell
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -40,11 +41,11 @@ def _root(
 
 
 def _assemble() -> None:
-    from bootseer.cli import demo, doctor, env, fs, image, profile, run
+    from bootseer.cli import completion, demo, doctor, env, fs, image, profile, run
 
     for module, name in ((profile, "profile"), (image, "image"), (env, "env"), (fs, "fs")):
         app.add_typer(module.app, name=name)
-    for module in (run, demo, doctor):
+    for module in (run, demo, doctor, completion):
         module.register(app)
 
 
