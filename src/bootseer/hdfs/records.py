@@ -1,0 +1,108 @@
+"""Blocks, and the DataNodes that have their replicas, as a NameNode tells of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from bootseer.hdfs.proto import hdfs_pb2 as wire
+
+
+@dataclass(frozen=True, slots=True)
+class DataNode:
+    """One DataNode; two are equal when their ``uuid`` is. ``message`` is what the NameNode said of it."""
+
+    uuid: str
+    host: str = field(compare=False)
+    port: int = field(compare=False)
+    rack: str = field(compare=False, default="")
+    message: wire.NodeInfo = field(compare=False, repr=False, default_factory=wire.NodeInfo)
+
+    @property
+    def address(self) -> str:
+        """Where it transfers data: ``host:port``."""
+        return f"{self.host}:{self.port}"
+
+    @classmethod
+    def of(cls, message: wire.NodeInfo) -> DataNode:
+        id = message.id
+        return cls(id.uuid, id.address, id.transfer_port, message.location, message)
+
+
+class Block(NamedTuple):
+    """A block's identity and length in bytes."""
+
+    pool: str
+    id: int
+    generation: int
+    length: int
+
+    @classmethod
+    def of(cls, message: wire.Block) -> Block:
+        return cls(message.pool, message.id, message.generation, message.length)
+
+    @property
+    def message(self) -> wire.Block:
+        return wire.Block(pool=self.pool, id=self.id, generation=self.generation, length=self.length)
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """A block of a file: where it begins in the file, and the DataNodes with a replica, nearest first.
+
+    ``token`` lets its holder read or write the block (empty where the cluster has no block tokens). ``corrupt``: every
+    replica is known to be damaged. ``storage_types`` and ``storage_ids`` belong to ``nodes``, for pipelines.
+    """
+
+    block: Block
+    offset: int
+    nodes: tuple[DataNode, ...]
+    token: wire.Token
+    corrupt: bool = False
+    storage_types: tuple[int, ...] = ()
+    storage_ids: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, message: wire.LocatedBlock) -> Located:
+        return cls(
+            Block.of(message.block),
+            message.offset,
+            tuple(DataNode.of(node) for node in message.nodes),
+            message.token,
+            message.corrupt,
+            tuple(message.storage_types),
+            tuple(message.storage_ids),
+        )
+
+    @property
+    def message(self) -> wire.LocatedBlock:
+        """As a report of bad blocks wants it."""
+        return wire.LocatedBlock(
+            block=self.block.message,
+            offset=self.offset,
+            nodes=[node.message for node in self.nodes],
+            corrupt=self.corrupt,
+            token=self.token,
+            storage_types=self.storage_types,
+            storage_ids=self.storage_ids,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FileBlocks:
+    """All blocks of one file in order. ``length``: bytes of the file, without a last block that is being written.
+
+    ``erasure``: name of its erasure coding policy, "" for replicated files. ``encrypted``: it lies in an encryption zone.
+    """
+
+    length: int
+    blocks: tuple[Located, ...]
+    under_construction: bool = False
+    erasure: str = ""
+    encrypted: bool = False
+
+    @classmethod
+    def of(cls, message: wire.LocatedBlocks) -> FileBlocks:
+        blocks = [Located.of(block) for block in message.blocks]
+        erasure = message.erasure.name or f"policy {message.erasure.id}" if message.HasField("erasure") else ""
+        return cls(message.length, tuple(blocks), message.under_construction, erasure, message.HasField("encryption"))
