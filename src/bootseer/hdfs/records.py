@@ -92,7 +92,7 @@ class Located:
 class FileBlocks:
     """All blocks of one file in order. ``length``: bytes of the file, without a last block that is being written.
 
-    ``erasure``: name of its erasure coding policy, "" for replicated files. ``encrypted``: it lies in an encryption zone.
+    ``erasure``: name of its erasure coding policy, "" for replicated files. ``encrypted``: in an encryption zone.
     """
 
     length: int
