@@ -9,9 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from bootseer.errors import ConfigError, NotFoundError, UnsupportedError
+
+if TYPE_CHECKING:
+    from bootseer.hdfs.placement import Placement
 
 DEADLINE = 20.0
 """Seconds one read or write of at most a few MiB may take."""
@@ -71,8 +74,11 @@ class Backend(Protocol):
     def open(self, path: str, *, pinned: bool = False) -> Source:
         """With ``pinned`` every byte comes from the version that ``Source.version`` names, else `DataError`."""
 
-    def create(self, path: str) -> Sink:
-        """A new file; missing folders above it are made."""
+    def create(self, path: str, *, placement: Placement | None = None) -> Sink:
+        """A new file; missing folders above it are made.
+
+        Files written together share a ``placement``, so that they begin on different servers where there are several.
+        """
 
     def rename(self, src: str, dst: str, *, overwrite: bool) -> None:
         """Atomic."""

@@ -7,9 +7,13 @@ import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bootseer.errors import BootseerError, DataError, NotFoundError, from_os_error
 from bootseer.stripefs.backend import Entry
+
+if TYPE_CHECKING:
+    from bootseer.hdfs.placement import Placement
 
 _IOV_MAX = 512
 
@@ -121,7 +125,7 @@ class FolderBackend:
         except OSError as exc:
             raise self._error(exc, "open", path) from None
 
-    def create(self, path: str) -> _Sink:
+    def create(self, path: str, *, placement: Placement | None = None) -> _Sink:
         target = self._path(path)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -8,10 +8,14 @@ from __future__ import annotations
 import builtins
 import threading
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from bootseer import hdfs
 from bootseer.errors import DataError
 from bootseer.stripefs.backend import DEADLINE, Entry
+
+if TYPE_CHECKING:
+    from bootseer.hdfs.placement import Placement
 
 _PIECE = 4 << 20
 READERS = 4
@@ -106,7 +110,7 @@ class HdfsBackend:
     def open(self, path: str, *, pinned: bool = False) -> _Source:
         return _Source(self._client, self._path(path), pinned)
 
-    def create(self, path: str) -> _Sink:
+    def create(self, path: str, *, placement: Placement | None = None) -> _Sink:
         return _Sink(self._client.create(self._path(path)))
 
     def rename(self, src: str, dst: str, *, overwrite: bool) -> None:
