@@ -1,0 +1,381 @@
+"""What this project asks of a NameNode, typed: files and folders, blocks and their DataNodes, leases and pipelines.
+
+Every operation takes a deadline in seconds (`DEADLINE` when it is None) and is tried again until then while the
+NameNode cannot be reached, restarts or is in safe mode; `bootseer.hdfs.rpc` says why that is right also for operations
+that change something.
+
+Errors of every operation: `NotFoundError`, `FileExistsError`, `NotWritableError` (permission; another name in the way;
+the lease is lost), `FullError` (quota), `UnavailableError` (also when the deadline passes), `UnsupportedError`,
+`SaslRequired`, `DataError` for an answer that makes no sense. Their ``__cause__`` is the `RemoteError` that the
+NameNode answered with, if it did.
+
+Concurrency: any thread; see `bootseer.hdfs.rpc`. After a fork the child's objects are other clients with other leases.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import pwd
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+from google.protobuf.message import Message
+
+from bootseer.errors import ConfigError, DataError, NotFoundError
+from bootseer.hdfs.client import split
+from bootseer.hdfs.errors import RemoteError
+from bootseer.hdfs.proto import hdfs_pb2 as wire
+from bootseer.hdfs.records import Block, DataNode, FileBlocks, Located
+from bootseer.hdfs.rpc import Channel
+
+M = TypeVar("M", bound=Message)
+
+DEADLINE = 10.0
+"""Seconds an operation may take unless its caller says otherwise."""
+
+_PROTOCOL = "org.apache.hadoop.hdfs.protocol.ClientProtocol"
+_CREATE, _OVERWRITE, _REPLICATED = 1, 2, 128
+_FILE_MODE, _FOLDER_MODE = 0o644, 0o755
+_KEEP_DEFAULTS = 300.0
+
+_known: dict[tuple[str, int, str, str], NameNode] = {}
+_known_lock = threading.Lock()
+_process = uuid.uuid4().hex[:12]
+
+
+def _forget() -> None:
+    global _known_lock, _process
+    _known.clear()
+    _known_lock = threading.Lock()
+    _process = uuid.uuid4().hex[:12]
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+@dataclass(frozen=True, slots=True)
+class FileStatus:
+    """One file or folder. ``path`` is absolute; ``size`` in bytes (0 for a folder); ``mtime_ms`` since 1970.
+
+    ``file_id`` names this very file as long as it exists, also after a rename; one that replaces it has another.
+    ``erasure``: the name of its erasure coding policy, or of the policy that new files in this folder get; else "".
+    ``encrypted``: in an encryption zone.
+    """
+
+    path: str
+    size: int
+    is_dir: bool
+    mtime_ms: int
+    file_id: int
+    replication: int = 0
+    block_size: int = 0
+    erasure: str = ""
+    encrypted: bool = False
+    owner: str = ""
+    group: str = ""
+    mode: int = 0
+
+    @classmethod
+    def of(cls, message: wire.FileStatus, path: str) -> FileStatus:
+        return cls(
+            path,
+            message.length,
+            message.kind == 1,
+            message.mtime,
+            message.file_id,
+            message.replication,
+            message.block_size,
+            (message.erasure.name or f"policy {message.erasure.id}") if message.HasField("erasure") else "",
+            message.HasField("encryption"),
+            message.owner,
+            message.group,
+            message.permission.mode,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ServerDefaults:
+    """What the cluster uses where a client does not choose. Sizes in bytes.
+
+    ``checksum_type`` as on the wire (1: CRC-32, 2: CRC-32C); ``encrypted``: DataNodes transfer bytes only encrypted.
+    """
+
+    block_size: int
+    bytes_per_checksum: int
+    write_packet_size: int
+    replication: int
+    encrypted: bool
+    checksum_type: int
+
+
+def login_user() -> tuple[str, str]:
+    """Whom the NameNode is told we are, as (user, real user): ``HADOOP_USER_NAME``, else the login name.
+
+    With ``HADOOP_PROXY_USER`` the operations are that user's and the other is the real user; else that is empty.
+    """
+    user = os.environ.get("HADOOP_USER_NAME", "")
+    if not user:
+        try:
+            user = pwd.getpwuid(os.geteuid()).pw_name
+        except KeyError:
+            raise ConfigError(
+                f"user id {os.geteuid()} has no name here, which HDFS wants to know", hint="set HADOOP_USER_NAME"
+            ) from None
+    proxied = os.environ.get("HADOOP_PROXY_USER", "")
+    return (proxied, user) if proxied else (user, "")
+
+
+def _text(path: str) -> str:
+    """``path`` as the NameNode can be asked for it. Names in HDFS are UTF-8; others cannot be spoken of."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{path!r} is not UTF-8, as names in HDFS must be") from None
+    return path
+
+
+class NameNode:
+    """The NameNode at one address, as one user. Use `connect`."""
+
+    def __init__(self, host: str, port: int, user: str, real_user: str = "") -> None:
+        self.user = user
+        self._rpc = Channel(host, port, _PROTOCOL, user=user, real_user=real_user)
+        self.url = self._rpc.name
+        self._defaults: tuple[float, ServerDefaults] | None = None
+
+    @classmethod
+    def connect(cls, url: str) -> NameNode:
+        """The NameNode of ``hdfs://host:port/...``; one object per process, address and user. Touches no network."""
+        base = urlsplit(split(url)[0])
+        try:
+            host, port = base.hostname or "", base.port
+        except ValueError as exc:
+            raise ConfigError(f"not an HDFS URL: {url!r}: {exc}") from None
+        if port is None:
+            raise ConfigError(f"no port in {url!r}", hint="write hdfs://host:port/path")
+        user, real = login_user()
+        with _known_lock:
+            if (host, port, user, real) not in _known:
+                _known[host, port, user, real] = cls(host, port, user, real)
+            return _known[host, port, user, real]
+
+    @property
+    def client_name(self) -> str:
+        """Who holds the leases of the files that this process writes; no two processes have the same."""
+        return f"bootseer_{socket.gethostname()}_{os.getpid()}_{_process}"
+
+    def close(self) -> None:
+        """Close idle connections; the object goes on working."""
+        self._rpc.close()
+
+    def _call(self, method: str, request: Message, answer: type[M], doing: str, deadline: float | None) -> M:
+        return self._rpc.call(method, request, answer, doing, deadline=DEADLINE if deadline is None else deadline)
+
+    # -- files and folders ----------------------------------------------------------------------------------------
+
+    def info(self, path: str, *, deadline: float | None = None) -> FileStatus | None:
+        """One file or folder; None when there is none."""
+        request = wire.GetFileInfoRequest(src=_text(path))
+        try:
+            found = self._call("getFileInfo", request, wire.GetFileInfoResponse, f"look up {path}", deadline)
+        except NotFoundError:
+            return None
+        except Exception as exc:
+            if isinstance(exc.__cause__, RemoteError) and exc.__cause__.java == "ParentNotDirectoryException":
+                return None  # a part of the path is a file
+            raise
+        return FileStatus.of(found.status, path) if found.HasField("status") else None
+
+    def list(self, path: str, *, deadline: float | None = None) -> builtins.list[FileStatus]:
+        """What is in the folder ``path``, in the order of the names' bytes; a file lists itself.
+
+        The NameNode gives a page at a time (``dfs.ls.limit``, 1000), and each page has the deadline. Entries that
+        come or go meanwhile may be in it or not. Raises `NotFoundError` when there is no such folder.
+        """
+        entries: builtins.list[FileStatus] = []
+        after = b""
+        while True:
+            request = wire.GetListingRequest(src=_text(path), start_after=after, need_location=False)
+            found = self._call("getListing", request, wire.GetListingResponse, f"list {path}", deadline)
+            if not found.HasField("listing"):
+                raise NotFoundError(f"cannot list {path} on {self.url}: no such file or folder")
+            for entry in found.listing.entries:
+                name = entry.path.decode("utf-8", "surrogateescape")
+                entries.append(FileStatus.of(entry, f"{path.rstrip('/')}/{name}" if name else path))
+            if not found.listing.remaining:
+                return entries
+            last = found.listing.entries[-1].path if found.listing.entries else b""
+            if last <= after:
+                raise DataError(f"{self.url} lists {path} without end")
+            after = last
+
+    def mkdirs(self, path: str, *, deadline: float | None = None) -> None:
+        """Make the folder and its parents; nothing to do when it exists."""
+        request = wire.MkdirsRequest(src=_text(path), masked=wire.Permission(mode=_FOLDER_MODE), create_parent=True)
+        self._call("mkdirs", request, wire.Result, f"make folder {path}", deadline)
+
+    def rename(self, src: str, dst: str, overwrite: bool = False, *, deadline: float | None = None) -> None:
+        """One atomic step. `FileExistsError` when ``dst`` exists and may not be replaced."""
+        request = wire.RenameRequest(src=_text(src), dst=_text(dst), overwrite=overwrite)
+        self._call("rename2", request, wire.Empty, f"rename {src} to {dst}", deadline)
+
+    def delete(self, path: str, recursive: bool = False, *, deadline: float | None = None) -> bool:
+        """Remove a file or folder; False when there was none."""
+        request = wire.DeleteRequest(src=_text(path), recursive=recursive)
+        return self._call("delete", request, wire.Result, f"delete {path}", deadline).result
+
+    # -- reading --------------------------------------------------------------------------------------------------
+
+    def blocks(self, path: str, offset: int = 0, length: int = 1 << 62, *, deadline: float | None = None) -> FileBlocks:
+        """The blocks of a file that touch ``length`` bytes from ``offset``, and the DataNodes that have them."""
+        request = wire.GetBlockLocationsRequest(src=_text(path), offset=offset, length=length)
+        answer = wire.GetBlockLocationsResponse
+        found = self._call("getBlockLocations", request, answer, f"locate {path}", deadline)
+        if not found.HasField("locations"):
+            raise NotFoundError(f"cannot locate {path} on {self.url}: no such file or folder")
+        return FileBlocks.of(found.locations)
+
+    def report_bad_blocks(self, blocks: Sequence[Located], *, deadline: float | None = None) -> None:
+        """Tell of damaged replicas: those on ``nodes`` of each block. The NameNode replaces them from good ones."""
+        request = wire.ReportBadBlocksRequest(blocks=[block.message for block in blocks])
+        self._call("reportBadBlocks", request, wire.Empty, "report damaged replicas", deadline)
+
+    # -- writing --------------------------------------------------------------------------------------------------
+
+    def create(
+        self,
+        path: str,
+        *,
+        overwrite: bool = False,
+        create_parent: bool = True,
+        replication: int | None = None,
+        block_size: int | None = None,
+        deadline: float | None = None,
+    ) -> int:
+        """A new, empty, replicated file whose lease `client_name` holds; returns its id.
+
+        Replicated also in a folder with an erasure coding policy: who wants that asks `info` for it first.
+        """
+        if replication is None or block_size is None:
+            defaults = self.defaults(deadline=deadline)
+            replication, block_size = replication or defaults.replication, block_size or defaults.block_size
+        request = wire.CreateRequest(
+            src=_text(path),
+            masked=wire.Permission(mode=_FILE_MODE),
+            client=self.client_name,
+            flags=_CREATE | _REPLICATED | (_OVERWRITE if overwrite else 0),
+            create_parent=create_parent,
+            replication=replication,
+            block_size=block_size,
+        )
+        return self._call("create", request, wire.CreateResponse, f"create {path}", deadline).status.file_id
+
+    def add_block(
+        self,
+        path: str,
+        file_id: int,
+        previous: Block | None = None,
+        exclude: Iterable[DataNode] = (),
+        favoured: Iterable[str] = (),
+        *,
+        deadline: float | None = None,
+    ) -> Located:
+        """A new last block, and where to write it. ``previous``: the last one, with its final length.
+
+        ``favoured``: "address:transfer port" of DataNodes that should have it; the NameNode takes them where it can.
+        """
+        request = wire.AddBlockRequest(
+            src=_text(path),
+            client=self.client_name,
+            previous=previous.message if previous else None,
+            exclude=[node.message for node in exclude],
+            file_id=file_id,
+            favoured=list(favoured),
+        )
+        found = self._call("addBlock", request, wire.AddBlockResponse, f"add a block to {path}", deadline)
+        return Located.of(found.block)
+
+    def abandon_block(self, block: Block, path: str, file_id: int, *, deadline: float | None = None) -> None:
+        """Give up the last block, of which nothing was acknowledged."""
+        request = wire.AbandonBlockRequest(
+            block=block.message, src=_text(path), holder=self.client_name, file_id=file_id
+        )
+        self._call("abandonBlock", request, wire.Empty, f"abandon a block of {path}", deadline)
+
+    def complete(self, path: str, file_id: int, last: Block | None, *, deadline: float | None = None) -> bool:
+        """Finish the file; ``last`` with its final length. False: too few DataNodes told of a block yet; ask again."""
+        request = wire.CompleteRequest(
+            src=_text(path), client=self.client_name, last=last.message if last else None, file_id=file_id
+        )
+        return self._call("complete", request, wire.Result, f"finish {path}", deadline).result
+
+    def update_block_for_pipeline(self, block: Block, *, deadline: float | None = None) -> Located:
+        """A new generation (and token) for the block, with which a pipeline goes on without a failed DataNode."""
+        request = wire.UpdateBlockForPipelineRequest(block=block.message, client=self.client_name)
+        answer = wire.UpdateBlockForPipelineResponse
+        return Located.of(self._call("updateBlockForPipeline", request, answer, f"renew {block}", deadline).block)
+
+    def update_pipeline(
+        self,
+        old: Block,
+        new: Block,
+        nodes: Sequence[DataNode],
+        storage_ids: Sequence[str],
+        *,
+        deadline: float | None = None,
+    ) -> None:
+        """From now on ``new`` (the same block of a newer generation) is what ``nodes`` have."""
+        request = wire.UpdatePipelineRequest(
+            client=self.client_name,
+            old=old.message,
+            new=new.message,
+            nodes=[node.message.id for node in nodes],
+            storage_ids=storage_ids,
+        )
+        self._call("updatePipeline", request, wire.Empty, f"change the DataNodes of {new}", deadline)
+
+    def renew_lease(self, *, deadline: float | None = None) -> None:
+        """Keep the lease of every file that this process writes: HDFS takes them after an hour of silence, and lets
+        others take them after a minute."""
+        self._call("renewLease", wire.RenewLeaseRequest(client=self.client_name), wire.Empty, "renew leases", deadline)
+
+    def recover_lease(self, path: str, *, deadline: float | None = None) -> bool:
+        """Take the lease from whoever holds it and close the file; False: under way, ask again."""
+        request = wire.RecoverLeaseRequest(src=_text(path), client=self.client_name)
+        return self._call("recoverLease", request, wire.Result, f"recover the lease of {path}", deadline).result
+
+    # -- the cluster ----------------------------------------------------------------------------------------------
+
+    def defaults(self, *, deadline: float | None = None) -> ServerDefaults:
+        """The cluster's defaults, asked for at most every `_KEEP_DEFAULTS` seconds."""
+        known = self._defaults
+        if known is None or time.monotonic() - known[0] > _KEEP_DEFAULTS:
+            answer = wire.GetServerDefaultsResponse
+            found = self._call("getServerDefaults", wire.Empty(), answer, "ask for defaults", deadline).defaults
+            known = (
+                time.monotonic(),
+                ServerDefaults(
+                    found.block_size,
+                    found.bytes_per_checksum,
+                    found.write_packet_size,
+                    found.replication,
+                    found.encrypt_data_transfer,
+                    found.checksum_type,
+                ),
+            )
+            self._defaults = known
+        return known[1]
+
+    def live_nodes(self, *, deadline: float | None = None) -> builtins.list[DataNode]:
+        """The DataNodes that are alive. HDFS tells this to its superuser only: `NotWritableError` for others."""
+        request = wire.GetDatanodeReportRequest(type=2)
+        answer = wire.GetDatanodeReportResponse
+        found = self._call("getDatanodeReport", request, answer, "list the live DataNodes", deadline)
+        return [DataNode.of(node) for node in found.nodes]
