@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import os
 import stat
 from collections.abc import Sequence
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from bootseer.hdfs.placement import Placement
 
 _IOV_MAX = 512
+_AT_FDCWD, _RENAME_NOREPLACE = -100, 1
+_renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
 
 
 def _version(info: os.stat_result) -> str:
@@ -82,6 +86,19 @@ class _Sink:
             self._path.unlink(missing_ok=True)
 
 
+def _rename_new(source: Path, target: Path) -> None:
+    """rename(2) that fails when ``target`` exists, in one step; `OSError` where the file system cannot do that."""
+    # NFS answers EINVAL to renameat2 with flags, FUSE and old file systems too; a hard link is as good for a file
+    if _renameat2 is None or _renameat2(
+        _AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE
+    ):
+        number = ctypes.get_errno() if _renameat2 is not None else errno.ENOSYS
+        if number not in (errno.EINVAL, errno.ENOSYS) or source.is_dir():
+            raise OSError(number, os.strerror(number), str(target))
+        os.link(source, target)
+        os.unlink(source)
+
+
 class FolderBackend:
     """Files below ``root``, which the first write makes."""
 
@@ -139,8 +156,7 @@ class FolderBackend:
             if overwrite:
                 os.replace(source, target)
             else:
-                os.link(source, target)  # unlike rename(2) it fails when the name exists
-                os.unlink(source)
+                _rename_new(source, target)
             fd = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 os.fsync(fd)

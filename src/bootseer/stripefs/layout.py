@@ -28,10 +28,13 @@ HEADER_SIZE = 4096
 POINTER_LINE = b"bootseer striped file 1\n"
 MAX_TEXT = 1 << 20
 """Largest pointer."""
+MAX_NAME = 1024
+"""Longest file name, in bytes, that a header holds."""
 
 _HEADER = struct.Struct("<8sII16sIIQQ")
 _FOOTER = struct.Struct("<8sIIQQ16sII")
 _U32 = struct.Struct("<I")
+_NAMED = _HEADER.size + _U32.size  # where the file name begins
 _HEADER_MAGIC = b"BSXstrip"
 _FOOTER_MAGIC = b"BSXfootr"
 
@@ -108,19 +111,27 @@ class Geometry(NamedTuple):
 
 
 class Header(NamedTuple):
+    """``name``: last part of the logical path as the writer knew it; "" in stripes of versions that did not say."""
+
     uuid: bytes
     stripe: int
     width: int
     unit: int
     epoch: int
+    name: str = ""
 
 
 def encode_header(header: Header) -> bytes:
-    """`HEADER_SIZE` bytes."""
+    """`HEADER_SIZE` bytes. A name that is too long for it is left out."""
     body = _HEADER.pack(
         _HEADER_MAGIC, VERSION, HEADER_SIZE, header.uuid, header.stripe, header.width, header.unit, header.epoch
     )
-    return (body + _U32.pack(crc32c(body))).ljust(HEADER_SIZE, b"\0")
+    body += _U32.pack(crc32c(body))
+    name = header.name.encode("utf-8", "surrogateescape")
+    if 0 < len(name) <= MAX_NAME:
+        named = _U32.pack(len(name)) + name
+        body += named + _U32.pack(crc32c(named))
+    return body.ljust(HEADER_SIZE, b"\0")
 
 
 def decode_header(data: bytes, name: str) -> Header:
@@ -132,7 +143,17 @@ def decode_header(data: bytes, name: str) -> Header:
         raise DataError(f"{name} has stripe format {version}, this bootseer reads {VERSION}", hint="update bootseer")
     if length != HEADER_SIZE or _U32.unpack_from(data, _HEADER.size)[0] != crc32c(data[: _HEADER.size]):
         raise DataError(f"the header of {name} is damaged")
-    return Header(uuid, index, width, unit, epoch)
+    return Header(uuid, index, width, unit, epoch, _header_name(data, name))
+
+
+def _header_name(data: bytes, name: str) -> str:
+    length = _U32.unpack_from(data, _NAMED)[0]
+    end = _NAMED + 4 + length
+    if not length:
+        return ""
+    if length > MAX_NAME or _U32.unpack_from(data, end)[0] != crc32c(data[_NAMED:end]):
+        raise DataError(f"the header of {name} is damaged")
+    return data[_NAMED + 4 : end].decode("utf-8", "surrogateescape")
 
 
 class Footer(NamedTuple):

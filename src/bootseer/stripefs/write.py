@@ -11,6 +11,7 @@ import logging
 import queue
 import threading
 import uuid
+from collections.abc import Callable
 from types import TracebackType
 from typing import NamedTuple
 
@@ -18,9 +19,17 @@ from blake3 import blake3
 from crc32c import crc32c
 
 from bootseer import faults
-from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError, UnavailableError, from_os_error
+from bootseer.errors import (
+    BootseerError,
+    DataError,
+    FullError,
+    NotFoundError,
+    NotWritableError,
+    UnavailableError,
+    from_os_error,
+)
 from bootseer.stripefs import layout
-from bootseer.stripefs.backend import DEADLINE, Backend, Sink, join
+from bootseer.stripefs.backend import DEADLINE, Backend, Sink, join, read_all
 from bootseer.stripefs.layout import Footer, Geometry, Header, Pointer
 from bootseer.stripefs.read import read_pointer
 
@@ -97,10 +106,20 @@ class StripeWriter:
 
     Content below `layout.PLAIN_BELOW` is stored plain, unless ``striped``. As a context manager it finishes, or
     abandons on an exception. Raises `NotWritableError` when another writer replaced ``path`` meanwhile.
+
+    ``before``: called when all is written and nothing published, with the pointer (None for a plain file, whose bytes
+    are in the temporary file only); an error of it ends the write. The stripes can be read through the pointer then.
     """
 
     def __init__(
-        self, backend: Backend, path: str, *, width: int = layout.WIDTH, unit: int = layout.UNIT, striped: bool = False
+        self,
+        backend: Backend,
+        path: str,
+        *,
+        width: int = layout.WIDTH,
+        unit: int = layout.UNIT,
+        striped: bool = False,
+        before: Callable[[Pointer | None], None] | None = None,
     ) -> None:
         layout.check_shape(width, unit)
         if not path:
@@ -108,6 +127,10 @@ class StripeWriter:
         self.path, self._backend, self._width, self._unit = path, backend, width, unit
         self._parent = path.rpartition("/")[0]
         self._uuid = uuid.uuid4()
+        self._temporary_path = join(self._parent, f"{layout.TEMPORARY}{self._uuid.hex}")
+        self._temporary: Sink | None = None
+        self._before = before
+        self._existed = True
         self._old = self._current()
         self._epoch = self._old.epoch + 1 if self._old else 1
         self._stripes: list[_Stripe] = []
@@ -123,6 +146,8 @@ class StripeWriter:
         except NotFoundError:
             if self._is_folder():
                 raise NotWritableError(f"cannot write {self.path}: it is a folder") from None
+            if self._temporary is None:
+                self._existed = False  # then the rename does not overwrite, and of two writers one gives up
             return None
         except DataError as exc:
             _log.warning("replacing %s: %s", self.path, exc)
@@ -166,7 +191,8 @@ class StripeWriter:
         return length
 
     def _start_stripes(self) -> None:
-        headers = [Header(self._uuid.bytes, i, self._width, self._unit, self._epoch) for i in range(self._width)]
+        name = self.path.rpartition("/")[2]
+        headers = [Header(self._uuid.bytes, i, self._width, self._unit, self._epoch, name) for i in range(self._width)]
         folder = join(self._parent, layout.FOLDER)
         self._stripes = [
             _Stripe(self._backend, f"{folder}/{self._uuid.hex}.{header.stripe}", header) for header in headers
@@ -187,17 +213,20 @@ class StripeWriter:
         try:
             return self._finish_striped() if self._striped else self._finish_plain()
         except BaseException as exc:
-            if self._renaming and isinstance(exc, UnavailableError):
-                # the rename may have happened, or may still: without its stripes the file would be lost
+            if self._renaming and not isinstance(exc, NotWritableError | FullError):
+                # the rename has happened, or may have, or may still: without its stripes the file would be lost
                 _log.warning("it is unknown whether %s was published; its stripes are left in place", self.path)
             else:
                 self._remove_stripes()
+                if self._temporary:
+                    self._temporary.abandon()
             if isinstance(exc, OSError):
                 raise from_os_error(exc, f"write {self.path}") from exc
             raise
 
     def _finish_plain(self) -> Written:
-        self._publish(bytes(self._held))
+        self._begin_publication()
+        self._publish(bytes(self._held), None)
         return Written(self._size, self._digest.hexdigest(), "")
 
     def _finish_striped(self) -> Written:
@@ -205,17 +234,14 @@ class StripeWriter:
             self._chunk(bytes(self._held))
         elif not self._stripes:
             self._start_stripes()
+        # Before any stripe is complete: so a complete set of stripes with neither a temporary file nor a pointer is
+        # that of a lost pointer, and not what a killed writer left.
+        self._begin_publication()
         for stripe in self._stripes:
             stripe.put(self._size)
         for stripe in self._stripes:
             stripe.join()
             stripe.raise_error()
-        faults.point("stripefs.write.verify")
-        geometry = Geometry(self._size, self._unit, self._width)
-        for index, stripe in enumerate(self._stripes):
-            expected, found = geometry.stripe_length(index), self._backend.stat(stripe.path).size
-            if found != expected:
-                raise DataError(f"stripe {stripe.path} has {found} bytes after writing {expected}")
         pointer = Pointer(
             uuid=self._uuid.hex,
             size=self._size,
@@ -226,26 +252,46 @@ class StripeWriter:
             epoch=self._epoch,
             name=self.path.rpartition("/")[2],
         )
-        self._publish(layout.encode_pointer(pointer))
+        self._publish(layout.encode_pointer(pointer), pointer)
         return Written(self._size, pointer.digest, pointer.uuid)
 
-    def _publish(self, content: bytes) -> None:
+    def _begin_publication(self) -> None:
+        self._temporary = self._backend.create(self._temporary_path)
+        faults.point("stripefs.write.intent")
+
+    def _check_lengths(self) -> None:
+        geometry = Geometry(self._size, self._unit, self._width)
+        for index, stripe in enumerate(self._stripes):
+            expected, found = geometry.stripe_length(index), self._backend.stat(stripe.path).size
+            if found != expected:
+                raise DataError(f"stripe {stripe.path} has {found} bytes after writing {expected}")
+
+    def _publish(self, content: bytes, pointer: Pointer | None) -> None:
+        """Order matters: whoever ends a writer from outside (a garbage collection, a later save of the checkpoint)
+        first moves the stripes or claims the folder, then takes the temporary file away. So each check comes after the
+        temporary file is whole, and one that passed is void when the rename finds no source.
+        """
+        assert self._temporary is not None
         faults.point("stripefs.write.pointer")
-        tmp = join(self._parent, f"{layout.TEMPORARY}{self._uuid.hex}")
-        sink = self._backend.create(tmp)
+        self._temporary.write(content)
+        self._temporary.close()
+        faults.point("stripefs.write.verify")
+        self._check_lengths()
+        if self._before is not None:
+            self._before(pointer)
+        now = self._current()
+        if (now and now.uuid) != (self._old and self._old.uuid):
+            raise NotWritableError(f"{self.path} was replaced by another writer meanwhile", hint="run again")
+        faults.point("stripefs.write.rename")
+        self._renaming = True
         try:
-            sink.write(content)
-            sink.close()
-            now = self._current()
-            if (now and now.uuid) != (self._old and self._old.uuid):
-                raise NotWritableError(f"{self.path} was replaced by another writer meanwhile", hint="run again")
-            faults.point("stripefs.write.rename")
-            self._renaming = True
-            self._backend.rename(tmp, self.path, overwrite=True)
-        except BaseException as exc:
-            if not (self._renaming and isinstance(exc, UnavailableError)):
-                sink.abandon()
-            raise
+            self._backend.rename(self._temporary_path, self.path, overwrite=self._existed)
+        except (FileExistsError, NotFoundError):
+            # also after a rename that was tried again because its answer was lost
+            if not self._is_published(content):
+                raise NotWritableError(
+                    f"{self.path} was written by another writer meanwhile", hint="run again"
+                ) from None
         faults.point("stripefs.write.cleanup")
         if self._old is not None and not self._old.owns_stripes(self.path):
             _log.warning(
@@ -257,6 +303,12 @@ class StripeWriter:
                     self._backend.delete(self._old.stripe_path(self.path, index))
                 except (BootseerError, OSError) as exc:
                     _log.warning("stripe %d of the replaced %s is left behind: %s", index, self.path, exc)
+
+    def _is_published(self, content: bytes) -> bool:
+        try:
+            return read_all(self._backend, self.path, limit=len(content) + 1) == content
+        except NotFoundError:
+            return False
 
     def abandon(self) -> None:
         """Give up: remove what was written. Does nothing after `finish`."""
