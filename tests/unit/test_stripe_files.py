@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bootseer.errors import ConfigError, DataError, FullError, NotFoundError, NotWritableError, UnavailableError
-from bootseer.stripefs import layout, open_fs, read
+from bootseer.stripefs import layout, open_fs, pieces
 from bootseer.stripefs.fs import StripeFS
 from bootseer.stripefs.layout import POINTER_LINE
 
@@ -69,7 +69,7 @@ def test_any_range_reads_as_written(tmp_path, size, width, pieces, data):
 
 
 def test_runs_longer_than_one_read_are_cut(fs, monkeypatch):
-    monkeypatch.setattr(read, "RUN", 2 * UNIT)
+    monkeypatch.setattr(pieces, "RUN", 2 * UNIT)
     data = pattern(100 * UNIT + 17)
     store(fs, "f", data)
     assert content(fs, "f") == data

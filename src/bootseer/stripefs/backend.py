@@ -7,7 +7,7 @@ method may be called from any thread. Errors: those of `bootseer.errors`; `FileE
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -49,6 +49,22 @@ class Source(Protocol):
     def close(self) -> None: ...
 
 
+class Piece(NamedTuple):
+    """A part of a request: ``parts``, in order, want the bytes of ``source`` from ``offset``.
+
+    ``check`` (part number, bytes) raises `DataError` when these are not the bytes of that part. It is also called with
+    other memory than that of the caller, and from any thread. ``reopen``: a fresh ``source``, for a second try.
+    ``name``: of the file, for messages.
+    """
+
+    source: Source
+    offset: int
+    parts: Sequence[memoryview]
+    check: Callable[[int, memoryview], None] | None = None
+    reopen: Callable[[], Source] | None = None
+    name: str = ""
+
+
 class Sink(Protocol):
     """A new file being written, by one thread."""
 
@@ -74,6 +90,14 @@ class Backend(Protocol):
     def open(self, path: str, *, pinned: bool = False) -> Source:
         """With ``pinned`` every byte comes from the version that ``Source.version`` names, else `DataError`."""
 
+    def read_many(self, pieces: Sequence[Piece]) -> None:
+        """Fill the parts of all ``pieces``, in parallel, and check them; their sources are this backend's.
+
+        Raises the first error; then the parts hold rubbish. Either way nothing writes into them after the return. A
+        part that is wrong or cannot be had is tried again (elsewhere, where there is another copy) before that is an
+        error. `bootseer.stripefs.pieces.read_each` is one for a backend without a better way.
+        """
+
     def create(self, path: str, *, placement: Placement | None = None) -> Sink:
         """A new file; missing folders above it are made.
 
@@ -81,10 +105,16 @@ class Backend(Protocol):
         """
 
     def rename(self, src: str, dst: str, *, overwrite: bool) -> None:
-        """Atomic."""
+        """Atomic, of a file, and of a folder where ``overwrite`` is false (`UnsupportedError` on object stores)."""
 
     def delete(self, path: str) -> None:
         """Remove a file; no error when it is gone already."""
+
+    def make_folder(self, path: str) -> None:
+        """A folder and those above it; no error when it is there. Object stores have none: there it does nothing."""
+
+    def remove_folder(self, path: str) -> None:
+        """Remove a folder with all that is in it; no error when it is gone already."""
 
 
 def read_all(backend: Backend, path: str, *, limit: int) -> bytes:

@@ -6,13 +6,15 @@ import contextlib
 import ctypes
 import errno
 import os
+import shutil
 import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bootseer.errors import BootseerError, DataError, NotFoundError, from_os_error
-from bootseer.stripefs.backend import Entry
+from bootseer.stripefs.backend import Entry, Piece
+from bootseer.stripefs.pieces import read_each
 
 if TYPE_CHECKING:
     from bootseer.hdfs.placement import Placement
@@ -142,6 +144,9 @@ class FolderBackend:
         except OSError as exc:
             raise self._error(exc, "open", path) from None
 
+    def read_many(self, pieces: Sequence[Piece]) -> None:
+        read_each(pieces)
+
     def create(self, path: str, *, placement: Placement | None = None) -> _Sink:
         target = self._path(path)
         try:
@@ -172,3 +177,17 @@ class FolderBackend:
             self._path(path).unlink(missing_ok=True)
         except OSError as exc:
             raise from_os_error(exc, f"delete {self._path(path)}") from exc
+
+    def make_folder(self, path: str) -> None:
+        try:
+            self._path(path).mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise self._error(exc, "make folder", path) from exc
+
+    def remove_folder(self, path: str) -> None:
+        try:
+            shutil.rmtree(self._path(path))
+        except FileNotFoundError:
+            pass
+        except OSError as exc:
+            raise self._error(exc, "remove", path) from exc

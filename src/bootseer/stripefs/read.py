@@ -1,78 +1,30 @@
-"""Parallel reads of striped and plain files into the caller's memory, every chunk of a striped file checked.
+"""Reads of striped and plain files into the caller's memory, every chunk of a striped file checked.
 
-A request is cut in runs of consecutive chunks of one stripe; the runs go to a pool of threads at once, each fills its
-part of the destination and checks the CRC of every chunk. A run that fails is tried once more on a fresh connection.
+A request becomes one `Piece` per stripe: consecutive chunks, with the CRC that each must have. The backend reads all
+pieces at once, and decides from where, in which order and in how large runs.
 
-Concurrency: any number of threads may read one file. Pool threads only read and check, they never wait for each other.
-A call returns, or raises, when none of its runs can touch the destination any more.
+Concurrency: any number of threads may read one file. A call returns, or raises, when nothing can touch the destination
+any more.
 """
 
 from __future__ import annotations
 
-import logging
-import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import TypeVar
+from collections.abc import Callable, Sequence
 
 from blake3 import blake3
 from crc32c import crc32c
 
-from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError
+from bootseer.errors import BootseerError, DataError, NotFoundError
 from bootseer.stripefs import layout
-from bootseer.stripefs.backend import DEADLINE, Backend, Source, read_all
-from bootseer.stripefs.layout import Footer, Geometry, Pointer, Run
+from bootseer.stripefs.backend import Backend, Piece, Source, read_all
+from bootseer.stripefs.layout import Footer, Geometry, Pointer
+from bootseer.stripefs.pieces import parallel
 
-_log = logging.getLogger(__name__)
-T = TypeVar("T")
-
-RUN = 4 << 20
-"""Largest single read from the storage."""
-STALL = 3 * DEADLINE
-"""A request fails when none of its runs has ended for so long: each has its own deadline, twice with the second try."""
 _PLAIN_UNIT = 4 << 20
-_THREADS = 16
-
-_pool: ThreadPoolExecutor | None = None
-_pool_lock = threading.Lock()
-
-
-def _forget_pool() -> None:
-    global _pool, _pool_lock
-    _pool, _pool_lock = None, threading.Lock()  # a forked child has none of its parent's threads
-
-
-os.register_at_fork(after_in_child=_forget_pool)
-
-
-def parallel(tasks: Sequence[Callable[[], T]]) -> list[T]:
-    """Run ``tasks`` in the pool; their results in order, or the first error after all have ended or been cancelled."""
-    if len(tasks) == 1:
-        return [tasks[0]()]
-    global _pool
-    with _pool_lock:
-        if _pool is None:
-            _pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="bootseer-stripe")
-    futures = [_pool.submit(task) for task in tasks]
-    try:
-        _all_done(futures)
-    except BaseException:
-        for future in futures:
-            future.cancel()
-        wait(futures)  # no task may write into the caller's memory after this
-        raise
-    return [future.result() for future in futures]
-
-
-def _all_done(futures: Iterable[Future[T]]) -> None:
-    pending = set(futures)
-    while pending:
-        done, pending = wait(pending, timeout=STALL, return_when=FIRST_COMPLETED)
-        if not done:
-            raise UnavailableError(f"no part of a read has ended within {STALL:.0f} s")
-        for future in done:
-            future.result()
+"""What loader and node cache know as a chunk of a plain file."""
+_PLAIN_PART = 1 << 20
+"""A request for a plain file may be cut at its multiples."""
 
 
 class ChunkFile:
@@ -104,35 +56,52 @@ class ChunkFile:
             raise DataError(f"{self.path} ends at {self.size}, wanted {end}")
         if not len(view):
             return
-        first, last = offset // self.unit, -(-end // self.unit)
-        runs = self.geometry.runs(first, last, max(1, RUN // self.unit))
-        parallel([lambda run=run: self._read_run(run, offset, view) for run in runs])  # type: ignore[misc]
-
-    def _read_run(self, run: Run, offset: int, view: memoryview) -> None:
-        """Read the chunks of ``run`` and put what of them lies in ``view`` (file offset ``offset``) there."""
-        parts, copies = [], []
-        for position in range(run.first, run.first + run.chunks):
-            chunk = position * self.geometry.width + run.stripe
-            start = chunk * self.unit - offset
-            length = self.geometry.chunk_length(chunk)
-            if start >= 0 and start + length <= len(view):
-                parts.append(view[start : start + length])
-            else:  # only a part of the chunk is wanted, but its CRC needs all of it
-                whole = memoryview(bytearray(length))
-                parts.append(whole)
-                low, high = max(start, 0), min(start + length, len(view))
-                copies.append((view[low:high], whole[low - start : high - start]))
-        try:
-            self._fill(run, parts)
-        except (DataError, UnavailableError) as exc:
-            _log.warning("reading %s again: %s", self.path, exc)
-            self._drop(run.stripe)
-            self._fill(run, parts)
+        copies: list[tuple[memoryview, memoryview]] = []
+        self._backend.read_many(self._pieces(offset, view, copies))
         for target, source in copies:
             target[:] = source
 
-    def _fill(self, run: Run, parts: Sequence[memoryview]) -> None:
+    def read_chunks(self, first: int, parts: Sequence[memoryview]) -> None:
+        """Fill each of ``parts`` with one whole chunk, from chunk ``first`` on. Errors as of `readinto`."""
+        by_stripe: dict[int, tuple[int, list[memoryview]]] = {}
+        for chunk, part in enumerate(parts, first):
+            if len(part) != self.geometry.chunk_length(chunk):
+                raise ValueError(f"chunk {chunk} of {self.path} has {self.geometry.chunk_length(chunk)} bytes")
+            position, stripe = divmod(chunk, self.geometry.width)
+            by_stripe.setdefault(stripe, (position, []))[1].append(part)
+        if by_stripe:
+            self._backend.read_many([self._piece(stripe, *found) for stripe, found in by_stripe.items()])
+
+    def _pieces(self, offset: int, view: memoryview, copies: list[tuple[memoryview, memoryview]]) -> list[Piece]:
+        """The chunks that ``view`` (at file offset ``offset``) touches, a piece per stripe.
+
+        Of a chunk at an edge only a part may be wanted, but its CRC needs all of it: it is read elsewhere, and
+        ``copies`` gets (target in ``view``, source).
+        """
+        by_stripe: dict[int, tuple[int, list[memoryview]]] = {}
+        for chunk in range(offset // self.unit, -(-(offset + len(view)) // self.unit)):
+            start = chunk * self.unit - offset
+            length = self.geometry.chunk_length(chunk)
+            if start >= 0 and start + length <= len(view):
+                part = view[start : start + length]
+            else:
+                part = memoryview(bytearray(length))
+                low, high = max(start, 0), min(start + length, len(view))
+                copies.append((view[low:high], part[low - start : high - start]))
+            position, stripe = divmod(chunk, self.geometry.width)
+            by_stripe.setdefault(stripe, (position, []))[1].append(part)
+        return [self._piece(stripe, *found) for stripe, found in by_stripe.items()]
+
+    def _piece(self, stripe: int, first: int, parts: Sequence[memoryview]) -> Piece:
+        """Consecutive whole chunks of ``stripe``, from position ``first`` on."""
         raise NotImplementedError
+
+    def _reopened(self, stripe: int) -> Callable[[], Source]:
+        def reopen() -> Source:
+            self._drop(stripe)
+            return self._source(stripe)
+
+        return reopen
 
     def _source(self, stripe: int) -> Source:
         with self._lock:
@@ -190,8 +159,12 @@ class PlainFile(ChunkFile):
             raise DataError(f"{self.path} was replaced while it was read", hint="open it again")
         return source
 
-    def _fill(self, run: Run, parts: Sequence[memoryview]) -> None:
-        self._source(0).readinto(run.first * self.unit, parts)
+    def _pieces(self, offset: int, view: memoryview, copies: list[tuple[memoryview, memoryview]]) -> list[Piece]:
+        parts = [view[start : start + _PLAIN_PART] for start in range(0, len(view), _PLAIN_PART)]
+        return [Piece(self._source(0), offset, parts, reopen=self._reopened(0), name=self.path)]
+
+    def _piece(self, stripe: int, first: int, parts: Sequence[memoryview]) -> Piece:
+        return Piece(self._source(0), first * self.unit, parts, reopen=self._reopened(0), name=self.path)
 
 
 class StripedFile(ChunkFile):
@@ -202,9 +175,7 @@ class StripedFile(ChunkFile):
         self.pointer, self.identity = pointer, pointer.uuid
         self._footers: tuple[Footer, ...] = ()
         try:
-            self._footers = tuple(
-                parallel([lambda i=i: self._footer(i) for i in range(pointer.width)])  # type: ignore[misc]
-            )
+            self._footers = self._read_footers()
         except BaseException:
             self.close()
             raise
@@ -231,23 +202,39 @@ class StripedFile(ChunkFile):
             return DataError(f"{self.path} was replaced while it was read", hint="open it again")
         return DataError(problem, hint="a checkpoint must be moved or copied with its .bsx folder")
 
-    def _footer(self, stripe: int) -> Footer:
+    def _read_footers(self) -> tuple[Footer, ...]:
+        lengths = [layout.footer_length(self.geometry.stripe_chunks(i)) for i in range(self.pointer.width)]
+        buffers = [memoryview(bytearray(length)) for length in lengths]
+        parallel([lambda i=i: self._source(i) for i in range(self.pointer.width)])  # type: ignore[misc]
+        self._backend.read_many([self._footer_piece(i, buffer) for i, buffer in enumerate(buffers)])
+        return tuple(self._decode_footer(i, buffer) for i, buffer in enumerate(buffers))
+
+    def _footer_piece(self, stripe: int, buffer: memoryview) -> Piece:
+        def check(part: int, data: memoryview) -> None:
+            self._decode_footer(stripe, data)
+
+        source, offset = self._source(stripe), self.geometry.footer_offset(stripe)
+        return Piece(source, offset, [buffer], check, self._reopened(stripe), self.path)
+
+    def _decode_footer(self, stripe: int, data: memoryview) -> Footer:
         name = self.pointer.stripe_path(self.path, stripe)
-        data = bytearray(layout.footer_length(self.geometry.stripe_chunks(stripe)))
-        self._source(stripe).readinto(self.geometry.footer_offset(stripe), [memoryview(data)])
         footer, crc = layout.decode_footer(bytes(data), name)
         if crc != self.pointer.footers[stripe] or footer.stripe != stripe or footer.size != self.size:
             raise DataError(f"{name} is not stripe {stripe} of {self.path}")
         return footer
 
-    def _fill(self, run: Run, parts: Sequence[memoryview]) -> None:
-        self._source(run.stripe).readinto(self.geometry.chunk_offset(run.first), parts)
-        crcs = self._footers[run.stripe].crcs
-        for position, part in enumerate(parts, run.first):
-            if crc32c(part) != crcs[position]:
-                chunk = position * self.geometry.width + run.stripe
-                name = self.pointer.stripe_path(self.path, run.stripe)
+    def _piece(self, stripe: int, first: int, parts: Sequence[memoryview]) -> Piece:
+        crcs = self._footers[stripe].crcs
+
+        def check(part: int, data: memoryview) -> None:
+            position = first + part
+            if crc32c(data) != crcs[position]:
+                chunk = position * self.geometry.width + stripe
+                name = self.pointer.stripe_path(self.path, stripe)
                 raise DataError(f"chunk {chunk} of {self.path} is damaged ({name})", hint="restore it from a copy")
+
+        source, offset = self._source(stripe), self.geometry.chunk_offset(first)
+        return Piece(source, offset, parts, check, self._reopened(stripe), self.path)
 
     def check_headers(self) -> None:
         """Read and check the header of every stripe, which reads of the content do not need."""

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from bootseer import hdfs
 from bootseer.errors import DataError
-from bootseer.stripefs.backend import DEADLINE, Entry
+from bootseer.stripefs.backend import DEADLINE, Entry, Piece
+from bootseer.stripefs.pieces import read_each
 
 if TYPE_CHECKING:
     from bootseer.hdfs.placement import Placement
@@ -110,6 +111,9 @@ class HdfsBackend:
     def open(self, path: str, *, pinned: bool = False) -> _Source:
         return _Source(self._client, self._path(path), pinned)
 
+    def read_many(self, pieces: Sequence[Piece]) -> None:
+        read_each(pieces)
+
     def create(self, path: str, *, placement: Placement | None = None) -> _Sink:
         return _Sink(self._client.create(self._path(path)))
 
@@ -118,3 +122,9 @@ class HdfsBackend:
 
     def delete(self, path: str) -> None:
         self._client.delete(self._path(path))
+
+    def make_folder(self, path: str) -> None:
+        self._client.mkdirs(self._path(path))
+
+    def remove_folder(self, path: str) -> None:
+        self._client.delete(self._path(path), recursive=True)
