@@ -128,3 +128,9 @@ class HdfsBackend:
 
     def remove_folder(self, path: str) -> None:
         self._client.delete(self._path(path), recursive=True)
+
+    def make_folder(self, path: str) -> None:
+        self._client.mkdirs(self._path(path))
+
+    def remove_folder(self, path: str) -> None:
+        self._client.delete(self._path(path), recursive=True)
