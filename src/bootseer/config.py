@@ -41,6 +41,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """Sockets, pids and mount records of running servers; need not survive a reboot."""
     store: str = ""
     """Shared storage this site already has: a folder, ``hdfs://...``, ``s3://...``. Empty: a folder in the cache."""
+    hdfs_access: Literal["auto", "direct", "native"] = "auto"
+    """How HDFS is read and written; ``auto``: directly where the cluster has neither Kerberos nor wire encryption, else
+    through ``hdfs-native``, which has no deadlines, no hedging and one DataNode at a time."""
     record_seconds: Seconds = 120.0
     """First touches are recorded for this long after a mount (the paper: about the first two minutes)."""
     demand_deadline: Seconds = 60.0

@@ -12,6 +12,13 @@ def test_environment_wins_over_the_file(tmp_path):
     assert found.background_fill is False
 
 
+def test_the_way_to_hdfs_is_one_of_three():
+    assert config.load({}).hdfs_access == "auto"
+    assert config.load({"BOOTSEER_HDFS_ACCESS": "native"}).hdfs_access == "native"
+    with pytest.raises(ConfigError, match="hdfs_access"):
+        config.load({"BOOTSEER_HDFS_ACCESS": "kerberos"})
+
+
 def test_without_a_store_it_lies_beside_the_cache():
     assert config.load({"BOOTSEER_CACHE_DIR": "/c"}).store_url == "/c/store"
 
