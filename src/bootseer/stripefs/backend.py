@@ -116,12 +116,6 @@ class Backend(Protocol):
     def remove_folder(self, path: str) -> None:
         """Remove a folder with all that is in it; no error when it is gone already."""
 
-    def make_folder(self, path: str) -> None:
-        """A folder and those above it; no error when it is there. Object stores have none: there it does nothing."""
-
-    def remove_folder(self, path: str) -> None:
-        """Remove a folder with all that is in it; no error when it is gone already."""
-
 
 def read_all(backend: Backend, path: str, *, limit: int) -> bytes:
     """The whole of a small file, at most ``limit`` bytes of it."""

@@ -191,17 +191,3 @@ class FolderBackend:
             pass
         except OSError as exc:
             raise self._error(exc, "remove", path) from exc
-
-    def make_folder(self, path: str) -> None:
-        try:
-            self._path(path).mkdir(parents=True, exist_ok=True)
-        except OSError as exc:
-            raise self._error(exc, "make folder", path) from exc
-
-    def remove_folder(self, path: str) -> None:
-        try:
-            shutil.rmtree(self._path(path))
-        except FileNotFoundError:
-            pass
-        except OSError as exc:
-            raise self._error(exc, "remove", path) from exc

@@ -128,9 +128,3 @@ class HdfsBackend:
 
     def remove_folder(self, path: str) -> None:
         self._client.delete(self._path(path), recursive=True)
-
-    def make_folder(self, path: str) -> None:
-        self._client.mkdirs(self._path(path))
-
-    def remove_folder(self, path: str) -> None:
-        self._client.delete(self._path(path), recursive=True)
