@@ -50,14 +50,21 @@ class ChunkFile:
 
         Raises `DataError` past the end, and for bytes that are damaged or cannot be had; then ``view`` holds rubbish.
         """
-        view = view.cast("B")
-        end = offset + len(view)
-        if offset < 0 or end > self.size:
-            raise DataError(f"{self.path} ends at {self.size}, wanted {end}")
-        if not len(view):
-            return
+        self.readinto_many([(offset, view)])
+
+    def readinto_many(self, ranges: Sequence[tuple[int, memoryview]]) -> None:
+        """`readinto` of several (offset, view) in one request. Where two touch one chunk, it is read twice."""
+        pieces: list[Piece] = []
         copies: list[tuple[memoryview, memoryview]] = []
-        self._backend.read_many(self._pieces(offset, view, copies))
+        for offset, target in ranges:
+            view = target.cast("B")
+            end = offset + len(view)
+            if offset < 0 or end > self.size:
+                raise DataError(f"{self.path} ends at {self.size}, wanted {end}")
+            if len(view):
+                pieces += self._pieces(offset, view, copies)
+        if pieces:
+            self._backend.read_many(pieces)
         for target, source in copies:
             target[:] = source
 
