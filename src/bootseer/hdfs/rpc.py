@@ -182,7 +182,8 @@ class _Connection:
         if time.monotonic() - self._used > _IDLE:
             return False
         try:
-            self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            self._sock.settimeout(0)  # with any other, Python waits for bytes first, whatever the flags say
+            self._sock.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
             return True
         except OSError:

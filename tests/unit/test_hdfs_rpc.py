@@ -1,0 +1,469 @@
+"""Hadoop RPC against a server that answers what a test says: right, late, torn, hostile, or not at all."""
+
+import contextlib
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bootseer.errors import (
+    BootseerError,
+    ConfigError,
+    DataError,
+    FullError,
+    NotFoundError,
+    NotWritableError,
+    UnavailableError,
+    UnsupportedError,
+)
+from bootseer.hdfs import access, namenode, rpc
+from bootseer.hdfs.errors import RemoteError, SaslRequired, remote
+from bootseer.hdfs.namenode import NameNode
+from bootseer.hdfs.proto import hdfs_pb2 as wire
+from bootseer.hdfs.rpc import Channel, frame, parse_answer
+
+
+class Call:
+    """One call as the server got it."""
+
+    def __init__(self, connection: socket.socket, data: bytes) -> None:
+        self.connection = connection
+        head, end = rpc._take(memoryview(data), 0)
+        self.header = wire.RpcRequestHeader.FromString(bytes(head))
+        if self.header.call_id >= 0:
+            head, end = rpc._take(memoryview(data), end)
+            self.method = wire.MethodHeader.FromString(bytes(head)).method
+        body, end = rpc._take(memoryview(data), end)
+        self.body = bytes(body)
+        assert end == len(data)
+
+    def answer(self, message: object, **changed: object) -> None:
+        header = wire.RpcResponseHeader(**{"call_id": self.header.call_id, "status": 0, **changed})
+        self.connection.sendall(frame(header, message))
+
+    def fail(self, java: str, text: str = "", status: int = 1) -> None:
+        header = wire.RpcResponseHeader(call_id=self.header.call_id, status=status, exception=java, message=text)
+        self.connection.sendall(frame(header))
+
+
+def _whole(connection: socket.socket, length: int) -> bytes:
+    data = b""
+    while len(data) < length:
+        part = connection.recv(length - len(data))
+        if not part:
+            raise ConnectionError
+        data += part
+    return data
+
+
+class Server:
+    """Answers with ``act(call)``, which ends the connection by returning False. ``calls``, ``contexts``: what came."""
+
+    def __init__(self, act: Callable[[Call], object], port: int = 0) -> None:
+        self._act = act
+        self.calls: list[Call] = []
+        self.contexts: list[wire.ConnectionContext] = []
+        self.connections: list[socket.socket] = []
+        self._listen = socket.create_server(("127.0.0.1", port))
+        self.port = int(self._listen.getsockname()[1])
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection = self._listen.accept()[0]
+                self.connections.append(connection)
+                thread = threading.Thread(target=self._serve, args=(connection,))
+                self._threads.append(thread)
+                thread.start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError), connection:
+            assert _whole(connection, 7) == b"hrpc\x09\x00\x00"
+            while True:
+                call = Call(connection, _whole(connection, int.from_bytes(_whole(connection, 4), "big")))
+                if call.header.call_id == -3:
+                    self.contexts.append(wire.ConnectionContext.FromString(call.body))
+                    continue
+                self.calls.append(call)
+                if self._act(call) is False:
+                    return
+
+    def close(self) -> None:
+        self._listen.shutdown(socket.SHUT_RDWR)
+        self._listen.close()
+        for connection in self.connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(10)
+
+
+@contextlib.contextmanager
+def serving(act: Callable[[Call], object], port: int = 0) -> Iterator[tuple[Server, Channel]]:
+    server = Server(act, port)
+    channel = Channel("127.0.0.1", server.port, "a.Protocol", user="ann")
+    try:
+        yield server, channel
+    finally:
+        channel.close()
+        server.close()
+
+
+def ask(channel: Channel, *, deadline: float = 10.0) -> wire.Result:
+    return channel.call(
+        "delete", wire.DeleteRequest(src="/a", recursive=False), wire.Result, "delete /a", deadline=deadline
+    )
+
+
+def yes(call: Call) -> None:
+    call.answer(wire.Result(result=True))
+
+
+# -- frames -----------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 2**35 - 1))
+def test_lengths_are_varints(number):
+    data = rpc._varint(number)
+    assert wire.Block(pool="", id=number, generation=0).SerializeToString()[3 : 3 + len(data)] == data
+
+
+@given(st.binary(max_size=300), st.integers(0, 2**31 - 1))
+def test_any_bytes_are_an_answer_or_an_error(data, call_id):
+    with contextlib.suppress(DataError, RemoteError, SaslRequired):
+        bytes(parse_answer(data, call_id))
+
+
+@given(st.data())
+def test_a_changed_or_torn_answer_is_the_answer_or_an_error(data):
+    call_id = data.draw(st.integers(1, 2**31 - 1))
+    answer = frame(wire.RpcResponseHeader(call_id=call_id, status=0), wire.Result(result=True))[4:]
+    assert bytes(parse_answer(answer, call_id)) == wire.Result(result=True).SerializeToString()
+    cut = data.draw(st.integers(0, len(answer) - 1))
+    with pytest.raises(DataError):
+        parse_answer(answer[:cut], call_id)
+    place, byte = data.draw(st.integers(0, len(answer) - 1)), data.draw(st.integers(0, 255))
+    with contextlib.suppress(DataError, RemoteError, SaslRequired):
+        bytes(parse_answer(answer[:place] + bytes([byte]) + answer[place + 1 :], call_id))
+
+
+def test_a_call_is_what_hadoop_expects(monkeypatch):
+    with serving(yes) as (server, channel):
+        assert ask(channel).result
+        assert ask(channel).result
+        assert len(server.connections) == 1
+        (context,) = server.contexts
+        assert (context.user.effective, context.user.HasField("real"), context.protocol) == ("ann", False, "a.Protocol")
+        first, second = (call.header for call in server.calls)
+        assert (first.rpc_kind, first.rpc_op, first.retry_count, len(first.client_id)) == (2, 0, 0, 16)
+        assert (second.client_id, second.call_id) == (first.client_id, first.call_id + 1)
+        assert server.calls[0].method == "delete"
+        assert wire.DeleteRequest.FromString(server.calls[0].body).src == "/a"
+
+
+# -- trouble ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_lost_answer_is_asked_for_again_under_the_same_ids(caplog):
+    def act(call: Call) -> object:
+        return False if len(server.calls) < 3 else yes(call)
+
+    with serving(act) as (server, channel):
+        assert ask(channel).result
+        headers = [call.header for call in server.calls]
+        assert [header.retry_count for header in headers] == [0, 1, 2]
+        assert len({(header.client_id, header.call_id) for header in headers}) == 1
+    assert [record.message.partition(" ")[2].partition("(")[0] for record in caplog.records] == [
+        "does not answer ",
+        "answers again",
+    ]
+
+
+@pytest.mark.parametrize("java", ["StandbyException", "RetriableException", "SafeModeException"])
+def test_what_passes_is_waited_for_and_named_when_it_does_not(java):
+    def act(call: Call) -> None:
+        call.fail(f"org.apache.hadoop.ipc.{java}", "Name node is in trouble\n\tat java.base") if late() else yes(call)
+
+    with serving(act) as (server, channel):
+        late = lambda: len(server.calls) < 3  # noqa: E731
+        assert ask(channel).result
+        assert len(server.connections) == 1
+        late = lambda: True  # noqa: E731
+        began = time.monotonic()
+        with pytest.raises(UnavailableError, match=f"cannot delete /a on hdfs://.*: {java} Name node is in trouble"):
+            ask(channel, deadline=0.5)
+        assert time.monotonic() - began < 5
+
+
+def test_a_server_that_never_answers_is_given_up_at_the_deadline():
+    with serving(lambda call: None) as (server, channel):
+        began = time.monotonic()
+        with pytest.raises(UnavailableError, match=r"cannot delete /a on hdfs://127.0.0.1:\d+: .*in time|timed out"):
+            ask(channel, deadline=0.3)
+        assert time.monotonic() - began < 5
+        assert len(server.calls) == 1
+        assert not channel._idle  # an answer that comes late must not be taken for that of the next call
+
+
+def test_an_answer_in_drops_has_the_deadline_too():
+    def act(call: Call) -> None:
+        call.connection.sendall(struct.pack(">I", 1000))
+        with contextlib.suppress(OSError):
+            for _ in range(100):
+                call.connection.sendall(b"x")
+                time.sleep(0.05)
+
+    with serving(act) as (_server, channel):
+        began = time.monotonic()
+        with pytest.raises(UnavailableError):
+            ask(channel, deadline=0.3)
+        assert time.monotonic() - began < 3
+
+
+def test_a_wrong_port_fails_soon_but_a_known_server_is_waited_for():
+    with serving(yes) as (server, channel):
+        port = server.port
+        assert ask(channel).result
+    other = Channel("127.0.0.1", port, "a.Protocol", user="ann")
+    began = time.monotonic()
+    with pytest.raises(UnavailableError, match="connection refused"):
+        ask(other, deadline=60.0)
+    assert time.monotonic() - began < 20
+    back: list[Server] = []
+    timer = threading.Timer(0.5, lambda: back.append(Server(yes, port)))
+    timer.start()
+    try:
+        assert ask(channel, deadline=60.0).result
+    finally:
+        timer.join()
+        channel.close()
+        back[0].close()
+
+
+def test_a_name_without_address_is_one_line():
+    with pytest.raises(UnavailableError, match=r"no-such-host\.invalid"):
+        ask(Channel("no-such-host.invalid", 1, "a.Protocol", user="ann"), deadline=20.0)
+
+
+def test_a_connection_closed_while_idle_is_not_an_error(caplog):
+    with serving(yes) as (server, channel):
+        assert ask(channel).result
+        server.connections[0].shutdown(socket.SHUT_RDWR)
+        assert ask(channel).result
+        assert len(server.connections) == 2
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        struct.pack(">I", 0),
+        struct.pack(">I", 2**31),
+        struct.pack(">I", 5) + b"\xff" * 5,
+        struct.pack(">I", 3) + b"\x7fab",
+        frame(wire.RpcResponseHeader(call_id=77, status=0), wire.Result(result=True)),
+        frame(wire.RpcResponseHeader(call_id=1, status=0), wire.Result(result=True), wire.Empty()),
+        frame(wire.RpcResponseHeader(call_id=1, status=0)),
+    ],
+)
+def test_what_is_no_answer_is_an_error_at_once(data):
+    with serving(lambda call: call.connection.sendall(data)) as (server, channel):
+        with pytest.raises(DataError, match="is this the RPC port of a NameNode"):
+            ask(channel)
+        assert len(server.calls) == 1
+        assert not channel._idle
+
+
+def test_a_fatal_error_ends_the_connection_and_is_not_tried_again():
+    def act(call: Call) -> None:
+        call.fail("org.apache.hadoop.security.authorize.AuthorizationException", "ann is not allowed here", status=2)
+
+    with serving(act) as (server, channel):
+        with pytest.raises(NotWritableError, match="ann is not allowed here") as caught:
+            ask(channel)
+        assert isinstance(caught.value.__cause__, RemoteError)
+        assert len(server.calls) == 1
+        assert not channel._idle
+
+
+@pytest.mark.parametrize("way", ["refused", "negotiate"])
+def test_authentication_is_recognised(way):
+    def act(call: Call) -> None:
+        if way == "refused":  # as Hadoop answers a client without SASL
+            text = "SIMPLE authentication is not enabled.  Available:[TOKEN, KERBEROS]"
+            header = wire.RpcResponseHeader(call_id=2**32 - 1, status=2, exception="x.AccessControlException")
+            header.message = text
+            call.connection.sendall(frame(header))
+        else:
+            auths = [wire.RpcSasl.Auth(method=method, mechanism="GSSAPI") for method in ("TOKEN", "KERBEROS")]
+            header = wire.RpcResponseHeader(call_id=2**32 - 33, status=0)
+            call.connection.sendall(frame(header, wire.RpcSasl(state=1, auths=auths)))
+
+    with serving(act) as (server, channel):
+        with pytest.raises(SaslRequired) as caught:
+            ask(channel)
+        assert sorted(caught.value.mechanisms.split(", ")) == ["KERBEROS", "TOKEN"]
+        assert access.choose(f"hdfs://127.0.0.1:{server.port}/a").kind == "native"
+        assert "authentication" in access.choose(f"hdfs://127.0.0.1:{server.port}/b").reason
+
+
+def test_many_threads_share_few_connections():
+    def act(call: Call) -> None:
+        time.sleep(0.002)
+        number = int(wire.DeleteRequest.FromString(call.body).src)
+        call.answer(wire.RecoverLeaseRequest(src=str(number), client=""))
+
+    found: list[bool] = []
+
+    def work(start: int) -> None:
+        for number in range(start, start + 20):
+            request = wire.DeleteRequest(src=str(number), recursive=False)
+            answer = channel.call("delete", request, wire.RecoverLeaseRequest, "try", deadline=30.0)
+            found.append(answer.src == str(number))
+
+    with serving(act) as (server, channel):
+        threads = [threading.Thread(target=work, args=(i * 100,)) for i in range(20)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert found == [True] * 400
+        assert len(server.connections) <= rpc.CONNECTIONS
+        assert len({call.header.call_id for call in server.calls}) == 400
+
+
+def test_calls_wait_for_a_connection_no_longer_than_their_deadline(monkeypatch):
+    monkeypatch.setattr(rpc, "CONNECTIONS", 1)
+    go = threading.Event()
+
+    def act(call: Call) -> None:
+        if len(server.calls) == 1:
+            go.wait(20)
+        yes(call)
+
+    with serving(act) as (server, channel):
+        thread = threading.Thread(target=ask, args=(channel,))
+        thread.start()
+        while not server.calls:
+            time.sleep(0.01)
+        with pytest.raises(UnavailableError, match="1 other calls are under way"):
+            ask(channel, deadline=0.2)
+        go.set()
+        thread.join(10)
+        assert ask(channel).result
+
+
+def test_a_forked_child_is_another_client():
+    with serving(yes) as (server, channel):
+        assert ask(channel).result
+        node = NameNode("127.0.0.1", server.port, "ann")
+        name = node.client_name
+        with channel._lock:  # as if another thread of the parent were just at it
+            if not (child := os.fork()):
+                try:
+                    os._exit(0 if ask(channel).result and node.client_name != name else 1)
+                except BaseException:
+                    os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert ask(channel).result
+        assert node.client_name == name
+        ids = [call.header.client_id for call in server.calls]
+        assert ids[0] == ids[2] != ids[1]
+
+
+# -- errors, names, users ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("java", "text", "error", "shown"),
+    [
+        ("java.io.FileNotFoundException", "File does not exist: /a", NotFoundError, "no such file or folder"),
+        ("java.io.FileNotFoundException", "Path is not a file: /a", NotFoundError, "it is a folder"),
+        ("x.AccessControlException", "Permission denied: user=ann", NotWritableError, "Permission denied: user=ann"),
+        ("x.DSQuotaExceededException", "The DiskSpace quota of /a is exceeded", FullError, "quota"),
+        ("x.NSQuotaExceededException", "The NameSpace quota", FullError, "quota"),
+        ("x.LeaseExpiredException", "File does not exist: /a (inode 5)", NotWritableError, "another writer"),
+        ("x.FileAlreadyExistsException", "/a already exists", FileExistsError, "already exists"),
+        ("x.AlreadyBeingCreatedException", "because bob is writing it", FileExistsError, "bob"),
+        ("x.RpcNoSuchProtocolException", "Unknown protocol: y", ConfigError, "RPC port"),
+        ("java.io.IOException", "File /a could only be written to 0 of the 1 minReplication", UnavailableError, "few"),
+        ("x.ParentNotDirectoryException", "/a (is not a directory)", NotWritableError, "in the way"),
+        ("x.UnknownCryptoProtocolVersionException", "No crypto", UnsupportedError, "No crypto"),
+        ("java.lang.NullPointerException", "", BootseerError, "NullPointerException"),
+        ("org.apache.hadoop.ipc.Server$Strange", "line\n\tat java.base", BootseerError, "Strange line"),
+    ],
+)
+def test_server_exceptions_are_one_line(java, text, error, shown):
+    found = remote(RemoteError(java, text), "touch /a on hdfs://n:1")
+    assert type(found) is error
+    assert shown in str(found)
+    assert str(found).startswith("cannot touch /a on hdfs://n:1: ")
+    assert "\n" not in str(found)
+
+
+def test_who_we_are(monkeypatch):
+    monkeypatch.delenv("HADOOP_USER_NAME", raising=False)
+    monkeypatch.delenv("HADOOP_PROXY_USER", raising=False)
+    assert namenode.login_user()[0]
+    monkeypatch.setattr(os, "geteuid", lambda: 2**31 - 7)
+    with pytest.raises(ConfigError, match="HADOOP_USER_NAME"):
+        namenode.login_user()
+    monkeypatch.setenv("HADOOP_USER_NAME", "bob")
+    assert namenode.login_user() == ("bob", "")
+    bob = NameNode.connect("hdfs://h:1/x")
+    assert NameNode.connect("hdfs://h:1/y") is bob
+    assert bob.user == "bob"
+    monkeypatch.setenv("HADOOP_PROXY_USER", "eve")
+    assert namenode.login_user() == ("eve", "bob")
+    assert NameNode.connect("hdfs://h:1") is not bob
+
+
+@pytest.mark.parametrize("url", ["hdfs://nameservice/a", "file:///a", "hdfs://h:port/a", "/a"])
+def test_urls_without_an_address_are_refused(url):
+    with pytest.raises(ConfigError):
+        NameNode.connect(url)
+
+
+def test_a_name_service_is_left_to_hdfs_native(monkeypatch):
+    assert access.choose("hdfs://nameservice/a").kind == "native"
+    assert "name service" in access.choose("hdfs://nameservice/a").reason
+    monkeypatch.setenv("BOOTSEER_HDFS_ACCESS", "direct")
+    assert access.choose("hdfs://127.0.0.1:1/").kind == "direct"
+
+
+def test_a_listing_without_end_is_an_error():
+    def act(call: Call) -> None:
+        entry = wire.FileStatus(kind=2, path=b"a", length=0, owner="", group="", mtime=0, atime=0)
+        entry.permission.mode = 0
+        call.answer(wire.GetListingResponse(listing=wire.DirectoryListing(entries=[entry], remaining=1)))
+
+    with serving(act) as (server, _channel):
+        node = NameNode("127.0.0.1", server.port, "ann")
+        with pytest.raises(DataError, match="without end"):
+            node.list("/f")
+        node.close()
+        assert len(server.calls) == 2
+
+
+def test_names_that_are_not_utf8_are_listed_but_cannot_be_asked_for():
+    def act(call: Call) -> None:
+        entry = wire.FileStatus(kind=2, path=b"a\xff", length=3, owner="", group="", mtime=0, atime=0, file_id=9)
+        entry.permission.mode = 0
+        call.answer(wire.GetListingResponse(listing=wire.DirectoryListing(entries=[entry], remaining=0)))
+
+    with serving(act) as (server, _channel):
+        node = NameNode("127.0.0.1", server.port, "ann")
+        (found,) = node.list("/f")
+        assert (os.fsencode(found.path), found.size, found.file_id) == (b"/f/a\xff", 3, 9)
+        with pytest.raises(ConfigError, match="not UTF-8"):
+            node.info(found.path)
+        node.close()
