@@ -155,6 +155,13 @@ def test_a_changed_or_torn_answer_is_the_answer_or_an_error(data):
         bytes(parse_answer(answer[:place] + bytes([byte]) + answer[place + 1 :], call_id))
 
 
+def test_text_of_the_server_that_is_not_utf8_is_shown_all_the_same():
+    data = frame(wire.RpcResponseHeader(call_id=1, status=1, exception="x.Odd~", message="caf~"))[4:]
+    with pytest.raises(RemoteError) as caught:
+        parse_answer(data.replace(b"~", b"\xe9"), 1)
+    assert (caught.value.java, caught.value.text) == ("Odd\ufffd", "caf\ufffd")
+
+
 def test_a_call_is_what_hadoop_expects(monkeypatch):
     with serving(yes) as (server, channel):
         assert ask(channel).result

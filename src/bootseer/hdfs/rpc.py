@@ -108,6 +108,11 @@ def _parse(kind: type[M], data: memoryview | bytes) -> M:
     return message
 
 
+def _text(value: object) -> str:
+    """A field that should be text: protobuf gives bytes for what is not UTF-8."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
 def parse_answer(data: bytes, call_id: int) -> memoryview:
     """The answer to call ``call_id`` in ``data``, a frame without its length.
 
@@ -120,12 +125,9 @@ def parse_answer(data: bytes, call_id: int) -> memoryview:
     answered = header.call_id - (1 << 32) if header.call_id >> 31 else header.call_id
     if answered == _SASL_CALL:
         wanted = _parse(wire.RpcSasl, _take(view, end)[0])
-        raise SaslRequired(", ".join(sorted({auth.method for auth in wanted.auths})) or "SASL")
+        raise SaslRequired(", ".join(sorted({_text(auth.method) for auth in wanted.auths})) or "SASL")
     if header.status:
-        try:
-            java, text = header.exception, header.message
-        except UnicodeDecodeError:
-            java, text = "", "an error whose text is not UTF-8"
+        java, text = _text(header.exception), _text(header.message)
         if "SIMPLE authentication is not enabled" in text:
             raise SaslRequired(text.partition("Available:")[2].strip("[] \n") or "SASL")
         if header.status == 2 or answered == call_id:
