@@ -50,9 +50,10 @@ class _Job(Generic[T]):
 
 
 class Workers:
-    """Runs calls in threads of its own, as many as there are calls under way."""
+    """Runs calls in threads of its own, as many as there are calls under way. ``storage``: what answers, for messages."""
 
-    def __init__(self) -> None:
+    def __init__(self, storage: str = "HDFS") -> None:
+        self._storage = storage
         self._idle: list[queue.SimpleQueue[_Job[object]]] = []
         self._lock = threading.Lock()
         self._late = 0
@@ -70,13 +71,13 @@ class Workers:
         with self._lock:
             if self._late >= LIMIT:
                 raise UnavailableError(
-                    f"{self._late} earlier calls to HDFS have not ended after their deadlines",
-                    hint="check that the NameNode and the DataNodes run and are reachable from here",
+                    f"{self._late} earlier calls to {self._storage} have not ended after their deadlines",
+                    hint="check that its servers run and are reachable from here",
                 )
             inbox = self._idle.pop() if self._idle else None
         if inbox is None:
             inbox = queue.SimpleQueue()
-            threading.Thread(target=self._work, args=(inbox,), name="bootseer-hdfs", daemon=True).start()
+            threading.Thread(target=self._work, args=(inbox,), name="bootseer-call", daemon=True).start()
         inbox.put(job)  # type: ignore[arg-type]
         try:
             return job.wait(seconds)

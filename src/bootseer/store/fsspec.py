@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 _TMP = ".tmp-"
-_WHOLE = frozenset(
+WHOLE = frozenset(
     ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "oci", "obs", "cos", "tos", "r2", "b2", "memory")
 )
 """Protocols whose objects are there whole or not at all; on others one is written beside and renamed."""
@@ -37,7 +37,8 @@ def shown(url: str) -> str:
 
 
 @contextlib.contextmanager
-def _translated(doing: str) -> Iterator[None]:
+def translated(doing: str) -> Iterator[None]:
+    """Any error of an fsspec file system met while ``doing`` (a phrase), in this project's classes, without secrets."""
     try:
         yield
     except BootseerError:
@@ -58,7 +59,7 @@ class _Reader(RangeReader):
         self._fs, self._path, self.size = fs, path, size
 
     def read(self, offset: int, length: int) -> bytes:
-        with _translated(f"read {self._path}"):
+        with translated(f"read {self._path}"):
             data = cast(bytes, self._fs.cat_file(self._path, start=offset, end=offset + length))
         if len(data) != length:
             raise DataError(f"{self._path}: wanted {length} bytes at {offset}, got {len(data)}")
@@ -92,7 +93,7 @@ class FsspecStore(Store):
 
         with self._lock:
             if self._opened is None:
-                with _translated(f"open store {self._shown}"):
+                with translated(f"open store {self._shown}"):
                     self._opened = fsspec.core.url_to_fs(self.url)
             return self._opened
 
@@ -108,24 +109,24 @@ class FsspecStore(Store):
         return f"{self._base}/{check_key(key)}"
 
     def get(self, key: str) -> bytes:
-        with _translated(f"read {key} from store {self._shown}"):
+        with translated(f"read {key} from store {self._shown}"):
             return cast(bytes, self._fs.cat_file(self._path(key)))
 
     def open(self, key: str) -> RangeReader:
         return _Reader(self._fs, self._path(key), self.stat(key).size)
 
     def stat(self, key: str) -> ObjectInfo:
-        with _translated(f"look up {key} in store {self._shown}"):
+        with translated(f"look up {key} in store {self._shown}"):
             return ObjectInfo(key, int(self._fs.info(self._path(key))["size"]))
 
     def put(self, key: str, data: bytes | Path, *, overwrite: bool = False) -> bool:
         if not overwrite and self.exists(key):
             return False
         path = self._path(key)
-        with _translated(f"write {key} to store {self._shown}"):
+        with translated(f"write {key} to store {self._shown}"):
             self._fs.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
             try:
-                if self._protocol in _WHOLE:
+                if self._protocol in WHOLE:
                     self._write(path, data, "overwrite" if overwrite else "create")
                 else:
                     self._write_beside(path, data)
@@ -159,7 +160,7 @@ class FsspecStore(Store):
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         base = self._path(prefix.rstrip("/")) if prefix.strip("/") else self._base
-        with _translated(f"list {prefix} in store {self._shown}"):
+        with translated(f"list {prefix} in store {self._shown}"):
             try:
                 found = self._fs.find(base, detail=True)
             except FileNotFoundError:
@@ -170,5 +171,5 @@ class FsspecStore(Store):
             yield ObjectInfo(path.removeprefix(self._base).lstrip("/"), int(found[path]["size"]))
 
     def delete(self, key: str) -> None:
-        with _translated(f"delete {key} from store {self._shown}"), contextlib.suppress(FileNotFoundError):
+        with translated(f"delete {key} from store {self._shown}"), contextlib.suppress(FileNotFoundError):
             self._fs.rm_file(self._path(key))
