@@ -8,21 +8,34 @@ Concurrency: any thread may call anything; a lock guards the counts, and is neve
 
 from __future__ import annotations
 
+import logging
 import os
+import random
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from bootseer.errors import BootseerError
+
 if TYPE_CHECKING:
+    from bootseer.hdfs.namenode import NameNode
     from bootseer.hdfs.records import DataNode, Located
 
-SHUNNED = 60.0
-"""Seconds for which new blocks avoid a DataNode after it failed in a pipeline, or until it answered again."""
+_log = logging.getLogger(__name__)
 
-_shunned: dict[str, tuple[float, DataNode]] = {}
+SHUNNED = 60.0
+"""Seconds for which new blocks avoid a DataNode after it failed in a pipeline, unless it answers again."""
+ASK_AGAIN = 10.0
+"""Seconds after which a DataNode that is avoided may be asked whether it answers again."""
+_ASK = 5.0
+_KNOWN = 60.0
+"""Seconds for which a list of the DataNodes is good enough."""
+
+_shunned: dict[str, _Shunned] = {}
+_live: dict[str, tuple[float, list[DataNode]]] = {}
 _lock = threading.Lock()
 
 
@@ -34,11 +47,19 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
+@dataclass
+class _Shunned:
+    node: DataNode
+    until: float
+    ask: float
+
+
 def shun(nodes: Iterable[DataNode]) -> None:
     """Leave ``nodes`` out of new blocks of this process for `SHUNNED` seconds."""
+    now = time.monotonic()
     with _lock:
         for node in nodes:
-            _shunned[node.uuid] = (time.monotonic() + SHUNNED, node)
+            _shunned[node.uuid] = _Shunned(node, now + SHUNNED, now + ASK_AGAIN)
 
 
 def forgive(node: DataNode) -> None:
@@ -51,45 +72,66 @@ def shunned() -> list[DataNode]:
     """The DataNodes to leave out now."""
     now = time.monotonic()
     with _lock:
-        for uuid in [uuid for uuid, (until, _) in _shunned.items() if until <= now]:
+        for uuid in [uuid for uuid, kept in _shunned.items() if kept.until <= now]:
             del _shunned[uuid]
-        return [node for _, node in _shunned.values()]
+        return [kept.node for kept in _shunned.values()]
+
+
+def due() -> list[DataNode]:
+    """Those of them that should be asked whether they answer again; another caller gets them `ASK_AGAIN` later."""
+    now = time.monotonic()
+    with _lock:
+        found = [kept for kept in _shunned.values() if kept.ask <= now]
+        for kept in found:
+            kept.ask = now + ASK_AGAIN
+        return [kept.node for kept in found]
+
+
+def live(namenode: NameNode) -> list[DataNode]:
+    """The DataNodes that ``namenode`` counts as alive; none where it tells only its superuser, or does not answer."""
+    with _lock:
+        known = _live.get(namenode.url)
+        if known and time.monotonic() - known[0] < _KNOWN:
+            return known[1]
+        _live[namenode.url] = (time.monotonic(), known[1] if known else [])  # others go on with what there is
+    try:
+        nodes = namenode.live_nodes(deadline=_ASK)
+    except BootseerError as exc:
+        _log.info("blocks begin wherever the NameNode says: %s", exc)
+        nodes = []
+    with _lock:
+        _live[namenode.url] = (time.monotonic(), nodes)
+    return nodes
 
 
 class Placement:
     """Shared by files that are written at the same time, so that they begin on different DataNodes.
 
-    ``nodes``: the DataNodes in service, as far as the NameNode tells (its list needs superuser rights on many
-    clusters; without it the choice is among the DataNodes it gave).
+    What the NameNode tells of its DataNodes needs superuser rights; without them, the choice is only which of the
+    DataNodes of a block comes first.
     """
 
-    def __init__(self, nodes: Sequence[DataNode] = ()) -> None:
-        self._nodes = list(nodes)
+    def __init__(self) -> None:
         self._first: Counter[str] = Counter()
+        self._wished: Counter[str] = Counter()
         self._lock = threading.Lock()
 
-    def know(self, nodes: Sequence[DataNode]) -> None:
-        """Tell which DataNodes there are, unless that is known already."""
-        with self._lock:
-            self._nodes = self._nodes or list(nodes)
-
-    @property
-    def known(self) -> bool:
-        return bool(self._nodes)
-
-    def wish(self) -> DataNode | None:
-        """The DataNode at which the next block had best begin: the one at which fewest do now."""
+    def wish(self, namenode: NameNode) -> DataNode | None:
+        """The DataNode at which the next block had best begin: one of those at which fewest did."""
         avoided = {node.uuid for node in shunned()}
+        able = [node for node in live(namenode) if node.uuid not in avoided]
+        random.shuffle(able)  # else every process would begin with the same one
         with self._lock:
-            able = [node for node in self._nodes if node.uuid not in avoided]
-            return min(able, key=lambda node: self._first[node.uuid], default=None)
+            chosen = min(able, key=lambda node: (self._first[node.uuid], self._wished[node.uuid]), default=None)
+            if chosen:
+                self._wished[chosen.uuid] += 1
+        return chosen
 
     def begin(self, located: Located) -> Located:
         """``located`` in the order in which its data had best pass its DataNodes; it counts until `end`."""
         with self._lock:
-            start = min(range(len(located.nodes)), key=lambda i: self._first[located.nodes[i].uuid], default=0)
-            if located.nodes:
-                self._first[located.nodes[start].uuid] += 1
+            start = min(range(len(located.nodes)), key=lambda i: self._first[located.nodes[i].uuid])
+            self._first[located.nodes[start].uuid] += 1
         return moved_first(located, start)
 
     def end(self, first: DataNode) -> None:

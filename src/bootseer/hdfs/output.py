@@ -1,0 +1,299 @@
+"""`FileOutput`: a new HDFS file, written in order over pipelines of our own (`bootseer.hdfs.pipeline`).
+
+Against ``hdfs-native`` it has deadlines (a frozen DataNode costs seconds, not the write), chooses the size of the
+checksummed chunks, and sends the caller's bytes without a copy.
+
+Concurrency: one user at a time, any thread; the thread that renews leases may say something in between, hence the lock.
+Data is sent by the thread that calls `write`, which returns as soon as at most ``window`` bytes are unacknowledged.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from types import TracebackType
+
+from bootseer import faults
+from bootseer.errors import BootseerError, NotWritableError, UnavailableError, UnsupportedError
+from bootseer.hdfs import lease, placement, probe
+from bootseer.hdfs.blockwriter import BlockWriter
+from bootseer.hdfs.errors import RemoteError
+from bootseer.hdfs.namenode import NameNode
+from bootseer.hdfs.pipeline import Broken, Terms
+from bootseer.hdfs.placement import Placement
+from bootseer.hdfs.records import Block, DataNode, Located
+
+_log = logging.getLogger(__name__)
+
+BYTES_PER_CHECKSUM = 1 << 20
+PACKET = 1 << 20
+"""Bytes of data in one packet, at least. DataNodes refuse packets of more than 16 MiB."""
+WINDOW = 8 << 20
+"""Bytes that may be unacknowledged."""
+PATIENCE = 60.0
+"""Seconds that each question to the NameNode may take, restarts and fail-overs of it included."""
+BEAT = 20.0
+"""Seconds after which an idle pipeline gets a packet without data; DataNodes wait for 60."""
+_SETUPS = 6
+_MAX_CHECKSUM = 8 << 20
+_GATHER = 256
+_QUICK, _ABANDON = 0.3, 10.0
+
+
+def _kept(data: bytes | bytearray | memoryview) -> memoryview:
+    """``data`` as bytes that nobody changes: itself where it belongs to a `bytes` object, else the one copy of it."""
+    view = memoryview(data)
+    if view.ndim != 1 or view.format != "B":
+        view = view.cast("B")
+    return view if isinstance(view.obj, bytes) else memoryview(bytes(view))
+
+
+class FileOutput:
+    """A new file at ``path``, open for writing; missing parent folders are made.
+
+    ``replication`` and ``block_size`` (bytes): the cluster's own when None. ``bytes_per_checksum``: halved until it
+    divides the block size. ``placement``: shared by files written together. ``window``, ``patience``: see `WINDOW`,
+    `PATIENCE`.
+
+    Errors, also of `write` and `close`: `FileExistsError`, `NotWritableError` (permission, folder in the way, another
+    writer took the file over), `FullError`, `UnavailableError` (`BlockLost`: every DataNode of a block failed), and
+    `UnsupportedError` in an encryption zone. After one, only `abandon` makes sense. As a context manager it closes the
+    file, or abandons it on an exception.
+    """
+
+    def __init__(
+        self,
+        namenode: NameNode,
+        path: str,
+        *,
+        overwrite: bool = False,
+        replication: int | None = None,
+        block_size: int | None = None,
+        bytes_per_checksum: int = BYTES_PER_CHECKSUM,
+        placement: Placement | None = None,
+        window: int = WINDOW,
+        patience: float = PATIENCE,
+    ) -> None:
+        if not 1 <= bytes_per_checksum <= _MAX_CHECKSUM:
+            raise ValueError(f"{bytes_per_checksum} bytes per checksum")
+        self.namenode, self.path, self.length = namenode, path, 0
+        self._window, self._patience = window, patience
+        self._placement = placement
+        self._lock = threading.Lock()
+        self._open = False
+        self._pieces: list[memoryview] = []
+        self._held = self._small = 0
+        self._block: BlockWriter | None = None
+        self._previous: Block | None = None
+        faults.point("hdfs.output.create")
+        self.file_id = namenode.create(
+            path, overwrite=overwrite, replication=replication, block_size=block_size, deadline=patience
+        )
+        self._open = True
+        lease.hold(self)
+        try:
+            self._examine(bytes_per_checksum)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _examine(self, bytes_per_checksum: int) -> None:
+        info = self.namenode.info(self.path, deadline=self._patience)
+        if info is None or info.file_id != self.file_id:
+            raise NotWritableError(f"{self.path} was replaced by another writer meanwhile", hint="run again")
+        if info.encrypted:
+            raise UnsupportedError(f"cannot write {self.path}: it is in an encryption zone", hint="use hdfs-native")
+        while info.block_size % bytes_per_checksum:
+            bytes_per_checksum //= 2
+        self.replication, self.block_size = info.replication, info.block_size
+        self.bytes_per_checksum = bytes_per_checksum
+        self._packet = min(-(-PACKET // bytes_per_checksum) * bytes_per_checksum, self.block_size)
+        self._terms = Terms(self.namenode.client_name, self.block_size, bytes_per_checksum)
+
+    # -- writing --------------------------------------------------------------------------------------------------
+
+    def write(self, data: bytes | bytearray | memoryview) -> int:
+        """Append ``data``; returns its length in bytes. `bytes`, and views of them, are not copied."""
+        view = _kept(data)
+        length = len(view)
+        with self._lock:
+            if not self._open:
+                raise ValueError(f"write to {self.path}, which is closed")
+            self.length += length
+            while view:
+                room = self._packet - self._held
+                self._hold(view[:room])
+                view = view[room:]
+                if self._held == self._packet:
+                    self._flush()
+        return length
+
+    def _hold(self, piece: memoryview) -> None:
+        self._pieces.append(piece)
+        self._held += len(piece)
+        self._small += 1
+        if self._small == _GATHER:  # many small writes: one system call takes at most 1024 pieces
+            self._pieces[-_GATHER:] = [memoryview(b"".join(self._pieces[-_GATHER:]))]
+            self._small = 0
+
+    def _flush(self) -> None:
+        """Send what is held, as one packet or, at the end of a block, two."""
+        pieces, length = self._pieces, self._held
+        self._pieces, self._held, self._small = [], 0, 0
+        while length:
+            if self._block is None:
+                self._block = self._begin()
+            take = min(length, self.block_size - self._block.length)
+            now, pieces = _split(pieces, take)
+            self._block.write(now, take, window=self._window)
+            length -= take
+            if self._block.length == self.block_size or self._block.replicas < min(2, self.replication):
+                self._end()  # the second: one more failure would lose the block, so it ends early, with what it has
+
+    def _begin(self) -> BlockWriter:
+        """A new block with a pipeline; DataNodes that fail to set it up are left out of the next one."""
+        until = time.monotonic() + self._patience
+        bad: dict[str, DataNode] = {}
+        for attempt in range(1, _SETUPS + 1):
+            self._reconsider()
+            located = self._allocate(list(bad.values()), until)
+            try:
+                return BlockWriter(self.namenode, self.path, located, self._terms, patience=self._patience)
+            except Broken as exc:
+                reason, failed = exc.reason, [located.nodes[i] for i in exc.bad]
+            if self._placement:
+                self._placement.end(located.nodes[0])
+            placement.shun(failed)
+            bad |= {node.uuid: node for node in failed}
+            _log.warning("a block of %s goes elsewhere (attempt %d): %s", self.path, attempt, reason)
+            faults.point("hdfs.output.abandon-block")
+            self.namenode.abandon_block(located.block, self.path, self.file_id, deadline=self._patience)
+            if time.monotonic() >= until:
+                break
+        raise UnavailableError(
+            f"cannot write {self.path}: no pipeline after {attempt} attempts ({reason})",
+            hint="check that the DataNodes run and are reachable from here",
+        )
+
+    def _reconsider(self) -> None:
+        """Take DataNodes that were left out and answer again."""
+        if nodes := placement.due():
+            silent = probe.silent(nodes, self._previous.pool if self._previous else "", seconds=_QUICK)
+            for position, node in enumerate(nodes):
+                if position not in silent:
+                    placement.forgive(node)
+
+    def _allocate(self, bad: list[DataNode], until: float) -> Located:
+        """A new block with at least one DataNode. Rather one that failed before than none."""
+        avoided = [*bad, *(node for node in placement.shunned() if node not in bad)]
+        wish = self._placement.wish(self.namenode) if self._placement else None
+        while True:
+            for exclude in (avoided, bad, []) if avoided else ([],):
+                left = max(until - time.monotonic(), 1.0)
+                try:
+                    located = self.namenode.add_block(
+                        self.path,
+                        self.file_id,
+                        self._previous,
+                        exclude,
+                        [wish.address] if wish and wish not in exclude else [],
+                        deadline=left,
+                    )
+                except UnavailableError as exc:
+                    if not isinstance(exc.__cause__, RemoteError) or time.monotonic() >= until:
+                        raise  # the NameNode itself was asked for as long as there was time
+                    problem = exc
+                else:
+                    faults.point("hdfs.output.add-block")
+                    return self._placement.begin(located) if self._placement else located
+            _log.warning("%s waits for DataNodes: %s", self.path, problem.message)
+            time.sleep(min(1.0, max(until - time.monotonic(), 0.0)))
+
+    def _end(self) -> None:
+        block, self._block = self._block, None
+        if block is None:
+            return
+        try:
+            self._previous = block.finish()
+        finally:
+            block.close()
+            if self._placement:
+                self._placement.end(block.first)
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Finish: every byte is on the DataNodes of its block, and the NameNode knows the length."""
+        with self._lock:
+            if not self._open:
+                return
+            self._flush()
+            self._end()
+            faults.point("hdfs.output.complete")
+            until, pause = time.monotonic() + self._patience, 0.005
+            while not self.namenode.complete(self.path, self.file_id, self._previous, deadline=self._patience):
+                if time.monotonic() >= until:
+                    raise UnavailableError(
+                        f"{self.path} is not complete after {self._patience:.0f} s: its DataNodes have not told the"
+                        " NameNode of the last block",
+                        hint="check that they reach the NameNode",
+                    )
+                time.sleep(pause)
+                pause = min(2 * pause, 0.5)
+            self._open = False
+            lease.release(self)
+
+    def abandon(self) -> None:
+        """Stop writing and remove the unfinished file, as far as the NameNode answers. Never raises."""
+        with self._lock:
+            if not self._open:
+                return
+            self._open = False
+            lease.release(self)
+            if self._block is not None:
+                self._block.close()
+                if self._placement:
+                    self._placement.end(self._block.first)
+                self._block = None
+            self._pieces = []
+            try:
+                info = self.namenode.info(self.path, deadline=_ABANDON)
+                if info is not None and info.file_id == self.file_id:  # else it is another writer's by now
+                    self.namenode.delete(self.path, deadline=_ABANDON)
+            except BootseerError as exc:
+                _log.warning("the unfinished %s is left behind: %s", self.path, exc)
+
+    def keep_alive(self) -> None:
+        """For `bootseer.hdfs.lease`: keep the pipeline open while nothing is written."""
+        if self._lock.acquire(blocking=False):  # else it is being written
+            try:
+                if self._block is not None and time.monotonic() - self._block.idle_since > BEAT:
+                    self._block.beat()
+            finally:
+                self._lock.release()
+
+    @property
+    def nodes(self) -> tuple[DataNode, ...]:
+        """The DataNodes of the block that is being written, in the order of the pipeline."""
+        block = self._block
+        return block.nodes if block else ()
+
+    def __enter__(self) -> FileOutput:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+        try:
+            if kind is None:
+                self.close()
+        finally:
+            self.abandon()  # nothing, once it is closed
+
+
+def _split(pieces: list[memoryview], length: int) -> tuple[list[memoryview], list[memoryview]]:
+    """``pieces`` cut in two: the first ``length`` bytes, and the rest."""
+    for i, piece in enumerate(pieces):
+        if len(piece) > length:
+            return [*pieces[:i], piece[:length]], [piece[length:], *pieces[i + 1 :]]
+        length -= len(piece)
+    return pieces, []

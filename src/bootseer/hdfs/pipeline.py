@@ -1,0 +1,307 @@
+"""One write pipeline: the connection over which a block goes to its DataNodes, each handing it on to the next.
+
+Hadoop's data transfer protocol, operation 80 (WRITE_BLOCK): a request, its answer, then packets one way and one
+acknowledgement per packet the other way, sent when every DataNode has the packet. A packet:
+
+    u32 4 + c + d | u16 h | h bytes: PacketHeader | c bytes: checksums, 4 each | d bytes: data           (big-endian)
+
+Checksums are CRC-32C, one per ``bytes_per_checksum`` from the beginning of the block, so every packet but the last one
+with data holds whole chunks. A packet without data that says it is the last one ends the block.
+
+A DataNode waits more than a minute for the one behind it, and an acknowledgement does not tell who is late. So when
+acknowledgements stop for `STALL` seconds every DataNode is asked directly (`bootseer.hdfs.probe`).
+
+Concurrency: one thread at a time uses a pipeline (`bootseer.hdfs.output` has a lock); it sends and takes
+acknowledgements in turn, with a non-blocking socket, so no thread of its own is needed. System calls release the GIL.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from crc32c import crc32c
+from google.protobuf.message import DecodeError
+
+from bootseer.hdfs import probe
+from bootseer.hdfs.proto import hdfs_pb2 as wire
+from bootseer.hdfs.records import Block, Located
+
+_log = logging.getLogger(__name__)
+
+CONNECT = 5.0
+"""Seconds for a connection to the first DataNode."""
+STALL = 2.0
+"""Seconds without an acknowledgement after which the DataNodes are asked whether they live."""
+PATIENCE = 60.0
+"""Seconds without an acknowledgement after which a pipeline is given up though its DataNodes live (or none does)."""
+_IOV = 512
+_WRITE_BLOCK = 80
+_BEAT = -1
+_SUCCESS = 0
+_STATUS = {1: "error", 2: "checksum error", 3: "invalid", 4: "exists already", 5: "token refused", 8: "restarting"}
+
+# stages of a block under construction, as a DataNode is told of them
+CREATE, RECOVER, CLOSE = 6, 3, 5
+
+
+class Broken(Exception):
+    """A pipeline that cannot go on. ``bad``: positions in it of the DataNodes at fault, at least one."""
+
+    def __init__(self, reason: str, bad: Sequence[int]) -> None:
+        super().__init__(reason)
+        self.reason, self.bad = reason, tuple(bad)
+
+
+class Packet(NamedTuple):
+    """``number`` counts the packets of a block; ``offset`` is that of its data in the block."""
+
+    number: int
+    offset: int
+    length: int
+    sums: bytes
+    parts: tuple[memoryview, ...]
+    last: bool = False
+
+    def views(self) -> list[memoryview]:
+        """What goes over the wire."""
+        header = wire.PacketHeader(
+            offset=self.offset, number=self.number, last=self.last, length=self.length
+        ).SerializeToString()
+        size = 4 + len(self.sums) + self.length
+        return [memoryview(struct.pack(">IH", size, len(header)) + header + self.sums), *self.parts]
+
+
+def checksums(parts: Sequence[memoryview], bytes_per_checksum: int) -> bytes:
+    """CRC-32C of every ``bytes_per_checksum`` of the bytes that ``parts`` hold together, 4 bytes each, big-endian."""
+    sums, crc, room = list[int](), 0, bytes_per_checksum
+    for part in parts:
+        while len(part) >= room:
+            sums.append(crc32c(part[:room], crc))
+            part, crc, room = part[room:], 0, bytes_per_checksum
+        if len(part):
+            crc = crc32c(part, crc)
+            room -= len(part)
+    if room < bytes_per_checksum:
+        sums.append(crc)
+    return struct.pack(f">{len(sums)}I", *sums)
+
+
+class Terms(NamedTuple):
+    """What a pipeline is set up with: lease holder, block size of the file, bytes per checksum."""
+
+    client: str
+    block_size: int
+    bytes_per_checksum: int
+
+
+class Setup(NamedTuple):
+    """How a block stands: ``stage``; the new ``generation`` of its replicas (0 at first); bytes acknowledged, sent."""
+
+    stage: int = CREATE
+    generation: int = 0
+    acked: int = 0
+    sent: int = 0
+
+
+def _request(located: Located, terms: Terms, setup: Setup) -> bytes:
+    block = Block(located.block.pool, located.block.id, located.block.generation, terms.block_size)
+    types = located.storage_types or (1,) * len(located.nodes)
+    base = wire.BaseHeader(block=block.message, token=located.token)
+    request = wire.WriteBlock(
+        header=wire.ClientHeader(base=base, client=terms.client),
+        targets=[node.message for node in located.nodes[1:]],
+        stage=setup.stage,
+        pipeline_size=len(located.nodes),
+        min_bytes=setup.acked,
+        max_bytes=setup.sent,
+        generation=setup.generation,
+        checksum=wire.Checksum(type=2, bytes_per_checksum=terms.bytes_per_checksum),
+        caching=wire.CachingStrategy(),
+        storage_type=types[0],
+        target_storage_types=types[1:],
+        target_storage_ids=located.storage_ids[1:],
+    )
+    if located.storage_ids:
+        request.storage_id = located.storage_ids[0]
+    return probe.operation(_WRITE_BLOCK, request.SerializeToString())
+
+
+class Pipeline:
+    """A pipeline to the DataNodes of ``located``, set up and ready for packets.
+
+    ``unacked``: packets sent, or being sent, that are not on every DataNode yet. ``acked``: bytes of the block that
+    are. Every method raises `Broken` when a DataNode fails, and then only `close` may be called.
+    """
+
+    def __init__(self, located: Located, terms: Terms, setup: Setup) -> None:
+        self.located, self.nodes = located, located.nodes
+        self.acked, self.in_flight = setup.acked, 0
+        self.unacked: deque[Packet] = deque()
+        self._received, self._ready = bytearray(), False
+        self._poll = select.poll()
+        self._moved = self._looked = self.used = time.monotonic()
+        try:
+            self._sock = socket.create_connection((self.nodes[0].host, self.nodes[0].port), CONNECT)
+        except OSError as exc:
+            raise Broken(f"cannot connect to {self.nodes[0].address}: {exc.strerror or exc}", (0,)) from None
+        try:
+            self._sock.setblocking(False)
+            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._poll.register(self._sock, select.POLLIN)
+            self._send([memoryview(_request(located, terms, setup))])
+            self._await_answer()
+            self._ready = True
+        except BaseException:
+            self.close()
+            raise
+
+    def _await_answer(self) -> None:
+        while (message := self._message()) is None:
+            self._wait(select.POLLIN)
+            self._receive()
+        try:
+            answer = wire.BlockOpResponse.FromString(message)
+        except DecodeError:
+            raise Broken(f"{self.nodes[0].address} does not speak Hadoop's data transfer protocol", (0,)) from None
+        if answer.status != _SUCCESS:
+            at = [i for i, node in enumerate(self.nodes) if node.address == answer.first_bad_link]
+            what = answer.message or _STATUS.get(answer.status, f"status {answer.status}")
+            bad = at[0] if at else 0
+            raise Broken(f"{self.nodes[bad].address} refused to take part: {what}", (bad,))
+
+    # -- sending --------------------------------------------------------------------------------------------------
+
+    def send(self, packet: Packet) -> None:
+        """Send ``packet`` whole; acknowledgements that arrive meanwhile are taken."""
+        if not self.unacked:
+            self._moved = self._looked = time.monotonic()
+        self.unacked.append(packet)
+        self.in_flight += packet.length
+        self._send(packet.views())
+
+    def drain(self, left: int) -> None:
+        """Wait until at most ``left`` bytes of data are unacknowledged; with 0 also packets without data."""
+        while self.in_flight > left or (not left and self.unacked):
+            self._wait(select.POLLIN)
+            self._receive()
+
+    def beat(self) -> None:
+        """Keep an idle pipeline alive: its DataNodes close it after a minute without a packet."""
+        self._send(Packet(_BEAT, 0, 0, b"", ()).views())
+
+    def _send(self, views: list[memoryview]) -> None:
+        while views:
+            events = self._wait(select.POLLIN | select.POLLOUT)
+            if events & ~select.POLLOUT:
+                self._receive()
+            if not events & select.POLLOUT:
+                continue
+            try:
+                count = self._sock.sendmsg(views[:_IOV])
+            except BlockingIOError:
+                continue
+            except OSError as exc:
+                raise self._lost(exc.strerror or str(exc)) from None
+            while views and count >= len(views[0]):
+                count -= len(views.pop(0))
+            if count:
+                views[0] = views[0][count:]
+        self.used = time.monotonic()
+
+    # -- receiving ------------------------------------------------------------------------------------------------
+
+    def _wait(self, events: int) -> int:
+        """Wait for ``events`` of the socket, and look after the DataNodes when nothing comes."""
+        self._poll.modify(self._sock, events)
+        while True:
+            left = self._looked + STALL - time.monotonic()
+            if found := self._poll.poll(max(left, 0.001) * 1000):
+                if not self.unacked and len(self.nodes) and found[0][1] & select.POLLOUT:
+                    self._looked = self._moved = time.monotonic()  # an idle pipeline is no late one
+                return found[0][1]
+            if left <= 0:
+                self._look()
+
+    def _look(self) -> None:
+        silent = probe.silent(self.nodes, self.located.block.pool)
+        self._looked = time.monotonic()
+        late = self._looked - self._moved
+        if silent and len(silent) < len(self.nodes):
+            names = ", ".join(self.nodes[i].address for i in silent)
+            raise Broken(f"{names} does not answer", silent)
+        if late < PATIENCE:
+            return
+        # all are alive, or none: the last one has nobody behind it that could be to blame
+        bad = silent or (len(self.nodes) - 1,)
+        raise Broken(f"no acknowledgement within {late:.0f} s", bad)
+
+    def _lost(self, reason: str) -> Broken:
+        """The first DataNode closed the connection: because of itself, unless another one does not answer."""
+        first = self.nodes[0].address
+        silent = probe.silent(self.nodes, self.located.block.pool)
+        return Broken(f"the connection to {first} ended: {reason}", silent or (0,))
+
+    def _receive(self) -> None:
+        try:
+            data = self._sock.recv(65536)
+        except BlockingIOError:
+            return
+        except OSError as exc:
+            raise self._lost(exc.strerror or str(exc)) from None
+        if not data:
+            raise self._lost("closed")
+        self._received += data
+        while self._ready and (message := self._message()) is not None:
+            self._acknowledge(message)
+
+    def _message(self) -> bytes | None:
+        """The next message received whole: its length as a varint, then itself."""
+        length = shift = used = 0
+        for byte in self._received[:5]:
+            used += 1
+            length |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                break
+        else:
+            if used == 5:
+                raise Broken(f"{self.nodes[0].address} sent something that is no acknowledgement", (0,))
+            return None
+        if len(self._received) < used + length:
+            return None
+        message = bytes(self._received[used : used + length])
+        del self._received[: used + length]
+        return message
+
+    def _acknowledge(self, message: bytes) -> None:
+        try:
+            ack = wire.PipelineAck.FromString(message)
+        except DecodeError:
+            raise Broken(f"{self.nodes[0].address} sent something that is no acknowledgement", (0,)) from None
+        # a flag holds the status in its lower 4 bits, above it whether the DataNode is congested
+        states = [flag & 15 for flag in ack.flag] or list(ack.reply)
+        for position in reversed(range(len(states))):
+            if states[position] != _SUCCESS and position < len(self.nodes):
+                what = _STATUS.get(states[position], f"status {states[position]}")
+                raise Broken(f"{self.nodes[position].address} answered: {what}", (position,))
+        if ack.number == _BEAT:
+            return
+        expected = self.unacked[0].number if self.unacked else None
+        if ack.number != expected or len(states) < len(self.nodes):
+            raise Broken(f"{self.nodes[0].address} acknowledged packet {ack.number}, not {expected}", (0,))
+        packet = self.unacked[0]
+        self.unacked.popleft()
+        self.in_flight -= packet.length
+        self.acked = packet.offset + packet.length
+        self._moved = self._looked = time.monotonic()
+
+    def close(self) -> None:
+        """Close the connection; the DataNodes keep what they have."""
+        self._sock.close()
