@@ -1,26 +1,20 @@
 """COMMIT: the manifest that makes a directory a checkpoint (docs/internals/stripe.md).
 
-It is published last, by one rename that does not overwrite, so a directory has it wholly or not at all.
+It is published last, by one rename that does not overwrite (`bootseer.stripefs.save`), so a directory has it wholly or
+not at all.
 """
 
 from __future__ import annotations
 
-import logging
-import re
-import time
-import uuid
 from collections.abc import Iterator
 
 import msgspec
 from blake3 import blake3
 
-from bootseer import faults
-from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError, UnavailableError, from_os_error
+from bootseer.errors import DataError, NotFoundError, NotWritableError
 from bootseer.stripefs import layout
 from bootseer.stripefs.backend import Backend, Entry, exists, join, read_all
 from bootseer.stripefs.read import open_file, read_pointer
-
-_log = logging.getLogger(__name__)
 
 NAME = "COMMIT"
 _LINE = b"bootseer checkpoint 1\n"
@@ -89,42 +83,6 @@ def digest_of(backend: Backend, path: str) -> str:
     return digest.hexdigest()
 
 
-def commit(backend: Backend, folder: str) -> Commit:
-    """Publish the manifest of ``folder``. Raises `NotWritableError` when it has one, `DataError` when it is empty.
-
-    The digest of a striped file is the one its writer computed; plain files are read.
-    """
-    refuse_committed(backend, folder)
-    files = []
-    for path, entry in sorted(walk(backend, folder)):
-        full = join(folder, path)
-        pointer = read_pointer(backend, full)
-        if pointer is None:
-            files.append(CommittedFile(path=path, size=entry.size, digest=digest_of(backend, full), uuid=""))
-        else:
-            files.append(CommittedFile(path=path, size=pointer.size, digest=pointer.digest, uuid=pointer.uuid))
-    if not files:
-        raise DataError(f"checkpoint {folder or backend.url} has no files to commit")
-    made = Commit(created=time.time(), files=tuple(files))
-    tmp = join(folder, f"{layout.TEMPORARY}{uuid.uuid4().hex}")
-    try:
-        sink = backend.create(tmp)
-        try:
-            faults.point("stripefs.commit.write")
-            sink.write(encode(made))
-            sink.close()
-            faults.point("stripefs.commit.rename")
-            backend.rename(tmp, join(folder, NAME), overwrite=False)
-        except BaseException:
-            sink.abandon()
-            raise
-    except FileExistsError:
-        raise NotWritableError(f"checkpoint {folder} was committed by another writer meanwhile") from None
-    except OSError as exc:
-        raise from_os_error(exc, f"commit {folder}") from exc
-    return made
-
-
 def refuse_committed(backend: Backend, folder: str) -> None:
     """Raise `NotWritableError` when ``folder`` has a COMMIT."""
     if exists(backend, join(folder, NAME)):
@@ -160,26 +118,3 @@ def check(backend: Backend, folder: str) -> Commit:
         if (size, pointer.uuid if pointer else "") != (file.size, file.uuid):
             raise DataError(f"{path} was changed after COMMIT", hint="use `bootseer fs latest`")
     return found
-
-
-def _age(entry: Entry) -> tuple[int, float]:
-    numbers = re.findall(r"\d+", entry.name)
-    return (int(numbers[-1]) if numbers else -1, entry.mtime)
-
-
-def latest(backend: Backend, folder: str) -> str:
-    """Path of the newest complete checkpoint directly below ``folder``; `NotFoundError` when there is none.
-
-    Incomplete ones are skipped with a warning; a storage that does not answer is an error, not a reason to go back.
-    """
-    folders = [entry for entry in backend.list(folder) if entry.is_dir and not is_hidden(entry.name)]
-    for entry in sorted(folders, key=_age, reverse=True):
-        path = join(folder, entry.name)
-        try:
-            check(backend, path)
-            return path
-        except UnavailableError:
-            raise
-        except BootseerError as exc:
-            _log.warning("not using %s: %s", path, exc.message)
-    raise NotFoundError(f"no complete checkpoint in {folder or backend.url}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import uuid
 from collections.abc import Callable
@@ -13,13 +12,13 @@ import msgspec
 from blake3 import blake3
 
 from bootseer.errors import BootseerError, DataError, NotFoundError, from_os_error
-from bootseer.stripefs import commit, layout
+from bootseer.stripefs import commit, layout, namespace
 from bootseer.stripefs.backend import Backend, Entry, clean, exists, join, open_backend
 from bootseer.stripefs.commit import Commit
+from bootseer.stripefs.latest import newest
 from bootseer.stripefs.read import ChunkFile, PlainFile, StripedFile, open_file, read_pointer
+from bootseer.stripefs.save import Save, begin
 from bootseer.stripefs.write import StripeWriter, Written
-
-_log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
@@ -205,12 +204,24 @@ class StripeFS:
                 progress(done, total)
         return stats
 
-    def commit(self, path: str) -> Commit:
-        """Publish the directory as a checkpoint: everything in it now, nothing later. The first commit wins."""
+    def save(self, folder: str, *, epoch: int = 0) -> Save:
+        """Begin a save of the checkpoint ``folder``: its `Save.create` and `Save.commit` fail once a later one began.
+
+        Other saves of that folder, and writes into it, that are under way are ended. ``epoch``: join the save that
+        another process of the job began, whose ``epoch`` it is. Raises `NotWritableError` for a folder with COMMIT.
+        """
+        folder = clean(folder)
+        return Save(self.backend, folder, epoch) if epoch else begin(self.backend, folder)
+
+    def commit(self, path: str, *, hint: bool = True) -> Commit:
+        """Publish the directory as a checkpoint: everything in it now, nothing later. The first commit wins.
+
+        Writes into it that are under way are ended. ``hint``: let LATEST in the folder above name it.
+        """
         path = clean(path)
         if not self.stat(path).is_dir:
             raise BootseerError(f"{path} is a file, a checkpoint is a folder")
-        return commit.commit(self.backend, path)
+        return begin(self.backend, path).commit(hint=hint)
 
     def refuse_committed(self, path: str) -> None:
         """Raise `NotWritableError` when ``path`` is a complete checkpoint already; writing into it would break it."""
@@ -252,20 +263,31 @@ class StripeFS:
         path = clean(path)
         if not self.stat(path).is_dir:
             raise NotFoundError(f"{path} is a file, not a folder of checkpoints")
-        return commit.latest(self.backend, path)
+        return newest(self.backend, path)
 
     def remove(self, path: str) -> None:
         """Remove a file: first its pointer, then its stripes, unless they were written under another name."""
+        namespace.remove(self.backend, clean(path))
+
+    def remove_tree(self, path: str) -> None:
+        """Remove a folder with everything in it; it vanishes in one step."""
         path = clean(path)
-        pointer = read_pointer(self.backend, path)
-        self.backend.delete(path)
-        if pointer is None:
-            return
-        if not pointer.owns_stripes(path):
-            _log.warning("the stripes of the removed %s are left in place: they were written as %r", path, pointer.name)
-            return
-        for index in range(pointer.width):
-            self.backend.delete(pointer.stripe_path(path, index))
+        if not path or not self.stat(path).is_dir:
+            raise NotFoundError(f"{path or self.url} is no folder in the store")
+        namespace.remove_tree(self.backend, path)
+
+    def rename(self, src: str, dst: str, *, overwrite: bool = True) -> None:
+        """Give a file or folder another name, atomically; a striped file that changes its folder is copied.
+
+        Raises `NotWritableError` when ``dst`` is a folder, or exists and ``overwrite`` is off.
+        """
+        namespace.rename(self.backend, clean(src), clean(dst), overwrite=overwrite)
+
+    def append(
+        self, path: str, *, width: int = layout.WIDTH, unit: int = layout.UNIT, striped: bool = False
+    ) -> StripeWriter:
+        """A writer whose file begins with what is at ``path`` now: that is read and written again."""
+        return namespace.append(self.backend, clean(path), width=width, unit=unit, striped=striped)
 
 
 def open_fs(url: str) -> StripeFS:

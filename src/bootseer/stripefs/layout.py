@@ -24,6 +24,8 @@ PLAIN_BELOW = 4 << 20
 
 FOLDER = ".bsx"
 TEMPORARY = ".tmp-"
+ENDED = ".ended"
+"""Suffix of the temporary file of a writer that a later save ended."""
 HEADER_SIZE = 4096
 POINTER_LINE = b"bootseer striped file 1\n"
 MAX_TEXT = 1 << 20

@@ -1,0 +1,178 @@
+"""Renaming and removing in a striped store: one atomic step for whoever looks, stripes after it.
+
+Whatever is killed here leaves files that are whole, and garbage that `bootseer.stripefs.survey` recognises: before a
+pointer goes, its stripes are named by a temporary file.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+
+import msgspec
+
+from bootseer import faults
+from bootseer.errors import DataError, NotFoundError, NotWritableError
+from bootseer.stripefs import layout
+from bootseer.stripefs.backend import Backend, join
+from bootseer.stripefs.layout import Pointer
+from bootseer.stripefs.read import open_file, read_pointer
+from bootseer.stripefs.write import StripeWriter
+
+_log = logging.getLogger(__name__)
+_PIECE = 16 << 20
+
+
+def remove(backend: Backend, path: str) -> None:
+    """Remove a file: first its pointer, then its stripes, unless they were written under another name."""
+    pointer = _pointer(backend, path)
+    if pointer is None:
+        backend.stat(path)
+        backend.delete(path)
+        return
+    if not pointer.owns_stripes(path):
+        backend.delete(path)
+        _log.warning("the stripes of the removed %s are left in place: they were written as %r", path, pointer.name)
+        return
+    tmp = _temporary(path, pointer.uuid)
+    backend.rename(path, tmp, overwrite=True)
+    faults.point("stripefs.remove.stripes")
+    _delete_stripes(backend, path, pointer)
+    backend.delete(tmp)
+
+
+def remove_tree(backend: Backend, path: str) -> None:
+    """Remove a folder with everything in it; it vanishes in one step."""
+    tmp = _temporary(path, uuid.uuid4().hex)
+    backend.rename(path, tmp, overwrite=False)
+    faults.point("stripefs.remove.tree")
+    backend.remove_folder(tmp)
+
+
+def rename(backend: Backend, src: str, dst: str, *, overwrite: bool = True) -> None:
+    """Give a file or a folder another name. A folder is never put over another.
+
+    Atomic, except for a striped file that moves to another folder: it is copied there, and removed here afterwards.
+    Raises `NotFoundError`, `NotWritableError` when ``dst`` is a folder, or exists and ``overwrite`` is off.
+    """
+    if src == dst:
+        backend.stat(src)
+        return
+    try:
+        if backend.stat(src).is_dir:
+            backend.rename(src, dst, overwrite=False)
+            return
+        pointer = read_pointer(backend, src)
+        if _is_folder(backend, dst):
+            raise NotWritableError(f"cannot rename {src} to {dst}: that is a folder")
+        if pointer is not None and src.rpartition("/")[0] != dst.rpartition("/")[0]:
+            _move(backend, src, dst, pointer, overwrite=overwrite)
+            return
+        replaced = _pointer(backend, dst) if overwrite else None
+        if replaced is not None and replaced.owns_stripes(dst):
+            _write(backend, _temporary(dst, replaced.uuid), layout.encode_pointer(replaced))
+        faults.point("stripefs.rename.rename")
+        backend.rename(src, dst, overwrite=overwrite)
+    except FileExistsError:
+        raise NotWritableError(f"cannot rename {src} to {dst}: that exists") from None
+    faults.point("stripefs.rename.cleanup")
+    if replaced is not None and replaced.owns_stripes(dst) and replaced.uuid != (pointer and pointer.uuid):
+        _delete_stripes(backend, dst, replaced)
+        backend.delete(_temporary(dst, replaced.uuid))
+    if pointer is not None and pointer.owns_stripes(src):
+        adopt(backend, dst, pointer)
+
+
+def adopt(backend: Backend, path: str, pointer: Pointer) -> None:
+    """Let the ``pointer`` that is at ``path`` say this name, so that its stripes are removed with the file."""
+    tmp = _temporary(path, pointer.uuid)
+    named = msgspec.structs.replace(pointer, name=path.rpartition("/")[2])
+    _write(backend, tmp, layout.encode_pointer(named))
+    if read_pointer(backend, path) != pointer:
+        backend.delete(tmp)
+        return
+    faults.point("stripefs.rename.adopt")
+    backend.rename(tmp, path, overwrite=True)
+
+
+def append(
+    backend: Backend, path: str, *, width: int = layout.WIDTH, unit: int = layout.UNIT, striped: bool = False
+) -> StripeWriter:
+    """A writer for a new version of the file at ``path`` that begins with all of the old one: read, and written again.
+
+    A striped file keeps its width and unit; a missing file is an empty one.
+    """
+    try:
+        pointer = read_pointer(backend, path)
+    except NotFoundError:
+        return StripeWriter(backend, path, width=width, unit=unit, striped=striped)
+    if pointer is not None:
+        width, unit, striped = pointer.width, pointer.unit, True
+    writer = StripeWriter(backend, path, width=width, unit=unit, striped=striped)
+    try:
+        copy_into(backend, path, writer)
+    except BaseException:
+        writer.abandon()
+        raise
+    return writer
+
+
+def copy_into(backend: Backend, path: str, writer: StripeWriter) -> None:
+    """Write the content of the file at ``path`` to ``writer``."""
+    with open_file(backend, path) as file:
+        buffer = memoryview(bytearray(min(_PIECE, file.size)))
+        for offset in range(0, file.size, _PIECE):
+            piece = buffer[: min(_PIECE, file.size - offset)]
+            file.readinto(offset, piece)
+            writer.write(piece)
+
+
+def _move(backend: Backend, src: str, dst: str, pointer: Pointer, *, overwrite: bool) -> None:
+    if not overwrite:
+        try:
+            backend.stat(dst)
+        except NotFoundError:
+            pass
+        else:
+            raise FileExistsError(dst)
+    with StripeWriter(backend, dst, width=pointer.width, unit=pointer.unit, striped=True) as writer:
+        copy_into(backend, src, writer)
+    remove(backend, src)
+
+
+def _pointer(backend: Backend, path: str) -> Pointer | None:
+    """The pointer at ``path``; None for a plain file, no file, and with a warning for a damaged pointer."""
+    try:
+        return read_pointer(backend, path)
+    except NotFoundError:
+        return None
+    except DataError as exc:
+        _log.warning("%s; its stripes are left in place", exc.message)
+        return None
+
+
+def _is_folder(backend: Backend, path: str) -> bool:
+    try:
+        return backend.stat(path).is_dir
+    except NotFoundError:
+        return False
+
+
+def _delete_stripes(backend: Backend, path: str, pointer: Pointer) -> None:
+    for index in range(pointer.width):
+        backend.delete(pointer.stripe_path(path, index))
+
+
+def _temporary(path: str, uuid: str) -> str:
+    return join(path.rpartition("/")[0], f"{layout.TEMPORARY}{uuid}")
+
+
+def _write(backend: Backend, path: str, content: bytes) -> None:
+    backend.delete(path)
+    sink = backend.create(path)
+    try:
+        sink.write(content)
+        sink.close()
+    except BaseException:
+        sink.abandon()
+        raise
