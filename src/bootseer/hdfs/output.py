@@ -20,6 +20,7 @@ from bootseer.hdfs import lease, placement, probe
 from bootseer.hdfs.blockwriter import BlockWriter
 from bootseer.hdfs.errors import RemoteError
 from bootseer.hdfs.namenode import NameNode
+from bootseer.hdfs.pieces import cut, kept
 from bootseer.hdfs.pipeline import Broken, Terms
 from bootseer.hdfs.placement import Placement
 from bootseer.hdfs.records import Block, DataNode, Located
@@ -39,14 +40,6 @@ _SETUPS = 6
 _MAX_CHECKSUM = 8 << 20
 _GATHER = 256
 _QUICK, _ABANDON = 0.3, 10.0
-
-
-def _kept(data: bytes | bytearray | memoryview) -> memoryview:
-    """``data`` as bytes that nobody changes: itself where it belongs to a `bytes` object, else the one copy of it."""
-    view = memoryview(data)
-    if view.ndim != 1 or view.format != "B":
-        view = view.cast("B")
-    return view if isinstance(view.obj, bytes) else memoryview(bytes(view))
 
 
 class FileOutput:
@@ -115,7 +108,7 @@ class FileOutput:
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
         """Append ``data``; returns its length in bytes. `bytes`, and views of them, are not copied."""
-        view = _kept(data)
+        view = kept(data)
         length = len(view)
         with self._lock:
             if not self._open:
@@ -145,7 +138,7 @@ class FileOutput:
             if self._block is None:
                 self._block = self._begin()
             take = min(length, self.block_size - self._block.length)
-            now, pieces = _split(pieces, take)
+            now, pieces = cut(pieces, take)
             self._block.write(now, take, window=self._window)
             length -= take
             if self._block.length == self.block_size or self._block.replicas < min(2, self.replication):
@@ -288,12 +281,3 @@ class FileOutput:
                 self.close()
         finally:
             self.abandon()  # nothing, once it is closed
-
-
-def _split(pieces: list[memoryview], length: int) -> tuple[list[memoryview], list[memoryview]]:
-    """``pieces`` cut in two: the first ``length`` bytes, and the rest."""
-    for i, piece in enumerate(pieces):
-        if len(piece) > length:
-            return [*pieces[:i], piece[:length]], [piece[length:], *pieces[i + 1 :]]
-        length -= len(piece)
-    return pieces, []

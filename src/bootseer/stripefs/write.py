@@ -1,7 +1,8 @@
 """Writes that publish atomically: stripes in parallel, then their lengths, then a pointer renamed into place.
 
-Concurrency: the caller's thread cuts chunks and computes CRCs; each stripe has one thread that writes its file, fed by
-a short queue, so a slow stripe holds back the caller and memory stays below ``width * (depth + 1) * unit``.
+Concurrency: the caller's thread cuts chunks and computes the digest; each stripe has one thread that computes CRCs and
+writes its file, fed by a short queue, so a slow stripe holds back the caller. Memory stays below ``width * (depth + 1)
+* unit``, and what a storage keeps until it has it safely (`bootseer.hdfs.output.WINDOW` for each stripe on HDFS).
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import contextlib
 import logging
 import queue
 import threading
+import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from blake3 import blake3
 from crc32c import crc32c
@@ -28,14 +30,40 @@ from bootseer.errors import (
     UnavailableError,
     from_os_error,
 )
+from bootseer.hdfs.pieces import cut, kept
+from bootseer.hdfs.placement import Placement
 from bootseer.stripefs import layout
 from bootseer.stripefs.backend import DEADLINE, Backend, Sink, join, read_all
 from bootseer.stripefs.layout import Footer, Geometry, Header, Pointer
 from bootseer.stripefs.read import read_pointer
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
+
 _DEPTH = 4
-_STALL = 3 * DEADLINE
+_SMALL, _GATHER = 4096, 256
+STALL = 9 * DEADLINE
+"""Seconds for one chunk, or for the end of a stripe. A storage gives up before; this bounds one that does not."""
+OUTAGE = 3 * DEADLINE
+"""Seconds for which publishing is tried again while the storage does not answer."""
+
+
+class StripeLost(UnavailableError):
+    """A stripe could not be written. The storage may take another one: who still has the bytes may start anew."""
+
+
+def _patiently(step: Callable[[], T]) -> T:
+    """``step()``, tried again for `OUTAGE` seconds while the storage does not answer: NameNodes restart."""
+    until, pause = time.monotonic() + OUTAGE, 0.2
+    while True:
+        try:
+            return step()
+        except UnavailableError as exc:
+            if time.monotonic() >= until:
+                raise
+            _log.warning("publishing goes on when the storage answers: %s", exc)
+        time.sleep(pause)
+        pause = min(2 * pause, 5.0)
 
 
 class Written(NamedTuple):
@@ -49,48 +77,65 @@ class Written(NamedTuple):
 class _Stripe:
     """The thread that writes one stripe file."""
 
-    def __init__(self, backend: Backend, path: str, header: Header) -> None:
-        self.path, self.crcs, self.data, self.length, self.footer_crc = path, list[int](), 0, 0, 0
-        self._backend, self._header = backend, header
-        self._queue: queue.Queue[bytes | int | None] = queue.Queue(_DEPTH)
+    def __init__(self, backend: Backend, path: str, header: Header, placement: Placement) -> None:
+        self.path, self.footer_crc = path, 0
+        self._backend, self._header, self._placement = backend, header, placement
+        self._queue: queue.Queue[Sequence[memoryview] | int | None] = queue.Queue(_DEPTH)
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name=f"bootseer-write-{header.stripe}", daemon=True)
         self._thread.start()
 
-    def put(self, item: bytes | int | None) -> None:
-        """Bytes: a chunk. An integer: the size of the whole file, write the footer and close. None: give up."""
+    def put(self, item: Sequence[memoryview] | int | None) -> None:
+        """Memory: a chunk. An integer: the size of the whole file, write the footer and close. None: give up."""
+        until = time.monotonic() + STALL
         while self._thread.is_alive():
             if self.error is not None and item is not None:
                 break
             with contextlib.suppress(queue.Full):
-                self._queue.put(item, timeout=1.0)
+                self._queue.put(item, timeout=0.2)
                 return
+            if time.monotonic() >= until:
+                raise self._stuck()
         if item is not None:
             self.raise_error()
 
     def raise_error(self) -> None:
+        if isinstance(self.error, UnavailableError):
+            raise StripeLost(self.error.message, hint=self.error.hint) from self.error
         if isinstance(self.error, OSError):
             raise from_os_error(self.error, f"write {self.path}") from self.error
         if self.error is not None:
             raise self.error
 
     def join(self) -> None:
-        self._thread.join(_STALL)
+        self._thread.join(STALL)
         if self._thread.is_alive():
-            raise UnavailableError(f"writing {self.path} has not ended within {_STALL:.0f} s")
+            raise self._stuck()
+
+    def _stuck(self) -> UnavailableError:
+        return UnavailableError(
+            f"writing {self.path} has not gone on for {STALL:.0f} s", hint="check that the storage answers"
+        )
 
     def _work(self) -> None:
         sink: Sink | None = None
+        crcs, length = list[int](), 0
         try:
-            sink = self._backend.create(self.path)
+            sink = self._backend.create(self.path, placement=self._placement)
             sink.write(layout.encode_header(self._header))
-            while isinstance(item := self._queue.get(), bytes):
+            while not isinstance(item := self._queue.get(), int | None):
                 faults.point("stripefs.write.stripe")
-                sink.write(item)
+                crc = 0
+                for piece in item:
+                    crc = crc32c(piece, crc)
+                    sink.write(piece)
+                    length += len(piece)
+                crcs.append(crc)
+                del item  # it may be large, and the next one late
             if item is None:
                 sink.abandon()
                 return
-            footer = Footer(self._header.uuid, self._header.stripe, self.data, item, tuple(self.crcs))
+            footer = Footer(self._header.uuid, self._header.stripe, length, item, tuple(crcs))
             encoded, self.footer_crc = layout.encode_footer(footer)
             sink.write(encoded)
             faults.point("stripefs.write.close")
@@ -135,7 +180,9 @@ class StripeWriter:
         self._epoch = self._old.epoch + 1 if self._old else 1
         self._stripes: list[_Stripe] = []
         self._striped = striped
-        self._held = bytearray()  # less than one chunk, or the whole content as long as it may become a plain file
+        # what is not written yet: less than a chunk, or the whole content as long as it may become a plain file
+        self._pieces: list[memoryview] = []
+        self._held = 0
         self._chunks = self._size = 0
         self._digest = blake3()
         self._finished = self._renaming = False
@@ -165,46 +212,53 @@ class StripeWriter:
         return self._size
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
-        """Append ``data``. Returns its length in bytes, as a file's ``write`` does."""
+        """Append ``data``. Returns its length in bytes, as a file's ``write`` does.
+
+        `bytes`, and views of them, are not copied; anything else is, once, since it may change before it is stored.
+        """
         view = memoryview(data).cast("B")
-        self._digest.update(view)
-        self._size += len(view)
         length = len(view)
-        if not self._striped:
-            self._held += view
-            if len(self._held) < layout.PLAIN_BELOW and not layout.is_pointer(self._held):
-                return length
-            self._striped = True
-            view = memoryview(self._held)
-            self._held = bytearray()
-        if self._held:
-            take = min(self._unit - len(self._held), len(view))
-            self._held += view[:take]
-            view = view[take:]
-            if len(self._held) == self._unit:
-                self._chunk(bytes(self._held))
-                self._held.clear()
-        while len(view) >= self._unit:
-            self._chunk(bytes(view[: self._unit]))
-            view = view[self._unit :]
-        self._held += view
+        self._digest.update(view)
+        while view:
+            room = (self._unit if self._striped else layout.PLAIN_BELOW) - self._held
+            self._hold(view[:room])
+            view = view[room:]
+            if not self._striped:
+                self._striped = self._held >= layout.PLAIN_BELOW or self._looks_like_a_pointer()
+            while self._striped and self._held >= self._unit:
+                self._chunk(self._unit)
+        self._size += length
         return length
+
+    def _hold(self, view: memoryview) -> None:
+        self._pieces.append(kept(view))
+        self._held += len(view)
+        if len(view) < _SMALL and len(self._pieces) >= _GATHER:  # many small writes
+            self._pieces = [memoryview(b"".join(self._pieces))]
+
+    def _looks_like_a_pointer(self) -> bool:
+        length = len(layout.POINTER_LINE)
+        if self._held - len(self._pieces[-1]) >= length:
+            return False  # its beginning was looked at before
+        return layout.is_pointer(b"".join(self._pieces)[:length])
 
     def _start_stripes(self) -> None:
         name = self.path.rpartition("/")[2]
         headers = [Header(self._uuid.bytes, i, self._width, self._unit, self._epoch, name) for i in range(self._width)]
         folder = join(self._parent, layout.FOLDER)
+        placement = Placement()
         self._stripes = [
-            _Stripe(self._backend, f"{folder}/{self._uuid.hex}.{header.stripe}", header) for header in headers
+            _Stripe(self._backend, f"{folder}/{self._uuid.hex}.{header.stripe}", header, placement)
+            for header in headers
         ]
 
-    def _chunk(self, data: bytes) -> None:
+    def _chunk(self, length: int) -> None:
+        """Give the first ``length`` bytes of what is held to the stripe whose turn it is."""
         if not self._stripes:
             self._start_stripes()
-        stripe = self._stripes[self._chunks % self._width]
-        stripe.crcs.append(crc32c(data))
-        stripe.data += len(data)
-        stripe.put(data)
+        chunk, self._pieces = cut(self._pieces, length)
+        self._held -= length
+        self._stripes[self._chunks % self._width].put(chunk)
         self._chunks += 1
 
     def finish(self) -> Written:
@@ -220,18 +274,20 @@ class StripeWriter:
                 self._remove_stripes()
                 if self._temporary:
                     self._temporary.abandon()
+                    with contextlib.suppress(BootseerError, OSError):
+                        self._backend.delete(self._temporary_path + layout.ENDED)
             if isinstance(exc, OSError):
                 raise from_os_error(exc, f"write {self.path}") from exc
             raise
 
     def _finish_plain(self) -> Written:
         self._begin_publication()
-        self._publish(bytes(self._held), None)
+        self._publish(b"".join(self._pieces), None)
         return Written(self._size, self._digest.hexdigest(), "")
 
     def _finish_striped(self) -> Written:
         if self._held:
-            self._chunk(bytes(self._held))
+            self._chunk(self._held)
         elif not self._stripes:
             self._start_stripes()
         # Before any stripe is complete: so a complete set of stripes with neither a temporary file nor a pointer is
@@ -262,7 +318,8 @@ class StripeWriter:
     def _check_lengths(self) -> None:
         geometry = Geometry(self._size, self._unit, self._width)
         for index, stripe in enumerate(self._stripes):
-            expected, found = geometry.stripe_length(index), self._backend.stat(stripe.path).size
+            expected = geometry.stripe_length(index)
+            found = _patiently(lambda stripe=stripe: self._backend.stat(stripe.path).size)  # type: ignore[misc]
             if found != expected:
                 raise DataError(f"stripe {stripe.path} has {found} bytes after writing {expected}")
 
@@ -279,13 +336,13 @@ class StripeWriter:
         self._check_lengths()
         if self._before is not None:
             self._before(pointer)
-        now = self._current()
+        now = _patiently(self._current)
         if (now and now.uuid) != (self._old and self._old.uuid):
             raise NotWritableError(f"{self.path} was replaced by another writer meanwhile", hint="run again")
         faults.point("stripefs.write.rename")
         self._renaming = True
         try:
-            self._backend.rename(self._temporary_path, self.path, overwrite=self._existed)
+            _patiently(lambda: self._backend.rename(self._temporary_path, self.path, overwrite=self._existed))
         except (FileExistsError, NotFoundError):
             # also after a rename that was tried again because its answer was lost
             if not self._is_published(content):
