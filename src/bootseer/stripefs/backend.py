@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from bootseer.errors import ConfigError, NotFoundError, UnsupportedError
+from bootseer.errors import ConfigError, NotFoundError
 
 if TYPE_CHECKING:
     from bootseer.hdfs.placement import Placement
@@ -162,7 +162,7 @@ def split_url(url: str) -> tuple[str, str]:
 
 
 def open_backend(url: str) -> Backend:
-    """A path, ``file://...`` or ``hdfs://...``. Opening touches no storage."""
+    """A path, ``file://...``, ``hdfs://...``, or what fsspec reaches (``s3://...``). Opening touches no storage."""
     if not url:
         raise ConfigError("no striped store given", hint="name a folder or hdfs://host:port/path")
     scheme, sep, rest = url.partition("://")
@@ -174,4 +174,6 @@ def open_backend(url: str) -> Backend:
         from bootseer.stripefs.remote import HdfsBackend
 
         return HdfsBackend(url)
-    raise UnsupportedError(f"no striped store over {scheme}://", hint="use a folder or hdfs://")
+    from bootseer.stripefs.fsspec_backend import FsspecBackend
+
+    return FsspecBackend(url)
