@@ -1,0 +1,221 @@
+"""Files written over our own pipelines, read back by everybody: hdfs-native, Hadoop's own client, DataNodes' disks."""
+
+import os
+import random
+import threading
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from bootseer import hdfs
+from bootseer.errors import NotFoundError, NotWritableError
+from bootseer.hdfs import lease
+from bootseer.hdfs.namenode import NameNode
+from bootseer.hdfs.output import FileOutput
+from bootseer.hdfs.placement import Placement
+from bootseer.stripefs import open_fs
+from bootseer.testing import hadoop
+from bootseer.testing.hadoop import HadoopCluster
+
+pytestmark = pytest.mark.hdfs
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def cluster() -> HadoopCluster:
+    return hadoop.shared()
+
+
+@pytest.fixture
+def namenode(cluster) -> NameNode:
+    return NameNode.connect(cluster.url)
+
+
+@pytest.fixture
+def folder() -> str:
+    return f"/{uuid.uuid4().hex}"
+
+
+def native(cluster: HadoopCluster, path: str) -> bytes:
+    return hdfs.connect(cluster.url).read(path)
+
+
+def test_files_of_all_sizes_are_what_everybody_reads(cluster, namenode, folder, tmp_path):
+    sizes = [0, 1, 511, 512, MIB - 1, MIB, MIB + 1, 2 * MIB, 2 * MIB + 7, 5 * MIB + 4096]
+    data = {f"{size}-{replication}": os.urandom(size) for size in sizes for replication in (1, 3)}
+    for name, content in data.items():
+        replication = int(name[-1])
+        with FileOutput(namenode, f"{folder}/{name}", replication=replication, block_size=2 * MIB) as out:
+            view, rng = memoryview(content), random.Random(len(content))
+            while view:
+                take = rng.choice([1, 100, 70_000, MIB, 3 * MIB])
+                assert out.write(view[:take]) == min(take, len(view))
+                view = view[take:]
+        info = namenode.info(f"{folder}/{name}")
+        assert (info.size, info.replication, info.block_size) == (len(content), replication, 2 * MIB)
+        blocks = namenode.blocks(f"{folder}/{name}")
+        assert not blocks.under_construction
+        assert [len(block.nodes) for block in blocks.blocks] == [replication] * -(-len(content) // (2 * MIB))
+        assert native(cluster, f"{folder}/{name}") == content
+    cluster.fs_shell(["-get", folder, str(tmp_path / "back")])
+    for name, content in data.items():
+        assert (tmp_path / "back" / name).read_bytes() == content
+
+
+def disk_checksums(cluster: HadoopCluster, block: int) -> list[tuple[int, int]]:
+    """(type, bytes per checksum) in the file beside each replica of ``block`` on the DataNodes' disks."""
+    found = []
+    for meta in cluster.root.glob(f"dn*/current/BP-*/current/finalized/**/blk_{block}_*.meta"):
+        header = meta.read_bytes()[:7]
+        found.append((header[2], int.from_bytes(header[3:7], "big")))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("chosen", "block_size", "real"), [(512, MIB, 512), (65536, MIB, 65536), (MIB, 4 * MIB, MIB), (MIB, 786432, 262144)]
+)
+def test_bytes_per_checksum_are_as_chosen(cluster, namenode, folder, chosen, block_size, real):
+    data = os.urandom(block_size + 100_001)
+    with FileOutput(namenode, f"{folder}/f", block_size=block_size, bytes_per_checksum=chosen, replication=2) as out:
+        out.write(data)
+    for located in namenode.blocks(f"{folder}/f").blocks:
+        assert disk_checksums(cluster, located.block.id) == [(2, real)] * 2
+    assert native(cluster, f"{folder}/f") == data
+    assert f"-of-{real}CRC32C" in cluster.fs_shell(["-checksum", f"{folder}/f"])
+
+
+def test_memory_that_changes_after_the_write_is_written_as_it_was(cluster, namenode, folder):
+    buffer = bytearray(MIB)
+    expected = bytearray()
+    with FileOutput(namenode, f"{folder}/f", replication=1) as out:
+        for step in range(6):
+            buffer[:] = bytes([step]) * MIB
+            expected += buffer
+            out.write(memoryview(buffer))
+    assert native(cluster, f"{folder}/f") == expected
+
+
+def test_what_is_abandoned_is_gone_and_what_fails_says_why(cluster, namenode, folder):
+    def interrupted() -> None:
+        with FileOutput(namenode, f"{folder}/f") as out:
+            out.write(b"x" * (3 * MIB))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        interrupted()
+    assert namenode.info(f"{folder}/f") is None
+    with FileOutput(namenode, f"{folder}/f") as out:
+        out.write(b"1")
+    with pytest.raises(FileExistsError):
+        FileOutput(namenode, f"{folder}/f")
+    with pytest.raises(NotWritableError):
+        FileOutput(namenode, f"{folder}/f/g")
+    with FileOutput(namenode, f"{folder}/f", overwrite=True) as out:
+        out.write(b"22")
+    assert native(cluster, f"{folder}/f") == b"22"
+    with pytest.raises(ValueError, match="closed"):
+        out.write(b"3")
+    out.abandon()  # does nothing to a finished file
+    assert native(cluster, f"{folder}/f") == b"22"
+
+
+def test_a_writer_whose_name_another_one_took_gives_up_and_leaves_the_other_file(cluster, namenode, folder):
+    late = FileOutput(namenode, f"{folder}/f", block_size=MIB)
+    late.write(b"late" * MIB)
+    with FileOutput(namenode, f"{folder}/f", overwrite=True) as out:
+        out.write(b"mine")
+    with pytest.raises((NotWritableError, NotFoundError)), late:
+        late.write(b"late" * MIB)
+    assert native(cluster, f"{folder}/f") == b"mine"
+
+
+def test_two_writers_of_one_name_at_once(cluster, namenode, folder):
+    """Without overwriting exactly one gets the name; the file is wholly that one's."""
+    outcomes: list[bytes] = []
+    start = threading.Barrier(4)
+
+    def writer(mark: bytes) -> None:
+        start.wait(20)
+        try:
+            with FileOutput(namenode, f"{folder}/f", block_size=MIB) as out:
+                out.write(mark * (MIB + 5))
+            outcomes.append(mark)
+        except FileExistsError:
+            pass
+
+    threads = [threading.Thread(target=writer, args=(mark,)) for mark in (b"a", b"b", b"c", b"d")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(outcomes) == 1
+    assert native(cluster, f"{folder}/f") == outcomes[0] * (MIB + 5)
+
+
+def test_files_written_together_begin_on_different_datanodes(cluster, namenode, folder):
+    placement = Placement()
+    outs = [FileOutput(namenode, f"{folder}/{i}", placement=placement, replication=1) for i in range(4)]
+    for out in outs:
+        out.write(b"x" * MIB)
+    assert len({out.nodes[0].uuid for out in outs}) == 4
+    outs2 = [FileOutput(namenode, f"{folder}/r{i}", placement=placement, replication=3) for i in range(4)]
+    for out in outs2:
+        out.write(b"x" * MIB)
+    assert len({out.nodes[0].uuid for out in outs2}) == 4
+    for out in outs + outs2:
+        out.close()
+
+
+def test_stripes_begin_on_different_datanodes_and_hold_large_checksum_chunks(cluster, folder):
+    fs = open_fs(f"{cluster.url}{folder}")
+    data = os.urandom(9 * MIB + 17)
+    with fs.create("f", striped=True) as out:
+        out.write(data)
+    with fs.open("f") as file:
+        assert file.read(0, len(data)) == data
+
+
+def test_leases_are_renewed_only_while_files_are_open(cluster, namenode, folder, monkeypatch):
+    monkeypatch.setattr(lease, "RENEW", 0.05)
+    renewed: list[float] = []
+    real = NameNode.renew_lease
+
+    def counted(self: NameNode, *, deadline: float | None = None) -> None:
+        real(self, deadline=deadline)
+        renewed.append(time.monotonic())
+
+    monkeypatch.setattr(NameNode, "renew_lease", counted)
+    with FileOutput(namenode, f"{folder}/f") as out:
+        out.write(b"x")
+        until = time.monotonic() + 20
+        while len(renewed) < 3:
+            assert time.monotonic() < until
+            time.sleep(0.02)
+    until = time.monotonic() + 20
+    while any(thread.name == "bootseer-leases" for thread in threading.enumerate()):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_an_idle_pipeline_is_kept_open(cluster, namenode, folder, monkeypatch):
+    monkeypatch.setattr("bootseer.hdfs.output.BEAT", 0.0)
+    data = os.urandom(3 * MIB)
+    with FileOutput(namenode, f"{folder}/f", replication=3) as out:
+        out.write(data[:MIB])
+        for _ in range(5):
+            out.keep_alive()
+        out.write(data[MIB : 2 * MIB])
+        out.keep_alive()
+        out.write(data[2 * MIB :])
+    assert native(cluster, f"{folder}/f") == data
+
+
+def test_names_outside_of_ascii(cluster, namenode, folder):
+    path = f"{folder}/größe/状態.pt"
+    with FileOutput(namenode, path) as out:
+        out.write(b"x")
+    assert native(cluster, path) == b"x"
+    assert Path(path).name in cluster.fs_shell(["-ls", f"{folder}/größe"])
