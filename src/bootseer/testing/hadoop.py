@@ -16,63 +16,36 @@ import contextlib
 import json
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from xml.sax.saxutils import escape
 
 from bootseer import hdfs
 from bootseer.errors import BootseerError, NotFoundError, UnavailableError
-from bootseer.testing._jvm import Daemon, jars, java_argv
+from bootseer.testing._hadoopdaemons import Daemons
+from bootseer.testing._hadoopsite import Site, free_ports
+from bootseer.testing._jvm import Daemon, jars
+from bootseer.testing.webhdfs import WebHdfs
 
 __all__ = ["Daemon", "HadoopCluster", "jars", "shared"]
 
 _NAMENODE = "org.apache.hadoop.hdfs.server.namenode.NameNode"
 _DATANODE = "org.apache.hadoop.hdfs.server.datanode.DataNode"
 _SHELL = "org.apache.hadoop.fs.FsShell"
-_LOG4J = """log4j.rootLogger={level},out
-log4j.appender.out=org.apache.log4j.ConsoleAppender
-log4j.appender.out.target=System.err
-log4j.appender.out.layout=org.apache.log4j.PatternLayout
-log4j.appender.out.layout.ConversionPattern=%d{{ISO8601}} %p %c{{1}}: %m%n
-"""
-# quick to start, quick to notice a dead DataNode, small
-_SETTINGS = {
-    "dfs.namenode.safemode.extension": "0",
-    "dfs.heartbeat.interval": "1",
-    "dfs.namenode.heartbeat.recheck-interval": "2000",
-    "dfs.namenode.redundancy.interval.seconds": "1s",
-    "dfs.namenode.fs-limits.min-block-size": "4096",
-    "dfs.namenode.datanode.registration.ip-hostname-check": "false",
-    "dfs.permissions.enabled": "false",
-    # all DataNodes share one disk: do not hold back space on it for each
-    "dfs.datanode.du.reserved": "0",
-    "dfs.namenode.resource.du.reserved": "1048576",
-    "dfs.client.use.datanode.hostname": "false",
-}
 
 
-def _free_ports(address: str, count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for sock in sockets:
-            sock.bind((address, 0))
-        return [int(sock.getsockname()[1]) for sock in sockets]
-
-
-class HadoopCluster:
+class HadoopCluster(Daemons):
     """Context manager: a running HDFS below the folder ``root``; stops it, and removes what it made there, at the end.
 
     ``bind``: the address NameNode and DataNodes listen on and advertise. ``datanode_hosts``: one address per DataNode
     instead; ``wrap(i)``: a command prefix for DataNode ``i`` (``nsenter ...``). ``settings``: more ``hdfs-site.xml``
-    properties. ``keep``: leave the files at the end; a later cluster at the same root then has the same content.
-    ``deadline``: seconds from start to ready.
+    properties. ``racks``: the rack of an address, also of a client's. ``later``: DataNodes that only `restart` starts.
+    ``keep``: leave the files at the end; a later cluster at the same root then has the same content. ``deadline``:
+    seconds from start to ready.
     """
 
     def __init__(
@@ -84,18 +57,19 @@ class HadoopCluster:
         datanode_hosts: Sequence[str] | None = None,
         wrap: Callable[[int], Sequence[str]] | None = None,
         settings: Mapping[str, str] | None = None,
+        racks: Mapping[str, str] | None = None,
+        later: Collection[int] = (),
         keep: bool = False,
         deadline: float = 90.0,
     ) -> None:
+        jars()  # says what is missing before anything is made
         self.root = root.absolute()
         self.bind, self.keep, self.deadline = bind, keep, deadline
         self._hosts = list(datanode_hosts or [bind] * datanodes)
-        self._wrap = wrap
-        self._settings = {**_SETTINGS, **(settings or {})}
-        self._jars = str(jars())
+        self._wrap, self._later = wrap, set(later)
+        self._settings, self._racks = dict(settings or {}), dict(racks or {})
         self._made_root = False
-        self.namenode: Daemon
-        self.datanodes: list[Daemon] = []
+        self.datanodes = []
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -115,7 +89,7 @@ class HadoopCluster:
         try:
             self._prepare()
             self._format(until)
-            for daemon in (self.namenode, *self.datanodes):
+            for daemon in self._wanted():
                 daemon.start()
             self._wait_ready(until)
         except BaseException:
@@ -132,55 +106,41 @@ class HadoopCluster:
             with contextlib.suppress(OSError):
                 self.root.rmdir()
 
+    def _wanted(self) -> list[Daemon]:
+        return [self.namenode, *(daemon for i, daemon in enumerate(self.datanodes) if i not in self._later)]
+
     def _prepare(self) -> None:
         self._made_root = True
-        # the daemons refuse to start without these folders, which Hadoop's jars lack
-        for name in ("hdfs", "datanode", "static", "secondary"):
-            (self.root / "webapps" / name).mkdir(parents=True, exist_ok=True)
-        logs = self.root / "logs"
-        logs.mkdir(exist_ok=True)
-        rpc, http = _free_ports(self.bind, 2)
+        rpc, http = free_ports(self.bind, 2)
         self.url = f"hdfs://{self.bind}:{rpc}"
-        self._http = f"http://{self.bind}:{http}"
-        namenode = {
+        self.web = WebHdfs(f"http://{self.bind}:{http}")
+        self._site = site = Site(self.root, self.url, self._settings, self._racks)
+        logs = self.root / "logs"
+        self._namenode_settings = namenode = {
             "dfs.namenode.rpc-address": f"{self.bind}:{rpc}",
             "dfs.namenode.http-address": f"{self.bind}:{http}",
             "dfs.namenode.name.dir": f"file://{self.root}/nn",
         }
-        self._configure("namenode", namenode, "INFO")
-        self._configure("client", {}, "WARN")
-        self.namenode = Daemon("namenode", [*java_argv(256, self._classpath("namenode")), _NAMENODE], logs)
+        site.configure("namenode", namenode)
+        site.configure("client", {}, level="WARN")
+        self.namenode = Daemon("namenode", site.argv("namenode", _NAMENODE, heap_mb=256), logs)
         self.datanodes = []
         count = len(self._hosts)
         # fixed: a restarted DataNode must be found where it was; on a host of its own the usual port is free
-        ports = _free_ports(self.bind, count) if set(self._hosts) == {self.bind} else [9866] * count
+        ports = free_ports(self.bind, count) if set(self._hosts) == {self.bind} else [9866] * count
+        self.addresses = [f"{host}:{port}" for host, port in zip(self._hosts, ports, strict=True)]
         for i, host in enumerate(self._hosts):
             name = f"datanode-{i}"
             own = {
                 "dfs.datanode.data.dir": f"file://{self.root}/dn{i}",
-                "dfs.datanode.address": f"{host}:{ports[i]}",
+                "dfs.datanode.address": self.addresses[i],
                 "dfs.datanode.ipc.address": f"{host}:0",
                 "dfs.datanode.http.address": f"{host}:0",
                 "dfs.datanode.hostname": host,
             }
-            self._configure(name, {**namenode, **own}, "INFO")
+            site.configure(name, {**namenode, **own})
             prefix = list(self._wrap(i)) if self._wrap else []
-            self.datanodes.append(Daemon(name, [*prefix, *java_argv(128, self._classpath(name)), _DATANODE], logs))
-
-    def _configure(self, name: str, settings: Mapping[str, str], level: str) -> None:
-        folder = self.root / "conf" / name
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "log4j.properties").write_text(_LOG4J.format(level=level))
-        temporary = {"fs.defaultFS": self.url, "hadoop.tmp.dir": f"{self.root}/conf/{name}/tmp"}
-        for file, values in (("core-site.xml", temporary), ("hdfs-site.xml", {**self._settings, **settings})):
-            rows = "".join(
-                f"<property><name>{escape(key)}</name><value>{escape(value)}</value></property>\n"
-                for key, value in values.items()
-            )
-            (folder / file).write_text(f"<configuration>\n{rows}</configuration>\n")
-
-    def _classpath(self, name: str) -> list[str]:
-        return [str(self.root / "conf" / name), str(self.root), f"{self._jars}/*"]
+            self.datanodes.append(Daemon(name, [*prefix, *site.argv(name, _DATANODE, heap_mb=128)], logs))
 
     def _format(self, until: float) -> None:
         if (self.root / "nn" / "current" / "VERSION").exists():
@@ -199,79 +159,32 @@ class HadoopCluster:
     def _wait_ready(self, until: float) -> None:
         problem = "not started"
         while time.monotonic() < until:
-            for daemon in (self.namenode, *self.datanodes):
+            for daemon in (wanted := self._wanted()):
                 if not daemon.alive():
                     raise BootseerError(f"{daemon.name} ended: {daemon.last_line()}")
             try:
-                if (live := self.live_datanodes()) < len(self.datanodes):
-                    problem = f"{live} of {len(self.datanodes)} DataNodes registered"
+                if (live := self.live_datanodes()) < len(wanted) - 1:
+                    problem = f"{live} of {len(wanted) - 1} DataNodes registered"
                 else:
                     self._write_probe()
                     return
             except (BootseerError, OSError, ValueError) as exc:
                 problem = str(exc)
             time.sleep(0.2)
-        last = "; ".join(f"{daemon.name}: {daemon.last_line()}" for daemon in (self.namenode, *self.datanodes))
+        last = "; ".join(f"{daemon.name}: {daemon.last_line()}" for daemon in self._wanted())
         raise UnavailableError(f"HDFS was not ready within {self.deadline:.0f} s ({problem}); last log lines: {last}")
 
     def _write_probe(self) -> None:
         client = hdfs.connect(self.url)
-        with client.create("/.ready", overwrite=True, replication=min(3, len(self.datanodes))) as out:
+        with client.create("/.ready", overwrite=True, replication=min(3, len(self._wanted()) - 1)) as out:
             out.write(b"ready")
         client.delete("/.ready")
-
-    # -- state ----------------------------------------------------------------------------------------------------
-
-    def live_datanodes(self) -> int:
-        """How many DataNodes the NameNode counts as alive and in service. Raises `OSError` while it does not answer."""
-        query = f"{self._http}/jmx?qry=Hadoop:service=NameNode,name=FSNamesystemState"
-        # a proxy of the environment must not see requests to a test's own daemons
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(query, timeout=5) as answer:
-            beans = json.load(answer)["beans"]
-        return int(beans[0]["NumLiveDataNodes"]) if beans else 0
-
-    def wait_live(self, count: int, *, deadline: float = 60.0) -> None:
-        """Wait until exactly ``count`` DataNodes are alive in the NameNode's eyes."""
-        until = time.monotonic() + deadline
-        live = -1
-        while time.monotonic() < until:
-            with contextlib.suppress(OSError):
-                if (live := self.live_datanodes()) == count:
-                    return
-            time.sleep(0.2)
-        raise UnavailableError(f"{live} DataNodes are alive after {deadline:.0f} s, not {count}")
-
-    # -- faults ---------------------------------------------------------------------------------------------------
-
-    def pause(self, index: int) -> None:
-        """Freeze DataNode ``index``: it keeps its connections and answers nothing."""
-        self.datanodes[index].signal(signal.SIGSTOP)
-
-    def resume(self, index: int) -> None:
-        self.datanodes[index].signal(signal.SIGCONT)
-
-    def kill(self, index: int) -> None:
-        self.datanodes[index].kill()
-
-    def restart(self, index: int, *, deadline: float = 60.0) -> None:
-        """Kill DataNode ``index``, start it on the same data and port, wait until it has reported its blocks."""
-        daemon = self.datanodes[index]
-        daemon.kill()
-        seen = daemon.log.stat().st_size
-        daemon.start()
-        until = time.monotonic() + deadline
-        # the NameNode's count says nothing: it takes 14 s to see that a DataNode is gone
-        while b"Successfully sent block report" not in daemon.log.read_bytes()[seen:]:
-            if time.monotonic() >= until or not daemon.alive():
-                raise UnavailableError(f"{daemon.name} did not come back: {daemon.last_line()}")
-            time.sleep(0.1)
 
     # -- the stock client -----------------------------------------------------------------------------------------
 
     def shell_argv(self, args: Sequence[str]) -> list[str]:
         """The command line of Hadoop's own client: ``shell_argv(["-get", "/a", "b"])`` is ``hdfs dfs -get /a b``."""
-        return [*java_argv(256, self._classpath("client")), _SHELL, *args]
+        return self._site.argv("client", _SHELL, heap_mb=256, args=args)
 
     def fs_shell(self, args: Sequence[str], *, deadline: float = 300.0) -> str:
         """Run Hadoop's own client and return what it prints.

@@ -33,6 +33,11 @@ def _ip(*args: str, tool: str = "ip") -> str:
     return done.stdout
 
 
+def _shape(rate_mbit: float) -> tuple[str, ...]:
+    # burst: one 64 KiB GSO packet must fit several times over, or tbf drops it and TCP never reaches the rate
+    return ("root", "tbf", "rate", f"{rate_mbit}mbit", "burst", "1mb", "latency", "50ms")
+
+
 class Node:
     """One node: a network namespace with one shaped link to the bridge."""
 
@@ -43,6 +48,11 @@ class Node:
         """``command`` as run on this node (its network namespace; mounts are the host's)."""
         return ["nsenter", f"--net=/run/netns/{self.name}", "--", *command]
 
+    def limit(self, rate_mbit: float) -> None:
+        """Limit the link to so many Mbit/s in each direction, from now on; what is queued already still goes out."""
+        for prefix, device in (((), self.link), (("-n", self.name), "eth0")):
+            _ip(*prefix, "qdisc", "replace", "dev", device, *_shape(rate_mbit), tool="tc")
+
     def bytes_received(self) -> int:
         """Bytes that crossed the link towards the node since it was made (the kernel's own counter)."""
         return int(Path("/sys/class/net", self.link, "statistics/tx_bytes").read_text())
@@ -52,16 +62,26 @@ class ShapedNetwork:
     """Context manager that makes a bridge and ``nodes`` namespaces, and removes them.
 
     ``rate_mbit``: limit of each link, both directions, in Mbit/s. ``prefix``: names start with it; what an interrupted
-    run of the same prefix left is removed first. ``subnet``: a /24 that is free on this machine.
+    run of the same prefix left is removed first. ``subnet``: a /24 that is free on this machine. ``clients``: so many
+    more namespaces, whose links have no limit.
     """
 
-    def __init__(self, prefix: str, *, nodes: int = 1, rate_mbit: float = 1000, subnet: str = "10.77.0.0/24") -> None:
+    def __init__(
+        self,
+        prefix: str,
+        *,
+        nodes: int = 1,
+        rate_mbit: float = 1000,
+        subnet: str = "10.77.0.0/24",
+        clients: int = 0,
+    ) -> None:
         if len(prefix) > 8:
             raise BootseerError(f"network prefix {prefix!r} is longer than 8 letters")
         self.prefix, self.rate_mbit = prefix, rate_mbit
         self.net = ipaddress.ip_network(subnet)
         self.host = str(self.net[1])
-        self.nodes = [Node(f"{prefix}-n{i}", f"{prefix}-v{i}", str(self.net[10 + i])) for i in range(nodes)]
+        made = [Node(f"{prefix}-n{i}", f"{prefix}-v{i}", str(self.net[10 + i])) for i in range(nodes + clients)]
+        self.nodes, self.clients = made[:nodes], made[nodes:]
 
     def __enter__(self) -> ShapedNetwork:
         if os.geteuid() != 0:
@@ -83,17 +103,15 @@ class ShapedNetwork:
         _ip("link", "add", bridge, "type", "bridge")
         _ip("addr", "add", f"{self.host}/{self.net.prefixlen}", "dev", bridge)
         _ip("link", "set", bridge, "up")
-        for node in self.nodes:
+        for node in (*self.nodes, *self.clients):
             _ip("netns", "add", node.name)
             _ip("link", "add", node.link, "type", "veth", "peer", "name", "eth0", "netns", node.name)
             _ip("link", "set", node.link, "master", bridge, "up")
             _ip("-n", node.name, "addr", "add", f"{node.address}/{self.net.prefixlen}", "dev", "eth0")
             _ip("-n", node.name, "link", "set", "eth0", "up")
             _ip("-n", node.name, "link", "set", "lo", "up")
-            # burst: one 64 KiB GSO packet must fit several times over, or tbf drops it and TCP never reaches the rate
-            shape = ("root", "tbf", "rate", f"{self.rate_mbit}mbit", "burst", "1mb", "latency", "50ms")
-            _ip("qdisc", "add", "dev", node.link, *shape, tool="tc")
-            _ip("-n", node.name, "qdisc", "add", "dev", "eth0", *shape, tool="tc")
+            if node not in self.clients:
+                node.limit(self.rate_mbit)
 
     def remove(self) -> None:
         """Remove everything of this prefix; no error when nothing is there."""
