@@ -14,7 +14,7 @@ from blake3 import blake3
 from bootseer.errors import DataError, NotFoundError, NotWritableError
 from bootseer.stripefs import layout
 from bootseer.stripefs.backend import Backend, Entry, exists, join, read_all
-from bootseer.stripefs.read import open_file, read_pointer
+from bootseer.stripefs.read import ChunkFile, open_file, read_pointer
 
 NAME = "COMMIT"
 _LINE = b"bootseer checkpoint 1\n"
@@ -73,13 +73,18 @@ def decode(data: bytes, name: str) -> Commit:
 
 def digest_of(backend: Backend, path: str) -> str:
     """BLAKE3 of the content of the file at ``path``, read through the store."""
-    digest = blake3()
     with open_file(backend, path) as file:
-        buffer = memoryview(bytearray(min(_PIECE, file.size)))
-        for offset in range(0, file.size, _PIECE):
-            piece = buffer[: min(_PIECE, file.size - offset)]
-            file.readinto(offset, piece)
-            digest.update(piece)
+        return digest_of_open(file)
+
+
+def digest_of_open(file: ChunkFile) -> str:
+    """BLAKE3 of all that can be read from ``file``."""
+    digest = blake3()
+    buffer = memoryview(bytearray(min(_PIECE, file.size)))
+    for offset in range(0, file.size, _PIECE):
+        piece = buffer[: min(_PIECE, file.size - offset)]
+        file.readinto(offset, piece)
+        digest.update(piece)
     return digest.hexdigest()
 
 

@@ -15,8 +15,12 @@ from bootseer.errors import BootseerError, DataError, NotFoundError, from_os_err
 from bootseer.stripefs import commit, layout, namespace
 from bootseer.stripefs.backend import Backend, Entry, clean, exists, join, open_backend
 from bootseer.stripefs.commit import Commit
+from bootseer.stripefs.fsck import Report, fsck
+from bootseer.stripefs.gc import AGE, Removal, gc
 from bootseer.stripefs.latest import newest
+from bootseer.stripefs.layout import Pointer
 from bootseer.stripefs.read import ChunkFile, PlainFile, StripedFile, open_file, read_pointer
+from bootseer.stripefs.repair import Repair, repair
 from bootseer.stripefs.save import Save, begin
 from bootseer.stripefs.write import StripeWriter, Written
 
@@ -83,10 +87,16 @@ class StripeFS:
             raise from_os_error(exc, f"read {local}") from exc
 
     def create(
-        self, path: str, *, width: int = layout.WIDTH, unit: int = layout.UNIT, striped: bool = False
+        self,
+        path: str,
+        *,
+        width: int = layout.WIDTH,
+        unit: int = layout.UNIT,
+        striped: bool = False,
+        before: Callable[[Pointer | None], None] | None = None,
     ) -> StripeWriter:
-        """A writer for a new file at ``path``; ``striped`` also when it is small."""
-        return StripeWriter(self.backend, clean(path), width=width, unit=unit, striped=striped)
+        """A writer for a new file at ``path``; ``striped`` also when it is small; ``before`` as in `StripeWriter`."""
+        return StripeWriter(self.backend, clean(path), width=width, unit=unit, striped=striped, before=before)
 
     def get(self, path: str, local: Path, *, progress: Progress | None = None) -> int:
         """Copy the file at ``path`` to ``local``, which appears whole or not at all. Returns its size.
@@ -282,6 +292,20 @@ class StripeFS:
         Raises `NotWritableError` when ``dst`` is a folder, or exists and ``overwrite`` is off.
         """
         namespace.rename(self.backend, clean(src), clean(dst), overwrite=overwrite)
+
+    def fsck(self, path: str = "") -> Report:
+        """Look for what is lost, damaged or garbage at or below ``path``; contents are not read. Changes nothing."""
+        return fsck(self.backend, path)
+
+    def repair(self, report: Report) -> list[Repair]:
+        """Mend what ``report`` of `fsck` says a repair for, each after another look."""
+        return repair(self.backend, report)
+
+    def gc(
+        self, path: str = "", *, age: float = AGE, dry_run: bool = False, lost: bool = False, taken: bool = False
+    ) -> list[Removal]:
+        """Remove what `fsck` names as garbage and nobody touched for ``age`` seconds; `bootseer.stripefs.gc.gc`."""
+        return gc(self.backend, path, age=age, dry_run=dry_run, lost=lost, taken=taken)
 
     def append(
         self, path: str, *, width: int = layout.WIDTH, unit: int = layout.UNIT, striped: bool = False

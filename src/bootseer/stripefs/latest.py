@@ -76,21 +76,23 @@ def read(backend: Backend, folder: str) -> Latest | None:
     return decode(data, path) if is_hint(data) else None
 
 
-def publish(backend: Backend, folder: str, latest: Latest) -> Latest:
+def publish(backend: Backend, folder: str, latest: Latest, *, force: bool = False) -> Latest:
     """Make the hint in ``folder`` name ``latest``, unless it names a later checkpoint. Returns what it names then.
+
+    ``force``: also when it names a later one, which is then known to be none.
 
     Raises `NotWritableError` when a file of another kind has that name, or others replaced the hint all the time.
     """
     path = join(folder, NAME)
     for _ in range(_TRIES):
-        if (later := _later(backend, folder, latest)) is not None:
+        if (later := _later(backend, folder, latest)) is not None and not force:
             return later
         tmp = join(folder, f"{TEMPORARY}{uuid.uuid4().hex}")
         sink = backend.create(tmp)
         try:
             sink.write(encode(latest))
             sink.close()
-            if (later := _later(backend, folder, latest)) is not None:
+            if (later := _later(backend, folder, latest)) is not None and not force:
                 sink.abandon()
                 return later
             faults.point("stripefs.latest.rename")
@@ -129,11 +131,11 @@ def _later(backend: Backend, folder: str, latest: Latest) -> Latest | None:
     return now
 
 
-def newest(backend: Backend, folder: str) -> str:
+def newest(backend: Backend, folder: str, *, quiet: bool = False) -> str:
     """Path of the newest complete checkpoint directly below ``folder``; `NotFoundError` when there is none.
 
     Newest: largest last number in the name; for equal or no numbers, committed last. Incomplete ones are skipped with
-    a warning; a storage that does not answer is an error, not a reason to go back.
+    a warning (unless ``quiet``); a storage that does not answer is an error, not a reason to go back.
     """
     groups: dict[int, list[str]] = {}
     for entry in backend.list(folder):
@@ -146,9 +148,11 @@ def newest(backend: Backend, folder: str) -> str:
             except UnavailableError:
                 raise
             except BootseerError as exc:
-                _log.warning("not using %s: %s", join(folder, name), exc.message)
+                if not quiet:
+                    _log.warning("not using %s: %s", join(folder, name), exc.message)
                 continue
-            _compare(backend, folder, name)
+            if not quiet:
+                _compare(backend, folder, name)
             return join(folder, name)
     raise NotFoundError(f"no complete checkpoint in {folder or backend.url}")
 

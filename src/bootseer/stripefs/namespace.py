@@ -70,7 +70,7 @@ def rename(backend: Backend, src: str, dst: str, *, overwrite: bool = True) -> N
             return
         replaced = _pointer(backend, dst) if overwrite else None
         if replaced is not None and replaced.owns_stripes(dst):
-            _write(backend, _temporary(dst, replaced.uuid), layout.encode_pointer(replaced))
+            write_small(backend, _temporary(dst, replaced.uuid), layout.encode_pointer(replaced))
         faults.point("stripefs.rename.rename")
         backend.rename(src, dst, overwrite=overwrite)
     except FileExistsError:
@@ -87,7 +87,7 @@ def adopt(backend: Backend, path: str, pointer: Pointer) -> None:
     """Let the ``pointer`` that is at ``path`` say this name, so that its stripes are removed with the file."""
     tmp = _temporary(path, pointer.uuid)
     named = msgspec.structs.replace(pointer, name=path.rpartition("/")[2])
-    _write(backend, tmp, layout.encode_pointer(named))
+    write_small(backend, tmp, layout.encode_pointer(named))
     if read_pointer(backend, path) != pointer:
         backend.delete(tmp)
         return
@@ -167,7 +167,8 @@ def _temporary(path: str, uuid: str) -> str:
     return join(path.rpartition("/")[0], f"{layout.TEMPORARY}{uuid}")
 
 
-def _write(backend: Backend, path: str, content: bytes) -> None:
+def write_small(backend: Backend, path: str, content: bytes) -> None:
+    """A new file of a few bytes at ``path``, which nobody else writes; what is there goes."""
     backend.delete(path)
     sink = backend.create(path)
     try:

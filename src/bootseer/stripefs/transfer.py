@@ -1,0 +1,189 @@
+"""Copies between stores and imports of plain files: real copies with stripes of their own, whole or not at all.
+
+A copy that was broken off is resumed file by file: what is there with the same content stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from bootseer import faults
+from bootseer.errors import DataError, NotFoundError, NotWritableError
+from bootseer.stripefs import commit, latest, layout
+from bootseer.stripefs.backend import Backend, join, read_all
+from bootseer.stripefs.layout import Pointer
+from bootseer.stripefs.read import ChunkFile, StripedFile, open_file
+
+if TYPE_CHECKING:
+    from bootseer.stripefs.fs import FileStat, StripeFS
+
+Progress = Callable[[int, int], None]
+_PIECE = 16 << 20
+
+
+class Copied(msgspec.Struct, frozen=True, kw_only=True):
+    """One file that was copied. ``skipped``: why it was not, "" when it was; ``path``: of the copy."""
+
+    path: str
+    size: int
+    digest: str
+    striped: bool
+    skipped: str = ""
+
+
+class _Check:
+    """What must hold before a copy is published: the content that was read is the one that was written."""
+
+    def __init__(self, source: ChunkFile, expected: str, backend: Backend, target: str, verify: bool) -> None:
+        self._source, self._expected, self._backend = source, expected, backend
+        self._target, self._verify = target, verify
+        self.version = ""
+
+    def __call__(self, pointer: Pointer | None) -> None:
+        faults.point("stripefs.copy.check")
+        if self.version and self._backend.stat(self._target).version != self.version:
+            raise NotWritableError(f"{self._target} was changed while it was imported", hint="run again")
+        if pointer is None:
+            return
+        if pointer.digest != (self._expected or pointer.digest):
+            raise DataError(f"{self._source.path} does not have its digest", hint="restore it from a copy")
+        if self._verify:
+            file = StripedFile(self._backend, self._target, pointer)
+            with file:
+                file.check_headers()
+                if commit.digest_of_open(file) != pointer.digest:
+                    raise DataError(f"{self._target} reads other than it was written")
+
+
+def copy_file(
+    src: StripeFS,
+    path: str,
+    dst: StripeFS,
+    target: str,
+    *,
+    width: int = 0,
+    unit: int = 0,
+    verify: bool = False,
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> Copied:
+    """Copy one file to ``target``, atomically; a file there is replaced.
+
+    ``width`` and ``unit``: those of the source when 0, and the defaults for a plain one. ``verify``: read the copy
+    back before it is published. ``resume``: leave a copy that has the same content. ``target`` may be the plain file
+    ``path`` itself: then it is replaced by a striped one, unless it was changed meanwhile.
+    """
+    stat = src.stat(path)
+    in_place = src.url == dst.url and path == target
+    if in_place and (stat.striped or stat.size < layout.PLAIN_BELOW):
+        why = "striped already" if stat.striped else "small files stay plain"
+        return Copied(path=target, size=stat.size, digest=stat.digest, striped=stat.striped, skipped=why)
+    expected = stat.digest or src.committed_digest(path)
+    if resume and not in_place and (there := _same(src, stat, expected, dst, target)):
+        return there
+    with open_file(src.backend, path) as file:
+        check = _Check(file, expected, dst.backend, target, verify)
+        if in_place:
+            _refuse_open(dst.backend, target)
+            check.version = dst.backend.stat(target).version
+        with dst.create(
+            target, width=width or stat.width or layout.WIDTH, unit=unit or stat.unit or layout.UNIT, before=check
+        ) as out:
+            buffer = memoryview(bytearray(min(_PIECE, file.size)))
+            for offset in range(0, file.size, _PIECE):
+                piece = buffer[: min(_PIECE, file.size - offset)]
+                file.readinto(offset, piece)
+                out.write(piece)
+                if progress:
+                    progress(offset + len(piece), file.size)
+            written = out.finish()
+    if written.digest != (expected or written.digest):  # a plain one, which has no pointer to check before
+        raise DataError(f"{path} does not have the digest of its COMMIT", hint="restore it from a copy")
+    if verify and not written.uuid and commit.digest_of(dst.backend, target) != written.digest:
+        raise DataError(f"{target} reads other than it was written")
+    return Copied(path=target, size=written.size, digest=written.digest, striped=bool(written.uuid))
+
+
+def copy_tree(
+    src: StripeFS,
+    path: str,
+    dst: StripeFS,
+    target: str,
+    *,
+    width: int = 0,
+    unit: int = 0,
+    verify: bool = False,
+    resume: bool = False,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> list[Copied]:
+    """`copy_file` for every file at or below ``path``; ``progress`` is called with (path, bytes done, bytes in all).
+
+    A COMMIT speaks of the stripes of its own folder, so a copy gets one of its own: last, for each checkpoint below
+    ``path``, after its files were compared with the one of the source.
+    """
+    if not src.stat(path).is_dir:
+        report = (lambda done, total: progress(path, done, total)) if progress else None
+        options = {"width": width, "unit": unit}
+        return [copy_file(src, path, dst, target, verify=verify, resume=resume, progress=report, **options)]
+    in_place = src.url == dst.url and path == target
+    if not in_place and src.url == dst.url and f"{target}/".startswith(f"{path}/" if path else ""):
+        raise NotWritableError(f"cannot copy {path or src.url} into itself")
+    done, checkpoints = [], []
+    for name in src.files(path):
+        last = name.rpartition("/")[2]
+        if last == commit.NAME and _is_checkpoint(src, name):
+            checkpoints.append(name.rpartition("/")[0])
+        elif last != latest.NAME or not latest.is_hint(read_all(src.backend, name, limit=64)):
+            there = join(target, name.removeprefix(path).strip("/"))
+            done += copy_tree(
+                src, name, dst, there, width=width, unit=unit, verify=verify, resume=resume, progress=progress
+            )
+    if in_place:
+        return done
+    for folder in sorted(checkpoints, key=lambda folder: (-folder.count("/"), folder)):
+        there = join(target, folder.removeprefix(path).strip("/"))
+        _commit(src, folder, dst, there, resume)
+    return done
+
+
+def _is_checkpoint(fs: StripeFS, name: str) -> bool:
+    """Whether a file of that name is a manifest; a damaged one is an error."""
+    folder = name.rpartition("/")[0]
+    fs.checkpoint(folder)
+    return True
+
+
+def _commit(src: StripeFS, folder: str, dst: StripeFS, target: str, resume: bool) -> None:
+    wanted = {(file.path, file.size, file.digest) for file in src.checkpoint(folder).files}
+    try:
+        found = dst.checkpoint(target)
+    except (DataError, NotFoundError):
+        found = dst.commit(target)
+    else:
+        if not resume:
+            raise NotWritableError(f"checkpoint {target} has a COMMIT already", hint="copy to a new folder")
+    if not wanted <= {(file.path, file.size, file.digest) for file in found.files}:
+        raise DataError(f"the copy {target} is not what {folder} was when it was committed")
+
+
+def _same(src: StripeFS, stat: FileStat, expected: str, dst: StripeFS, target: str) -> Copied | None:
+    try:
+        there = dst.stat(target)
+    except NotFoundError:
+        return None
+    if there.is_dir or there.size != stat.size:
+        return None
+    digest = there.digest or commit.digest_of(dst.backend, target)
+    if digest != (expected or commit.digest_of(src.backend, stat.path)):
+        return None
+    return Copied(path=target, size=there.size, digest=digest, striped=there.striped, skipped="there already")
+
+
+def _refuse_open(backend: Backend, path: str) -> None:
+    from bootseer.stripefs.gc import is_open
+
+    if is_open(backend, path):
+        raise NotWritableError(f"{path} is still being written", hint="run again when its writer has closed it")
