@@ -62,25 +62,23 @@ def save(state: object, url: str, *, width: int = layout.WIDTH, unit: int = layo
 
     ``url`` names a file; or, with a slash at its end, a checkpoint folder: then ``state`` is its file ``state.pt`` and
     COMMIT is published after it. A file is replaced; a complete checkpoint is not (`NotWritableError`).
-    Errors of `StripeFS.create` and `StripeFS.commit`; after one, the old version is what there is.
+    Errors of `StripeFS.create`, `StripeFS.save` and `Save.commit`; after one, the old version is what there is.
     """
     _torch()
     import torch
 
     folder = url.endswith("/")
     fs, path = _place(url)
-    if folder:
-        fs.refuse_committed(path)
-        path = f"{path}/{STATE}"
-    with fs.create(path, width=width, unit=unit) as out:
+    saving = fs.save(path) if folder else None
+    with saving.create(STATE, width=width, unit=unit) if saving else fs.create(path, width=width, unit=unit) as out:
         try:
             torch.save(state, _Out(out))
         except RuntimeError as exc:
             # torch's writer answers a failed write with an error of its own
             raise (exc.__context__ if isinstance(exc.__context__, BootseerError) else exc) from None
         out.finish()
-    if folder:
-        fs.commit(path.rpartition("/")[0])
+    if saving:
+        saving.commit()
 
 
 def load(

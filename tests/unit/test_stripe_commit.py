@@ -127,11 +127,13 @@ def test_latest_is_by_number_and_walks_back_to_a_complete_one(fs, caplog):
     assert fs.latest("runs") == "runs/step-9"
 
 
-def test_latest_without_numbers_is_the_one_modified_last(fs):
-    for name, age in (("b", 100), ("a", 50)):
+def test_latest_without_numbers_is_the_one_committed_last(fs):
+    for name in ("b", "c", "a"):
         save(fs, name)
-        os.utime(Path(fs.url) / name, (age, age))
-    assert fs.latest("") == "b"
+    os.utime(Path(fs.url) / "b")  # as after a removal in it: times of folders say nothing
+    assert fs.latest("") == "a"
+    fs.remove("a/state.pt")
+    assert fs.latest("") == "c"
 
 
 def test_latest_of_nothing(fs):
@@ -160,4 +162,4 @@ def test_hidden_names_are_not_listed(fs):
     save(fs, "step-1")
     (Path(fs.url) / "step-1/.tmp-left").write_bytes(b"")
     assert [stat.path for stat in fs.ls("step-1")] == ["step-1/COMMIT", "step-1/state.pt", "step-1/sub"]
-    assert fs.files("") == ["step-1/COMMIT", "step-1/state.pt", "step-1/sub/config.json"]
+    assert fs.files("") == ["LATEST", "step-1/COMMIT", "step-1/state.pt", "step-1/sub/config.json"]

@@ -151,7 +151,12 @@ class FolderBackend:
         target = self._path(path)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise from_os_error(exc, f"make folder {target.parent}") from exc
+        try:
             return _Sink(target)
+        except FileExistsError:
+            raise
         except OSError as exc:
             raise from_os_error(exc, f"write {target}") from exc
 

@@ -130,6 +130,7 @@ def begin(backend: Backend, folder: str) -> Save:
 
     The files that are there stay. Raises `NotWritableError` when the folder has a COMMIT.
     """
+    folder = clean(folder)
     commit.refuse_committed(backend, folder)
     epoch = _highest(backend, folder) + 1
     while True:
@@ -139,9 +140,16 @@ def begin(backend: Backend, folder: str) -> Save:
         except FileExistsError:
             epoch += 1
     faults.point("stripefs.save.claim")
-    _end_others(backend, folder)
-    commit.refuse_committed(backend, folder)
-    return Save(backend, folder, epoch)
+    save = Save(backend, folder, epoch)
+    # In this order: a save that claims after the list was made has none of its files in it.
+    unfinished = list(_unfinished(backend, folder))
+    save.check()
+    for path in unfinished:
+        with contextlib.suppress(NotFoundError):  # its writer was quicker
+            backend.rename(path, path + layout.ENDED, overwrite=True)
+            _log.info("a write into %s that was under way has been ended by a new save", folder)
+    save.check()
+    return save
 
 
 def _claim(folder: str, epoch: int) -> str:
@@ -156,16 +164,14 @@ def _highest(backend: Backend, folder: str) -> int:
     return max((int(found[1]) for name in names if (found := _CLAIM.fullmatch(name))), default=0)
 
 
-def _end_others(backend: Backend, folder: str) -> None:
-    """Rename away every temporary file at or below ``folder``; they are garbage then, and say whose stripes are."""
+def _unfinished(backend: Backend, folder: str) -> Iterator[str]:
+    """Paths of the temporary files at or below ``folder``. Ended ones are garbage, and say whose stripes are."""
     for entry in backend.list(folder):
         path = join(folder, entry.name)
         if entry.is_dir and not commit.is_hidden(entry.name):
-            _end_others(backend, path)
+            yield from _unfinished(backend, path)
         elif not entry.is_dir and entry.name.startswith(layout.TEMPORARY) and not entry.name.endswith(layout.ENDED):
-            with contextlib.suppress(NotFoundError):  # its writer was quicker
-                backend.rename(path, path + layout.ENDED, overwrite=True)
-                _log.info("a write into %s that was under way has been ended by a new save", folder)
+            yield path
 
 
 def _holds(backend: Backend, path: str, content: bytes) -> bool:
