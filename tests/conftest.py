@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -72,6 +73,20 @@ def _servers() -> set[int]:
     return found
 
 
+def _await_packs(pids: set[int]) -> None:
+    """A server that finishes a hot pack behind the unmount ends by itself."""
+    end = time.monotonic() + 20.0
+    while time.monotonic() < end and any(_name(pid) == "bootseer-pack" for pid in pids):
+        time.sleep(0.01)
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
 @pytest.fixture(autouse=True)
 def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that leaves a mount or a server process behind."""
@@ -81,4 +96,5 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     mounts, servers = _mounts(), _servers()
     yield
     assert _mounts() - mounts == set()
+    _await_packs(_servers() - servers)
     assert _servers() - servers == set()

@@ -85,6 +85,60 @@ def test_from_trace_to_stream(rig: Rig, tmp_path: Path) -> None:
         assert fetcher.stats.hot_bytes > 0
 
 
+def test_traces_are_looked_at_when_the_stream_has_ended(rig: Rig, tmp_path: Path) -> None:
+    """Loading and merging them takes the interpreter from the threads that fetch."""
+    rig.publish(rig.trace(*rig.real[:50]))
+    rig.fill()
+    assert rig.renew() == "published"
+    rig.publish(rig.trace(*rig.real[:50], *rig.real[60:70]))
+    (pack,) = rig.packs()
+    asked: list[str] = []
+    get = rig.store.get
+    rig.store.get = lambda key: asked.append(key) or get(key)  # type: ignore[method-assign, func-returns-value]
+    told: list[Plan] = []
+    with rig.blob.open_cache(tmp_path / "other") as cache:
+        fetcher = Fetcher(cache, [StoreSource(rig.store, rig.blob.map)], streams=3)
+        plans: list[Plan] = []
+
+        def tell(plan: Plan) -> None:
+            rig.store.hold()
+            told.append(plan)
+
+        def begin() -> None:
+            plans.append(prefetch.begin(fetcher, rig.store, KEY, rig.target, driver=lambda: "fuse", tell=tell))
+
+        thread = threading.Thread(target=begin)
+        thread.start()
+        time.sleep(0.3)
+        assert told == [Plan(rig.real[:50], 0, pack)]
+        assert (asked, plans) == ([], [])
+        rig.store.release()
+        thread.join(10)
+        assert plans == [Plan([*rig.real[:50], *rig.real[60:70]], 2, pack)]
+        assert fetcher.wait(10)
+        assert all(cache.is_ready(block, block) for block in plans[0].order)
+        fetcher.close()
+
+
+def test_a_stream_that_is_cut_by_the_end_leaves_the_traces_alone(rig: Rig, tmp_path: Path) -> None:
+    rig.publish(rig.trace(*rig.real[:50]))
+    rig.fill()
+    assert rig.renew() == "published"
+    with rig.blob.open_cache(tmp_path / "other") as cache:
+        fetcher = Fetcher(cache, [StoreSource(rig.store, rig.blob.map)], streams=3)
+        told: list[Plan] = []
+
+        def tell(plan: Plan) -> None:
+            rig.store.hold()
+            told.append(plan)
+            threading.Timer(0.1, lambda: fetcher.close(0.1)).start()
+
+        began = time.monotonic()
+        assert [prefetch.begin(fetcher, rig.store, KEY, rig.target, driver=lambda: "fuse", tell=tell)] == told
+        assert time.monotonic() - began < 5
+        rig.store.release()
+
+
 def test_without_a_pack_the_traces_do(rig: Rig) -> None:
     order = rig.real[::-3]
     rig.publish(rig.trace(*order))

@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from bootseer.blocks import prefetch, profiles
-from bootseer.blocks.cache import CacheFile
+from bootseer.blocks.borrowed import Borrowed
 from bootseer.blocks.prefetch import Plan
 from bootseer.blocks.recorder import Purpose, Recorder
 from bootseer.blocks.shared import Count
@@ -43,7 +43,7 @@ def recorder(counts: memoryview) -> Recorder:
         cast(Store, None),
         profiles.ProfileKey("train"),
         cast(prefetch.Target, None),
-        cast(CacheFile, None),
+        cast(Borrowed, None),
         Path("/nonexistent"),
         Plan,
         lambda blocks: None,

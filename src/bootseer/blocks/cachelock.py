@@ -8,6 +8,7 @@ kernel grants it to the only one who has the file open, and while it is held, ot
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import signal
@@ -29,7 +30,7 @@ def take_lock(folder: Path) -> int:
     Raises `UnavailableError` when another process owns it, and `OSError`. Maintenance is waited for.
     """
     began = time.monotonic()
-    while True:
+    while time.monotonic() - began < 2 * _MAINTENANCE_SECONDS:
         folder.mkdir(parents=True, exist_ok=True)
         try:
             fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -51,6 +52,7 @@ def take_lock(folder: Path) -> int:
                 hint="unmount what that process serves, or use another cache folder",
             )
         time.sleep(0.005)
+    raise UnavailableError(f"block cache {folder} is removed again and again", hint="look what removes it")
 
 
 class Quiet(NamedTuple):
@@ -81,9 +83,14 @@ def maintain(folder: Path) -> Iterator[Quiet | None]:
         _sign(lock, b"%d %s" % (os.getpid(), _MAINTENANCE))
         os.utime(lock, ns=(used.st_atime_ns, used.st_mtime_ns))
         data = -1
-        with contextlib.suppress(FileNotFoundError):
+        try:
             data = os.open(folder / "data", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
             undo.callback(os.close, data)
+        except FileNotFoundError:
+            pass
+        except BlockingIOError:  # lent to who finishes a hot pack, and now asked back
+            yield None
+            return
         yield Quiet(folder, data) if data < 0 or _lease(data) else None
 
 
@@ -95,8 +102,11 @@ class Hold:
 
     def __init__(self, folder: Path) -> None:
         self._fd = -1
+        until = time.monotonic() + _MAINTENANCE_SECONDS
         while self._fd < 0 or not is_at(self._fd, folder):
             self.release()
+            if time.monotonic() >= until:
+                raise TimeoutError(errno.ETIMEDOUT, "it is removed again and again", str(folder))
             folder.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileNotFoundError):
                 self._fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

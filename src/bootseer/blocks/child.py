@@ -82,6 +82,7 @@ class Child:
         return True
 
     def _reap(self) -> None:
+        """Take the exit code of a process that has ended, so that no zombie stays."""
         if self._status is None:
             with contextlib.suppress(ChildProcessError):  # adopted
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
@@ -128,7 +129,8 @@ class Child:
                     log.warning("%s %d does not end; killing it", self.name, self.pid)
                 self.kill()
                 poll.poll(5000)
-        self.dead  # noqa: B018 - reaps
+            if poll.poll(0):
+                self._reap()
         self.forget()
 
     def forget(self) -> None:

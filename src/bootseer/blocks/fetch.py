@@ -130,6 +130,12 @@ class Fetcher:
             board.schedule.stream(stream)
             board.work_came.notify_all()
 
+    def streamed(self, timeout: float) -> bool:
+        """Wait until the hot stream has ended, or was left; False when that takes longer than ``timeout`` seconds."""
+        board = self._board
+        with board.lock:
+            return board.work_done.wait_for(lambda: board.closing.is_set() or not board.schedule.streaming, timeout)
+
     def background(self, on: bool = True) -> None:
         """Fetch everything else when nothing more urgent is wanted."""
         board = self._board
@@ -149,6 +155,10 @@ class Fetcher:
         board = self._board
         with board.lock:
             return board.work_done.wait_for(lambda: board.closing.is_set() or board.idle(), timeout)
+
+    @property
+    def closed(self) -> bool:
+        return self._board.closing.is_set()
 
     @property
     def full(self) -> bool:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bootseer.blocks import cacheparts, nodecache, prefetch, profiles, takeover
+from bootseer.blocks.borrowed import Borrowed
 from bootseer.blocks.cache import CacheFile, in_use
 from bootseer.blocks.channel import Channel
 from bootseer.blocks.control import ControlServer, TreeStatus
@@ -25,6 +26,7 @@ from bootseer.blocks.driver import DISK_SLACK
 from bootseer.blocks.fetch import Fetcher
 from bootseer.blocks.link import Link, Note
 from bootseer.blocks.manifest import LocalTree, localize
+from bootseer.blocks.members import secede
 from bootseer.blocks.pulse import keep_beating
 from bootseer.blocks.recorder import Purpose, Recorder
 from bootseer.blocks.recording import Recording
@@ -83,6 +85,7 @@ class FetcherProcess:
         else:
             self._go_on(before)
         counts = self._shared.counts
+        self._lent = Borrowed(self._cache)
         recording = Recording(
             self._shared.touch_log,
             spec.digest,
@@ -91,15 +94,21 @@ class FetcherProcess:
             began=counts[Count.BEGAN_UNIX],
             clock=counts[Count.BEGAN_NS] / 1e9,
         )
+        if self._key is not None and self._tree.map.size and self._driver == "local":
+            log.info("tree %s is complete on this node: this start is not recorded, see trace.md", spec.id)
         self._recorder = Recorder(spec.id, recording, counts, self._purpose())
         self._serving = Serving(spec, counts, self._cache, self._fetcher, self._tally, self._recorder)
 
+    def _recordable(self) -> bool:
+        """Whether somebody wants the recording, and sees what is read."""
+        return self._key is not None and self._tree.map.size > 0 and self._driver != "local"
+
     def _purpose(self) -> Purpose | None:
         """What this start is recorded for; None: it is not."""
-        if self._key is None or not self._tree.map.size or self._driver == "local":
+        if self._key is None or not self._recordable():
             return None
         return Purpose(
-            self._store, self._key, self._target, self._cache, self._tree.cache, lambda: self._plan, self._keep_hot
+            self._store, self._key, self._target, self._lent, self._tree.cache, lambda: self._plan, self._keep_hot
         )
 
     def _begin(self) -> None:
@@ -133,7 +142,7 @@ class FetcherProcess:
             raise UnavailableError(answer[0].text if answer else "the holder does not answer")
         self._choose(answer[0].driver)
         self._group = fanotify.Group(answer[1][0]) if answer[1] else None
-        if self._purpose() is not None:
+        if self._recordable():
             counts[Count.RECORDING] = 1
 
     def _go_on(self, before: Inherited) -> None:
@@ -197,17 +206,30 @@ class FetcherProcess:
         finally:
             self._stop.set()
             self._recorder.end()
-            self._recorder.finish()
+            more = self._recorder.finish()
             self._fetcher.close()
             for thread in threads:
                 if thread.ident is not None:
                     thread.join(10.0)
             self._serving.keep_count()
+            self._lent.leave()
             self._cache.close()
             if control is not None:
                 control.close()
             limits = nodecache.Limits(self._spec.cache_limit, self._spec.cache_keep_free)
             nodecache.make_room(Path(self._spec.cache_dir), limits)
+        if more:
+            self._stay_behind()
+
+    def _stay_behind(self) -> None:
+        """Finish the hot pack when all else is done, as nobody's member: the unmount is over, the tree may be mounted
+        anew."""
+        log.info("tree %s is left; process %d finishes its hot pack", self._spec.id, os.getpid())
+        secede()
+        self._tree.hold.release()
+        self._drop_group()
+        self._link.send(Note("behind"))
+        self._recorder.behind()
 
     def _serve(self) -> None:
         while not self._stop.is_set():
@@ -279,7 +301,12 @@ class FetcherProcess:
         try:
             if self._key is not None and not self._cache.complete:
                 self._plan = prefetch.begin(
-                    self._fetcher, self._store, self._key, self._target, driver=self._trace_driver
+                    self._fetcher,
+                    self._store,
+                    self._key,
+                    self._target,
+                    driver=self._trace_driver,
+                    tell=self._note_plan,
                 )
                 if self._plan.order:
                     self._keep_hot(set(self._plan.order))
@@ -293,6 +320,9 @@ class FetcherProcess:
                 self._fetcher.background()
         except Exception:
             log.exception("prefetch failed; blocks come on demand")
+
+    def _note_plan(self, plan: prefetch.Plan) -> None:
+        self._plan = plan
 
     def _at_sync(self) -> None:
         self._serving.keep_count()

@@ -52,6 +52,8 @@ class Holder:
         """The front's process."""
         self._leaving = False
         self._left = False
+        self._behind = False
+        """Whether the fetcher stays by itself, to finish what nobody waits for."""
         self._lingered = False
         self._next_try = 0.0
         self._wake = (-1, -1)
@@ -187,7 +189,7 @@ class Holder:
         self._wait()
         while (got := self._kept.ends.link.receive()) is not None:
             self._heed(got[0])
-        if self._left and self._fetcher.dead:
+        if self._left and (self._behind or self._fetcher.dead):
             log.info("the server of tree %s ends", self._kept.spec.id)
             if self._lingered:
                 _process.clear_unwatched(self._kept.folder)
@@ -225,6 +227,8 @@ class Holder:
             self._counts[Count.DOOMED] = 0
         elif note.do == "complete":
             self._finish_front()
+        elif note.do == "behind":
+            self._behind = True
         elif note.do == "leave":
             self._leaving = True
             self._leave(_LEAVE_SECONDS, note.number)

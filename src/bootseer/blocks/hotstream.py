@@ -49,6 +49,11 @@ class HotStream:
     def pending(self) -> bool:
         return self._next < len(self._blocks)
 
+    @property
+    def flying(self) -> bool:
+        """Whether ranges are asked for that have not come yet."""
+        return self._flying > 0
+
     def take(self, missing: Callable[[int], bool]) -> Batch | None:
         """The next range with blocks that are ``missing``; None at the end."""
         blocks, starts = self._blocks, self._starts

@@ -28,7 +28,8 @@ class Note(msgspec.Struct, omit_defaults=True):
     along), ``refused`` (``code``, ``text``), ``local`` (the tree needs no front any more), ``left`` (the front is gone,
     finish), ``busy`` (somebody still uses the files of a tree that all have left), ``staying``. Fetcher to holder:
     ``serve`` (``complete``, ``missing`` bytes; shared memory, data file and lock come along), ``failed`` (``code``,
-    ``text``), ``started``, ``complete``, ``leave``, ``stay`` (a new mount: do not leave).
+    ``text``), ``started``, ``complete``, ``leave``, ``stay`` (a new mount: do not leave), ``behind`` (all is given up
+    and persisted; a hot pack is still being made, for which nobody need wait).
     ``number``: of a question (``leave``, ``stay``), and the same in its answer (``left``, ``busy``, ``staying``); 0:
     nobody asked.
     """

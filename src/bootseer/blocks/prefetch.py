@@ -17,7 +17,6 @@ import msgspec
 
 from bootseer.blocks import hotpack, profiles
 from bootseer.blocks.blockmap import BlockMap
-from bootseer.blocks.cache import CacheFile
 from bootseer.blocks.fetch import Fetcher
 from bootseer.blocks.profiles import ProfileKey
 from bootseer.blocks.trace import Trace
@@ -32,6 +31,8 @@ _OLD = 0.1
 _THERE = 0.95
 """Share of the hot list that must be in the cache: what is missing would be missing from the pack for good."""
 _CLAIM_SECONDS = 900.0
+_STREAM_SECONDS = 60.0
+"""Traces are looked at after this, also where the stream has not ended."""
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -50,15 +51,26 @@ class Plan(msgspec.Struct, frozen=True):
     pack: str = ""
 
 
-def begin(fetcher: Fetcher, store: Store, key: ProfileKey, target: Target, *, driver: Callable[[], str]) -> Plan:
+def begin(
+    fetcher: Fetcher,
+    store: Store,
+    key: ProfileKey,
+    target: Target,
+    *,
+    driver: Callable[[], str],
+    tell: Callable[[Plan], None] = lambda plan: None,
+) -> Plan:
     """Start the prefetch: the hot pack as a stream, at once, then what the traces know besides.
 
-    ``driver`` waits until that is chosen, and is asked only when the stream is on its way.
-    Blocking: one listing and a request or two before the stream starts. Without a hot pack the hot list comes in ranges
-    of the packs; without any profile nothing happens, and a miss fetches its window.
+    ``driver`` waits until that is chosen, and is asked only when the stream is on its way. ``tell`` hears of the stream
+    when it begins.
+    Blocking: one listing and a request or two before the stream starts, and then for its whole length: loading and
+    merging traces takes the interpreter from those who fetch, and what they know comes after the stream anyway. Without
+    a hot pack the hot list comes in ranges of the packs; without any profile nothing happens, and a miss fetches its
+    window.
     """
     try:
-        return _begin(fetcher, store, key, target, driver)
+        return _begin(fetcher, store, key, target, driver, tell)
     except BootseerError as exc:
         log.warning("no prefetch of tree %s: %s", target.tree[:12], exc)
     except Exception:
@@ -66,7 +78,14 @@ def begin(fetcher: Fetcher, store: Store, key: ProfileKey, target: Target, *, dr
     return Plan()
 
 
-def _begin(fetcher: Fetcher, store: Store, key: ProfileKey, target: Target, driver: Callable[[], str]) -> Plan:
+def _begin(
+    fetcher: Fetcher,
+    store: Store,
+    key: ProfileKey,
+    target: Target,
+    driver: Callable[[], str],
+    tell: Callable[[Plan], None],
+) -> Plan:
     def pack_in(folder: str) -> hotpack.Opened | None:
         return hotpack.load(store, [folder], target.tree, target.map_digest, target.map)
 
@@ -79,7 +98,11 @@ def _begin(fetcher: Fetcher, store: Store, key: ProfileKey, target: Target, driv
     order: dict[int, None] = {}
     if opened is not None:
         order = dict.fromkeys(opened.pack.blocks)
+        tell(begun := Plan(list(order), 0, opened.key))
         fetcher.stream(opened.stream())
+        fetcher.streamed(_STREAM_SECONDS)
+        if fetcher.closed:
+            return begun
     traces = traces or profiles.load(store, target.tree, key, target.map.size)
     if traces:
         more = [block for block in profiles.merge(traces, target.map, driver()) if block not in order]
@@ -92,7 +115,7 @@ def renew(
     store: Store,
     key: ProfileKey,
     target: Target,
-    cache: CacheFile,
+    cache: hotpack.Ready,
     *,
     driver: str,
     work: Path,
@@ -121,7 +144,7 @@ def _renew(
     store: Store,
     key: ProfileKey,
     target: Target,
-    cache: CacheFile,
+    cache: hotpack.Ready,
     driver: str,
     path: Path,
     stop: threading.Event | None,

@@ -1,6 +1,8 @@
 """The recording of a served tree, from its last tick to the trace and the hot pack that the next starts find.
 
-Everything here is advice for later starts: what goes wrong costs a line in the log, never the fetcher process.
+Everything here is advice for later starts: what goes wrong costs a line in the log, never the fetcher process. Who
+unmounts waits for the trace, not for the hot pack: `Recorder.behind` finishes that when the mount and its server are
+gone, for a minute at most.
 """
 
 from __future__ import annotations
@@ -8,20 +10,25 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from bootseer.blocks import prefetch, profiles
-from bootseer.blocks.cache import CacheFile
+from bootseer.blocks.borrowed import Borrowed
 from bootseer.blocks.shared import Count
 from bootseer.blocks.trace import Trace
 from bootseer.store import Store
 
 log = logging.getLogger(__name__)
 
-_FAREWELL_SECONDS = 10.0
-"""A hot pack of 700 MB takes 5 s at full speed; who unmounts waits for that."""
+_TRACE_SECONDS = 10.0
+"""Who unmounts waits for the trace this long at most."""
+_BEHIND_SECONDS = 60.0
+"""The hot pack is finished behind the unmount within this, or left to the next start."""
+_STOP_SECONDS = 5.0
+_LOOK_SECONDS = 0.01
 
 
 class Source(Protocol):
@@ -41,7 +48,7 @@ class Purpose(NamedTuple):
     store: Store
     key: profiles.ProfileKey
     target: prefetch.Target
-    cache: CacheFile
+    cache: Borrowed
     folder: Path
     plan: Callable[[], prefetch.Plan]
     keep_hot: Callable[[set[int]], None]
@@ -61,6 +68,7 @@ class Recorder:
         self._renewal: threading.Thread | None = None
         self._hurry = threading.Event()
         self._stop = threading.Event()
+        self._traced = threading.Event()
         self.use = profiles.HotUse()
         """How well what was fetched ahead met what was read."""
         self.hot_pack = ""
@@ -97,22 +105,41 @@ class Recorder:
             log.warning("the recording of tree %s is not published: %s", self._id, exc)
             self._renewal, self.state = None, "failed"
 
-    def finish(self) -> None:
-        """The mount is gone, so nobody is disturbed: finish the hot pack at full speed, or leave it after a while."""
-        if self._renewal is not None and self._renewal.is_alive():
-            self._hurry.set()
-            self._renewal.join(_FAREWELL_SECONDS)
+    def finish(self) -> bool:
+        """The mount is gone, so nobody is disturbed: go on at full speed. Returns when the trace is published (or will
+        not be, or takes too long); True: the rest is not done yet, see `behind`."""
+        if self._renewal is None:
+            return False
+        self._hurry.set()
+        self._traced.wait(_TRACE_SECONDS)
+        return self._renewal.is_alive()
+
+    def behind(self) -> None:
+        """After `finish`, in a process that nobody waits for, with the cache file closed: see the rest out."""
+        if self._renewal is None or self._purpose is None:
+            return
+        until = time.monotonic() + _BEHIND_SECONDS
+        while self._renewal.is_alive() and time.monotonic() < until:
+            self._purpose.cache.give_way()
+            self._renewal.join(_LOOK_SECONDS)
+        if self._renewal.is_alive():
+            log.warning("the hot pack of tree %s takes too long; it is left to the next start", self._id)
             self._stop.set()
-            self._renewal.join(_FAREWELL_SECONDS)
+            self._renewal.join(_STOP_SECONDS)
+        self._purpose.cache.close()
 
     def _publish(self, purpose: Purpose) -> None:
         """Publish the trace, then a hot pack. Advice: what goes wrong is a line in the log."""
         try:
-            if self._publish_trace(purpose):
+            more = self._publish_trace(purpose)
+            self._traced.set()
+            if more:
                 self._renew(purpose)
         except Exception:
             log.exception("the recording of tree %s is not published", self._id)
             self.state = "failed"
+        finally:
+            self._traced.set()
 
     def _publish_trace(self, purpose: Purpose) -> bool:
         store, key, target, counts = purpose.store, purpose.key, purpose.target, self._counts

@@ -123,6 +123,11 @@ class Schedule:
         return streaming or self._queue.hot_pending or self._queue.filling
 
     @property
+    def streaming(self) -> bool:
+        """Whether the hot stream is still on its way."""
+        return self._stream is not None and (self._stream.pending or self._stream.flying)
+
+    @property
     def demanded(self) -> bool:
         return self._queue.demanded > 0
 
