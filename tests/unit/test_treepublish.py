@@ -17,6 +17,7 @@ from bootseer.blocks.manifest import TreeManifest, TreeRef, localize
 from bootseer.blocks.pack import PackWriter, compress, decompress
 from bootseer.blocks.publish import publish
 from bootseer.errors import DataError, FullError, NotFoundError, UnavailableError
+from bootseer.store import RangeReader, Store
 from bootseer.store.folder import FolderStore
 from bootseer.testing import lazy
 from bootseer.testing.source import FlakyStore
@@ -103,6 +104,42 @@ def test_a_damaged_object_is_refused(rig: Rig, part: str) -> None:
     rig.damage(key)
     with pytest.raises(DataError, match="damaged"):
         localize(rig.store, ref.digest, rig.folder / "cache")
+
+
+class Mirrored(FlakyStore):
+    """A store behind a mirror that has every object wrong, in the way ``how``."""
+
+    def __init__(self, inner: Store, how: str) -> None:
+        super().__init__(inner)
+        self._how = how
+
+    def open(self, key: str) -> RangeReader:
+        reader = self.inner.open(key)
+        right = reader.read
+
+        def wrong(offset: int, length: int) -> bytes:
+            if self._how == "short":
+                raise DataError("the mirror's copy is shorter")
+            raw = bytearray(right(offset, length))
+            raw[-1] ^= 1
+            return bytes(raw)
+
+        reader.read, reader.original = wrong, right  # type: ignore[method-assign]
+        return reader
+
+
+@pytest.mark.parametrize("how", ["flipped", "short"])
+def test_small_parts_that_a_mirror_has_wrong_come_from_the_store_itself(
+    rig: Rig, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    ref = rig.publish()
+    tree = localize(Mirrored(rig.store, how), ref.digest, rig.folder / "cache")
+    assert tree.meta.read_bytes() == rig.meta.read_bytes()
+    assert tree.map == localize(rig.store, ref.digest, rig.folder / "other").map
+    assert caplog.text.count("was damaged at a mirror") == 2
+    rig.damage(rig.manifest(ref).map.key)
+    with pytest.raises(DataError, match=r"damaged|shorter"):
+        localize(Mirrored(rig.store, how), ref.digest, rig.folder / "third")
 
 
 def test_a_swapped_map_is_refused(rig: Rig) -> None:

@@ -6,6 +6,7 @@ BLAKE3 of the stored bytes). Everything a tree consists of is verified against t
 
 from __future__ import annotations
 
+import logging
 import os
 import uuid
 from collections.abc import Iterable, Iterator
@@ -19,6 +20,8 @@ from bootseer.blocks.blockmap import MAX_ENCODED, MAX_SIZE, BlockMap, ObjectRef,
 from bootseer.blocks.cachelock import Hold
 from bootseer.errors import DataError, NotFoundError, from_os_error
 from bootseer.store import Store
+
+log = logging.getLogger(__name__)
 
 _FORMAT = "bootseer-tree"
 _VERSION = 2
@@ -166,13 +169,24 @@ def localize_meta(store: Store, tree: TreeParts) -> None:
 
 
 def fetch(store: Store, ref: ObjectRef) -> bytes:
-    """The object's bytes, verified. Raises `DataError`, `NotFoundError`, `UnavailableError`."""
+    """The object's bytes, verified; where a mirror has them wrong, those of the store itself.
+
+    Raises `DataError`, `NotFoundError`, `UnavailableError`.
+    """
+    what = f"object {ref.key} in store {store.url}"
     with store.open(ref.key) as reader:
         if reader.size != ref.size:
-            raise DataError(f"object {ref.key} in store {store.url} has {reader.size} bytes, not {ref.size}")
-        raw = reader.read(0, ref.size)
-    if _hash.hexdigest(raw) != ref.digest:
-        raise DataError(f"object {ref.key} in store {store.url} is damaged: its hash differs")
+            raise DataError(f"{what} has {reader.size} bytes, not {ref.size}")
+        trouble = DataError(f"{what} is damaged: its hash differs")
+        try:
+            raw: bytes | None = reader.read(0, ref.size)
+        except DataError as exc:
+            raw, trouble = None, exc
+        if raw is None or _hash.hexdigest(raw) != ref.digest:
+            raw = reader.original(0, ref.size)
+            if raw is None or _hash.hexdigest(raw) != ref.digest:
+                raise trouble
+            log.warning("%s was damaged at a mirror; the store itself has it right", what)
     return raw
 
 
