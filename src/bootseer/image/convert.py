@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Required, TypedDict, Unpack
 
 from bootseer import erofs, faults, oci
 from bootseer.blocks.blockmap import DEFAULT_BLOCK
@@ -36,26 +36,19 @@ Progress = Callable[[str, int, int], None]
 ``convert`` (data of the tree) and ``publish`` (as stored), which overlap."""
 
 
-def convert(
-    ref: oci.Reference | str,
-    store_url: str,
-    *,
-    work_dir: Path,
-    progress: Progress | None = None,
-    plain_http: bool | None = None,
-    repair: bool = False,
-    threads: int | None = None,
-) -> ImageRecord:
+class How(TypedDict, total=False):
+    """The settings of `ensure`."""
+
+    work_dir: Required[Path]
+    progress: Progress | None
+    plain_http: bool | None
+    repair: bool
+    threads: int | None
+
+
+def convert(ref: oci.Reference | str, store_url: str, **how: Unpack[How]) -> ImageRecord:
     """The record of `ensure`."""
-    return ensure(
-        ref,
-        store_url,
-        work_dir=work_dir,
-        progress=progress,
-        plain_http=plain_http,
-        repair=repair,
-        threads=threads,
-    ).record
+    return ensure(ref, store_url, **how).record
 
 
 class Ensured(NamedTuple):
