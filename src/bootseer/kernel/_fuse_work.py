@@ -76,7 +76,7 @@ class Work:
                     body = answers.answer(opcode, ctx, memoryview(buffer)[40:got])
             except OSError as exc:
                 code, body = -(exc.errno or errno.EIO), b""
-            except BaseException:  # whatever it is, the reader waits for an answer
+            except BaseException:  # SystemExit too: the reader waits for an answer, others for this worker
                 _log.exception("%s: request %d on node %d failed", self._mountpoint, opcode, node)
                 code, body = -errno.EIO, b""
             inflight.pop(unique, None)

@@ -63,7 +63,29 @@ class _Wrapper(Store):
         self.inner.keep(key)
 
 
-class FlakyStore(_Wrapper):
+class CheckedStore(_Wrapper):
+    """``inner``, where `_check` may raise before each operation that it knows of."""
+
+    def _check(self) -> object: ...
+
+    def get(self, key: str) -> bytes:
+        self._check()
+        return super().get(key)
+
+    def stat(self, key: str) -> ObjectInfo:
+        self._check()
+        return super().stat(key)
+
+    def put(self, key: str, data: bytes | Path, *, overwrite: bool = False) -> bool:
+        self._check()
+        return super().put(key, data, overwrite=overwrite)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        self._check()
+        return super().list(prefix)
+
+
+class FlakyStore(CheckedStore):
     """A store that fails as told; nothing goes wrong until then.
 
     ``down``: every operation raises `UnavailableError`. ``reads``: the (key, offset, length) of all range reads so far.
@@ -97,22 +119,6 @@ class FlakyStore(_Wrapper):
     def _check(self) -> None:
         if self.down:
             raise UnavailableError(f"store {self.url} is down")
-
-    def get(self, key: str) -> bytes:
-        self._check()
-        return super().get(key)
-
-    def stat(self, key: str) -> ObjectInfo:
-        self._check()
-        return super().stat(key)
-
-    def put(self, key: str, data: bytes | Path, *, overwrite: bool = False) -> bool:
-        self._check()
-        return super().put(key, data, overwrite=overwrite)
-
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        self._check()
-        return super().list(prefix)
 
     def open(self, key: str) -> RangeReader:
         self._check()

@@ -17,8 +17,8 @@ from pathlib import Path
 import msgspec
 
 from bootseer.errors import UnavailableError
-from bootseer.store import ObjectInfo, RangeReader, Store
-from bootseer.testing.source import RateLimitedStore, _Reader, _Wrapper
+from bootseer.store import RangeReader, Store
+from bootseer.testing.source import CheckedStore, RateLimitedStore, _Reader
 
 
 class Weather(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +44,7 @@ class Weather(msgspec.Struct, frozen=True, kw_only=True):
         os.replace(tmp, path)
 
 
-class WeatherStore(_Wrapper):
+class WeatherStore(CheckedStore):
     """``inner``, in the weather that the file ``path`` says; without the file it is fine."""
 
     _LOOK_SECONDS = 0.02
@@ -75,18 +75,6 @@ class WeatherStore(_Wrapper):
         if weather.down:
             raise UnavailableError(f"store {self.url} is down")
         return weather
-
-    def get(self, key: str) -> bytes:
-        self._check()
-        return super().get(key)
-
-    def stat(self, key: str) -> ObjectInfo:
-        self._check()
-        return super().stat(key)
-
-    def put(self, key: str, data: bytes | Path, *, overwrite: bool = False) -> bool:
-        self._check()
-        return super().put(key, data, overwrite=overwrite)
 
     def open(self, key: str) -> RangeReader:
         self._check()
