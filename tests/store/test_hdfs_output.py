@@ -43,6 +43,14 @@ def native(cluster: HadoopCluster, path: str) -> bytes:
     return hdfs.connect(cluster.url).read(path)
 
 
+def wait_replicas(namenode: NameNode, path: str, expected: list[int]) -> None:
+    """A file is complete when one DataNode of each block has told the NameNode; the others do so a moment later."""
+    until = time.monotonic() + 20
+    while [len(block.nodes) for block in namenode.blocks(path).blocks] != expected:
+        assert time.monotonic() < until, f"{path} lacks replicas"
+        time.sleep(0.02)
+
+
 def test_files_of_all_sizes_are_what_everybody_reads(cluster, namenode, folder, tmp_path):
     sizes = [0, 1, 511, 512, MIB - 1, MIB, MIB + 1, 2 * MIB, 2 * MIB + 7, 5 * MIB + 4096]
     data = {f"{size}-{replication}": os.urandom(size) for size in sizes for replication in (1, 3)}
@@ -56,9 +64,8 @@ def test_files_of_all_sizes_are_what_everybody_reads(cluster, namenode, folder, 
                 view = view[take:]
         info = namenode.info(f"{folder}/{name}")
         assert (info.size, info.replication, info.block_size) == (len(content), replication, 2 * MIB)
-        blocks = namenode.blocks(f"{folder}/{name}")
-        assert not blocks.under_construction
-        assert [len(block.nodes) for block in blocks.blocks] == [replication] * -(-len(content) // (2 * MIB))
+        assert not namenode.blocks(f"{folder}/{name}").under_construction
+        wait_replicas(namenode, f"{folder}/{name}", [replication] * -(-len(content) // (2 * MIB)))
         assert native(cluster, f"{folder}/{name}") == content
     cluster.fs_shell(["-get", folder, str(tmp_path / "back")])
     for name, content in data.items():
@@ -74,17 +81,19 @@ def disk_checksums(cluster: HadoopCluster, block: int) -> list[tuple[int, int]]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("chosen", "block_size", "real"), [(512, MIB, 512), (65536, MIB, 65536), (MIB, 4 * MIB, MIB), (MIB, 786432, 262144)]
-)
-def test_bytes_per_checksum_are_as_chosen(cluster, namenode, folder, chosen, block_size, real):
-    data = os.urandom(block_size + 100_001)
-    with FileOutput(namenode, f"{folder}/f", block_size=block_size, bytes_per_checksum=chosen, replication=2) as out:
-        out.write(data)
-    for located in namenode.blocks(f"{folder}/f").blocks:
-        assert disk_checksums(cluster, located.block.id) == [(2, real)] * 2
-    assert native(cluster, f"{folder}/f") == data
-    assert f"-of-{real}CRC32C" in cluster.fs_shell(["-checksum", f"{folder}/f"])
+def test_bytes_per_checksum_are_as_chosen(cluster, namenode, folder):
+    cases = [(512, MIB, 512), (65536, MIB, 65536), (MIB, 4 * MIB, MIB), (MIB, 786432, 262144)]
+    for number, (chosen, block_size, real) in enumerate(cases):
+        data, path = os.urandom(block_size + 100_001), f"{folder}/{number}"
+        with FileOutput(namenode, path, block_size=block_size, bytes_per_checksum=chosen, replication=2) as out:
+            out.write(data)
+        wait_replicas(namenode, path, [2, 2])
+        for located in namenode.blocks(path).blocks:
+            assert disk_checksums(cluster, located.block.id) == [(2, real)] * 2
+        assert native(cluster, path) == data
+    told = cluster.fs_shell(["-checksum", *(f"{folder}/{number}" for number in range(len(cases)))])
+    for line, (_, _, real) in zip(told.splitlines(), cases, strict=True):
+        assert f"-of-{real}CRC32C" in line
 
 
 def test_memory_that_changes_after_the_write_is_written_as_it_was(cluster, namenode, folder):

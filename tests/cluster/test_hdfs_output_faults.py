@@ -1,0 +1,232 @@
+"""Writes to real HDFS while its daemons are frozen, killed and restarted: right bytes in bounded time, or one error."""
+
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from bootseer import hdfs
+from bootseer.errors import BootseerError, UnavailableError
+from bootseer.hdfs import lease, pipeline, placement, probe
+from bootseer.hdfs.blockwriter import BlockLost
+from bootseer.hdfs.namenode import NameNode
+from bootseer.hdfs.output import FileOutput
+from bootseer.testing import hadoop
+from bootseer.testing.hadoop import HadoopCluster
+
+pytestmark = pytest.mark.hdfs
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def cluster() -> HadoopCluster:
+    return hadoop.shared()
+
+
+@pytest.fixture
+def namenode(cluster) -> NameNode:
+    return NameNode.connect(cluster.url)
+
+
+@pytest.fixture
+def path() -> str:
+    return f"/{uuid.uuid4().hex}/f"
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch) -> Iterator[None]:
+    """Shorter waits than in use, so that the suite is quick; and no DataNode is avoided because of an earlier test."""
+    monkeypatch.setattr(pipeline, "STALL", 0.5)
+    monkeypatch.setattr(placement, "ASK_AGAIN", 0.0)
+    yield
+    for node in placement.shunned():
+        placement.forgive(node)
+
+
+@contextlib.contextmanager
+def down(cluster: HadoopCluster, index: int, how: str) -> Iterator[None]:
+    """DataNode ``index`` is frozen or dead inside."""
+    (cluster.pause if how == "frozen" else cluster.kill)(index)
+    try:
+        yield
+    finally:
+        (cluster.resume if how == "frozen" else cluster.restart)(index)
+
+
+def content(cluster: HadoopCluster, path: str) -> bytes:
+    return hdfs.connect(cluster.url).read(path)
+
+
+@pytest.mark.parametrize(
+    ("how", "replication", "position"),
+    [
+        *(("frozen", replication, position) for replication in (2, 3) for position in range(replication)),
+        *(("killed", replication, position) for replication, position in ((3, 0), (3, 1), (2, 1))),
+    ],
+)
+def test_a_datanode_fails_in_the_middle_of_a_block(cluster, namenode, path, how, replication, position, caplog):
+    data = os.urandom(12 * MIB)
+    out = FileOutput(namenode, path, replication=replication, block_size=32 * MIB)
+    with out:
+        out.write(data[: 5 * MIB + 77])
+        victim = out.nodes[position]
+        with down(cluster, cluster.index_of(victim.address), how):
+            begin = time.monotonic()
+            out.write(data[5 * MIB + 77 :])
+            out.close()
+            assert time.monotonic() - begin < 20
+    assert content(cluster, path) == data
+    assert f"goes on with {replication - 1} of {replication} DataNodes" in caplog.text
+    blocks = namenode.blocks(path)
+    assert sum(block.block.length for block in blocks.blocks) == len(data)
+    # the replica of the failed DataNode is of an older generation and does not count
+    assert all(victim not in block.nodes for block in blocks.blocks[:1]) or how == "killed"
+
+
+def test_a_datanode_fails_between_the_last_byte_and_the_end(cluster, namenode, path):
+    data = os.urandom(3 * MIB)
+    out = FileOutput(namenode, path, replication=3)
+    with out:
+        out.write(data)
+        out._flush()
+        assert out._block is not None
+        out._block._try(lambda: out._block._pipeline.drain(0))  # type: ignore[union-attr]
+        with down(cluster, cluster.index_of(out.nodes[1].address), "frozen"):
+            out.close()
+    assert content(cluster, path) == data
+
+
+@pytest.mark.parametrize("how", ["frozen", "killed"])
+def test_a_datanode_that_is_down_already_is_left_out(cluster, namenode, path, how, caplog):
+    """At set-up the block is given up and another one asked for without that DataNode; the next file avoids it."""
+    caplog.set_level(logging.WARNING)
+    data = os.urandom(2 * MIB)
+    with down(cluster, 1, how):
+        for number in range(4):
+            with FileOutput(namenode, f"{path}{number}", replication=3, block_size=MIB) as out:
+                out.write(data)
+            assert content(cluster, f"{path}{number}") == data
+    assert "goes elsewhere" in caplog.text
+
+
+def test_two_datanodes_fail_one_after_the_other(cluster, namenode, path):
+    data = os.urandom(20 * MIB)
+    with FileOutput(namenode, path, replication=3, block_size=64 * MIB) as out:
+        out.write(data[: 6 * MIB])
+        first = cluster.index_of(out.nodes[2].address)
+        with down(cluster, first, "frozen"):
+            out.write(data[6 * MIB : 12 * MIB])
+            out._block._try(lambda: out._block._pipeline.drain(0))  # type: ignore[union-attr]
+            second = cluster.index_of(out.nodes[0].address)
+            with down(cluster, second, "frozen"):
+                out.write(data[12 * MIB :])
+                out.close()
+    assert content(cluster, path) == data
+    # with one DataNode left the block ends early, so that the next failure does not lose it
+    assert len(namenode.blocks(path).blocks) >= 2
+
+
+def test_the_loss_of_the_only_replica_is_an_error_that_names_the_block(cluster, namenode, path, monkeypatch):
+    monkeypatch.setattr(pipeline, "PATIENCE", 1.0)
+    monkeypatch.setattr(probe, "PROBE", 0.5)
+    out = FileOutput(namenode, path, replication=1)
+    out.write(b"x" * (4 * MIB))
+    index = cluster.index_of(out.nodes[0].address)
+    begin = time.monotonic()
+    with down(cluster, index, "killed"), pytest.raises(BlockLost, match="no DataNode is left that has all of block"):
+        out.write(b"x" * (40 * MIB))
+    assert time.monotonic() - begin < 30
+    out.abandon()
+    assert namenode.info(path) is None
+
+
+def test_no_datanode_at_all_is_an_error_in_time(cluster, namenode, path, monkeypatch):
+    monkeypatch.setattr(pipeline, "PATIENCE", 1.0)
+    monkeypatch.setattr(probe, "PROBE", 0.5)
+    out = FileOutput(namenode, path, replication=2, patience=4.0)
+    with cluster.frozen(0, 1, 2, 3):
+        begin = time.monotonic()
+        with pytest.raises(UnavailableError, match=r"no pipeline after|no DataNode is left|cannot add a block"):
+            out.write(b"x" * (20 * MIB))
+        assert time.monotonic() - begin < 30
+    out.abandon()
+    assert namenode.info(path) is None
+
+
+def test_the_namenode_restarts_while_a_file_is_written(cluster, namenode, path):
+    data = os.urandom(24 * MIB)
+    with FileOutput(namenode, path, replication=2, block_size=4 * MIB, patience=60.0) as out:
+        out.write(data[: 9 * MIB])
+        cluster.kill_namenode()
+        back = threading.Timer(1.0, cluster.restart_namenode)
+        back.start()
+        try:
+            out.write(data[9 * MIB :])  # needs blocks that only the NameNode can give
+        finally:
+            back.join()
+    assert content(cluster, path) == data
+
+
+def test_a_frozen_namenode_does_not_hold_up_a_block(cluster, namenode, path):
+    data = os.urandom(8 * MIB)
+    with FileOutput(namenode, path, replication=2, block_size=32 * MIB) as out:
+        out.write(data[:MIB])
+        with cluster.frozen_namenode():
+            out.write(data[MIB:])
+            out._block._try(lambda: out._block._pipeline.drain(0))  # type: ignore[union-attr]
+    assert content(cluster, path) == data
+
+
+DEAD = """
+import sys, time
+from bootseer.hdfs.namenode import NameNode
+from bootseer.hdfs.output import FileOutput
+out = FileOutput(NameNode.connect(sys.argv[1]), sys.argv[2], replication=2, block_size=1 << 20)
+out.write(b"x" * (3 << 20))
+print("written", flush=True)
+time.sleep(100)
+"""
+
+
+def test_the_lease_of_a_dead_writer_can_be_recovered(cluster, namenode, path):
+    with subprocess.Popen([sys.executable, "-c", DEAD, cluster.url, path], stdout=subprocess.PIPE, text=True) as dead:
+        assert dead.stdout is not None
+        assert dead.stdout.readline() == "written\n"
+        dead.kill()
+    assert namenode.blocks(path).under_construction
+    with pytest.raises(FileExistsError):
+        FileOutput(namenode, path)
+    until = time.monotonic() + 30
+    while not namenode.recover_lease(path):
+        assert time.monotonic() < until
+        time.sleep(0.2)
+    assert not namenode.blocks(path).under_construction
+    assert namenode.delete(path)
+
+
+def test_without_renewal_the_lease_is_lost(tmp_path, monkeypatch):
+    """A NameNode whose hard limit is seconds: the control run, without renewals, must fail."""
+    settings = {"dfs.namenode.lease-hard-limit-sec": "3", "dfs.namenode.lease-recheck-interval-ms": "200"}
+    with HadoopCluster(tmp_path / "hdfs", 1, settings=settings) as cluster:
+        namenode = NameNode.connect(cluster.url)
+        monkeypatch.setattr(lease, "RENEW", 0.5)
+        with FileOutput(namenode, "/f", replication=1, block_size=MIB) as out:
+            out.write(b"a" * MIB)
+            time.sleep(5.0)
+            out.write(b"b" * MIB)
+        assert content(cluster, "/f") == b"a" * MIB + b"b" * MIB
+        monkeypatch.setattr(lease, "RENEW", 1000.0)
+        out = FileOutput(namenode, "/g", replication=1, block_size=MIB)
+        out.write(b"a" * MIB)
+        time.sleep(5.0)
+        with pytest.raises(BootseerError, match=r"cannot add a block|cannot renew"):
+            out.write(b"b" * (2 * MIB))
+        out.abandon()
