@@ -71,12 +71,16 @@ class StripeFS:
         width: int = layout.WIDTH,
         unit: int = layout.UNIT,
         progress: Progress | None = None,
+        before: Callable[[Pointer | None], None] | None = None,
     ) -> Written:
-        """Store the local file ``local`` at ``path``, atomically; an existing file is replaced."""
+        """Store the local file ``local`` at ``path``, atomically; an existing file is replaced.
+
+        ``before``: as of `create`.
+        """
         try:
             with open(local, "rb", buffering=0) as src:
                 size = os.fstat(src.fileno()).st_size
-                with self.create(path, width=width, unit=unit) as out:
+                with self.create(path, width=width, unit=unit, before=before) as out:
                     buffer = memoryview(bytearray(4 << 20))
                     while count := src.readinto(buffer):
                         out.write(buffer[:count])

@@ -1,0 +1,177 @@
+"""``bootseer fs fsck|gc|bench|explain``: what is wrong with a store, what it can do, and why it does what it does."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from bootseer.cli._fs import CARE, Json, Url, age_text, parse_age, parse_size, place, print_json, progress, size_text
+from bootseer.cli._image import count_text, one_line, print_table
+
+
+def register(app: typer.Typer) -> None:
+    for verb in (fsck, gc, bench, explain):
+        app.command(rich_help_panel=CARE)(verb)
+
+
+def fsck(
+    url: Url,
+    repair: Annotated[bool, typer.Option("--repair", help="Mend what can be mended without guessing")] = False,
+    as_json: Json = False,
+) -> None:
+    """Name what is lost, damaged or garbage at or below URL. Contents are not read: `bootseer fs verify` does that.
+
+    Exit code 65 when errors are left.
+
+    --repair rebuilds a lost or damaged pointer when all of its stripes are whole (after reading and checking every
+    byte), undoes a gc that was broken off, and lets LATEST name the newest complete checkpoint.
+    """
+    from bootseer.errors import DataError
+
+    fs, path = place(url)
+    report = fs.fsck(path)
+    repairs = []
+    if repair and any(finding.repair for finding in report.findings):
+        repairs = fs.repair(report)
+        report = fs.fsck(path)
+    if as_json:
+        print_json({"report": report, "repairs": repairs})
+    else:
+        for made in repairs:
+            typer.echo(f"{made.path}: {made.done or f'not repaired: {made.failed}'}")
+        rows = [
+            [
+                finding.level,
+                finding.kind,
+                finding.path,
+                size_text(finding.size) if finding.size else "",
+                age_text(finding.age) if finding.level == "garbage" else "",
+                finding.detail + ("; --repair: " + finding.repair if finding.repair else ""),
+            ]
+            for finding in report.findings
+        ]
+        if rows:
+            print_table("", ["", "kind", "path", "size", "age", "what"], rows, left=["", "kind", "path", "what"])
+        counts = (
+            f"{count_text(report.folders, 'folder', 'folders')}, {count_text(report.files, 'file', 'files')}: "
+            f"{count_text(len(report.errors), 'error', 'errors')}, {len(report.garbage)} of garbage"
+        )
+        typer.echo(counts)
+    if report.errors:
+        first = report.errors[0]
+        more = f" and {len(report.errors) - 1} more" if len(report.errors) > 1 else ""
+        mendable = not repair and any(finding.repair for finding in report.errors)
+        hint = "run again with --repair" if mendable else "restore it from a copy"
+        raise DataError(f"{url} has errors: {one_line(first.path)}: {first.kind}{more}", hint=hint)
+
+
+def gc(
+    url: Url,
+    age: Annotated[
+        float,
+        typer.Option(
+            parser=parse_age, metavar="AGE", help="Leave alone what is younger: 90s, 12h, 7d", show_default="1d"
+        ),
+    ] = 86400.0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only say what would be removed")] = False,
+    lost: Annotated[
+        bool, typer.Option("--lost", help="Also whole stripes whose pointer is gone, as after `hdfs dfs -rm` of a file")
+    ] = False,
+    taken: Annotated[bool, typer.Option("--open", help="Also files that a writer on HDFS still has open")] = False,
+    as_json: Json = False,
+) -> None:
+    """Remove what interrupted writers left, and nothing else: what `bootseer fs fsck` names as garbage.
+
+    What a writer may still be writing is kept, and so is everything in doubt.
+    """
+    fs, path = place(url)
+    found = fs.gc(path, age=age, dry_run=dry_run, lost=lost, taken=taken)
+    gone = [removal for removal in found if not removal.kept]
+    size = sum(removal.size for removal in gone)
+    if as_json:
+        print_json({"url": url, "dry_run": dry_run, "removed": len(gone), "bytes": size, "garbage": found})
+        return
+    rows = [
+        [removal.kind, removal.path, size_text(removal.size), age_text(removal.age), removal.kept or "remove"]
+        for removal in found
+    ]
+    if rows:
+        print_table("", ["kind", "path", "size", "age", "done"], rows, left=["kind", "path", "done"])
+    what = "would be removed" if dry_run else "removed"
+    typer.echo(f"{len(gone)} of {len(found)} pieces of garbage {what}, {size_text(size)}")
+
+
+def bench(
+    url: Url,
+    size: Annotated[int, typer.Option(parser=parse_size, metavar="SIZE", help="Of the file", show_default="128M")] = 128
+    << 20,
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="Each shape is measured so often, in turns")] = 3,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="WIDTHxUNIT",
+            help="What to measure, e.g. 4x1M; may be repeated",
+            show_default="1x1M 2x1M 4x1M 8x1M 4x4M",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure the store at URL: write and read a temporary file with several widths and units, and remove it."""
+    from bootseer.stripefs.measure import SHAPES, measure
+
+    shapes = [_shape(text) for text in shape] if shape else SHAPES
+    fs, path = place(url)
+    with progress("bench", as_json) as report:
+        found = measure(fs, path, size=size, shapes=shapes, rounds=rounds, progress=report)
+    if as_json:
+        print_json(found)
+        return
+    rows = []
+    for row in found.rows:
+        speeds = [_rate(row.write), _range(row.write_range), _rate(row.read), _range(row.read_range)]
+        rows.append([str(row.width), size_text_binary(row.unit), *speeds])
+    title = f"{size_text_binary(found.size)} in {found.url}, median of {found.rounds}, MiB/s"
+    print_table(title, ["width", "unit", "write", "from-to", "read", "from-to "], rows)
+    if "://" not in fs.url or fs.url.startswith("file://"):
+        typer.echo("A file just written to a folder is read from this machine's memory: only writes tell of the disk.")
+
+
+def _shape(text: str) -> tuple[int, int]:
+    width, cross, unit = text.partition("x")
+    if not cross or not width.isdecimal():
+        raise typer.BadParameter(f"{text!r} is no shape: write 4x1M")
+    return int(width), parse_size(unit)
+
+
+def size_text_binary(count: int) -> str:
+    for shift, name in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if count >= 1 << shift:
+            value = count / (1 << shift)
+            return f"{value:.0f} {name}" if value == int(value) else f"{value:.1f} {name}"
+    return f"{count} B"
+
+
+def _rate(value: float) -> str:
+    return f"{value / (1 << 20):.0f}"
+
+
+def _range(values: tuple[float, float]) -> str:
+    return f"{_rate(values[0])}-{_rate(values[1])}"
+
+
+def explain(url: Url, as_json: Json = False) -> None:
+    """Say how a file is read: the way to the cluster, its blocks and replicas, and which DataNode would be asked."""
+    from bootseer.errors import UnsupportedError
+
+    fs, path = place(url)
+    fs.stat(path)
+    try:
+        from bootseer.stripefs.explain import explain as explained  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        raise UnsupportedError("this bootseer cannot explain reads yet", hint="see `bootseer fs stat`") from None
+    found = explained(fs, path)
+    if as_json:
+        print_json(found)
+    else:
+        typer.echo(str(found))

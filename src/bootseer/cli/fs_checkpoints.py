@@ -1,0 +1,54 @@
+"""``bootseer fs commit|latest|verify``: checkpoints of a striped store."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from bootseer.cli._fs import CHECKPOINTS, Json, Url, place, print_json, progress
+
+
+def register(app: typer.Typer) -> None:
+    for verb in (commit, latest, verify):
+        app.command(rich_help_panel=CHECKPOINTS)(verb)
+
+
+def commit(
+    url: Url,
+    hint: Annotated[bool, typer.Option("--hint/--no-hint", help="Let LATEST beside the folder name it")] = True,
+    as_json: Json = False,
+) -> None:
+    """Publish the folder at URL as a complete checkpoint. The first commit wins.
+
+    Writes into the folder that are under way are ended.
+    """
+    fs, path = place(url)
+    made = fs.commit(path, hint=hint)
+    if as_json:
+        print_json(made)
+    else:
+        typer.echo(f"{url}: {len(made.files)} files, {made.size} bytes committed")
+
+
+def latest(url: Url, as_json: Json = False) -> None:
+    """Print the URL of the newest complete checkpoint in the folder URL."""
+    fs, path = place(url)
+    found = fs.latest(path)
+    full = f"{fs.url.rstrip('/')}/{found}"
+    if as_json:
+        print_json({"path": found, "url": full})
+    else:
+        typer.echo(full)
+
+
+def verify(url: Url, as_json: Json = False) -> None:
+    """Read everything at or below URL and check every chunk, digest and COMMIT."""
+    fs, path = place(url)
+    with progress("verify", as_json) as report:
+        found = fs.verify(path, progress=report)
+    total = sum(stat.size for stat in found)
+    if as_json:
+        print_json({"url": url, "files": len(found), "bytes": total, "ok": True})
+    else:
+        typer.echo(f"{len(found)} files, {total} bytes: all right")

@@ -1,0 +1,273 @@
+"""``bootseer fs put|get|cp|import|ls|stat|mv|rm``: files of a striped store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bootseer.cli._fs import (
+    FILES,
+    Json,
+    Unit,
+    Url,
+    Width,
+    inside,
+    parse_size,
+    place,
+    place_both,
+    print_json,
+    progress,
+    progress_of_files,
+    row,
+    size_text,
+)
+from bootseer.cli._image import count_text, one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bootseer.stripefs import StripeFS
+    from bootseer.stripefs.transfer import Copied
+
+Shape = Annotated[int, typer.Option(metavar="N", help="Stripe width of the copies", show_default="as the source")]
+ShapeUnit = Annotated[
+    int, typer.Option(parser=parse_size, metavar="SIZE", help="Stripe unit of the copies", show_default="as the source")
+]
+
+
+def register(app: typer.Typer) -> None:
+    for verb, name in ((put, "put"), (get, "get"), (cp, "cp"), (import_, "import"), (ls, "ls"), (stat, "stat")):
+        app.command(name, rich_help_panel=FILES)(verb)
+    app.command("mv", rich_help_panel=FILES)(mv)
+    app.command("rm", rich_help_panel=FILES)(rm)
+
+
+def put(
+    local: Annotated[Path, typer.Argument(help="A file, or a folder to copy with all its files")],
+    url: Url,
+    width: Width = 4,
+    unit: Unit = 1 << 20,
+    commit: Annotated[bool, typer.Option("--commit", help="Publish the folder as a checkpoint at the end")] = False,
+    as_json: Json = False,
+) -> None:
+    """Store a file, or every file of a folder; each appears whole or not at all.
+
+    A file goes to URL itself, or into it when URL ends with a slash or is a folder.
+    """
+    from bootseer.errors import ConfigError, NotFoundError
+    from bootseer.stripefs.layout import check_shape
+
+    check_shape(width, unit)
+    if not local.exists():
+        raise NotFoundError(f"no file or folder {local}")
+    if not local.is_dir() and not local.is_file():
+        raise ConfigError(f"{local} is neither a file nor a folder")
+    fs, path = place(url)
+    saving = None
+    if commit:
+        if not local.is_dir():
+            raise ConfigError("--commit publishes a folder, and this is a file", hint="leave --commit away")
+        saving = fs.save(path)
+    elif not local.is_dir():
+        path = inside(fs, path, url, local.name)
+    files = sorted(file for file in local.rglob("*") if file.is_file()) if local.is_dir() else [local]
+    stored: list[dict[str, object]] = []
+    before = (lambda _pointer: saving.check()) if saving else None
+    for file in files:
+        target = "/".join(filter(None, (path, *file.relative_to(local).parts)))
+        with progress(file.name, as_json) as report:
+            written = fs.put(file, target, width=width, unit=unit, progress=report, before=before)
+        stored.append({"path": target, "size": written.size, "digest": written.digest, "striped": bool(written.uuid)})
+    made = saving.commit() if saving else None
+    if as_json:
+        print_json({"url": url, "files": stored, "committed": commit})
+    else:
+        size = sum(file.stat().st_size for file in files) if made is None else made.size
+        typer.echo(f"{url}: {_count(len(stored), size)} {'committed' if made else 'stored'}")
+
+
+def get(
+    url: Url,
+    local: Annotated[Path, typer.Argument(help="File to write; or folder, when URL is a folder")],
+    as_json: Json = False,
+) -> None:
+    """Copy a file (or folder) from the store, every byte checked; a file appears whole or not at all."""
+    from bootseer.errors import NotWritableError, from_os_error
+    from bootseer.stripefs import latest
+    from bootseer.stripefs.commit import NAME as COMMIT
+
+    fs, path = place(url)
+    folder = fs.stat(path).is_dir
+    copied: list[dict[str, object]] = []
+    size = 0
+    for name in fs.files(path):
+        if folder and name.rpartition("/")[2] in (COMMIT, latest.NAME) and _is_ours(fs, name):
+            continue  # it speaks of the stored form, which the copy has not
+        last = name.rpartition("/")[2]
+        target = local / name.removeprefix(path).strip("/") if folder else local / last if local.is_dir() else local
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            raise NotWritableError(f"{target.parent} is a file, a folder is needed") from None
+        except OSError as exc:
+            raise from_os_error(exc, f"make folder {target.parent}") from exc
+        if target.is_dir():
+            raise NotWritableError(f"cannot write {target}: it is a folder")
+        with progress(name, as_json) as report:
+            copied.append({"path": str(target), "size": fs.get(name, target, progress=report)})
+            size += fs.stat(name).size
+    if as_json:
+        print_json({"url": url, "files": copied})
+    else:
+        typer.echo(f"{local}: {_count(len(copied), size)} copied")
+
+
+def _is_ours(fs: StripeFS, name: str) -> bool:
+    """Whether a file named COMMIT or LATEST is the store's own and not a user's."""
+    from bootseer.stripefs.backend import read_all
+
+    return read_all(fs.backend, name, limit=64).startswith((b"bootseer checkpoint ", b"bootseer latest "))
+
+
+def cp(
+    source: Annotated[str, typer.Argument(metavar="URL", help="File or folder to copy")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="URL of the copy, in any store")],
+    width: Shape = 0,
+    unit: ShapeUnit = 0,
+    verify: Annotated[bool, typer.Option("--verify", help="Read each copy back before it is published")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Leave copies that have the same content")] = False,
+    as_json: Json = False,
+) -> None:
+    """Copy a file or folder within or between stores: real copies, with stripes of their own.
+
+    A checkpoint is a checkpoint again: the copy gets its COMMIT last.
+    """
+    from bootseer.errors import ConfigError
+    from bootseer.stripefs.transfer import copy_tree
+
+    src, path, dst, there = place_both(source, target)
+    if not src.stat(path).is_dir:
+        there = inside(dst, there, target, path.rpartition("/")[2])
+    if src.url == dst.url and path == there:
+        raise ConfigError("source and target are the same", hint="`bootseer fs import` makes a file striped in place")
+    with progress_of_files(as_json) as report:
+        made = copy_tree(src, path, dst, there, width=width, unit=unit, verify=verify, resume=resume, progress=report)
+    _print_copied(target, made, "copied", as_json)
+
+
+def import_(
+    source: Annotated[
+        str, typer.Argument(metavar="URL", help="Plain file or folder: a path, hdfs://... or fsspec URL")
+    ],
+    target: Annotated[
+        str | None, typer.Argument(metavar="TARGET", help="URL to import to", show_default="in place")
+    ] = None,
+    width: Width = 4,
+    unit: Unit = 1 << 20,
+    verify: Annotated[bool, typer.Option(help="Read each file back before it replaces or appears")] = True,
+    as_json: Json = False,
+) -> None:
+    """Make plain files striped, in place or as a copy; run again, it goes on where it was broken off.
+
+    In place each plain file is replaced in one step, unless somebody changes it meanwhile. Files below 4 MiB stay
+    plain.
+    """
+    from bootseer.stripefs.layout import check_shape
+    from bootseer.stripefs.transfer import copy_tree
+
+    check_shape(width, unit)
+    src, path, dst, there = place_both(source, target or source)
+    if target and not src.stat(path).is_dir:
+        there = inside(dst, there, target, path.rpartition("/")[2])
+    with progress_of_files(as_json) as report:
+        made = copy_tree(src, path, dst, there, width=width, unit=unit, verify=verify, resume=True, progress=report)
+    _print_copied(target or source, made, "imported", as_json)
+
+
+def _print_copied(url: str, made: Sequence[Copied], what: str, as_json: bool) -> None:
+    if as_json:
+        print_json({"url": url, "files": made})
+        return
+    new = [copied for copied in made if not copied.skipped]
+    typer.echo(f"{url}: {_count(len(new), sum(copied.size for copied in new))} {what}")
+    for why in sorted({copied.skipped for copied in made} - {""}):
+        same = [copied for copied in made if copied.skipped == why]
+        typer.echo(f"{_count(len(same), sum(copied.size for copied in same))} left alone: {why}")
+
+
+def ls(url: Url, as_json: Json = False) -> None:
+    """List a folder. Sizes are those of the contents."""
+    fs, path = place(url)
+    found = fs.ls(path)
+    if as_json:
+        print_json([row(stat) for stat in found])
+        return
+    for stat in found:
+        kind = "folder" if stat.is_dir else f"{stat.width} x {stat.unit}" if stat.striped else "plain"
+        name = one_line(stat.path.rpartition("/")[2])
+        typer.echo(f"{stat.size:>15} {kind:>14}  {name}{'/' if stat.is_dir else ''}")
+
+
+def stat(url: Url, as_json: Json = False) -> None:
+    """Show what is known of a file, or whether a folder is a complete checkpoint."""
+    from bootseer.errors import DataError
+
+    fs, path = place(url)
+    found = row(fs.stat(path))
+    if found["is_dir"]:
+        try:
+            manifest = fs.checkpoint(path)
+            found |= {"checkpoint": "complete", "files": len(manifest.files), "size": manifest.size}
+        except DataError as exc:
+            found["checkpoint"] = exc.message
+    if as_json:
+        print_json(found)
+        return
+    for key, value in found.items():
+        if value not in ("", 0):
+            typer.echo(f"{key:>11}: {value}")
+
+
+def mv(
+    source: Annotated[str, typer.Argument(metavar="URL", help="File or folder to rename")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="New URL, in the same store")],
+    as_json: Json = False,
+) -> None:
+    """Rename a file or folder in one step. A striped file that changes its folder is copied and then removed."""
+    from bootseer.errors import ConfigError
+
+    src, path, dst, there = place_both(source, target)
+    if src.url != dst.url:
+        raise ConfigError("mv renames within one storage", hint="use `bootseer fs cp`, then `bootseer fs rm`")
+    src.stat(path)
+    there = inside(dst, there, target, path.rpartition("/")[2])
+    src.rename(path, there)
+    if as_json:
+        print_json({"url": source, "path": there})
+
+
+def rm(
+    url: Url,
+    recursive: Annotated[bool, typer.Option("--recursive", "-r", help="A folder with everything in it")] = False,
+    as_json: Json = False,
+) -> None:
+    """Remove a file with its stripes, or a folder; it vanishes in one step."""
+    from bootseer.errors import ConfigError
+
+    fs, path = place(url)
+    if not path:
+        raise ConfigError(f"{url} is the root of a storage", hint="name a file or folder in it")
+    if fs.stat(path).is_dir:
+        if not recursive:
+            raise ConfigError(f"{url} is a folder", hint="remove it with --recursive")
+        fs.remove_tree(path)
+    else:
+        fs.remove(path)
+    if as_json:
+        print_json({"url": url, "removed": True})
+
+
+def _count(files: int, size: int) -> str:
+    return f"{count_text(files, 'file', 'files')}, {size_text(size)}"
