@@ -51,7 +51,7 @@ def entry_of(name: str, info: Mapping[str, object]) -> Entry:
     size = info.get("size")
     if not isinstance(size, int):
         raise UnsupportedError(f"cannot read {name}: its store does not tell sizes")
-    tag = next((str(found).strip('"') for key in _TAGS if (found := info.get(key))), "")
+    tag = next((str(info[key]).strip('"') for key in _TAGS if info.get(key)), "")
     inode = info.get("ino", "")
     unsure = f"{inode}-{size}-{mtime!r}" if mtime or inode else ""
     return Entry(name, size, False, mtime, f"{tag}-{size}" if tag else unsure)
