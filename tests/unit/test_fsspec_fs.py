@@ -1,0 +1,618 @@
+"""The file system of fsspec over striped stores: fsspec's own suites, and what our promises add to them."""
+
+import errno
+import importlib.metadata
+import io
+import itertools
+import os
+import pickle
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import fsspec
+import pytest
+from fsspec.tests import abstract
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bootseer.errors import DataError, UnavailableError
+from bootseer.stripefs import budget
+from bootseer.stripefs.folder import FolderBackend
+from bootseer.stripefs.fsspec_fs import StripeFileSystem
+from bootseer.stripefs.fsspec_urls import PROTOCOLS, Place, split
+from bootseer.stripefs.pieces import read_each
+from bootseer.stripefs.ranges import blocks
+
+UNIT = 4096
+DATA = bytes((i * 7 + i // 251) % 256 for i in range(200 * UNIT + 123))
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    """As the entry points of an installed bootseer do; this checkout may be newer than what is installed."""
+    for name in PROTOCOLS:
+        fsspec.register_implementation(name, StripeFileSystem, clobber=True)
+
+
+@pytest.fixture
+def memory():
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    yield
+    MemoryFileSystem.store.clear()
+    MemoryFileSystem.pseudo_dirs[:] = [""]
+
+
+@pytest.fixture(params=["file", "memory"])
+def url(request, tmp_path, memory) -> str:
+    return f"bsx+file://{tmp_path}/store" if request.param == "file" else "bsx+memory://store"
+
+
+@pytest.fixture
+def fs(url) -> StripeFileSystem:
+    """Relative to the folder of the store, with small chunks."""
+    return StripeFileSystem(url=url, unit=UNIT)
+
+
+class FolderSuite(abstract.AbstractFixtures):
+    @pytest.fixture
+    def fs(self, tmp_path) -> StripeFileSystem:
+        return StripeFileSystem(url=str(tmp_path / "store"))
+
+    @pytest.fixture
+    def fs_path(self, fs) -> str:
+        fs.makedirs("/base")
+        return "/base"
+
+
+class MemorySuite(abstract.AbstractFixtures):
+    @pytest.fixture
+    def fs(self, memory) -> StripeFileSystem:
+        return StripeFileSystem(url="memory://")
+
+    @pytest.fixture
+    def fs_path(self, fs) -> str:
+        return "/base"
+
+
+class TestFolderCopy(abstract.AbstractCopyTests, FolderSuite):
+    pass
+
+
+class TestFolderGet(abstract.AbstractGetTests, FolderSuite):
+    pass
+
+
+class TestFolderPut(abstract.AbstractPutTests, FolderSuite):
+    pass
+
+
+class TestFolderOpen(abstract.AbstractOpenTests, FolderSuite):
+    pass
+
+
+class TestFolderPipe(abstract.AbstractPipeTests, FolderSuite):
+    pass
+
+
+class TestMemoryCopy(abstract.AbstractCopyTests, MemorySuite):
+    pass
+
+
+class TestMemoryGet(abstract.AbstractGetTests, MemorySuite):
+    pass
+
+
+class TestMemoryPut(abstract.AbstractPutTests, MemorySuite):
+    pass
+
+
+class TestMemoryOpen(abstract.AbstractOpenTests, MemorySuite):
+    pass
+
+
+class TestMemoryPipe(abstract.AbstractPipeTests, MemorySuite):
+    pass
+
+
+def store(fs: StripeFileSystem, path: str, data: bytes = DATA, **options: object) -> None:
+    with fs.open(path, "wb", striped=True, **options) as out:
+        out.write(data)
+
+
+# Names and registration
+
+
+def test_entry_points_name_what_the_class_says():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    points = project["entry-points"]["fsspec.specs"]
+    assert tuple(points) == PROTOCOLS == StripeFileSystem.protocol
+    for name, value in points.items():
+        assert importlib.metadata.EntryPoint(name, value, "fsspec.specs").load() is StripeFileSystem
+
+
+def test_an_installed_bootseer_is_known_to_fsspec(tmp_path):
+    installed = {point.name for point in importlib.metadata.entry_points(group="fsspec.specs")}
+    if not set(PROTOCOLS) <= installed and not os.environ.get("CI"):
+        pytest.skip("what is installed is older than pyproject.toml: install again")
+    script = "import fsspec, sys; fsspec.open(sys.argv[1], 'wb').open().close(); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script, f"bsx+file://{tmp_path}/x"], check=True, timeout=60)
+    assert (tmp_path / "x").exists()
+
+
+def test_the_package_does_not_load_fsspec():
+    script = "import sys, bootseer.stripefs; sys.exit('fsspec' in sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("bsx+hdfs://host:8020/ckpt/x", Place("hdfs://host:8020", "/ckpt/x")),
+        ("hdfs://host:8020", Place("hdfs://host:8020", "/")),
+        ("bsx+hdfs://nameservice//a//b/", Place("hdfs://nameservice", "/a/b")),
+        ("bsx+file:///data/x", Place("file://", "/data/x")),
+        ("/data/x/", Place("file://", "/data/x")),
+        ("bsx+memory://a/b", Place("memory://", "/a/b")),
+        ("bsx+s3://bucket/a/b", Place("s3://", "/bucket/a/b")),
+        ("bsx+s3://bucket", Place("s3://", "/bucket")),
+        ("ftp://me@host:21/a/b", Place("ftp://me@host:21", "/a/b")),
+    ],
+)
+def test_urls(url, place):
+    assert split(url) == place
+    assert split(place.url) == place
+
+
+def test_a_relative_file_url_is_below_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert split("bsx+file://a/b").path == f"{tmp_path}/a/b"
+
+
+def test_a_url_is_all_that_a_user_needs(url):
+    with fsspec.open(f"{url}/a/x", "wb", unit=UNIT) as out:
+        out.write(DATA)
+    with fsspec.open(f"{url}/a/x") as file:
+        assert file.read() == DATA
+    fs, path = fsspec.url_to_fs(f"{url}/a/x")
+    assert fs.unstrip_protocol(path) == f"{url}/a/x"
+    assert fs.cat(f"{url}/a/x") == fs.cat(path) == DATA
+    assert [file.path for file in fsspec.open_files(f"{url}/a/*")] == [path]
+    inside = StripeFileSystem(url=f"{url}/a")
+    assert inside.cat("x") == inside.cat("/x") == inside.cat(f"{url}/a/x") == DATA
+    assert inside.unstrip_protocol("/x") == f"{url}/a/x"
+
+
+def test_another_store_is_refused(fs):
+    for wrong in ("bsx+hdfs://other:8020/store/x", "bsx+file:///elsewhere/x"):
+        with pytest.raises(ValueError, match="is not in the striped store"):
+            fs.open(wrong)
+
+
+def test_chains(url, tmp_path):
+    store(StripeFileSystem(url=url), "x")
+    cached = fsspec.open(f"simplecache::{url}/x", simplecache={"cache_storage": str(tmp_path / "cache")})
+    with cached as file:
+        assert file.read() == DATA
+    with fsspec.open(f"bsx://x::{url.removeprefix('bsx+')}") as file:
+        assert file.read() == DATA
+    with fsspec.open(f"{url}/y.gz", "wb", compression="infer") as out:
+        out.write(DATA)
+    with fsspec.open(f"{url}/y.gz", "rb", compression="infer") as file:
+        assert file.read() == DATA
+
+
+def test_instances_are_cached_and_pickled(fs):
+    assert StripeFileSystem(url=fs.storage_options["url"], unit=UNIT) is fs
+    again = pickle.loads(pickle.dumps(fs))
+    assert (again.url, again.unit) == (fs.url, UNIT)
+    store(fs, "x")
+    with fs.open("x") as file:
+        file.seek(1000)
+        with pickle.loads(pickle.dumps(file)) as other:
+            assert other.read(10) == file.read(10) == DATA[1000:1010]
+
+
+def test_wrong_options_are_errors(tmp_path):
+    with pytest.raises(ValueError, match="no striped store"):
+        StripeFileSystem()
+    with pytest.raises(TypeError, match="no option endpoint_url"):
+        StripeFileSystem(url=str(tmp_path), endpoint_url="x")
+    fs = StripeFileSystem(url=str(tmp_path))
+    with pytest.raises(TypeError):
+        fs.open("x", "wb", colour="red")
+    with pytest.raises(ValueError, match="mode"):
+        fs.open("x", "r+b")
+
+
+# Reading
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), size=st.sampled_from([0, 1, UNIT, 10 * UNIT, len(DATA)]), striped=st.booleans())
+def test_a_reader_is_a_file(tmp_path_factory, data, size, striped):
+    fs = StripeFileSystem(url=str(tmp_path_factory.getbasetemp() / "reader"), unit=UNIT)
+    path = f"f-{size}-{striped}"
+    if not fs.exists(path):
+        with fs.open(path, "wb", striped=striped) as out:
+            out.write(DATA[:size])
+    model = io.BytesIO(DATA[:size])
+    with fs.open(path, "rb", block_size=data.draw(st.sampled_from([UNIT, 5 * UNIT, 1 << 20]))) as file:
+        for _ in range(data.draw(st.integers(1, 12))):
+            match data.draw(st.sampled_from(["read", "readinto", "seek", "line", "all", "on", "on", "end"])):
+                case "read":
+                    count = data.draw(st.integers(0, size + 10))
+                    assert file.read(count) == model.read(count)
+                case "readinto":
+                    one = bytearray(data.draw(st.integers(0, 20 * UNIT)))
+                    two = bytearray(len(one))
+                    assert file.readinto(one) == model.readinto(two)
+                    assert one == two
+                case "seek":
+                    place = data.draw(st.integers(0, size + 10))
+                    assert file.seek(place) == model.seek(place)
+                case "line":
+                    assert file.readline() == model.readline()
+                case "on":
+                    for _ in range(data.draw(st.integers(1, 40))):
+                        assert file.read(1000) == model.read(1000)
+                case "all":
+                    assert file.read() == model.read()
+                case "end":
+                    assert file.seek(-min(5, size), 2) == model.seek(-min(5, size), 2)
+            assert file.tell() == model.tell()
+    deadline = time.monotonic() + 10
+    while budget.process().used and time.monotonic() < deadline:  # what was being read ahead when it was closed
+        time.sleep(0.001)
+    assert budget.process().used == 0
+
+
+class Counting(FolderBackend):
+    def __init__(self, root):
+        super().__init__(root)
+        self.read, self.requests = 0, 0
+
+    def read_many(self, pieces):
+        self.requests += 1
+        self.read += sum(len(part) for piece in pieces for part in piece.parts)
+        read_each(pieces)
+
+
+@pytest.fixture
+def counted(tmp_path) -> tuple[StripeFileSystem, Counting]:
+    fs = StripeFileSystem(url=str(tmp_path / "store"), unit=UNIT)
+    store(fs, "x")
+    backend = Counting(tmp_path / "store")
+    fs.store.backend = backend
+    return fs, backend
+
+
+@pytest.mark.parametrize("piece", [100, 5000, UNIT, 3 * UNIT, 70_000, len(DATA)])
+def test_reading_on_fetches_each_chunk_once_and_many_at_a_time(counted, piece):
+    fs, backend = counted
+    with fs.open("x", block_size=16 * UNIT) as file:
+        before = backend.read  # footers
+        while file.read(piece):
+            pass
+    assert backend.read - before == len(DATA)
+    assert backend.requests < 40  # of 201 chunks
+
+
+def test_ranges_are_one_request_per_file(counted):
+    fs, backend = counted
+    store(fs, "y")
+    backend.read = backend.requests = 0
+    starts = [10, 20, 5 * UNIT, 9 * UNIT + 1, 9 * UNIT, 0, 100 * UNIT, -10, 50, len(DATA) + 5]
+    ends = [30, 40, 5 * UNIT + 100, 9 * UNIT + 2, 9 * UNIT + 4, UNIT + 1, 101 * UNIT, None, 50, None]
+    found = fs.cat_ranges(["x", "y"] * 5, starts, ends)
+    assert found == [DATA[start:end] for start, end in zip(starts, ends, strict=True)]
+    assert backend.requests == 4  # footers and data of each
+    assert backend.read < 13 * UNIT
+
+
+def test_ranges_that_cannot_be_read(fs):
+    store(fs, "x")
+    found = fs.cat_ranges(["x", "none", "x"], 0, 10)
+    assert found[0] == found[2] == DATA[:10]
+    assert isinstance(found[1], FileNotFoundError)
+    with pytest.raises(FileNotFoundError):
+        fs.cat_ranges(["x", "none"], 0, 10, on_error="raise")
+    assert fs.cat(["x", "x"]) == {"/x": DATA}
+    assert fs.cat("*", on_error="omit") == {"/x": DATA}
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 200), st.integers(0, 200)), max_size=20), st.integers(1, 40), st.integers(0, 30)
+)
+def test_merged_ranges_cover_what_is_wanted_and_touch_no_unit_twice(ranges, grain, gap):
+    found = blocks(ranges, grain, gap)
+    members = {number: (block.start, block.end) for block in found for number, _, _ in block.members}
+    for number, (start, end) in enumerate(ranges):
+        assert (number in members) == (start < end)
+        if start < end:
+            assert members[number][0] <= start < end <= members[number][1]
+    for before, after in itertools.pairwise(found):
+        assert after.start - before.end > gap
+        assert (before.end - 1) // grain < after.start // grain
+
+
+def damage(fs: StripeFileSystem, offset: int) -> None:
+    stripe = sorted(Path(fs.url.removeprefix("file://"), ".bsx").iterdir())[0]
+    content = bytearray(stripe.read_bytes())
+    content[offset] ^= 1
+    stripe.write_bytes(content)
+
+
+def test_damaged_bytes_are_an_error_and_never_read(tmp_path, caplog):
+    fs = StripeFileSystem(url=str(tmp_path), unit=UNIT)
+    store(fs, "x")
+    damage(fs, 4096 + 20 * UNIT + 5)  # chunk 80
+    with fs.open("x", block_size=8 * UNIT) as file:
+        assert file.read(79 * UNIT) == DATA[: 79 * UNIT]
+        for _ in range(2):  # also when it was read ahead before
+            with pytest.raises(OSError, match="chunk 80 of x is damaged") as found:
+                file.read(3 * UNIT)
+            assert found.value.errno == errno.EIO
+            assert isinstance(found.value.__cause__, DataError)
+        file.seek(81 * UNIT)
+        assert file.read() == DATA[81 * UNIT :]
+    assert isinstance(fs.cat_ranges(["x"], [80 * UNIT], [80 * UNIT + 1])[0], OSError)
+
+
+def test_a_store_that_does_not_answer_is_not_an_empty_one(fs, monkeypatch):
+    def silent(path):
+        raise UnavailableError("no answer")
+
+    monkeypatch.setattr(fs.store.backend, "stat", silent)
+    for ask in (fs.exists, fs.isfile, fs.isdir):
+        with pytest.raises(TimeoutError):
+            ask("x")
+
+
+def test_without_memory_to_spare_reads_go_on(fs, monkeypatch):
+    store(fs, "x")
+    monkeypatch.setattr(budget, "_process", budget.ByteBudget(0))
+    with fs.open("x") as file:
+        assert b"".join(iter(lambda: file.read(999), b"")) == DATA
+
+
+FORKED = """
+import os, sys
+from bootseer.stripefs.fsspec_fs import StripeFileSystem
+fs = StripeFileSystem(url=sys.argv[1])
+data = fs.cat("x")
+file = fs.open("x", block_size=65536)
+assert file.read(100_000) == data[:100_000]
+child = os.fork()
+if not child:
+    assert file.read(300_000) == data[100_000:400_000]
+    assert fs.cat("x") == data
+    fs.pipe("y", data)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert file.read() == data[100_000:]
+assert fs.cat("y") == data
+"""
+
+
+def test_a_forked_child_reads_on_and_writes(tmp_path):
+    store(StripeFileSystem(url=str(tmp_path), unit=UNIT), "x")
+    subprocess.run([sys.executable, "-W", "error", "-c", FORKED, str(tmp_path)], check=True, timeout=60)
+
+
+# Writing
+
+
+@pytest.mark.parametrize("how", ["with", "open", "text", "exit", "forgotten"])
+def test_half_a_file_does_not_replace_a_whole_one(fs, url, how, caplog):
+    store(fs, "x")
+    if how == "forgotten":
+        out = fs.open("x", "wb")
+        out.write(b"half")
+        del out
+    else:
+        with pytest.raises(ZeroDivisionError):  # noqa: PT012  the writing is the test
+            if how == "with":
+                with fs.open("x", "wb") as out:
+                    out.write(b"half" * UNIT)
+                    raise ZeroDivisionError
+            elif how == "open":
+                with fsspec.open(f"{url}/x", "wb") as out:
+                    out.write(b"half")
+                    raise ZeroDivisionError
+            elif how == "text":
+                with fs.open("x", "w") as out:
+                    out.write("half")
+                    raise ZeroDivisionError
+            else:
+                out = fs.open("x", "wb")
+                try:
+                    out.write(b"half")
+                    raise ZeroDivisionError
+                finally:
+                    out.close()
+    assert fs.cat("x") == DATA
+    assert "x is not published" in caplog.text
+    assert len(fs.store.backend.list(".bsx")) == 4
+
+
+def test_a_file_written_while_another_error_is_handled_is_published(fs):
+    try:
+        raise ZeroDivisionError
+    except ZeroDivisionError:
+        with fs.open("x", "wb") as out:
+            out.write(b"report")
+    assert fs.cat("x") == b"report"
+
+
+def test_nothing_is_seen_before_the_close(fs):
+    out = fs.open("x", "wb")
+    out.write(DATA)
+    assert out.tell() == len(DATA)
+    assert not fs.exists("x")
+    out.close()
+    assert fs.cat("x") == DATA
+    with pytest.raises(ValueError, match="closed"):
+        out.write(b"x")
+
+
+def test_append_begins_with_what_is_there(fs):
+    for part in (b"one", b"two", DATA):
+        with fs.open("x", "ab") as out:
+            out.write(part)
+    assert fs.cat("x") == b"onetwo" + DATA
+
+
+def test_an_exclusive_file_that_comes_second_replaces_nothing(fs):
+    out = fs.open("x", "xb")
+    out.write(b"late")
+    fs.pipe("x", b"first")
+    with pytest.raises(OSError, match="another writer"):
+        out.close()
+    assert fs.cat("x") == b"first"
+    with pytest.raises(FileExistsError):
+        fs.pipe_file("x", b"no", mode="create")
+
+
+def test_transactions_are_all_or_nothing(fs):
+    fs.pipe("old", b"old")
+    with fs.transaction:
+        fs.pipe("a", DATA)
+        fs.pipe("d/b", b"b")
+        fs.pipe("old", b"new")
+        assert not fs.exists("a")
+        assert fs.cat("old") == b"old"
+    assert (fs.cat("a"), fs.cat("d/b"), fs.cat("old")) == (DATA, b"b", b"new")
+    with pytest.raises(ZeroDivisionError), fs.transaction:  # noqa: PT012
+        fs.pipe("a", b"other")
+        fs.pipe("c", DATA)
+        raise ZeroDivisionError
+    assert fs.cat("a") == DATA
+    assert not fs.exists("c")
+    fs.pipe("c", b"c")  # no longer held back
+    assert fs.cat("c") == b"c"
+
+
+def test_names_of_the_store_are_not_written(fs):
+    for name in (".bsx/x", "d/.tmp-x"):
+        with pytest.raises(PermissionError, match="keeps names"):
+            fs.open(name, "wb")
+        with pytest.raises(PermissionError):
+            fs.mkdir(name)
+
+
+# Names
+
+
+def test_moves(fs):
+    store(fs, "d/x")
+    info = fs.info("d/x")
+    fs.mv("d/x", "d/y")
+    assert fs.info("d/y")["uuid"] == info["uuid"]  # a rename, no copy
+    fs.mv("d/y", "e/z")  # its stripes move too
+    assert fs.cat("e/z") == DATA
+    fs.mv("e", "f/")
+    assert fs.find("/") == ["/f/e/z"]
+    fs.mv("f/e", "g")
+    assert fs.cat("g/z") == DATA
+    fs.pipe({"a": b"a", "b": b"b"})
+    fs.mv("a", "b")
+    assert fs.cat("b") == b"a"
+    fs.mv(["b"], "g", recursive=True)
+    assert fs.find("/") == ["/g/b", "/g/z"]
+    with pytest.raises(FileNotFoundError):
+        fs.mv("none", "h")
+    with pytest.raises(ValueError, match="into itself"):
+        fs.mv("g", "g/h")
+
+
+def test_copies_have_stripes_of_their_own(fs):
+    store(fs, "x", width=2)
+    fs.cp_file("x", "y")
+    assert (fs.info("y")["width"], fs.info("y")["digest"]) == (2, fs.info("x")["digest"])
+    fs.rm("x")
+    assert fs.cat("y") == DATA
+
+
+def test_folders(fs, url):
+    with pytest.raises(FileNotFoundError):
+        fs.mkdir("a/b", create_parents=False)
+    fs.mkdir("a/b")
+    assert fs.isdir("a/b")
+    with pytest.raises(FileExistsError):
+        fs.mkdir("a")
+    with pytest.raises(FileExistsError):
+        fs.makedirs("a")
+    fs.makedirs("a/b", exist_ok=True)
+    store(fs, "a/x")
+    with pytest.raises(NotADirectoryError):
+        fs.mkdir("a/x/y")
+    with pytest.raises(FileExistsError):
+        fs.makedirs("a/x", exist_ok=True)
+    for wrong in (fs.rmdir, fs.rm):
+        with pytest.raises(OSError, match="not empty"):
+            wrong("a")
+    with pytest.raises(IsADirectoryError):
+        fs.open("a")
+    with pytest.raises(IsADirectoryError):
+        fs.rm_file("a")
+    with pytest.raises(FileNotFoundError):
+        fs.rm("none")
+    fs.rmdir("a/b")
+    assert fs.ls("a", detail=False) == ["/a/x"]
+    fs.rm("a/x")
+    fs.rm("a")  # empty but for what the store keeps there
+    assert not fs.exists("a")
+    store(fs, "a/x")
+    fs.rm("a", recursive=True)
+    assert fs.find("/") == []
+
+
+def test_what_a_file_is(fs):
+    store(fs, "d/x", width=3)
+    fs.pipe("d/small", b"small")
+    info = fs.info("d/x")
+    assert (info["name"], info["size"], info["type"]) == ("/d/x", len(DATA), "file")
+    assert (info["striped"], info["width"], info["unit"]) == (True, 3, UNIT)
+    assert fs.du("/") == len(DATA) + 5
+    assert fs.du("/", total=False) == {"/d/small": 5, "/d/x": len(DATA)}
+    assert fs.glob("d/*") == ["/d/small", "/d/x"]
+    assert fs.walk("/").__next__()[1:] == (["d"], [])
+    before = {name: (fs.checksum(name), fs.ukey(name)) for name in ("d/x", "d/small")}
+    assert before == {name: (fs.checksum(name), fs.ukey(name)) for name in before}
+    assert fs.modified("d/x") == fs.created("d/x")
+    store(fs, "d/x")
+    fs.pipe("d/small", b"other")
+    for name, (checksum, ukey) in before.items():
+        assert fs.checksum(name) != checksum
+        assert fs.ukey(name) != ukey
+
+
+def test_get_and_put_are_whole(fs, tmp_path):
+    (tmp_path / "in").write_bytes(DATA)
+    fs.put_file(str(tmp_path / "in"), "d/x")
+    fs.get_file("d/x", str(tmp_path / "out/x"))
+    assert (tmp_path / "out/x").read_bytes() == DATA
+    held = io.BytesIO()
+    fs.get_file("d/x", held)
+    assert held.getvalue() == DATA
+    with pytest.raises(FileExistsError):
+        fs.put_file(str(tmp_path / "in"), "d/x", mode="create")
+    with pytest.raises(FileNotFoundError):
+        fs.get_file("d/none", str(tmp_path / "none"))
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_mapper_and_text(fs, url):
+    mapper = fsspec.get_mapper(f"{url}/map")
+    mapper["a"] = b"1"
+    mapper["b/c"] = DATA
+    assert dict(mapper) == {"a": b"1", "b/c": DATA}
+    fs.write_text("t", "süß\nzwei\n")
+    with fs.open("t", "r") as file:
+        assert list(file) == ["süß\n", "zwei\n"]
+    assert fs.head("t", 3) == b"s\xc3\xbc"
+    assert fs.read_block("t", 0, 100, b"\n") == "süß\nzwei\n".encode()
