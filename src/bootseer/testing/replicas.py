@@ -38,7 +38,7 @@ class Replicas:
         return found
 
     def blocks(self, path: str, *, replicas: int = 1, deadline: float = 20.0) -> list[BlockAt]:
-        """The blocks of a file once each has so many replicas or more, and the same in the NameNode's eyes and on disk."""
+        """The blocks of a file, once each has so many replicas and the NameNode knows of just those on disk."""
         until = time.monotonic() + deadline
         while True:
             blocks = self._cluster.web.blocks(path)

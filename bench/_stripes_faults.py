@@ -1,0 +1,52 @@
+"""Reads while one DataNode is frozen, killed or slow: before the read begins, or when a third of it is done."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+from _stripes_client import Task
+from _stripes_run import Runner
+from bootseer.testing.shapedhdfs import ShapedHadoop
+
+SHARE = 0.1
+"""What is left of a slow DataNode's link."""
+_SETTLE = 0.5
+
+
+class Faults:
+    """Rounds of the three faults, on one DataNode after another."""
+
+    def __init__(self, site: ShapedHadoop, runner: Runner, task: Task) -> None:
+        self._site, self._runner, self._task = site, runner, task
+
+    def round(self, n: int, healthy: float) -> None:
+        """Each fault once, on DataNode ``n`` modulo 4; before the read in even rounds, else on the way.
+
+        ``healthy``: seconds that a read without a fault takes.
+        """
+        index = n % 4
+        after = healthy / 3 if n % 2 else 0.0
+        cluster = self._site.cluster
+        try:
+            self._read("frozen", index, after, partial(cluster.pause, index))
+        finally:
+            cluster.resume(index)
+        time.sleep(_SETTLE)  # what it kept in its queues crosses its link now
+        try:
+            self._read("slow", index, after, partial(self._site.slow, index, SHARE))
+        finally:
+            self._site.slow(index, 1)
+        time.sleep(_SETTLE)
+        try:
+            self._read("killed", index, after, partial(cluster.kill, index))
+        finally:
+            cluster.restart(index)
+
+    def _read(self, name: str, index: int, after: float, fault: partial[None]) -> None:
+        self._runner.record(
+            name,
+            lambda: self._runner.client(self._task, fault=fault, after=after),
+            datanode=index,
+            when="on the way" if after else "before",
+        )

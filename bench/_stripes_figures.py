@@ -1,0 +1,68 @@
+"""The figures of bench/stripefs, computed from the runs of a report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from _figures import Medians, Missing
+from _stripes_capped import CAP
+from bootseer.report import Report
+
+FAULTS = ("frozen", "killed", "slow")
+SPEED = "mib_per_s"
+
+
+def compute(report: Report, say: Callable[[str], None]) -> None:
+    """Replace the figures of ``report``; says which cannot be computed and why."""
+    report.figures.clear()
+    runs = Medians(report.runs)
+
+    def ratio(name: str, target: str, ours: str, others: tuple[str, ...], field: str = SPEED) -> None:
+        """``ours`` divided by the largest of ``others``."""
+        value = runs.of(ours, field) / max(runs.of(other, field) for other in others)
+        n = runs.count(ours, *others, field=field)
+        report.figure(name, value, unit="ratio", target=target, n=n, of="median")
+
+    def caps() -> None:
+        n = runs.count("capped:striped")
+        value = runs.of("capped:striped", SPEED) / (4 * CAP)
+        report.figure("read_vs_caps", value, unit="ratio", target=">= 0.85", n=n, of="median")
+
+    def failed() -> None:
+        of_faults = [run for run in report.runs if run.variant in {f"capped:{name}" for name in FAULTS}]
+        if not of_faults:
+            raise Missing("no run with a fault")
+        count = sum(bool(run.failed) for run in of_faults)
+        report.figure("failed_with_faults", float(count), unit="reads", target="<= 0", n=len(of_faults), of="max")
+
+    vanilla = ("capped:hdfs-native", "capped:hadoop-client")
+    replicated = ("capped:write-hdfs-native-replicated", "capped:write-hadoop-client-replicated")
+    coded = ("capped:erasure-coded-hdfs-native", "capped:erasure-coded-hadoop-client")
+    striped, collided = "capped:striped", "capped:colliding-striped"
+    makers: list[Callable[[], None]] = [
+        lambda: ratio("read_vs_vanilla", ">= 3.5", striped, vanilla),
+        lambda: ratio(
+            "read_vs_vanilla_colliding", ">= 3.5", collided, (*vanilla, "capped:colliding-hdfs-native")
+        ),
+        caps,
+        lambda: ratio(
+            "write_vs_vanilla", ">= 2.5", "capped:write-striped",
+            ("capped:write-hdfs-native", "capped:write-hadoop-client"),
+        ),
+        # with both directions limited, two replicas use the links of 4 DataNodes twice: nobody can have more than 2
+        lambda: ratio("write_vs_vanilla_replicated", ">= 1", "capped:write-striped-replicated", replicated),
+        lambda: ratio(
+            "uncapped_vs_hdfs_native", ">= 2", "free:striped", ("free:hdfs-native", "free:hdfs-native-4-stripes")
+        ),
+        *(
+            (lambda fault=fault: ratio(f"{fault}_vs_healthy", "<= 1.5", f"capped:{fault}", (striped,), "seconds"))
+            for fault in FAULTS
+        ),
+        failed,
+        lambda: ratio("read_vs_erasure_coding", ">= 1", striped, coded),
+    ]  # fmt: skip
+    for make in makers:
+        try:
+            make()
+        except Missing as exc:
+            say(f"no figure: {exc}")

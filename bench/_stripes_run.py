@@ -1,0 +1,198 @@
+"""Runs of bench/stripefs: a client process for each, told when to begin and, if wanted, disturbed on the way."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from _stripes_client import Answer, Task, digest
+from bootseer import hdfs
+from bootseer.errors import BootseerError, UnavailableError
+from bootseer.report import Report, Run
+from bootseer.testing.hadoop import HadoopCluster
+
+CLIENT = Path(__file__).with_name("_stripes_client.py")
+_PIECE = 1 << 20
+_PIPE = 64 << 10
+"""Bytes that a pipe holds (Linux): what is in it was not yet taken."""
+LIMIT = 120.0
+"""Seconds after which a client is killed: it hangs."""
+
+
+_began = time.monotonic()
+
+
+def say(line: str) -> None:
+    """A line of progress, with the seconds since the start."""
+    print(f"{time.monotonic() - _began:4.0f} s  {line}", file=sys.stderr, flush=True)
+
+
+def _ended(process: subprocess.Popen[bytes]) -> None:
+    """Wait for Hadoop's client; `BootseerError` with its last line when it failed."""
+    assert process.stderr is not None
+    said = process.stderr.read().decode(errors="replace").strip().splitlines()
+    if process.wait(LIMIT):
+        raise BootseerError(f"Hadoop's client failed: {(said or ['no message'])[-1]}")
+
+
+class Wrong(BootseerError):
+    """Other bytes than were written: nothing that is measured after that is worth anything."""
+
+
+class Runner:
+    """Runs variants over the content of the file ``content``; every run goes into ``report``.
+
+    ``where`` names the cluster in the variants (``capped:striped``); ``prefix`` puts a command where clients are.
+    """
+
+    def __init__(
+        self, report: Report, where: str, cluster: HadoopCluster, content: Path, prefix: Sequence[str] = ()
+    ) -> None:
+        self.report, self.where, self.cluster, self.content, self.prefix = report, where, cluster, content, list(prefix)
+        self.size = content.stat().st_size
+        self.expected = digest(content.read_bytes())
+        self._counts: dict[str, int] = {}
+
+    # -- ways -----------------------------------------------------------------------------------------------------
+
+    def client(
+        self,
+        task: Task,
+        *,
+        prefix: Sequence[str] | None = None,
+        environ: dict[str, str] | None = None,
+        fault: Callable[[], None] | None = None,
+        after: float = 0.0,
+    ) -> Answer:
+        """One run of a client process; ``fault`` is called ``after`` seconds from the moment it begins.
+
+        Raises `BootseerError` with its last line when it fails, `UnavailableError` when it does not end.
+        """
+        argv = [
+            *(self.prefix if prefix is None else prefix),
+            sys.executable,
+            str(CLIENT),
+            msgspec.json.encode(task).decode(),
+        ]
+        with subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **(environ or {})},
+        ) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            watchdog = threading.Timer(LIMIT, process.kill)
+            watchdog.start()
+            try:
+                if process.stdout.readline() == "ready\n":
+                    if fault is not None and after <= 0:
+                        fault()
+                    process.stdin.write("go\n")
+                    process.stdin.flush()
+                    if fault is not None and after > 0:
+                        time.sleep(after)
+                        fault()
+                out, err = process.communicate()
+            finally:
+                watchdog.cancel()
+                process.kill()
+        if process.returncode < 0:
+            raise UnavailableError(f"a {task.way} client did not end within {LIMIT:.0f} s")
+        if process.returncode:
+            raise BootseerError((err.strip().splitlines() or ["no message"])[-1])
+        return msgspec.json.decode(out, type=Answer)
+
+    def stock_read(self, path: str) -> Answer:
+        """Hadoop's own client writes the file into a pipe: from its first byte to its last, so without its JVM's start
+        and without finding the blocks."""
+        with self._shell("-D", f"io.file.buffer.size={_PIECE}", "-cat", path) as process:
+            assert process.stdout is not None
+            buffer = memoryview(bytearray(self.size))
+            buffer[::4096] = bytes(len(range(0, self.size, 4096)))
+            done = process.stdout.readinto(buffer[:1])  # type: ignore[attr-defined]
+            began = time.perf_counter()
+            while done < self.size and (count := process.stdout.readinto(buffer[done:])):  # type: ignore[attr-defined]
+                done += count
+            seconds = time.perf_counter() - began
+            _ended(process)
+        return Answer(seconds=seconds, digest=digest(buffer[:done]))
+
+    def stock_write(self, path: str, replication: int) -> Answer:
+        """Hadoop's own client writes what it reads from a pipe: from when it takes the second pipeful to its end."""
+        data = memoryview(self.content.read_bytes())
+        with self._shell("-D", f"dfs.replication={replication}", "-put", "-f", "-", path) as process:
+            assert process.stdin is not None
+            done = process.stdin.write(data[:_PIPE])
+            done += process.stdin.write(data[done : done + 1])
+            began = time.perf_counter()
+            while done < self.size:
+                done += process.stdin.write(data[done : done + _PIECE])
+            process.stdin.close()
+            process.wait(LIMIT)
+            seconds = time.perf_counter() - began
+            _ended(process)
+        return Answer(seconds=seconds, digest=self.expected)
+
+    @contextlib.contextmanager
+    def _shell(self, *args: str) -> Iterator[subprocess.Popen[bytes]]:
+        argv = [*self.prefix, *self.cluster.shell_argv(args)]
+        with subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
+        ) as process:
+            watchdog = threading.Timer(LIMIT, process.kill)
+            watchdog.start()
+            try:
+                yield process
+            finally:
+                watchdog.cancel()
+                process.kill()
+
+    # -- records --------------------------------------------------------------------------------------------------
+
+    def record(self, variant: str, measure: Callable[[], Answer], **details: object) -> float | None:
+        """Measure and keep one run; its seconds, None when it failed. Raises `Wrong` for other bytes."""
+        name = f"{self.where}:{variant}"
+        n = self._counts[name] = self._counts.get(name, 0) + 1
+        try:
+            answer = measure()
+        except (BootseerError, OSError) as exc:
+            self.report.runs.append(Run(variant=name, n=n, failed=str(exc), details=dict(details)))
+            say(f"{name}: failed: {exc}")
+            return None
+        if answer.digest != self.expected:
+            raise Wrong(f"{name} has other bytes than were written")
+        speed = round(self.size / answer.seconds / 2**20, 1)
+        run = Run(variant=name, n=n, seconds=round(answer.seconds, 4), details={"mib_per_s": speed, **details})
+        self.report.runs.append(run)
+        said = "".join(f", {key} {value}" for key, value in details.items())
+        say(f"{name}: {answer.seconds:.2f} s, {speed} MiB/s{said}")
+        return answer.seconds
+
+    def task(self, way: str, folder: str, path: str, **options: object) -> Task:
+        """A task over the whole content; ``options``: more fields of `Task`."""
+        fields = {"way": way, "url": f"{self.cluster.url}{folder}", "path": path, "size": self.size, **options}
+        return msgspec.convert(fields, Task)
+
+    def written(self, way: str, folder: str, path: str, **options: object) -> Task:
+        return self.task(way, folder, path, source=str(self.content), **options)
+
+    def check(self, task: Task) -> None:
+        """Read a file that was written; raises `Wrong` for other bytes."""
+        if self.client(task).digest != self.expected:
+            raise Wrong(f"{task.path} in {task.url} has other bytes than were written")
+
+    def remove(self, folder: str) -> None:
+        """Delete a folder of the cluster, blocks and all; no error when it is not there."""
+        with contextlib.suppress(BootseerError):
+            hdfs.connect(self.cluster.url).delete(folder, recursive=True)
