@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import logging
 import os
 import uuid
 from collections.abc import Callable
@@ -22,7 +24,9 @@ from bootseer.stripefs.layout import Pointer
 from bootseer.stripefs.read import ChunkFile, PlainFile, StripedFile, open_file, read_pointer
 from bootseer.stripefs.repair import Repair, repair
 from bootseer.stripefs.save import Save, begin
-from bootseer.stripefs.write import StripeWriter, Written
+from bootseer.stripefs.write import StripeLost, StripeWriter, Written
+
+_log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
@@ -75,18 +79,27 @@ class StripeFS:
     ) -> Written:
         """Store the local file ``local`` at ``path``, atomically; an existing file is replaced.
 
+        When the storage loses a stripe while it is written, everything is written once more, under fresh names.
         ``before``: as of `create`.
         """
+
+        def attempt(src: io.FileIO) -> Written:
+            size = os.fstat(src.fileno()).st_size
+            with self.create(path, width=width, unit=unit, before=before) as out:
+                while data := src.read(4 << 20):
+                    out.write(data)
+                    if progress:
+                        progress(out.size, size)
+                return out.finish()
+
         try:
             with open(local, "rb", buffering=0) as src:
-                size = os.fstat(src.fileno()).st_size
-                with self.create(path, width=width, unit=unit, before=before) as out:
-                    buffer = memoryview(bytearray(4 << 20))
-                    while count := src.readinto(buffer):
-                        out.write(buffer[:count])
-                        if progress:
-                            progress(out.size, size)
-                    return out.finish()
+                try:
+                    return attempt(src)
+                except StripeLost as exc:
+                    _log.warning("storing %s again from its beginning: %s", local, exc)
+                    src.seek(0)
+                    return attempt(src)
         except OSError as exc:
             raise from_os_error(exc, f"read {local}") from exc
 

@@ -1,0 +1,173 @@
+"""A write whose storage fails under it: what is tried again, what is left, and writers that wake up late."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from bootseer.errors import UnavailableError
+from bootseer.stripefs import folder, layout, open_fs, write
+from bootseer.stripefs.fs import StripeFS
+from bootseer.stripefs.write import StripeLost
+
+UNIT = 4096
+
+
+@pytest.fixture
+def fs(tmp_path) -> StripeFS:
+    return open_fs(str(tmp_path / "store"))
+
+
+def stripes(fs: StripeFS) -> list[str]:
+    return [path.name for path in Path(fs.url).rglob("*") if path.parent.name == ".bsx" and path.suffix]
+
+
+def content(fs: StripeFS, path: str) -> bytes:
+    with fs.open(path) as file:
+        return file.read(0, file.size)
+
+
+class Flaky:
+    """Makes the storage lose stripes: the first ``failures`` writes of a chunk to stripe 1 fail."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, failures: int) -> None:
+        self.left = failures
+        real = folder._Sink.write
+
+        def failing(sink: folder._Sink, data: bytes | memoryview) -> None:
+            if self.left and sink._path.suffix == ".1" and len(data) == UNIT and data[:1] != b"B":
+                self.left -= 1
+                raise UnavailableError("every DataNode of a block failed")
+            real(sink, data)
+
+        monkeypatch.setattr(folder._Sink, "write", failing)
+
+
+def test_put_begins_anew_when_a_stripe_is_lost(fs, tmp_path, monkeypatch, caplog):
+    data = os.urandom(layout.PLAIN_BELOW + 5)
+    (tmp_path / "large").write_bytes(data)
+    Flaky(monkeypatch, 1)
+    fs.put(tmp_path / "large", "f", unit=UNIT)
+    assert content(fs, "f") == data
+    assert "storing" in caplog.text
+    assert "again from its beginning" in caplog.text
+    assert len(stripes(fs)) == 4  # none of the first attempt
+
+
+def test_put_gives_up_the_second_time(fs, tmp_path, monkeypatch):
+    (tmp_path / "large").write_bytes(bytes(layout.PLAIN_BELOW + 5))
+    Flaky(monkeypatch, 2)
+    with pytest.raises(StripeLost, match="every DataNode"):
+        fs.put(tmp_path / "large", "f", unit=UNIT)
+    assert stripes(fs) == []
+
+
+def test_a_lost_stripe_ends_a_write_whose_bytes_are_gone(fs, monkeypatch):
+    Flaky(monkeypatch, 1)
+    with pytest.raises(StripeLost), fs.create("f", striped=True, unit=UNIT) as out:
+        out.write(b"x" * 100 * UNIT)
+    assert stripes(fs) == []
+
+
+def test_publishing_waits_for_a_storage_that_is_away(fs, monkeypatch, caplog):
+    monkeypatch.setattr(write, "OUTAGE", 5.0)
+    real, calls = folder.FolderBackend.rename, [0]
+
+    def away(self: folder.FolderBackend, src: str, dst: str, *, overwrite: bool) -> None:
+        calls[0] += 1
+        if calls[0] == 1:
+            raise UnavailableError("no answer")
+        if calls[0] == 2:  # it happens, but the answer is lost
+            real(self, src, dst, overwrite=overwrite)
+            raise UnavailableError("no answer")
+        real(self, src, dst, overwrite=overwrite)
+
+    monkeypatch.setattr(folder.FolderBackend, "rename", away)
+    with fs.create("f", striped=True, unit=UNIT) as out:
+        out.write(b"x" * 9 * UNIT)
+    assert calls[0] == 3
+    assert content(fs, "f") == b"x" * 9 * UNIT
+    assert "publishing goes on" in caplog.text
+
+
+def test_a_storage_that_stays_away_is_an_error_in_time(fs, monkeypatch):
+    monkeypatch.setattr(write, "OUTAGE", 0.3)
+
+    def away(*args: object, **options: object) -> None:
+        raise UnavailableError("no answer")
+
+    monkeypatch.setattr(folder.FolderBackend, "rename", away)
+    begin = time.monotonic()
+    with pytest.raises(UnavailableError), fs.create("f", striped=True, unit=UNIT) as out:
+        out.write(b"x" * 9 * UNIT)
+    assert time.monotonic() - begin < 10
+
+
+def test_a_storage_that_hangs_is_an_error_in_time(fs, monkeypatch):
+    monkeypatch.setattr(write, "STALL", 0.5)
+    release = threading.Event()
+
+    def hanging(sink: folder._Sink, data: bytes | memoryview) -> None:
+        release.wait(30)
+
+    monkeypatch.setattr(folder._Sink, "write", hanging)
+    out = fs.create("f", striped=True, unit=UNIT, width=1)
+    try:
+        with pytest.raises(UnavailableError, match="has not gone on"):
+            out.write(b"x" * 50 * UNIT)
+    finally:
+        release.set()
+        out.abandon()
+
+
+def test_many_small_writes_and_changing_memory(fs):
+    data, buffer = os.urandom(3 * UNIT * 7 + 5), bytearray(77)
+    with fs.create("f", striped=True, unit=UNIT, width=3) as out:
+        for at in range(0, len(data), 77):
+            piece = data[at : at + 77]
+            buffer[: len(piece)] = piece
+            assert out.write(memoryview(buffer)[: len(piece)]) == len(piece)
+    assert content(fs, "f") == data
+
+
+ZOMBIE = """
+import sys
+from bootseer.errors import BootseerError
+from bootseer.stripefs import open_fs
+fs = open_fs(sys.argv[1])
+try:
+    with fs.create("ck/f", striped=True, unit=4096, width=3) as out:
+        out.write(b"zombie" * 9000)
+except BootseerError as exc:
+    sys.exit(exc.exit_code)
+"""
+
+
+@pytest.mark.parametrize(("point", "code"), [("stripe@5", 73), ("close@2", 73), ("pointer", 73), ("rename", 0)])
+def test_a_writer_that_wakes_up_after_a_takeover(fs, point, code):
+    """Before its check of the pointer it gives up. Between check and rename it may win: then the file is wholly its."""
+    with fs.create("ck/f", striped=True, unit=UNIT, width=3) as out:
+        out.write(b"first" * 9000)
+    name, _, nth = point.partition("@")
+    fault = f"stripefs.write.{name}=stop{'@' + nth if nth else ''}"
+    zombie = subprocess.Popen([sys.executable, "-c", ZOMBIE, fs.url], env={**os.environ, "BOOTSEER_FAULTS": fault})
+    try:
+        # it stops itself where the fault says, and is continued after another writer has published
+        assert os.WIFSTOPPED(os.waitpid(zombie.pid, os.WUNTRACED)[1])
+        with fs.create("ck/f", striped=True, unit=UNIT, width=3) as out:
+            out.write(b"second" * 9000)
+        assert content(fs, "ck/f") == b"second" * 9000
+        zombie.send_signal(signal.SIGCONT)
+        assert zombie.wait(20) == code
+    finally:
+        zombie.kill()
+        zombie.wait(20)
+    assert content(fs, "ck/f") == (b"second" if code else b"zombie") * 9000
+    fs.verify("ck")
+    if code:
+        assert len(stripes(fs)) == 3
