@@ -145,6 +145,7 @@ def test_readers_of_one_hdfs_file_have_one_version(monkeypatch, late):
             for _ in range(remote.READERS + 1):
                 seen.append(file.read(0, 1))
 
+    monkeypatch.setenv("BOOTSEER_HDFS_ACCESS", "native")
     monkeypatch.setattr("bootseer.hdfs.connect", lambda url: client)
     store = StripeFS(remote.HdfsBackend("hdfs://n:1/base"))
     with pytest.raises(DataError, match="replaced while it was read"):
@@ -154,6 +155,7 @@ def test_readers_of_one_hdfs_file_have_one_version(monkeypatch, late):
 
 def test_unchanged_hdfs_files_are_read_through_several_readers(monkeypatch):
     client = Client()
+    monkeypatch.setenv("BOOTSEER_HDFS_ACCESS", "native")
     monkeypatch.setattr("bootseer.hdfs.connect", lambda url: client)
     with StripeFS(remote.HdfsBackend("hdfs://n:1/base")).open("f") as file:
         assert b"".join(file.read(0, 1) for _ in range(9)) == b"a" * 9

@@ -68,7 +68,8 @@ class Piece(NamedTuple):
 class Sink(Protocol):
     """A new file being written, by one thread."""
 
-    def write(self, data: bytes | memoryview) -> None: ...
+    def write(self, data: bytes | memoryview) -> int | None:
+        """Take all of ``data``."""
 
     def close(self) -> None:
         """Finish: after it the bytes survive what the storage promises to survive."""

@@ -1,0 +1,376 @@
+"""The threads of the read scheduler: they transfer what `bootseer.stripefs.schedule` decides, and check the bytes.
+
+Concurrency: one lock guards the scheduler and everything here; no transfer, check, copy or request to the NameNode
+happens under it. Callers of `Engine.read` only wait. Workers (as many as there are transfers under way) do one thing
+after another; a watcher looks every 10 ms at what is late, while there is anything. Idle threads end after 10 s. A call
+returns or raises when no transfer can touch the caller's memory any more: it cancels them and waits. See
+docs/internals/engine.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from bootseer.errors import BootseerError, DataError, UnavailableError
+from bootseer.hdfs.placement import picked
+from bootseer.hdfs.records import DataNode, FileBlocks, Located
+from bootseer.hdfs.replica_errors import Cancelled, CorruptReplica, StaleReplica, UncheckedReplica
+from bootseer.stripefs import budget
+from bootseer.stripefs.backend import DEADLINE, Piece
+from bootseer.stripefs.direct import BlockFile, Views, spot, views
+from bootseer.stripefs.schedule import Scheduler, Then, Tuning
+from bootseer.stripefs.work import Attempt, Joining, Landing, Lane, Outcome, Relocate, Request
+
+_log = logging.getLogger(__name__)
+
+TICK = 0.010
+PROBE_DEADLINE = 2.0
+_IDLE = 10.0
+
+
+class Transfer(Protocol):
+    """One read under way; `cancel` from any thread makes it raise `Cancelled` soon. ``received``: bytes so far."""
+
+    received: int
+
+    def cancel(self) -> None: ...
+
+
+class Transport(Protocol):
+    """How bytes of a block are had; `bootseer.hdfs.datanode` is the real one."""
+
+    def transfer(self) -> Transfer: ...
+
+    def read(
+        self,
+        node: DataNode,
+        located: Located,
+        offset: int,
+        parts: Sequence[memoryview],
+        *,
+        deadline: float,
+        verify: bool,
+        transfer: Transfer,
+    ) -> None: ...
+
+
+class _DataNodes:
+    """The real transport."""
+
+    def transfer(self) -> Transfer:
+        from bootseer.hdfs import datanode
+
+        return datanode.Transfer()
+
+    def read(
+        self,
+        node: DataNode,
+        located: Located,
+        offset: int,
+        parts: Sequence[memoryview],
+        *,
+        deadline: float,
+        verify: bool,
+        transfer: Transfer,
+    ) -> None:
+        from bootseer.hdfs import datanode
+
+        assert isinstance(transfer, datanode.Transfer)
+        datanode.read(node, located, offset, parts, deadline=deadline, verify=verify, transfer=transfer)
+
+
+class Report:
+    """Tell the NameNode that a replica is damaged."""
+
+    __slots__ = ("file", "replica")
+
+    def __init__(self, file: BlockFile, replica: Located) -> None:
+        self.file, self.replica = file, replica
+
+
+_Job = Attempt | Relocate | Report
+
+
+class Engine:
+    """Reads pieces of `BlockFile`s. One per process is enough (`shared`): DataNodes are then known to all readers."""
+
+    def __init__(
+        self,
+        transport: Transport | None = None,
+        *,
+        tuning: Tuning | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.scheduler = Scheduler(tuning, budget.process())
+        self._transport, self._clock = transport or _DataNodes(), clock
+        self._lock = threading.Lock()
+        self._ready: deque[_Job] = deque()
+        self._wake, self._stir = threading.Condition(self._lock), threading.Condition(self._lock)
+        self._idle = self.threads = 0
+        self._watching = False
+        self._waiting: dict[Request, threading.Event] = {}
+
+    def read(self, pieces: Sequence[tuple[BlockFile, Piece]]) -> None:
+        """Fill and check all ``pieces``. The promises of `bootseer.stripefs.backend.Backend.read_many`."""
+        lanes = [lane for file, piece in pieces for lane in file.lanes(piece)]
+        if not lanes:
+            return
+        request = Request(lanes, next((piece.name or file.path for file, piece in pieces), ""))
+        done = threading.Event()
+        try:
+            with self._lock:
+                self._know(lanes)
+                self._waiting[request] = done
+                self.scheduler.submit(request, self._clock())
+                self._dispatch()
+                self._watch_on()
+            while not done.wait(1.0):
+                pass
+        except BaseException as exc:
+            self._give_up(request, done, exc)
+            raise
+        finally:
+            with self._lock:
+                self._waiting.pop(request, None)
+        if request.error is not None:
+            raise request.error
+
+    def _give_up(self, request: Request, done: threading.Event, error: BaseException) -> None:
+        """The caller was interrupted: it may go on when nothing touches its memory any more."""
+        while True:
+            try:
+                with self._lock:
+                    self.scheduler.fail(request, error)
+                    if request.finished:
+                        return
+                self._stop_cancelled()
+                if done.wait(0.05):
+                    return
+            except KeyboardInterrupt:  # one is being raised already
+                continue
+
+    def _know(self, lanes: Sequence[Lane]) -> None:
+        for lane in lanes:
+            for key, node in spot(lane.place).nodes.items():
+                self.scheduler.node(key, node.address)
+
+    # -- under the lock -------------------------------------------------------------------------------------------
+
+    def _dispatch(self, here: bool = False) -> None:
+        """Have done what can be done now; ``here``: the calling thread does the first of it."""
+        now = self._clock()
+        while (doing := self.scheduler.take(now)) is not None:
+            if isinstance(doing, Attempt):
+                doing.handle = self._transport.transfer()
+            self._ready.append(doing)
+        others = len(self._ready) - here
+        for _ in range(others - self._idle):
+            threading.Thread(target=self._work, name=f"bootseer-read-{self.threads}", daemon=True).start()
+            self.threads += 1
+            self._idle += 1
+        if others > 0:
+            self._wake.notify(others)
+        for request, done in self._waiting.items():
+            if request.finished:
+                done.set()
+
+    def _watch_on(self) -> None:
+        if not self._watching:
+            self._watching = True
+            threading.Thread(target=self._watch, name="bootseer-read-watch", daemon=True).start()
+        self._stir.notify()
+
+    # -- threads --------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        # counted as idle by who started this thread
+        while True:
+            with self._lock:
+                until = self._clock() + _IDLE
+                while not self._ready:
+                    if (left := until - self._clock()) <= 0:
+                        self._idle -= 1
+                        self.threads -= 1
+                        return
+                    self._wake.wait(left)
+                job: _Job | None = self._ready.popleft()
+                self._idle -= 1
+            while job is not None:
+                job = self._do(job)
+            with self._lock:
+                self._idle += 1
+
+    def _watch(self) -> None:
+        while True:
+            with self._lock:
+                if not self.scheduler.busy and not self._stir.wait(_IDLE) and not self.scheduler.busy:
+                    self._watching = False
+                    return
+                self.scheduler.tick(self._clock())
+                self._dispatch()
+            self._stop_cancelled()
+            time.sleep(TICK)
+
+    def _stop_cancelled(self) -> None:
+        with self._lock:
+            cancels = self.scheduler.cancels()
+        for attempt in cancels:
+            if attempt.handle is not None:
+                attempt.handle.cancel()  # type: ignore[attr-defined]
+
+    def _do(self, job: _Job) -> _Job | None:
+        """Do one thing; the next one that this thread may do, if any."""
+        if isinstance(job, Attempt):
+            self._attempt(job)
+        elif isinstance(job, Relocate):
+            self._relocate(job)
+        else:
+            self._report(job)
+        self._stop_cancelled()
+        with self._lock:
+            self._dispatch(here=True)
+            return self._ready.popleft() if self._ready else None
+
+    def _attempt(self, attempt: Attempt) -> None:
+        crash: BaseException | None = None
+        try:
+            outcome, error = self._transfer(attempt)
+        except BaseException as exc:  # a bug, or no memory: the reader gets it, nobody hangs
+            crash, outcome, error = exc, Outcome.FAILED, UnavailableError(f"cannot read: {exc!r}")
+        with self._lock:
+            now = self._clock()
+            if crash is not None and attempt.run is not None:
+                self.scheduler.fail(attempt.run.lane.request, crash)
+            then = self.scheduler.ended(attempt, outcome, error, now)
+            if outcome is Outcome.DAMAGED and not attempt.verify:
+                self.scheduler.confirm(attempt, now)
+            elif outcome is Outcome.CORRUPT:
+                self._corrupt(attempt, error)
+        while then is not None:
+            if isinstance(then, Joining):
+                self._join(then)
+                break
+            then = self._land(then)
+
+    def _transfer(self, attempt: Attempt) -> tuple[Outcome, BootseerError | None]:
+        where = spot(attempt.place)
+        node = where.nodes.get(attempt.node.key)
+        if node is None:  # it has lost the block since
+            return Outcome.REFUSED, None
+        parts = self._memory(attempt)
+        assert attempt.handle is not None
+        try:
+            self._transport.read(
+                node,
+                where.located,
+                attempt.offset,
+                parts,
+                deadline=PROBE_DEADLINE if attempt.kind == "probe" else DEADLINE,
+                verify=attempt.verify,
+                transfer=attempt.handle,  # type: ignore[arg-type]
+            )
+            if attempt.run is not None:
+                views(attempt.run.lane).check(parts, attempt.run.first)
+        except Cancelled:
+            return Outcome.CANCELLED, None
+        except (StaleReplica, UncheckedReplica) as exc:
+            return Outcome.REFUSED, exc
+        except CorruptReplica as exc:
+            return Outcome.CORRUPT, exc
+        except DataError as exc:
+            return Outcome.DAMAGED, exc
+        except BootseerError as exc:
+            return Outcome.FAILED, exc
+        return Outcome.DONE, None
+
+    def _memory(self, attempt: Attempt) -> list[memoryview]:
+        run = attempt.run
+        if run is not None and attempt.kind == "primary":
+            return views(run.lane).parts[run.first : run.last]
+        attempt.tag = buffer = bytearray(attempt.size)
+        whole = memoryview(buffer)
+        if run is None:
+            return [whole]
+        starts = run.lane.starts
+        return [whole[starts[i] - run.offset : starts[i + 1] - run.offset] for i in range(run.first, run.last)]
+
+    def _land(self, landing: Landing) -> Then:
+        run, buffer = landing.run, landing.attempt.tag
+        assert isinstance(buffer, bytearray)
+        data, at = memoryview(buffer), 0
+        for part in views(run.lane).parts[run.first : run.last]:
+            part[:] = data[at : at + len(part)]
+            at += len(part)
+        with self._lock:
+            return self.scheduler.landed(landing, self._clock())
+
+    def _join(self, joining: Joining) -> None:
+        whole = joining.join.tag
+        assert isinstance(whole, Views)
+        error: BootseerError | None = None
+        try:
+            whole.check(whole.parts)
+        except BootseerError as exc:
+            error = exc
+        with self._lock:
+            self.scheduler.joined(joining.join, error, self._clock())
+
+    def _corrupt(self, attempt: Attempt, error: BootseerError | None) -> None:
+        file, where = attempt.place.file, spot(attempt.place)
+        _log.warning("a replica of %s is damaged: %s", getattr(file, "path", "a file"), error)
+        for index, node in enumerate(where.located.nodes):
+            if node.uuid == attempt.node.key and isinstance(file, BlockFile):
+                self._ready.append(Report(file, picked(where.located, [index])))
+
+    def _relocate(self, job: Relocate) -> None:
+        file = job.file
+        assert isinstance(file, BlockFile)
+        error: BootseerError | None = None
+        fresh: FileBlocks | None = None
+        try:
+            fresh = file.locate()
+        except BootseerError as exc:
+            error = exc
+        except Exception as exc:  # a bug: the readers get it, nobody hangs
+            error = UnavailableError(f"cannot locate {file.path}: {exc!r}")
+        _log.info("asked again where the blocks of %s are%s", file.path, f": {error}" if error else "")
+        with self._lock:
+            if fresh is not None:
+                file.relocate(fresh)
+                for place in file.places:
+                    for key, node in spot(place).nodes.items():
+                        self.scheduler.node(key, node.address)
+            self.scheduler.relocated(file, error, self._clock())
+
+    def _report(self, job: Report) -> None:
+        try:
+            job.file.files.report(job.replica)
+        except BootseerError as exc:  # somebody else will meet it
+            _log.warning("cannot report a damaged replica of %s: %s", job.file.path, exc)
+
+
+_engine: Engine | None = None
+_engine_lock = threading.Lock()
+
+
+def _forget() -> None:
+    global _engine, _engine_lock
+    _engine, _engine_lock = None, threading.Lock()  # a forked child has none of its parent's threads
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def shared() -> Engine:
+    """The engine of this process."""
+    global _engine
+    with _engine_lock:
+        if _engine is None:
+            _engine = Engine()
+        return _engine

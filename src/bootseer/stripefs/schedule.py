@@ -1,0 +1,665 @@
+"""The read scheduler: which DataNode reads which part of which request next. Pure policy, driven by the engine.
+
+The engine calls `submit`, `take`, `ended`, `tick` and so on under one lock, with the time; it does the transfers. The
+rules, in the order in which they decide:
+
+- A DataNode with a free slot takes a run of parts that it has a replica of: no DataNode idles while it could help.
+  Requests in turn: small ones first, then who has the fewest bytes under way. Within a request first what the matching
+  (`bootseer.stripefs.matching`) planned for this DataNode, then what others have most of.
+- Runs are large while much is left, small at the end, smaller for slow DataNodes; and a DataNode leaves the last runs
+  to others that would end them much sooner.
+- Two attempts never have the same memory: the second one at a run (a hedge) goes to scratch memory.
+- A late attempt is hedged when the request would wait for it, within a budget; one that does not get on at all is
+  stopped and its run given to others, and its DataNode's breaker opens.
+- A replica that is gone or damaged is not asked again until there are fresh locations; when a run has nobody left to
+  ask, fresh locations are asked for, a few times; then the request fails.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from bootseer.errors import BootseerError, DataError, UnavailableError
+from bootseer.stripefs import matching
+from bootseer.stripefs.budget import ByteBudget
+from bootseer.stripefs.hedge import Durations, HedgeBudget
+from bootseer.stripefs.nodes import UNKNOWN, NodeState
+from bootseer.stripefs.work import (
+    Attempt,
+    Join,
+    Joining,
+    Landing,
+    Lane,
+    Outcome,
+    Place,
+    Relocate,
+    Request,
+    Run,
+)
+
+_log = logging.getLogger(__name__)
+
+Doing = Attempt | Relocate
+Then = Landing | Joining | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """Sizes in bytes, times in seconds."""
+
+    streams: int = 8
+    """Bulk transfers that one request has under way where its DataNodes are few; else 2 per DataNode."""
+    total: int = 32
+    """Bulk transfers under way in the process; each has a thread."""
+    small: int = 256 << 10
+    """Requests up to this size go first, and do not wait for the slots of larger ones."""
+    small_slots: int = 4
+    small_total: int = 32
+    min_run: int = 1 << 20
+    max_run: int = 4 << 20
+    run_seconds: float = 0.25
+    """What a slow DataNode is given at once."""
+    plan_from: int = 8 << 20
+    """Requests from this size on have a plan."""
+    stall: float = 0.25
+    """An attempt that gets nothing for so long, and for 4 times the 95th percentile, is stopped."""
+    batch: int = 1 << 20
+    """A transfer tells of its bytes in steps of about this size."""
+    patience: float = 60.0
+    """A request fails when nothing of it has come for so long."""
+    rounds: int = 4
+    """How often fresh locations are asked for on behalf of one run."""
+    round_wait: float = 0.25
+    """Seconds before the second of these rounds is tried; three times as many before each one after it."""
+    probe: int = 64 << 10
+    tries: int = 2
+    """How often one DataNode is asked for one run between fresh locations."""
+
+
+class Scheduler:
+    """``scratch``: what hedges may hold."""
+
+    def __init__(self, tuning: Tuning | None = None, scratch: ByteBudget | None = None) -> None:
+        self.tuning = tuning or Tuning()
+        self.nodes: dict[str, NodeState] = {}
+        self.durations, self.budget = Durations(), HedgeBudget()
+        self._scratch = scratch or ByteBudget(1 << 62)
+        self.requests: list[Request] = []
+        self._flying: dict[Attempt, None] = {}
+        self._urgent: deque[Attempt] = deque()
+        self._relocations: deque[Relocate] = deque()
+        self._relocating: set[int] = set()
+        self._cancels: list[Attempt] = []
+        self._bulk = self._small = 0
+        self._number = self._topology = 0
+        self._usual = float(UNKNOWN)
+        """What a DataNode that was not measured yet is believed to give: as much as the best."""
+        self.hedged = self.hedges_won = 0
+
+    # -- what the engine asks -------------------------------------------------------------------------------------
+
+    def node(self, key: str, address: str) -> NodeState:
+        if (known := self.nodes.get(key)) is None:
+            known = self.nodes[key] = NodeState(key, address)
+        known.address = address
+        return known
+
+    def submit(self, request: Request, now: float) -> None:
+        """Every DataNode of its places must be known (`node`)."""
+        if request.over:
+            return
+        self._number += 1
+        request.number, request.progress_at = self._number, now
+        request.small = request.size <= self.tuning.small
+        self.requests.append(request)
+        self._route(request)
+
+    def take(self, now: float) -> Doing | None:
+        """The next thing to do, if there is any: start the attempt (and call `ended`), or ask for locations."""
+        if self._relocations:
+            return self._relocations.popleft()
+        while self._urgent:
+            late = self._urgent.popleft()
+            if late in self._flying and not late.cancelled:
+                return late
+            self._drop_unstarted(late, now)
+        for request in sorted(self.requests, key=_turn):
+            if request.over or not request.pending or self._full(request):
+                continue
+            if (attempt := self._take_of(request, now)) is not None:
+                return attempt
+        return self._take_probe(now)
+
+    def ended(self, attempt: Attempt, outcome: Outcome, error: BootseerError | None, now: float) -> Then:
+        """The attempt is over: nothing writes to its memory any more. What is to be done next, before others."""
+        if self._flying.pop(attempt, False) is False:
+            return None
+        self._count(attempt, -1)
+        if outcome is Outcome.DONE:
+            self._credit(attempt, attempt.size, now)
+        node = attempt.node
+        node.end(attempt.size, attempt.size - attempt.received, now)
+        self._judge(attempt, outcome, error, now)
+        run = attempt.run
+        if run is None:
+            self._scratch.give(attempt.size)
+            return None
+        request = run.lane.request
+        request.flying -= attempt.size
+        if attempt.kind == "hedge":
+            return self._hedge_ended(run, attempt, outcome, error, now)
+        request.touching -= 1
+        run.primary = None
+        if request.over:
+            self._discard(run)
+            self._finish(request)
+            return None
+        if outcome is Outcome.DONE:
+            if run.won is not None:  # it came in after all
+                self._discard(run)
+            return self._arrived(run, attempt.node, now)
+        if run.won is not None:
+            return self._land(run, run.won)
+        if outcome is not Outcome.CANCELLED or attempt.rescued:
+            self._failed(run, attempt, outcome, error)
+        if run.hedge is None:
+            self._requeue(run, now)
+        return None
+
+    def landed(self, landing: Landing, now: float) -> Then:
+        """The bytes of a hedge are in the caller's memory."""
+        run, request = landing.run, landing.run.lane.request
+        request.touching -= 1
+        self._scratch.give(run.size)
+        run.won = None
+        if request.over:
+            self._finish(request)
+            return None
+        return self._arrived(run, landing.attempt.node, now)
+
+    def joined(self, join: Join, error: BootseerError | None, now: float) -> None:
+        """A part that lies in two blocks was looked at: ``error`` when it is not right."""
+        pieces, join.arrived = join.arrived, []
+        request = pieces[0][0].lane.request
+        request.touching -= 1
+        if request.over:
+            self._finish(request)
+            return
+        for run, node in pieces:
+            if error is None:
+                self._complete(run, now)
+            else:  # one of them is wrong
+                run.failures[node.key] = run.failures.get(node.key, 0) + 1
+                run.outcomes.add(Outcome.DAMAGED)
+                run.error, run.verify = error, True
+                self._requeue(run, now)
+
+    def relocated(self, file: object, error: BootseerError | None, now: float) -> None:
+        """The places of ``file`` have fresh locations, or that failed."""
+        self._relocating.discard(id(file))
+        for request in list(self.requests):
+            if not any(lane.place.file is file for lane in request.lanes):
+                continue
+            self._route(request, queue=False)
+            for lane in request.lanes:
+                if lane.place.file is file:
+                    self._relocated_lane(lane, error, now)
+                    if request.over:
+                        break
+
+    def tick(self, now: float) -> None:
+        """Look at everything under way: what is late, stuck or given up."""
+        for attempt in list(self._flying):
+            if attempt.handle is not None:
+                self._credit(attempt, attempt.handle.received, now)
+        known = [node.rate for node in self.nodes.values() if node.rate is not None and node.breaker.closed]
+        self._usual = max(known, default=self._usual)
+        for request in self.requests:
+            request.seen = -1  # rates have changed
+        for attempt in list(self._flying):
+            if attempt.run is not None and not attempt.cancelled:
+                self._watch(attempt, attempt.run, now)
+        for request in list(self.requests):
+            if not request.over and now - request.progress_at > self.tuning.patience:
+                self.fail(
+                    request,
+                    UnavailableError(
+                        f"no part of {request.name or 'a read'} has come within {self.tuning.patience:.0f} s",
+                        hint="check that the DataNodes run and are reachable from here",
+                    ),
+                )
+
+    def fail(self, request: Request, error: BaseException) -> None:
+        """Give the request up; it is `finished` when its last attempt has ended."""
+        if not request.over:
+            request.error, request.over = error, True
+            for attempt in self._flying:
+                if attempt.run is not None and attempt.run.lane.request is request:
+                    self._cancel(attempt)
+            for lane in request.lanes:
+                for run in lane.again:
+                    self._discard(run)
+        self._finish(request)
+
+    def cancels(self) -> list[Attempt]:
+        """Attempts to stop: their transfers are no longer wanted. `ended` follows as for all."""
+        found, self._cancels = self._cancels, []
+        return found
+
+    def confirm(self, attempt: Attempt, now: float) -> None:
+        """Have the DataNode check the replica that ``attempt`` got wrong bytes from, when scratch memory is free."""
+        if self._scratch.try_take(attempt.size):
+            self._urgent.append(
+                self._begin(
+                    Attempt("confirm", attempt.node, attempt.place, attempt.offset, attempt.size, None, True), now
+                )
+            )
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is under way or waits."""
+        return bool(self.requests or self._flying)
+
+    # -- taking ---------------------------------------------------------------------------------------------------
+
+    def _full(self, request: Request) -> bool:
+        return self._small >= self.tuning.small_total if request.small else self._bulk >= self.tuning.total
+
+    def _count(self, attempt: Attempt, by: int) -> None:
+        if attempt.run is not None and not attempt.run.lane.request.small:
+            self._bulk += by
+        else:
+            self._small += by
+
+    def _begin(self, attempt: Attempt, now: float) -> Attempt:
+        attempt.started = attempt.progress_at = now
+        self._flying[attempt] = None
+        self._count(attempt, 1)
+        attempt.node.begin(attempt.size, now)
+        return attempt
+
+    def _drop_unstarted(self, attempt: Attempt, now: float) -> None:
+        """A hedge or confirmation whose time has passed before it began."""
+        if attempt in self._flying:
+            self.ended(attempt, Outcome.CANCELLED, None, now)
+
+    def _take_of(self, request: Request, now: float) -> Attempt | None:
+        slots = request.slots + (self.tuning.small_slots if request.small else 0)
+        for node in sorted(request.nodes, key=lambda node: node.flying):
+            if node.breaker.closed:
+                if (node.flying if request.small else node.bulk) >= slots:
+                    continue
+            elif node.flying:
+                continue
+            if (run := self._pick(request, node, now)) is not None:
+                request.pending -= run.size
+                request.flying += run.size
+                request.touching += 1
+                run.primary = Attempt("primary", node, run.lane.place, run.offset, run.size, run, run.verify)
+                return self._begin(run.primary, now)
+        return None
+
+    def _take_probe(self, now: float) -> Attempt | None:
+        for request in self.requests:
+            for node in request.nodes:
+                if not node.breaker.probe_due(now):
+                    continue
+                for lane in request.lanes_of.get(node.key, ()):
+                    size = min(self.tuning.probe, lane.starts[-1] - lane.starts[0])
+                    if node.key not in lane.place.bad and self._scratch.try_take(size):
+                        node.breaker.probe()
+                        return self._begin(Attempt("probe", node, lane.place, lane.starts[0], size, None, False), now)
+        return None
+
+    def _pick(self, request: Request, node: NodeState, now: float) -> Run | None:
+        """The run of ``request`` that ``node`` should read now, taken out of its lane."""
+        fresh: list[tuple[float, int, Lane]] = []
+        for lane in request.lanes_of.get(node.key, ()):
+            if node.key in lane.place.bad:
+                continue
+            if lane.again and (again := self._pick_again(lane, node, now)) is not None:
+                return again
+            if lane.fresh and self._allowed(lane, None, node):
+                fresh.append((max(lane.quota.get(node.key, 0.0), 0.0), lane.fresh, lane))
+        fresh.sort(key=lambda found: found[:2], reverse=True)
+        if fresh and not fresh[0][0] and request.planned_at and now - request.planned_at > 0.05:
+            self._plan(request, now)  # its share is used up: it is faster than was planned, or others are slower
+        size = self._run_size(request, node)
+        for _, _, lane in fresh:
+            if not self._leaves(request, lane, node, size):
+                run = lane.cut(size)
+                lane.quota[node.key] = lane.quota.get(node.key, 0.0) - run.size
+                return run
+        return None
+
+    def _pick_again(self, lane: Lane, node: NodeState, now: float) -> Run | None:
+        for index, run in enumerate(lane.again):
+            if run.not_before <= now and self._allowed(lane, run, node):
+                return lane.again.pop(index)
+        return None
+
+    def _allowed(self, lane: Lane, run: Run | None, node: NodeState) -> bool:
+        """Whether ``node`` may read from ``lane``: a DataNode that failed only when there is no better one."""
+        able = self._able(lane, run)
+        if node not in able:
+            return False
+        best = min(self._rank(run, other) for other in able)
+        return self._rank(run, node) == best
+
+    def _rank(self, run: Run | None, node: NodeState) -> tuple[bool, int]:
+        return (not node.breaker.closed, run.failures.get(node.key, 0) if run is not None else 0)
+
+    def _able(self, lane: Lane, run: Run | None) -> list[NodeState]:
+        """The DataNodes that may still be asked."""
+        failures = run.failures if run is not None else {}
+        usable = (key for key in lane.place.usable if failures.get(key, 0) < self.tuning.tries)
+        return [self.nodes[key] for key in usable]
+
+    def _run_size(self, request: Request, node: NodeState) -> int:
+        streams = max(1, request.slots * len(self._healthy(request)))
+        size = request.pending // (2 * min(streams, self.tuning.total))
+        if node.rate is not None:
+            size = min(size, int(node.rate * self.tuning.run_seconds))
+        return max(self.tuning.min_run, min(self.tuning.max_run, size))
+
+    def _leaves(self, request: Request, lane: Lane, node: NodeState, size: int) -> bool:
+        """Whether ``node`` had better leave this to others, who would end all that is left sooner."""
+        mine = self._seconds(node, size)
+        if not node.breaker.closed or mine * request.rates < request.pending:
+            return False  # there is more to do than one transfer takes
+        others = [other for other in self._able(lane, None) if other is not node and other.breaker.closed]
+        if not others:
+            return False
+        healthy = [other for other in self._healthy(request) if other is not node]
+        everything = request.pending + sum(other.bytes for other in healthy)
+        theirs = max(
+            min(self._seconds(other, size) for other in others),
+            everything / max(1.0, sum(self._rate(other) for other in healthy)),
+        )
+        return mine > 1.2 * theirs + 0.01
+
+    def _healthy(self, request: Request) -> list[NodeState]:
+        """Its DataNodes with a closed breaker; also brings ``request.rates``, the sum of their rates, up to date."""
+        if request.seen != self._topology:
+            request.seen = self._topology
+            request.healthy = [node for node in request.nodes if node.breaker.closed]
+            request.rates = sum(self._rate(node) for node in request.healthy)
+        return request.healthy
+
+    def _rate(self, node: NodeState) -> float:
+        return node.rate or self._usual
+
+    def _seconds(self, node: NodeState, size: int) -> float:
+        """Seconds after which ``node`` would have given ``size`` bytes more."""
+        return node.latency + (node.bytes + size) / self._rate(node)
+
+    def _route(self, request: Request, queue: bool = True) -> None:
+        """Who can read what."""
+        request.lanes_of = {}
+        for lane in request.lanes:
+            for key in lane.place.keys:
+                request.lanes_of.setdefault(key, []).append(lane)
+            if queue and not lane.place.usable:
+                self._strand(lane)
+        request.nodes, request.seen = [self.nodes[key] for key in request.lanes_of], -1
+        request.slots = max(2, min(4, self.tuning.streams // max(1, len(request.nodes))))
+        self._plan(request, request.progress_at)
+
+    def _plan(self, request: Request, now: float) -> None:
+        request.planned_at = 0.0
+        if request.size < self.tuning.plan_from or len(request.nodes) < 2 or len(request.lanes) < 2:
+            return
+        request.planned_at = now
+        able = self._healthy(request) or request.nodes
+        index = {node.key: number for number, node in enumerate(able)}
+        lanes = [(lane, [key for key in lane.place.usable if key in index]) for lane in request.lanes if lane.fresh]
+        lanes = [(lane, keys) for lane, keys in lanes if keys]
+        shares = matching.plan(
+            [lane.fresh for lane, _ in lanes],
+            [[index[key] for key in keys] for _, keys in lanes],
+            [self._rate(node) for node in able],
+            [float(node.bytes) for node in able],
+        )
+        for (lane, keys), row in zip(lanes, shares, strict=True):
+            lane.quota = dict(zip(keys, row, strict=True))
+
+    # -- results --------------------------------------------------------------------------------------------------
+
+    def _credit(self, attempt: Attempt, received: int, now: float) -> None:
+        received = min(received, attempt.size)
+        if received > attempt.received:
+            attempt.node.credit(received - attempt.received, attempt.size, now)
+            attempt.received, attempt.progress_at = received, now
+
+    def _judge(self, attempt: Attempt, outcome: Outcome, error: BootseerError | None, now: float) -> None:
+        """What the result says of the DataNode."""
+        node = attempt.node
+        if outcome is Outcome.FAILED:
+            self._node_failed(node, now, str(error), hard=attempt.kind == "probe" or not attempt.received)
+        elif outcome is Outcome.CANCELLED:
+            if attempt.kind == "probe":
+                node.breaker.forget_probe(now)
+        else:  # it answers
+            if outcome is Outcome.DONE and attempt.kind != "confirm":
+                self.durations.add(attempt.size, now - attempt.started)
+                node.took(attempt.size, now - attempt.started)
+            if node.breaker.succeeded():
+                node.renew(now)
+                self._topology += 1
+                _log.info("DataNode %s works again", node.address)
+                self._replan(now)
+            if outcome in (Outcome.REFUSED, Outcome.CORRUPT) and attempt.kind != "probe":
+                attempt.place.bad[node.key] = outcome
+                self._lost(attempt.place, now)
+
+    def _lost(self, place: Place, now: float) -> None:
+        """One replica fewer: perhaps that was the last for somebody who waits."""
+        for request in list(self.requests):
+            for lane in request.lanes:
+                if lane.place is place and not request.over:
+                    if not place.usable:
+                        self._strand(lane)
+                    for run in list(lane.again):
+                        self._check_stuck(run, now)
+
+    def _node_failed(self, node: NodeState, now: float, why: str, *, hard: bool) -> None:
+        if node.breaker.failed(now, hard=hard):
+            _log.warning("DataNode %s is left alone for %.2g s: %s", node.address, node.breaker.until - now, why)
+            self._topology += 1
+            self._replan(now)
+
+    def _replan(self, now: float) -> None:
+        for request in self.requests:
+            if request.planned_at:
+                self._plan(request, now)
+
+    def _failed(self, run: Run, attempt: Attempt, outcome: Outcome, error: BootseerError | None) -> None:
+        key = attempt.node.key
+        run.failures[key] = run.failures.get(key, 0) + 1
+        if outcome is not Outcome.CANCELLED:
+            run.outcomes.add(outcome)
+        if outcome in (Outcome.DAMAGED, Outcome.CORRUPT):
+            run.verify = True
+        # what is wrong with the bytes says more than who did not answer
+        if error is not None and not (isinstance(run.error, DataError) and not isinstance(error, DataError)):
+            run.error = error
+
+    def _hedge_ended(
+        self, run: Run, attempt: Attempt, outcome: Outcome, error: BootseerError | None, now: float
+    ) -> Then:
+        request = run.lane.request
+        run.hedge = None
+        if outcome is Outcome.DONE and not run.done and not request.over:
+            self.hedges_won += 1
+            if run.primary is None:
+                return self._land(run, attempt)
+            run.won = attempt
+            late = run.primary
+            _log.debug("%s: DataNode %s was quicker than %s", request.name, attempt.node.address, late.node.address)
+            if late.progress_at + self.durations.late(late.size) < now:
+                self._node_failed(late.node, now, "another replica was read while nothing came", hard=True)
+            self._cancel(late)
+            return None
+        self._scratch.give(attempt.size)
+        if request.over or run.done:
+            return None
+        if outcome is not Outcome.CANCELLED:
+            self._failed(run, attempt, outcome, error)
+        if run.primary is None:
+            self._requeue(run, now)
+        return None
+
+    def _land(self, run: Run, attempt: Attempt) -> Landing:
+        run.won = attempt
+        run.lane.request.touching += 1
+        return Landing(run, attempt)
+
+    def _discard(self, run: Run) -> None:
+        """The hedge that won is not needed."""
+        if run.won is not None:
+            run.won = None
+            self._scratch.give(run.size)
+
+    def _arrived(self, run: Run, node: NodeState, now: float) -> Then:
+        """The bytes of ``run`` are in the caller's memory, and right as far as they can be checked alone."""
+        if run.hedge is not None:
+            self._cancel(run.hedge)
+        if (join := run.lane.join) is None:
+            self._complete(run, now)
+            return None
+        join.arrived.append((run, node))
+        if len(join.arrived) < join.count:
+            return None
+        run.lane.request.touching += 1
+        return Joining(join)
+
+    def _complete(self, run: Run, now: float) -> None:
+        request = run.lane.request
+        run.done = True
+        request.left -= run.size
+        request.progress_at = now
+        self.budget.earn(run.size)
+        if not request.left:
+            request.over = True
+            self._finish(request)
+
+    def _finish(self, request: Request) -> None:
+        if request.finished and request in self.requests:
+            self.requests.remove(request)
+
+    def _requeue(self, run: Run, now: float) -> None:
+        request = run.lane.request
+        run.lane.again.append(run)
+        request.pending += run.size
+        self._check_stuck(run, now)
+
+    def _check_stuck(self, run: Run, now: float) -> None:
+        """Ask for fresh locations, or give up, when there is nobody left to ask for ``run``."""
+        request = run.lane.request
+        if request.over or self._able(run.lane, run):
+            return
+        reasons = run.outcomes | set(run.lane.place.bad.values())
+        damaged = bool(reasons) and reasons <= {Outcome.DAMAGED, Outcome.CORRUPT}
+        if run.rounds >= (1 if damaged else self.tuning.rounds):
+            self.fail(request, run.error or self._nobody(run))
+            return
+        self._relocate(run.lane.place.file)
+
+    def _nobody(self, run: Run) -> BootseerError:
+        what = f"no DataNode has bytes {run.offset} to {run.offset + run.size} of a block"
+        return UnavailableError(f"{what} of {run.lane.request.name or 'a file'}", hint="run hdfs fsck on it")
+
+    def _relocate(self, file: object) -> None:
+        if id(file) not in self._relocating:
+            self._relocating.add(id(file))
+            self._relocations.append(Relocate(file))
+
+    def _strand(self, lane: Lane) -> None:
+        """``lane`` has nobody to ask at all: its rest becomes runs, which keep count of the rounds."""
+        while lane.fresh:
+            lane.again.append(lane.cut(self.tuning.max_run))
+        if lane.again:
+            self._relocate(lane.place.file)
+
+    def _relocated_lane(self, lane: Lane, error: BootseerError | None, now: float) -> None:
+        if lane.fresh and not lane.place.usable:
+            self._strand(lane)
+        for run in list(lane.again):
+            if self._able(lane, run):
+                continue
+            if isinstance(error, DataError):  # it is another file now
+                self.fail(lane.request, error)
+                return
+            run.rounds += 1
+            if not run.outcomes or not run.outcomes <= {Outcome.DAMAGED, Outcome.CORRUPT}:
+                run.failures = {}
+                run.not_before = now + (self.tuning.round_wait * 3 ** (run.rounds - 2) if run.rounds > 1 else 0.0)
+            if error is not None and run.error is None:
+                run.error = error
+            if not self._able(lane, run):
+                self._check_stuck(run, now)
+                if lane.request.over:
+                    return
+
+    def _cancel(self, attempt: Attempt) -> None:
+        if not attempt.cancelled:
+            attempt.cancelled = True
+            self._cancels.append(attempt)
+
+    # -- watching -------------------------------------------------------------------------------------------------
+
+    def _watch(self, attempt: Attempt, run: Run, now: float) -> None:
+        request = run.lane.request
+        if request.over or run.done or run.won is not None:
+            return
+        late = self.durations.late(attempt.size)
+        if now - attempt.started < late:
+            return
+        # whoever failed with it, or is trying it now, is no help
+        tried = {attempt.node} | {other.node for other in (run.primary, run.hedge) if other is not None}
+        others = [node for node in self._able(run.lane, run) if node not in tried and node.breaker.closed]
+        node, quiet = attempt.node, now - attempt.progress_at
+        stuck = max(self.tuning.stall, 2 * late)
+        if node.rate is not None and attempt.received:
+            stuck = max(stuck, 2.5 * self.tuning.batch * node.flying / node.rate)
+        if not node.breaker.closed:
+            stuck = late  # known to be in trouble
+        if quiet > stuck and (others or run.hedge is not None):
+            attempt.rescued = True
+            self._node_failed(node, now, f"nothing came for {quiet:.2g} s", hard=True)
+            self._cancel(attempt)
+        elif run.hedge is None and attempt.kind == "primary" and others:
+            self._maybe_hedge(attempt, run, others, late, now)
+
+    def _maybe_hedge(self, attempt: Attempt, run: Run, others: Iterable[NodeState], late: float, now: float) -> None:
+        request = run.lane.request
+        free = [node for node in others if node.flying < request.slots + 1]
+        if not free:
+            return
+        other = min(free, key=lambda node: self._seconds(node, attempt.size))
+        elapsed = now - attempt.started
+        if attempt.received and now - attempt.progress_at < late:
+            left = (attempt.size - attempt.received) * elapsed / attempt.received
+        else:
+            left = float("inf")
+        self._healthy(request)
+        rates = request.rates - (self._rate(attempt.node) if attempt.node.breaker.closed else 0.0)
+        if left <= max(request.pending / max(rates, 1.0), self._seconds(other, attempt.size)):
+            return  # the request waits for others, or it would be no sooner
+        if not self._scratch.try_take(attempt.size):
+            return
+        if not self.budget.spend(attempt.size):
+            self._scratch.give(attempt.size)
+            return
+        self.hedged += 1
+        request.flying += attempt.size
+        run.hedge = Attempt("hedge", other, run.lane.place, run.offset, run.size, run, run.verify)
+        self._urgent.append(self._begin(run.hedge, now))
+
+
+def _turn(request: Request) -> tuple[bool, int, int, int]:
+    """Small requests first, then who has the least under way, then who has had the least so far."""
+    return (not request.small, request.flying, request.size - request.pending, request.number)

@@ -1,0 +1,178 @@
+"""A cluster of DataNodes in virtual time, to see what the read scheduler does with rates, freezes, damage and loss.
+
+`Cluster.run` drives a `bootseer.stripefs.schedule.Scheduler` without threads or bytes; a hundred seconds of it take less
+than one. Transfers of one DataNode share its rate evenly, after its latency.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from bootseer.errors import BootseerError, DataError, UnavailableError
+from bootseer.stripefs.schedule import Scheduler
+from bootseer.stripefs.work import Attempt, Joining, Landing, Outcome, Place, Relocate, Request
+
+STEP = 0.002
+"""Seconds of virtual time at once."""
+TICK = 0.010
+
+
+@dataclass
+class SimNode:
+    """``rate`` in bytes a second, ``latency`` in seconds before the first byte of each transfer.
+
+    ``frozen``: (from, to) in seconds, when nothing comes; ``dead_from``: refuses everything from then on.
+    """
+
+    rate: float
+    latency: float = 0.001
+    frozen: tuple[float, float] = (-1.0, -1.0)
+    dead_from: float = float("inf")
+
+
+@dataclass(eq=False)
+class _Transfer:
+    attempt: Attempt
+    begun: float
+    received: int = 0
+    exact: float = 0.0
+
+    @property
+    def finished(self) -> bool:
+        return self.exact >= self.attempt.size
+
+
+@dataclass
+class Cluster:
+    """``nodes`` by key. ``gone`` and ``corrupt``: (key, place) pairs; ``unsound``: wrong bytes with right checksums.
+
+    ``moves``: what a place's keys become when locations are asked for again.
+    """
+
+    nodes: dict[str, SimNode]
+    gone: set[tuple[str, Place]] = field(default_factory=set)
+    corrupt: set[tuple[str, Place]] = field(default_factory=set)
+    unsound: set[tuple[str, Place]] = field(default_factory=set)
+    moves: dict[Place, Sequence[str]] = field(default_factory=dict)
+    now: float = 0.0
+    deadline: float = 20.0
+    given: dict[str, float] = field(default_factory=dict)
+    relocations: int = 0
+    most_flying: int = 0
+
+    def run(
+        self, scheduler: Scheduler, arrivals: Sequence[tuple[float, Request]], *, limit: float = 300.0
+    ) -> dict[Request, float]:
+        """Seconds that each request took. `AssertionError` when two attempts share memory, or it does not end."""
+        flying: dict[Attempt, _Transfer] = {}
+        waiting = sorted(arrivals, key=lambda pair: pair[0])
+        began = {request: at for at, request in arrivals}
+        ended: dict[Request, float] = {}
+        ticked = self.now
+        for key in self.nodes:
+            scheduler.node(key, key)
+        while waiting or len(ended) < len(began) or flying:
+            assert self.now < limit, "it does not end"
+            while waiting and waiting[0][0] <= self.now:
+                scheduler.submit(waiting.pop(0)[1], self.now)
+            if self.now - ticked >= TICK:
+                scheduler.tick(self.now)
+                ticked = self.now
+            for attempt in scheduler.cancels():
+                if attempt in flying:
+                    del flying[attempt]
+                    self._end(scheduler, attempt, Outcome.CANCELLED, None)
+            while (doing := scheduler.take(self.now)) is not None:
+                if isinstance(doing, Relocate):
+                    self._relocate(scheduler, doing)
+                else:
+                    transfer = _Transfer(doing, self.now)
+                    doing.handle = transfer
+                    flying[doing] = transfer
+            self._check_memory(flying)
+            self.most_flying = max(self.most_flying, len(flying))
+            for request in began:
+                if request.finished and request not in ended:
+                    ended[request] = self.now - began[request]
+            self._advance(scheduler, flying)
+        return ended
+
+    def _advance(self, scheduler: Scheduler, flying: dict[Attempt, _Transfer]) -> None:
+        step = STEP if any(self._moving(transfer) for transfer in flying.values()) else TICK
+        self.now += step
+        by_node: dict[str, list[_Transfer]] = {}
+        for transfer in flying.values():
+            by_node.setdefault(transfer.attempt.node.key, []).append(transfer)
+        for key, mine in by_node.items():
+            node = self.nodes[key]
+            frozen = node.frozen[0] <= self.now < node.frozen[1]
+            for transfer in mine:
+                attempt = transfer.attempt
+                outcome, error = self._refusal(attempt)
+                if self.now >= node.dead_from:
+                    outcome, error = Outcome.FAILED, UnavailableError(f"{key} refuses")
+                elif self.now - transfer.begun > (2.0 if attempt.kind == "probe" else self.deadline):
+                    outcome, error = Outcome.FAILED, UnavailableError(f"{key} does not answer")
+                elif frozen:
+                    continue
+                elif outcome is not Outcome.REFUSED and self.now - transfer.begun >= node.latency:
+                    transfer.exact += node.rate * step / len(mine)
+                    transfer.received = min(int(transfer.exact), attempt.size)
+                    if not transfer.finished:
+                        continue
+                    self.given[key] = self.given.get(key, 0.0) + attempt.size
+                elif outcome is not Outcome.REFUSED:
+                    continue
+                del flying[attempt]
+                self._end(scheduler, attempt, outcome, error)
+
+    def _moving(self, transfer: _Transfer) -> bool:
+        node = self.nodes[transfer.attempt.node.key]
+        return not node.frozen[0] <= self.now < node.frozen[1] and self.now - transfer.begun < self.deadline
+
+    def _refusal(self, attempt: Attempt) -> tuple[Outcome, BootseerError | None]:
+        where = attempt.node.key, attempt.place
+        if where in self.gone or attempt.node.key not in attempt.place.keys:
+            return Outcome.REFUSED, UnavailableError("the replica is gone")
+        if where in self.corrupt:
+            return (Outcome.CORRUPT if attempt.verify else Outcome.DAMAGED), DataError("damaged")
+        if where in self.unsound and attempt.run is not None:
+            return Outcome.DAMAGED, DataError("damaged")
+        return Outcome.DONE, None
+
+    def _end(self, scheduler: Scheduler, attempt: Attempt, outcome: Outcome, error: BootseerError | None) -> None:
+        then = scheduler.ended(attempt, outcome, error, self.now)
+        if outcome is Outcome.DAMAGED and not attempt.verify:
+            scheduler.confirm(attempt, self.now)
+        while then is not None:
+            if isinstance(then, Joining):
+                scheduler.joined(then.join, None, self.now)
+                break
+            assert isinstance(then, Landing)
+            assert then.run.primary is None, "a copy while a transfer writes there"
+            then = scheduler.landed(then, self.now)
+
+    def _relocate(self, scheduler: Scheduler, job: Relocate) -> None:
+        self.relocations += 1
+        for place, keys in self.moves.items():
+            if place.file is job.file:
+                place.keys = tuple(keys)
+        for place in _places(scheduler, job.file):
+            place.bad.clear()
+        scheduler.relocated(job.file, None, self.now)
+
+    def _check_memory(self, flying: dict[Attempt, _Transfer]) -> None:
+        seen: set[tuple[int, int]] = set()
+        for attempt in flying:
+            if attempt.run is not None and attempt.kind == "primary":
+                for part in range(attempt.run.first, attempt.run.last):
+                    where = (id(attempt.run.lane), part)
+                    assert where not in seen, "two transfers into the same memory"
+                    seen.add(where)
+                assert attempt.run.lane.request.touching > 0
+
+
+def _places(scheduler: Scheduler, file: object) -> set[Place]:
+    lanes = (lane for request in scheduler.requests for lane in request.lanes)
+    return {lane.place for lane in lanes if lane.place.file is file}

@@ -1,0 +1,351 @@
+"""The read scheduler in virtual time: nothing is lost or done twice, nobody waits for ever, the load is spread well."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bootseer.errors import DataError, UnavailableError
+from bootseer.stripefs.budget import ByteBudget
+from bootseer.stripefs.hedge import BURST, SHARE
+from bootseer.stripefs.schedule import Scheduler, Tuning
+from bootseer.stripefs.work import Join, Lane, Outcome, Place, Request
+from bootseer.testing.readsim import Cluster, SimNode
+
+MB = 1 << 20
+AROUND = ["abc", "bcd", "cda", "dab"]
+COLLIDING = ["abc", "abd", "acb", "acd"]
+
+
+def request(replicas, total, unit=MB, *, file=None, name="r") -> Request:
+    file = file or object()
+    count = -(-total // unit // len(replicas))
+    lanes = [Lane(Place(file, keys), [i * unit for i in range(count + 1)]) for keys in replicas]
+    return Request(lanes, name)
+
+
+def nodes(rate=60 * MB, names="abcd", **special) -> dict[str, SimNode]:
+    return {key: special.get(key, SimNode(rate)) for key in names}
+
+
+def run(cluster: Cluster, *requests: Request, scheduler: Scheduler | None = None) -> list[float]:
+    took = cluster.run(scheduler or Scheduler(), [(cluster.now, request) for request in requests])
+    return [took[request] for request in requests]
+
+
+def fine(request: Request) -> bool:
+    return request.error is None and not request.left and all(not lane.pending for lane in request.lanes)
+
+
+@pytest.mark.parametrize("replicas", [AROUND, COLLIDING, ["ab", "ab", "cd", "cd"], ["abc", "bcd"], ["abcd"]])
+def test_all_datanodes_work_until_the_end(replicas):
+    wanted = request(replicas, 256 * MB)
+    (took,) = run(Cluster(nodes()), wanted)
+    assert fine(wanted)
+    assert took < 1.08 * 256 / 240
+
+
+def test_a_datanode_with_one_stripe_is_left_that_stripe():
+    # all but d could read everything; d can help only with the last
+    wanted = request(["abc", "abc", "abc", "abd"], 256 * MB)
+    (took,) = run(Cluster(nodes()), wanted)
+    assert took < 1.08 * 256 / 240
+
+
+SLOW = {
+    "slow": (SimNode(6 * MB), 186),
+    "frozen from the start": (SimNode(60 * MB, frozen=(0.0, 1e9)), 180),
+    "frozen later": (SimNode(60 * MB, frozen=(0.4, 1e9)), 180),
+    "frozen for a while": (SimNode(60 * MB, frozen=(0.2, 0.5)), 180),
+    "dead from the start": (SimNode(60 * MB, dead_from=0.0), 180),
+    "dies": (SimNode(60 * MB, dead_from=0.3), 180),
+    "slow to begin": (SimNode(60 * MB, latency=0.5), 180),
+}
+
+
+@pytest.mark.parametrize("how", SLOW)
+@pytest.mark.parametrize("replicas", [AROUND, COLLIDING])
+def test_one_bad_datanode_costs_little_more_than_its_share(how, replicas):
+    bad, rate = SLOW[how]
+    for key in "ad":
+        scheduler, cluster = Scheduler(), Cluster(nodes(**{key: bad}))
+        for _ in range(3):
+            wanted = request(replicas, 256 * MB)
+            (took,) = run(cluster, wanted, scheduler=scheduler)
+            assert fine(wanted)
+            assert took < 256 / rate + 0.12
+            assert took < 1.5 * 256 / 240
+
+
+def test_small_reads_do_not_wait_for_large_ones():
+    scheduler, cluster = Scheduler(), Cluster(nodes())
+    large = [request(AROUND, 256 * MB) for _ in range(4)]
+    small = [request(["abc"], 65536, 65536) for _ in range(20)]
+    arrivals = [(0.0, one) for one in large] + [(0.5 + i * 0.05, one) for i, one in enumerate(small)]
+    took = cluster.run(scheduler, arrivals)
+    assert max(took[one] for one in small) < 0.05
+    assert max(took[one] for one in large) < 1.1 * 4 * 256 / 240
+
+
+def test_equal_requests_get_equal_shares():
+    large = [request(AROUND, 128 * MB) for _ in range(6)]
+    took = run(Cluster(nodes()), *large)
+    assert max(took) < 1.15 * 6 * 128 / 240
+    assert min(took) > 0.8 * max(took)
+
+
+def test_hundreds_of_datanodes_need_few_transfers():
+    names = [f"n{i}" for i in range(300)]
+    ring = itertools.cycle(names)
+    replicas = [[next(ring) for _ in range(3)] for _ in range(100)]
+    cluster = Cluster({name: SimNode(60 * MB) for name in names})
+    wanted = request(replicas, 800 * MB)
+    run(cluster, wanted)
+    assert fine(wanted)
+    assert cluster.most_flying <= Tuning().total
+
+
+# -- replicas ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_replica_that_is_gone_is_read_elsewhere_and_not_asked_again():
+    wanted = request(AROUND, 64 * MB)
+    place = wanted.lanes[0].place
+    cluster = Cluster(nodes(), gone={("a", place)})
+    run(cluster, wanted)
+    assert fine(wanted)
+    assert place.bad == {"a": Outcome.REFUSED}
+    assert cluster.relocations == 0
+
+
+def test_fresh_locations_are_asked_for_when_all_replicas_are_gone():
+    wanted = request(["ab", "bc"], 64 * MB)
+    place = wanted.lanes[0].place
+    cluster = Cluster(nodes(), gone={("a", place), ("b", place)}, moves={place: "cd"})
+    run(cluster, wanted)
+    assert fine(wanted)
+    assert cluster.relocations >= 1
+
+
+def test_a_block_without_replicas_is_an_error_after_some_rounds():
+    wanted = request(["", "bc"], 16 * MB)
+    cluster = Cluster(nodes())
+    (took,) = run(cluster, wanted)
+    assert isinstance(wanted.error, UnavailableError)
+    assert cluster.relocations == Tuning().rounds
+    assert took < 30
+
+
+def test_a_block_that_comes_back_is_waited_for():
+    wanted = request(["a"], 16 * MB)
+    cluster = Cluster(nodes(a=SimNode(60 * MB, dead_from=0.0)))
+    place = wanted.lanes[0].place
+    cluster.moves = {place: "ab"}
+    run(cluster, wanted)
+    assert fine(wanted)
+
+
+@pytest.mark.parametrize("kind", ["corrupt", "unsound"])
+def test_damage_is_read_elsewhere_and_an_error_only_when_no_replica_is_left(kind):
+    wanted = request(AROUND, 64 * MB)
+    place = wanted.lanes[0].place
+    cluster = Cluster(nodes())
+    getattr(cluster, kind).update({("a", place), ("b", place)})
+    scheduler = Scheduler()
+    run(cluster, wanted, scheduler=scheduler)
+    assert fine(wanted)
+    assert scheduler.nodes["a"].breaker.closed
+    if kind == "corrupt":
+        assert place.bad.get("a", Outcome.CORRUPT) is Outcome.CORRUPT
+    wanted = request(["ab"], 16 * MB)
+    place = wanted.lanes[0].place
+    cluster = Cluster(nodes())
+    getattr(cluster, kind).update({("a", place), ("b", place)})
+    (took,) = run(cluster, wanted)
+    assert isinstance(wanted.error, DataError)
+    assert took < 2.0
+
+
+def test_a_part_in_two_blocks_is_checked_when_both_pieces_are_there():
+    file = object()
+    lanes = [Lane(Place(file, "ab"), [0, MB]), Lane(Place(file, "bc"), [5 * MB, 6 * MB])]
+    join = Join(2)
+    for lane in lanes:
+        lane.join = join
+    wanted = Request(lanes)
+    run(Cluster(nodes()), wanted)
+    assert fine(wanted)
+    assert join.arrived == []
+
+
+def test_a_wrong_joined_part_is_read_again_from_others():
+    file = object()
+    lanes = [Lane(Place(file, "ab"), [0, MB]), Lane(Place(file, "cd"), [0, MB])]
+    join = Join(2)
+    for lane in lanes:
+        lane.join = join
+    wanted, scheduler, now, asked = Request(lanes), Scheduler(), 1.0, []
+    for key in "abcd":
+        scheduler.node(key, key)
+    scheduler.submit(wanted, now)
+    for right in (False, True):
+        attempts = [scheduler.take(now), scheduler.take(now)]
+        asked.append({attempt.node.key for attempt in attempts})
+        assert [attempt.verify for attempt in attempts] == [right, right]
+        assert scheduler.take(now) is None
+        assert scheduler.ended(attempts[0], Outcome.DONE, None, now) is None
+        then = scheduler.ended(attempts[1], Outcome.DONE, None, now)
+        assert not wanted.finished
+        scheduler.joined(then.join, None if right else DataError("wrong"), now)
+    assert asked[0].isdisjoint(asked[1])
+    assert wanted.finished
+    assert wanted.error is None
+
+
+# -- second tries, giving up ------------------------------------------------------------------------------------------
+
+
+def test_hedges_keep_to_their_budget_and_give_their_memory_back():
+    scratch = ByteBudget(64 * MB)
+    scheduler = Scheduler(scratch=scratch)
+    cluster = Cluster(nodes(rate=300 * MB, a=SimNode(3 * MB), b=SimNode(300 * MB, latency=0.2)))
+    total = 0
+    for _ in range(30):
+        wanted = request(AROUND, 16 * MB)
+        run(cluster, wanted, scheduler=scheduler)
+        total += 16 * MB
+        assert fine(wanted)
+    assert scheduler.budget.spent <= BURST + SHARE * total
+    assert scheduler.hedges_won > 0
+    assert scratch.used == 0
+
+
+def test_without_memory_there_are_no_hedges_and_a_frozen_datanode_is_survived():
+    scheduler = Scheduler(scratch=ByteBudget(0))
+    wanted = request(AROUND, 64 * MB)
+    (took,) = run(Cluster(nodes(a=SimNode(60 * MB, frozen=(0.0, 1e9)))), wanted, scheduler=scheduler)
+    assert fine(wanted)
+    assert scheduler.hedged == 0
+    assert took < 1.5
+
+
+def test_an_only_replica_is_waited_for_not_given_up():
+    wanted = request(["a"], 16 * MB)
+    scheduler = Scheduler()
+    (took,) = run(Cluster(nodes(a=SimNode(60 * MB, frozen=(0.1, 5.0)))), wanted, scheduler=scheduler)
+    assert fine(wanted)
+    assert took == pytest.approx(5 + 16 / 60, abs=0.3)
+
+
+def test_a_request_fails_when_nothing_comes():
+    wanted = request(["a", "b"], 16 * MB)
+    frozen = SimNode(60 * MB, frozen=(0.0, 1e9))
+    (took,) = run(Cluster(nodes(a=frozen, b=frozen), deadline=200.0), wanted)
+    assert isinstance(wanted.error, UnavailableError)
+    assert took < 61
+
+
+def test_a_request_that_is_given_up_is_finished_when_its_last_transfer_has_ended():
+    scheduler, wanted, now = Scheduler(), request(AROUND, 64 * MB), 0.0
+    for key in "abcd":
+        scheduler.node(key, key)
+    scheduler.submit(wanted, now)
+    attempts = [scheduler.take(now) for _ in range(8)]
+    scheduler.fail(wanted, KeyboardInterrupt())
+    assert not wanted.finished
+    assert {*scheduler.cancels()} == {*attempts}
+    assert scheduler.take(now) is None
+    for attempt in attempts:
+        assert not wanted.finished
+        scheduler.ended(attempt, Outcome.CANCELLED, None, now)
+    assert wanted.finished
+    assert not scheduler.busy
+
+
+def test_a_datanode_that_was_frozen_is_probed_and_used_again():
+    scheduler = Scheduler()
+    cluster = Cluster(nodes(a=SimNode(60 * MB, frozen=(0.2, 3.0))))
+    for _ in range(6):
+        run(cluster, request(AROUND, 256 * MB), scheduler=scheduler)
+    assert cluster.now > 6
+    assert scheduler.nodes["a"].breaker.closed
+    before = cluster.given["a"]
+    run(cluster, request(AROUND, 256 * MB), scheduler=scheduler)
+    assert cluster.given["a"] - before > 48 * MB
+
+
+# -- anything ---------------------------------------------------------------------------------------------------------
+
+KEYS = "abcde"
+BYTES = st.integers(1, 24)
+NODE = st.builds(
+    SimNode,
+    rate=st.sampled_from([6 * MB, 60 * MB, 300 * MB]),
+    latency=st.sampled_from([0.001, 0.02, 0.3]),
+    frozen=st.sampled_from([(-1.0, -1.0), (-1.0, -1.0), (0.0, 1e9), (0.1, 0.6), (0.3, 1e9)]),
+    dead_from=st.sampled_from([1e9, 1e9, 1e9, 0.0, 0.2]),
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    cluster=st.lists(NODE, min_size=5, max_size=5),
+    files=st.lists(
+        st.tuples(st.lists(st.sets(st.sampled_from(KEYS), min_size=1, max_size=3), min_size=1, max_size=5), BYTES),
+        min_size=1,
+        max_size=4,
+    ),
+    at=st.lists(st.sampled_from([0.0, 0.05, 0.4]), min_size=4, max_size=4),
+    unit=st.sampled_from([65536, MB, 3 * MB]),
+    bad=st.lists(st.tuples(st.sampled_from(KEYS), st.integers(0, 30), st.sampled_from(["gone", "corrupt", "unsound"]))),
+)
+def test_every_request_ends_right_or_with_an_error(cluster, files, at, unit, bad):
+    requests = [request([sorted(keys) for keys in replicas], size * MB, unit) for replicas, size in files]
+    simulated = Cluster(dict(zip(KEYS, cluster, strict=True)))
+    places = [lane.place for one in requests for lane in one.lanes]
+    for key, index, kind in bad:
+        getattr(simulated, kind).add((key, places[index % len(places)]))
+    scratch = ByteBudget(64 * MB)
+    scheduler = Scheduler(Tuning(patience=25.0), scratch=scratch)
+    simulated.run(scheduler, list(zip(at, requests, strict=False)), limit=400.0)
+    total = 0
+    for one in requests:
+        total += one.size
+        good = all(_sound(simulated, lane.place) for lane in one.lanes)
+        assert fine(one) or one.error is not None
+        assert fine(one) or not good, f"healthy replicas of everything, but {one.error!r}"
+    assert not scheduler.busy
+    assert scratch.used == 0
+    assert scheduler.budget.spent <= BURST + SHARE * total
+    assert all(node.flying == node.bulk == node.bytes == 0 for node in scheduler.nodes.values())
+
+
+def _sound(cluster: Cluster, place: Place) -> bool:
+    """Whether a DataNode that works for ever has a good replica."""
+    wrong = cluster.gone | cluster.corrupt | cluster.unsound
+    return any(
+        cluster.nodes[key].dead_from > 1e8 and cluster.nodes[key].frozen[1] < 1e8 and (key, place) not in wrong
+        for key in place.keys
+    )
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    rates=st.lists(st.sampled_from([20 * MB, 60 * MB, 100 * MB]), min_size=4, max_size=4),
+    replicas=st.lists(st.sets(st.sampled_from("abcd"), min_size=1, max_size=3), min_size=2, max_size=6),
+)
+def test_the_load_is_spread_nearly_as_well_as_can_be(rates, replicas):
+    simulated = Cluster({key: SimNode(rate) for key, rate in zip("abcd", rates, strict=True)})
+    scheduler = Scheduler()
+    size = 48 * MB
+    best = 0.0
+    for count in range(1, 5):
+        for some in itertools.combinations("abcd", count):
+            only = sum(size for keys in replicas if keys <= set(some))
+            best = max(best, only / sum(simulated.nodes[key].rate for key in some))
+    for repeat in range(2):  # the first time no rate is known
+        wanted = request([sorted(keys) for keys in replicas], size * len(replicas))
+        (took,) = run(simulated, wanted, scheduler=scheduler)
+        assert fine(wanted)
+        assert took < best * (1.3 if repeat == 0 else 1.12) + 0.1
