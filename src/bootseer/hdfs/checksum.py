@@ -70,7 +70,7 @@ class Chunks:
         tail = length - (count - 1) * self.bytes_per
         if tail >= SIZE and self.bytes_per >= SIZE and whole == self._combined(sums, count, tail):
             return None
-        return self._one_by_one(sums, pieces)  # tiny chunks, or something is wrong
+        return self.one_by_one(sums, pieces)  # tiny chunks, or something is wrong
 
     def _combined(self, sums: memoryview, count: int, tail: int) -> int:
         """The CRC of ``count`` chunks with CRCs ``sums``, of which the last has ``tail`` bytes; both at least 4."""
@@ -90,7 +90,7 @@ class Chunks:
             sparse[place::step] = before[SIZE - 1 - place :: SIZE]
         return self._crc(sparse, 0)
 
-    def _one_by_one(self, sums: memoryview, pieces: Sequence[memoryview]) -> int | None:
+    def one_by_one(self, sums: memoryview, pieces: Sequence[memoryview]) -> int | None:
         index, crc, room = 0, 0, self.bytes_per
         for piece in pieces:
             at = 0

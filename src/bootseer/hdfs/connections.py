@@ -93,20 +93,23 @@ class Connection:
         """Begin a turn that ends by ``until`` (monotonic seconds)."""
         transfer.attach(self._socket)
         self._transfer, self._until = transfer, until
-        polled = threading.current_thread() is threading.main_thread()
-        if polled != self._polled:
-            self._socket.settimeout(None)
-            self._polled = polled
+        self._polled = threading.current_thread() is threading.main_thread()
         self._set_limit(until - time.monotonic())
 
     def end(self) -> None:
         """End the turn: its `Transfer` no longer reaches this connection."""
-        self._transfer.attach(None)
-        self._transfer = Transfer()
+        self._detach()
+        if self._polled:
+            self._socket.settimeout(None)
+            self._polled = False
 
     def close(self) -> None:
-        self.end()
+        self._detach()
         self._socket.close()
+
+    def _detach(self) -> None:
+        self._transfer.attach(None)
+        self._transfer = Transfer()
 
     def abandon(self) -> None:
         """Close this process's copy; safe in a forked child."""

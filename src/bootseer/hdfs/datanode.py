@@ -52,7 +52,6 @@ _GONE = (
     "FileNotFoundException",
     "No data exists for block",
     "is not valid",
-    "BlockPoolId",
     "not found in volumeMap",
 )
 
