@@ -12,6 +12,8 @@ import msgspec
 
 import _plot
 import _rounds
+import _stripes_plot
+from _stripes_capped import CAP
 from bootseer.report import Run
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -50,6 +52,7 @@ def command(report: dict[str, Any]) -> str:
 
 def runs(found: list[dict[str, Any]]) -> Iterator[str]:
     """One line per variant; every single run is in the report."""
+    found = [run for run in found if ":scan-" not in run["variant"]]  # these are drawn
     yield "\n| variant | runs | median seconds | least to most | median MB moved |\n|---|---|---|---|---|"
     for variant in dict.fromkeys(run["variant"] for run in found):
         mine = [run for run in found if run["variant"] == variant]
@@ -67,10 +70,14 @@ def runs(found: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def chart(report: dict[str, Any]) -> Iterator[str]:
-    """The picture of a report of starts, drawn anew into docs/."""
+    """The picture of a report that has one, drawn anew into docs/."""
+    done = [msgspec.convert(run, Run) for run in report["runs"]]
+    if report["name"] == "stripefs":
+        name = "stripefs-scan.svg"
+        (ROOT / "docs" / name).write_text(_stripes_plot.scan(done, 4 * CAP))
+        yield f"\n![Read and write speed by stripe width and unit]({name})"
     if report["name"] == "image":
         name = "image-readiness.svg"
-        done = [msgspec.convert(run, Run) for run in report["runs"]]
         (ROOT / "docs" / name).write_text(_plot.readiness(done, _rounds.starts()))
         yield f"\n![Seconds to the first useful output, by variant]({name})"
 
