@@ -32,7 +32,7 @@ from bootseer.errors import ConfigError, DataError, NotFoundError
 from bootseer.hdfs.client import split
 from bootseer.hdfs.errors import RemoteError
 from bootseer.hdfs.proto import hdfs_pb2 as wire
-from bootseer.hdfs.records import Block, DataNode, FileBlocks, Located
+from bootseer.hdfs.records import Block, DataNode, FileBlocks, Located, erasure_name
 from bootseer.hdfs.rpc import Channel
 
 M = TypeVar("M", bound=Message)
@@ -92,7 +92,7 @@ class FileStatus:
             message.file_id,
             message.replication,
             message.block_size,
-            (message.erasure.name or f"policy {message.erasure.id}") if message.HasField("erasure") else "",
+            erasure_name(message.erasure) if message.HasField("erasure") else "",
             message.HasField("encryption"),
             message.owner,
             message.group,
@@ -257,11 +257,13 @@ class NameNode:
         create_parent: bool = True,
         replication: int | None = None,
         block_size: int | None = None,
+        replicated: bool = True,
         deadline: float | None = None,
     ) -> int:
-        """A new, empty, replicated file whose lease `client_name` holds; returns its id.
+        """A new, empty file whose lease `client_name` holds; returns its id.
 
-        Replicated also in a folder with an erasure coding policy: who wants that asks `info` for it first.
+        Replicated also in a folder with an erasure coding policy, unless ``replicated`` is off: then its `info` names
+        the policy.
         """
         if replication is None or block_size is None:
             defaults = self.defaults(deadline=deadline)
@@ -270,7 +272,7 @@ class NameNode:
             src=_text(path),
             masked=wire.Permission(mode=_FILE_MODE),
             client=self.client_name,
-            flags=_CREATE | _REPLICATED | (_OVERWRITE if overwrite else 0),
+            flags=_CREATE | (_REPLICATED if replicated else 0) | (_OVERWRITE if overwrite else 0),
             create_parent=create_parent,
             replication=replication,
             block_size=block_size,

@@ -51,8 +51,8 @@ class FileOutput:
 
     Errors, also of `write` and `close`: `FileExistsError`, `NotWritableError` (permission, folder in the way, another
     writer took the file over), `FullError`, `UnavailableError` (`BlockLost`: every DataNode of a block failed), and
-    `UnsupportedError` in an encryption zone. After one, only `abandon` makes sense. As a context manager it closes the
-    file, or abandons it on an exception.
+    `UnsupportedError` in an encryption zone and below an erasure coding policy (then there is no file). After one, only
+    `abandon` makes sense. As a context manager it closes the file, or abandons it on an exception.
     """
 
     def __init__(
@@ -81,7 +81,12 @@ class FileOutput:
         self._previous: Block | None = None
         faults.point("hdfs.output.create")
         self.file_id = namenode.create(
-            path, overwrite=overwrite, replication=replication, block_size=block_size, deadline=patience
+            path,
+            overwrite=overwrite,
+            replication=replication,
+            block_size=block_size,
+            replicated=False,  # what the folder's policy says is the site's to choose
+            deadline=patience,
         )
         self._open = True
         lease.hold(self)
@@ -97,6 +102,10 @@ class FileOutput:
             raise NotWritableError(f"{self.path} was replaced by another writer meanwhile", hint="run again")
         if info.encrypted:
             raise UnsupportedError(f"cannot write {self.path}: it is in an encryption zone", hint="use hdfs-native")
+        if info.erasure:
+            raise UnsupportedError(
+                f"cannot write {self.path}: its folder is erasure-coded ({info.erasure})", hint="use hdfs-native"
+            )
         while info.block_size % bytes_per_checksum:
             bytes_per_checksum //= 2
         self.replication, self.block_size = info.replication, info.block_size
