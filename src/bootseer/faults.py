@@ -1,7 +1,8 @@
 """Named points at which tests make a step fail: ``faults.point("store.put.before-publish")``.
 
 A point does nothing unless ``BOOTSEER_FAULTS`` is set, as a comma-separated list of ``name=action``; actions are
-``kill`` (SIGKILL to this process), ``enospc``, ``eio`` (raise that `OSError`), and ``sleep:SECONDS``.
+``kill`` (SIGKILL to this process), ``stop`` (SIGSTOP, until somebody sends SIGCONT), ``enospc``, ``eio`` (raise that
+`OSError`), and ``sleep:SECONDS``.
 ``name=action@3`` acts on the third visit only.
 """
 
@@ -34,6 +35,8 @@ def point(name: str) -> None:
 def _act(name: str, what: str) -> None:
     if what == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    elif what == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
     elif what == "enospc":
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
     elif what == "eio":

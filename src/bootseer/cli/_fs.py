@@ -51,7 +51,8 @@ def place(url: str) -> tuple[StripeFS, str]:
     from bootseer.stripefs import open_fs, split_url
 
     _check(url)
-    if "://" in url and not url.split("://", 1)[1].strip("/").partition("/")[2]:
+    scheme, _, rest = url.rpartition("://")
+    if not rest.strip("/") if scheme in ("", "file") else not rest.strip("/").partition("/")[2]:
         return open_fs(url), ""
     base, name = split_url(url)
     return open_fs(base), name

@@ -72,7 +72,7 @@ class Save:
         The digest of a striped file is the one its writer computed; plain files are read. Raises `NotWritableError`
         when there is a COMMIT or a later save, `DataError` when the folder is empty.
         """
-        commit.refuse_committed(self._backend, self.folder)
+        self.check()
         made = Commit(created=time.time(), files=tuple(self._files()))
         if not made.files:
             raise DataError(f"checkpoint {self._shown} has no files to commit")

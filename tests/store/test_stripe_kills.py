@@ -1,0 +1,353 @@
+"""Writers that are killed or frozen at every named point: what is published is whole, the rest is named and collected.
+
+The victims are children of one process that imports everything once and forks for each; it never touches a store
+itself, so no thread of an HDFS client is lost in a fork.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from bootseer.errors import DataError, NotFoundError, NotWritableError
+from bootseer.stripefs import open_fs
+from bootseer.stripefs.fs import StripeFS
+from bootseer.testing import hadoop
+
+UNIT, WIDTH = 4096, 3
+OLD, NEW = b"old." * 9000, b"new!" * 9000
+
+NURSERY = """
+import json, os, signal, sys
+from bootseer.errors import BootseerError
+from bootseer.stripefs import open_fs
+from bootseer.stripefs.transfer import copy_tree
+import bootseer.stripefs.remote, bootseer.stripefs.engine, bootseer.hdfs.output, hdfs_native
+
+def put(fs, path):
+    with fs.create(path, striped=True, unit=4096, width=3) as out:
+        out.write(b"new!" * 9000)
+
+def save(fs, folder):
+    saving = fs.save(folder)
+    with saving.create("state", striped=True, unit=4096, width=3) as out:
+        out.write(b"new!" * 9000)
+    saving.commit()
+
+def append(fs, path):
+    with fs.append(path) as out:
+        out.write(b"more")
+
+def rename(fs, src, dst):
+    fs.rename(src, dst)
+
+def remove(fs, path):
+    fs.remove(path)
+
+def remove_tree(fs, path):
+    fs.remove_tree(path)
+
+def commit(fs, path):
+    fs.commit(path)
+
+def gc(fs, path):
+    fs.gc(path, age=0, taken=True)
+
+def repair(fs, path):
+    fs.repair(fs.fsck(path))
+
+def make_striped(fs, path):
+    copy_tree(fs, path, fs, path, unit=4096, width=3, verify=True)
+
+print("ready", flush=True)
+for line in sys.stdin:
+    case = json.loads(line)
+    if (pid := os.fork()) == 0:
+        os.environ["BOOTSEER_FAULTS"] = case["faults"]
+        error = ""
+        try:
+            globals()[case["do"]](open_fs(case["url"]), *case["args"])
+        except BootseerError as exc:
+            error = str(exc)
+        if case["stop"]:
+            os.write(1, (json.dumps({"error": error}) + "\\n").encode())
+        os._exit(bool(error))
+    print(json.dumps({"pid": pid}), flush=True)
+    if not case["stop"]:
+        print(json.dumps({"status": os.waitpid(pid, 0)[1]}), flush=True)
+"""
+
+
+class Nursery:
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", NURSERY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self._line() == "ready"
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def _begin(self, fs: StripeFS, faults: str, do: str, args: tuple[str, ...], stop: bool) -> int:
+        assert self._process.stdin is not None
+        case = {"url": fs.url, "faults": faults, "do": do, "args": args, "stop": stop}
+        self._process.stdin.write(json.dumps(case) + "\n")
+        self._process.stdin.flush()
+        return int(json.loads(self._line())["pid"])
+
+    def kill(self, fs: StripeFS, point: str, do: str, *args: str) -> None:
+        """Let a child ``do`` something and be killed at ``point``."""
+        self._begin(fs, f"stripefs.{point}=kill", do, args, False)
+        found = json.loads(self._line())
+        assert found == {"status": signal.SIGKILL}, f"{point}: {found}"
+
+    def freeze(self, fs: StripeFS, point: str, do: str, *args: str) -> Callable[[], str]:
+        """Let a child ``do`` something and stop at ``point``; what is returned wakes it and says its error."""
+        pid = self._begin(fs, f"stripefs.{point}=stop", do, args, True)
+        until = time.monotonic() + 30
+        while " T " not in Path(f"/proc/{pid}/stat").read_text():
+            assert time.monotonic() < until, f"not stopped at {point}"
+            time.sleep(0.01)
+
+        def wake() -> str:
+            os.kill(pid, signal.SIGCONT)
+            return str(json.loads(self._line())["error"])
+
+        return wake
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        assert self._process.wait(30) == 0
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    made = Nursery()
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=["folder", pytest.param("hdfs", marks=pytest.mark.hdfs)])
+def fs(request, tmp_path) -> StripeFS:
+    if request.param == "folder":
+        return open_fs(str(tmp_path / "store"))
+    return open_fs(f"{hadoop.shared().url}/{uuid.uuid4().hex}")
+
+
+def write(fs: StripeFS, path: str, data: bytes = OLD) -> None:
+    with fs.create(path, striped=True, unit=UNIT, width=WIDTH) as out:
+        out.write(data)
+
+
+def content(fs: StripeFS, path: str) -> bytes:
+    with fs.open(path) as file:
+        return file.read(0, file.size)
+
+
+def on_storage(fs: StripeFS, folder: str = "") -> set[str]:
+    """Every file there, the hidden ones too, claims excepted."""
+    found = set()
+    for entry in fs.backend.list(folder):
+        path = f"{folder}/{entry.name}".lstrip("/")
+        if entry.is_dir:
+            found |= on_storage(fs, path)
+        elif not entry.name.startswith("save."):
+            found.add(path)
+    return found
+
+
+def settle(fs: StripeFS) -> set[str]:
+    """fsck names all garbage and gc removes it and nothing else. Returns the paths that were removed."""
+    report = fs.fsck()
+    assert report.errors == ()
+    files = {path: content(fs, path) for path in fs.files()}
+    before = on_storage(fs)
+    assert all(removal.kept for removal in fs.gc()), "younger than a day"
+    assert on_storage(fs) == before
+    removed = fs.gc(age=0, taken=True)
+    assert {removal.path for removal in removed} == {finding.path for finding in report.garbage}
+    assert not any(removal.kept for removal in removed)
+    gone = before - on_storage(fs)
+    named = [finding.path for finding in report.garbage]
+    assert all(any(path.startswith(name) for name in named) for path in gone)
+    assert fs.fsck().findings == ()
+    assert {path: content(fs, path) for path in fs.files()} == files
+    fs.verify()
+    return gone
+
+
+WRITE = ["write.stripe", "write.close", "write.intent", "write.pointer", "write.verify", "write.rename"]
+
+
+def test_a_replacement_killed_at_every_step(fs, nursery):
+    for point in [*WRITE, "write.cleanup"]:
+        write(fs, f"{point}/f")
+        nursery.kill(fs, point, "put", f"{point}/f")
+        assert content(fs, f"{point}/f") == (NEW if point == "write.cleanup" else OLD)
+    assert fs.fsck().garbage
+    settle(fs)
+    assert len(on_storage(fs)) == 7 * (1 + WIDTH)
+
+
+def test_a_first_write_killed_at_every_step(fs, nursery):
+    for point in WRITE:
+        nursery.kill(fs, point, "put", f"{point}/f")
+        with pytest.raises(NotFoundError):
+            fs.open(f"{point}/f")
+    settle(fs)
+    assert on_storage(fs) == set()
+
+
+def test_a_save_killed_at_every_step(fs, nursery):
+    write(fs, "run/step-1/state")
+    fs.commit("run/step-1")
+    before = on_storage(fs)
+    for point in [*WRITE, "save.claim", "commit.write", "commit.rename"]:
+        nursery.kill(fs, point, "save", "run/step-2")
+        assert fs.latest("run") == "run/step-1"
+        with pytest.raises(DataError, match="no COMMIT"):
+            fs.checkpoint("run/step-2")
+        settle(fs)
+        if point not in ("commit.write", "commit.rename"):
+            assert on_storage(fs) == before
+    fs.remove_tree("run/step-2")
+    for step, point in enumerate(["commit.published", "latest.rename"], 2):
+        nursery.kill(fs, point, "save", f"run/step-{step}")
+        assert fs.latest("run") == f"run/step-{step}"
+        assert [finding.kind for finding in fs.fsck().errors] == ["wrong-latest"]
+        fs.repair(fs.fsck())
+        settle(fs)
+    assert content(fs, "run/step-3/state") == NEW
+
+
+def test_renames_removals_and_appends_killed_at_every_step(fs, nursery):
+    for point in ("rename.rename", "rename.cleanup", "rename.adopt"):
+        write(fs, f"{point}/src", NEW)
+        write(fs, f"{point}/dst")
+        nursery.kill(fs, point, "rename", f"{point}/src", f"{point}/dst")
+        assert content(fs, f"{point}/dst") == (OLD if point == "rename.rename" else NEW)
+    assert {finding.kind for finding in fs.fsck().findings if finding.level == "note"} == {"renamed-file"}
+    fs.repair(fs.fsck())
+    settle(fs)
+    write(fs, "removed/f")
+    nursery.kill(fs, "remove.stripes", "remove", "removed/f")
+    write(fs, "tree/sub/f")
+    nursery.kill(fs, "remove.tree", "remove_tree", "tree")
+    assert fs.files("removed") == []
+    with pytest.raises(NotFoundError):
+        fs.stat("tree")
+    write(fs, "appended")
+    nursery.kill(fs, "write.rename", "append", "appended")
+    assert content(fs, "appended") == OLD
+    settle(fs)
+
+
+def test_imports_killed_at_every_step(fs, nursery):
+    plain = b"plain" * 900_000
+    for point in ["copy.check", "write.rename", "write.cleanup"]:
+        sink = fs.backend.create(f"{point}/model")
+        sink.write(plain)
+        sink.close()
+        nursery.kill(fs, point, "make_striped", point)
+        assert fs.stat(f"{point}/model").striped == (point == "write.cleanup")
+        assert content(fs, f"{point}/model") == plain
+    settle(fs)
+
+
+def test_repairs_and_collections_killed_at_every_step(fs, nursery):
+    write(fs, "f")
+    fs.backend.delete("f")
+    nursery.kill(fs, "repair.rename", "repair", "")
+    with pytest.raises(NotFoundError):
+        fs.open("f")
+    # what was to be the pointer is there, so the stripes look unfinished now; a second repair is not offered
+    assert {finding.kind for finding in fs.fsck().garbage} == {"unreferenced-stripes", "temporary"}
+    fs.gc(age=0, taken=True)
+    write(fs, "g")
+    for point in ("gc.aside", "gc.fenced"):
+        nursery.kill(fs, "write.rename", "put", "g")
+        nursery.kill(fs, point, "gc", "")
+        assert content(fs, "g") == OLD
+        assert "collected-stripes" in {finding.kind for finding in fs.fsck().garbage}
+    settle(fs)
+    assert len(on_storage(fs)) == 1 + WIDTH
+
+
+def test_a_writer_that_wakes_up_after_a_takeover_publishes_nothing(fs, nursery):
+    write(fs, "run/step-1/state")
+    fs.commit("run/step-1")
+    for step, point in enumerate(["write.rename", "write.intent", "write.verify", "commit.write", "commit.rename"], 2):
+        folder = f"run/step-{step}"
+        wake = nursery.freeze(fs, point, "save", folder)
+        taker = fs.save(folder)
+        with taker.create("state", striped=True, unit=UNIT, width=WIDTH) as out:
+            out.write(b"taken over" * 1000)
+        if step % 2:
+            taker.commit()
+            assert "another writer" in (error := wake()) or "COMMIT" in error or "later one" in error, point
+        else:  # it wakes up before the other one commits
+            assert "another writer" in (error := wake()) or "later one" in error, point
+            taker.commit()
+        assert fs.latest("run") == folder
+        assert content(fs, f"{folder}/state") == b"taken over" * 1000
+        assert len(fs.checkpoint(folder).files) == 1
+    settle(fs)
+
+
+def test_latest_is_not_moved_back_by_a_writer_that_wakes_up(fs, nursery):
+    wake = nursery.freeze(fs, "latest.rename", "save", "run/step-1")
+    write(fs, "run/step-2/state")
+    fs.commit("run/step-2")
+    assert wake() == ""  # the checkpoint is published, only the hint stays as it is
+    assert fs.latest("run") == "run/step-2"
+    fs.checkpoint("run/step-1")
+    settle(fs)
+
+
+def test_a_writer_that_wakes_up_after_a_collection_publishes_nothing(fs, nursery):
+    for point in ("write.rename", "write.verify", "write.intent"):
+        write(fs, f"{point}/f")
+        wake = nursery.freeze(fs, point, "put", f"{point}/f")
+        removed = fs.gc(point, age=0, taken=True)
+        assert removed
+        assert wake()
+        assert content(fs, f"{point}/f") == OLD
+    settle(fs)
+
+
+def test_a_late_writer_of_a_new_file_gives_up(fs, nursery):
+    wake = nursery.freeze(fs, "write.rename", "put", "f")
+    write(fs, "f")
+    assert "another writer" in wake()
+    assert content(fs, "f") == OLD
+    settle(fs)
+
+
+def test_the_takeover_itself_is_fenced(fs):
+    first = fs.save("ck")
+    writer = first.create("state", striped=True, unit=UNIT, width=WIDTH)
+    writer.write(OLD)
+    second = fs.save("ck")
+    with pytest.raises(NotWritableError, match="save 1 of ck was overtaken"):
+        writer.finish()
+    with pytest.raises(NotWritableError, match="save 1 of ck was overtaken"):
+        first.commit()
+    joined = fs.save("ck", epoch=second.epoch)
+    with joined.create("other") as out:
+        out.write(b"x")
+    assert [file.path for file in second.commit().files] == ["other"]
+    with pytest.raises(NotWritableError, match="COMMIT"):
+        joined.commit()
+    with pytest.raises(NotWritableError, match="COMMIT"):
+        fs.save("ck")
