@@ -42,11 +42,14 @@ def _question(pool: str) -> bytes:
     return operation(_READ_BLOCK, request.SerializeToString())
 
 
-def silent(nodes: Sequence[DataNode], pool: str, *, seconds: float = PROBE) -> tuple[int, ...]:
-    """Positions of those ``nodes`` that gave no answer within ``seconds``; ``pool`` is any block's pool there."""
+def silent(nodes: Sequence[DataNode], pool: str, *, seconds: float | None = None) -> tuple[int, ...]:
+    """Positions of those ``nodes`` that gave no answer within ``seconds`` (None: `PROBE`).
+
+    ``pool`` is that of any block there.
+    """
     question = _question(pool)
     missing = set(range(len(nodes)))
-    until = time.monotonic() + seconds
+    until = time.monotonic() + (PROBE if seconds is None else seconds)
     with selectors.DefaultSelector() as selector:
         waiting: list[socket.socket] = []
         try:

@@ -1,0 +1,258 @@
+"""A write pipeline against DataNodes that say what real ones rarely do: late, torn, wrong, foreign."""
+
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+from crc32c import crc32c
+
+from bootseer.hdfs import pipeline, probe
+from bootseer.hdfs.pipeline import Broken, Packet, Pipeline, Setup, Terms, checksums
+from bootseer.hdfs.proto import hdfs_pb2 as wire
+from bootseer.hdfs.records import Block, DataNode, Located
+
+STEP = 1024
+TERMS = Terms("client", 1 << 20, STEP)
+
+
+def delimited(message: wire.BlockOpResponse | wire.PipelineAck) -> bytes:
+    data = message.SerializeToString()
+    assert len(data) < 128
+    return bytes([len(data)]) + data
+
+
+def ack(number: int, *states: int) -> bytes:
+    return delimited(wire.PipelineAck(number=number, reply=states, flag=states))
+
+
+Answer = Callable[[Packet], list[bytes]]
+
+
+class Node:
+    """The first DataNode of a pipeline. ``setup``: its answer to the request; ``answer``: what it sends for a packet.
+
+    Probes (operation 81) get an answer unless ``mute``. ``packets``: what arrived.
+    """
+
+    def __init__(
+        self, answer: Answer | None = None, setup: bytes | None = None, *, mute: bool = False, replicas: int = 3
+    ) -> None:
+        self._answer = answer or (lambda packet: [ack(packet.number, *(0,) * replicas)])
+        self._setup = delimited(wire.BlockOpResponse(status=0)) if setup is None else setup
+        self._mute = mute
+        self.packets: list[Packet] = []
+        self.request = wire.WriteBlock()
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.alive = True
+        self.port = self._server.getsockname()[1]
+        self._open: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._server.accept()
+            except OSError:
+                return
+            self._open.append(sock)
+            self._threads.append(threading.Thread(target=self._serve, args=(sock,), daemon=True))
+            self._threads[-1].start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        with contextlib.suppress(OSError, struct.error), sock, sock.makefile("rb") as stream:
+            _, operation = struct.unpack(">HB", stream.read(3))
+            length = shift = 0
+            while True:
+                byte = stream.read(1)[0]
+                length |= (byte & 0x7F) << shift
+                shift += 7
+                if byte < 128:
+                    break
+            request = stream.read(length)
+            if operation == 81:
+                if self._mute:
+                    stream.read(1)
+                else:
+                    sock.sendall(delimited(wire.BlockOpResponse(status=1)))
+                return
+            self.request = wire.WriteBlock.FromString(request)
+            sock.sendall(self._setup)
+            if not self._setup:
+                return
+            while True:
+                size, head = struct.unpack(">IH", stream.read(6))
+                header = wire.PacketHeader.FromString(stream.read(head))
+                sums = stream.read(size - 4 - header.length)
+                data = stream.read(header.length)
+                assert sums == checksums([memoryview(data)], STEP)
+                packet = Packet(header.number, header.offset, header.length, sums, (memoryview(data),), header.last)
+                self.packets.append(packet)
+                for piece in self._answer(packet):
+                    if not piece:
+                        return
+                    sock.sendall(piece)
+
+    def close(self) -> None:
+        self.alive = False
+        self._server.shutdown(socket.SHUT_RDWR)  # closing alone does not end an accept under way
+        self._threads[0].join(10)
+        self._server.close()
+        for sock in self._open:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads[1:]:
+            thread.join(10)
+
+
+def node(uuid: str, port: int) -> DataNode:
+    message = wire.NodeInfo(
+        id=wire.NodeId(address="127.0.0.1", hostname="h", uuid=uuid, transfer_port=port, info_port=1, ipc_port=1)
+    )
+    return DataNode.of(message)
+
+
+def located(*ports: int) -> Located:
+    nodes = tuple(node(f"n{i}", port) for i, port in enumerate(ports))
+    token = wire.Token(identifier=b"", password=b"", kind="", service="")
+    count = len(ports)
+    return Located(Block("pool", 1, 2, 0), 0, nodes, token, False, (1,) * count, tuple(f"s{i}" for i in range(count)))
+
+
+@pytest.fixture
+def made() -> Iterator[Callable[..., Node]]:
+    nodes: list[Node] = []
+
+    def make(*args: object, **options: object) -> Node:
+        nodes.append(Node(*args, **options))  # type: ignore[arg-type]
+        return nodes[-1]
+
+    yield make
+    for one in nodes:
+        if one.alive:
+            one.close()
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch) -> None:
+    monkeypatch.setattr(pipeline, "STALL", 0.1)
+    monkeypatch.setattr(pipeline, "PATIENCE", 0.3)
+
+
+def connected(first: Node, *others: Node) -> Pipeline:
+    ports = [first.port, *(other.port for other in others)]
+    return Pipeline(located(*ports, *(first.port,) * (3 - len(ports))), TERMS, Setup())
+
+
+def packet(number: int, offset: int, data: bytes, *, last: bool = False) -> Packet:
+    parts = [memoryview(data[:10]), memoryview(data[10:])]
+    return Packet(number, offset, len(data), checksums(parts, STEP), tuple(parts), last)
+
+
+def send_all(pipe: Pipeline) -> None:
+    pipe.send(packet(0, 0, b"a" * 2 * STEP))
+    pipe.beat()
+    pipe.send(packet(1, 2 * STEP, b"b" * 100))
+    pipe.drain(0)
+    pipe.send(packet(2, 2 * STEP + 100, b"", last=True))
+    pipe.drain(0)
+
+
+def broken(pipe: Pipeline) -> Broken:
+    with pytest.raises(Broken) as caught:
+        send_all(pipe)
+    pipe.close()
+    return caught.value
+
+
+def test_a_block_arrives_whole_and_the_request_says_what_it_must(made):
+    first = made()
+    pipe = connected(first)
+    send_all(pipe)
+    assert (pipe.acked, pipe.in_flight, len(pipe.unacked)) == (2 * STEP + 100, 0, 0)
+    pipe.close()
+    assert [(p.number, p.offset, bytes(p.parts[0]), p.last) for p in first.packets] == [
+        (0, 0, b"a" * 2 * STEP, False),
+        (-1, 0, b"", False),
+        (1, 2 * STEP, b"b" * 100, False),
+        (2, 2 * STEP + 100, b"", True),
+    ]
+    asked = first.request
+    assert [target.id.uuid for target in asked.targets] == ["n1", "n2"]
+    assert (asked.stage, asked.pipeline_size, asked.header.base.block.length) == (6, 3, 1 << 20)
+    assert (asked.checksum.type, asked.checksum.bytes_per_checksum) == (2, STEP)
+    assert (asked.storage_id, list(asked.target_storage_ids)) == ("s0", ["s1", "s2"])
+    assert crc32c(b"123456789") == 0xE3069283  # the checksum of the protocol
+
+
+def test_acknowledgements_in_single_bytes_and_several_at_once(made):
+    held: list[bytes] = []
+
+    def late(p: Packet) -> list[bytes]:
+        held.append(ack(p.number, 0, 0, 0))
+        if p.number == 0:
+            return []
+        whole, held[:] = b"".join(held), []
+        return [whole[i : i + 1] for i in range(len(whole))]
+
+    pipe = connected(made(late))
+    send_all(pipe)
+    pipe.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "bad", "reason"),
+    [
+        (lambda p: [ack(p.number, 0, 0, 1)], (2,), "answered: error"),
+        (lambda p: [ack(p.number, 0, 2)], (1,), "checksum error"),
+        (lambda p: [ack(-2, 8)], (0,), "restarting"),
+        (lambda p: [ack(p.number + 1, 0, 0, 0)], (0,), "acknowledged packet 1, not 0"),
+        (lambda p: [ack(p.number, 0, 0)], (0,), "acknowledged packet"),
+        (lambda p: [b"\xff" * 9], (0,), "no acknowledgement"),
+        (lambda p: [b"\x03\xff\xff\xff"], (0,), "no acknowledgement"),
+        (lambda p: [b""], (0,), "connection to .* ended"),
+        (lambda p: [], (2,), "no acknowledgement within"),
+    ],
+)
+def test_what_is_wrong_and_whose_fault_it_is(made, answer, bad, reason):
+    problem = broken(connected(made(answer)))
+    assert problem.bad == bad
+    with pytest.raises(Broken, match=reason):
+        raise problem
+
+
+def test_the_one_that_does_not_answer_is_at_fault(made, monkeypatch):
+    monkeypatch.setattr(pipeline, "PATIENCE", 60.0)
+    monkeypatch.setattr(probe, "PROBE", 0.3)
+    problem = broken(connected(made(lambda p: []), made(), made(mute=True)))
+    assert (problem.bad, problem.reason.endswith("does not answer")) == ((2,), True)
+    problem = broken(connected(made(lambda p: [b""]), made(mute=True), made()))  # the first one closes because of it
+    assert problem.bad == (1,)
+
+
+def test_a_pipeline_that_is_refused(made):
+    second = made()
+    link = wire.BlockOpResponse(status=1, first_bad_link=f"127.0.0.1:{second.port}", message="no room")
+    with pytest.raises(Broken, match=f"{second.port} refused to take part: no room") as caught:
+        connected(made(setup=delimited(link)), second)
+    assert caught.value.bad == (1,)
+    with pytest.raises(Broken, match="ended: closed") as caught:
+        connected(made(setup=b""))
+    assert caught.value.bad == (0,)
+    with pytest.raises(Broken, match="does not speak"):
+        connected(made(setup=b"\x04HTTP"))
+    gone = made()
+    gone.close()
+    with pytest.raises(Broken, match="cannot connect"):
+        connected(gone)
+
+
+def test_silence_of_some(made):
+    alive, mute, gone = made(), made(mute=True), made()
+    gone.close()
+    nodes = [node("a", alive.port), node("b", mute.port), node("c", gone.port), node("d", alive.port)]
+    assert probe.silent(nodes, "pool", seconds=0.5) == (1, 2)
+    assert probe.silent([], "pool") == ()
