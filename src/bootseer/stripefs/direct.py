@@ -7,7 +7,7 @@ was read is of one version as long as blocks, generations and length are what th
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, cast
 
 from bootseer.errors import DataError, NotFoundError
@@ -108,7 +108,7 @@ class BlockFile:
             yield self._lane(index, starts, views, piece, first)
 
     def _lane(self, index: int, starts: list[int], views: list[memoryview], piece: Piece, first: int) -> Lane:
-        return Lane(self.places[index], starts, verify=piece.check is None, tag=Views(views, piece, first))
+        return Lane(self.places[index], starts, verify=piece.check is None, tag=Views(views, piece.check, first))
 
     def _cut(self, index: int, at: int, part: memoryview, piece: Piece, number: int) -> Iterator[Lane]:
         """A part that lies in several blocks."""
@@ -123,25 +123,25 @@ class BlockFile:
                 found.append(Lane(self.places[index], [begin, begin + count], verify=piece.check is None, tag=views))
             done, index = done + count, index + 1
         if piece.check is not None:
-            join = Join(len(found), Views([part], piece, number))
+            join = Join(len(found), Views([part], piece.check, number))
             for lane in found:
                 lane.join = join
         yield from found
 
 
 class Views:
-    """Memory of a lane's parts; ``first`` is the number of the first of them in ``piece``, which checks them."""
+    """Memory of a lane's parts; ``check`` knows the first of them as number ``first``."""
 
-    __slots__ = ("first", "parts", "piece")
+    __slots__ = ("first", "judge", "parts")
 
-    def __init__(self, parts: list[memoryview], piece: Piece | None, first: int) -> None:
-        self.parts, self.piece, self.first = parts, piece, first
+    def __init__(self, parts: list[memoryview], check: Callable[[int, memoryview], None] | None, first: int) -> None:
+        self.parts, self.judge, self.first = parts, check, first
 
     def check(self, parts: Sequence[memoryview], first: int = 0) -> None:
         """Raises `DataError` when ``parts``, bytes for the parts from ``first`` on, are wrong."""
-        if self.piece is not None and self.piece.check is not None:
+        if self.judge is not None:
             for number, part in enumerate(parts, self.first + first):
-                self.piece.check(number, part)
+                self.judge(number, part)
 
 
 def views(lane: Lane) -> Views:

@@ -13,6 +13,7 @@ import logging
 import os
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -138,6 +139,10 @@ class Engine:
         finally:
             with self._lock:
                 self._waiting.pop(request, None)
+            for lane in lanes:  # a hedge that lost may still be under way, with the lane, but without this memory
+                views(lane).parts.clear()
+                if lane.join is not None:
+                    lane.join.tag = None
         if request.error is not None:
             raise request.error
 
@@ -243,6 +248,8 @@ class Engine:
             outcome, error = self._transfer(attempt)
         except BaseException as exc:  # a bug, or no memory: the reader gets it, nobody hangs
             crash, outcome, error = exc, Outcome.FAILED, UnavailableError(f"cannot read: {exc!r}")
+        if error is not None:
+            _let_go(error)
         with self._lock:
             now = self._clock()
             if crash is not None and attempt.run is not None:
@@ -287,6 +294,8 @@ class Engine:
             return Outcome.DAMAGED, exc
         except BootseerError as exc:
             return Outcome.FAILED, exc
+        finally:
+            del parts  # an error keeps this frame, and that the caller's memory
         return Outcome.DONE, None
 
     def _memory(self, attempt: Attempt) -> list[memoryview]:
@@ -353,6 +362,14 @@ class Engine:
             job.file.files.report(job.replica)
         except BootseerError as exc:  # somebody else will meet it
             _log.warning("cannot report a damaged replica of %s: %s", job.file.path, exc)
+
+
+def _let_go(error: BaseException) -> None:
+    """Drop what the frames of ``error`` hold: memory of which there is a view can be neither resized nor unmapped."""
+    seen: BaseException | None = error
+    while seen is not None:
+        traceback.clear_frames(seen.__traceback__)
+        seen = seen.__cause__ or seen.__context__
 
 
 _engine: Engine | None = None

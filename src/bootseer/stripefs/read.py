@@ -25,6 +25,8 @@ _PLAIN_UNIT = 4 << 20
 """What loader and node cache know as a chunk of a plain file."""
 _PLAIN_PART = 1 << 20
 """A request for a plain file may be cut at its multiples."""
+_POINTER_READ = 4096
+"""Bytes of a small file that are read to see whether it is a pointer: nearly always all of one."""
 
 
 class ChunkFile:
@@ -263,14 +265,16 @@ def read_pointer(backend: Backend, path: str) -> Pointer | None:
     """The pointer at ``path``, None for a plain file. Raises `NotFoundError`, `DataError` for a damaged pointer."""
     source = backend.open(path)
     try:
-        head = bytearray(min(source.size, len(layout.POINTER_LINE)))
-        if not head or source.size > layout.MAX_TEXT:
+        if not source.size or source.size > layout.MAX_TEXT:
             return None
+        head = bytearray(min(source.size, _POINTER_READ))
         source.readinto(0, [memoryview(head)])
         if not layout.is_pointer(head):
             return None
         data = bytearray(source.size)
-        source.readinto(0, [memoryview(data)])
+        data[: len(head)] = head
+        if source.size > len(head):
+            source.readinto(len(head), [memoryview(data)[len(head) :]])
     finally:
         source.close()
     return layout.decode_pointer(bytes(data), path)

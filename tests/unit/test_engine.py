@@ -1,0 +1,305 @@
+"""The read engine's threads over DataNodes in memory: right bytes or an error, and nobody's memory touched later."""
+
+import gc
+import os
+import signal
+import threading
+import time
+
+import pytest
+from crc32c import crc32c
+
+from bootseer.errors import DataError, UnavailableError
+from bootseer.stripefs.backend import Piece
+from bootseer.stripefs.engine import Engine
+from bootseer.stripefs.schedule import Tuning
+from bootseer.testing.datanodes import FakeHdfs
+
+MB = 1 << 20
+UNIT = 256 << 10
+AROUND = ["abc", "bcd", "cda", "dab"]
+QUICK = Tuning(stall=0.1, round_wait=0.02, min_run=UNIT, max_run=MB, small=65536)
+
+
+@pytest.fixture
+def hdfs() -> FakeHdfs:
+    return FakeHdfs(*"abcd")
+
+
+@pytest.fixture
+def engine(hdfs) -> Engine:
+    return Engine(hdfs, tuning=QUICK)
+
+
+class Wanted:
+    """Pieces over the whole of some files, with chunks of `UNIT` bytes that are checked."""
+
+    def __init__(self, hdfs: FakeHdfs, files: dict[str, bytes], unit: int = UNIT, checked: bool = True) -> None:
+        self.files, self.buffers, self.pieces = files, {}, []
+        for path, data in files.items():
+            buffer = self.buffers[path] = bytearray(len(data))
+            parts = [memoryview(buffer)[start : start + unit] for start in range(0, len(data), unit)]
+            crcs = [crc32c(data[start : start + unit]) for start in range(0, len(data), unit)]
+
+            def check(number, part, crcs=crcs, path=path):
+                if crc32c(part) != crcs[number]:
+                    raise DataError(f"chunk {number} of {path} is damaged")
+
+            file = hdfs.open(path)
+            self.pieces.append((file, Piece(None, 0, parts, check if checked else None, name=path)))
+
+    def right(self) -> bool:
+        return all(self.buffers[path] == data for path, data in self.files.items())
+
+
+def striped(hdfs: FakeHdfs, total: int = 16 * MB, *, replicas=AROUND, block_size: int = 128 * MB) -> dict[str, bytes]:
+    files = {f"s{i}": os.urandom(total // len(replicas)) for i in range(len(replicas))}
+    for (path, data), keys in zip(files.items(), replicas, strict=True):
+        hdfs.put(path, data, [keys], block_size=block_size)
+    return files
+
+
+def nothing_under_way(engine: Engine) -> bool:
+    until = time.monotonic() + 3.0
+    while engine.scheduler.busy and time.monotonic() < until:
+        time.sleep(0.01)
+    return not engine.scheduler.busy
+
+
+def test_all_bytes_from_all_datanodes(hdfs, engine):
+    for node in hdfs.nodes.values():
+        node.rate = 100 * MB
+    wanted = Wanted(hdfs, striped(hdfs))
+    engine.read(wanted.pieces)
+    assert wanted.right()
+    assert all(served > MB for served in hdfs.served.values())
+    assert nothing_under_way(engine)
+
+
+@pytest.mark.parametrize("block_size", [UNIT, 100_000, MB + 17])
+@pytest.mark.parametrize("checked", [True, False])
+def test_parts_that_lie_in_several_blocks(hdfs, engine, block_size, checked):
+    data = os.urandom(3 * MB + 5)
+    hdfs.put("f", data, ["ab", "bc", "cd"], block_size=block_size)
+    wanted = Wanted(hdfs, {"f": data}, checked=checked)
+    engine.read(wanted.pieces)
+    assert wanted.right()
+    hdfs.corrupt |= {("a", block) for block in range(1, 40)}
+    again = Wanted(hdfs, {"f": data}, checked=checked)
+    engine.read(again.pieces)
+    assert again.right()
+
+
+@pytest.mark.parametrize("how", ["frozen", "dead"])
+def test_a_datanode_that_stops_in_the_middle(hdfs, engine, how, caplog):
+    for node in hdfs.nodes.values():
+        node.rate = 20 * MB
+    wanted = Wanted(hdfs, striped(hdfs))
+    threading.Timer(0.1, setattr, (hdfs.nodes["b"], how, True)).start()
+    engine.read(wanted.pieces)
+    assert wanted.right()
+    assert "b is left alone" in caplog.text.replace("DataNode b:1", "b")
+    setattr(hdfs.nodes["b"], how, False)
+    time.sleep(0.3)
+    before = hdfs.served["b"]
+    for _ in range(2):
+        again = Wanted(hdfs, striped(hdfs))
+        engine.read(again.pieces)
+        assert again.right()
+    assert hdfs.served["b"] > before
+    assert nothing_under_way(engine)
+
+
+def test_wrong_bytes_are_read_elsewhere_and_the_replica_is_reported(hdfs, engine, caplog):
+    wanted = Wanted(hdfs, striped(hdfs))
+    hdfs.corrupt = {("a", 1), ("b", 1), ("c", 2)}
+    engine.read(wanted.pieces)
+    assert wanted.right()
+    assert nothing_under_way(engine)
+    for _ in range(3):  # until each was asked once
+        engine.read(Wanted(hdfs, wanted.files).pieces)
+    until = time.monotonic() + 3
+    while not hdfs.reported and time.monotonic() < until:
+        time.sleep(0.01)
+    assert hdfs.reported
+    assert hdfs.reported <= hdfs.corrupt
+    assert "is damaged" in caplog.text
+
+
+def test_wrong_bytes_everywhere_are_an_error_that_names_them(hdfs, engine):
+    wanted = Wanted(hdfs, striped(hdfs))
+    hdfs.corrupt = {(key, 2) for key in "abcd"}
+    with pytest.raises(DataError, match=r"of s1 is damaged|block 2 on . is damaged"):
+        engine.read(wanted.pieces)
+    assert nothing_under_way(engine)
+
+
+def test_plain_bytes_are_verified_by_hdfs(hdfs, engine):
+    data = os.urandom(4 * MB)
+    hdfs.put("f", data, ["abc"])
+    hdfs.corrupt = {("a", 1), ("c", 1)}
+    wanted = Wanted(hdfs, {"f": data}, checked=False)
+    engine.read(wanted.pieces)
+    assert wanted.right()
+    assert nothing_under_way(engine)
+    assert hdfs.reported <= hdfs.corrupt
+
+
+def test_blocks_that_moved_are_found(hdfs, engine, caplog):
+    caplog.set_level("INFO")
+    wanted = Wanted(hdfs, striped(hdfs))
+    hdfs.move("s0", 0, "d")
+    engine.read(wanted.pieces)
+    assert wanted.right()
+    assert "asked again where the blocks of s0 are" in caplog.text
+
+
+def test_a_replaced_file_is_an_error(hdfs, engine):
+    wanted = Wanted(hdfs, striped(hdfs))
+    hdfs.gone |= {(key, 1) for key in "abcd"}
+    hdfs.put("s0", os.urandom(4 * MB), ["abc"])
+    with pytest.raises(DataError, match="was replaced while it was read"):
+        engine.read(wanted.pieces)
+
+
+def test_no_datanode_at_all(hdfs, engine):
+    wanted = Wanted(hdfs, striped(hdfs))
+    for node in hdfs.nodes.values():
+        node.dead = True
+    with pytest.raises(UnavailableError, match="refuses"):
+        engine.read(wanted.pieces)
+    assert nothing_under_way(engine)
+    for node in hdfs.nodes.values():
+        node.dead = False
+    engine.read(wanted.pieces)
+    assert wanted.right()
+
+
+def test_after_an_error_nobody_touches_the_callers_memory(hdfs, engine):
+    for node in hdfs.nodes.values():
+        node.rate = 20 * MB
+    wanted = Wanted(hdfs, striped(hdfs))
+    hdfs.corrupt = {(key, 2) for key in "abcd"}
+    with pytest.raises(DataError):
+        engine.read(wanted.pieces)
+    for buffer in wanted.buffers.values():
+        buffer[:] = bytes(len(buffer))
+    time.sleep(0.3)
+    assert not any(any(buffer) for buffer in wanted.buffers.values())
+
+
+def test_an_interrupted_caller_gets_its_memory_back(hdfs, engine):
+    hdfs.nodes["a"].frozen = True
+    for node in hdfs.nodes.values():
+        node.rate = 4 * MB
+    wanted = Wanted(hdfs, striped(hdfs))
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        engine.read(wanted.pieces)
+    assert time.monotonic() - began < 2.5
+    for buffer in wanted.buffers.values():
+        buffer[:] = bytes(len(buffer))
+    time.sleep(0.2)
+    assert not any(any(buffer) for buffer in wanted.buffers.values())
+    assert nothing_under_way(engine)
+
+
+def test_the_callers_memory_is_not_held_after_the_call(hdfs, engine):
+    """A bytearray that somebody has a view of cannot be resized, a mapping not be closed."""
+    wanted = Wanted(hdfs, striped(hdfs))
+    hdfs.corrupt = {("a", 1), ("b", 1), ("b", 2)}
+    hdfs.gone = {("c", 2), ("d", 3)}
+    gc.collect()
+    gc.disable()
+    try:
+        engine.read(wanted.pieces)
+        wanted.pieces.clear()
+        for buffer in wanted.buffers.values():
+            buffer.extend(b"x")
+    finally:
+        gc.enable()
+
+
+def test_many_callers_and_few_threads(hdfs, engine):
+    files = striped(hdfs)
+    wrong = []
+
+    def reader(seed: int) -> None:
+        for step in range(4):
+            some = dict(list(files.items())[(seed + step) % 3 :])
+            wanted = Wanted(hdfs, some)
+            engine.read(wanted.pieces)
+            if not wanted.right():
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=reader, args=(seed,)) for seed in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert engine.threads <= QUICK.total + QUICK.small_total
+
+
+def test_a_check_with_a_bug_reaches_the_caller(hdfs, engine):
+    data = os.urandom(MB)
+    hdfs.put("f", data, ["abc"])
+
+    def check(number, part):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        engine.read([(hdfs.open("f"), Piece(None, 0, [memoryview(bytearray(MB))], check))])
+    assert nothing_under_way(engine)
+
+
+def test_reads_outside_of_the_file(hdfs, engine):
+    hdfs.put("f", b"12345", ["abc"])
+    with pytest.raises(DataError, match="ends at 5"):
+        engine.read([(hdfs.open("f"), Piece(None, 0, [memoryview(bytearray(6))]))])
+    engine.read([(hdfs.open("f"), Piece(None, 0, [memoryview(bytearray(0))]))])
+    engine.read([])
+
+
+def test_chance_faults(hdfs, engine):
+    """DataNodes freeze, die, and lose and damage replicas at random under many readers; one good one is always left."""
+    files = striped(hdfs, replicas=["abd", "bcd", "cda", "dab"])
+    stop, problems = threading.Event(), []
+    for node in hdfs.nodes.values():
+        node.rate = 200 * MB
+
+    def trouble() -> None:
+        step = 0
+        while not stop.wait(0.05):
+            step += 1
+            node = hdfs.nodes["abc"[step % 3]]
+            node.frozen, node.dead = step % 5 == 0, step % 7 == 0
+            if step % 6 == 0:
+                hdfs.corrupt = {("abc"[step % 3], 1 + step % 4)}
+            if step % 4 == 0:
+                hdfs.gone = {("abc"[step % 3], 1 + step % 4)}
+
+    def reader() -> None:
+        try:
+            for _ in range(5):
+                wanted = Wanted(hdfs, files)
+                engine.read(wanted.pieces)
+                if not wanted.right():
+                    problems.append("wrong bytes")
+        except BaseException as exc:
+            problems.append(exc)
+
+    threads = [threading.Thread(target=reader) for _ in range(4)]
+    troubling = threading.Thread(target=trouble)
+    troubling.start()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    stop.set()
+    troubling.join()
+    assert problems == []
+    for node in hdfs.nodes.values():
+        node.frozen = False
+    assert nothing_under_way(engine)
