@@ -3,7 +3,7 @@
 One read is a request (``READ_BLOCK``), the DataNode's answer, then packets: a header, the checksums of the packet's
 chunks, its data; an empty packet ends it, and the reader's status, after which the connection serves the next read. A
 DataNode begins at the checksum chunk that holds the offset and ends with the one that holds the end: what is too much
-at both ends goes to scratch memory. ``docs/internals/datatransfer.md`` has the format and what was measured.
+at both ends goes to scratch memory. ``docs/internals/hdfs.md`` has the format.
 
 A DataNode cuts a read into packets of one size, usually 64 KiB, so the places of coming headers are known after the
 first: `_Packets` receives about a MiB of headers, checksums and data with one system call, each into its place, then
