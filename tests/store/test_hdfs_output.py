@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bootseer import hdfs
-from bootseer.errors import NotFoundError, NotWritableError
+from bootseer.errors import NotFoundError, NotWritableError, UnsupportedError
 from bootseer.hdfs import lease
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.output import FileOutput
@@ -220,6 +220,14 @@ def test_an_idle_pipeline_is_kept_open(cluster, namenode, folder, monkeypatch):
         out.keep_alive()
         out.write(data[2 * MIB :])
     assert native(cluster, f"{folder}/f") == data
+
+
+def test_below_an_erasure_coding_policy_nothing_is_written(cluster, namenode, folder):
+    """The site chose the policy; who wants a file there writes it through hdfs-native."""
+    cluster.web.make_erasure_coded(folder, "RS-6-3-1024k")
+    with pytest.raises(UnsupportedError, match=r"erasure-coded \(RS-6-3-1024k\)"):
+        FileOutput(namenode, f"{folder}/f")
+    assert namenode.info(f"{folder}/f") is None
 
 
 def test_names_outside_of_ascii(cluster, namenode, folder):
