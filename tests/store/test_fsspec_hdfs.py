@@ -38,7 +38,7 @@ def fs(url) -> StripeFileSystem:
 
 
 class HdfsSuite(abstract.AbstractFixtures):
-    """Without the 96 cases of globs, which take half of the time and are about names only: they run over a folder and
+    """Without the 96 cases of globs, which take most of the time and are about names only: they run over a folder and
     over memory (tests/unit/test_fsspec_fs.py), and pass over HDFS too.
     """
 
