@@ -33,13 +33,13 @@ def get(loader: Loader, file, offset: int, size: int) -> bytes:
 
 def counted(file, monkeypatch) -> list[tuple[int, int]]:
     calls: list[tuple[int, int]] = []
-    real = file.readinto
+    real = file.read_chunks
 
-    def readinto(offset, view):
-        calls.append((offset, len(view)))
-        real(offset, view)
+    def read_chunks(first, parts):
+        calls.append((first * file.unit, sum(map(len, parts))))
+        real(first, parts)
 
-    monkeypatch.setattr(file, "readinto", readinto)
+    monkeypatch.setattr(file, "read_chunks", read_chunks)
     return calls
 
 
@@ -78,14 +78,14 @@ def test_a_file_read_in_order_is_fetched_once_and_ahead(fs, loader, monkeypatch)
 def test_readers_of_one_chunk_share_one_fetch(fs, loader, monkeypatch):
     with fs.open("f") as file:
         calls: list[int] = []
-        real = file.readinto
+        real = file.read_chunks
 
-        def slow(offset, view):
-            calls.append(offset)
+        def slow(first, parts):
+            calls.append(first)
             time.sleep(0.1)
-            real(offset, view)
+            real(first, parts)
 
-        monkeypatch.setattr(file, "readinto", slow)
+        monkeypatch.setattr(file, "read_chunks", slow)
         monkeypatch.setattr(loader, "_plan", lambda *args: None)
         found = []
         threads = [threading.Thread(target=lambda: found.append(get(loader, file, 100, 50))) for _ in range(8)]
@@ -99,16 +99,16 @@ def test_readers_of_one_chunk_share_one_fetch(fs, loader, monkeypatch):
 
 def test_an_error_reaches_every_reader_and_the_next_read_tries_again(fs, loader, monkeypatch):
     with fs.open("f") as file:
-        real, broken = file.readinto, threading.Event()
+        real, broken = file.read_chunks, threading.Event()
         broken.set()
 
-        def readinto(offset, view):
+        def read_chunks(first, parts):
             if broken.is_set():
                 time.sleep(0.05)
                 raise DataError("chunk 0 of f is damaged")
-            real(offset, view)
+            real(first, parts)
 
-        monkeypatch.setattr(file, "readinto", readinto)
+        monkeypatch.setattr(file, "read_chunks", read_chunks)
         monkeypatch.setattr(loader, "_plan", lambda *args: None)
         outcomes = []
 
@@ -134,9 +134,22 @@ def test_memory_stays_below_its_budget(fs, monkeypatch):
     with fs.open("f") as file:
         for offset in range(0, len(DATA) - UNIT, UNIT):
             assert get(loader, file, offset, UNIT) == DATA[offset : offset + UNIT]
-            assert loader._held_bytes <= 6 * UNIT
-            assert loader._held_bytes == sum(map(len, loader._held.values()))
+            # read-ahead may be under way: its bytes count before they are held
+            assert sum(map(len, loader._held.values())) <= loader._budget.used <= 6 * UNIT
         loader.close()
+    assert loader._budget.used == 0
+
+
+def test_what_is_dropped_is_free(fs):
+    """Chunks that came together do not keep each other's memory."""
+    loader = Loader(memory=3 * UNIT)
+    with fs.open("f") as file:
+        loader.prefetch(file, 0, 3)
+        assert len({id(view.obj) for view in loader._held.values()}) == 3
+        assert all(len(view.obj) == UNIT for view in loader._held.values())
+        loader.prefetch(file, 5, 7)
+        assert [chunk for _, chunk in loader._held] == [2, 5, 6]
+    loader.close()
 
 
 def test_a_waiting_reader_has_a_deadline(fs, monkeypatch):
@@ -145,13 +158,13 @@ def test_a_waiting_reader_has_a_deadline(fs, monkeypatch):
     monkeypatch.setattr(loader_module, "_WAIT", 0.2)
     loader, release = Loader(), threading.Event()
     with fs.open("f") as file:
-        real = file.readinto
+        real = file.read_chunks
 
-        def stuck(offset, view):
+        def stuck(first, parts):
             release.wait(10)
-            real(offset, view)
+            real(first, parts)
 
-        monkeypatch.setattr(file, "readinto", stuck)
+        monkeypatch.setattr(file, "read_chunks", stuck)
         monkeypatch.setattr(loader, "_plan", lambda *args: None)
         first = threading.Thread(target=lambda: loader.read(file, 0, 10))
         first.start()

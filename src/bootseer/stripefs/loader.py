@@ -3,6 +3,8 @@
 A read takes its chunks from the node cache, from memory, or from a fetch under way; what is missing it fetches itself,
 as one parallel read. A file that is read in order is fetched ahead in growing steps by background threads.
 
+Every chunk has memory of its own, so that what is dropped is free; what is being fetched counts like what is held.
+
 Concurrency: `read` is called by many threads. ``_lock`` guards the tables and is never held while bytes move. A chunk
 is fetched by one thread at a time (``_flying``); the others wait for its future, with a deadline.
 """
@@ -18,7 +20,9 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from typing import NamedTuple
 
 from bootseer.errors import BootseerError, UnavailableError
+from bootseer.stripefs import budget
 from bootseer.stripefs.backend import DEADLINE
+from bootseer.stripefs.budget import ByteBudget
 from bootseer.stripefs.nodecache import NodeCache
 from bootseer.stripefs.read import ChunkFile
 
@@ -51,13 +55,16 @@ class _Order:
 
 
 class Loader:
-    """``memory``: bytes of chunks held for readers, read-ahead included."""
+    """``memory``: bytes of chunks that are held for readers or being fetched; also taken from the process's budget.
+
+    Read-ahead stays below it; what a reader waits for is fetched in any case, and what is held makes room for it.
+    """
 
     def __init__(self, cache: NodeCache | None = None, *, memory: int = MEMORY) -> None:
         self._cache, self._memory = cache, memory
+        self._budget = ByteBudget(memory, budget.process())
         self._lock = threading.Lock()
         self._held: OrderedDict[Key, memoryview] = OrderedDict()
-        self._held_bytes = 0
         self._flying: dict[Key, Future[None]] = {}
         self._orders: dict[str, _Order] = {}
         self._demand = self._ahead = 0
@@ -72,6 +79,9 @@ class Loader:
         """Stop fetching ahead and wait for what is under way."""
         self._closed = True
         self._pool.shutdown(wait=True, cancel_futures=True)
+        with self._lock:
+            while self._held:
+                self._drop_oldest()
 
     def read(self, file: ChunkFile, offset: int, size: int) -> memoryview | tuple[int, int]:
         """Bytes ``offset`` to ``offset + size`` of ``file``, or (fd, offset) in the node cache.
@@ -84,7 +94,7 @@ class Loader:
         cached = self._cache.find(file.identity) if self._cache else None
         if cached is not None and all(cached.ready(chunk) for chunk in range(first, last)):
             return cached.fd, offset
-        self._load(file, first, last, demand=True)
+        self._load(file, first, last, demand=True, force=True)
         if cached is not None and all(cached.ready(chunk) for chunk in range(first, last)):
             return cached.fd, offset
         parts = []
@@ -103,20 +113,23 @@ class Loader:
                 self._held.move_to_end(key, last=not drop)
                 return data
         buffer = bytearray(file.geometry.chunk_length(chunk))
-        file.readinto(chunk * file.unit, memoryview(buffer))
+        file.read_chunks(chunk, [memoryview(buffer)])
         self._demand += len(buffer)
         return memoryview(buffer)
 
     def prefetch(self, file: ChunkFile, first: int, last: int) -> None:
         """Bring the chunks ``first`` to ``last`` (exclusive) in, in the calling thread."""
-        self._load(file, first, last, demand=False)
+        self._load(file, first, last, demand=False, force=True)
 
-    def _load(self, file: ChunkFile, first: int, last: int, *, demand: bool) -> None:
-        """Have the chunks present: fetch those that nobody has or fetches, wait for the others."""
+    def _load(self, file: ChunkFile, first: int, last: int, *, demand: bool, force: bool) -> None:
+        """Have the chunks present: fetch those that nobody has or fetches, wait for the others.
+
+        Without ``force`` they stay away when there is no memory for them.
+        """
         mine, others = self._claim(file, range(first, last))
         try:
             for run in _runs(mine):
-                self._fetch(file, run[0], run[-1] + 1, demand)
+                self._fetch(file, run[0], run[-1] + 1, demand, force)
         finally:
             self._release(file, mine)
         for future in others:
@@ -150,28 +163,41 @@ class Loader:
                 future = self._flying.pop((file.identity, chunk))
             future.set_result(None)
 
-    def _fetch(self, file: ChunkFile, first: int, last: int, demand: bool) -> None:
-        start, end = first * file.unit, min(last * file.unit, file.size)
-        buffer = memoryview(bytearray(end - start))
-        file.readinto(start, buffer)
-        if demand:
-            self._demand += len(buffer)
-        else:
-            self._ahead += len(buffer)
-        cached = self._cache.find(file.identity) if self._cache else None
-        for chunk in range(first, last):
-            offset = (chunk - first) * file.unit
-            part = buffer[offset : offset + file.unit]
-            if cached is None or not cached.store(chunk, part):
-                self._hold((file.identity, chunk), part)
+    def _fetch(self, file: ChunkFile, first: int, last: int, demand: bool, force: bool) -> None:
+        lengths = [file.geometry.chunk_length(chunk) for chunk in range(first, last)]
+        if not self._reserve(sum(lengths), force):
+            return
+        kept = 0
+        try:
+            parts = [memoryview(bytearray(length)) for length in lengths]
+            file.read_chunks(first, parts)
+            if demand:
+                self._demand += sum(lengths)
+            else:
+                self._ahead += sum(lengths)
+            cached = self._cache.find(file.identity) if self._cache else None
+            for chunk, part in enumerate(parts, first):
+                if cached is None or not cached.store(chunk, part):
+                    kept += len(part)
+                    with self._lock:
+                        self._held[file.identity, chunk] = part
+        finally:
+            self._budget.give(sum(lengths) - kept)
 
-    def _hold(self, key: Key, data: memoryview) -> None:
+    def _reserve(self, count: int, force: bool) -> bool:
+        """Take ``count`` bytes of the budget, dropping what has been held for longest."""
         with self._lock:
-            self._held[key] = data
-            self._held_bytes += len(data)
-            while self._held_bytes > self._memory and len(self._held) > 1:
-                _, gone = self._held.popitem(last=False)
-                self._held_bytes -= len(gone)
+            while not self._budget.try_take(count):
+                if not self._held:
+                    if force:
+                        self._budget.take(count)
+                    return force
+                self._drop_oldest()
+            return True
+
+    def _drop_oldest(self) -> None:
+        _, gone = self._held.popitem(last=False)
+        self._budget.give(len(gone))
 
     def _plan(self, file: ChunkFile, offset: int, end: int) -> None:
         """Fetch ahead when ``file`` is read in order. The kernel's own requests may come slightly out of order."""
@@ -199,7 +225,7 @@ class Loader:
             if self._closed:
                 return
             try:
-                self._load(file, start, min(last, start + piece), demand=False)
+                self._load(file, start, min(last, start + piece), demand=False, force=False)
             except BootseerError as exc:  # a reader who needs these bytes meets it himself
                 _log.warning("read-ahead of %s stopped: %s", file.path, exc)
                 return
