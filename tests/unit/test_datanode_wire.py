@@ -382,6 +382,29 @@ def test_a_connection_closed_while_idle_is_replaced_once():
         assert fake.connections == 5
 
 
+def test_a_name_is_looked_up_within_the_deadline(monkeypatch):
+    block = FakeBlock(noise(100))
+    memory = Memory(100, [])
+    with FakeDataNode(block.answer) as fake:
+        fake.node = DataNode("named", "localhost", fake.node.port)
+        read(fake, block, 0, memory)
+        assert memory.content == block.data
+        connections.clear()
+        release, lookup = threading.Event(), socket.getaddrinfo
+
+        def slow(*args: object, flags: int = 0, **more: object) -> object:
+            if not flags:
+                release.wait(20)
+            return lookup(*args, flags=flags, **more)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(socket, "getaddrinfo", slow)
+        began = time.monotonic()
+        with pytest.raises(UnavailableError, match=r"DataNode localhost:\d+: no answer within 0\.2 s"):
+            read(fake, block, 0, memory, deadline=0.2)
+        assert time.monotonic() - began < 2
+        release.set()
+
+
 def test_a_closed_listener_is_refused_at_once():
     block = FakeBlock(bytes(10))
     with FakeDataNode(block.answer) as fake:

@@ -225,6 +225,7 @@ def _rest(views: Sequence[memoryview], used: int) -> Sequence[memoryview]:
 # -- the pool ---------------------------------------------------------------------------------------------------------
 
 _idle: dict[Address, list[tuple[float, Connection]]] = {}
+_swept = 0.0
 _lock = threading.Lock()
 _open: weakref.WeakSet[Connection] = weakref.WeakSet()
 _resolvers = Workers()
@@ -263,11 +264,8 @@ def give_back(connection: Connection) -> None:
     now = time.monotonic()
     stale: list[Connection] = []
     with _lock:
-        for address, kept in list(_idle.items()):
-            while kept and now - kept[0][0] >= IDLE:
-                stale.append(kept.pop(0)[1])
-            if not kept:
-                del _idle[address]
+        if now - _swept >= IDLE:
+            stale = _sweep(now)
         kept = _idle.setdefault(connection.address, [])
         if connection.in_step and len(kept) < PER_NODE:
             kept.append((now, connection))
@@ -275,6 +273,19 @@ def give_back(connection: Connection) -> None:
             stale.append(connection)
     for old in stale:
         old.close()
+
+
+def _sweep(now: float) -> list[Connection]:
+    """Take out what DataNodes have closed by now: sockets that nobody asks for again would stay open."""
+    global _swept
+    _swept = now
+    stale = []
+    for address, kept in list(_idle.items()):
+        while kept and now - kept[0][0] >= IDLE:
+            stale.append(kept.pop(0)[1])
+        if not kept:
+            del _idle[address]
+    return stale
 
 
 def clear() -> None:
