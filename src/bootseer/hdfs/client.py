@@ -9,9 +9,11 @@ Every object here may be used from any thread, except `HdfsWriter`, which has on
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import socket
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -34,11 +36,15 @@ DEADLINE = 30.0
 _workers = Workers()
 _clients: dict[str, HdfsClient] = {}
 _clients_lock = threading.Lock()
+_all: weakref.WeakSet[HdfsClient] = weakref.WeakSet()
 
 
 def _forget_clients() -> None:
+    """The runtime threads of hdfs-native do not survive a fork, and what waits for them waits for ever."""
     global _clients_lock
-    _clients.clear()  # the runtime threads of hdfs-native do not survive a fork
+    for client in list(_all):
+        client.forget()
+    _clients.clear()
     _clients_lock = threading.Lock()
 
 
@@ -85,6 +91,14 @@ class HdfsClient:
         self.url, self.deadline = url, deadline
         self._client: Client | None = None
         self._lock = threading.Lock()
+        _all.add(self)
+
+    def forget(self) -> None:
+        """In a forked child: go on with a native client of its own."""
+        if self._client is not None:
+            # its destructor waits for threads that are not in this process; so it never runs, not even at the exit
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._client))
+        self._client, self._lock = None, threading.Lock()
 
     def _native(self) -> Client:
         with self._lock:

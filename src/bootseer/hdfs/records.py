@@ -7,6 +7,16 @@ from typing import NamedTuple
 
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 
+# of Hadoop's own policies the NameNode tells the number only (SystemErasureCodingPolicies)
+_POLICIES = ("", "RS-6-3-1024k", "RS-3-2-1024k", "RS-LEGACY-6-3-1024k", "XOR-2-1-1024k", "RS-10-4-1024k")
+
+
+def erasure_name(policy: wire.ErasurePolicy) -> str:
+    """The name of an erasure coding policy; "" for the one that means replication, which has number 0."""
+    if policy.name or policy.id >= len(_POLICIES):
+        return "" if policy.name == "REPLICATION" else policy.name or f"policy {policy.id}"
+    return _POLICIES[policy.id]
+
 
 @dataclass(frozen=True, slots=True)
 class DataNode:
@@ -104,5 +114,10 @@ class FileBlocks:
     @classmethod
     def of(cls, message: wire.LocatedBlocks) -> FileBlocks:
         blocks = [Located.of(block) for block in message.blocks]
-        erasure = message.erasure.name or f"policy {message.erasure.id}" if message.HasField("erasure") else ""
-        return cls(message.length, tuple(blocks), message.under_construction, erasure, message.HasField("encryption"))
+        return cls(
+            message.length,
+            tuple(blocks),
+            message.under_construction,
+            erasure_name(message.erasure) if message.HasField("erasure") else "",
+            message.HasField("encryption"),
+        )

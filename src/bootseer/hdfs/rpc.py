@@ -15,6 +15,7 @@ than `CONNECTIONS` wait for one another. A forked child begins with no connectio
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -61,7 +62,13 @@ def _forget() -> None:
         channel.forget()
 
 
+def _close() -> None:
+    for channel in list(_channels):
+        channel.close()
+
+
 os.register_at_fork(after_in_child=_forget)
+atexit.register(_close)
 
 
 # -- frames -----------------------------------------------------------------------------------------------------------
