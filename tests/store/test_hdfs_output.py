@@ -5,6 +5,7 @@ import random
 import threading
 import time
 import uuid
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -164,18 +165,19 @@ def test_two_writers_of_one_name_at_once(cluster, namenode, folder):
     assert native(cluster, f"{folder}/f") == outcomes[0] * (MIB + 5)
 
 
-def test_files_written_together_begin_on_different_datanodes(cluster, namenode, folder):
+@pytest.mark.parametrize("replication", [1, 2, 3])
+def test_files_written_together_burden_all_datanodes_alike(cluster, namenode, folder, replication):
     placement = Placement()
-    outs = [FileOutput(namenode, f"{folder}/{i}", placement=placement, replication=1) for i in range(4)]
+    outs = [FileOutput(namenode, f"{folder}/{i}", placement=placement, replication=replication) for i in range(4)]
     for out in outs:
         out.write(b"x" * MIB)
-    assert len({out.nodes[0].uuid for out in outs}) == 4
-    outs2 = [FileOutput(namenode, f"{folder}/r{i}", placement=placement, replication=3) for i in range(4)]
-    for out in outs2:
-        out.write(b"x" * MIB)
-    assert len({out.nodes[0].uuid for out in outs2}) == 4
-    for out in outs + outs2:
+    assert {len(out.nodes) for out in outs} == {replication}
+    burden = Counter(node.uuid for out in outs for node in out.nodes)
+    assert sorted(burden.values()) == [replication] * 4
+    for out in outs:
         out.close()
+    assert not +placement._used
+    assert not +placement._first
 
 
 def test_stripes_begin_on_different_datanodes_and_hold_large_checksum_chunks(cluster, folder):

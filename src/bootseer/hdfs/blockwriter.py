@@ -41,13 +41,14 @@ class BlockLost(UnavailableError):
 class BlockWriter:
     """The block ``located`` of the file ``path``, with a pipeline that is set up. `pipeline.Broken` when that fails.
 
-    ``replicas``: DataNodes that still take part. `write` and `finish` raise `BlockLost`, and errors of the NameNode.
+    ``placed``: the DataNodes it began with; ``replicas``: how many still take part. `write` and `finish` raise
+    `BlockLost`, and errors of the NameNode.
     """
 
     def __init__(self, namenode: NameNode, path: str, located: Located, terms: Terms, *, patience: float) -> None:
         self._namenode, self._path, self._terms, self._patience = namenode, path, terms, patience
         self._located = located
-        self.first = located.nodes[0]
+        self.placed = located.nodes
         self.length, self.began = 0, time.monotonic()
         self._number = self._failures = 0
         self._acked = -1

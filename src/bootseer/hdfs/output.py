@@ -165,7 +165,7 @@ class FileOutput:
             except Broken as exc:
                 reason, failed = exc.reason, [located.nodes[i] for i in exc.bad]
             if self._placement:
-                self._placement.end(located.nodes[0])
+                self._placement.end(located.nodes)
             placement.shun(failed)
             bad |= {node.uuid: node for node in failed}
             _log.warning("a block of %s goes elsewhere (attempt %d): %s", self.path, attempt, reason)
@@ -189,7 +189,16 @@ class FileOutput:
     def _allocate(self, bad: list[DataNode], until: float) -> Located:
         """A new block with at least one DataNode. Rather one that failed before than none."""
         avoided = [*bad, *(node for node in placement.shunned() if node not in bad)]
-        wish = self._placement.wish(self.namenode) if self._placement else None
+        wished = self._placement.wish(self.namenode, self.replication) if self._placement else []
+        try:
+            located = self._ask(bad, avoided, [node.address for node in wished], until)
+        except BaseException:
+            if self._placement:
+                self._placement.dismiss(wished)
+            raise
+        return self._placement.begin(located, wished) if self._placement else located
+
+    def _ask(self, bad: list[DataNode], avoided: list[DataNode], wished: list[str], until: float) -> Located:
         while True:
             for exclude in (avoided, bad, []) if avoided else ([],):
                 left = max(until - time.monotonic(), 1.0)
@@ -199,7 +208,7 @@ class FileOutput:
                         self.file_id,
                         self._previous,
                         exclude,
-                        [wish.address] if wish and wish not in exclude else [],
+                        wished,
                         deadline=left,
                     )
                 except UnavailableError as exc:
@@ -208,7 +217,7 @@ class FileOutput:
                     problem = exc
                 else:
                     faults.point("hdfs.output.add-block")
-                    return self._placement.begin(located) if self._placement else located
+                    return located
             _log.warning("%s waits for DataNodes: %s", self.path, problem.message)
             time.sleep(min(1.0, max(until - time.monotonic(), 0.0)))
 
@@ -221,7 +230,7 @@ class FileOutput:
         finally:
             block.close()
             if self._placement:
-                self._placement.end(block.first)
+                self._placement.end(block.placed)
 
     # -- the end --------------------------------------------------------------------------------------------------
 
@@ -256,7 +265,7 @@ class FileOutput:
             if self._block is not None:
                 self._block.close()
                 if self._placement:
-                    self._placement.end(self._block.first)
+                    self._placement.end(self._block.placed)
                 self._block = None
             self._pieces = []
             try:

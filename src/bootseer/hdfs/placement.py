@@ -105,39 +105,59 @@ def live(namenode: NameNode) -> list[DataNode]:
 
 
 class Placement:
-    """Shared by files that are written at the same time, so that they begin on different DataNodes.
+    """Shared by files that are written at the same time, so that they burden all DataNodes alike.
 
     What the NameNode tells of its DataNodes needs superuser rights; without them, the choice is only which of the
     DataNodes of a block comes first.
     """
 
     def __init__(self) -> None:
-        self._first: Counter[str] = Counter()
-        self._wished: Counter[str] = Counter()
+        self._first: Counter[str] = Counter()  # blocks that begin there
+        self._used: Counter[str] = Counter()  # blocks of which it has, or is wished to have, a replica
         self._lock = threading.Lock()
 
-    def wish(self, namenode: NameNode) -> DataNode | None:
-        """The DataNode at which the next block had best begin: one of those at which fewest did."""
+    def wish(self, namenode: NameNode, replicas: int) -> list[DataNode]:
+        """The DataNodes that had best have the next block: those with the fewest now. They count until `begin`.
+
+        Racks as HDFS chooses them: the second replica on another rack than the first, the third beside the second.
+        """
         avoided = {node.uuid for node in shunned()}
         able = [node for node in live(namenode) if node.uuid not in avoided]
-        random.shuffle(able)  # else every process would begin with the same one
+        random.shuffle(able)  # else every process would begin with the same ones
+        chosen: list[DataNode] = []
         with self._lock:
-            chosen = min(able, key=lambda node: (self._first[node.uuid], self._wished[node.uuid]), default=None)
-            if chosen:
-                self._wished[chosen.uuid] += 1
+            while able and len(chosen) < replicas:
+                chosen.append(min(able, key=lambda node: (not _fits(node, chosen), self._used[node.uuid])))
+                able.remove(chosen[-1])
+            self._used.update(node.uuid for node in chosen)
         return chosen
 
-    def begin(self, located: Located) -> Located:
+    def begin(self, located: Located, wished: Iterable[DataNode] = ()) -> Located:
         """``located`` in the order in which its data had best pass its DataNodes; it counts until `end`."""
         with self._lock:
+            self._used.subtract(node.uuid for node in wished)
+            self._used.update(node.uuid for node in located.nodes)
             start = min(range(len(located.nodes)), key=lambda i: self._first[located.nodes[i].uuid])
             self._first[located.nodes[start].uuid] += 1
         return moved_first(located, start)
 
-    def end(self, first: DataNode) -> None:
-        """A block that began at ``first`` is written."""
+    def dismiss(self, wished: Iterable[DataNode]) -> None:
+        """There will be no block for what `wish` gave."""
         with self._lock:
-            self._first[first.uuid] -= 1
+            self._used.subtract(node.uuid for node in wished)
+
+    def end(self, nodes: Sequence[DataNode]) -> None:
+        """The block that `begin` gave these DataNodes, in this order, is written, or given up."""
+        with self._lock:
+            self._first[nodes[0].uuid] -= 1
+            self._used.subtract(node.uuid for node in nodes)
+
+
+def _fits(node: DataNode, chosen: Sequence[DataNode]) -> bool:
+    """Whether the rack of ``node`` is right for the next replica after ``chosen``."""
+    if len(chosen) == 1:
+        return node.rack != chosen[0].rack
+    return len(chosen) != 2 or chosen[0].rack == chosen[1].rack or node.rack == chosen[1].rack
 
 
 def moved_first(located: Located, index: int) -> Located:

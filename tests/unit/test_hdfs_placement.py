@@ -1,0 +1,117 @@
+"""Which DataNodes blocks are wished to have, begin at, and avoid."""
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from bootseer.errors import NotWritableError
+from bootseer.hdfs import placement
+from bootseer.hdfs.placement import Placement, picked
+from bootseer.hdfs.proto import hdfs_pb2 as wire
+from bootseer.hdfs.records import Block, DataNode, Located
+
+
+class Names:
+    """What `placement` asks of a NameNode."""
+
+    def __init__(self, url: str, nodes: list[DataNode] | None) -> None:
+        self.url, self._nodes, self.asked = url, nodes, 0
+
+    def live_nodes(self, *, deadline: float) -> list[DataNode]:
+        self.asked += 1
+        if self._nodes is None:
+            raise NotWritableError("superuser privilege is required")
+        return self._nodes
+
+
+def nodes(count: int, racks: int = 1) -> list[DataNode]:
+    return [DataNode(f"n{i}", "127.0.0.1", 1000 + i, f"/r{i % racks}") for i in range(count)]
+
+
+def located(*members: DataNode) -> Located:
+    token = wire.Token(identifier=b"", password=b"", kind="", service="")
+    types, ids = tuple(range(len(members))), tuple(f"s-{node.uuid}" for node in members)
+    return Located(Block("p", 1, 1, 0), 0, members, token, False, types, ids)
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    placement._live.clear()
+    placement._shunned.clear()
+    random.seed(3)
+    yield
+    placement._live.clear()
+    placement._shunned.clear()
+
+
+@pytest.mark.parametrize(("count", "replicas", "files"), [(4, 1, 4), (4, 2, 8), (4, 3, 4), (7, 3, 14), (3, 3, 5)])
+def test_wishes_burden_all_alike(count, replicas, files):
+    names, made = Names("hdfs://a:1", nodes(count)), Placement()
+    burden = Counter(node.uuid for _ in range(files) for node in made.wish(names, replicas))
+    assert max(burden.values()) - min(burden.values()) <= 1
+    assert names.asked == 1
+
+
+def test_more_replicas_than_datanodes():
+    made = Placement()
+    assert len(made.wish(Names("hdfs://a:1", nodes(2)), 3)) == 2
+
+
+def test_racks_are_as_hdfs_wants_them():
+    names, made = Names("hdfs://a:1", nodes(12, racks=4)), Placement()
+    for _ in range(20):
+        first, second, third = made.wish(names, 3)
+        assert first.rack != second.rack
+        assert second.rack == third.rack
+
+
+def test_where_only_the_superuser_is_told_the_namenode_chooses():
+    names, made = Names("hdfs://a:1", None), Placement()
+    assert made.wish(names, 3) == []
+    assert made.wish(names, 3) == []
+    assert names.asked == 1
+    a, b, c = nodes(3)
+    firsts = [made.begin(located(a, b, c)).nodes[0].uuid for _ in range(3)]
+    assert sorted(firsts) == ["n0", "n1", "n2"]
+
+
+def test_what_is_over_counts_no_longer():
+    names, made = Names("hdfs://a:1", nodes(4)), Placement()
+    for _ in range(10):
+        wished = made.wish(names, 2)
+        begun = made.begin(located(*wished), wished)
+        made.end(begun.nodes)
+        made.dismiss(made.wish(names, 3))
+    assert not +made._used
+    assert not -made._used
+    assert not +made._first
+
+
+def test_types_and_ids_stay_with_their_datanodes():
+    a, b, c = nodes(3)
+    found = picked(located(a, b, c), [2, 0])
+    assert (found.nodes, found.storage_types, found.storage_ids) == ((c, a), (2, 0), ("s-n2", "s-n0"))
+    bare = Located(Block("p", 1, 1, 0), 0, (a, b), wire.Token())
+    assert picked(bare, [1]).storage_ids == ()
+
+
+def test_a_failed_datanode_is_avoided_for_a_time(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(placement.time, "monotonic", lambda: clock[0])
+    names, made = Names("hdfs://a:1", nodes(4)), Placement()
+    bad = nodes(4)[1]
+    placement.shun([bad])
+    assert placement.shunned() == [bad]
+    for _ in range(8):
+        assert bad not in made.wish(names, 3)
+    assert placement.due() == []
+    clock[0] += placement.ASK_AGAIN
+    assert placement.due() == [bad]
+    assert placement.due() == []  # asked already
+    clock[0] += placement.SHUNNED
+    assert placement.shunned() == []
+    placement.shun([bad])
+    placement.forgive(bad)
+    assert placement.shunned() == []
