@@ -15,8 +15,8 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Protocol
 
 from bootseer.errors import BootseerError, DataError, UnavailableError
 from bootseer.hdfs.placement import picked
@@ -26,7 +26,7 @@ from bootseer.stripefs import budget
 from bootseer.stripefs.backend import DEADLINE, Piece
 from bootseer.stripefs.direct import BlockFile, Views, spot, views
 from bootseer.stripefs.schedule import Scheduler, Then, Tuning
-from bootseer.stripefs.work import Attempt, Joining, Landing, Lane, Outcome, Relocate, Request
+from bootseer.stripefs.work import Attempt, Joining, Landing, Outcome, Place, Relocate, Request
 
 _log = logging.getLogger(__name__)
 
@@ -86,6 +86,29 @@ class _DataNodes:
         datanode.read(node, located, offset, parts, deadline=deadline, verify=verify, transfer=transfer)
 
 
+class NodeSnapshot(NamedTuple):
+    """What is known of a DataNode: see `bootseer.stripefs.explain.NodeLook`."""
+
+    address: str
+    state: str
+    open_seconds: float
+    failures: int
+    rate: float | None
+    latency: float
+    flying: int
+    served: int
+
+
+class Snapshot(NamedTuple):
+    """The engine as it is now. ``shares``: bytes by DataNode that a read of each place would be planned to give."""
+
+    nodes: dict[str, NodeSnapshot]
+    shares: dict[Place, dict[str, int]]
+    seconds: float | None
+    hedge_seconds: float
+    hedge_bytes: int
+
+
 class Report:
     """Tell the NameNode that a replica is damaged."""
 
@@ -126,7 +149,7 @@ class Engine:
         done = threading.Event()
         try:
             with self._lock:
-                self._know(lanes)
+                self._know([lane.place for lane in lanes])
                 self._waiting[request] = done
                 self.scheduler.submit(request, self._clock())
                 self._dispatch()
@@ -160,10 +183,33 @@ class Engine:
             except KeyboardInterrupt:  # one is being raised already
                 continue
 
-    def _know(self, lanes: Sequence[Lane]) -> None:
-        for lane in lanes:
-            for key, node in spot(lane.place).nodes.items():
+    def _know(self, places: Iterable[Place]) -> None:
+        for place in places:
+            for key, node in spot(place).nodes.items():
                 self.scheduler.node(key, node.address)
+
+    def look(self, files: Sequence[BlockFile]) -> Snapshot:
+        """What `bootseer.stripefs.explain` tells of ``files``, and of the DataNodes that have them."""
+        with self._lock:
+            now, places = self._clock(), [place for file in files for place in file.places]
+            self._know(places)
+            shares, seconds = self.scheduler.preview([(place, spot(place).located.block.length) for place in places])
+            nodes = {
+                key: NodeSnapshot(
+                    address=node.address,
+                    state=node.breaker.state,
+                    open_seconds=max(0.0, node.breaker.until - now) if node.breaker.state == "open" else 0.0,
+                    failures=node.breaker.failures,
+                    rate=node.rate,
+                    latency=node.latency,
+                    flying=node.flying,
+                    served=node.served,
+                )
+                for key, node in self.scheduler.nodes.items()
+                if any(key in place.keys for place in places)
+            }
+            late, left = self.scheduler.durations.late(1 << 20), int(self.scheduler.budget.left)
+            return Snapshot(nodes, shares, seconds, late, left)
 
     # -- under the lock -------------------------------------------------------------------------------------------
 
@@ -352,9 +398,7 @@ class Engine:
         with self._lock:
             if fresh is not None:
                 file.relocate(fresh)
-                for place in file.places:
-                    for key, node in spot(place).nodes.items():
-                        self.scheduler.node(key, node.address)
+                self._know(file.places)
             self.scheduler.relocated(file, error, self._clock())
 
     def _report(self, job: Report) -> None:

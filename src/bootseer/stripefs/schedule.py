@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from bootseer.errors import BootseerError, DataError, UnavailableError
@@ -257,6 +257,25 @@ class Scheduler:
                     Attempt("confirm", attempt.node, attempt.place, attempt.offset, attempt.size, None, True), now
                 )
             )
+
+    def preview(self, sizes: Sequence[tuple[Place, int]]) -> tuple[dict[Place, dict[str, int]], float | None]:
+        """Bytes that each DataNode would be planned to give of each place, and the seconds that all would take.
+
+        None for the seconds while no rate of these DataNodes is known. Every DataNode of the places must be known.
+        """
+        keys = {key: None for place, _ in sizes for key in place.usable}
+        able = [key for key in keys if self.nodes[key].breaker.closed] or list(keys)
+        index = {key: number for number, key in enumerate(able)}
+        found = [(place, size, [key for key in place.usable if key in index]) for place, size in sizes]
+        readable = [(place, size, usable) for place, size, usable in found if usable]
+        replicas = [[index[key] for key in usable] for _, _, usable in readable]
+        rates, backlog = [self._rate(self.nodes[key]) for key in able], [float(self.nodes[key].bytes) for key in able]
+        rows = matching.plan([size for _, size, _ in readable], replicas, rates, backlog)
+        shares: dict[Place, dict[str, int]] = {place: {} for place, _ in sizes}
+        for (place, _, usable), row in zip(readable, rows, strict=True):
+            shares[place] = {key: round(share) for key, share in zip(usable, row, strict=True)}
+        known = any(self.nodes[key].rate is not None for key in able)
+        return shares, matching.makespan(rows, replicas, rates, backlog) if known else None
 
     @property
     def busy(self) -> bool:
