@@ -245,6 +245,8 @@ def test_an_erasure_coded_folder_is_named_and_gets_replicated_files(node, folder
     assert node.info(f"{folder}/a").erasure == ""
     assert len(node.add_block(f"{folder}/a", file_id).nodes) == 2
     assert node.blocks(f"{folder}/a").erasure == ""
+    node.create(f"{folder}/b", replicated=False)
+    assert node.info(f"{folder}/b").erasure == node.blocks(f"{folder}/b").erasure == "XOR-2-1-1024k"
 
 
 def test_many_threads_and_a_forked_child(node, folder):

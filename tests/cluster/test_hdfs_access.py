@@ -1,0 +1,186 @@
+"""A NameNode with block tokens, permissions and small pages; its outages; and a cluster that encrypts transfers."""
+
+import itertools
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bootseer import hdfs
+from bootseer.errors import FullError, NotWritableError, UnavailableError
+from bootseer.hdfs import access
+from bootseer.hdfs.namenode import NameNode
+from bootseer.hdfs.proto import hdfs_pb2 as wire
+from bootseer.testing.hadoop import HadoopCluster
+
+pytestmark = pytest.mark.hdfs
+SETTINGS = {"dfs.block.access.token.enable": "true", "dfs.permissions.enabled": "true", "dfs.ls.limit": "5"}
+DATA = os.urandom(3 << 20)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("hdfs") / "root"
+
+
+@pytest.fixture(scope="module")
+def cluster(root: Path) -> Iterator[HadoopCluster]:
+    with HadoopCluster(root, 1, settings=SETTINGS, keep=True) as running:
+        with hdfs.connect(running.url).create("/kept", replication=1, block_size=1 << 20) as out:
+            out.write(DATA)
+        yield running
+
+
+@pytest.fixture
+def node(cluster: HadoopCluster) -> NameNode:
+    return NameNode.connect(cluster.url)
+
+
+class _Raw:
+    """A request that the package has no message for, as its bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def SerializeToString(self) -> bytes:
+        return self._data
+
+
+def safe_mode(node: NameNode, on: bool) -> None:
+    request = _Raw(b"\x08" + (b"\x02" if on else b"\x01"))  # field 1, action: 1 leave, 2 enter
+    node._rpc.call("setSafeMode", request, wire.Result, "set safe mode", deadline=20.0)
+
+
+def test_block_tokens_come_with_the_blocks(cluster, node):
+    assert access.choose(cluster.url) == access.Access("direct", "neither authentication nor wire encryption")
+    found = node.blocks("/kept")
+    assert len(found.blocks) == 3
+    for block in found.blocks:
+        assert block.token.identifier
+        assert block.token.password
+        assert block.token.kind == "HDFS_BLOCK_TOKEN"
+    file_id = node.create("/tokens", replication=1)
+    assert node.add_block("/tokens", file_id).token.identifier
+    assert node.delete("/tokens")
+
+
+def test_a_listing_of_many_pages_is_whole(node):
+    for i in range(23):
+        node.mkdirs(f"/pages/{i:02}")
+    assert [entry.path for entry in node.list("/pages")] == [f"/pages/{i:02}" for i in range(23)]
+    assert len(node.list("/pages/03")) == 0
+    assert node.delete("/pages", recursive=True)
+
+
+def test_who_may_not_is_told(cluster, node, monkeypatch):
+    node.mkdirs("/roots")
+    monkeypatch.setenv("HADOOP_USER_NAME", "bob")
+    bob = NameNode.connect(cluster.url)
+    assert bob is not node
+    for attempt in (lambda: bob.create("/roots/a"), lambda: bob.delete("/kept"), lambda: bob.rename("/kept", "/k")):
+        with pytest.raises(NotWritableError, match=r"Permission denied: user=bob.*; check the owner and mode"):
+            attempt()
+    with pytest.raises(NotWritableError):
+        bob.live_nodes()
+    assert bob.info("/kept").owner == node.user
+    monkeypatch.setenv("HADOOP_PROXY_USER", "eve")
+    with pytest.raises(NotWritableError, match="not allowed to impersonate"):
+        NameNode.connect(cluster.url).info("/")
+
+
+def test_a_quota_is_full(cluster, node):
+    node.mkdirs("/small")
+    cluster.web._operate("SETQUOTA", "/small", method="PUT", namespacequota=2, storagespacequota=1 << 20)
+    file_id = node.create("/small/a", replication=1, block_size=2 << 20)
+    with pytest.raises(FullError, match="raise the quota"):
+        node.add_block("/small/a", file_id)
+    with pytest.raises(FullError, match="raise the quota"):
+        node.create("/small/b")
+
+
+def test_safe_mode_is_waited_out(node):
+    safe_mode(node, True)
+    timer = threading.Timer(1.0, safe_mode, (node, False))
+    try:
+        assert node.info("/kept").size == len(DATA)
+        with pytest.raises(UnavailableError, match="safe mode"):
+            node.mkdirs("/safe", deadline=0.3)
+        timer.start()
+        node.mkdirs("/safe", deadline=30.0)
+        assert node.info("/safe").is_dir
+    finally:
+        timer.join()
+
+
+def test_a_frozen_namenode_holds_calls_no_longer_than_they_say(cluster, node):
+    done: list[bool] = []
+    with cluster.frozen_namenode():
+        began = time.monotonic()
+        with pytest.raises(UnavailableError, match=r"cannot look up /kept on hdfs://.*(time|timed out)"):
+            node.info("/kept", deadline=0.5)
+        assert time.monotonic() - began < 5
+        waiting = threading.Thread(target=lambda: done.append(node.delete("/none", deadline=60.0)))
+        waiting.start()
+        time.sleep(0.3)
+        assert not done
+    waiting.join(60)
+    assert done == [False]
+    assert node.info("/kept").size == len(DATA)
+
+
+def test_calls_go_on_over_a_restart(cluster, node):
+    """Each call that changes something has its own outcome once, also when its answer was lost with the NameNode."""
+    stop, wrong, counts = threading.Event(), [], [0, 0, 0]
+
+    def work(number: int) -> None:
+        try:
+            for i in itertools.count():
+                path = f"/restart/{number}/{i}"
+                file_id = node.create(path, replication=1, deadline=90.0)
+                node.rename(path, f"{path}.r", deadline=90.0)
+                assert node.complete(f"{path}.r", file_id, None, deadline=90.0)
+                if i % 2:
+                    assert node.delete(f"{path}.r", deadline=90.0)
+                counts[number] = i + 1
+                if stop.is_set():
+                    return
+        except BaseException as exc:
+            wrong.append(exc)
+
+    node.mkdirs("/restart")
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.5)
+    cluster.kill_namenode()
+    began = time.monotonic()
+    with pytest.raises(UnavailableError, match="connection refused"):
+        node.info("/kept", deadline=0.5)
+    assert time.monotonic() - began < 5
+    before = list(counts)
+    cluster.restart_namenode()
+    until = time.monotonic() + 60
+    while min(now - then for now, then in zip(counts, before, strict=True)) < 3 and not wrong:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    stop.set()
+    for thread in threads:
+        thread.join(90)
+    assert wrong == []
+    for number in range(3):
+        kept = {f"/restart/{number}/{i}.r" for i in range(0, counts[number], 2)}
+        assert {entry.path for entry in node.list(f"/restart/{number}")} == kept
+
+
+def test_encrypted_transfer_goes_through_hdfs_native(cluster, root):
+    """The last one: it ends the cluster, and starts another on the same data."""
+    cluster.stop()
+    settings = {**SETTINGS, "dfs.encrypt.data.transfer": "true"}
+    with HadoopCluster(root, 1, settings=settings) as encrypted:
+        found = access.choose(f"{encrypted.url}/a")
+        assert found == access.Access("native", "the cluster encrypts data transfer (dfs.encrypt.data.transfer)")
+        assert hdfs.connect(encrypted.url).read("/kept") == DATA
+        assert NameNode.connect(encrypted.url).info("/kept").size == len(DATA)
