@@ -145,6 +145,27 @@ def test_plain_bytes_are_verified_by_hdfs(hdfs, engine):
     assert hdfs.reported <= hdfs.corrupt
 
 
+def test_checksums_that_one_replica_lost_are_had_elsewhere(hdfs, engine, caplog):
+    data = os.urandom(4 * MB)
+    hdfs.put("f", data, ["abc"])
+    hdfs.bare, hdfs.corrupt = {("a", 1)}, {("b", 1)}
+    wanted = Wanted(hdfs, {"f": data}, checked=False)
+    engine.read(wanted.pieces)
+    assert wanted.right()
+    assert hdfs.served["c"] >= len(data)
+    assert "no checksums" not in caplog.text
+
+
+def test_a_file_written_without_checksums_is_read(hdfs, engine, caplog):
+    data = os.urandom(4 * MB)
+    hdfs.put("f", data, ["abc"])
+    hdfs.bare = {(key, 1) for key in "abc"}
+    wanted = Wanted(hdfs, {"f": data}, checked=False)
+    engine.read(wanted.pieces)
+    assert wanted.right()
+    assert "f: a block has no checksums in HDFS" in caplog.text
+
+
 def test_blocks_that_moved_are_found(hdfs, engine, caplog):
     caplog.set_level("INFO")
     wanted = Wanted(hdfs, striped(hdfs))

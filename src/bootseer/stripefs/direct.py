@@ -78,6 +78,7 @@ class BlockFile:
             found = blocks[spot(place).located.block.id]
             place.keys, place.tag = tuple(node.uuid for node in found.nodes), Spot(found)
             place.bad.clear()
+            place.unchecked.clear()
 
     def lanes(self, piece: Piece) -> Iterator[Lane]:
         """The parts of ``piece`` by block."""

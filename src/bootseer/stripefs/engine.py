@@ -332,8 +332,10 @@ class Engine:
                 views(attempt.run.lane).check(parts, attempt.run.first)
         except Cancelled:
             return Outcome.CANCELLED, None
-        except (StaleReplica, UncheckedReplica) as exc:
+        except StaleReplica as exc:
             return Outcome.REFUSED, exc
+        except UncheckedReplica as exc:
+            return Outcome.UNCHECKED, exc
         except CorruptReplica as exc:
             return Outcome.CORRUPT, exc
         except DataError as exc:

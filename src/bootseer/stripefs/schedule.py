@@ -300,6 +300,10 @@ class Scheduler:
         attempt.node.begin(attempt.size, now)
         return attempt
 
+    def _attempt(self, kind: str, node: NodeState, run: Run) -> Attempt:
+        place = run.lane.place
+        return Attempt(kind, node, place, run.offset, run.size, run, run.verify and not place.bare)
+
     def _drop_unstarted(self, attempt: Attempt, now: float) -> None:
         """A hedge or confirmation whose time has passed before it began."""
         if attempt in self._flying:
@@ -317,7 +321,7 @@ class Scheduler:
                 request.pending -= run.size
                 request.flying += run.size
                 request.touching += 1
-                run.primary = Attempt("primary", node, run.lane.place, run.offset, run.size, run, run.verify)
+                run.primary = self._attempt("primary", node, run)
                 return self._begin(run.primary, now)
         return None
 
@@ -473,6 +477,20 @@ class Scheduler:
             if outcome in (Outcome.REFUSED, Outcome.CORRUPT) and attempt.kind != "probe":
                 attempt.place.bad[node.key] = outcome
                 self._lost(attempt.place, now)
+            elif outcome is Outcome.UNCHECKED and node.key not in attempt.place.unchecked:
+                attempt.place.unchecked.add(node.key)
+                if attempt.place.bare:
+                    self._bare(attempt.place)
+
+    def _bare(self, place: Place) -> None:
+        """No replica of it has checksums: whoever was refused for that may ask again, without."""
+        _log.warning(
+            "%s: a block has no checksums in HDFS, and is read without them", getattr(place.file, "path", "a file")
+        )
+        for request in self.requests:
+            for lane in request.lanes:
+                for run in lane.again if lane.place is place else ():
+                    run.failures.clear()
 
     def _lost(self, place: Place, now: float) -> None:
         """One replica fewer: perhaps that was the last for somebody who waits."""
@@ -497,7 +515,12 @@ class Scheduler:
 
     def _failed(self, run: Run, attempt: Attempt, outcome: Outcome, error: BootseerError | None) -> None:
         key = attempt.node.key
-        run.failures[key] = run.failures.get(key, 0) + 1
+        if outcome is Outcome.UNCHECKED:
+            run.failures[key] = self.tuning.tries
+            if attempt.place.bare:
+                run.failures.clear()
+        else:
+            run.failures[key] = run.failures.get(key, 0) + 1
         if outcome is not Outcome.CANCELLED:
             run.outcomes.add(outcome)
         if outcome in (Outcome.DAMAGED, Outcome.CORRUPT):
@@ -675,7 +698,7 @@ class Scheduler:
             return
         self.hedged += 1
         request.flying += attempt.size
-        run.hedge = Attempt("hedge", other, run.lane.place, run.offset, run.size, run, run.verify)
+        run.hedge = self._attempt("hedge", other, run)
         self._urgent.append(self._begin(run.hedge, now))
 
 

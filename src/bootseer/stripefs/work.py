@@ -31,7 +31,9 @@ class Outcome(enum.Enum):
     FAILED = "failed"
     """The DataNode did not answer, or broke off."""
     REFUSED = "refused"
-    """It answers, but not with this replica: the block is gone, the token is old, or checksums are missing."""
+    """It answers, but not with this replica: the block is gone, or the token is old."""
+    UNCHECKED = "without checksums"
+    """It has no checksums of this replica, and they were asked for."""
     DAMAGED = "damaged"
     """The bytes are not those of the file; nobody knows yet whose fault that is."""
     CORRUPT = "corrupt"
@@ -42,14 +44,21 @@ class Place:
     """One block of an open file. ``file``: what to ask for fresh locations; requests of one file share its places.
 
     ``keys``: DataNodes with a replica, nearest first. ``bad``: those of them not to be asked until there are fresh
-    locations, and why. ``tag``: the engine's.
+    locations, and why. ``unchecked``: those without checksums; when all are, the file was written so, and is read as it
+    is. ``tag``: the engine's.
     """
 
-    __slots__ = ("bad", "file", "keys", "tag")
+    __slots__ = ("bad", "file", "keys", "tag", "unchecked")
 
     def __init__(self, file: object, keys: Sequence[str], tag: object = None) -> None:
         self.file, self.keys, self.tag = file, tuple(keys), tag
         self.bad: dict[str, Outcome] = {}
+        self.unchecked: set[str] = set()
+
+    @property
+    def bare(self) -> bool:
+        """No replica has checksums."""
+        return bool(self.unchecked) and self.unchecked.issuperset(self.usable)
 
     @property
     def usable(self) -> list[str]:

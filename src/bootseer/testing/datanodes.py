@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from bootseer.errors import NotFoundError, UnavailableError
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.records import Block, DataNode, FileBlocks, Located
-from bootseer.hdfs.replica_errors import Cancelled, CorruptReplica, StaleReplica
+from bootseer.hdfs.replica_errors import Cancelled, CorruptReplica, StaleReplica, UncheckedReplica
 from bootseer.stripefs.direct import BlockFile
 
 _PIECE = 64 << 10
@@ -46,12 +46,13 @@ class FakeTransfer:
 
 
 class FakeHdfs:
-    """Nodes by name. ``gone`` and ``corrupt``: (node, block id) pairs. ``reported``: such pairs, as told by readers."""
+    """Nodes by name. ``gone``, ``corrupt``, ``bare`` (no checksums): (node, block id) pairs; ``reported``: those told."""
 
     def __init__(self, *names: str) -> None:
         self.nodes = {name: FakeNode() for name in names}
         self.gone: set[tuple[str, int]] = set()
         self.corrupt: set[tuple[str, int]] = set()
+        self.bare: set[tuple[str, int]] = set()
         self.reported: set[tuple[str, int]] = set()
         self.located = 0
         self.served: dict[str, int] = dict.fromkeys(names, 0)
@@ -118,6 +119,8 @@ class FakeHdfs:
         transfer.wait(state.latency)
         if (node.uuid, located.block.id) in self.gone:
             raise StaleReplica(f"{node.uuid} has no block {located.block.id}")
+        if verify and (node.uuid, located.block.id) in self.bare:
+            raise UncheckedReplica(f"{node.uuid} has no checksums of block {located.block.id}")
         data = self._data[located.block.id]
         damaged = (node.uuid, located.block.id) in self.corrupt
         if damaged and verify:
