@@ -24,6 +24,7 @@ from bootseer import faults
 from bootseer.errors import UnavailableError
 from bootseer.hdfs import pipeline, placement, probe
 from bootseer.hdfs.namenode import NameNode
+from bootseer.hdfs.pace import Run
 from bootseer.hdfs.pipeline import Broken, Packet, Pipeline, Setup, Terms
 from bootseer.hdfs.placement import picked
 from bootseer.hdfs.records import Block, DataNode, Located
@@ -49,10 +50,19 @@ class BlockWriter:
         self._namenode, self._path, self._terms, self._patience = namenode, path, terms, patience
         self._located = located
         self.placed = located.nodes
-        self.length, self.began = 0, time.monotonic()
+        self.length = 0
         self._number = self._failures = 0
         self._acked = -1
         self._pipeline = Pipeline(located, terms, Setup())
+        self._reset()
+
+    def _reset(self) -> None:
+        self._began, self._began_at, self._waited = time.monotonic(), self.length, 0.0
+
+    @property
+    def run(self) -> Run:
+        """How the pipeline does, since it was set up or mended."""
+        return Run(self.nodes, time.monotonic() - self._began, self.length - self._began_at, self._waited)
 
     @property
     def replicas(self) -> int:
@@ -78,11 +88,13 @@ class BlockWriter:
         self._number += 1
         self.length += length
         faults.point("hdfs.output.packet")
+        begin = time.monotonic()
         self._try(lambda: self._pipeline.drain(max(window - length, 0)))
         try:
             self._pipeline.send(packet)
         except Broken as exc:
             self._mend(exc, pipeline.RECOVER)  # the packet is one of those that were not acknowledged
+        self._waited += time.monotonic() - max(begin, self._began)
 
     def finish(self) -> Block:
         """Wait until everything is on every DataNode, end the block, and return it with its length."""
@@ -135,7 +147,7 @@ class BlockWriter:
                 if stage == pipeline.RECOVER:
                     for packet in pending:
                         self._pipeline.send(packet)
-                return
+                return self._reset()
             except Broken as exc:
                 broken = exc
 

@@ -37,6 +37,7 @@ PATIENCE = 60.0
 BEAT = 20.0
 """Seconds after which an idle pipeline gets a packet without data; DataNodes wait for 60."""
 _SETUPS = 6
+_EARLY = 4
 _MAX_CHECKSUM = 8 << 20
 _GATHER = 256
 _QUICK, _ABANDON = 0.3, 10.0
@@ -76,7 +77,7 @@ class FileOutput:
         self._lock = threading.Lock()
         self._open = False
         self._pieces: list[memoryview] = []
-        self._held = self._small = 0
+        self._held = self._small = self._early = 0
         self._block: BlockWriter | None = None
         self._previous: Block | None = None
         faults.point("hdfs.output.create")
@@ -150,8 +151,23 @@ class FileOutput:
             now, pieces = cut(pieces, take)
             self._block.write(now, take, window=self._window)
             length -= take
-            if self._block.length == self.block_size or self._block.replicas < min(2, self.replication):
-                self._end()  # the second: one more failure would lose the block, so it ends early, with what it has
+            if self._block.length == self.block_size or self._ends_early(self._block):
+                self._end()
+
+    def _ends_early(self, block: BlockWriter) -> bool:
+        """Whether another block had better take the rest: one more failure would lose this one, or it is slow."""
+        if block.replicas < min(2, self.replication):
+            return True
+        if not self._placement or self._early == _EARLY:
+            return False
+        slow = self._placement.pace.report(id(self), block.run)
+        if not slow:
+            return False
+        self._early += 1
+        placement.shun(slow, slow=True)
+        names = ", ".join(node.address for node in slow)
+        _log.warning("%s holds up what is written with it: it goes on in another block, without %s", self.path, names)
+        return True
 
     def _begin(self) -> BlockWriter:
         """A new block with a pipeline; DataNodes that fail to set it up are left out of the next one."""
@@ -231,6 +247,7 @@ class FileOutput:
             block.close()
             if self._placement:
                 self._placement.end(block.placed)
+                self._placement.pace.ended(id(self))
 
     # -- the end --------------------------------------------------------------------------------------------------
 
@@ -253,7 +270,12 @@ class FileOutput:
                 time.sleep(pause)
                 pause = min(2 * pause, 0.5)
             self._open = False
-            lease.release(self)
+            self._leave()
+
+    def _leave(self) -> None:
+        lease.release(self)
+        if self._placement:
+            self._placement.pace.closed(id(self))
 
     def abandon(self) -> None:
         """Stop writing and remove the unfinished file, as far as the NameNode answers. Never raises."""
@@ -261,7 +283,7 @@ class FileOutput:
             if not self._open:
                 return
             self._open = False
-            lease.release(self)
+            self._leave()
             if self._block is not None:
                 self._block.close()
                 if self._placement:

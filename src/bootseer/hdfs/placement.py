@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from bootseer.errors import BootseerError
+from bootseer.hdfs.pace import Pace
 
 if TYPE_CHECKING:
     from bootseer.hdfs.namenode import NameNode
@@ -54,12 +55,12 @@ class _Shunned:
     ask: float
 
 
-def shun(nodes: Iterable[DataNode]) -> None:
-    """Leave ``nodes`` out of new blocks of this process for `SHUNNED` seconds."""
+def shun(nodes: Iterable[DataNode], *, slow: bool = False) -> None:
+    """Leave ``nodes`` out of new blocks of this process for `SHUNNED` seconds. Slow ones answer, so none is asked."""
     now = time.monotonic()
     with _lock:
         for node in nodes:
-            _shunned[node.uuid] = _Shunned(node, now + SHUNNED, now + ASK_AGAIN)
+            _shunned[node.uuid] = _Shunned(node, now + SHUNNED, now + (2 * SHUNNED if slow else ASK_AGAIN))
 
 
 def forgive(node: DataNode) -> None:
@@ -107,6 +108,8 @@ def live(namenode: NameNode) -> list[DataNode]:
 class Placement:
     """Shared by files that are written at the same time, so that they burden all DataNodes alike.
 
+    ``pace`` tells which DataNode holds them up.
+
     What the NameNode tells of its DataNodes needs superuser rights; without them, the choice is only which of the
     DataNodes of a block comes first.
     """
@@ -115,6 +118,7 @@ class Placement:
         self._first: Counter[str] = Counter()  # blocks that begin there
         self._used: Counter[str] = Counter()  # blocks of which it has, or is wished to have, a replica
         self._lock = threading.Lock()
+        self.pace = Pace()
 
     def wish(self, namenode: NameNode, replicas: int) -> list[DataNode]:
         """The DataNodes that had best have the next block: those with the fewest now. They count until `begin`.

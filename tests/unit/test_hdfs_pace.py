@@ -1,0 +1,58 @@
+"""Which DataNode holds up files written together, told from how long each file's writer waited."""
+
+import pytest
+
+from bootseer.hdfs.pace import Pace, Run
+from bootseer.hdfs.records import DataNode
+
+A, B, C, D, X = (DataNode(name, name, 1) for name in "ABCDX")
+MIB = 1 << 20
+QUICK = (4.0, 24 * MIB, 0.3)
+SLOW = (4.0, 24 * MIB, 3.6)
+
+
+def reported(pace: Pace, key: int, *nodes: DataNode, how: tuple[float, int, float]) -> str:
+    return "".join(node.uuid for node in pace.report(key, Run(nodes, *how)))
+
+
+def test_the_one_that_only_slow_pipelines_have():
+    pace = Pace()
+    assert reported(pace, 1, A, B, C, how=QUICK) == ""
+    assert reported(pace, 2, A, B, X, how=SLOW) == "X"
+    assert reported(pace, 3, X, B, C, how=SLOW) == "X"
+
+
+def test_without_a_quick_one_nobody_is_slow():
+    pace = Pace()
+    for key, nodes in enumerate([(A, B, X), (X, B, C), (A, X, C)]):
+        assert reported(pace, key, *nodes, how=SLOW) == ""
+
+
+def test_where_pipelines_have_no_datanode_in_common_all_of_the_slow_one_are_left():
+    pace = Pace()
+    reported(pace, 1, A, B, how=QUICK)
+    assert reported(pace, 2, D, X, how=SLOW) == "DX"
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        (2.9, 24 * MIB, 2.8),  # too early to say
+        (4.0, 24 * MIB, 2.0),  # the others do not wait for it all the time
+        (4.0, 300 * MIB, 3.6),  # not so much slower
+    ],
+)
+def test_what_is_not_slow(how):
+    pace = Pace()
+    reported(pace, 1, A, B, how=(4.0, 300 * MIB, 1.1))
+    assert reported(pace, 2, D, X, how=how) == ""
+
+
+def test_a_block_that_has_just_begun_says_nothing_yet_and_the_one_before_it_does():
+    pace = Pace()
+    reported(pace, 1, A, B, how=QUICK)
+    pace.ended(1)
+    reported(pace, 1, C, D, how=(0.1, MIB, 0.0))
+    assert reported(pace, 2, A, X, how=SLOW) == "X"
+    pace.closed(1)
+    assert reported(pace, 2, A, X, how=SLOW) == ""
