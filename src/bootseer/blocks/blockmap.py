@@ -119,7 +119,7 @@ class BlockMap:
             return
         if max(self.lengths) > frame_bound(self.block_size):
             raise DataError("bad block map: a frame is longer than its block")
-        # One loop over plain integers: 93,000 entries (a 6 GB image) in 6 ms.
+        # One loop over plain integers: every mount waits for it.
         last = len(sizes)
         zeros: list[int] = []
         for block, (pack, offset, length) in enumerate(zip(self.pack_of, self.offsets, self.lengths, strict=True)):

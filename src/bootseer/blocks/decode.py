@@ -1,7 +1,7 @@
 """From a stored frame to the verified bytes of a block.
 
-One frame per call: a batch of frames in one call (zstandard's ``multi_decompress_to_buffer``) takes the same CPU time,
-71 to 75 us per 64 KiB block of a torch library with its BLAKE3, of which the interpreter's part is 3 us.
+One frame per call: a batch of frames in one call (zstandard's ``multi_decompress_to_buffer``) takes no less CPU time
+(``bench/engine.py``: decode, batch), as what the interpreter does per block is little beside zstd and BLAKE3.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from bootseer.errors import BootseerError, UnavailableError
 log = logging.getLogger(__name__)
 
 DEMAND_WINDOW = 1 << 20
-"""Without a profile a miss fetches this aligned window: measured best of 64 KiB .. 1 MiB at 10 ms per request."""
+"""Without a profile a miss fetches this aligned window: more would make readers wait, less would be more requests."""
 
 _GRACE = 5.0
 """After its deadline a reader looks for itself."""

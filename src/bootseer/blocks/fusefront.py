@@ -37,9 +37,8 @@ log = logging.getLogger(__name__)
 WORKERS = 2
 """Threads that answer. None of them ever waits for a block."""
 _MAPPED = 32 << 10
-"""Reads from here on are answered out of a mapping of the data file: one copy and one system call less. Interleaved
-with preadv on two cores, 128 KiB requests: 1.2 to 1.5 times the bytes per second. Smaller reads of pages that are not
-in memory would each pull in 128 KiB around them: 750 us instead of 130 us for 4 KiB."""
+"""Reads from here on are answered out of a mapping of the data file: one copy and one system call less, see the table
+in docs/internals/fuse.md. Smaller reads of pages that are not in memory would each pull in 128 KiB around them."""
 _SLACK = 5.0
 """The fetcher has this many seconds more than its own deadline to say that it failed."""
 _HANDLE = 1

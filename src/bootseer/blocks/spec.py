@@ -30,11 +30,8 @@ class ServerSpec(msgspec.Struct, kw_only=True):
     demand_window: int = DEMAND_WINDOW
     driver: str = "auto"
     """As `Config.driver`."""
-    workers: int = 8
-    """Reads answered at once. One that waits for a missing block holds its worker, so as many as a node has ranks;
-    reading present bytes measures the same with 4 to 12."""
     cache_limit: float = 0.0
     cache_keep_free: float = 0.0
     """As in `Config`; 0: no limit."""
     max_readahead: int = 128 << 10
-    """Measured: 0 makes 160,000 requests of 4 KiB of a torch start, 128 KiB 14,000."""
+    """Where the kernel reads through the page cache of the data file; 0 would make each 4 KiB a request."""

@@ -59,7 +59,8 @@ def clear_events(shared: Shared) -> None:
 def sweep(group: fanotify.Group, spare: set[int] | None = None) -> int:
     """Deny each event that any dead keeper may have left but those numbered in ``spare``; returns how many there were.
 
-    4,096 writes that nearly all find nothing: 7 ms. Without it their readers would hang.
+    4,096 writes that nearly all find nothing, some milliseconds (``bench/engine.py``: sweep). Without it their readers
+    would hang.
     """
     keep = spare or set()
     denied = 0
