@@ -3,7 +3,8 @@
 `fanotify_works` has a process of its own (this module's ``__main__``) try it in a folder beside the real files: a
 sparse data file is marked, EROFS is mounted over it, a reader reads while a keeper fills what it asks for; then the
 keeper is killed with an event in hand, another holder of the group denies that event, a second keeper goes on. Zeros,
-a hang or a read that nobody was asked about fail it. Some tenths of a second (``bench/engine.py``), once per boot and file system: the verdict is kept.
+a hang or a read that nobody was asked about fail it. Some tenths of a second (``bench/engine.py``), once per boot and
+file system: the verdict is kept.
 
 Concurrency: the trial is one process that forks a reader and two keepers, all in a session and a mount namespace of
 their own; `fanotify_works` ends them all after `_DEADLINE`, and nothing is left mounted then.
