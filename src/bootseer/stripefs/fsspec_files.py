@@ -73,11 +73,14 @@ class Source:
         self.size, self.version = found.size, found.version if pinned else ""
 
     def _fetch_small(self, found: Entry) -> tuple[Entry, bytes]:
-        """The bytes, and what the store tells of the file that had them. It may be replaced meanwhile, with success."""
+        """All bytes, from one request, and what the store tells of the file that had them.
+
+        That is looked up again for a pinned one. It may be replaced meanwhile, and again.
+        """
         for _ in range(_TRIES):
             data = self._backend.fetch(self._path, 0, SMALL + 1) if found.size else b""
-            if not self._pinned and found.size == len(data):
-                return found, data
+            if not self._pinned and len(data) <= SMALL:
+                return found._replace(size=len(data)), data
             now = self._backend.stat(self._path)
             if now == found and len(data) == now.size:
                 return found, data

@@ -1,0 +1,433 @@
+"""The striped layout over stores that fsspec reaches: memory, a folder, and real s3fs against a small S3 server."""
+
+import errno
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from bootseer.errors import (
+    BootseerError,
+    DataError,
+    NotFoundError,
+    NotWritableError,
+    UnavailableError,
+    UnsupportedError,
+)
+from bootseer.stripefs import fsspec_backend, fsspec_files, open_fs
+from bootseer.stripefs.backend import read_all
+from bootseer.stripefs.fs import StripeFS
+from bootseer.stripefs.fsspec_backend import FsspecBackend
+from bootseer.stripefs.fsspec_fs import StripeFileSystem
+from bootseer.stripefs.fsspec_urls import PROTOCOLS
+from bootseer.testing.objectserver import BUCKET, ObjectServer
+
+DATA = os.urandom(700_001)
+
+
+@pytest.fixture
+def memory():
+    yield
+    MemoryFileSystem.store.clear()
+    MemoryFileSystem.pseudo_dirs[:] = [""]
+
+
+@pytest.fixture(scope="module")
+def started():
+    with ObjectServer() as server:
+        yield server
+
+
+@pytest.fixture
+def server(started) -> ObjectServer:
+    started.objects.clear()
+    started.log.clear()
+    return started
+
+
+@pytest.fixture(params=["memory", "local", "dir", "s3"])
+def fs(request, tmp_path, memory) -> StripeFS:
+    if request.param == "memory":
+        return open_fs("memory://base/store")
+    if request.param == "local":
+        return open_fs(f"local://{tmp_path}/store")
+    if request.param == "dir":
+        target = {"target_protocol": "file", "target_options": {"auto_mkdir": True}}
+        return StripeFS(FsspecBackend("store", {"path": str(tmp_path), **target}, protocol="dir"))
+    server = request.getfixturevalue("server")
+    return StripeFS(FsspecBackend(f"s3://{BUCKET}/base", server.options))
+
+
+def write(fs: StripeFS, path: str, data: bytes = DATA, **options: int) -> None:
+    with fs.create(path, striped=True, **{"unit": 65536, **options}) as out:
+        out.write(data)
+
+
+def content(fs: StripeFS, path: str) -> bytes:
+    with fs.open(path) as file:
+        return file.read(0, file.size)
+
+
+def test_files_of_all_kinds(fs, tmp_path):
+    for name, size in {"empty": 0, "small": 1000, "large": 700_001}.items():
+        write(fs, f"d/{name}", DATA[:size], width=3)
+        with fs.create(f"d/{name}-plain") as out:
+            out.write(DATA[:size])
+        assert content(fs, f"d/{name}") == content(fs, f"d/{name}-plain") == DATA[:size]
+    assert [(stat.path, stat.size, stat.striped) for stat in fs.ls("d")] == [
+        ("d/empty", 0, True),
+        ("d/empty-plain", 0, False),
+        ("d/large", 700_001, True),
+        ("d/large-plain", 700_001, False),
+        ("d/small", 1000, True),
+        ("d/small-plain", 1000, False),
+    ]
+    assert all(stat.version == fs.stat(stat.path).version != "" for stat in fs.ls("d"))
+    with fs.open("d/large") as file:
+        for offset in (0, 1, 65535, 65536, 400_000, 700_001 - 10):
+            assert file.read(offset, 10) == DATA[offset : offset + 10]
+    assert fs.get("d/large", tmp_path / "back") == 700_001
+    assert (tmp_path / "back").read_bytes() == DATA
+    assert len(fs.verify("")) == 6
+
+
+def test_replacing_removing_renaming(fs):
+    write(fs, "d/f")
+    write(fs, "d/f", DATA[::-1])
+    assert content(fs, "d/f") == DATA[::-1]
+    assert len(fs.backend.list("d/.bsx")) == 4
+    fs.rename("d/f", "d/g")
+    fs.rename("d/g", "e/h")
+    assert content(fs, "e/h") == DATA[::-1]
+    with fs.append("e/h") as out:
+        out.write(b"tail")
+    assert content(fs, "e/h") == DATA[::-1] + b"tail"
+    write(fs, "e/f")
+    with pytest.raises(NotWritableError):
+        fs.rename("e/f", "e/h", overwrite=False)
+    fs.rename("e/f", "e/h")
+    assert content(fs, "e/h") == DATA
+    fs.backend.put("e/plain", b"x", overwrite=False)  # a folder of an object store needs something in it
+    fs.remove("e/h")
+    assert [entry.name for entry in fs.backend.list("e") if entry.name != ".bsx"] == ["plain"]
+    with pytest.raises(NotFoundError):
+        fs.open("e/h")
+
+
+def test_missing_names(fs):
+    write(fs, "d/f")
+    for ask in (fs.stat, fs.open, fs.ls, fs.remove):
+        with pytest.raises(NotFoundError):
+            ask("d/none")
+    with pytest.raises(NotFoundError, match="folder"):
+        fs.open("d")
+    with pytest.raises(NotFoundError, match="file"):
+        fs.backend.list("d/f")
+    with pytest.raises(NotWritableError, match="folder"):
+        fs.create("d")
+    fs.backend.delete("d/none")
+    fs.backend.remove_folder("none")
+
+
+def test_the_first_commit_wins(fs):
+    write(fs, "step-1/f")
+    write(fs, "step-2/f")
+    fs.commit("step-1")
+    with pytest.raises(NotWritableError, match="has a COMMIT already"):
+        fs.commit("step-1")
+    assert fs.latest("") == "step-1"
+    assert fs.checkpoint("step-1").size == len(DATA)
+    with pytest.raises(DataError, match="no COMMIT"):
+        fs.checkpoint("step-2")
+
+
+def test_one_of_many_claims_a_name(fs):
+    won, lost, start = [], [], threading.Barrier(6)
+
+    def claim(number):
+        start.wait()
+        try:
+            sink = fs.backend.create(".tmp-claim")
+            won.append(number)
+            sink.close()
+        except FileExistsError:
+            lost.append(number)
+
+    if not fs.backend._objects():
+        pytest.skip("only a store that takes conditions decides this")
+    threads = [threading.Thread(target=claim, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert (len(won), len(lost)) == (1, 5)
+
+
+def test_an_overtaken_writer_gives_up(fs):
+    write(fs, "f")
+    late = fs.create("f", striped=True, unit=65536)
+    late.write(DATA)
+    write(fs, "f", b"two" * 50_000)
+    with pytest.raises(NotWritableError, match="another writer"):
+        late.finish()
+    assert content(fs, "f") == b"two" * 50_000
+    assert len(fs.backend.list(".bsx")) == 4
+
+
+def test_an_ended_writer_publishes_nothing(fs):
+    """Its temporary file is gone: there is nothing to put in place."""
+    late = fs.create("f", striped=True, unit=65536)
+    late.write(DATA)
+    # as a later save does, after the last look of this one
+    late._before = lambda pointer: [
+        fs.backend.delete(entry.name) for entry in fs.backend.list("") if entry.name.startswith(".tmp-")
+    ]
+    with pytest.raises(BootseerError):
+        late.finish()
+    with pytest.raises(NotFoundError):
+        fs.stat("f")
+
+
+def test_an_abandoned_write_leaves_nothing(fs):
+    out = fs.create("d/f", striped=True, unit=65536)
+    out.write(DATA)
+    out.abandon()
+    assert fs.files("") == [] if fs.backend._protocols() & {"file"} else True
+    try:
+        left = fs.backend.list("d/.bsx")
+    except NotFoundError:
+        left = []
+    assert left == []
+
+
+def test_a_plain_file_replaced_while_it_is_read_is_an_error(fs, monkeypatch):
+    monkeypatch.setattr(fsspec_files, "SMALL", 1000)
+    with fs.create("f") as out:
+        out.write(DATA)
+    with fs.open("f") as file:
+        assert file.read(0, 100) == DATA[:100]
+        time.sleep(0.01)  # stores tell times of a millisecond
+        with fs.create("f") as out:
+            out.write(DATA[::-1])
+        with pytest.raises(DataError, match="was replaced"):
+            file.read(100, 100)
+
+
+def test_a_small_file_is_read_whole_while_it_is_replaced_again_and_again(fs):
+    if not fs.backend._objects():
+        pytest.skip("files of a folder are not put at once")
+    versions = [bytes([number]) * (100 + number) for number in range(20)]
+    fs.backend.put("f", versions[0], overwrite=True)
+    stop = threading.Event()
+
+    def replace():
+        while not stop.is_set():
+            for version in versions:
+                fs.backend.put("f", version, overwrite=True)
+
+    writer = threading.Thread(target=replace)
+    writer.start()
+    try:
+        for _ in range(50):
+            assert read_all(fs.backend, "f", limit=1000) in versions
+    finally:
+        stop.set()
+        writer.join(30)
+
+
+def test_damage_is_seen(fs):
+    write(fs, "f")
+    stripe = ".bsx/" + fs.backend.list(".bsx")[0].name
+    whole = bytearray(read_all(fs.backend, stripe, limit=1 << 30))
+    whole[5000] ^= 1
+    fs.backend.put(stripe, bytes(whole), overwrite=True)
+    with pytest.raises(DataError, match="damaged"):
+        content(fs, "f")
+
+
+def test_folders_on_the_way(fs):
+    fs.backend.make_folder("a/b")
+    there = not fs.backend._protocols() & {"s3"}  # an object store has no empty folders
+    if there:
+        assert fs.stat("a/b").is_dir
+        fs.backend.make_folder("a/b")
+    write(fs, "a/b/f")
+    assert fs.stat("a").is_dir
+    fs.backend.remove_folder("a")
+    with pytest.raises(NotFoundError):
+        fs.stat("a")
+    if fs.backend._objects():
+        write(fs, "a/b/f")
+        with pytest.raises(UnsupportedError, match="object store has no folders"):
+            fs.rename("a", "c")
+
+
+# Object stores
+
+
+@pytest.fixture
+def s3(server) -> StripeFS:
+    return StripeFS(FsspecBackend(f"s3://{BUCKET}/base", server.options))
+
+
+def test_a_pointer_is_one_put_of_its_name(s3, server):
+    write(s3, "f")
+    server.log.clear()
+    write(s3, "f", DATA[::-1])
+    assert [entry for entry in server.log if entry[1] == "base/f" and entry[0] != "HEAD"].count(("PUT", "base/f")) == 1
+    assert not [key for key in server.objects if ".tmp-" in key]
+
+
+def test_large_stripes_are_uploaded_in_parts_and_abandoned_ones_are_not_left(s3, server, monkeypatch):
+    monkeypatch.setattr(fsspec_files, "BLOCK", 5 << 20)
+    data = os.urandom(13 << 20)
+    out = s3.create("f", width=2)
+    out.write(data * 2)
+    out.abandon()
+    assert not server.uploads
+    assert not [key for key in server.objects if ".bsx" in key]
+    with s3.create("f", width=2) as out:
+        out.write(data)
+    assert ("POST", next(key for key in server.objects if ".bsx" in key)) in server.log
+    assert content(s3, "f") == data
+
+
+@pytest.mark.parametrize("kind", ["terse", "ignoring"])
+def test_servers_that_know_less(kind):
+    with ObjectServer(**{kind: True}) as server:
+        backend = FsspecBackend(f"s3://{BUCKET}/base", server.options)
+        backend.put("a", b"one", overwrite=False)
+        seen, backend.stat = backend.stat, lambda path: seen("none")  # as if it came after the look
+        if kind == "terse":
+            with pytest.raises(BootseerError):
+                backend.put("a", b"two", overwrite=False)
+        del backend.stat
+        with pytest.raises(FileExistsError):
+            backend.put("a", b"two", overwrite=False)
+        assert server.objects["base/a"].data == b"one"
+
+
+def test_a_put_whose_answer_was_lost_is_not_another_writers(s3, server, monkeypatch):
+    s3.backend.put("t", b"manifest", overwrite=True)
+    put = FsspecBackend.put
+
+    def twice(self, path, data, *, overwrite):
+        put(self, path, data, overwrite=overwrite)
+        put(self, path, data, overwrite=overwrite)
+
+    monkeypatch.setattr(FsspecBackend, "put", twice)
+    s3.backend.rename("t", "COMMIT", overwrite=False)
+    assert server.objects["base/COMMIT"].data == b"manifest"
+    assert "base/t" not in server.objects
+
+
+def test_a_silent_store_is_an_error_in_time(s3, server, monkeypatch):
+    write(s3, "f")
+    monkeypatch.setattr(fsspec_backend, "DEADLINE", 0.3)
+    monkeypatch.setattr(FsspecBackend.call, "__defaults__", (0.3,))
+    server.silent.set()
+    started = time.monotonic()
+    with pytest.raises(UnavailableError, match="no answer within"):
+        s3.stat("f")
+    assert time.monotonic() - started < 10
+    server.silent.clear()
+    monkeypatch.undo()
+    assert content(s3, "f") == DATA
+
+
+def test_s3_through_the_file_system(server):
+    url = f"bsx+s3://{BUCKET}/base"
+    for name in PROTOCOLS:
+        fsspec.register_implementation(name, StripeFileSystem, clobber=True)
+    with fsspec.open(f"{url}/d/x", "wb", unit=65536, **server.options) as out:
+        out.write(DATA)
+    fs, path = fsspec.url_to_fs(f"{url}/d/x", **server.options)
+    assert fs.cat(path) == DATA
+    assert fs.unstrip_protocol(path) == f"{url}/d/x"
+    fs.mv(f"{url}/d", f"{url}/e")  # file by file: there is no folder to rename
+    assert fs.find(f"{url}/") == [f"/{BUCKET}/base/e/x"]
+    assert fs.cat(f"{url}/e/x") == DATA
+    fs.rm(f"{url}/e", recursive=True)
+    assert not server.objects
+    with fsspec.open(f"bsx://x::s3://{BUCKET}/base", "wb", s3=server.options) as out:
+        out.write(b"small")
+    assert server.objects["base/x"].data == b"small"
+
+
+FORKED = """
+import os, sys
+from bootseer.stripefs.fsspec_fs import StripeFileSystem
+from bootseer.stripefs.fsspec_urls import PROTOCOLS
+fs = StripeFileSystem(url="s3://bucket/base", endpoint_url=sys.argv[1], key="k", secret="s",
+                      client_kwargs={"region_name": "here"})
+data = fs.cat("x")
+child = os.fork()
+if not child:
+    assert fs.cat("x") == data
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert fs.cat("x") == data
+"""
+
+
+def test_a_forked_child_has_connections_of_its_own(s3, server):
+    write(s3, "x")
+    subprocess.run([sys.executable, "-c", FORKED, server.url], check=True, timeout=60)
+
+
+# What cannot work
+
+
+def test_unknown_protocols_and_stores_that_cannot_publish(tmp_path):
+    with pytest.raises(UnsupportedError, match="no striped store over nosuch://"):
+        open_fs("nosuch://x")
+    readable = StripeFS(FsspecBackend("", {"fo": {"version": 1, "refs": {"f": "text"}}}, protocol="reference"))
+    assert content(readable, "f") == b"text"
+    with pytest.raises(UnsupportedError, match="cannot publish a file at once"):
+        write(readable, "g")
+
+
+class Failing(MemoryFileSystem):
+    error: BaseException = OSError()
+
+    def info(self, path, **kwargs):
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (FileNotFoundError(), NotFoundError),
+        (NotADirectoryError(), NotFoundError),
+        (PermissionError(errno.EACCES, "no"), NotWritableError),
+        (TimeoutError("slow"), UnavailableError),
+        (ConnectionRefusedError(errno.ECONNREFUSED, "no"), UnavailableError),
+        (RuntimeError("token=secret://user:pass@host"), UnavailableError),
+    ],
+)
+def test_errors_of_stores(error, kind, monkeypatch):
+    monkeypatch.setattr(Failing, "error", error)
+    fsspec.register_implementation("failing", Failing, clobber=True)
+    with pytest.raises(kind) as found:
+        FsspecBackend("failing://me:password@x").stat("f")
+    assert "pass@" not in str(found.value)
+    assert "password" not in str(found.value)
+
+
+def test_a_store_that_says_less_is_said_so_once(memory, monkeypatch, caplog):
+    info = MemoryFileSystem.info
+    monkeypatch.setattr(
+        MemoryFileSystem,
+        "info",
+        lambda self, path, **kwargs: {k: v for k, v in info(self, path).items() if k != "created"},
+    )
+    fs = open_fs("memory://base")
+    fs.backend.put("f", b"x", overwrite=True)
+    for _ in range(2):
+        fs.open("f").close()
+    assert caplog.text.count("neither times nor tags") == 1
