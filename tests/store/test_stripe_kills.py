@@ -190,18 +190,26 @@ def settle(fs: StripeFS) -> set[str]:
 WRITE = ["write.stripe", "write.close", "write.intent", "write.pointer", "write.verify", "write.rename"]
 
 
+def some(fs: StripeFS, points: list[str]) -> list[str]:
+    """On HDFS, where each costs seconds, the first and the last: what lies between differs in our own files only."""
+    return [points[0], points[-1]] if fs.url.startswith("hdfs") else points
+
+
 def test_a_replacement_killed_at_every_step(fs, nursery):
-    for point in [*WRITE, "write.cleanup"]:
+    for point in [*some(fs, WRITE), "write.cleanup"]:
         write(fs, f"{point}/f")
         nursery.kill(fs, point, "put", f"{point}/f")
         assert content(fs, f"{point}/f") == (NEW if point == "write.cleanup" else OLD)
-    assert fs.fsck().garbage
+    if fs.url.startswith("hdfs"):  # the dead writer's lease lasts a minute
+        kept = {removal.kept for removal in fs.gc("write.stripe", age=0)}
+        assert kept == {"a writer has it open"}
+    files = len(fs.files())
     settle(fs)
-    assert len(on_storage(fs)) == 7 * (1 + WIDTH)
+    assert len(on_storage(fs)) == files * (1 + WIDTH)
 
 
 def test_a_first_write_killed_at_every_step(fs, nursery):
-    for point in WRITE:
+    for point in some(fs, WRITE):
         nursery.kill(fs, point, "put", f"{point}/f")
         with pytest.raises(NotFoundError):
             fs.open(f"{point}/f")
@@ -213,15 +221,14 @@ def test_a_save_killed_at_every_step(fs, nursery):
     write(fs, "run/step-1/state")
     fs.commit("run/step-1")
     before = on_storage(fs)
-    for point in [*WRITE, "save.claim", "commit.write", "commit.rename"]:
+    for point in some(fs, [*WRITE, "save.claim", "commit.write", "commit.rename"]):
         nursery.kill(fs, point, "save", "run/step-2")
         assert fs.latest("run") == "run/step-1"
         with pytest.raises(DataError, match="no COMMIT"):
             fs.checkpoint("run/step-2")
-        settle(fs)
-        if point not in ("commit.write", "commit.rename"):
-            assert on_storage(fs) == before
+    settle(fs)
     fs.remove_tree("run/step-2")
+    assert on_storage(fs) == before
     for step, point in enumerate(["commit.published", "latest.rename"], 2):
         nursery.kill(fs, point, "save", f"run/step-{step}")
         assert fs.latest("run") == f"run/step-{step}"
@@ -255,7 +262,7 @@ def test_renames_removals_and_appends_killed_at_every_step(fs, nursery):
 
 def test_imports_killed_at_every_step(fs, nursery):
     plain = b"plain" * 900_000
-    for point in ["copy.check", "write.rename", "write.cleanup"]:
+    for point in some(fs, ["copy.check", "write.rename", "write.cleanup"]):
         sink = fs.backend.create(f"{point}/model")
         sink.write(plain)
         sink.close()
@@ -287,7 +294,8 @@ def test_repairs_and_collections_killed_at_every_step(fs, nursery):
 def test_a_writer_that_wakes_up_after_a_takeover_publishes_nothing(fs, nursery):
     write(fs, "run/step-1/state")
     fs.commit("run/step-1")
-    for step, point in enumerate(["write.rename", "write.intent", "write.verify", "commit.write", "commit.rename"], 2):
+    points = ["write.rename", "write.intent", "write.verify", "commit.write", "commit.rename"]
+    for step, point in enumerate(some(fs, points), 2):
         folder = f"run/step-{step}"
         wake = nursery.freeze(fs, point, "save", folder)
         taker = fs.save(folder)
@@ -316,7 +324,7 @@ def test_latest_is_not_moved_back_by_a_writer_that_wakes_up(fs, nursery):
 
 
 def test_a_writer_that_wakes_up_after_a_collection_publishes_nothing(fs, nursery):
-    for point in ("write.rename", "write.verify", "write.intent"):
+    for point in some(fs, ["write.rename", "write.verify", "write.intent"]):
         write(fs, f"{point}/f")
         wake = nursery.freeze(fs, point, "put", f"{point}/f")
         removed = fs.gc(point, age=0, taken=True)

@@ -14,7 +14,7 @@ import msgspec
 from bootseer import faults
 from bootseer.errors import DataError, NotFoundError, NotWritableError
 from bootseer.stripefs import layout
-from bootseer.stripefs.backend import Backend, join
+from bootseer.stripefs.backend import Backend, exists, join
 from bootseer.stripefs.layout import Pointer
 from bootseer.stripefs.read import open_file, read_pointer
 from bootseer.stripefs.write import StripeWriter
@@ -59,7 +59,10 @@ def rename(backend: Backend, src: str, dst: str, *, overwrite: bool = True) -> N
         backend.stat(src)
         return
     try:
-        if backend.stat(src).is_dir:
+        folder, parent = backend.stat(src).is_dir, dst.rpartition("/")[0]
+        if parent and not exists(backend, parent):
+            backend.make_folder(parent)
+        if folder:
             backend.rename(src, dst, overwrite=False)
             return
         pointer = read_pointer(backend, src)
