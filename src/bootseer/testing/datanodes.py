@@ -46,7 +46,7 @@ class FakeTransfer:
 
 
 class FakeHdfs:
-    """Nodes by name. ``gone``, ``corrupt``, ``bare`` (no checksums): (node, block id) pairs; ``reported``: those told."""
+    """Nodes by name. ``gone``, ``corrupt``, ``bare`` (no checksums): (node, block id) pairs; ``reported``: told."""
 
     def __init__(self, *names: str) -> None:
         self.nodes = {name: FakeNode() for name in names}
