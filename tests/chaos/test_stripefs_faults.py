@@ -109,27 +109,17 @@ FAULTS: dict[str, Callable[[ShapedHadoop, int], contextlib.AbstractContextManage
 }
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_readers_notice_nothing_but_time(site, crowded, mounted, place, fault):
-    """Two readers through StripeFS and one through the mount, each DataNode in turn: not even an error."""
+def test_readers_and_writers_notice_nothing_but_time(site, crowded, mounted, place, fault):
+    """One through StripeFS, one through the mount, one that writes and reads back; each DataNode in turn: no error."""
     made = mounted(crowded)
-    tasks = stripechaos.tasks(f"{site.cluster.url}{crowded}", readers=2, mountpoint=str(made.mountpoint))
-    with StripeCrowd(tasks, place / "log", limit=30) as crowd:
-        crowd.wait(1)
-        for index in DATANODES:
-            with FAULTS[fault](site, index):
-                crowd.wait(2)
-        tally = crowd.tally()
-        assert (tally.wrong, tally.errors, tally.hangs) == (0, 0, 0), crowd.findings()
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_writers_notice_nothing_but_time(site, crowded, place, fault):
-    """Pipelines of two replicas lose one in the middle. What was written is read back."""
-    tasks = stripechaos.tasks(f"{site.cluster.url}{crowded}", readers=0, writers=2)
+    url = f"{site.cluster.url}{crowded}"
+    tasks = stripechaos.tasks(url, readers=1, mountpoint=str(made.mountpoint), writers=1)
     with StripeCrowd(tasks, place / "log", limit=60) as crowd:
-        crowd.wait(1)
-        for index in (0, 2) if fault == "killed" else DATANODES:
+        for index in DATANODES:
+            crowd.wait(1)  # a write that began under the last fault may have ended with one replica
+            site.cluster.wait_whole()
             with FAULTS[fault](site, index):
                 crowd.wait(2)
         tally = crowd.tally()

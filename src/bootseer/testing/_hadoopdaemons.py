@@ -12,6 +12,8 @@ from bootseer.testing._hadoopsite import Site
 from bootseer.testing._jvm import Daemon
 from bootseer.testing.webhdfs import WebHdfs
 
+_INCOMPLETE = ("UnderReplicatedBlocks", "PendingReplicationBlocks", "CorruptBlocks")
+
 
 class Daemons:
     """One NameNode and its DataNodes, which are numbered from 0. ``web``: the NameNode over HTTP.
@@ -44,6 +46,22 @@ class Daemons:
                     return
             time.sleep(0.2)
         raise UnavailableError(f"{live} DataNodes are alive after {deadline:.0f} s, not {count}")
+
+    def wait_whole(self, *, deadline: float = 60.0) -> None:
+        """Wait until every block of a finished file has its replicas, and none is known to be damaged.
+
+        What comes before a second fault: HDFS copies in its own time what the first one took.
+        """
+        until = time.monotonic() + deadline
+        missing: dict[str, object] = {}
+        while time.monotonic() < until:
+            with contextlib.suppress(UnavailableError):
+                state = self.web.bean("FSNamesystem")
+                missing = {name: state.get(name) for name in _INCOMPLETE if state.get(name, 1)}
+                if not missing:
+                    return
+            time.sleep(0.1)
+        raise UnavailableError(f"HDFS is not whole after {deadline:.0f} s: {missing or 'no answer'}")
 
     def index_of(self, address: str) -> int:
         """Which DataNode listens at ``address`` (``host:port`` of its data transfers)."""

@@ -15,6 +15,8 @@ log4j.appender.out=org.apache.log4j.ConsoleAppender
 log4j.appender.out.target=System.err
 log4j.appender.out.layout=org.apache.log4j.PatternLayout
 log4j.appender.out.layout.ConversionPattern=%d{{ISO8601}} %p %c{{1}}: %m%n
+# says which replicas were reported as damaged
+log4j.logger.BlockStateChange=DEBUG
 """
 # quick to start, quick to notice a dead DataNode, small
 _SETTINGS = {

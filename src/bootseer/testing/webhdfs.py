@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from bootseer.errors import BootseerError, UnavailableError
 
-_DEADLINE = 5.0
+_DEADLINE = 30.0  # the first operation loads many classes: on a busy machine that took more than 5 s
 
 
 class Holder(NamedTuple):
