@@ -207,7 +207,9 @@ class _Connection:
         length = int.from_bytes(self._receive(4, until), "big")
         if length > LIMIT:
             raise DataError(f"not Hadoop RPC: an answer that claims {length} bytes")
-        answer = parse_answer(self._receive(length, until), call_id)
+        data = self._receive(length, until)
+        faults.point("hdfs.rpc.answered")
+        answer = parse_answer(data, call_id)
         self._used = time.monotonic()
         return answer
 
