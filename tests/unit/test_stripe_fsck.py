@@ -1,0 +1,352 @@
+"""fsck, repair and gc: every kind of damage is named, what can be mended is, and nothing in doubt is removed."""
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from bootseer import faults
+from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError
+from bootseer.stripefs import gc, layout, open_fs, repair, survey
+from bootseer.stripefs.fs import StripeFS
+from bootseer.stripefs.fsck import Finding
+
+UNIT, WIDTH = 4096, 3
+DATA = bytes(i % 251 for i in range(10 * UNIT + 5))
+
+
+@pytest.fixture
+def fs(tmp_path) -> StripeFS:
+    return open_fs(str(tmp_path / "store"))
+
+
+def write(fs: StripeFS, path: str, data: bytes = DATA) -> None:
+    with fs.create(path, striped=True, unit=UNIT, width=WIDTH) as out:
+        out.write(data)
+
+
+def content(fs: StripeFS, path: str) -> bytes:
+    with fs.open(path) as file:
+        return file.read(0, file.size)
+
+
+def local(fs: StripeFS, path: str) -> Path:
+    return Path(fs.url, path)
+
+
+def stripe(fs: StripeFS, path: str, index: int) -> Path:
+    return local(fs, f"{Path(path).parent}/.bsx/{fs.stat(path).uuid}.{index}")
+
+
+def kinds(fs: StripeFS, level: str = "") -> list[str]:
+    return [finding.kind for finding in fs.fsck().findings if level in ("", finding.level)]
+
+
+def only(fs: StripeFS) -> Finding:
+    (found,) = fs.fsck().findings
+    return found
+
+
+def flip(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_sound_store_has_no_findings(fs):
+    write(fs, "run/step-1/state")
+    with fs.create("run/step-1/small") as out:
+        out.write(b"x")
+    fs.commit("run/step-1")
+    report = fs.fsck()
+    assert (report.folders, report.files, report.findings) == (3, 4, ())
+    assert fs.fsck("run/step-1/state").findings == ()
+    assert fs.gc(age=0) == []
+    with pytest.raises(NotFoundError):
+        fs.fsck("none")
+
+
+@pytest.mark.parametrize(
+    ("kind", "break_it"),
+    [
+        ("missing-stripe", lambda path: path.unlink()),
+        ("wrong-length", lambda path: os.truncate(path, 5000)),
+        ("damaged-header", lambda path: flip(path, 20)),
+        ("damaged-header", lambda path: flip(path, 66)),  # the name
+        ("damaged-footer", lambda path: flip(path, path.stat().st_size - 30)),
+    ],
+)
+def test_damaged_stripes(fs, kind, break_it):
+    write(fs, "d/f")
+    break_it(stripe(fs, "d/f", 1))
+    found = only(fs)
+    assert (found.kind, found.level, found.path, found.repair) == (kind, "error", "d/f", "")
+    assert fs.fsck("d/f").findings == (found,)
+    assert fs.repair(fs.fsck()) == []
+    assert fs.gc(age=0) == []
+
+
+def test_stripes_of_another_file(fs):
+    write(fs, "f")
+    write(fs, "g")
+    stripe(fs, "f", 1).write_bytes(stripe(fs, "g", 1).read_bytes())
+    assert only(fs).kind == "foreign-stripe"
+
+
+@pytest.mark.parametrize("how", ["gone", "cut", "flipped", "empty-in-a-checkpoint"])
+def test_a_lost_pointer_is_rebuilt_from_its_stripes(fs, how):
+    write(fs, "d/f")
+    write(fs, "d/other")
+    pointer = local(fs, "d/f")
+    before = pointer.read_bytes()
+    if how == "gone":
+        pointer.unlink()
+    elif how == "cut":
+        os.truncate(pointer, 60)
+    elif how == "flipped":
+        flip(pointer, 40)
+    else:
+        fs.commit("d")
+        pointer.unlink()
+    assert fs.gc(age=0) == []  # not garbage, whatever its age
+    assert "error" in {finding.level for finding in fs.fsck().findings}
+    (made,) = fs.repair(fs.fsck())
+    assert made.done
+    assert pointer.read_bytes() == before
+    assert fs.fsck().findings == ()
+    fs.verify()
+
+
+def test_a_pointer_is_not_rebuilt_from_damaged_chunks(fs):
+    write(fs, "f")
+    flip(stripe(fs, "f", 1), 4096 + 7)
+    local(fs, "f").unlink()
+    (made,) = fs.repair(fs.fsck())
+    assert not made.done
+    assert "chunk 1 of f is damaged" in made.failed
+    assert not local(fs, "f").exists()
+
+
+def test_what_is_not_whole_is_not_rebuilt(fs):
+    write(fs, "f")
+    stripe(fs, "f", 2).unlink()
+    local(fs, "f").unlink()
+    found = only(fs)
+    assert (found.kind, found.level) == ("unreferenced-stripes", "garbage")
+    assert "1 of 3 stripes are missing" in found.detail
+    assert fs.repair(fs.fsck()) == []
+
+
+def test_a_pointer_is_not_guessed_for_a_name_that_is_taken(fs):
+    write(fs, "f")
+    lost = local(fs, "f").read_bytes()
+    local(fs, "f").unlink()
+    write(fs, "f", b"another")  # same epoch: the first one is an older version
+    assert kinds(fs) == ["unreferenced-stripes"]
+    local(fs, "f").write_bytes(b"")  # as after a power cut
+    assert "lost-pointer" in kinds(fs)
+    for made in fs.repair(fs.fsck()):
+        assert made.path.startswith("recovered-")
+    assert local(fs, "f").read_bytes() == b""
+    uuid = layout.decode_pointer(lost, "f").uuid
+    assert content(fs, f"recovered-{uuid}") == DATA
+
+
+def test_stripes_that_do_not_say_their_name_are_rebuilt_under_none(fs, monkeypatch):
+    monkeypatch.setattr(layout, "MAX_NAME", 0)  # as early versions wrote them
+    write(fs, "f")
+    uuid = fs.stat("f").uuid
+    local(fs, "f").unlink()
+    assert only(fs).path == f"recovered-{uuid}"
+    assert fs.repair(fs.fsck())[0].done
+    assert content(fs, f"recovered-{uuid}") == DATA
+
+
+def test_two_damaged_pointers_are_told_apart_or_left_alone(fs):
+    write(fs, "f")
+    write(fs, "g", DATA[::-1])
+    for name in ("f", "g"):
+        local(fs, name).write_bytes(layout.POINTER_LINE + b"rubbish")
+    assert all(made.done for made in fs.repair(fs.fsck()))
+    assert (content(fs, "f"), content(fs, "g")) == (DATA, DATA[::-1])
+
+
+def test_nothing_is_removed_beside_a_damaged_pointer_that_may_own_it(fs):
+    write(fs, "f")
+    write(fs, "g")
+    os.truncate(local(fs, "f"), 30)
+    stripe_of_f = next(local(fs, ".bsx").glob(f"{fs.fsck().errors[0].uuid}.0"))
+    stripe_of_f.unlink()
+    assert fs.gc(age=0) == []
+    assert "kept-stripes" in kinds(fs)
+
+
+def test_copies_and_renamed_files(fs):
+    write(fs, "f")
+    local(fs, "copy").write_bytes(local(fs, "f").read_bytes())
+    assert (only(fs).kind, only(fs).level) == ("pointer-copy", "note")
+    local(fs, "f").unlink()
+    assert only(fs).kind == "renamed-file"
+    assert fs.repair(fs.fsck())[0].done
+    assert fs.fsck().findings == ()
+    fs.remove("copy")
+    assert list(local(fs, ".bsx").iterdir()) == []
+
+
+def test_manifests_and_the_hint(fs):
+    for step in (1, 2):
+        write(fs, f"run/step-{step}/a")
+        write(fs, f"run/step-{step}/b")
+        fs.commit(f"run/step-{step}")
+    write(fs, "run/step-2/a")
+    fs.remove("run/step-2/b")
+    assert kinds(fs, "error") == ["wrong-latest", "commit-other-file", "commit-lacks-file"]
+    (made,) = fs.repair(fs.fsck())
+    assert made.done == "it names step-1 now"
+    flip(local(fs, "run/step-1/COMMIT"), 50)
+    flip(local(fs, "run/LATEST"), 30)
+    assert {"damaged-commit", "wrong-latest"} <= set(kinds(fs, "error"))
+
+
+def test_a_file_of_another_kind_named_latest_is_left_alone(fs, caplog):
+    (local(fs, "run")).mkdir(parents=True)
+    local(fs, "run/LATEST").write_text("step-7\n")
+    write(fs, "run/step-1/a")
+    fs.commit("run/step-1")
+    assert "LATEST was not updated" in caplog.text
+    assert local(fs, "run/LATEST").read_text() == "step-7\n"
+    assert fs.fsck().findings == ()
+    assert fs.latest("run") == "run/step-1"
+
+
+def test_a_name_that_is_not_ours_is_kept(fs):
+    write(fs, "f")
+    local(fs, ".bsx/notes.txt").write_text("mine")
+    assert (only(fs).kind, only(fs).level) == ("unknown-file", "note")
+    assert fs.gc(age=0) == []
+
+
+def test_gc_leaves_alone_what_is_young_and_says_why(fs):
+    write(fs, "f")
+    for stripe_file in local(fs, ".bsx").iterdir():
+        stripe_file.rename(stripe_file.with_name("ab" * 16 + stripe_file.suffix))
+    local(fs, ".tmp-" + "cd" * 16).write_bytes(b"")
+    old = time.time() - 7200
+    os.utime(local(fs, ".tmp-" + "cd" * 16), (old, old))
+    local(fs, "f").unlink()
+    found = {removal.kind: removal for removal in fs.gc(age=3600)}
+    assert found["unreferenced-stripes"].kept == "its writer may be under way"
+    assert found["temporary"].kept == ""
+    assert 7100 < found["temporary"].age < 7300
+    assert kinds(fs) == ["unreferenced-stripes"]
+    assert [removal.kept for removal in fs.gc(age=0, dry_run=True)] == [""]
+    assert kinds(fs) == ["unreferenced-stripes"]
+    fs.gc(age=0)
+    assert fs.fsck().findings == ()
+    with pytest.raises(ConfigError):
+        fs.gc(age=-1)
+    write(fs, "g")
+    with pytest.raises(NotFoundError, match="is a file"):
+        fs.gc("g")
+
+
+def test_gc_of_files_removed_with_other_tools_has_to_be_asked_for(fs):
+    write(fs, "f")
+    local(fs, "f").unlink()
+    assert fs.gc(age=0) == []
+    assert [removal.kind for removal in fs.gc(age=0, lost=True)] == ["lost-pointer"]
+    assert fs.fsck().findings == ()
+    assert list(local(fs, ".bsx").iterdir()) == []
+
+
+def test_a_broken_off_gc_of_a_file_that_was_published_is_undone(fs):
+    write(fs, "f")
+    uuid = fs.stat("f").uuid
+    for index in (0, 2):
+        stripe(fs, "f", index).rename(local(fs, f".bsx/{survey.TRASH}{uuid}.{index}"))
+    assert kinds(fs) == ["missing-stripe", "missing-stripe"]
+    assert fs.gc(age=0) == []
+    assert all(made.done for made in fs.repair(fs.fsck()))
+    assert content(fs, "f") == DATA
+
+
+class Meeting:
+    """Two threads that stop at fault points of their own: ``reached`` and ``go`` of each."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, points: list[str]) -> None:
+        self.reached = {point: threading.Event() for point in points}
+        self.go = {point: threading.Event() for point in points}
+        monkeypatch.setattr(faults, "point", self._point)
+
+    def _point(self, name: str) -> None:
+        name = name.removeprefix("stripefs.")
+        if name in self.go and not self.reached[name].is_set():
+            self.reached[name].set()
+            assert self.go[name].wait(20)
+
+
+@pytest.mark.parametrize("collector", ["gc.aside", "gc.fenced"])
+@pytest.mark.parametrize("writer", ["write.stripe", "write.intent", "write.pointer", "write.verify", "write.rename"])
+def test_a_collection_and_a_writer_that_is_under_way_after_all(fs, monkeypatch, writer, collector):
+    """Whatever the order of their steps: the file is the old or the new version, whole, and the writer knows which."""
+    write(fs, "f")
+    meeting = Meeting(monkeypatch, [writer, collector])
+    outcome: list[str] = []
+
+    def save() -> None:
+        try:
+            write(fs, "f", DATA[::-1])
+            outcome.append("published")
+        except (BootseerError, OSError):
+            outcome.append("failed")
+
+    writing, collecting = threading.Thread(target=save), threading.Thread(target=lambda: fs.gc(age=0))
+    writing.start()
+    assert meeting.reached[writer].wait(20)
+    collecting.start()
+    while not meeting.reached[collector].wait(0.02) and collecting.is_alive():
+        pass  # it may find no stripe yet, only the temporary file
+    meeting.go[writer].set()
+    writing.join(20)
+    meeting.go[collector].set()
+    collecting.join(20)
+    assert content(fs, "f") == (DATA[::-1] if outcome == ["published"] else DATA)
+    fs.verify()
+    assert fs.fsck().errors == ()
+    fs.gc(age=0)
+    assert fs.fsck().findings == ()
+
+
+def test_what_appears_between_check_and_repair_is_not_overwritten(fs):
+    write(fs, "f")
+    local(fs, "f").unlink()
+    report = fs.fsck()
+    local(fs, "f").write_bytes(b"somebody's")
+    (made,) = fs.repair(report)
+    assert "has changed since it was checked" in made.failed
+    assert local(fs, "f").read_bytes() == b"somebody's"
+
+
+def test_a_storage_that_cannot_be_read_is_no_reason_to_remove(fs, monkeypatch):
+    write(fs, "f")
+    local(fs, ".tmp-" + "cd" * 16).write_bytes(b"")
+
+    def broken(path: str, *, pinned: bool = False) -> None:
+        raise BootseerError("input/output error")
+
+    monkeypatch.setattr(fs.backend, "open", broken)
+    with pytest.raises(BootseerError):
+        gc.gc(fs.backend, age=0)
+    assert local(fs, ".tmp-" + "cd" * 16).exists()
+
+
+def test_a_repair_says_what_it_cannot_do(fs):
+    write(fs, "f")
+    report = fs.fsck()
+    odd = Finding(kind="odd", level="error", path="f", detail="", repair="do something")
+    (made,) = repair.repair(fs.backend, type(report)(url="", path="", folders=1, files=1, findings=(odd,)))
+    assert "no repair" in made.failed
+    with pytest.raises(DataError):
+        repair._mend(fs.backend, odd)
