@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 import uuid
+from pathlib import Path
 
 import fsspec
 import pytest
@@ -213,3 +214,16 @@ def test_array_files(fs):
         np.save(out, array)
     with fs.open("a.npy", "rb") as file:
         assert np.array_equal(np.load(io.BufferedReader(file)), array)
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled", "ignore:.*the default process group")
+def test_the_guide_runs(tmp_path, url):
+    """docs/howto/fsspec.md, all of it."""
+    text = (Path(__file__).parents[2] / "docs/howto/fsspec.md").read_text()
+    text = text.replace("hdfs://namenode:8020", url.removeprefix("bsx+")).replace("/var/tmp/", f"{tmp_path}/")
+    names: dict[str, object] = {}
+    for block in text.split("```python\n")[1:]:
+        exec(compile(block.partition("```")[0], "fsspec.md", "exec"), names)
+    assert names["state"]["step"] == 100
+    assert names["tensors"]["weight"].shape == (2000, 1000)
