@@ -26,6 +26,7 @@ from bootseer.hdfs.replica_errors import Cancelled, CorruptReplica, StaleReplica
 from bootseer.testing.fakedatanode import FakeBlock, FakeDataNode, Script, agreed, packet, refused
 
 GUARD = 64
+ZEROS = checksum.function(checksum.CRC32C)(bytes(512), 0).to_bytes(4, "big")
 
 
 @pytest.fixture(autouse=True)
@@ -268,12 +269,17 @@ def test_a_damaged_answer_is_an_error_or_harmless(seed, uneven, verify):
         agreed(2, 512, 512),
         agreed(2, 512, 1 << 63),
         agreed(2, 0xFFFFFFFF, 0) + packet(0, 0, b"x" * 1000, b"12345678"),
-        agreed(2, 512, 0) + packet(512, 0, b"x" * 512, b"1234"),
-        agreed(2, 512, 0) + packet(0, 1, b"x" * 512, b"1234"),
+        agreed(2, 512, 0) + packet(512, 0, bytes(2048), ZEROS * 4) + packet(2048, 1, b""),
+        agreed(2, 512, 0) + packet(0, 1, bytes(2048), ZEROS * 4) + packet(2048, 2, b""),
+        agreed(2, 512, 0)
+        + packet(0, 0, bytes(512), ZEROS)
+        + packet(0, 1, bytes(1536), ZEROS * 3)
+        + packet(2048, 2, b""),
         agreed(2, 512, 0) + packet(0, 0, b""),
         agreed(2, 512, 0) + packet(0, 0, b"x" * 5000, b"1234" * 10),
         agreed(2, 512, 0) + packet(0, 0, b"x" * 512, b""),
         agreed(2, 512, 0) + b"\0" * 5000,
+        agreed(2, 512, 0) + packet(0, 0, bytes(3000), ZEROS * 6) + packet(3000, 1, b""),
         agreed(2, 512, 0)
         + struct.pack(">IH", 4 + (1 << 30), 25)
         + packet(0, 0, b"")[6:-4]
