@@ -1,0 +1,309 @@
+"""``bootseer fs`` as it is typed: what it prints, its JSON, and one clear line with an exit code for every mistake."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bootseer.cli import _fs
+from bootseer.cli.fs import app
+from bootseer.errors import BootseerError, from_os_error
+from bootseer.stripefs import open_fs
+
+BIG = bytes(i % 251 for i in range(251)) * 20_000  # 5 MB: striped
+
+
+class Done:
+    def __init__(self, code: int, out: str, error: str) -> None:
+        self.code, self.out, self.error = code, out, error
+
+    @property
+    def json(self):
+        return json.loads(self.out)
+
+
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch) -> Run:
+    monkeypatch.chdir(tmp_path)
+
+    def call(*args: str) -> Done:
+        done = CliRunner().invoke(app, list(args))
+        exc = done.exception
+        if isinstance(exc, OSError):  # as `bootseer.cli.main` does
+            exc = from_os_error(exc, "finish")
+        if isinstance(exc, BootseerError):
+            return Done(exc.exit_code, done.stdout, str(exc))
+        assert exc is None or isinstance(exc, SystemExit), repr(exc)
+        return Done(done.exit_code, done.stdout, done.stderr)
+
+    return call
+
+
+def test_a_file_there_and_back(run, tmp_path):
+    Path("big").write_bytes(BIG)
+    done = run("put", "big", "store/big", "--width", "2", "--unit", "512K")
+    assert (done.code, done.out) == (0, "store/big: 1 file, 5.0 MB stored\n")
+    assert run("stat", "store/big", "--json").json["width"] == 2
+    assert run("stat", "store/big", "--json").json["unit"] == 512 << 10
+    assert run("get", "store/big", "back").out == "back: 1 file, 5.0 MB copied\n"
+    assert Path("back").read_bytes() == BIG
+    assert "2 x 524288  big" in run("ls", "store").out
+    assert run("verify", "store", "--json").json == {"url": "store", "files": 1, "bytes": len(BIG), "ok": True}
+
+
+def test_a_file_goes_into_a_folder(run):
+    Path("f").write_bytes(b"x")
+    run("put", "f", "store/new/")
+    run("put", "f", "store/new/g")
+    run("put", "f", "store")
+    assert [row["path"] for row in run("ls", "store/new", "--json").json] == ["new/f", "new/g"]
+    assert Path("store/f").read_bytes() == b"x"
+
+
+def test_a_folder_as_a_checkpoint(run):
+    Path("ck/sub").mkdir(parents=True)
+    Path("ck/model").write_bytes(BIG)
+    Path("ck/sub/config").write_bytes(b"{}")
+    assert run("put", "ck", "run/step-1", "--commit").out == "run/step-1: 2 files, 5.0 MB committed\n"
+    done = run("put", "ck", "run/step-2", "--commit", "--json").json
+    assert [file["striped"] for file in done["files"]] == [True, False]
+    assert run("latest", "run").out.strip().endswith("/run/step-2")
+    assert run("stat", "run/step-2", "--json").json["checkpoint"] == "complete"
+    run("rm", "run/step-2/model")
+    assert run("latest", "run", "--json").json["path"] == "run/step-1"
+    assert "lacks model" in run("stat", "run/step-2").out
+    assert run("get", "run/step-1", "out", "--json").code == 0
+    assert sorted(path.name for path in Path("out").rglob("*")) == ["config", "model", "sub"]
+    again = run("put", "ck", "run/step-1", "--commit")
+    assert (again.code, "has a COMMIT already" in again.error) == (73, True)
+    run("put", "ck", "other/step-1")
+    assert len(run("commit", "other/step-1", "--no-hint", "--json").json["files"]) == 2
+    assert not Path("other/LATEST").exists()
+
+
+def test_copies_have_stripes_of_their_own(run):
+    Path("ck").mkdir()
+    Path("ck/model").write_bytes(BIG)
+    run("put", "ck", "run/step-1", "--commit", "--width", "3")
+    assert run("cp", "run/step-1", "other/step-1", "--verify").out == "other/step-1: 1 file, 5.0 MB copied\n"
+    first, second = (run("stat", f"{place}/step-1/model", "--json").json for place in ("run", "other"))
+    assert first["uuid"] != second["uuid"]
+    assert (second["width"], second["digest"]) == (3, first["digest"])
+    assert run("latest", "other").code == 0
+    again = run("cp", "run/step-1", "other/step-1", "--resume")
+    assert again.out.splitlines() == [
+        "other/step-1: 0 files, 0 B copied",
+        "1 file, 5.0 MB left alone: there already",
+    ]
+    assert run("cp", "run/step-1", "other/step-1").code == 73
+    run("cp", "run/step-1/model", "flat", "--width", "1", "--unit", "4K")
+    assert run("stat", "flat", "--json").json["unit"] == 4096
+    assert run("fsck", "run").code == 0
+    for source, target, code in (("run", "run/copy", 73), ("run/step-1/model", "run/step-1/", 78), ("no", "x", 66)):
+        assert run("cp", source, target).code == code
+
+
+def test_a_copy_of_damaged_bytes_is_not_made(run):
+    Path("big").write_bytes(BIG)
+    run("put", "big", "store/big")
+    stripe = next(Path("store/.bsx").glob("*.1"))
+    data = bytearray(stripe.read_bytes())
+    data[5000] ^= 1
+    stripe.write_bytes(data)
+    done = run("cp", "store/big", "copy")
+    assert (done.code, "is damaged" in done.error) == (65, True)
+    assert not Path("copy").exists()
+
+
+def test_imports_in_place_and_to_another_place(run):
+    Path("plain/sub").mkdir(parents=True)
+    Path("plain/model").write_bytes(BIG)
+    Path("plain/sub/config").write_bytes(b"{}")
+    done = run("import", "plain", "copy/plain", "--width", "2", "--json").json
+    assert [(file["path"].rpartition("/")[2], file["striped"]) for file in done["files"]] == [
+        ("model", True),
+        ("config", False),
+    ]
+    again = run("import", "plain", "copy/plain", "--json").json
+    assert {file["skipped"] for file in again["files"]} == {"there already"}
+    assert Path("plain/model").read_bytes() == BIG
+    assert run("import", "plain").out.splitlines() == [
+        "plain: 1 file, 5.0 MB imported",
+        "1 file, 2 B left alone: small files stay plain",
+    ]
+    assert "1 file, 5.0 MB left alone: striped already" in run("import", "plain").out
+    with open_fs("plain").open("model") as file:
+        assert file.read(0, file.size) == BIG
+
+
+def test_an_import_in_place_gives_up_when_the_file_changes(run, monkeypatch):
+    Path("model").write_bytes(BIG)
+    from bootseer.stripefs import transfer
+
+    def change(name: str) -> None:
+        if name == "stripefs.copy.check":
+            Path("model").write_bytes(BIG + b"more")
+
+    monkeypatch.setattr(transfer.faults, "point", change)
+    done = run("import", "model")
+    assert (done.code, "was changed while it was imported" in done.error) == (73, True)
+    assert Path("model").read_bytes() == BIG + b"more"
+    assert list(Path(".bsx").iterdir()) == []
+
+
+def test_names_are_changed_and_removed(run):
+    Path("big").write_bytes(BIG)
+    run("put", "big", "store/big")
+    run("put", "big", "store/d/big")
+    assert run("mv", "store/big", "store/new").code == 0
+    assert run("mv", "store/new", "store/d/").code == 0
+    assert [row["path"] for row in run("ls", "store/d", "--json").json] == ["d/big", "d/new"]
+    assert run("rm", "store/d").code == 78
+    assert run("rm", "-r", "store/d").code == 0
+    assert run("rm", "store/none").code == 66
+    assert run("fsck", "store").code == 0
+    assert [path.name for path in Path("store").rglob("*")] == [".bsx"]
+
+
+def test_fsck_and_gc(run):
+    Path("big").write_bytes(BIG)
+    run("put", "big", "store/a")
+    assert run("fsck", "store").out == "1 folder, 1 file: 0 errors, 0 of garbage\n"
+    Path("store/a").unlink()
+    Path("store/.tmp-left").write_bytes(b"12345")
+    done = run("fsck", "store")
+    assert done.code == 65
+    assert done.error == "store has errors: store/a: lost-pointer; run again with --repair"
+    assert "temporary" in done.out
+    document = run("fsck", "store", "--json").json
+    assert [finding["kind"] for finding in document["report"]["findings"]] == ["temporary", "lost-pointer"]
+    done = run("fsck", "store", "--repair")
+    assert (done.code, "store/a: rebuilt it from store/.bsx/" in done.out) == (0, True)
+    assert "0 of 1 pieces of garbage removed" in run("gc", "store").out
+    assert "1 of 1 pieces of garbage would be removed" in run("gc", "store", "--age", "0", "--dry-run").out
+    assert run("gc", "store", "--age", "0", "--json").json["bytes"] == 5
+    assert not Path("store/.tmp-left").exists()
+    next(Path("store/.bsx").glob("*.0")).unlink()
+    done = run("fsck", "store", "--repair", "--json")
+    assert (done.code, done.json["repairs"]) == (65, [])
+    assert done.error.endswith("store/a: missing-stripe; restore it from a copy")
+
+
+def test_a_measurement_leaves_nothing(run):
+    Path("store").mkdir()
+    found = run("bench", "store", "--size", "1M", "--rounds", "2", "--shape", "2x64K", "--shape", "1x1M", "--json").json
+    assert [(row["width"], row["unit"]) for row in found["rows"]] == [(2, 65536), (1, 1 << 20)]
+    assert all(row["read"] > 0 < row["write"] for row in found["rows"])
+    assert list(Path("store").iterdir()) == []
+    done = run("bench", "store", "--size", "100K", "--rounds", "1", "--shape", "4x4K")
+    assert "100 KiB in" in done.out
+    assert "memory" in done.out
+    assert list(Path("store").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "says"),
+    [
+        (["ls", "hdfs://127.0.0.1:1/a/b"], 69, "Connection refused"),
+        (["ls", "hdfs://no-such-host.invalid:8020/a/b"], 69, "not known"),
+        (["ls", "hdfs://host:port/a"], 78, "has no port number"),
+        (["ls", "hdfs:///a/b"], 78, "not an HDFS URL"),
+        (["ls", "odd://a/b"], 71, "odd"),
+        (["ls", ""], 78, "names no store"),
+        (["ls", "none"], 66, "no file or folder none"),
+        (["ls", "none/of/these"], 66, "no file or folder these"),
+        (["stat", "none"], 66, "none"),
+        (["get", "none", "out"], 66, "none"),
+        (["get", "store/f", "file/out"], 73, "is a file, a folder is needed"),
+        (["get", "store", "file"], 73, "is a file, a folder is needed"),
+        (["get", "store/f", "/sys/out"], 73, "/sys"),
+        (["put", "none", "store/x"], 66, "no file or folder none"),
+        (["put", "file", "store/f/g"], 70, "store/f"),
+        (["put", "file", "/sys/kernel/x"], 73, "/sys/kernel"),
+        (["put", "file", "store/x", "--commit"], 78, "leave --commit away"),
+        (["put", "file", "store/x", "--width", "0"], 78, "stripe width 0"),
+        (["put", "file", "store/x", "--unit", "5000"], 78, "stripe unit 5000"),
+        (["put", "file", "store/x", "--unit", "big"], 2, "'big' is no size"),
+        (["put", "/dev/zero", "store/x"], 78, "neither a file nor a folder"),
+        (["put", "file", "../x/../../../x\0y"], 78, "names no store"),
+        (["commit", "store"], 0, ""),
+        (["commit", "store/f"], 70, "is a file, a checkpoint is a folder"),
+        (["commit", "none"], 66, "none"),
+        (["latest", "store"], 66, "no complete checkpoint"),
+        (["latest", "store/f"], 66, "is a file"),
+        (["verify", "none"], 66, "none"),
+        (["fsck", "none"], 66, "none"),
+        (["gc", "none"], 66, "none"),
+        (["gc", "store/f"], 66, "is a file, gc cleans folders"),
+        (["gc", "store", "--age", "soon"], 2, "'soon' is no age"),
+        (["cp", "none", "x"], 66, "none"),
+        (["cp", "store/f", "store/f"], 78, "are the same"),
+        (["cp", "store/f", "hdfs://127.0.0.1:1/a"], 69, "Connection refused"),
+        (["mv", "store/f", "memory://x/y"], 78, "within one storage"),
+        (["mv", "none", "x"], 66, "none"),
+        (["rm", "/"], 78, "is the root"),
+        (["import", "none"], 66, "none"),
+        (["import", "file", "x", "--width", "300"], 78, "stripe width 300"),
+        (["bench", "none"], 66, "none"),
+        (["bench", "store/f"], 66, "is a file"),
+        (["bench", "store", "--shape", "wide"], 2, "'wide' is no shape"),
+        (["bench", "store", "--shape", "0x1M"], 78, "stripe width 0"),
+        (["explain", "none"], 66, "none"),
+        (["status", "store"], 66, "is no mount"),
+        (["unmount", "store"], 66, "is no mount"),
+        (["mount", "none", "mnt"], 66, "none"),
+        (["mount", "store/f", "mnt"], 66, "a mount needs a folder"),
+    ],
+)
+def test_mistakes_are_one_clear_line(run, args, code, says):
+    Path("file").write_bytes(b"x")
+    Path("store").mkdir()
+    Path("store/f").write_bytes(b"x")
+    done = run(*args)
+    assert (done.code, says.lower() in done.error.lower()) == (code, True), done.error
+    if code != 2:
+        assert len(done.error.splitlines()) <= 1
+
+
+@pytest.mark.parametrize("verb", ["put", "import", "cp"])
+def test_a_full_disk_is_one_line_and_leaves_nothing(run, monkeypatch, verb):
+    Path("model").write_bytes(BIG)
+    monkeypatch.setenv("BOOTSEER_FAULTS", "stripefs.write.close=enospc")
+    done = run(verb, "model", "store/model")
+    assert (done.code, "No space left" in done.error) == (74, True)
+    assert [path for path in Path("store").rglob("*") if path.is_file()] == []
+
+
+def test_the_whole_command(tmp_path):
+    def call(*args: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "bootseer.cli.main", "fs", *args]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, env=dict(os.environ))
+
+    done = call("stat", "none")
+    assert (done.returncode, done.stdout) == (66, "")
+    assert done.stderr == f"bootseer: no file or folder none in {tmp_path}\n"
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store/.tmp-x").write_bytes(b"")
+    done = call("gc", "store", "--age", "0", "--json")
+    assert (done.returncode, json.loads(done.stdout)["removed"], done.stderr) == (0, 1, "")
+
+
+def test_sizes_and_ages():
+    assert [_fs.parse_size(text) for text in ("0", "4096", "4k", "1 MiB", "2G")] == [0, 4096, 4096, 1 << 20, 2 << 30]
+    assert [_fs.parse_age(text) for text in ("0", "90s", "1.5m", "2h", "1d")] == [0, 90, 90, 7200, 86400]
+    assert [_fs.age_text(seconds) for seconds in (-5, 42, 119, 120, 7200, 172800)] == [
+        "0 s",
+        "42 s",
+        "119 s",
+        "2 min",
+        "2 h",
+        "2 d",
+    ]
