@@ -1,0 +1,225 @@
+"""The read engine over real DataNodes: frozen ones, damaged, moved and replaced blocks; what `explain` says of it."""
+
+import os
+import time
+import uuid
+
+import pytest
+
+from bootseer.errors import DataError, NotFoundError
+from bootseer.hdfs.namenode import NameNode
+from bootseer.hdfs.output import FileOutput
+from bootseer.stripefs import open_fs
+from bootseer.stripefs.engine import Engine, shared
+from bootseer.stripefs.explain import explain
+from bootseer.stripefs.fs import StripeFS
+from bootseer.testing import hadoop
+from bootseer.testing.replicas import Replicas
+
+pytestmark = pytest.mark.hdfs
+
+UNIT = 1 << 20
+
+
+@pytest.fixture
+def cluster() -> hadoop.HadoopCluster:
+    return hadoop.shared()
+
+
+@pytest.fixture
+def fs(cluster) -> StripeFS:
+    return open_fs(f"{cluster.url}/{uuid.uuid4().hex}")
+
+
+def write(fs: StripeFS, path: str, size: int = 24 << 20) -> bytes:
+    data = os.urandom(size)
+    with fs.create(path, striped=True, unit=UNIT, width=4) as out:
+        out.write(data)
+    return data
+
+
+def plain(fs: StripeFS, name: str, data: bytes, *, block_size: int = 1 << 20, replication: int = 3) -> str:
+    """A file as any tool writes it; its path in HDFS."""
+    path = fs.backend.full(name)
+    namenode = NameNode.connect(fs.url)
+    with FileOutput(namenode, path, block_size=block_size, replication=replication, overwrite=True) as out:
+        out.write(data)
+    return path
+
+
+def _stripe(fs: StripeFS, index: int) -> str:
+    return f".bsx/{fs.backend.list('.bsx')[index].name}"
+
+
+def content(fs: StripeFS, path: str) -> bytes:
+    with fs.open(path) as file:
+        return file.read(0, file.size)
+
+
+def on_disk(replicas: Replicas, cluster: hadoop.HadoopCluster, path: str):
+    """The only block of ``path``, and the numbers of the three DataNodes that have it, nearest first."""
+    until = time.monotonic() + 30
+    while True:
+        (found,) = NameNode.connect(cluster.url).blocks(path).blocks
+        holders = [cluster.index_of(node.address) for node in found.nodes]
+        if len(holders) == 3 and set(holders) == set(replicas.files(found.block)):
+            return found.block, holders
+        assert time.monotonic() < until, f"{path} has not three replicas"
+        time.sleep(0.1)
+
+
+def test_every_datanode_serves_and_explain_says_so(fs):
+    data = write(fs, "f", 48 << 20)
+    before = {address: served for address, served in _served(fs, "f").items()}
+    assert content(fs, "f") == data
+    after = _served(fs, "f")
+    assert len(after) == 4
+    assert sum(after.values()) - sum(before.values()) >= len(data)
+    assert all(after[address] > before[address] for address in after)
+    told = explain(fs, "f")
+    assert (told.access, told.width, told.unit, told.size) == ("direct", 4, UNIT, len(data))
+    assert "authentication" in told.reason
+    assert [stripe.index for stripe in told.stripes] == [0, 1, 2, 3]
+    for stripe in told.stripes:
+        assert (stripe.access, stripe.problem) == ("direct", "")
+        for block in stripe.blocks:
+            assert len(block.replicas) >= 1
+            assert sum(block.planned.values()) == pytest.approx(block.length, abs=4)
+    assert told.seconds is not None
+    assert {node.state for node in told.nodes} <= {"closed", "open", "half-open"}  # this machine may be busy
+    assert any(node.rate for node in told.nodes)
+
+
+def _served(fs: StripeFS, path: str) -> dict[str, int]:
+    return {node.address: node.served for node in explain(fs, path).nodes}
+
+
+def test_explain_of_other_things(fs, tmp_path):
+    with pytest.raises(NotFoundError):
+        explain(fs, "nothing")
+    data = write(fs, "f", 9 << 20)
+    plain(fs, "p", data[:3000])
+    told = explain(fs, "p")
+    assert (told.width, told.size, [stripe.path for stripe in told.stripes]) == (0, 3000, ["p"])
+    fs.backend.delete(_stripe(fs, 2))
+    told = explain(fs, "f")
+    assert [bool(stripe.problem) for stripe in told.stripes] == [False, False, True, False]
+    local = open_fs(str(tmp_path))
+    (tmp_path / "x").write_bytes(b"x")
+    assert explain(local, "x").access == "folder"
+
+
+def test_the_same_bytes_through_hdfs_native(fs, monkeypatch):
+    data = write(fs, "f", 9 << 20)
+    monkeypatch.setenv("BOOTSEER_HDFS_ACCESS", "native")
+    other = open_fs(fs.url)
+    assert content(other, "f") == data
+    told = explain(other, "f")
+    assert (told.access, told.stripes[0].access) == ("native", "native")
+    assert "hdfs_access" in told.reason
+
+
+@pytest.mark.parametrize("index", [0, 3])
+def test_a_frozen_datanode_costs_no_error(cluster, fs, index):
+    data = write(fs, "f")
+    with fs.open("f") as file:
+        assert file.read(0, file.size) == data
+        cluster.pause(index)
+        try:
+            for _ in range(3):
+                assert file.read(0, file.size) == data
+                assert content(fs, "f") == data
+        finally:
+            cluster.resume(index)
+
+
+def test_damaged_replicas_are_reported_and_read_elsewhere(cluster, fs, caplog):
+    replicas = Replicas(cluster)
+    data = write(fs, "f", 9 << 20)
+    stripe = fs.backend.full(_stripe(fs, 1))
+    block, holders = on_disk(replicas, cluster, stripe)
+    first = holders[0]
+    replicas.damage(block, first, 5000)
+    with fs.open("f") as file:
+        until = time.monotonic() + 30
+        while first not in replicas.reported(block) and "is damaged" not in caplog.text:
+            assert file.read(0, file.size) == data
+            assert time.monotonic() < until, "never met the damaged replica"
+    assert content(fs, "f") == data
+
+
+def test_bytes_that_no_replica_has_are_an_error(cluster, fs):
+    replicas = Replicas(cluster)
+    data = write(fs, "f", 9 << 20)
+    stripe = fs.backend.full(_stripe(fs, 0))
+    block, holders = on_disk(replicas, cluster, stripe)
+    for index in holders:
+        replicas.damage(block, index, 4096 + 17, unseen=True)
+    with fs.open("f") as file:
+        assert file.read(UNIT, 100) == data[UNIT : UNIT + 100]
+        with pytest.raises(DataError, match="chunk 0 of f is damaged"):
+            file.read(0, 100)
+
+
+def test_a_block_that_moved_is_found(cluster, fs):
+    replicas = Replicas(cluster)
+    data = os.urandom(3 << 20)
+    path = plain(fs, "p", data, replication=1)
+    with fs.open("p") as file:
+        assert file.read(0, len(data)) == data
+        for block in replicas.blocks(path):
+            (source,) = replicas.files(block)
+            replicas.move(block, source, (source + 1) % 4)
+        assert file.read(0, len(data)) == data
+
+
+@pytest.mark.parametrize("size", [1 << 20, (5 << 20) + 3])
+def test_a_file_replaced_under_its_reader_gives_its_own_bytes_or_an_error(fs, size):
+    data, other, problem = os.urandom(size), os.urandom(size), ""
+    path = plain(fs, "p", data)
+    with fs.open("p") as file:
+        plain(fs, "p", other)
+        for _ in range(20):
+            try:
+                found = file.read(0, size)
+            except DataError as exc:
+                problem = str(exc)
+                break
+            assert found == data
+            time.sleep(0.2)
+    assert problem in ("", f"{path} was replaced while it was read; open it again")
+    assert content(fs, "p") == other
+
+
+def test_a_file_truncated_and_appended_to_is_noticed(cluster, fs):
+    data = os.urandom(3 << 20)
+    path = plain(fs, "p", data, replication=1)
+    with fs.open("p") as file:
+        assert file.read(0, len(data)) == data
+        cluster.fs_shell(["-truncate", "-w", str((2 << 20) + 5), path])
+        with pytest.raises(DataError, match=r"was replaced while it was read|ends at"):
+            file.read(0, len(data))
+    assert content(fs, "p") == data[: (2 << 20) + 5]
+
+
+def test_a_forked_child_reads_on(fs):
+    data = write(fs, "f", 9 << 20)
+    with fs.open("f") as file:
+        assert file.read(0, file.size) == data
+        if not (pid := os.fork()):
+            code = 1
+            try:
+                code = 0 if file.read(0, file.size) == data and content(fs, "f") == data else 2
+            finally:
+                os._exit(code)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert file.read(0, file.size) == data
+
+
+def test_no_transfers_are_left(fs):
+    engine = shared()
+    assert isinstance(engine, Engine)
+    until = time.monotonic() + 5
+    while engine.scheduler.busy and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not engine.scheduler.busy
