@@ -11,8 +11,9 @@ QUICK = (4.0, 24 * MIB, 0.3)
 SLOW = (4.0, 24 * MIB, 3.6)
 
 
-def reported(pace: Pace, key: int, *nodes: DataNode, how: tuple[float, int, float]) -> str:
-    return "".join(node.uuid for node in pace.report(key, Run(nodes, *how)))
+def reported(pace: Pace, key: int, *nodes: DataNode, how: tuple[float, ...]) -> str:
+    elapsed, length, waited, *backlog = how
+    return "".join(node.uuid for node in pace.report(key, Run(nodes, elapsed, int(length), waited, *backlog)))
 
 
 def test_the_one_that_only_slow_pipelines_have():
@@ -32,6 +33,15 @@ def test_where_pipelines_have_no_datanode_in_common_all_of_the_slow_one_are_left
     pace = Pace()
     reported(pace, 1, A, B, how=QUICK)
     assert reported(pace, 2, D, X, how=SLOW) == "DX"
+
+
+def test_a_full_window_hides_that_a_pipeline_is_slow():
+    pace = Pace()
+    reported(pace, 1, A, X, how=(4.0, 24 * MIB, 0.1, 0.9))
+    reported(pace, 2, B, C, how=QUICK)
+    assert reported(pace, 3, X, A, how=SLOW) == "XA"  # the first one would have spoken for X
+    reported(pace, 4, A, C, how=QUICK)
+    assert reported(pace, 3, X, A, how=SLOW) == "X"
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,12 @@ def test_wishes_burden_all_alike(count, replicas, files):
     assert names.asked == 1
 
 
+def test_companions_differ():
+    names, made = Names("hdfs://a:1", nodes(4)), Placement()
+    pairs = {frozenset(node.uuid for node in made.wish(names, 2)) for _ in range(4)}
+    assert len(pairs) == 4
+
+
 def test_more_replicas_than_datanodes():
     made = Placement()
     assert len(made.wish(Names("hdfs://a:1", nodes(2)), 3)) == 2

@@ -59,10 +59,10 @@ class BlockWriter:
     def _reset(self) -> None:
         self._began, self._began_at, self._waited = time.monotonic(), self.length, 0.0
 
-    @property
-    def run(self) -> Run:
+    def run(self, window: int) -> Run:
         """How the pipeline does, since it was set up or mended."""
-        return Run(self.nodes, time.monotonic() - self._began, self.length - self._began_at, self._waited)
+        elapsed, length = time.monotonic() - self._began, self.length - self._began_at
+        return Run(self.nodes, elapsed, length, self._waited, self._pipeline.in_flight / window)
 
     @property
     def replicas(self) -> int:

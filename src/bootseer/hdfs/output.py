@@ -160,7 +160,7 @@ class FileOutput:
             return True
         if not self._placement or self._early == _EARLY:
             return False
-        slow = self._placement.pace.report(id(self), block.run)
+        slow = self._placement.pace.report(id(self), block.run(self._window))
         if not slow:
             return False
         self._early += 1

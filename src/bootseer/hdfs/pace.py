@@ -1,8 +1,8 @@
 """Which DataNode holds up files that are written together.
 
 Stripes get their bytes in turn, so the slowest pipeline sets the pace of all, and in bytes per second all are alike.
-What tells them apart is how long each made its writer wait. An acknowledgement does not say which DataNode of a
-pipeline was slow; but one that takes part in a quick pipeline was not.
+What tells them apart is how long each made its writer wait, and how much it has not acknowledged. An acknowledgement
+does not say which DataNode of a pipeline was slow; but one that takes part in a quick pipeline was not.
 
 Policy only: times and amounts are told by the callers, in seconds and bytes. Concurrency: any thread; a lock guards the
 table.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 ENOUGH = 3.0
 """Seconds that a block is written before it may be called slow."""
 HELD_UP, FREE = 0.7, 0.3
-"""Shares of the time that the writer waits for a pipeline which is slow, and for one that is quick."""
+"""Shares of the time that the writer waits for a pipeline: for a slow one at least, for a quick one at most."""
 RATIO = 4.0
 """How many times slower than a quick pipeline, in bytes per second of waiting, one must be."""
 
@@ -32,6 +32,7 @@ class Run(NamedTuple):
     elapsed: float
     length: int
     waited: float
+    backlog: float = 0.0  # share of the window that is not acknowledged
 
     @property
     def rate(self) -> float:
@@ -77,4 +78,6 @@ class Pace:
 
 
 def _quick(other: Run, run: Run) -> bool:
-    return other.elapsed >= ENOUGH / 2 and other.waited <= FREE * other.elapsed and other.rate >= RATIO * run.rate
+    if other.elapsed < ENOUGH / 2 or other.backlog > FREE or other.waited > FREE * other.elapsed:
+        return False  # the second: its window only hides for now that it is slow, too
+    return other.rate >= RATIO * run.rate

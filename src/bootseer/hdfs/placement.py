@@ -117,6 +117,7 @@ class Placement:
     def __init__(self) -> None:
         self._first: Counter[str] = Counter()  # blocks that begin there
         self._used: Counter[str] = Counter()  # blocks of which it has, or is wished to have, a replica
+        self._pairs: Counter[frozenset[str]] = Counter()  # wishes in which two were together, over all the time
         self._lock = threading.Lock()
         self.pace = Pace()
 
@@ -131,10 +132,16 @@ class Placement:
         chosen: list[DataNode] = []
         with self._lock:
             while able and len(chosen) < replicas:
-                chosen.append(min(able, key=lambda node: (not _fits(node, chosen), self._used[node.uuid])))
+                chosen.append(min(able, key=lambda node: self._cost(node, chosen)))
                 able.remove(chosen[-1])
             self._used.update(node.uuid for node in chosen)
+            self._pairs.update(_pairs(chosen))
         return chosen
+
+    def _cost(self, node: DataNode, chosen: Sequence[DataNode]) -> tuple[bool, int, int]:
+        # different companions: so one slow DataNode can be told from those that share a pipeline with it
+        met = sum(self._pairs[frozenset((node.uuid, other.uuid))] for other in chosen)
+        return (not _fits(node, chosen), self._used[node.uuid], met)
 
     def begin(self, located: Located, wished: Iterable[DataNode] = ()) -> Located:
         """``located`` in the order in which its data had best pass its DataNodes; it counts until `end`."""
@@ -155,6 +162,10 @@ class Placement:
         with self._lock:
             self._first[nodes[0].uuid] -= 1
             self._used.subtract(node.uuid for node in nodes)
+
+
+def _pairs(nodes: Sequence[DataNode]) -> list[frozenset[str]]:
+    return [frozenset((a.uuid, b.uuid)) for i, a in enumerate(nodes) for b in nodes[:i]]
 
 
 def _fits(node: DataNode, chosen: Sequence[DataNode]) -> bool:
