@@ -7,12 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.errors import ConfigError, DataError
-from bootseer.stripefs import commit, layout
+from bootseer.stripefs import commit, latest, layout, open_fs
 from bootseer.stripefs.layout import Footer, Geometry, Header, Pointer
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "stripe"
 UUID = bytes(range(16))
 HEADER = Header(UUID, 2, 4, 1 << 20, 7)
+NAMED = Header(UUID, 2, 4, 1 << 20, 7, "größe-état.pt")
+LATEST = latest.Latest(checkpoint="step-200", created=1750000000.5)
 FOOTER = Footer(UUID, 2, 3 << 20, 11 << 20, (1, 0xFFFFFFFF, 0x12345678))
 POINTER = Pointer(
     uuid=UUID.hex(),
@@ -55,12 +57,28 @@ def test_runs_cover_the_wanted_chunks_once_and_stay_below_their_limit(geometry, 
     assert sorted(seen) == list(range(first, end))
 
 
-@given(st.binary(min_size=16, max_size=16), st.integers(0, 255), st.integers(1, 256), st.integers(0, 2**63))
-def test_header_round_trip(uuid, stripe, width, epoch):
-    header = Header(uuid, stripe, width, 1 << 20, epoch)
+@given(st.binary(min_size=16, max_size=16), st.integers(0, 255), st.integers(1, 256), st.integers(0, 2**63), st.text())
+def test_header_round_trip(uuid, stripe, width, epoch, name):
+    header = Header(uuid, stripe, width, 1 << 20, epoch, name.encode("utf-8", "ignore").decode())
     encoded = layout.encode_header(header)
     assert len(encoded) == layout.HEADER_SIZE
     assert layout.decode_header(encoded, "x") == header
+
+
+def test_names_of_any_bytes_and_names_that_are_too_long():
+    odd = NAMED._replace(name="\udcff\udc80x")  # not UTF-8 on disk
+    assert layout.decode_header(layout.encode_header(odd), "x") == odd
+    longest = NAMED._replace(name="n" * layout.MAX_NAME)
+    assert layout.decode_header(layout.encode_header(longest), "x") == longest
+    assert layout.decode_header(layout.encode_header(longest._replace(name=longest.name + "n")), "x").name == ""
+
+
+@pytest.mark.parametrize("length", [1, 1025, 2**32 - 1])
+def test_a_name_that_does_not_fit_is_damage(length):
+    data = bytearray(layout.encode_header(HEADER))
+    data[60:64] = length.to_bytes(4, "little")
+    with pytest.raises(DataError, match="header of x is damaged"):
+        layout.decode_header(bytes(data), "x")
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=50), st.integers(0, 2**60))
@@ -93,10 +111,16 @@ def test_pointer_round_trip(size, footers, pages, epoch):
     assert layout.decode_pointer(encoded, "x") == pointer
 
 
-@pytest.mark.parametrize("name", ["header", "footer", "pointer", "commit"])
+@pytest.mark.parametrize("name", ["header", "named", "footer", "pointer", "commit", "latest"])
 def test_every_flipped_byte_and_every_truncation_is_seen(name):
     encoded, decode = {
         "header": (layout.encode_header(HEADER)[:60], lambda data: layout.decode_header(data.ljust(4096, b"\0"), "x")),
+        # up to the end of its name: what follows are zeros that say nothing
+        "named": (
+            layout.encode_header(NAMED)[: 64 + len(NAMED.name.encode()) + 4],
+            lambda data: layout.decode_header(data.ljust(4096, b"\0"), "x"),
+        ),
+        "latest": (latest.encode(LATEST), lambda data: latest.decode(data, "x")),
         "footer": (layout.encode_footer(FOOTER)[0], lambda data: layout.decode_footer(data, "x")),
         "pointer": (layout.encode_pointer(POINTER), lambda data: layout.decode_pointer(data, "x")),
         "commit": (commit.encode(COMMIT), lambda data: commit.decode(data, "x")),
@@ -107,6 +131,8 @@ def test_every_flipped_byte_and_every_truncation_is_seen(name):
         broken[position] ^= 0x20
         with pytest.raises(DataError):
             decode(bytes(broken))
+        if (name, position) == ("named", 60):
+            continue  # zeros from there on are a header without name
         with pytest.raises(DataError):
             decode(encoded[:position])
 
@@ -115,6 +141,8 @@ def test_every_flipped_byte_and_every_truncation_is_seen(name):
     ("name", "encoded"),
     [
         ("header", layout.encode_header(HEADER)),
+        ("named-header", layout.encode_header(NAMED)),
+        ("latest", latest.encode(LATEST)),
         ("footer", layout.encode_footer(FOOTER)[0]),
         ("pointer", layout.encode_pointer(POINTER)),
         ("commit", commit.encode(COMMIT)),
@@ -128,9 +156,28 @@ def test_golden_files(name, encoded):
 
 def test_golden_files_decode():
     assert layout.decode_header((GOLDEN / "header-1").read_bytes(), "x") == HEADER
+    assert layout.decode_header((GOLDEN / "named-header-1").read_bytes(), "x") == NAMED
+    assert latest.decode((GOLDEN / "latest-1").read_bytes(), "x") == LATEST
     assert layout.decode_footer((GOLDEN / "footer-1").read_bytes(), "x")[0] == FOOTER
     assert layout.decode_pointer((GOLDEN / "pointer-1").read_bytes(), "x") == POINTER
     assert commit.decode((GOLDEN / "commit-1").read_bytes(), "x") == COMMIT
+
+
+def test_the_golden_store_is_read_and_sound():
+    """A whole store as this version wrote it: a striped file, a small one, COMMIT, LATEST and a claim."""
+    fs = open_fs(str(GOLDEN / "store-1"))
+    assert fs.latest("run") == "run/step-1"
+    with fs.open("run/step-1/state.pt") as file:
+        assert file.read(0, file.size) == bytes(i * 7 % 251 for i in range(10_000))
+    assert [file.path for file in fs.checkpoint("run/step-1").files] == ["config.json", "state.pt"]
+    assert len(fs.verify()) == 4
+    assert fs.fsck().findings == ()
+
+
+@pytest.mark.parametrize("checkpoint", ["", "..", "a/b", "a\0"])
+def test_a_hint_that_names_no_folder_is_damaged(checkpoint):
+    with pytest.raises(DataError, match="is damaged"):
+        latest.decode(latest.encode(latest.Latest(checkpoint=checkpoint, created=0.0)), "x")
 
 
 def test_a_later_format_says_so():

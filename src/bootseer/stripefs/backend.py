@@ -151,6 +151,15 @@ def clean(path: str) -> str:
     return path
 
 
+def clean_new(path: str) -> str:
+    """`clean` for a file that is to be written: `ConfigError` for a name that is not UTF-8 too."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"bad path {path!r} in a striped store: names are UTF-8", hint="rename the file") from None
+    return clean(path)
+
+
 def split_url(url: str) -> tuple[str, str]:
     """A file's URL as (URL of its folder, name): ``hdfs://n:8020/a/b`` is (``hdfs://n:8020/a``, ``b``)."""
     scheme, sep, rest = url.rpartition("://")

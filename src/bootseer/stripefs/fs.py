@@ -15,7 +15,7 @@ from blake3 import blake3
 
 from bootseer.errors import BootseerError, DataError, NotFoundError, from_os_error
 from bootseer.stripefs import commit, layout, namespace
-from bootseer.stripefs.backend import Backend, Entry, clean, exists, join, open_backend
+from bootseer.stripefs.backend import Backend, Entry, clean, clean_new, exists, join, open_backend
 from bootseer.stripefs.commit import Commit
 from bootseer.stripefs.fsck import Report, fsck
 from bootseer.stripefs.gc import AGE, Removal, gc
@@ -113,7 +113,7 @@ class StripeFS:
         before: Callable[[Pointer | None], None] | None = None,
     ) -> StripeWriter:
         """A writer for a new file at ``path``; ``striped`` also when it is small; ``before`` as in `StripeWriter`."""
-        return StripeWriter(self.backend, clean(path), width=width, unit=unit, striped=striped, before=before)
+        return StripeWriter(self.backend, clean_new(path), width=width, unit=unit, striped=striped, before=before)
 
     def get(self, path: str, local: Path, *, progress: Progress | None = None) -> int:
         """Copy the file at ``path`` to ``local``, which appears whole or not at all. Returns its size.
@@ -308,7 +308,7 @@ class StripeFS:
 
         Raises `NotWritableError` when ``dst`` is a folder, or exists and ``overwrite`` is off.
         """
-        namespace.rename(self.backend, clean(src), clean(dst), overwrite=overwrite)
+        namespace.rename(self.backend, clean(src), clean_new(dst), overwrite=overwrite)
 
     def fsck(self, path: str = "") -> Report:
         """Look for what is lost, damaged or garbage at or below ``path``; contents are not read. Changes nothing."""
@@ -328,7 +328,7 @@ class StripeFS:
         self, path: str, *, width: int = layout.WIDTH, unit: int = layout.UNIT, striped: bool = False
     ) -> StripeWriter:
         """A writer whose file begins with what is at ``path`` now: that is read and written again."""
-        return namespace.append(self.backend, clean(path), width=width, unit=unit, striped=striped)
+        return namespace.append(self.backend, clean_new(path), width=width, unit=unit, striped=striped)
 
 
 def open_fs(url: str) -> StripeFS:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from bootseer import faults
 from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError, from_os_error
 from bootseer.stripefs import commit, latest, layout
-from bootseer.stripefs.backend import Backend, Sink, clean, exists, join, read_all
+from bootseer.stripefs.backend import Backend, Sink, clean, clean_new, exists, join, read_all
 from bootseer.stripefs.commit import Commit, CommittedFile
 from bootseer.stripefs.layout import Pointer
 from bootseer.stripefs.read import read_pointer
@@ -48,7 +48,7 @@ class Save:
         self, path: str, *, width: int = layout.WIDTH, unit: int = layout.UNIT, striped: bool = False
     ) -> StripeWriter:
         """A writer for the file ``path``, relative to the folder; `StripeWriter` says more."""
-        full = join(self.folder, clean(path))
+        full = join(self.folder, clean_new(path))
         return StripeWriter(self._backend, full, width=width, unit=unit, striped=striped, before=self._refuse_late)
 
     def check(self) -> None:
@@ -70,7 +70,8 @@ class Save:
         """Publish the manifest of everything in the folder, and with ``hint`` let LATEST beside the folder name it.
 
         The digest of a striped file is the one its writer computed; plain files are read. Raises `NotWritableError`
-        when there is a COMMIT or a later save, `DataError` when the folder is empty.
+        when there is a COMMIT or a later save, `DataError` when the folder is empty, `ConfigError` for names that are
+        not UTF-8.
         """
         self.check()
         made = Commit(created=time.time(), files=tuple(self._files()))
@@ -90,7 +91,7 @@ class Save:
 
     def _files(self) -> Iterator[CommittedFile]:
         for path, entry in sorted(commit.walk(self._backend, self.folder)):
-            full = join(self.folder, path)
+            full = join(self.folder, clean_new(path))
             if entry.name == latest.NAME and latest.is_hint(read_all(self._backend, full, limit=64)):
                 continue  # it changes whenever a checkpoint beside it is committed
             if (pointer := read_pointer(self._backend, full)) is None:
