@@ -178,7 +178,7 @@ def test_blocks_are_placed_given_up_and_renewed(node, folder):
 
 def test_the_lease_of_another_is_recovered(node, folder):
     path = f"{folder}/a"
-    other = NameNode("127.0.0.1", int(node.url.rpartition(":")[2]), node.user)
+    other = NameNode([("127.0.0.1", int(node.url.rpartition(":")[2]))], node.user)
     file_id = other.create(path)
     until = time.monotonic() + 30
     while not node.recover_lease(path):
@@ -290,7 +290,7 @@ def test_a_port_that_is_not_the_namenodes_is_said():
     live = NameNode.connect(hadoop.shared().url).live_nodes()[0]
     assert isinstance(live, DataNode)
     assert isinstance(live.message.id.ipc_port, int)
-    wrong = NameNode(live.host, live.message.id.ipc_port, "ann")
+    wrong = NameNode([(live.host, live.message.id.ipc_port)], "ann")
     with pytest.raises(ConfigError, match="not the NameNode's RPC port"):
         wrong.info("/")
     wrong.close()

@@ -7,6 +7,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -22,11 +23,13 @@ from bootseer.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from bootseer.hdfs import access, namenode, rpc
+from bootseer.hdfs import access, namenode, nameservice, rpc
+from bootseer.hdfs import channel as channel_module
+from bootseer.hdfs.channel import Channel
 from bootseer.hdfs.errors import RemoteError, SaslRequired, remote
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.proto import hdfs_pb2 as wire
-from bootseer.hdfs.rpc import Channel, frame, parse_answer
+from bootseer.hdfs.rpc import frame, parse_answer
 
 
 class Call:
@@ -97,7 +100,8 @@ class Server:
                     return
 
     def close(self) -> None:
-        self._listen.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):
+            self._listen.shutdown(socket.SHUT_RDWR)
         self._listen.close()
         for connection in self.connections:
             with contextlib.suppress(OSError):
@@ -109,7 +113,7 @@ class Server:
 @contextlib.contextmanager
 def serving(act: Callable[[Call], object], port: int = 0) -> Iterator[tuple[Server, Channel]]:
     server = Server(act, port)
-    channel = Channel("127.0.0.1", server.port, "a.Protocol", user="ann")
+    channel = Channel([("127.0.0.1", server.port)], "a.Protocol", user="ann")
     try:
         yield server, channel
     finally:
@@ -239,7 +243,7 @@ def test_a_wrong_port_fails_soon_but_a_known_server_is_waited_for():
     with serving(yes) as (server, channel):
         port = server.port
         assert ask(channel).result
-    other = Channel("127.0.0.1", port, "a.Protocol", user="ann")
+    other = Channel([("127.0.0.1", port)], "a.Protocol", user="ann")
     began = time.monotonic()
     with pytest.raises(UnavailableError, match="connection refused"):
         ask(other, deadline=60.0)
@@ -257,7 +261,7 @@ def test_a_wrong_port_fails_soon_but_a_known_server_is_waited_for():
 
 def test_a_name_without_address_is_one_line():
     with pytest.raises(UnavailableError, match=r"no-such-host\.invalid"):
-        ask(Channel("no-such-host.invalid", 1, "a.Protocol", user="ann"), deadline=20.0)
+        ask(Channel([("no-such-host.invalid", 1)], "a.Protocol", user="ann"), deadline=20.0)
 
 
 def test_a_connection_closed_while_idle_is_not_an_error(caplog):
@@ -344,12 +348,12 @@ def test_many_threads_share_few_connections():
         for thread in threads:
             thread.join(30)
         assert found == [True] * 400
-        assert len(server.connections) <= rpc.CONNECTIONS
+        assert len(server.connections) <= channel_module.CONNECTIONS
         assert len({call.header.call_id for call in server.calls}) == 400
 
 
 def test_calls_wait_for_a_connection_no_longer_than_their_deadline(monkeypatch):
-    monkeypatch.setattr(rpc, "CONNECTIONS", 1)
+    monkeypatch.setattr(channel_module, "CONNECTIONS", 1)
     go = threading.Event()
 
     def act(call: Call) -> None:
@@ -372,7 +376,7 @@ def test_calls_wait_for_a_connection_no_longer_than_their_deadline(monkeypatch):
 def test_a_forked_child_is_another_client():
     with serving(yes) as (server, channel):
         assert ask(channel).result
-        node = NameNode("127.0.0.1", server.port, "ann")
+        node = NameNode([("127.0.0.1", server.port)], "ann")
         name = node.client_name
         with channel._lock:  # as if another thread of the parent were just at it
             if not (child := os.fork()):
@@ -434,17 +438,83 @@ def test_who_we_are(monkeypatch):
     assert NameNode.connect("hdfs://h:1") is not bob
 
 
-@pytest.mark.parametrize("url", ["hdfs://nameservice/a", "file:///a", "hdfs://h:port/a", "/a"])
-def test_urls_without_an_address_are_refused(url):
+@pytest.mark.parametrize("url", ["file:///a", "hdfs://h:port/a", "/a"])
+def test_urls_of_other_things_are_refused(url):
     with pytest.raises(ConfigError):
         NameNode.connect(url)
 
 
-def test_a_name_service_is_left_to_hdfs_native(monkeypatch):
-    assert access.choose("hdfs://nameservice/a").kind == "native"
-    assert "name service" in access.choose("hdfs://nameservice/a").reason
+# -- name services ----------------------------------------------------------------------------------------------------
+
+
+def site(folder: Path, values: dict[str, str]) -> None:
+    rows = "".join(f"<property><name>{key}</name><value> {value} </value></property>" for key, value in values.items())
+    (folder / "hdfs-site.xml").write_text(f"<configuration>{rows}</configuration>")
+
+
+def test_the_namenodes_of_a_name_service_come_from_the_sites_configuration(tmp_path, monkeypatch):
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
+    key = "dfs.namenode.rpc-address"
+    values = {"dfs.ha.namenodes.One": "a, b", f"{key}.One.a": "h1:8021", f"{key}.One.b": "h2", f"{key}.two": "[::1]:9"}
+    site(tmp_path, values)
+    assert nameservice.addresses("One") == (("h1", 8021), ("h2", 8020))
+    assert nameservice.addresses("two") == (("::1", 9),)
+    assert NameNode.connect("hdfs://One/x").url == "hdfs://One"
+    with pytest.raises(UnsupportedError, match=r"does not set dfs\.namenode\.rpc-address\.one"):
+        nameservice.addresses("one")
+    for text in ("${x}:1", "h1:x"):
+        site(tmp_path, {**values, f"{key}.One.b": text})
+        with pytest.raises((UnsupportedError, ConfigError), match=r"One\.b"):
+            nameservice.addresses("One")
+    site(tmp_path, {**values, "dfs.client.failover.resolve-needed.One": "true"})
+    with pytest.raises(UnsupportedError):
+        nameservice.addresses("One")
+    (tmp_path / "hdfs-site.xml").write_text("<configuration>")
+    with pytest.raises(ConfigError, match=r"hdfs-site\.xml"):
+        nameservice.addresses("One")
+
+
+def test_an_unknown_name_service_is_left_to_hdfs_native(monkeypatch):
+    monkeypatch.delenv("HADOOP_CONF_DIR", raising=False)
+    monkeypatch.delenv("HADOOP_HOME", raising=False)
+    assert access.choose("hdfs://unknown/a").kind == "native"
+    assert "HADOOP_CONF_DIR" in access.choose("hdfs://unknown/a").reason
     monkeypatch.setenv("BOOTSEER_HDFS_ACCESS", "direct")
     assert access.choose("hdfs://127.0.0.1:1/").kind == "direct"
+
+
+@pytest.mark.parametrize("first", ["standby", "gone", "frozen"])
+def test_calls_go_to_the_active_namenode(first, caplog):
+    def passive(call: Call) -> None:
+        if first == "standby":
+            call.fail("org.apache.hadoop.ipc.StandbyException", "Operation category READ is not supported")
+
+    with serving(passive) as (standby, _), serving(yes) as (active, _):
+        if first == "gone":
+            standby.close()
+        ports = standby.port, active.port
+        channel = Channel([("127.0.0.1", port) for port in ports], "a.Protocol", name="hdfs://s", user="ann")
+        assert ask(channel, deadline=6.0).result
+        assert ask(channel, deadline=6.0).result
+        assert len(active.calls) == 2
+        assert len(standby.calls) == (first != "gone")
+        tried = [call.header for call in (*standby.calls, *active.calls)][-3:-1]
+        assert len({(header.client_id, header.call_id) for header in tried}) == 1
+        assert not caplog.records  # that one of two is in standby is no trouble
+        channel.close()
+
+
+def test_without_an_active_namenode_the_deadline_ends_it():
+    def passive(call: Call) -> None:
+        call.fail("org.apache.hadoop.ipc.StandbyException", "Operation category READ is not supported")
+
+    with serving(passive) as (one, _), serving(passive) as (two, _):
+        channel = Channel([("127.0.0.1", one.port), ("127.0.0.1", two.port)], "a.Protocol", name="hdfs://s", user="ann")
+        with pytest.raises(UnavailableError, match=r"cannot delete /a on hdfs://s: Standby.*no active NameNode"):
+            ask(channel, deadline=0.5)
+        assert one.calls
+        assert two.calls
+        channel.close()
 
 
 def test_a_listing_without_end_is_an_error():
@@ -454,7 +524,7 @@ def test_a_listing_without_end_is_an_error():
         call.answer(wire.GetListingResponse(listing=wire.DirectoryListing(entries=[entry], remaining=1)))
 
     with serving(act) as (server, _channel):
-        node = NameNode("127.0.0.1", server.port, "ann")
+        node = NameNode([("127.0.0.1", server.port)], "ann")
         with pytest.raises(DataError, match="without end"):
             node.list("/f")
         node.close()
@@ -468,7 +538,7 @@ def test_names_that_are_not_utf8_are_listed_but_cannot_be_asked_for():
         call.answer(wire.GetListingResponse(listing=wire.DirectoryListing(entries=[entry], remaining=0)))
 
     with serving(act) as (server, _channel):
-        node = NameNode("127.0.0.1", server.port, "ann")
+        node = NameNode([("127.0.0.1", server.port)], "ann")
         (found,) = node.list("/f")
         assert (os.fsencode(found.path), found.size, found.file_id) == (b"/f/a\xff", 3, 9)
         with pytest.raises(ConfigError, match="not UTF-8"):

@@ -12,11 +12,10 @@ import threading
 import time
 from dataclasses import dataclass
 from typing import Literal
-from urllib.parse import urlsplit
 
 from bootseer import config
+from bootseer.errors import UnsupportedError
 from bootseer.hdfs.client import split
-from bootseer.hdfs.errors import SaslRequired
 from bootseer.hdfs.namenode import NameNode
 
 KEEP = 300.0
@@ -70,12 +69,10 @@ def forget() -> None:
 
 
 def _ask(base: str, deadline: float | None) -> Access:
-    if urlsplit(base).port is None:
-        return Access("native", "the URL has no port: a name service, whose NameNodes hdfs-site.xml names")
     try:
         defaults = NameNode.connect(base).defaults(deadline=deadline)
-    except SaslRequired as exc:
-        return Access("native", f"the NameNode wants authentication ({exc.mechanisms})")
+    except UnsupportedError as exc:  # SaslRequired, or a name service that only Hadoop's own rules resolve
+        return Access("native", exc.message)
     if defaults.encrypted:
         return Access("native", "the cluster encrypts data transfer (dfs.encrypt.data.transfer)")
     return Access("direct", "neither authentication nor wire encryption")

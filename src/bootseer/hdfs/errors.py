@@ -73,6 +73,11 @@ class RemoteError(Exception):
         """The server asks to be asked again: it starts, is in safe mode, is no longer or not yet the active one."""
         return bool(_PASSING.search(self.java))
 
+    @property
+    def elsewhere(self) -> bool:
+        """Another NameNode of the name service may do what this one does not."""
+        return bool(re.search("Standby|Retriable|ObserverRetry", self.java))
+
 
 class SaslRequired(UnsupportedError):
     """The NameNode wants authentication; ``mechanisms`` are those it offers."""

@@ -1,15 +1,16 @@
 """What this project asks of a NameNode, typed: files and folders, blocks and their DataNodes, leases and pipelines.
 
 Every operation takes a deadline in seconds (`DEADLINE` when it is None) and is tried again until then while the
-NameNode cannot be reached, restarts or is in safe mode; `bootseer.hdfs.rpc` says why that is right also for operations
-that change something.
+NameNode cannot be reached, restarts or is in safe mode; `bootseer.hdfs.channel` says why that is right also for
+operations that change something.
 
 Errors of every operation: `NotFoundError`, `FileExistsError`, `NotWritableError` (permission; another name in the way;
 the lease is lost), `FullError` (quota), `UnavailableError` (also when the deadline passes), `UnsupportedError`,
 `SaslRequired`, `DataError` for an answer that makes no sense. Their ``__cause__`` is the `RemoteError` that the
 NameNode answered with, if it did.
 
-Concurrency: any thread; see `bootseer.hdfs.rpc`. After a fork the child's objects are other clients with other leases.
+Concurrency: any thread; see `bootseer.hdfs.channel`. After a fork the child's objects are other clients, with other
+leases.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ from urllib.parse import urlsplit
 from google.protobuf.message import Message
 
 from bootseer.errors import ConfigError, DataError, NotFoundError
+from bootseer.hdfs import nameservice
+from bootseer.hdfs.channel import Channel
 from bootseer.hdfs.client import split
 from bootseer.hdfs.errors import RemoteError
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.records import Block, DataNode, FileBlocks, Located, erasure_name
-from bootseer.hdfs.rpc import Channel
 
 M = TypeVar("M", bound=Message)
 
@@ -45,7 +47,7 @@ _CREATE, _OVERWRITE, _REPLICATED = 1, 2, 128
 _FILE_MODE, _FOLDER_MODE = 0o644, 0o755
 _KEEP_DEFAULTS = 300.0
 
-_known: dict[tuple[str, int, str, str], NameNode] = {}
+_known: dict[tuple[str, str, str], NameNode] = {}
 _known_lock = threading.Lock()
 _process = uuid.uuid4().hex[:12]
 
@@ -142,29 +144,34 @@ def _text(path: str) -> str:
 
 
 class NameNode:
-    """The NameNode at one address, as one user. Use `connect`."""
+    """The NameNode at one address, or of one name service, as one user. Use `connect`."""
 
-    def __init__(self, host: str, port: int, user: str, real_user: str = "") -> None:
+    def __init__(self, addresses: Sequence[tuple[str, int]], user: str, real_user: str = "", *, name: str = "") -> None:
         self.user = user
-        self._rpc = Channel(host, port, _PROTOCOL, user=user, real_user=real_user)
+        self._rpc = Channel(addresses, _PROTOCOL, name=name, user=user, real_user=real_user)
         self.url = self._rpc.name
         self._defaults: tuple[float, ServerDefaults] | None = None
 
     @classmethod
     def connect(cls, url: str) -> NameNode:
-        """The NameNode of ``hdfs://host:port/...``; one object per process, address and user. Touches no network."""
-        base = urlsplit(split(url)[0])
+        """The NameNode of ``hdfs://host:port/...`` or ``hdfs://service/...``; touches no network.
+
+        One object per process, address or service, and user. Raises `ConfigError` for another URL, `UnsupportedError`
+        for a service whose NameNodes the site's configuration does not tell.
+        """
+        base = split(url)[0]
+        parts = urlsplit(base)
         try:
-            host, port = base.hostname or "", base.port
+            host, port = parts.hostname or "", parts.port
         except ValueError as exc:
             raise ConfigError(f"not an HDFS URL: {url!r}: {exc}") from None
-        if port is None:
-            raise ConfigError(f"no port in {url!r}", hint="write hdfs://host:port/path")
         user, real = login_user()
         with _known_lock:
-            if (host, port, user, real) not in _known:
-                _known[host, port, user, real] = cls(host, port, user, real)
-            return _known[host, port, user, real]
+            if (base, user, real) not in _known:
+                # name services are case-sensitive, which hostname is not
+                addresses = [(host, port)] if port is not None else nameservice.addresses(parts.netloc)
+                _known[base, user, real] = cls(addresses, user, real, name="" if port is not None else base)
+            return _known[base, user, real]
 
     @property
     def client_name(self) -> str:
