@@ -12,7 +12,7 @@ from crc32c import crc32c
 from bootseer.errors import DataError, UnavailableError
 from bootseer.stripefs.backend import Piece
 from bootseer.stripefs.engine import Engine
-from bootseer.stripefs.schedule import Tuning
+from bootseer.stripefs.tuning import Tuning
 from bootseer.testing.datanodes import FakeHdfs
 
 MB = 1 << 20

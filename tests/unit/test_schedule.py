@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from bootseer.errors import DataError, UnavailableError
 from bootseer.stripefs.budget import ByteBudget
 from bootseer.stripefs.hedge import BURST, SHARE
-from bootseer.stripefs.schedule import Scheduler, Tuning
+from bootseer.stripefs.schedule import Scheduler
+from bootseer.stripefs.tuning import Tuning
 from bootseer.stripefs.work import Join, Lane, Outcome, Place, Request
 from bootseer.testing.readsim import Cluster, SimNode
 

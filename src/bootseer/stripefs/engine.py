@@ -25,7 +25,8 @@ from bootseer.hdfs.replica_errors import Cancelled, CorruptReplica, StaleReplica
 from bootseer.stripefs import budget
 from bootseer.stripefs.backend import DEADLINE, Piece
 from bootseer.stripefs.direct import BlockFile, Views, spot, views
-from bootseer.stripefs.schedule import Scheduler, Then, Tuning
+from bootseer.stripefs.schedule import Scheduler, Then
+from bootseer.stripefs.tuning import Tuning
 from bootseer.stripefs.work import Attempt, Joining, Landing, Outcome, Place, Relocate, Request
 
 _log = logging.getLogger(__name__)

@@ -20,13 +20,13 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from bootseer.errors import BootseerError, DataError, UnavailableError
-from bootseer.stripefs import matching
 from bootseer.stripefs.budget import ByteBudget
+from bootseer.stripefs.choose import Chooser
 from bootseer.stripefs.hedge import Durations, HedgeBudget
-from bootseer.stripefs.nodes import UNKNOWN, NodeState
+from bootseer.stripefs.nodes import NodeState
+from bootseer.stripefs.tuning import Tuning
 from bootseer.stripefs.work import (
     Attempt,
     Join,
@@ -46,39 +46,6 @@ Doing = Attempt | Relocate
 Then = Landing | Joining | None
 
 
-@dataclass(frozen=True, slots=True)
-class Tuning:
-    """Sizes in bytes, times in seconds."""
-
-    streams: int = 8
-    """Bulk transfers that one request has under way where its DataNodes are few; else 2 per DataNode."""
-    total: int = 32
-    """Bulk transfers under way in the process; each has a thread."""
-    small: int = 256 << 10
-    """Requests up to this size go first, and do not wait for the slots of larger ones."""
-    small_slots: int = 4
-    small_total: int = 32
-    min_run: int = 1 << 20
-    max_run: int = 4 << 20
-    run_seconds: float = 0.25
-    """What a slow DataNode is given at once."""
-    plan_from: int = 8 << 20
-    """Requests from this size on have a plan."""
-    stall: float = 0.25
-    """An attempt that gets nothing for so long, and for 4 times the 95th percentile, is stopped."""
-    batch: int = 1 << 20
-    """A transfer tells of its bytes in steps of about this size."""
-    patience: float = 60.0
-    """A request fails when nothing of it has come for so long."""
-    rounds: int = 4
-    """How often fresh locations are asked for on behalf of one run."""
-    round_wait: float = 0.25
-    """Seconds before the second of these rounds is tried; three times as many before each one after it."""
-    probe: int = 64 << 10
-    tries: int = 2
-    """How often one DataNode is asked for one run between fresh locations."""
-
-
 class Scheduler:
     """``scratch``: what hedges may hold."""
 
@@ -94,9 +61,8 @@ class Scheduler:
         self._relocating: set[int] = set()
         self._cancels: list[Attempt] = []
         self._bulk = self._small = 0
-        self._number = self._topology = 0
-        self._usual = float(UNKNOWN)
-        """What a DataNode that was not measured yet is believed to give: as much as the best."""
+        self._number = 0
+        self._chooser = Chooser(self.nodes, self.tuning)
         self.hedged = self.hedges_won = 0
 
     # -- what the engine asks -------------------------------------------------------------------------------------
@@ -115,7 +81,10 @@ class Scheduler:
         request.number, request.progress_at = self._number, now
         request.small = request.size <= self.tuning.small
         self.requests.append(request)
-        self._route(request)
+        self._chooser.route(request, now)
+        for lane in request.lanes:
+            if not lane.place.usable:
+                self._strand(lane)
 
     def take(self, now: float) -> Doing | None:
         """The next thing to do, if there is any: start the attempt (and call `ended`), or ask for locations."""
@@ -203,7 +172,7 @@ class Scheduler:
         for request in list(self.requests):
             if not any(lane.place.file is file for lane in request.lanes):
                 continue
-            self._route(request, queue=False)
+            self._chooser.route(request, now)
             for lane in request.lanes:
                 if lane.place.file is file:
                     self._relocated_lane(lane, error, now)
@@ -215,10 +184,7 @@ class Scheduler:
         for attempt in list(self._flying):
             if attempt.handle is not None:
                 self._credit(attempt, attempt.handle.received, now)
-        known = [node.rate for node in self.nodes.values() if node.rate is not None and node.breaker.closed]
-        self._usual = max(known, default=self._usual)
-        for request in self.requests:
-            request.seen = -1  # rates have changed
+        self._chooser.rates_changed(self.requests)
         for attempt in list(self._flying):
             if attempt.run is not None and not attempt.cancelled:
                 self._watch(attempt, attempt.run, now)
@@ -259,23 +225,8 @@ class Scheduler:
             )
 
     def preview(self, sizes: Sequence[tuple[Place, int]]) -> tuple[dict[Place, dict[str, int]], float | None]:
-        """Bytes that each DataNode would be planned to give of each place, and the seconds that all would take.
-
-        None for the seconds while no rate of these DataNodes is known. Every DataNode of the places must be known.
-        """
-        keys = {key: None for place, _ in sizes for key in place.usable}
-        able = [key for key in keys if self.nodes[key].breaker.closed] or list(keys)
-        index = {key: number for number, key in enumerate(able)}
-        found = [(place, size, [key for key in place.usable if key in index]) for place, size in sizes]
-        readable = [(place, size, usable) for place, size, usable in found if usable]
-        replicas = [[index[key] for key in usable] for _, _, usable in readable]
-        rates, backlog = [self._rate(self.nodes[key]) for key in able], [float(self.nodes[key].bytes) for key in able]
-        rows = matching.plan([size for _, size, _ in readable], replicas, rates, backlog)
-        shares: dict[Place, dict[str, int]] = {place: {} for place, _ in sizes}
-        for (place, _, usable), row in zip(readable, rows, strict=True):
-            shares[place] = {key: round(share) for key, share in zip(usable, row, strict=True)}
-        known = any(self.nodes[key].rate is not None for key in able)
-        return shares, matching.makespan(rows, replicas, rates, backlog) if known else None
+        """As `Chooser.preview`."""
+        return self._chooser.preview(sizes)
 
     @property
     def busy(self) -> bool:
@@ -317,7 +268,7 @@ class Scheduler:
                     continue
             elif node.flying:
                 continue
-            if (run := self._pick(request, node, now)) is not None:
+            if (run := self._chooser.pick(request, node, now)) is not None:
                 request.pending -= run.size
                 request.flying += run.size
                 request.touching += 1
@@ -336,118 +287,6 @@ class Scheduler:
                         node.breaker.probe()
                         return self._begin(Attempt("probe", node, lane.place, lane.starts[0], size, None, False), now)
         return None
-
-    def _pick(self, request: Request, node: NodeState, now: float) -> Run | None:
-        """The run of ``request`` that ``node`` should read now, taken out of its lane."""
-        fresh: list[tuple[float, int, Lane]] = []
-        for lane in request.lanes_of.get(node.key, ()):
-            if node.key in lane.place.bad:
-                continue
-            if lane.again and (again := self._pick_again(lane, node, now)) is not None:
-                return again
-            if lane.fresh and self._allowed(lane, None, node):
-                fresh.append((max(lane.quota.get(node.key, 0.0), 0.0), lane.fresh, lane))
-        fresh.sort(key=lambda found: found[:2], reverse=True)
-        if fresh and not fresh[0][0] and request.planned_at and now - request.planned_at > 0.05:
-            self._plan(request, now)  # its share is used up: it is faster than was planned, or others are slower
-        size = self._run_size(request, node)
-        for _, _, lane in fresh:
-            if not self._leaves(request, lane, node, size):
-                run = lane.cut(size)
-                lane.quota[node.key] = lane.quota.get(node.key, 0.0) - run.size
-                return run
-        return None
-
-    def _pick_again(self, lane: Lane, node: NodeState, now: float) -> Run | None:
-        for index, run in enumerate(lane.again):
-            if run.not_before <= now and self._allowed(lane, run, node):
-                return lane.again.pop(index)
-        return None
-
-    def _allowed(self, lane: Lane, run: Run | None, node: NodeState) -> bool:
-        """Whether ``node`` may read from ``lane``: a DataNode that failed only when there is no better one."""
-        able = self._able(lane, run)
-        if node not in able:
-            return False
-        best = min(self._rank(run, other) for other in able)
-        return self._rank(run, node) == best
-
-    def _rank(self, run: Run | None, node: NodeState) -> tuple[bool, int]:
-        return (not node.breaker.closed, run.failures.get(node.key, 0) if run is not None else 0)
-
-    def _able(self, lane: Lane, run: Run | None) -> list[NodeState]:
-        """The DataNodes that may still be asked."""
-        failures = run.failures if run is not None else {}
-        usable = (key for key in lane.place.usable if failures.get(key, 0) < self.tuning.tries)
-        return [self.nodes[key] for key in usable]
-
-    def _run_size(self, request: Request, node: NodeState) -> int:
-        streams = max(1, request.slots * len(self._healthy(request)))
-        size = request.pending // (2 * min(streams, self.tuning.total))
-        if node.rate is not None:
-            size = min(size, int(node.rate * self.tuning.run_seconds))
-        return max(self.tuning.min_run, min(self.tuning.max_run, size))
-
-    def _leaves(self, request: Request, lane: Lane, node: NodeState, size: int) -> bool:
-        """Whether ``node`` had better leave this to others, who would end all that is left sooner."""
-        mine = self._seconds(node, size)
-        if not node.breaker.closed or mine * request.rates < request.pending:
-            return False  # there is more to do than one transfer takes
-        others = [other for other in self._able(lane, None) if other is not node and other.breaker.closed]
-        if not others:
-            return False
-        healthy = [other for other in self._healthy(request) if other is not node]
-        everything = request.pending + sum(other.bytes for other in healthy)
-        theirs = max(
-            min(self._seconds(other, size) for other in others),
-            everything / max(1.0, sum(self._rate(other) for other in healthy)),
-        )
-        return mine > 1.2 * theirs + 0.01
-
-    def _healthy(self, request: Request) -> list[NodeState]:
-        """Its DataNodes with a closed breaker; also brings ``request.rates``, the sum of their rates, up to date."""
-        if request.seen != self._topology:
-            request.seen = self._topology
-            request.healthy = [node for node in request.nodes if node.breaker.closed]
-            request.rates = sum(self._rate(node) for node in request.healthy)
-        return request.healthy
-
-    def _rate(self, node: NodeState) -> float:
-        return node.rate or self._usual
-
-    def _seconds(self, node: NodeState, size: int) -> float:
-        """Seconds after which ``node`` would have given ``size`` bytes more."""
-        return node.latency + (node.bytes + size) / self._rate(node)
-
-    def _route(self, request: Request, queue: bool = True) -> None:
-        """Who can read what."""
-        request.lanes_of = {}
-        for lane in request.lanes:
-            for key in lane.place.keys:
-                request.lanes_of.setdefault(key, []).append(lane)
-            if queue and not lane.place.usable:
-                self._strand(lane)
-        request.nodes, request.seen = [self.nodes[key] for key in request.lanes_of], -1
-        request.slots = max(2, min(4, self.tuning.streams // max(1, len(request.nodes))))
-        self._plan(request, request.progress_at)
-
-    def _plan(self, request: Request, now: float) -> None:
-        request.planned_at = 0.0
-        if request.size < self.tuning.plan_from or len(request.nodes) < 2 or len(request.lanes) < 2:
-            return
-        request.planned_at = now
-        able = self._healthy(request) or request.nodes
-        index = {node.key: number for number, node in enumerate(able)}
-        lanes = [(lane, [key for key in lane.place.usable if key in index]) for lane in request.lanes if lane.fresh]
-        lanes = [(lane, keys) for lane, keys in lanes if keys]
-        shares = matching.plan(
-            [lane.fresh for lane, _ in lanes],
-            [[index[key] for key in keys] for _, keys in lanes],
-            [self._rate(node) for node in able],
-            [float(node.bytes) for node in able],
-        )
-        for (lane, keys), row in zip(lanes, shares, strict=True):
-            lane.quota = dict(zip(keys, row, strict=True))
 
     # -- results --------------------------------------------------------------------------------------------------
 
@@ -471,9 +310,8 @@ class Scheduler:
                 node.took(attempt.size, now - attempt.started)
             if node.breaker.succeeded():
                 node.renew(now)
-                self._topology += 1
                 _log.info("DataNode %s works again", node.address)
-                self._replan(now)
+                self._chooser.breakers_changed(self.requests, now)
             if outcome in (Outcome.REFUSED, Outcome.CORRUPT) and attempt.kind != "probe":
                 attempt.place.bad[node.key] = outcome
                 self._lost(attempt.place, now)
@@ -505,13 +343,7 @@ class Scheduler:
     def _node_failed(self, node: NodeState, now: float, why: str, *, hard: bool) -> None:
         if node.breaker.failed(now, hard=hard):
             _log.warning("DataNode %s is left alone for %.2g s: %s", node.address, node.breaker.until - now, why)
-            self._topology += 1
-            self._replan(now)
-
-    def _replan(self, now: float) -> None:
-        for request in self.requests:
-            if request.planned_at:
-                self._plan(request, now)
+            self._chooser.breakers_changed(self.requests, now)
 
     def _failed(self, run: Run, attempt: Attempt, outcome: Outcome, error: BootseerError | None) -> None:
         key = attempt.node.key
@@ -602,7 +434,7 @@ class Scheduler:
     def _check_stuck(self, run: Run, now: float) -> None:
         """Ask for fresh locations, or give up, when there is nobody left to ask for ``run``."""
         request = run.lane.request
-        if request.over or self._able(run.lane, run):
+        if request.over or self._chooser.able(run.lane, run):
             return
         reasons = run.outcomes | set(run.lane.place.bad.values())
         damaged = bool(reasons) and reasons <= {Outcome.DAMAGED, Outcome.CORRUPT}
@@ -631,7 +463,7 @@ class Scheduler:
         if lane.fresh and not lane.place.usable:
             self._strand(lane)
         for run in list(lane.again):
-            if self._able(lane, run):
+            if self._chooser.able(lane, run):
                 continue
             if isinstance(error, DataError):  # it is another file now
                 self.fail(lane.request, error)
@@ -642,7 +474,7 @@ class Scheduler:
                 run.not_before = now + (self.tuning.round_wait * 3 ** (run.rounds - 2) if run.rounds > 1 else 0.0)
             if error is not None and run.error is None:
                 run.error = error
-            if not self._able(lane, run):
+            if not self._chooser.able(lane, run):
                 self._check_stuck(run, now)
                 if lane.request.over:
                     return
@@ -663,7 +495,7 @@ class Scheduler:
             return
         # whoever failed with it, or is trying it now, is no help
         tried = {attempt.node} | {other.node for other in (run.primary, run.hedge) if other is not None}
-        others = [node for node in self._able(run.lane, run) if node not in tried and node.breaker.closed]
+        others = [node for node in self._chooser.able(run.lane, run) if node not in tried and node.breaker.closed]
         node, quiet = attempt.node, now - attempt.progress_at
         stuck = max(self.tuning.stall, 2 * late)
         if node.rate is not None and attempt.received:
@@ -682,15 +514,15 @@ class Scheduler:
         free = [node for node in others if node.flying < request.slots + 1]
         if not free:
             return
-        other = min(free, key=lambda node: self._seconds(node, attempt.size))
+        other = min(free, key=lambda node: self._chooser.seconds(node, attempt.size))
         elapsed = now - attempt.started
         if attempt.received and now - attempt.progress_at < late:
             left = (attempt.size - attempt.received) * elapsed / attempt.received
         else:
             left = float("inf")
-        self._healthy(request)
-        rates = request.rates - (self._rate(attempt.node) if attempt.node.breaker.closed else 0.0)
-        if left <= max(request.pending / max(rates, 1.0), self._seconds(other, attempt.size)):
+        self._chooser.healthy(request)
+        rates = request.rates - (self._chooser.rate(attempt.node) if attempt.node.breaker.closed else 0.0)
+        if left <= max(request.pending / max(rates, 1.0), self._chooser.seconds(other, attempt.size)):
             return  # the request waits for others, or it would be no sooner
         if not self._scratch.try_take(attempt.size):
             return
