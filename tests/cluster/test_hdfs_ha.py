@@ -1,0 +1,156 @@
+"""Two NameNodes of one name service, one of them active: failovers while calls are made."""
+
+import itertools
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from bootseer import hdfs
+from bootseer.errors import BootseerError, UnavailableError
+from bootseer.hdfs import access
+from bootseer.hdfs.channel import Channel
+from bootseer.hdfs.namenode import NameNode, login_user
+from bootseer.hdfs.proto import hdfs_pb2 as wire
+from bootseer.testing._hadoopsite import Site, free_ports
+from bootseer.testing._jvm import Daemon
+
+pytestmark = pytest.mark.hdfs
+NAMENODE = "org.apache.hadoop.hdfs.server.namenode.NameNode"
+
+
+class _Request:
+    """Who asks for a change of state: a user."""
+
+    def SerializeToString(self) -> bytes:
+        return b"\x0a\x02\x08\x00"
+
+
+class Pair:
+    """NameNodes ``a`` and ``b`` that share their edit log in a folder; no DataNodes. Both begin in standby."""
+
+    def __init__(self, root: Path) -> None:
+        ports = dict(zip(("a", "b"), free_ports("127.0.0.1", 2), strict=True))
+        http = dict(zip(("a", "b"), free_ports("127.0.0.1", 2), strict=True))
+        settings = {
+            "dfs.nameservices": "pair",
+            "dfs.ha.namenodes.pair": "a,b",
+            "dfs.namenode.shared.edits.dir": f"file://{root}/shared",
+            "dfs.client.failover.proxy.provider.pair": (
+                "org.apache.hadoop.hdfs.server.namenode.ha.ConfiguredFailoverProxyProvider"
+            ),
+            "dfs.ha.fencing.methods": "shell(/bin/true)",
+            **{f"dfs.namenode.rpc-address.pair.{name}": f"127.0.0.1:{port}" for name, port in ports.items()},
+            **{f"dfs.namenode.http-address.pair.{name}": f"127.0.0.1:{port}" for name, port in http.items()},
+        }
+        site = Site(root, "hdfs://pair", settings, {})
+        (root / "shared").mkdir()
+        self.daemons: dict[str, Daemon] = {}
+        self._admins: dict[str, Channel] = {}
+        for name, port in ports.items():
+            site.configure(name, {"dfs.ha.namenode.id": name, "dfs.namenode.name.dir": f"file://{root}/nn-{name}"})
+            self.daemons[name] = Daemon(name, site.argv(name, NAMENODE, heap_mb=256), root / "logs")
+            protocol = "org.apache.hadoop.ha.HAServiceProtocol"
+            self._admins[name] = Channel([("127.0.0.1", port)], protocol, user=login_user()[0])
+        self.conf = root / "conf/a"
+        format_ = site.argv("a", NAMENODE, heap_mb=256, args=["-format", "-force", "-nonInteractive"])
+        subprocess.run(format_, check=True, capture_output=True, timeout=60)
+        shutil.copytree(root / "nn-a", root / "nn-b")
+
+    def change(self, name: str, state: str, *, deadline: float = 60.0) -> None:
+        """``state``: Active or Standby. A NameNode that starts does not answer yet, or says that it cannot."""
+        until = time.monotonic() + deadline
+        while True:
+            try:
+                admin = self._admins[name]
+                admin.call(f"transitionTo{state}", _Request(), wire.Empty, f"make {name} {state}", deadline=10.0)
+                return
+            except BootseerError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.1)
+
+    def stop(self) -> None:
+        for name, daemon in self.daemons.items():
+            daemon.kill()
+            self._admins[name].close()
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    root = tmp_path_factory.mktemp("ha")
+    made = Pair(root)
+    try:
+        for daemon in made.daemons.values():
+            daemon.start()
+        yield made
+    finally:
+        made.stop()
+        shutil.rmtree(root)
+
+
+@pytest.fixture
+def node(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> NameNode:
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(pair.conf))
+    return NameNode.connect("hdfs://pair/a")
+
+
+def during(change: Callable[[], None], node: NameNode, folder: str) -> None:
+    """Files are made, renamed and removed while ``change`` runs in another thread, and each has its outcome once."""
+    wrong: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            change()
+        except BaseException as exc:
+            wrong.append(exc)
+
+    thread = threading.Thread(target=work)
+    kept, after = set(), 0
+    for i in itertools.count():
+        path = f"{folder}/{i}"
+        file_id = node.create(path, replication=1, deadline=60.0)
+        node.rename(path, f"{path}.r", deadline=60.0)
+        assert node.complete(f"{path}.r", file_id, None, deadline=60.0)
+        if i % 2:
+            assert node.delete(f"{path}.r", deadline=60.0)
+        else:
+            kept.add(f"{path}.r")
+        if i == 5:
+            thread.start()
+        after += i > 5 and not thread.is_alive()
+        if after > 5:
+            break
+    thread.join(60)
+    assert wrong == []
+    assert {entry.path for entry in node.list(folder)} == kept
+
+
+def test_failovers_are_not_seen(pair, node):
+    pair.change("b", "Standby")
+    with pytest.raises(UnavailableError, match=r"hdfs://pair: StandbyException .*; no active NameNode"):
+        node.info("/", deadline=1.0)
+    pair.change("b", "Active")  # the second of the list
+    assert access.choose("hdfs://pair/x") == access.Access("direct", "neither authentication nor wire encryption")
+    node.mkdirs("/polite")
+
+    def polite() -> None:
+        pair.change("b", "Standby")
+        time.sleep(0.5)
+        pair.change("a", "Active")
+
+    during(polite, node, "/polite")
+    assert hdfs.connect("hdfs://pair").info("/polite").is_dir  # hdfs-native finds it too
+
+    def death() -> None:
+        pair.daemons["a"].kill()
+        time.sleep(0.5)
+        pair.change("b", "Active")
+
+    node.mkdirs("/death")
+    during(death, node, "/death")
+    assert len(node.list("/polite")) >= 3
