@@ -23,6 +23,15 @@ def test_the_one_that_only_slow_pipelines_have():
     assert reported(pace, 3, X, B, C, how=SLOW) == "X"
 
 
+def test_who_was_slow_once_is_so_without_a_quick_one_to_compare_with():
+    pace = Pace()
+    reported(pace, 1, A, B, C, how=QUICK)
+    assert reported(pace, 2, A, B, X, how=SLOW) == "X"
+    pace.closed(1)
+    assert reported(pace, 3, C, D, X, how=SLOW) == "X"
+    assert reported(pace, 3, C, D, X, how=QUICK) == ""
+
+
 def test_without_a_quick_one_nobody_is_slow():
     pace = Pace()
     for key, nodes in enumerate([(A, B, X), (X, B, C), (A, X, C)]):
@@ -39,9 +48,8 @@ def test_a_full_window_hides_that_a_pipeline_is_slow():
     pace = Pace()
     reported(pace, 1, A, X, how=(4.0, 24 * MIB, 0.1, 0.9))
     reported(pace, 2, B, C, how=QUICK)
-    assert reported(pace, 3, X, A, how=SLOW) == "XA"  # the first one would have spoken for X
-    reported(pace, 4, A, C, how=QUICK)
-    assert reported(pace, 3, X, A, how=SLOW) == "X"
+    reported(pace, 3, A, C, how=QUICK)
+    assert reported(pace, 4, X, A, how=SLOW) == "X"  # the first one would have spoken for X
 
 
 @pytest.mark.parametrize(
@@ -64,5 +72,8 @@ def test_a_block_that_has_just_begun_says_nothing_yet_and_the_one_before_it_does
     pace.ended(1)
     reported(pace, 1, C, D, how=(0.1, MIB, 0.0))
     assert reported(pace, 2, A, X, how=SLOW) == "X"
+    pace = Pace()
+    reported(pace, 1, A, B, how=QUICK)
+    pace.ended(1)
     pace.closed(1)
     assert reported(pace, 2, A, X, how=SLOW) == ""

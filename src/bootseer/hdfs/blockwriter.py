@@ -22,7 +22,7 @@ from dataclasses import replace
 
 from bootseer import faults
 from bootseer.errors import UnavailableError
-from bootseer.hdfs import pipeline, placement, probe
+from bootseer.hdfs import pace, pipeline, placement, probe
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.pace import Run
 from bootseer.hdfs.pipeline import Broken, Packet, Pipeline, Setup, Terms
@@ -60,9 +60,12 @@ class BlockWriter:
         self._began, self._began_at, self._waited = time.monotonic(), self.length, 0.0
 
     def run(self, window: int) -> Run:
-        """How the pipeline does, since it was set up or mended."""
+        """How the pipeline does, since it was set up or mended, or in the last seconds."""
         elapsed, length = time.monotonic() - self._began, self.length - self._began_at
-        return Run(self.nodes, elapsed, length, self._waited, self._pipeline.in_flight / window)
+        run = Run(self.nodes, elapsed, length, self._waited, self._pipeline.in_flight / window)
+        if elapsed > 2 * pace.ENOUGH:
+            self._reset()
+        return run
 
     @property
     def replicas(self) -> int:

@@ -45,6 +45,7 @@ class Pace:
     def __init__(self) -> None:
         self._now: dict[int, Run] = {}
         self._before: dict[int, Run] = {}
+        self._slow: set[str] = set()
         self._lock = threading.Lock()
 
     def report(self, key: int, run: Run) -> Sequence[DataNode]:
@@ -53,8 +54,12 @@ class Pace:
             self._now[key] = run
             if run.elapsed < ENOUGH or run.waited < HELD_UP * run.elapsed:
                 return ()
+            if known := [node for node in run.nodes if node.uuid in self._slow]:
+                return known  # it held up another one before
             fine = {node.uuid for other in self._others(key) if _quick(other, run) for node in other.nodes}
-        return [node for node in run.nodes if node.uuid not in fine] if fine else ()
+            slow = [node for node in run.nodes if node.uuid not in fine] if fine else []
+            self._slow.update(node.uuid for node in slow)
+            return slow
 
     def _others(self, key: int) -> list[Run]:
         found = []
