@@ -18,6 +18,7 @@ import pytest
 from bootseer import hdfs
 from bootseer.errors import UnavailableError
 from bootseer.hdfs import connections, datanode
+from bootseer.hdfs.connection import Connection
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.output import FileOutput
 from bootseer.hdfs.records import FileBlocks, Located
@@ -138,7 +139,7 @@ def test_a_connection_is_kept_and_replaced_when_the_datanode_closed_it(files, mo
     made = [0]
     connect = connections.connect
 
-    def counted(*args: object) -> connections.Connection:
+    def counted(*args: object) -> Connection:
         made[0] += 1
         return connect(*args)  # type: ignore[arg-type]
 
@@ -147,7 +148,7 @@ def test_a_connection_is_kept_and_replaced_when_the_datanode_closed_it(files, mo
         assert fetch(located, 0, [65_536]) == content
     assert (made[0], connections.idle(address)) == (1, 1)
     monkeypatch.setattr(connections, "IDLE", 60.0)
-    monkeypatch.setattr(connections.Connection, "alive", lambda self: True)  # not seen to be closed before it is used
+    monkeypatch.setattr(Connection, "alive", lambda self: True)  # not seen to be closed before it is used
     time.sleep(5)  # longer than a DataNode keeps an idle connection
     assert fetch(located, 0, [65_536]) == content
     assert made[0] == 2

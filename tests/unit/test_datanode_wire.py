@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from bootseer.errors import BootseerError, UnavailableError
 from bootseer.hdfs import checksum, connections, datanode
-from bootseer.hdfs.connections import Transfer
+from bootseer.hdfs.connection import Transfer
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.records import DataNode
 from bootseer.hdfs.replica_errors import Cancelled, CorruptReplica, StaleReplica, UncheckedReplica
