@@ -138,7 +138,8 @@ class Engine:
         self._ready: deque[_Job] = deque()
         self._wake, self._stir = threading.Condition(self._lock), threading.Condition(self._lock)
         self._idle = self.threads = 0
-        self._watching = False
+        self._watcher: threading.Thread | None = None
+        self._inbox: deque[tuple[Request, threading.Event]] = deque()
         self._waiting: dict[Request, threading.Event] = {}
 
     def read(self, pieces: Sequence[tuple[BlockFile, Piece]]) -> None:
@@ -149,26 +150,33 @@ class Engine:
         request = Request(lanes, next((piece.name or file.path for file, piece in pieces), ""))
         done = threading.Event()
         try:
-            with self._lock:
-                self._know([lane.place for lane in lanes])
-                self._waiting[request] = done
-                self.scheduler.submit(request, self._clock())
-                self._dispatch()
-                self._watch_on()
+            # An interrupt may strike the main thread between any two steps. So callers do nothing to the scheduler:
+            # a worker takes the request from here, and what is lost below the watcher makes up for.
+            self._inbox.append((request, done))
+            self._kick()
             while not done.wait(1.0):
-                pass
+                self._kick()
         except BaseException as exc:
             self._give_up(request, done, exc)
             raise
         finally:
-            with self._lock:
-                self._waiting.pop(request, None)
             for lane in lanes:  # a hedge that lost may still be under way, with the lane, but without this memory
                 views(lane).parts.clear()
                 if lane.join is not None:
                     lane.join.tag = None
         if request.error is not None:
             raise request.error
+
+    def _kick(self) -> None:
+        """See to it that a worker looks at the inbox, and that the watcher watches."""
+        with self._lock:
+            if not self._idle:
+                self._spawn()
+            self._wake.notify()
+            if self._watcher is None or not self._watcher.is_alive():
+                self._watcher = threading.Thread(target=self._watch, name="bootseer-read-watch", daemon=True)
+                self._watcher.start()
+            self._stir.notify()
 
     def _give_up(self, request: Request, done: threading.Event, error: BaseException) -> None:
         """The caller was interrupted: it may go on when nothing touches its memory any more."""
@@ -177,6 +185,7 @@ class Engine:
                 with self._lock:
                     self.scheduler.fail(request, error)
                     if request.finished:
+                        self._waiting.pop(request, None)
                         return
                 self._stop_cancelled()
                 if done.wait(0.05):
@@ -214,6 +223,17 @@ class Engine:
 
     # -- under the lock -------------------------------------------------------------------------------------------
 
+    def _next(self) -> _Job | None:
+        """What the calling worker should do next."""
+        now = self._clock()
+        while self._inbox:
+            request, done = self._inbox.popleft()
+            self._know([lane.place for lane in request.lanes])
+            self._waiting[request] = done
+            self.scheduler.submit(request, now)
+        self._dispatch(here=True)
+        return self._ready.popleft() if self._ready else None
+
     def _dispatch(self, here: bool = False) -> None:
         """Have done what can be done now; ``here``: the calling thread does the first of it."""
         now = self._clock()
@@ -223,20 +243,22 @@ class Engine:
             self._ready.append(doing)
         others = len(self._ready) - here
         for _ in range(others - self._idle):
-            threading.Thread(target=self._work, name=f"bootseer-read-{self.threads}", daemon=True).start()
-            self.threads += 1
-            self._idle += 1
+            self._spawn()
         if others > 0:
             self._wake.notify(others)
-        for request, done in self._waiting.items():
-            if request.finished:
-                done.set()
+        for request in [request for request in self._waiting if request.finished]:
+            self._waiting.pop(request).set()
 
-    def _watch_on(self) -> None:
-        if not self._watching:
-            self._watching = True
-            threading.Thread(target=self._watch, name="bootseer-read-watch", daemon=True).start()
-        self._stir.notify()
+    def _spawn(self) -> None:
+        self.threads += 1
+        self._idle += 1
+        threading.Thread(target=self._work, name=f"bootseer-read-{self.threads}", daemon=True).start()
+
+    def _panic(self, error: BaseException) -> None:
+        """A bug in what decides: the readers get it, nobody hangs."""
+        _log.error("the read scheduler failed: %r", error, exc_info=error)
+        for request in list(self._waiting):
+            self.scheduler.fail(request, error)
 
     # -- threads --------------------------------------------------------------------------------------------------
 
@@ -245,27 +267,51 @@ class Engine:
         while True:
             with self._lock:
                 until = self._clock() + _IDLE
-                while not self._ready:
+                while not self._ready and not self._inbox:
                     if (left := until - self._clock()) <= 0:
                         self._idle -= 1
                         self.threads -= 1
                         return
                     self._wake.wait(left)
-                job: _Job | None = self._ready.popleft()
                 self._idle -= 1
+                job = self._guarded_next()
             while job is not None:
-                job = self._do(job)
+                try:
+                    self._do(job)
+                except Exception as exc:
+                    with self._lock:
+                        self._panic(exc)
+                self._stop_cancelled()
+                with self._lock:
+                    job = self._guarded_next()
             with self._lock:
                 self._idle += 1
 
+    def _guarded_next(self) -> _Job | None:
+        try:
+            return self._next()
+        except Exception as exc:
+            self._panic(exc)
+            return None
+
     def _watch(self) -> None:
+        left_over = 0
         while True:
             with self._lock:
-                if not self.scheduler.busy and not self._stir.wait(_IDLE) and not self.scheduler.busy:
-                    self._watching = False
-                    return
-                self.scheduler.tick(self._clock())
-                self._dispatch()
+                if not self._waiting and not self.scheduler.busy and not self._inbox:
+                    if not self._stir.wait(_IDLE) and not self._inbox:
+                        self._watcher = None
+                        return
+                    continue
+                try:
+                    self.scheduler.tick(self._clock())
+                    self._dispatch()
+                except Exception as exc:
+                    self._panic(exc)
+                waiting = len(self._ready) + len(self._inbox)
+                if waiting and left_over:
+                    self._spawn()  # an interrupt may have made the count of idle workers wrong
+                left_over = waiting
             self._stop_cancelled()
             time.sleep(TICK)
 
@@ -276,18 +322,13 @@ class Engine:
             if attempt.handle is not None:
                 attempt.handle.cancel()  # type: ignore[attr-defined]
 
-    def _do(self, job: _Job) -> _Job | None:
-        """Do one thing; the next one that this thread may do, if any."""
+    def _do(self, job: _Job) -> None:
         if isinstance(job, Attempt):
             self._attempt(job)
         elif isinstance(job, Relocate):
             self._relocate(job)
         else:
             self._report(job)
-        self._stop_cancelled()
-        with self._lock:
-            self._dispatch(here=True)
-            return self._ready.popleft() if self._ready else None
 
     def _attempt(self, attempt: Attempt) -> None:
         crash: BaseException | None = None
