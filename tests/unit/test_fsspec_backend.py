@@ -290,6 +290,7 @@ def test_large_stripes_are_uploaded_in_parts_and_abandoned_ones_are_not_left(s3,
     out.write(data * 2)
     out.abandon()
     assert not server.uploads
+    assert [method for method, _ in server.log].count("POST") == 2  # begun, not completed and removed again
     assert not [key for key in server.objects if ".bsx" in key]
     with s3.create("f", width=2) as out:
         out.write(data)
