@@ -551,6 +551,25 @@ def test_a_slow_dribble_ends_with_the_deadline():
         assert time.monotonic() - began < 1.5
 
 
+@pytest.mark.parametrize("step", [512, 1 << 20])
+def test_a_slow_read_is_seen_to_go_on(step):
+    block, transfer, seen = FakeBlock(noise(1 << 20), step=step), Transfer(), set()
+
+    def slowly(request: wire.ReadBlock) -> Iterator[bytes | float]:
+        raw = b"".join(block.answer(request))
+        for at in range(0, len(raw), 100_000):
+            seen.add(transfer.received)
+            yield raw[at : at + 100_000]
+            yield 0.03
+
+    memory = Memory(1 << 20, [])
+    with FakeDataNode(slowly) as fake:
+        assert _in_thread(lambda: read(fake, block, 0, memory, transfer=transfer)) is None
+    assert memory.content == block.data
+    assert len(seen) > 6
+    assert transfer.received == 1 << 20
+
+
 def test_signals_do_not_lengthen_a_wait():
     hits = [0]
 

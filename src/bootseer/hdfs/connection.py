@@ -32,7 +32,8 @@ Address = tuple[str, int]
 class Transfer:
     """One read under way, for those who watch it from other threads.
 
-    ``received``: bytes that have arrived in the caller's memory (not yet verified, and counted again after a retry).
+    ``received``: bytes that have arrived, not yet verified; with those of headers until a batch of packets is complete,
+    and counted again after a retry.
     """
 
     def __init__(self) -> None:
@@ -163,8 +164,12 @@ class Connection:
         """Give back what was received before its turn."""
         self._ahead = data + self._ahead
 
-    def fill(self, views: Sequence[memoryview], count: int) -> None:
-        """Receive exactly ``count`` bytes, the sum of all ``views``, into them in order."""
+    def fill(self, views: Sequence[memoryview], count: int, *, quick: bool = False) -> None:
+        """Receive exactly ``count`` bytes, the sum of all ``views``, into them in order.
+
+        ``quick``: they are near, so let the kernel wait for all; else `Transfer.received` is kept up to date meanwhile.
+        """
+        flags = socket.MSG_WAITALL if quick else 0
         if self._ahead:
             views, count = self._fill_ahead(views, count)
         while count:
@@ -172,14 +177,15 @@ class Connection:
             now = views if len(views) <= _VECTORS else views[:_VECTORS]
             try:
                 if len(now) == 1:
-                    got = self._socket.recv_into(now[0], 0, socket.MSG_WAITALL)
+                    got = self._socket.recv_into(now[0], 0, flags)
                 else:
-                    got = self._socket.recvmsg_into(now, 0, socket.MSG_WAITALL)[0]
+                    got = self._socket.recvmsg_into(now, 0, flags)[0]
             except BlockingIOError:
                 continue  # as in `some`
             if not got:
                 raise self._closed()
             count -= got
+            self._transfer.received += got
             if count:
                 views = _rest(views, got)
 

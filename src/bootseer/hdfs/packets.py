@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 import os
 import struct
+import time
 from bisect import bisect_right
 from collections.abc import Sequence
 
@@ -52,6 +53,9 @@ _TAGS = (0x09, 0x11, 0x18, 0x25)
 
 _BATCH = 1 << 20
 """Bytes received at once."""
+
+_QUICK = 0.01
+"""Seconds for such a batch after which the next one is received as it comes: who watches the read sees it go on."""
 
 _PACKETS = 128
 """Packets received at once."""
@@ -90,6 +94,7 @@ class Packets:
         self._number = 0
         self._data, self._sums = 0, 0  # bytes of the packet whose header was read last
         self._single = False  # packets are not as foreseen
+        self._quick = False
 
     # -- request and answer ---------------------------------------------------------------------------------------
 
@@ -198,7 +203,9 @@ class Packets:
             views.append(control[i * stride : (i + 1) * stride])
             views += places[i]
         views.append(control[count * stride :])
-        self._connection.fill(views, count * (stride + self._data))
+        began = time.monotonic()
+        self._connection.fill(views, count * (stride + self._data), quick=self._quick)
+        self._quick = time.monotonic() - began < _QUICK
         for i in range(count):
             if i and not self._is_next(control[i * stride : i * stride + _HEADER]):
                 left = [control[i * stride + _HEADER : (i + 1) * stride], *places[i]]
