@@ -73,10 +73,10 @@ def _servers() -> set[int]:
     return found
 
 
-def _await_packs(pids: set[int]) -> None:
+def _await_packs(before: set[int]) -> None:
     """A server that finishes a hot pack behind the unmount ends by itself."""
     end = time.monotonic() + 20.0
-    while time.monotonic() < end and any(_name(pid) == "bootseer-pack" for pid in pids):
+    while time.monotonic() < end and any(_name(pid) == "bootseer-pack" for pid in _servers() - before):
         time.sleep(0.01)
 
 
@@ -96,5 +96,5 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     mounts, servers = _mounts(), _servers()
     yield
     assert _mounts() - mounts == set()
-    _await_packs(_servers() - servers)
+    _await_packs(servers)
     assert _servers() - servers == set()

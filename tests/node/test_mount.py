@@ -111,6 +111,48 @@ def test_erofs_over_fuse(place: Path, image: tuple[Path, Path]) -> None:
         mount.unmount(target)
 
 
+def test_direct_reads_ask_for_what_is_read_and_no_more(place: Path, image: tuple[Path, Path]) -> None:
+    """The readahead of the data file itself, which is another one each time, would reach beyond."""
+    served, target = _folder(place, "served"), _folder(place, "target")
+    data = image[1].read_bytes()
+    asked: list[tuple[int, int]] = []
+
+    def read(offset: int, size: int, ctx: fuse.Context) -> memoryview:
+        asked.append((offset, size))
+        return memoryview(data)[offset : offset + size]
+
+    with fuse.Server(fuse.SingleFile("data", len(data), read), served):
+        mount.mount_erofs(image[0], served / "data", target, direct=True)
+        if "directio" not in Path("/proc/self/mounts").read_text():
+            mount.unmount(target)
+            pytest.skip("this kernel reads backing files through their page cache only")
+        with open(target / "big", "rb", buffering=0) as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+            assert os.pread(file.fileno(), 4096, 8192) == BIG[8192:12288]
+            assert os.pread(file.fileno(), 8192, 65536) == BIG[65536:73728]
+        assert [size for _, size in asked] == [4096, 8192]
+        assert asked[1][0] - asked[0][0] == 65536 - 8192
+        assert (target / "big").read_bytes() == BIG
+        mount.unmount(target)
+
+
+def test_a_kernel_that_cannot_read_directly_mounts_all_the_same(
+    place: Path, image: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = _libc.mount
+
+    def older(source: str, target: str, fstype: str, flags: int, data: str) -> None:
+        if "directio" in data:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        real(source, target, fstype, flags, data)
+
+    monkeypatch.setattr(_libc, "mount", older)
+    target = _folder(place, "target")
+    mount.mount_erofs(*image, target, direct=True)
+    assert (target / "big").read_bytes() == BIG
+    mount.unmount(target)
+
+
 @pytest.mark.parametrize("name", ["plain", "a,b", "a:b", "a b", "a\\b", "ü", "a=b"])
 def test_paths_of_any_name(place: Path, image: tuple[Path, Path], name: str) -> None:
     odd = _folder(place, f"odd-{name}")

@@ -168,7 +168,13 @@ def _mount(
             meta.result()
             data = (folder / FUSE_FOLDER if driver == "fuse" else tree.cache) / DATA
             # A loop device reads past the mark: missing blocks would be zeros.
-            mounts.mount_erofs(tree.meta, data if tree.manifest.data_size else None, target, loops=driver != "fanotify")
+            mounts.mount_erofs(
+                tree.meta,
+                data if tree.manifest.data_size else None,
+                target,
+                loops=driver != "fanotify",
+                direct=driver == "fuse",
+            )
         except BaseException as exc:
             try:
                 TreeMount(target, id, digest, folder)._leave(_EXIT_SECONDS)

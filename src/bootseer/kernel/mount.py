@@ -14,7 +14,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -152,20 +152,29 @@ def _plain(paths: Sequence[Path], *, always: bool = False) -> Iterator[list[str]
         yield names
 
 
-def mount_erofs(meta: Path, data: Path | None, target: Path, *, flags: int = 0, loops: bool = True) -> str:
+def mount_erofs(
+    meta: Path, data: Path | None, target: Path, *, flags: int = 0, loops: bool = True, direct: bool = False
+) -> str:
     """Mount an EROFS image read-only on ``target``; ``data`` is the second device of a two-part image.
 
     The kernel reads the files itself where it can (Linux 6.12, ``CONFIG_EROFS_FS_BACKED_BY_FILE``, on a file system
     with a page cache such as ext4, xfs or FUSE); elsewhere loop devices are put under them, with a log line. Returns
     the way taken, ``"file"`` or ``"loop"``. ``loops`` False: `UnsupportedError` instead of the latter (reads of a loop
-    device raise no fanotify events). Raises `UnsupportedError` when the kernel has no EROFS, `PrivilegeError` without
-    the right to mount, `NotFoundError` for a missing file, `DataError` when ``meta`` is no EROFS image.
+    device raise no fanotify events). ``direct``: past the page cache of the files, where the kernel can do that
+    (``directio``): they are then asked for what is read in the image, without a readahead of their own.
+
+    Raises `UnsupportedError` when the kernel has no EROFS, `PrivilegeError` without the right to mount,
+    `NotFoundError` for a missing file, `DataError` when ``meta`` is no EROFS image.
     """
     meta, data = meta.absolute(), data.absolute() if data else None
     _check_superblock(meta)
     what = f"mount erofs on {target}"
     with _plain([data] if data else []) as names:
         option = f"device={names[0]}" if names else ""
+        if direct and names:
+            with suppress(OSError):  # an option that the kernel does not know is EINVAL, as much else
+                _libc.mount(str(meta), str(target), "erofs", flags | MS_RDONLY, f"{option},directio")
+                return "file"
         try:
             _libc.mount(str(meta), str(target), "erofs", flags | MS_RDONLY, option)
             return "file"
