@@ -18,8 +18,9 @@ from bootseer.kernel import mount as mounts
 from bootseer.testing import ways
 from bootseer.testing.chaos import Chaos, Plan
 from bootseer.testing.crowd import Crowd, files_of
-from bootseer.testing.node import Node, short_queues, until
+from bootseer.testing.node import Node, short_queues
 from bootseer.testing.torture import Site
+from bootseer.testing.waits import until
 from bootseer.testing.weather import Weather
 
 pytestmark = pytest.mark.root

@@ -27,6 +27,7 @@ from bootseer.store import open_store
 from bootseer.testing.crowd import Crowd, Tally, files_of
 from bootseer.testing.node import Node, damage
 from bootseer.testing.torture import Site
+from bootseer.testing.waits import until
 from bootseer.testing.weather import Weather
 
 pytestmark = pytest.mark.root
@@ -93,7 +94,7 @@ def test_damage_on_the_way_is_fetched_again(small: Site, node_of: NodeOf, driver
             made = node.mount()
             break
     found = read_all(small, made)
-    assert found.errors < found.files / 3  # a block that came wrong twice
+    assert found.errors < found.files / 5  # a block that came wrong twice
     assert made.status().bad_blocks > 0
     Weather().make(node.weather)
     time.sleep(0.5)
@@ -150,8 +151,8 @@ def profiled(small: Site, tmp_path_factory: pytest.TempPathFactory) -> Site:
         made.unmount()
     finally:
         node.close()
-    kinds = {info.key.rpartition(".")[2] for info in open_store(str(folder / "store")).list("profiles")}
-    assert kinds == {"trace", "pack"}
+    profiles = open_store(str(folder / "store"))
+    until(lambda: {info.key[-4:] for info in profiles.list("profiles")} == {"race", "pack"}, 20.0, "a hot pack")
     return small._replace(store=folder / "store")
 
 

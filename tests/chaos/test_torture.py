@@ -16,9 +16,10 @@ from bootseer.kernel import mount as mounts
 from bootseer.store import open_store
 from bootseer.testing import torture, ways
 from bootseer.testing.crowd import Crowd, Tally, files_of
-from bootseer.testing.node import Node, until
+from bootseer.testing.node import Node
 from bootseer.testing.torture import Site
 from bootseer.testing.trees import Found, scan
+from bootseer.testing.waits import until
 
 pytestmark = pytest.mark.root
 

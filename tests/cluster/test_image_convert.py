@@ -20,38 +20,13 @@ from bootseer.blocks import tree as trees
 from bootseer.errors import NotFoundError
 from bootseer.image.record import key_of
 from bootseer.store import open_store
-from bootseer.testing.images import Member, folder, write_image
+from bootseer.testing.images import CHANGES, Member, folder, one_of_each, write_image
 from bootseer.testing.registry import DockerRegistry
 
 pytestmark = [pytest.mark.root, pytest.mark.registry]
 
-CAPABILITY = bytes.fromhex("0100000200200000000000000000000000000000")
-LOWER = [
-    folder("./", mtime_ns=1_400_000_000_000_000_001),
-    folder("etc"),
-    Member("etc/passwd", data=b"root:x:0:0::/:/bin/sh\n"),
-    folder("opt", 0o2775, uid=1000, gid=1001),
-    Member("opt/large", data=os.urandom(3_000_000), mode=0o640),
-    Member("opt/suid", data=b"#!/bin/sh\n", mode=0o6755, uid=7),
-    Member("opt/cap", data=b"x" * 5000, mode=0o755, xattrs={"security.capability": CAPABILITY, "user.a": b"\0b"}),
-    Member("opt/link", "symlink", link="../etc/passwd", uid=3),
-    Member("opt/hard", "hardlink", link="opt/large"),
-    Member("opt/null", "char", mode=0o666, device=(1, 3)),
-    Member("opt/pipe", "fifo", mode=0o600),
-    Member(os.fsdecode(b"opt/caf\xe9"), data=b"not UTF-8"),
-    Member("opt/empty"),
-    Member("opt/lost", data=b"gone"),
-    folder("opt/opaque"),
-    Member("opt/opaque/old", data=b"gone too"),
-]
-UPPER = [
-    folder("opt", 0o2775, uid=1000, gid=1001, mtime_ns=1_450_000_000_000_000_000),
-    Member("opt/.wh.lost"),
-    folder("opt/opaque"),
-    Member("opt/opaque/.wh..wh..opq"),
-    Member("opt/opaque/new", data=b"new"),
-    Member("etc/passwd", data=b"root:x:0:0::/root:/bin/sh\n", mtime_ns=999_999_999),
-]
+LOWER = one_of_each(os.urandom(3_000_000))
+UPPER = CHANGES
 
 
 def tree(root: Path) -> dict[bytes, object]:

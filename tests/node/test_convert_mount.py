@@ -18,44 +18,19 @@ from bootseer.blocks.pack import decompress
 from bootseer.kernel import mount
 from bootseer.oci.write import Compression
 from bootseer.store import open_store
-from bootseer.testing.images import Member, folder, write_image
+from bootseer.testing.images import CHANGES, Member, one_of_each, write_image
 from bootseer.testing.trees import Found, scan
 
 pytestmark = pytest.mark.root
 
-CAPABILITY = bytes.fromhex("0100000200200000000000000000000000000000")
 NOISE = random.Random(1).randbytes(3_000_000)
 LOWER = [
-    folder("./", mtime_ns=1_400_000_000_000_000_001),
-    folder("etc"),
-    Member("etc/passwd", data=b"root:x:0:0::/:/bin/sh\n"),
-    folder("opt", 0o2775, uid=1000, gid=1001),
-    Member("opt/large", data=NOISE, mode=0o640),
+    *one_of_each(NOISE),
     Member("opt/twin", data=NOISE),
     Member("opt/sparse", data=b"a" + bytes(2_000_000) + b"b" * 70_000),
-    Member("opt/suid", data=b"#!/bin/sh\n", mode=0o6755, uid=7),
-    Member("opt/cap", data=b"x" * 5000, mode=0o755, xattrs={"security.capability": CAPABILITY, "user.a": b"\0b"}),
-    Member("opt/link", "symlink", link="../etc/passwd", uid=3),
-    Member("opt/hard", "hardlink", link="opt/large"),
-    Member("opt/null", "char", mode=0o666, device=(1, 3)),
-    Member("opt/pipe", "fifo", mode=0o600),
-    Member(os.fsdecode(b"opt/caf\xe9"), data=b"not UTF-8"),
-    Member("opt/empty"),
-    Member("opt/lost", data=NOISE[:500_000]),
-    folder("opt/opaque"),
-    Member("opt/opaque/old", data=b"gone too"),
     *(Member(f"etc/many-{n:04d}", data=NOISE[n * 100 : n * 140]) for n in range(500)),
 ]
-UPPER = [
-    folder("opt", 0o2775, uid=1000, gid=1001, mtime_ns=1_450_000_000_000_000_000),
-    Member("opt/.wh.lost"),
-    Member("opt/.wh.twin"),
-    folder("opt/opaque"),
-    Member("opt/opaque/.wh..wh..opq"),
-    Member("opt/opaque/new", data=b"new"),
-    Member("etc/passwd", data=b"root:x:0:0::/root:/bin/sh\n", mtime_ns=999_999_999),
-    Member("etc/more", data=NOISE[1_000_000:2_500_000]),
-]
+UPPER = [*CHANGES, Member("opt/.wh.twin"), Member("etc/more", data=NOISE[1_000_000:2_500_000])]
 
 
 @pytest.fixture

@@ -6,9 +6,7 @@ import errno
 import os
 import select
 import signal
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,6 +14,7 @@ import pytest
 
 from bootseer.errors import NotFoundError, UnsupportedError
 from bootseer.kernel import fanotify
+from bootseer.testing.waits import read_later
 
 pytestmark = pytest.mark.root
 
@@ -44,30 +43,6 @@ def _marked(place: Path) -> Iterator[fanotify.Group]:
         group.close()
 
 
-def _later(call: Callable[[], bytes]) -> Future[bytes]:
-    future: Future[bytes] = Future()
-
-    def work() -> None:
-        try:
-            future.set_result(call())
-        except BaseException as exc:
-            future.set_exception(exc)
-
-    threading.Thread(target=work, daemon=True).start()
-    return future
-
-
-def _read(path: Path, offset: int, length: int) -> Future[bytes]:
-    def call() -> bytes:
-        fd = os.open(path, os.O_RDONLY)
-        try:
-            return os.pread(fd, length, offset)
-        finally:
-            os.close(fd)
-
-    return _later(call)
-
-
 def _next(group: fanotify.Group, seconds: float = 5) -> list[fanotify.Event]:
     readable, _, _ = select.select([group], [], [], seconds)
     return group.events(bytearray(4096)) if readable else []
@@ -76,7 +51,7 @@ def _next(group: fanotify.Group, seconds: float = 5) -> list[fanotify.Event]:
 def test_a_reader_waits_for_its_answer(place: Path) -> None:
     with _marked(place) as group:
         assert group.events(bytearray(4096)) == []
-        got = _read(place, 8200, 5000)
+        got = read_later(place, 8200, 5000)
         (event,) = _next(group)
         assert (event.pid, event.offset, event.length) == (os.getpid(), 8192, 8192)  # whole pages
         assert not got.done()
@@ -89,7 +64,7 @@ def test_a_reader_waits_for_its_answer(place: Path) -> None:
 @pytest.mark.parametrize("number", sorted(fanotify.ERRNOS))
 def test_a_denial_carries_its_errno(place: Path, number: int) -> None:
     with _marked(place) as group:
-        got = _read(place, 0, 100)
+        got = read_later(place, 0, 100)
         (event,) = _next(group)
         assert group.deny(event.fd, number)
         os.close(event.fd)
@@ -100,7 +75,7 @@ def test_a_denial_carries_its_errno(place: Path, number: int) -> None:
 
 def test_an_errno_the_kernel_would_refuse_becomes_eio(place: Path) -> None:
     with _marked(place) as group:
-        got = _read(place, 0, 100)
+        got = read_later(place, 0, 100)
         (event,) = _next(group)
         assert group.deny(event.fd, errno.ENOTCONN)
         os.close(event.fd)
@@ -112,7 +87,7 @@ def test_an_answer_nobody_waits_for(place: Path) -> None:
     with _marked(place) as group:
         assert not group.allow(12345)
         assert not group.deny(12345)
-        got = _read(place, 0, 100)
+        got = read_later(place, 0, 100)
         (event,) = _next(group)
         assert group.allow(event.fd)
         assert not group.allow(event.fd)
@@ -122,7 +97,7 @@ def test_an_answer_nobody_waits_for(place: Path) -> None:
 
 def test_many_events_in_one_call(place: Path) -> None:
     with _marked(place) as group:
-        reads = [_read(place, number * 4096, 4096) for number in range(20)]
+        reads = [read_later(place, number * 4096, 4096) for number in range(20)]
         seen: dict[int, fanotify.Event] = {}
         while len(seen) < 20:
             found = _next(group)
@@ -144,9 +119,9 @@ def test_unmarked_files_and_older_descriptors_are_not_asked_about(place: Path) -
         os.pwrite(before, b"x", 0)
         group.unmark(place)
         group.unmark(place)
-        assert len(_read(place, 0, 100).result(5)) == 100
+        assert len(read_later(place, 0, 100).result(5)) == 100
         group.mark(before)  # by descriptor: whatever the file is called now
-        got = _read(place, 0, 100)
+        got = read_later(place, 0, 100)
         (event,) = _next(group)
         group.allow(event.fd)
         assert len(os.pread(event.fd, 100, 0)) == 100
@@ -164,7 +139,7 @@ def test_events_of_a_dead_reader_are_answered_by_their_number(place: Path) -> No
             (event,) = _next(fanotify.Group(group.fileno()))
             os.write(tell, str(event.fd).encode())
             signal.pause()
-        got = _read(place, 0, 100)
+        got = read_later(place, 0, 100)
         number = int(os.read(told, 20))
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
@@ -183,7 +158,7 @@ def test_closing_the_last_descriptor_lets_readers_go_on(place: Path) -> None:
     os.truncate(place, SIZE)
     group = fanotify.Group.open()
     group.mark(place)
-    got = _read(place, 0, 4096)
+    got = read_later(place, 0, 4096)
     (event,) = _next(group)
     group.close()
     os.close(event.fd)

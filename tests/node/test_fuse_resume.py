@@ -10,13 +10,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
 from bootseer.errors import DataError, UnsupportedError
 from bootseer.kernel import fuse, mount
+from bootseer.testing.waits import read_later, until
 
 pytestmark = pytest.mark.root
 
@@ -32,37 +32,6 @@ def mountpoint(tmp_path: Path) -> Iterator[Path]:
     yield path
     while mount.is_mounted(path):
         mount.unmount(path, lazy=True, force=True)
-
-
-def _later(call: Callable[[], bytes]) -> Future[bytes]:
-    future: Future[bytes] = Future()
-
-    def work() -> None:
-        try:
-            future.set_result(call())
-        except BaseException as exc:
-            future.set_exception(exc)
-
-    threading.Thread(target=work, daemon=True).start()
-    return future
-
-
-def _pread(path: Path, offset: int, length: int) -> Future[bytes]:
-    def call() -> bytes:
-        fd = os.open(path, os.O_RDONLY)
-        try:
-            return os.pread(fd, length, offset)
-        finally:
-            os.close(fd)
-
-    return _later(call)
-
-
-def _until(true: Callable[[], object], seconds: float = 5) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 # ---- answered later ----
@@ -91,8 +60,8 @@ def test_many_more_reads_wait_than_there_are_workers(mountpoint: Path, tmp_path:
         fuse.Server(operations, mountpoint, workers=2, options=options) as server,
     ):
         assert len(set(server.descriptors())) == (2 if clone else 1)
-        got = [_pread(mountpoint / "data", number * 8192, 5000) for number in range(24)]
-        _until(lambda: len(waiting.reads) == 24)
+        got = [read_later(mountpoint / "data", number * 8192, 5000) for number in range(24)]
+        until(lambda: len(waiting.reads) == 24)
         assert not any(each.done() for each in got)
         for number, ctx in waiting.reads.items():
             right = DATA[number : number + 5000]
@@ -121,8 +90,8 @@ def test_many_more_reads_wait_than_there_are_workers(mountpoint: Path, tmp_path:
 def test_late_answers_that_are_errors(mountpoint: Path, result: object, number: int) -> None:
     waiting = Waiting()
     with fuse.Server(fuse.SingleFile("data", len(DATA), waiting.read), mountpoint, options=OPTIONS) as server:
-        got = _pread(mountpoint / "data", 0, 4096)
-        _until(lambda: waiting.reads)
+        got = read_later(mountpoint / "data", 0, 4096)
+        until(lambda: waiting.reads)
         assert server.answer(waiting.reads[0], result)  # type: ignore[arg-type]
         with pytest.raises(OSError, match=os.strerror(number)) as caught:
             got.result(5)
@@ -143,8 +112,8 @@ def test_answers_after_the_end_go_nowhere(mountpoint: Path, caplog: pytest.LogCa
     waiting = Waiting()
     server = fuse.Server(fuse.SingleFile("data", len(DATA), waiting.read), mountpoint, options=OPTIONS)
     server.start()
-    got = _pread(mountpoint / "data", 0, 4096)
-    _until(lambda: waiting.reads)
+    got = read_later(mountpoint / "data", 0, 4096)
+    until(lambda: waiting.reads)
     server.stop(timeout=0.1)
     assert "aborting it" in caplog.text
     with pytest.raises(OSError, match="abort"):
@@ -170,7 +139,7 @@ def test_a_waiting_reader_can_be_interrupted(mountpoint: Path, clone: bool) -> N
             os._exit(0)
         assert asked.wait(5)
         os.kill(pid, signal.SIGKILL)
-        _until(lambda: os.waitpid(pid, os.WNOHANG)[0])
+        until(lambda: os.waitpid(pid, os.WNOHANG)[0])
 
 
 # ---- served by one process after the other ----
@@ -233,12 +202,12 @@ def test_a_new_server_answers_what_the_dead_one_took(mountpoint: Path, clone: bo
             pytest.skip("Linux 6.9 sends requests again")
         kept = os.open(mountpoint / "data", os.O_RDONLY)
         assert os.pread(kept, 100, 1 << 20) == DATA[1 << 20 : (1 << 20) + 100]
-        taken = [_pread(mountpoint / "data", number * 8192, 8192) for number in range(16)]
+        taken = [read_later(mountpoint / "data", number * 8192, 8192) for number in range(16)]
         count = 0
         while count < 16:
             count += len(os.read(seen, 100))
         _kill(first)
-        fresh = _pread(mountpoint / "data", 2 << 20, 100)  # asked while nobody serves
+        fresh = read_later(mountpoint / "data", 2 << 20, 100)  # asked while nobody serves
         time.sleep(0.05)
         assert not fresh.done()
         assert not any(each.done() for each in taken)
@@ -290,7 +259,7 @@ def test_without_a_holder_left_readers_get_errors(mountpoint: Path) -> None:
     first = _fork(lambda: _serve(device, tell, lambda offset, size, ctx: fuse.LATER))
     try:
         os.read(told, 4096)
-        got = _pread(mountpoint / "data", 0, 4096)
+        got = read_later(mountpoint / "data", 0, 4096)
         time.sleep(0.1)
         _kill(first)
         time.sleep(0.1)

@@ -20,6 +20,7 @@ from bootseer.blocks import fusefront
 from bootseer.blocks.channel import Again, Came, Channel, Wanted
 from bootseer.blocks.shared import Count, Shared
 from bootseer.kernel import fuse, mount
+from bootseer.testing.waits import until
 
 pytestmark = pytest.mark.root
 
@@ -103,13 +104,6 @@ class Tree:
         self.near.close()
         self.far.close()
         os.close(self.fd)
-
-
-def until(true: Callable[[], object], seconds: float = 5) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.002)
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from bootseer.blocks.keeper import Keeper
 from bootseer.blocks.shared import Count, Shared
 from bootseer.errors import BootseerError
 from bootseer.kernel import fanotify
+from bootseer.testing.waits import until
 
 pytestmark = pytest.mark.root
 
@@ -111,13 +112,6 @@ class Tree:
         self.far.close()
         self.shared.close()
         os.close(self.fd)
-
-
-def until(true: Callable[[], object], seconds: float = 5) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.002)
 
 
 def right(block: int) -> bytes:

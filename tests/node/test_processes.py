@@ -537,26 +537,25 @@ def test_a_silent_holder_is_replaced(node: Node, trouble: Trouble) -> None:
     assert alive(made.status().pid)
 
 
-def test_the_holder_dies_while_a_keeper_starts(node: Node, trouble: Trouble) -> None:
-    made = node.mount(command=TROUBLED)
+def holder_dies_while_another_starts(made: TreeMount, trouble: Trouble, how: str, pid: int, after: float) -> None:
     status = made.status()
-    with trouble("slow"):
-        os.kill(status.front_pid, signal.SIGKILL)
-        time.sleep(0.2)
+    with trouble(how):
+        os.kill(pid, signal.SIGKILL)
+        time.sleep(after)
         os.kill(status.pid, signal.SIGKILL)
     until(lambda: made.status().holder_restarts == 1)
+
+
+def test_the_holder_dies_while_a_keeper_starts(node: Node, trouble: Trouble) -> None:
+    made = node.mount(command=TROUBLED)
+    holder_dies_while_another_starts(made, trouble, "slow", made.status().front_pid, 0.2)
     os.kill(made.status().front_pid, signal.SIGKILL)
     assert right(node, made.target, range(4))
 
 
 def test_the_holder_dies_while_a_fetcher_starts(node: Node, trouble: Trouble) -> None:
     made = node.mount(command=TROUBLED)
-    status = made.status()
-    with trouble("twin"):
-        os.kill(status.fetcher_pid, signal.SIGKILL)
-        time.sleep(0.3)
-        os.kill(status.pid, signal.SIGKILL)
-    until(lambda: made.status().holder_restarts == 1)
+    holder_dies_while_another_starts(made, trouble, "twin", made.status().fetcher_pid, 0.3)
     assert made.status().fetcher_restarts == 1
     assert right(node, made.target)
 

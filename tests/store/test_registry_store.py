@@ -1,4 +1,4 @@
-"""What every store promises, held against a real registry; and what only a registry can show: artifacts of an image."""
+"""What only a registry can show: artifacts of an image, tags, batches. What all promise: `test_promises.py`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from bootseer import oci
-from bootseer.errors import ConfigError, DataError, NotFoundError, UnavailableError
+from bootseer.errors import ConfigError, DataError, UnavailableError
 from bootseer.oci import spec
 from bootseer.oci.registry import Registry
-from bootseer.store import ObjectInfo, Store, open_store
+from bootseer.store import Store, open_store
 from bootseer.store._artifact import ARTIFACT, KEY, tag_of, tag_prefix
 from bootseer.store.registry import RegistryStore
 from bootseer.testing.registry import DockerRegistry
@@ -52,97 +52,12 @@ def push_image(store: Store) -> spec.Descriptor:
     return spec.Descriptor(spec.MANIFEST, client.put_manifest(body, spec.MANIFEST, "v1"), len(body))
 
 
-def test_put_then_read_whole_and_in_ranges(store: Store, tmp_path: Path) -> None:
-    data = os.urandom(3 << 20)
-    (tmp_path / "big").write_bytes(data)
-    assert store.put("a/b", b"hello")
-    assert store.put("a/c", tmp_path / "big")
-    assert store.put("a/empty", b"")
-    assert store.get("a/b") == b"hello"
-    assert store.get("a/c") == data
-    assert store.get("a/empty") == b""
-    with store.open("a/c") as reader:
-        assert reader.size == len(data)
-        assert reader.read(2_000_000, 1000) == data[2_000_000:2_001_000]
-        assert reader.read(len(data), 0) == b""
-        with pytest.raises(DataError, match=r"a/c.*ends at"):
-            reader.read(len(data) - 1, 2)
-    assert store.stat("a/c") == ObjectInfo("a/c", len(data))
-
-
-def test_one_reader_serves_many_threads(store: Store) -> None:
-    data = os.urandom(1 << 20)
-    store.put("k", data)
-    wrong = []
-    with store.open("k") as reader:
-
-        def read(seed: int) -> None:
-            for step in range(20):
-                offset = (seed * 7919 + step * 104729) % (len(data) - 5000)
-                if reader.read(offset, 5000) != data[offset : offset + 5000]:
-                    wrong.append(offset)
-
-        threads = [threading.Thread(target=read, args=(seed,)) for seed in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert wrong == []
-
-
-def test_the_first_publication_wins(store: Store) -> None:
-    assert store.put("k", b"one")
-    assert not store.put("k", b"two")
-    assert store.get("k") == b"one"
-    assert store.put("k", b"three", overwrite=True)
-    assert store.get("k") == b"three"
-    outcomes: list[bool] = []
-    threads = [threading.Thread(target=lambda i=i: outcomes.append(store.put("race", b"%d" % i))) for i in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert outcomes.count(True) == 1
-    assert [info.key for info in store.list("")] == ["k", "race"]
-
-
-def test_missing_keys(store: Store) -> None:
-    for call in (store.get, store.open, store.stat):
-        with pytest.raises(NotFoundError, match="no object nothing/here"):
-            call("nothing/here")
-    assert list(store.list("nothing")) == []
-    store.delete("nothing/here")
-    store.put("a/b", b"x")
-    with pytest.raises(NotFoundError):
-        store.stat("a")
-    for key in ("", "/a", "a/../b", "a//b", ".", "a/\0"):
-        with pytest.raises(ConfigError):
-            store.put(key, b"")
-        with pytest.raises(ConfigError):
-            store.get(key)
-    store.delete("a/b")
-    assert not store.exists("a/b")
-    assert store.put("a/b", b"x")
-    assert store.get("a/b") == b"x"
-
-
-def test_list_is_in_key_order_and_deep(store: Store) -> None:
-    deep = "/".join(f"Level {number}" for number in range(12))
-    for key in ("b/2", "b/1", "a", "b/c/3", deep):
-        store.put(key, key.encode())
-    assert [info.key for info in store.list("b")] == ["b/1", "b/2", "b/c/3"]
-    assert [info.key for info in store.list("/".join(deep.split("/")[:9]))] == [deep]
-    sizes = {info.key: info.size for info in store.list("")}
-    assert sizes == {"a": 1, "b/1": 3, "b/2": 3, "b/c/3": 5, deep: len(deep)}
-    store.delete("b/1")
-    assert [info.key for info in store.list("b")] == ["b/2", "b/c/3"]
-
-
-@pytest.mark.parametrize("point", ["store.put.before-publish", "registry.publish.before-tag"])
-def test_a_killed_publication_is_unseen(store: Store, point: str) -> None:
+def test_a_publication_killed_before_its_tag_is_unseen(store: Store) -> None:
     code = f"from bootseer.store import open_store; open_store({store.url!r}).put('k', b'x' * 3000000)"
     done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "BOOTSEER_FAULTS": f"{point}=kill"}, timeout=60
+        [sys.executable, "-c", code],
+        env={**os.environ, "BOOTSEER_FAULTS": "registry.publish.before-tag=kill"},
+        timeout=60,
     )
     assert done.returncode == -9
     assert not store.exists("k")

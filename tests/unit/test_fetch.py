@@ -21,6 +21,7 @@ from bootseer.errors import BootseerError, DataError, NotFoundError, PrivilegeEr
 from bootseer.testing import lazy
 from bootseer.testing.lazy import LazyBlob
 from bootseer.testing.source import FlakyStore
+from bootseer.testing.waits import until
 
 COUNT = 64
 
@@ -71,13 +72,6 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     rig = Rig(tmp_path)
     yield rig
     rig.close()
-
-
-def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "did not happen in time"
-        time.sleep(0.005)
 
 
 def test_demand_brings_right_bytes(rig: Rig) -> None:

@@ -23,6 +23,7 @@ from bootseer.blocks.source import StoreSource
 from bootseer.errors import BootseerError, UnavailableError
 from bootseer.testing import lazy
 from bootseer.testing.source import FlakyStore, RateLimitedStore
+from bootseer.testing.waits import until
 
 TREE = "ab" * 32
 COUNT = 400
@@ -213,13 +214,6 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     rig = Rig(tmp_path)
     yield rig
     rig.close()
-
-
-def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "did not happen in time"
-        time.sleep(0.005)
 
 
 def test_the_hot_pack_brings_everything_in_few_requests(rig: Rig) -> None:

@@ -7,9 +7,11 @@ exists, so the first publication wins without locks); overwriting uses ``rename`
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +23,8 @@ from bootseer.store.base import ObjectInfo, RangeReader, Store, check_key
 log = logging.getLogger(__name__)
 
 _TMP = ".tmp-"
+_NO_OBJECT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+"""A key that is a folder of others, or below one that is an object, names none."""
 _ABANDONED = 86400.0
 """Seconds without a write after which a temporary file has no writer: no single object takes a day."""
 
@@ -29,7 +33,11 @@ class _FileReader(RangeReader):
     def __init__(self, path: Path) -> None:
         self._path = path
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self.size = os.fstat(self._fd).st_size
+        info = os.fstat(self._fd)
+        if not stat.S_ISREG(info.st_mode):
+            self.close()
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        self.size = info.st_size
 
     def read(self, offset: int, length: int) -> bytes:
         data = b""
@@ -66,7 +74,7 @@ class FolderStore(Store):
     def get(self, key: str) -> bytes:
         try:
             return self._path(key).read_bytes()
-        except FileNotFoundError:
+        except _NO_OBJECT:
             raise self._missing(key) from None
         except OSError as exc:
             raise from_os_error(exc, f"read {key} from store {self.url}") from exc
@@ -74,7 +82,7 @@ class FolderStore(Store):
     def open(self, key: str) -> RangeReader:
         try:
             return _FileReader(self._path(key))
-        except FileNotFoundError:
+        except _NO_OBJECT:
             raise self._missing(key) from None
         except OSError as exc:
             raise from_os_error(exc, f"read {key} from store {self.url}") from exc
@@ -82,10 +90,12 @@ class FolderStore(Store):
     def stat(self, key: str) -> ObjectInfo:
         try:
             info = self._path(key).stat()
-        except (FileNotFoundError, NotADirectoryError):
+        except _NO_OBJECT:
             raise self._missing(key) from None
         except OSError as exc:
             raise from_os_error(exc, f"look up {key} in store {self.url}") from exc
+        if not stat.S_ISREG(info.st_mode):
+            raise self._missing(key)
         return ObjectInfo(key, info.st_size)
 
     def put(self, key: str, data: bytes | Path, *, overwrite: bool = False) -> bool:

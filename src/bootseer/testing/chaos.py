@@ -28,10 +28,11 @@ from bootseer.kernel import mount as mounts
 from bootseer.store import open_store
 from bootseer.testing import torture
 from bootseer.testing.crowd import Crowd, Tally, files_of
-from bootseer.testing.node import Node, alive, damage, pids, short_queues, until
+from bootseer.testing.node import Node, alive, damage, pids, short_queues
 from bootseer.testing.registry import DockerRegistry
 from bootseer.testing.tokens import TokenServer
 from bootseer.testing.torture import Site
+from bootseer.testing.waits import until
 from bootseer.testing.weather import Weather
 
 log = logging.getLogger(__name__)

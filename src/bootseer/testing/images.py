@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import shutil
 import subprocess
 import tarfile
@@ -43,6 +44,42 @@ class Member(NamedTuple):
 
 def folder(name: str, mode: int = 0o755, **more: object) -> Member:
     return Member(name, "dir", mode=mode, **more)  # type: ignore[arg-type]
+
+
+_CAPABILITY = bytes.fromhex("0100000200200000000000000000000000000000")
+
+
+def one_of_each(noise: bytes) -> list[Member]:
+    """A layer with each kind of file, odd modes, owners, names and attributes; ``noise`` (3 MB) is the large file's."""
+    return [
+        folder("./", mtime_ns=1_400_000_000_000_000_001),
+        folder("etc"),
+        Member("etc/passwd", data=b"root:x:0:0::/:/bin/sh\n"),
+        folder("opt", 0o2775, uid=1000, gid=1001),
+        Member("opt/large", data=noise, mode=0o640),
+        Member("opt/suid", data=b"#!/bin/sh\n", mode=0o6755, uid=7),
+        Member("opt/cap", data=b"x" * 5000, mode=0o755, xattrs={"security.capability": _CAPABILITY, "user.a": b"\0b"}),
+        Member("opt/link", "symlink", link="../etc/passwd", uid=3),
+        Member("opt/hard", "hardlink", link="opt/large"),
+        Member("opt/null", "char", mode=0o666, device=(1, 3)),
+        Member("opt/pipe", "fifo", mode=0o600),
+        Member(os.fsdecode(b"opt/caf\xe9"), data=b"not UTF-8"),
+        Member("opt/empty"),
+        Member("opt/lost", data=noise[:500_000]),
+        folder("opt/opaque"),
+        Member("opt/opaque/old", data=b"gone too"),
+    ]
+
+
+CHANGES = [
+    folder("opt", 0o2775, uid=1000, gid=1001, mtime_ns=1_450_000_000_000_000_000),
+    Member("opt/.wh.lost"),
+    folder("opt/opaque"),
+    Member("opt/opaque/.wh..wh..opq"),
+    Member("opt/opaque/new", data=b"new"),
+    Member("etc/passwd", data=b"root:x:0:0::/root:/bin/sh\n", mtime_ns=999_999_999),
+]
+"""A layer over `one_of_each` that hides and replaces."""
 
 
 def tar_of(members: Iterable[Member], fmt: int = tarfile.PAX_FORMAT) -> bytes:

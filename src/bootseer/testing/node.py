@@ -7,8 +7,7 @@ import os
 import random
 import shutil
 import signal
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bootseer.blocks import tree
@@ -16,6 +15,7 @@ from bootseer.blocks.tree import ProfileKey, TreeMount, TreeStatus
 from bootseer.config import Config
 from bootseer.errors import BootseerError, UnavailableError
 from bootseer.kernel import mount as mounts
+from bootseer.testing.waits import until
 from bootseer.testing.weather import Weather, server
 
 QUEUE = Path("/proc/sys/fs/fanotify/max_queued_events")
@@ -26,15 +26,6 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-def until(condition: Callable[[], object], seconds: float, what: str) -> None:
-    """Raises `TimeoutError` when that does not become true within ``seconds``."""
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            raise TimeoutError(f"{what} did not happen within {seconds:g} s")
-        time.sleep(0.01)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,49 @@
+"""Waiting for what happens elsewhere, never for ever; and calls that may hang, in a thread that nobody waits for."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def until(condition: Callable[[], object], seconds: float = 5.0, what: str = "what was waited for") -> None:
+    """Raises `TimeoutError` when ``condition`` does not become true within ``seconds``."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            raise TimeoutError(f"{what} did not happen within {seconds:g} s")
+        time.sleep(0.005)
+
+
+def later(call: Callable[[], T]) -> Future[T]:
+    """What ``call`` returns or raises, from a daemon thread: it may be one that never returns."""
+    future: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as exc:
+            future.set_exception(exc)
+
+    threading.Thread(target=work, daemon=True).start()
+    return future
+
+
+def read_later(path: Path, offset: int, length: int) -> Future[bytes]:
+    """``length`` bytes of the file at ``path`` from ``offset`` on, with one pread."""
+
+    def call() -> bytes:
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            return os.pread(fd, length, offset)
+        finally:
+            os.close(fd)
+
+    return later(call)

@@ -1,0 +1,140 @@
+"""What every store promises, held against each kind of real one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bootseer.errors import ConfigError, DataError, NotFoundError
+from bootseer.store import ObjectInfo, Store, open_store
+from bootseer.testing import hadoop
+from bootseer.testing.registry import DockerRegistry
+
+
+@pytest.fixture(scope="module")
+def registry() -> Iterator[DockerRegistry]:
+    with DockerRegistry() as running:
+        yield running
+
+
+@pytest.fixture(
+    params=[
+        "folder",
+        pytest.param("registry", marks=pytest.mark.registry),
+        pytest.param("hdfs", marks=pytest.mark.hdfs),
+    ]
+)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """An empty one."""
+    name = uuid.uuid4().hex
+    if request.param == "hdfs":
+        return open_store(f"{hadoop.shared().url}/{name}")
+    if request.param == "registry":
+        return open_store(f"registry://{request.getfixturevalue('registry').address}/r{name}")
+    return open_store(str(tmp_path / name))
+
+
+def all_at_once(threads: list[threading.Thread]) -> None:
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def test_put_then_read_whole_and_in_ranges(store: Store, tmp_path: Path) -> None:
+    data = os.urandom(9 << 20)
+    (tmp_path / "big").write_bytes(data)
+    assert store.put("a/b", b"hello")
+    assert store.put("a/c", tmp_path / "big")
+    assert store.put("a/empty", b"")
+    assert store.get("a/b") == b"hello"
+    assert store.get("a/c") == data
+    assert store.get("a/empty") == b""
+    with store.open("a/c") as reader:
+        assert reader.size == len(data)
+        assert reader.read(5_000_000, 1000) == data[5_000_000:5_001_000]
+        assert reader.read(len(data), 0) == b""
+        with pytest.raises(DataError, match="ends at"):
+            reader.read(len(data) - 1, 2)
+    assert store.stat("a/c") == ObjectInfo("a/c", len(data))
+
+
+def test_one_reader_serves_many_threads(store: Store) -> None:
+    data = os.urandom(1 << 20)
+    store.put("k", data)
+    wrong = []
+    with store.open("k") as reader:
+
+        def read(seed: int) -> None:
+            for step in range(20):
+                offset = (seed * 7919 + step * 104729) % (len(data) - 5000)
+                if reader.read(offset, 5000) != data[offset : offset + 5000]:
+                    wrong.append(offset)
+
+        all_at_once([threading.Thread(target=read, args=(seed,)) for seed in range(8)])
+    assert wrong == []
+
+
+def test_the_first_publication_wins(store: Store) -> None:
+    assert store.put("k", b"one")
+    assert not store.put("k", b"two")
+    assert store.get("k") == b"one"
+    assert store.put("k", b"three", overwrite=True)
+    assert store.get("k") == b"three"
+    outcomes: list[bool] = []
+    all_at_once(
+        [threading.Thread(target=lambda i=i: outcomes.append(store.put("race", b"%d" % i))) for i in range(6)]
+    )
+    assert outcomes.count(True) == 1
+    assert [info.key for info in store.list("")] == ["k", "race"]
+
+
+def test_missing_keys_and_bad_ones(store: Store) -> None:
+    for call in (store.get, store.open, store.stat):
+        with pytest.raises(NotFoundError, match="no object nothing/here"):
+            call("nothing/here")
+    assert list(store.list("nothing")) == []
+    store.delete("nothing/here")
+    store.put("a/b", b"x")
+    for call in (store.get, store.open, store.stat):
+        for key in ("a", "a/b/c"):
+            with pytest.raises(NotFoundError):
+                call(key)
+    for key in ("", "/a", "a/../b", "../x", "a//b", ".", "a/\0"):
+        with pytest.raises(ConfigError):
+            store.put(key, b"")
+        with pytest.raises(ConfigError):
+            store.get(key)
+    store.delete("a/b")
+    assert not store.exists("a/b")
+    assert store.put("a/b", b"x")
+    assert store.get("a/b") == b"x"
+
+
+def test_list_is_in_key_order_and_deep(store: Store) -> None:
+    deep = "/".join(f"Level {number}" for number in range(12))
+    for key in ("b/2", "b/1", "a", "b/c/3", deep):
+        store.put(key, key.encode())
+    assert [info.key for info in store.list("b")] == ["b/1", "b/2", "b/c/3"]
+    assert [info.key for info in store.list("/".join(deep.split("/")[:9]))] == [deep]
+    sizes = {info.key: info.size for info in store.list("")}
+    assert sizes == {"a": 1, "b/1": 3, "b/2": 3, "b/c/3": 5, deep: len(deep)}
+    store.delete("b/1")
+    assert [info.key for info in store.list("b")] == ["b/2", "b/c/3"]
+
+
+def test_a_killed_publication_is_unseen(store: Store) -> None:
+    code = f"from bootseer.store import open_store; open_store({store.url!r}).put('k', b'x' * 3000000)"
+    environ = {**os.environ, "BOOTSEER_FAULTS": "store.put.before-publish=kill"}
+    assert subprocess.run([sys.executable, "-c", code], env=environ, timeout=60).returncode == -9
+    assert not store.exists("k")
+    assert list(store.list("")) == []
+    assert store.put("k", b"y")
+    assert store.get("k") == b"y"
