@@ -21,6 +21,7 @@ from bootseer.stripefs.fsck import Report, fsck
 from bootseer.stripefs.gc import AGE, Removal, gc
 from bootseer.stripefs.latest import newest
 from bootseer.stripefs.layout import Pointer
+from bootseer.stripefs.pieces import parallel
 from bootseer.stripefs.read import ChunkFile, PlainFile, StripedFile, open_file, read_pointer
 from bootseer.stripefs.repair import Repair, repair
 from bootseer.stripefs.save import Save, begin
@@ -191,12 +192,19 @@ class StripeFS:
         if not (found := self.stat(path)).is_dir:
             return [found]
         entries = [entry for entry in self.backend.list(path) if not commit.is_hidden(entry.name)]
-        return [
-            FileStat(path=join(path, entry.name), size=0, is_dir=True, mtime=entry.mtime)
-            if entry.is_dir
-            else self._file_stat(join(path, entry.name), entry)
-            for entry in entries
-        ]
+
+        def look(entry: Entry) -> FileStat | None:
+            name = join(path, entry.name)
+            if entry.is_dir:
+                return FileStat(path=name, size=0, is_dir=True, mtime=entry.mtime)
+            try:
+                return self._file_stat(name, entry)
+            except NotFoundError:
+                return None  # gone since
+
+        # side by side: a small file is read, to see whether it is a pointer
+        found_entries = parallel([lambda entry=entry: look(entry) for entry in entries])  # type: ignore[misc]
+        return [stat for stat in found_entries if stat is not None]
 
     def files(self, path: str = "") -> list[str]:
         """Paths of every file at or below ``path``, in order."""
