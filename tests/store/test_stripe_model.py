@@ -236,7 +236,7 @@ _CHECKS = list(HealthCheck)
 def test_a_folder_behaves_like_the_model():
     run_state_machine_as_test(
         OverFolder,
-        settings=settings(max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=_CHECKS),
+        settings=settings(max_examples=80, stateful_step_count=40, deadline=None, suppress_health_check=_CHECKS),
     )
 
 
@@ -244,5 +244,5 @@ def test_a_folder_behaves_like_the_model():
 def test_hdfs_behaves_like_the_model():
     run_state_machine_as_test(
         OverHdfs,
-        settings=settings(max_examples=4, stateful_step_count=15, deadline=None, suppress_health_check=_CHECKS),
+        settings=settings(max_examples=6, stateful_step_count=20, deadline=None, suppress_health_check=_CHECKS),
     )

@@ -197,6 +197,18 @@ def test_fsck_and_gc(run):
     assert done.error.endswith("store/a: missing-stripe; restore it from a copy")
 
 
+def test_explanations(run):
+    Path("big").write_bytes(BIG)
+    run("put", "big", "store/big", "--width", "2")
+    done = run("explain", "store/big", "--read").out
+    assert "store/big: 5.0 MB, 2 stripes, unit 1 MiB\naccess: folder, " in done
+    assert run("explain", "store/big", "--json").json["access"] == "folder"
+    assert "5.0 MB, plain" in run("explain", "big").out
+    next(Path("store/.bsx").glob("*.1")).unlink()
+    assert "no such file" in run("explain", "store/big").out
+    assert run("explain", "store").code == 66
+
+
 def test_a_measurement_leaves_nothing(run):
     Path("store").mkdir()
     found = run("bench", "store", "--size", "1M", "--rounds", "2", "--shape", "2x64K", "--shape", "1x1M", "--json").json
@@ -204,7 +216,7 @@ def test_a_measurement_leaves_nothing(run):
     assert all(row["read"] > 0 < row["write"] for row in found["rows"])
     assert list(Path("store").iterdir()) == []
     done = run("bench", "store", "--size", "100K", "--rounds", "1", "--shape", "4x4K")
-    assert "100 KiB in" in done.out
+    assert "a file of 100 KiB" in done.out
     assert "memory" in done.out
     assert list(Path("store").iterdir()) == []
 
@@ -226,7 +238,7 @@ def test_a_measurement_leaves_nothing(run):
         (["get", "store", "file"], 73, "is a file, a folder is needed"),
         (["get", "store/f", "/sys/out"], 73, "/sys"),
         (["put", "none", "store/x"], 66, "no file or folder none"),
-        (["put", "file", "store/f/g"], 70, "store/f"),
+        (["put", "file", "store/f/g"], 73, "a file is in the way"),
         (["put", "file", "/sys/kernel/x"], 73, "/sys/kernel"),
         (["put", "file", "store/x", "--commit"], 78, "leave --commit away"),
         (["put", "file", "store/x", "--width", "0"], 78, "stripe width 0"),

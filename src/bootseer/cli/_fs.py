@@ -138,6 +138,14 @@ def row(stat: FileStat) -> dict[str, object]:
     return {**msgspec.to_builtins(stat), "striped": stat.striped}
 
 
+def binary_text(count: int) -> str:
+    for shift, name in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if count >= 1 << shift:
+            value = count / (1 << shift)
+            return f"{value:.0f} {name}" if value == int(value) else f"{value:.1f} {name}"
+    return f"{count} B"
+
+
 def age_text(seconds: float) -> str:
     """Two significant parts at most: ``42 s``, ``3 h``, ``5 d``."""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
@@ -160,6 +168,7 @@ __all__ = [
     "Url",
     "Width",
     "age_text",
+    "binary_text",
     "inside",
     "parse_age",
     "parse_size",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from bootseer.cli import fs_care, fs_checkpoints, fs_files, fs_mount
+from bootseer.cli import fs_care, fs_checkpoints, fs_explain, fs_files, fs_mount
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -13,5 +13,5 @@ app = typer.Typer(
     "or not at all, and every chunk is checked. A folder with a COMMIT is a complete checkpoint.",
 )
 
-for _group in (fs_files, fs_checkpoints, fs_care, fs_mount):
+for _group in (fs_files, fs_checkpoints, fs_care, fs_explain, fs_mount):
     _group.register(app)

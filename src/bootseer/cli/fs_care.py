@@ -1,4 +1,4 @@
-"""``bootseer fs fsck|gc|bench|explain``: what is wrong with a store, what it can do, and why it does what it does."""
+"""``bootseer fs fsck|gc|bench``: what is wrong with a store, its garbage, and what it can do."""
 
 from __future__ import annotations
 
@@ -6,12 +6,24 @@ from typing import Annotated
 
 import typer
 
-from bootseer.cli._fs import CARE, Json, Url, age_text, parse_age, parse_size, place, print_json, progress, size_text
+from bootseer.cli._fs import (
+    CARE,
+    Json,
+    Url,
+    age_text,
+    binary_text,
+    parse_age,
+    parse_size,
+    place,
+    print_json,
+    progress,
+    size_text,
+)
 from bootseer.cli._image import count_text, one_line, print_table
 
 
 def register(app: typer.Typer) -> None:
-    for verb in (fsck, gc, bench, explain):
+    for verb in (fsck, gc, bench):
         app.command(rich_help_panel=CARE)(verb)
 
 
@@ -130,9 +142,9 @@ def bench(
     rows = []
     for row in found.rows:
         speeds = [_rate(row.write), _range(row.write_range), _rate(row.read), _range(row.read_range)]
-        rows.append([str(row.width), size_text_binary(row.unit), *speeds])
-    title = f"{size_text_binary(found.size)} in {found.url}, median of {found.rounds}, MiB/s"
-    print_table(title, ["width", "unit", "write", "from-to", "read", "from-to "], rows)
+        rows.append([str(row.width), binary_text(row.unit), *speeds])
+    typer.echo(f"{found.url}: a file of {binary_text(found.size)}, MiB/s, median of {found.rounds}")
+    print_table("", ["width", "unit", "write", "from-to", "read", "from-to "], rows)
     if "://" not in fs.url or fs.url.startswith("file://"):
         typer.echo("A file just written to a folder is read from this machine's memory: only writes tell of the disk.")
 
@@ -144,34 +156,9 @@ def _shape(text: str) -> tuple[int, int]:
     return int(width), parse_size(unit)
 
 
-def size_text_binary(count: int) -> str:
-    for shift, name in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if count >= 1 << shift:
-            value = count / (1 << shift)
-            return f"{value:.0f} {name}" if value == int(value) else f"{value:.1f} {name}"
-    return f"{count} B"
-
-
 def _rate(value: float) -> str:
     return f"{value / (1 << 20):.0f}"
 
 
 def _range(values: tuple[float, float]) -> str:
     return f"{_rate(values[0])}-{_rate(values[1])}"
-
-
-def explain(url: Url, as_json: Json = False) -> None:
-    """Say how a file is read: the way to the cluster, its blocks and replicas, and which DataNode would be asked."""
-    from bootseer.errors import UnsupportedError
-
-    fs, path = place(url)
-    fs.stat(path)
-    try:
-        from bootseer.stripefs.explain import explain as explained  # type: ignore[import-not-found,unused-ignore]
-    except ImportError:
-        raise UnsupportedError("this bootseer cannot explain reads yet", hint="see `bootseer fs stat`") from None
-    found = explained(fs, path)
-    if as_json:
-        print_json(found)
-    else:
-        typer.echo(str(found))

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bootseer.errors import BootseerError, DataError, NotFoundError, from_os_error
+from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError, from_os_error
 from bootseer.stripefs.backend import Entry, Piece
 from bootseer.stripefs.pieces import read_each
 
@@ -151,6 +151,8 @@ class FolderBackend:
         target = self._path(path)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise NotWritableError(f"cannot make folder {target.parent}: a file is in the way") from None
         except OSError as exc:
             raise from_os_error(exc, f"make folder {target.parent}") from exc
         try:
