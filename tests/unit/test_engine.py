@@ -199,6 +199,7 @@ def test_no_datanode_at_all(hdfs, engine):
 def test_after_an_error_nobody_touches_the_callers_memory(hdfs, engine):
     for node in hdfs.nodes.values():
         node.rate = 20 * MB
+    hdfs.linger = 0.1
     wanted = Wanted(hdfs, striped(hdfs))
     hdfs.corrupt = {(key, 2) for key in "abcd"}
     with pytest.raises(DataError):
@@ -213,6 +214,7 @@ def test_an_interrupted_caller_gets_its_memory_back(hdfs, engine):
     hdfs.nodes["a"].frozen = True
     for node in hdfs.nodes.values():
         node.rate = 4 * MB
+    hdfs.linger = 0.1
     wanted = Wanted(hdfs, striped(hdfs))
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     began = time.monotonic()
@@ -240,6 +242,20 @@ def test_the_callers_memory_is_not_held_after_the_call(hdfs, engine):
             buffer.extend(b"x")
     finally:
         gc.enable()
+
+
+def test_a_stopped_transfer_may_write_once_more(hdfs, engine):
+    """The bytes of the hedge that was quicker come after that."""
+    for _ in range(3):
+        hdfs.linger = 0.05
+        for node in hdfs.nodes.values():
+            node.rate = 40 * MB
+        wanted = Wanted(hdfs, striped(hdfs, 8 * MB))
+        threading.Timer(0.05, setattr, (hdfs.nodes["c"], "frozen", True)).start()
+        engine.read(wanted.pieces)
+        assert wanted.right()
+        hdfs.nodes["c"].frozen = False
+        time.sleep(0.3)
 
 
 def test_many_callers_and_few_threads(hdfs, engine):

@@ -222,6 +222,16 @@ def test_hedges_keep_to_their_budget_and_give_their_memory_back():
     assert scratch.used == 0
 
 
+def test_hedges_end_with_their_budget(monkeypatch):
+    """Every transfer seems late here."""
+    scheduler = Scheduler()
+    monkeypatch.setattr(scheduler.durations, "late", lambda size: 0.02)
+    cluster = Cluster(nodes(**{key: SimNode(300 * MB, latency=0.1) for key in "abcd"}))
+    for _ in range(60):
+        run(cluster, request(["ab"], MB), scheduler=scheduler)
+    assert BURST / MB - 1 <= scheduler.hedged <= (BURST + SHARE * 60 * MB) / MB
+
+
 def test_without_memory_there_are_no_hedges_and_a_frozen_datanode_is_survived():
     scheduler = Scheduler(scratch=ByteBudget(0))
     wanted = request(AROUND, 64 * MB)

@@ -54,6 +54,8 @@ class FakeHdfs:
         self.corrupt: set[tuple[str, int]] = set()
         self.bare: set[tuple[str, int]] = set()
         self.reported: set[tuple[str, int]] = set()
+        self.linger = 0.0
+        """Seconds after which a cancelled transfer writes once more, before it ends."""
         self.located = 0
         self.served: dict[str, int] = dict.fromkeys(names, 0)
         self._files: dict[str, tuple[FileBlocks, bytes]] = {}
@@ -127,8 +129,14 @@ class FakeHdfs:
             raise CorruptReplica(f"block {located.block.id} on {node.uuid} is damaged")
         for part in parts:
             for start in range(0, len(part), _PIECE):
-                self._wait(node.uuid, state, transfer, until)
                 view = part[start : start + _PIECE]
+                try:
+                    self._wait(node.uuid, state, transfer, until)
+                except Cancelled:
+                    if self.linger:
+                        time.sleep(self.linger)
+                        view[:] = b"?" * len(view)
+                    raise
                 view[:] = data[offset : offset + len(view)]
                 if damaged:
                     view[0] ^= 1
