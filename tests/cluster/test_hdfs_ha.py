@@ -131,9 +131,10 @@ def during(change: Callable[[], None], node: NameNode, folder: str) -> None:
 
 
 def test_failovers_are_not_seen(pair, node):
-    pair.change("b", "Standby")
+    for name in pair.daemons:
+        pair.change(name, "Standby")  # waits for its start
     with pytest.raises(UnavailableError, match=r"hdfs://pair: StandbyException .*; no active NameNode"):
-        node.info("/", deadline=1.0)
+        node.info("/", deadline=3.0)
     pair.change("b", "Active")  # the second of the list
     assert access.choose("hdfs://pair/x") == access.Access("direct", "neither authentication nor wire encryption")
     node.mkdirs("/polite")
