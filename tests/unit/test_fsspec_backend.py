@@ -360,6 +360,44 @@ def test_s3_through_the_file_system(server):
     assert server.objects["base/x"].data == b"small"
 
 
+def test_the_command_line_on_s3(server, tmp_path):
+    """What the URL does not say, the environment of fsspec does (docs/howto/fsspec.md)."""
+    (tmp_path / "in").write_bytes(DATA * 8)
+    settings = {"FSSPEC_S3_ENDPOINT_URL": server.url, "FSSPEC_S3_KEY": "k", "FSSPEC_S3_SECRET": "s"}
+
+    for args in (("put", f"{tmp_path}/in", f"s3://{BUCKET}/d/x"), ("get", f"s3://{BUCKET}/d/x", f"{tmp_path}/out")):
+        command = [sys.executable, "-m", "bootseer.cli.main", "fs", *args]
+        done = subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True, timeout=100)
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out").read_bytes() == DATA * 8
+
+
+KILLED = """
+import sys
+from bootseer.stripefs import StripeFS
+from bootseer.stripefs.fsspec_backend import FsspecBackend
+options = {"endpoint_url": sys.argv[1], "key": "k", "secret": "s", "client_kwargs": {"region_name": "here"}}
+with StripeFS(FsspecBackend("s3://bucket/base", options)).create("f", striped=True, unit=65536) as out:
+    out.write(b"new!" * 90_000)
+"""
+
+
+@pytest.mark.parametrize(
+    ("point", "published"), [("write.close", False), ("objects.put", False), ("objects.delete", True)]
+)
+def test_kill_9_leaves_the_old_version_or_the_new(s3, server, point, published):
+    write(s3, "f")
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, server.url],
+        env={**os.environ, "BOOTSEER_FAULTS": f"stripefs.{point}=kill"},
+        timeout=100,
+    )
+    assert done.returncode == -9
+    assert content(s3, "f") == (b"new!" * 90_000 if published else DATA)
+    write(s3, "f", b"next")
+    assert content(s3, "f") == b"next"
+
+
 FORKED = """
 import os, sys
 from bootseer.stripefs.fsspec_fs import StripeFileSystem

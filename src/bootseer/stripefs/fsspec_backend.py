@@ -26,6 +26,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
+from bootseer import faults
 from bootseer.errors import (
     BootseerError,
     DataError,
@@ -240,7 +241,9 @@ class FsspecBackend:
         if self._objects():
             if found.is_dir:
                 raise UnsupportedError(f"cannot rename folder {self.name(src)}: an object store has no folders")
+            faults.point("stripefs.objects.put")
             self._publish(src, dst, found.size, overwrite)
+            faults.point("stripefs.objects.delete")
             self.delete(src)
             return
         try:
