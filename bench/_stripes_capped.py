@@ -26,7 +26,10 @@ AWAY, BESIDE = 0, 1
 
 
 class Capped:
-    """``rounds``: how often each variant runs; ``scan``: widths and units (bytes) to try, and reads of each."""
+    """``rounds``: how often each variant runs; ``scan``: widths and units (bytes) to try, and reads of each.
+
+    ``brief``: Hadoop's client only where no other client is the baseline.
+    """
 
     def __init__(
         self,
@@ -37,6 +40,7 @@ class Capped:
         *,
         rounds: int,
         scan: tuple[list[int], list[int], int],
+        brief: bool = False,
     ) -> None:
         self._site = ShapedHadoop(
             work / "hdfs",
@@ -50,7 +54,7 @@ class Capped:
             later={FIFTH},
         )
         self._report, self._content, self._small = report, content, small
-        self._rounds, self._scan_of = rounds, scan
+        self._rounds, self._scan_of, self._brief = rounds, scan, brief
         self._places = [node.argv([]) for node in self._site.network.clients]
 
     def run(self, parts: Collection[str]) -> None:
@@ -75,11 +79,13 @@ class Capped:
         """Every way writes the content, round by round; the last files of replication 2 stay, to be read."""
         run, folder = self._runner, f"/r{replication}"
         suffix = "" if replication == 1 else "-replicated"
+        stock = replication == 1 or not self._brief
         for _ in range(rounds):
             run.record(f"write-hdfs-native{suffix}", lambda: self._write("native", folder, "plain", replication))
-            run.record(f"write-hadoop-client{suffix}", lambda: run.stock_write(f"{folder}/stock", replication))
+            if stock:
+                run.record(f"write-hadoop-client{suffix}", lambda: run.stock_write(f"{folder}/stock", replication))
             run.record(f"write-striped{suffix}", lambda: self._write("striped", folder, "striped", replication))
-        for path in (f"{folder}/plain", f"{folder}/stock", *self._stripes(folder)):
+        for path in (f"{folder}/plain", *([f"{folder}/stock"] if stock else []), *self._stripes(folder)):
             self._expect_replication(path, replication)
         run.check(run.task("striped", folder, "striped"))
         run.remove(folder if replication == 1 else f"{folder}/stock")
@@ -105,6 +111,9 @@ class Capped:
         for way, path in (("native", "plain"), ("striped", "striped")):
             task = run.written(way, "/collide", path, replication=2)
             run.client(task, prefix=place, environ=NATIVE)
+
+    def _gather(self) -> None:
+        """Move to DataNode 0 what of the colliding files is not there."""
         replicas, moved = Replicas(self._site.cluster), 0
         for path in ("/collide/plain", *self._stripes("/collide")):
             for block in replicas.blocks(path, replicas=2):
@@ -121,6 +130,7 @@ class Capped:
         cluster.wait_live(5)
         cluster.web.make_erasure_coded("/coded", POLICY)
         run.stock_write("/coded/plain", 1)
+        self._gather()
         beside = self._places[BESIDE]
         healthy: list[float] = []
         faults = Faults(self._site, run, run.task("striped", "/r2", "striped"))
@@ -132,6 +142,8 @@ class Capped:
             "erasure-coded-hdfs-native": lambda: run.client(run.task("native", "/coded", "plain")),
             "colliding-hdfs-native": lambda: run.client(run.task("native", "/collide", "plain"), prefix=beside),
         }
+        if self._brief:
+            del plain["erasure-coded-hadoop-client"]
         for n in range(self._rounds):
             for variant, measure in plain.items():
                 run.record(variant, measure)

@@ -18,7 +18,8 @@ def compute(report: Report, say: Callable[[str], None]) -> None:
     runs = Medians(report.runs)
 
     def ratio(name: str, target: str, ours: str, others: tuple[str, ...], field: str = SPEED) -> None:
-        """``ours`` divided by the largest of ``others``."""
+        """``ours`` divided by the largest of those of ``others`` that have runs."""
+        others = tuple(other for other in others if runs.count(other, field=field)) or others
         value = runs.of(ours, field) / max(runs.of(other, field) for other in others)
         n = runs.count(ours, *others, field=field)
         report.figure(name, value, unit="ratio", target=target, n=n, of="median")

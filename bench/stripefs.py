@@ -38,7 +38,7 @@ def _content(path: Path, size: int) -> Path:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench stripefs", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="96 MiB instead of 384, 3 rounds instead of 5, small scan")
+    parser.add_argument("--quick", action="store_true", help="96 MiB instead of 320, 3 rounds instead of 5, small scan")
     parser.add_argument("--rounds", type=int, default=0, help="runs of each variant")
     parser.add_argument("--parts", default=",".join((*PARTS, "free")), help="of: %(default)s")
     parser.add_argument("--work", type=Path, default=Path("/var/tmp"))
@@ -52,13 +52,15 @@ def main() -> int:
     work = Path(tempfile.mkdtemp(prefix="bench-stripefs-", dir=options.work))
     began = time.monotonic()
     try:
-        content = _content(work / "content", (96 if options.quick else 384) * MiB)
+        content = _content(work / "content", (96 if options.quick else 320) * MiB)
         small = _content(work / "small", (64 if options.quick else 256) * MiB)
         widths, units, reads = [1, 2, 4, 8, 16], [256 * KiB, MiB, 4 * MiB, 16 * MiB], 3
         if options.quick:
             widths, units, reads = [1, 4, 16], [MiB, 16 * MiB], 1
         if set(parts) & set(PARTS):
-            Capped(work, out, content, small, rounds=rounds, scan=(widths, units, reads)).run(parts)
+            Capped(work, out, content, small, rounds=rounds, scan=(widths, units, reads), brief=options.quick).run(
+                parts
+            )
         if "free" in parts:
             _stripes_free.run(work, out, content, rounds=rounds)
     finally:
