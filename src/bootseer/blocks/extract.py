@@ -7,19 +7,18 @@ and with its attributes. So whoever looks early finds a file whole or not at all
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import shutil
 import stat
 import tempfile
 import threading
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bootseer import faults
 from bootseer.blocks import profiles
+from bootseer.blocks.attributes import Attributes
 from bootseer.blocks.blockmap import BlockMap
 from bootseer.blocks.manifest import localize
 from bootseer.blocks.pack import Progress
@@ -33,11 +32,6 @@ from bootseer.store import Store
 
 log = logging.getLogger(__name__)
 
-_OVERLAY = b"trusted.overlay."
-_NO_RIGHTS = (errno.EPERM, errno.EACCES, errno.EINVAL, errno.ENOTSUP)
-_NO_FIT = (errno.ERANGE, errno.E2BIG, errno.ENOSPC, errno.ENAMETOOLONG)
-"""Of setxattr(2): names of more than 255 bytes, values of more than 64 KiB, and on ext4 more than a block in all."""
-_TOO_LARGE = "large extended attributes"
 _SHARED, _SHARED_FREE = 8, 16 << 20
 """Files may share data (mkfs.erofs stores equal chunks once), but what they have in all is at most so many times the
 data, and some: 300 files over the same 4 MiB wrote 1.2 GB from a store of 4 MB."""
@@ -133,8 +127,7 @@ class _Extraction:
         self._folders: list[tuple[bytes, Inode]] = []
         self._shares = Shares(blocks.shift, blocks.count)
         self._lock = threading.Lock()
-        self._lost: Counter[str] = Counter()
-        self._root = os.geteuid() == 0
+        self._attributes = Attributes(reader, self._dest)
 
     def prepare(self) -> None:
         """Make everything but contents; files without data are whole then."""
@@ -244,7 +237,7 @@ class _Extraction:
         try:
             for inner, data in self._reader.inline(file.inode) if file.inline else ():
                 _write(fd, memoryview(data), inner)
-            self._dress(fd, file.inode, file.paths[0])
+            self._attributes.put_on(fd, file.inode, file.paths[0])
         finally:
             os.close(fd)
         faults.point("blocks.extract.place")
@@ -263,66 +256,18 @@ class _Extraction:
             try:
                 os.mknod(real, stat.S_IFMT(inode.mode) | 0o600, inode.rdev)
             except PermissionError:
-                self._lose("device nodes")
+                self._attributes.lose("device nodes")
                 return False
-        self._dress(real, inode, path)
+        self._attributes.put_on(real, inode, path)
         return True
-
-    def _dress(self, what: int | bytes, inode: Inode, path: bytes) -> None:
-        """Owner, attributes, mode and time of a file (its descriptor or path); in this order none undoes another."""
-        try:
-            self._put_on(what, inode, path)
-        except OSError as exc:
-            raise from_os_error(exc, f"set the attributes of {_show(path)} in {os.fsdecode(self._dest)}") from exc
-
-    def _put_on(self, what: int | bytes, inode: Inode, path: bytes) -> None:
-        follow = isinstance(what, int)
-        mode = stat.S_IMODE(inode.mode)
-        if self._root or (inode.uid, inode.gid) != (os.geteuid(), os.getegid()):
-            try:
-                os.chown(what, inode.uid, inode.gid, follow_symlinks=follow)
-            except OSError as exc:
-                self._tolerate(exc, "owners")
-                mode &= ~(stat.S_ISUID | stat.S_ISGID)
-        for name, value in self._reader.xattrs(inode).items():
-            if not name.startswith(_OVERLAY):
-                try:
-                    os.setxattr(what, name, value, follow_symlinks=follow)
-                except OSError as exc:
-                    if exc.errno in _NO_FIT:
-                        self._lose(_TOO_LARGE, path)
-                    else:
-                        self._tolerate(exc, "extended attributes")
-        if not inode.is_symlink:
-            os.chmod(what, mode)
-        os.utime(what, ns=(inode.mtime_ns, inode.mtime_ns), follow_symlinks=follow)
-
-    def _tolerate(self, exc: OSError, what: str) -> None:
-        if exc.errno not in _NO_RIGHTS:
-            raise exc
-        self._lose(what)
-
-    def _lose(self, what: str, path: bytes | None = None) -> None:
-        with self._lock:
-            self._lost[what] += 1
-            if path is not None and self._lost[what] == 1:
-                log.warning("%s of %s do not fit in this file system", what, _show(path))
 
     def finish(self) -> None:
         """Folders get their attributes, the deepest first. Raises `DataError` when a file is not whole."""
         if any(not file.placed for file in self._files):
             raise DataError("an extracted file is not whole")
         for path, inode in reversed(self._folders):
-            self._dress(self._at(path), inode, path)
-        if large := self._lost.pop(_TOO_LARGE, 0):
-            log.warning("extracted %s without %d %s", os.fsdecode(self._dest), large, _TOO_LARGE)
-        if self._lost:
-            counts = ", ".join(f"{count} {what}" for what, count in sorted(self._lost.items()))
-            log.warning("extracted %s without %s: keeping these needs root", os.fsdecode(self._dest), counts)
-
-
-def _show(path: bytes) -> str:
-    return repr(os.fsdecode(path))
+            self._attributes.put_on(self._at(path), inode, path)
+        self._attributes.report()
 
 
 def _write(fd: int, view: memoryview, offset: int) -> None:

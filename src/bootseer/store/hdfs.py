@@ -47,6 +47,10 @@ class HdfsStore(Store):
     def _missing(self, key: str) -> NotFoundError:
         return NotFoundError(f"no object {key} in store {self.url}")
 
+    def _refused(self, key: str, exc: BootseerError) -> BootseerError:
+        """Below a file there is nothing; the NameNode calls that a lack of permission, and only its text says which."""
+        return self._missing(key) if isinstance(exc, NotFoundError) or "is not a directory" in str(exc) else exc
+
     def get(self, key: str) -> bytes:
         with self.open(key) as reader:
             pieces = range(0, reader.size, _PIECE)
@@ -55,14 +59,14 @@ class HdfsStore(Store):
     def open(self, key: str) -> RangeReader:
         try:
             return _Reader(self._client.open(self._path(key)))
-        except NotFoundError:
-            raise self._missing(key) from None
+        except (NotFoundError, NotWritableError) as exc:
+            raise self._refused(key, exc) from None
 
     def stat(self, key: str) -> ObjectInfo:
         try:
             info = self._client.info(self._path(key))
-        except NotFoundError:
-            raise self._missing(key) from None
+        except (NotFoundError, NotWritableError) as exc:
+            raise self._refused(key, exc) from None
         if info.is_dir:
             raise self._missing(key)
         return ObjectInfo(key, info.size)
