@@ -6,7 +6,8 @@
 A file for each number of bytes per checksum, of one block with a replica on each of four DataNodes, in the page cache.
 One stream reads it from one DataNode, four streams from four, in ranges of 8 MiB, in threads as the engine does; with
 HDFS's checksums verified and without. hdfs-native always verifies. Rounds are interleaved; figures are ratios of
-medians. ``checksums`` prints the speed of checking packets of 64 KiB, chunk by chunk and together.
+medians, of rates and of the reader's CPU time (which other work on the machine disturbs less). ``checksums`` prints
+the speed of checking packets of 64 KiB, chunk by chunk and together.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from bootseer import hdfs, report
@@ -58,8 +60,8 @@ def _timed(function: Callable[[], object], times: int) -> float:
     return (time.perf_counter() - began) / times
 
 
-def in_threads(work: Callable[[int], None], count: int) -> float:
-    """Seconds until ``work(0)`` to ``work(count - 1)`` have ended, each in a thread."""
+def in_threads(work: Callable[[int], None], count: int) -> tuple[float, float]:
+    """Seconds until ``work(0)`` to ``work(count - 1)`` have ended, each in a thread; and of CPU that they took."""
     failed: list[BaseException] = []
 
     def run(number: int) -> None:
@@ -69,15 +71,15 @@ def in_threads(work: Callable[[int], None], count: int) -> float:
             failed.append(exc)
 
     threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
-    began = time.perf_counter()
+    began, before = time.perf_counter(), time.process_time()
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    seconds = time.perf_counter() - began
+    took = time.perf_counter() - began, time.process_time() - before
     if failed:
         raise failed[0]
-    return seconds
+    return took
 
 
 class Bench:
@@ -100,7 +102,7 @@ class Bench:
                 out.write(self.content)
             (self.located[step],) = namenode.blocks(path).blocks
 
-    def ours(self, step: int, streams: int, verify: bool) -> float:
+    def ours(self, step: int, streams: int, verify: bool) -> tuple[float, float]:
         located = self.located[step]
 
         def work(number: int) -> None:
@@ -109,12 +111,12 @@ class Bench:
                 part = self.buffers[number][at : at + RANGE]
                 datanode.read(node, located, at, [part], deadline=60, verify=verify)
 
-        seconds = in_threads(work, streams)
-        if any(self.buffers[number] != self.content for number in range(streams)):
+        took = in_threads(work, streams)
+        if any(bytes(self.buffers[number]) != self.content for number in range(streams)):
             raise RuntimeError("wrong bytes")
-        return seconds
+        return took
 
-    def native(self, step: int, streams: int) -> float:
+    def native(self, step: int, streams: int) -> tuple[float, float]:
         client = hdfs.connect(self.url)
         readers = [client.open(f"{self.folder}/{step}") for _ in range(streams)]
 
@@ -129,36 +131,35 @@ class Bench:
         for number in range(self.options.rounds + 1):
             for step in STEPS:
                 for streams in STREAMS:
-                    self.note(f"native-{step}-{streams}", number, streams, self.native(step, streams))
+                    self.note(f"native-{step}-{streams}", number, streams, partial(self.native, step, streams))
                     for name, verify in (("verified", True), ("unverified", False)):
-                        seconds = self.ours(step, streams, verify)
-                        self.note(f"{name}-{step}-{streams}", number, streams, seconds)
+                        run = partial(self.ours, step, streams, verify)
+                        self.note(f"{name}-{step}-{streams}", number, streams, run)
 
-    def note(self, variant: str, number: int, streams: int, seconds: float) -> None:
-        rate = self.size * streams / seconds / MIB
-        print(f"{variant:24} {number}  {rate:8.0f} MiB/s{'' if number else '   (first, not counted)'}", flush=True)
+    def note(self, variant: str, number: int, streams: int, run: Callable[[], tuple[float, float]]) -> None:
+        seconds, cpu = run()
+        moved = self.size * streams
+        each = f"{moved / seconds / MIB:8.0f} MiB/s  {cpu / moved * (1 << 30):6.2f} s of CPU per GiB"
+        print(f"{variant:24} {number}  {each}{'' if number else '   (first, not counted)'}", flush=True)
         if number:
-            moved = {"read": self.size * streams}
-            self.document.runs.append(report.Run(variant=variant, n=number, seconds=seconds, bytes=moved))
+            self.document.runs.append(
+                report.Run(variant=variant, n=number, seconds=seconds, bytes={"read": moved}, details={"cpu": cpu})
+            )
 
-    def median(self, variant: str) -> float:
-        return statistics.median(run.seconds or 0.0 for run in self.document.runs if run.variant == variant)
+    def median(self, variant: str, *, cpu: bool = False) -> float:
+        runs = [run for run in self.document.runs if run.variant == variant]
+        return statistics.median(run.details["cpu"] if cpu else run.seconds or 0.0 for run in runs)
 
     def add_figures(self) -> None:
-        """How many times as fast as hdfs-native."""
+        """Our rate and our CPU time, each divided by hdfs-native's."""
+        add = partial(self.document.figure, unit="ratio", n=self.options.rounds, of="median")
         for name in ("verified", "unverified"):
             for step in STEPS:
                 for streams in STREAMS:
-                    value = self.median(f"native-{step}-{streams}") / self.median(f"{name}-{step}-{streams}")
-                    target = ">= 1.0"
-                    self.document.figure(
-                        f"{name}_{step}_{streams}_vs_native",
-                        round(value, 2),
-                        unit="ratio",
-                        target=target,
-                        n=self.options.rounds,
-                        of="median",
-                    )
+                    ours, native = f"{name}-{step}-{streams}", f"native-{step}-{streams}"
+                    add(f"{name}_{step}_{streams}_vs_native", self.median(native) / self.median(ours), target=">= 1")
+                    used = self.median(ours, cpu=True) / self.median(native, cpu=True)
+                    add(f"cpu_{name}_{step}_{streams}_vs_native", used, target="<= 1")
 
 
 def main() -> int:
@@ -190,7 +191,7 @@ def main() -> int:
                 cluster.stop()
     bench.add_figures()
     for figure in bench.document.figures:
-        print(f"{figure.name:32} {figure.value}")
+        print(f"{figure.name:36} {figure.value:.2f}")
     if options.out:
         bench.document.write(options.out)
     return 0
