@@ -327,6 +327,26 @@ def test_authentication_is_recognised(way):
         assert "authentication" in access.choose(f"hdfs://127.0.0.1:{server.port}/b").reason
 
 
+def test_a_refusal_before_the_request_was_read_is_seen():
+    """Hadoop answers a client without SASL after its first 7 bytes, and closes: the rest is answered by a reset."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            for _ in range(20):
+                with listening.accept()[0] as connection:
+                    _whole(connection, 7)
+                    header = wire.RpcResponseHeader(call_id=2**32 - 1, status=2, exception="x.AccessControlException")
+                    header.message = "SIMPLE authentication is not enabled.  Available:[KERBEROS]"
+                    connection.sendall(frame(header))
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        for _ in range(20):
+            with pytest.raises(SaslRequired, match="KERBEROS"):
+                ask(Channel([listening.getsockname()[:2]], "a.Protocol", user="ann"))
+        thread.join(10)
+
+
 def test_many_threads_share_few_connections():
     def act(call: Call) -> None:
         time.sleep(0.002)
