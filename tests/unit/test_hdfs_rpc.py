@@ -214,6 +214,14 @@ def test_what_passes_is_waited_for_and_named_when_it_does_not(java):
         assert time.monotonic() - began < 5
 
 
+def test_pauses_grow_to_a_second_and_not_beyond():
+    one = Channel([("h", 1)], "a.Protocol", user="ann")
+    three = Channel([("h", 1), ("i", 1), ("j", 1)], "a.Protocol", name="hdfs://s", user="ann")
+    assert 0.02 < one._pause(1) <= 0.05
+    assert all(0.5 <= one._pause(attempt) <= 1.0 for attempt in (6, 100, 10**6))
+    assert [three._pause(attempt) > 0 for attempt in range(1, 7)] == [False, False, True, False, False, True]
+
+
 def test_a_server_that_never_answers_is_given_up_at_the_deadline():
     with serving(lambda call: None) as (server, channel):
         began = time.monotonic()

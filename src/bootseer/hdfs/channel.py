@@ -122,13 +122,14 @@ class Channel:
             turn = self._turn
             try:
                 packed = frame(self._header(call_id, attempt), head, request)
-                found = parse(answer, self._attempt(turn, packed, call_id, self._share(until, deadline)))
+                found = parse(answer, self._attempt(turn, packed, call_id, until, deadline))
                 self._note("")
                 return found
             except RemoteError as exc:
-                self._reached = True
                 if not exc.passing:
+                    self._note("")
                     raise remote(exc, where) from exc
+                self._reached = True
                 problem: Exception = exc
                 elsewhere = exc.elsewhere
             except DataError as exc:
@@ -155,7 +156,7 @@ class Channel:
     def _pause(self, attempt: int) -> float:
         """Seconds to wait after so many attempts: none until every address was asked, then 50 ms and more, to 1 s."""
         rounds, within = divmod(attempt, len(self._addresses))
-        return 0.0 if within else min(0.05 * 2 ** (rounds - 1), 1.0) * random.uniform(0.5, 1.0)
+        return 0.0 if within else min(0.05 * 2 ** min(rounds - 1, 10), 1.0) * random.uniform(0.5, 1.0)
 
     def _pass_on(self, turn: int, problem: Exception) -> None:
         """From the address ``turn`` to the next, unless another call has done so already."""
@@ -189,11 +190,12 @@ class Channel:
             rpc_kind=2, rpc_op=0, call_id=call_id, client_id=self._client_id, retry_count=attempt
         )
 
-    def _attempt(self, turn: int, packed: bytes, call_id: int, until: float) -> memoryview:
+    def _attempt(self, turn: int, packed: bytes, call_id: int, until: float, deadline: float) -> memoryview:
         slots = self._slots
         if not slots.acquire(timeout=left(until)):
             raise TimeoutError(f"{CONNECTIONS} other calls are under way")
         try:
+            until = self._share(until, deadline)
             connection = self._connection(turn, until)
             keep = False
             try:
