@@ -14,7 +14,7 @@ import pytest
 from bootseer import hdfs
 from bootseer.errors import UnavailableError
 from bootseer.hdfs import connections, datanode
-from bootseer.hdfs.connections import Transfer
+from bootseer.hdfs.connection import Transfer
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.records import Located
