@@ -1,0 +1,94 @@
+"""``bootseer fs`` against a real HDFS: between stores, files that are still written, both ways to it."""
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable
+
+import pytest
+
+from bootseer import hdfs
+from bootseer.errors import BootseerError
+from bootseer.stripefs import open_fs
+from bootseer.testing import hadoop
+
+pytestmark = pytest.mark.hdfs
+
+BIG = os.urandom(5 << 20)
+Call = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def base() -> str:
+    return f"{hadoop.shared().url}/{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def call(tmp_path) -> Call:
+    def run(*args: str, code: int = 0, **environ: str) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "bootseer.cli.main", "fs", *args],
+            capture_output=True,
+            text=True,
+            timeout=90,
+            cwd=tmp_path,
+            env=os.environ | environ,
+        )
+        assert done.returncode == code, done.stderr
+        return done
+
+    return run
+
+
+def plain(url: str, data: bytes) -> None:
+    folder, _, name = url.rpartition("/")
+    sink = open_fs(folder).backend.create(name)
+    sink.write(data)
+    sink.close()
+
+
+def test_a_checkpoint_from_a_folder_to_hdfs_and_back(call, base, tmp_path):
+    (tmp_path / "ck").mkdir()
+    (tmp_path / "ck/model").write_bytes(BIG)
+    (tmp_path / "ck/config").write_bytes(b"{}")
+    call("put", "ck", f"{base}/run/step-1", "--commit")
+    assert call("latest", f"{base}/run").stdout == f"{base}/run/step-1\n"
+    call("cp", f"{base}/run/step-1", "local/step-1", "--verify")
+    call("get", "local/step-1", "out")
+    assert (tmp_path / "out/model").read_bytes() == BIG
+    assert "access: direct" in call("explain", f"{base}/run/step-1/model", "--read").stdout
+    assert call("fsck", base, "--json", BOOTSEER_HDFS_ACCESS="native").stdout == call("fsck", base, "--json").stdout
+    assert call("rm", base, code=78).stderr.endswith("is a folder; remove it with --recursive\n")
+
+
+def test_a_plain_file_is_imported_in_place_but_not_while_it_is_written(call, base):
+    plain(f"{base}/model", BIG)
+    done = json.loads(call("import", base, "--width", "3", "--json").stdout)
+    assert [(file["striped"], file["skipped"]) for file in done["files"]] == [(True, "")]
+    assert json.loads(call("stat", f"{base}/model", "--json").stdout)["width"] == 3
+    call("verify", base)
+    with hdfs.connect(base).create(f"{hdfs.split(base)[1]}/open", block_size=1 << 20) as writer:
+        writer.write(BIG + BIG)  # its full blocks count as its size already
+        assert "still being written" in call("import", f"{base}/open", code=73).stderr
+    assert "1 file, 10.5 MB imported" in call("import", f"{base}/open").stdout
+
+
+@pytest.mark.parametrize("access", ["direct", "native"])
+def test_garbage_that_a_living_writer_has_open_is_kept(call, base, access):
+    fs = open_fs(base)
+    writer = fs.create("f", striped=True, unit=4096, width=2)
+    writer.write(BIG)
+    kept = json.loads(call("gc", base, "--age", "0", "--json", BOOTSEER_HDFS_ACCESS=access).stdout)
+    assert {removal["kept"] for removal in kept["garbage"]} == {"a writer has it open"}
+    writer.finish()
+    with fs.open("f") as file:
+        assert file.read(0, file.size) == BIG
+    late = fs.create("g", striped=True, unit=4096, width=2)
+    late.write(BIG)
+    call("gc", base, "--age", "0", "--open", BOOTSEER_HDFS_ACCESS=access)
+    with pytest.raises(BootseerError):
+        late.finish()
+    call("gc", base, "--age", "0", "--open")
+    assert fs.fsck().findings == ()
