@@ -167,6 +167,14 @@ def test_hostile_members_are_refused(tmp_path: Path, members: list[Member]) -> N
     assert not (tmp_path / "escape").exists()
 
 
+def test_what_deep_paths_cost_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of the folders above a file has a path of its own: many times the size of the layer."""
+    monkeypatch.setattr("bootseer.oci.folders._LETTERS", 20_000)
+    deep = ["/".join([f"{number:03d}", *["d"] * 300, "file"]) for number in range(2)]
+    with pytest.raises(DataError, match="paths of its folders"):
+        apply(tmp_path, [[Member(path) for path in deep]])
+
+
 def test_links_and_absolute_names_stay_inside(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()

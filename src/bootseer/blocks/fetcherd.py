@@ -3,7 +3,8 @@
 It may be killed at any time: the holder forks another, which goes on with the shared memory and the descriptors of the
 dead one. Threads: the fetcher's own, ``wanted`` (requests of the front), ``control``, ``sync`` (bitmap, counters),
 ``prefetch``, ``hotpack`` (after the recording); the main thread waits for notes of the holder and for the end of the
-recording. What it does beside fetching: `syncer`, `recorder`, `targets` (the control socket's requests), `servestatus`.
+recording. What it does beside fetching: `ahead` (prefetch), `syncer`, `recorder`, `targets` (the control socket's
+requests), `servestatus`.
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from bootseer.blocks import cacheparts, nodecache, prefetch, profiles, takeover
+from bootseer.blocks import nodecache, profiles, takeover
+from bootseer.blocks.ahead import Ahead
 from bootseer.blocks.borrowed import Borrowed
-from bootseer.blocks.cache import CacheFile, in_use
+from bootseer.blocks.cache import CacheFile
 from bootseer.blocks.channel import Channel
 from bootseer.blocks.control import ControlServer, TreeStatus
 from bootseer.blocks.driver import DISK_SLACK
 from bootseer.blocks.fetch import Fetcher
 from bootseer.blocks.link import Link, Note
-from bootseer.blocks.manifest import LocalTree, localize
+from bootseer.blocks.manifest import localize
 from bootseer.blocks.members import secede
 from bootseer.blocks.pulse import keep_beating
 from bootseer.blocks.recorder import Purpose, Recorder
@@ -73,13 +75,10 @@ class FetcherProcess:
         self._holder = Questions(link, spec.id)
         self._lingering = False
         self._told_complete = False
-        self._plan = prefetch.Plan()
         self._tree = localize(store, spec.digest, Path(spec.cache_dir), meta=False)
         self._key = profiles.ProfileKey(spec.profile) if spec.profile is not None else None
-        self._target = prefetch.Target(spec.digest, self._tree.map_digest.hex(), self._tree.map)
         self._chosen = threading.Event()
         self._driver = ""
-        self._prefetcher = threading.Thread(target=self._prefetch, name="prefetch", daemon=True)
         if before is None:
             self._begin()
         else:
@@ -107,8 +106,9 @@ class FetcherProcess:
         """What this start is recorded for; None: it is not."""
         if self._key is None or not self._recordable():
             return None
+        ahead = self._ahead
         return Purpose(
-            self._store, self._key, self._target, self._lent, self._tree.cache, lambda: self._plan, self._keep_hot
+            self._store, self._key, ahead.target, self._lent, self._tree.cache, lambda: ahead.plan, ahead.keep_hot
         )
 
     def _begin(self) -> None:
@@ -133,7 +133,7 @@ class FetcherProcess:
         note = Note("serve", complete=self._cache.complete, missing=missing, path=str(self._tree.cache))
         self._start_fetcher()
         # Hot blocks start to arrive while the holder prepares: their writes need no mark, and no mount.
-        self._prefetcher.start()
+        self._ahead.thread.start()
         self._link.send(note, [self._shared.fd, self._cache.fileno(), self._cache.lock_fd])
         answer = self._link.receive(timeout=60.0)
         if answer is None or answer[0].do != "serving":
@@ -161,20 +161,22 @@ class FetcherProcess:
         if self._shared.counts[Count.JOB_READY]:
             self._fetcher.eager()
         self._choose(before.driver)
-        self._prefetcher.start()
+        self._ahead.thread.start()
 
     def _start_fetcher(self) -> None:
         spec = self._spec
         self._tally = Tally(self._shared.counts)
         self._fetcher = Fetcher(
             self._cache,
-            sources(self._store, self._tree),
+            [StoreSource(self._store, self._tree.map)],
             streams=spec.fetch_streams,
             window=spec.demand_window,
             deadline=spec.demand_deadline,
             quiet=spec.fill_quiet,
             make_room=partial(nodecache.make_some, Path(spec.cache_dir), _ROOM, keep=self._tree.cache.name),
         )
+        key = self._key if not self._cache.complete else None
+        self._ahead = Ahead(self._tree, self._store, key, self._fetcher, self._trace_driver, fill=spec.background_fill)
 
     def _choose(self, driver: str) -> None:
         self._driver = driver
@@ -191,7 +193,7 @@ class FetcherProcess:
         """Serve until the end, leave nothing behind."""
         ours = (self._cache, self._shared.counts, self._stop, self._at_sync)
         syncer = threading.Thread(target=keep_synced, args=ours, name="sync", daemon=True)
-        threads = [self._prefetcher, syncer]
+        threads = [self._ahead.thread, syncer]
         wants = Wants(self._channel, self._fetcher, self._cache, self._stop, from_memory=self._driver == "fuse")
         wanted = threading.Thread(target=wants.run, name="wanted", daemon=True)
         control: ControlServer | None = None
@@ -277,52 +279,15 @@ class FetcherProcess:
         """Holder and front died at once. Deny what is left to be denied until nobody uses the mount any more."""
         self._holder.left_alone()
         log.critical("holder and front of tree %s are gone", self._spec.id)
-        group = self._group
-        while group is not None and self._driver == "fanotify":
-            try:
-                takeover.deny_all(self._shared, group, 1.0)
-                if not in_use(self._cache.fileno()):
-                    return
-            except Exception:  # whoever would end here leaves readers with zeros
-                log.exception("denying goes on after this")
-                time.sleep(0.1)
+        if self._group is not None and self._driver == "fanotify":
+            takeover.deny_while_used(self._shared, self._group, self._cache.fileno())
 
     def _drop_group(self) -> None:
         group, self._group = self._group, None
         if group is not None:
             group.close()
 
-    # -- prefetch, bitmap, status ----------------------------------------------------------------------------------
-
-    def _keep_hot(self, blocks: set[int]) -> None:
-        cacheparts.keep_hot(self._tree.cache, self._tree.map_digest, self._tree.map.count, blocks)
-
-    def _prefetch(self) -> None:
-        try:
-            if self._key is not None and not self._cache.complete:
-                self._plan = prefetch.begin(
-                    self._fetcher,
-                    self._store,
-                    self._key,
-                    self._target,
-                    driver=self._trace_driver,
-                    tell=self._note_plan,
-                )
-                if self._plan.order:
-                    self._keep_hot(set(self._plan.order))
-                log.info(
-                    "%d hot blocks, from %d traces and hot pack %r",
-                    len(self._plan.order),
-                    self._plan.traces,
-                    self._plan.pack,
-                )
-            if self._spec.background_fill:
-                self._fetcher.background()
-        except Exception:
-            log.exception("prefetch failed; blocks come on demand")
-
-    def _note_plan(self, plan: prefetch.Plan) -> None:
-        self._plan = plan
+    # -- bitmap, status ------------------------------------------------------------------------------------------
 
     def _at_sync(self) -> None:
         self._serving.keep_count()
@@ -331,10 +296,5 @@ class FetcherProcess:
     def _status(self) -> TreeStatus:
         blocks = self._tree.map.count
         return self._serving.status(
-            self._driver, self._targets.now, self._plan, blocks=blocks, lingering=self._lingering
+            self._driver, self._targets.now, self._ahead.plan, blocks=blocks, lingering=self._lingering
         )
-
-
-def sources(store: Store, tree: LocalTree) -> list[StoreSource]:
-    """Where the blocks of ``tree`` come from."""
-    return [StoreSource(store, tree.map)]

@@ -16,6 +16,7 @@ import struct
 import time
 from collections.abc import Iterable
 
+from bootseer.blocks.cache import in_use
 from bootseer.blocks.shared import JOURNAL_SLOTS, Count, Shared
 from bootseer.errors import BootseerError
 from bootseer.kernel import fanotify
@@ -98,6 +99,18 @@ def deny_all(shared: Shared, group: fanotify.Group, seconds: float) -> None:
                         log.error("cannot deny event %d: %s", event.fd, exc)
                     os.close(event.fd)
                     shared.counts[Count.DENIED] += 1
+
+
+def deny_while_used(shared: Shared, group: fanotify.Group, data_fd: int) -> None:
+    """`deny_all` until nobody has the data file open any more: a mount of it may live for days."""
+    while True:
+        try:
+            deny_all(shared, group, 1.0)
+            if not in_use(data_fd):
+                return
+        except Exception:  # whoever would end here leaves readers with zeros
+            log.exception("denying goes on after this")
+            time.sleep(0.1)
 
 
 def occupy(numbers: Iterable[int], stand_in: int) -> set[int]:

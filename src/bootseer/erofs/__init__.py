@@ -2,9 +2,9 @@
 
 from bootseer.erofs.build import build
 from bootseer.erofs.data import Buffer, DataSink, Hole
-from bootseer.erofs.extents import ExtentIndex
+from bootseer.erofs.extents import Extent, ExtentIndex
 from bootseer.erofs.node import Attrs, Node
-from bootseer.erofs.reader import Extent, Reader
+from bootseer.erofs.reader import Reader
 from bootseer.erofs.reader_disk import Entry, Inode
 from bootseer.erofs.writer import Writer
 

@@ -1,4 +1,4 @@
-"""`ExtentIndex`: which file a range of an image's data belongs to."""
+"""Where the bytes of a file lie in the data of an image (`Extent`), and whose a range of it is (`ExtentIndex`)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
+
+
+class Extent(NamedTuple):
+    """``length`` bytes of a file from ``file_offset`` on, at ``data_offset`` of the data."""
+
+    file_offset: int
+    data_offset: int
+    length: int
 
 
 class Owned(NamedTuple):

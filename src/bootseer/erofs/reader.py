@@ -9,10 +9,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from mmap import mmap
-from typing import NamedTuple
 
 from bootseer.erofs import format as fmt
-from bootseer.erofs.extents import ExtentIndex
+from bootseer.erofs.extents import Extent, ExtentIndex
 from bootseer.erofs.reader_disk import (
     CHUNKS,
     INLINE,
@@ -32,14 +31,6 @@ _MAX_PATH = 1 << 16
 _MAX_LINKS = 40
 _META, _DATA, _HOLE = 0, 1, -1
 _INDEX, _BLOCK = fmt.CHUNK, struct.Struct("<I")
-
-
-class Extent(NamedTuple):
-    """``length`` bytes of a file from ``file_offset`` on, at ``data_offset`` of the data."""
-
-    file_offset: int
-    data_offset: int
-    length: int
 
 
 class Reader:

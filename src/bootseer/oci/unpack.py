@@ -7,7 +7,6 @@ Directory times are set at the end; a directory that no layer lists is ``0755 ro
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import shutil
@@ -19,14 +18,11 @@ import msgspec
 from bootseer import faults
 from bootseer.errors import DataError, PrivilegeError, from_os_error
 from bootseer.oci import tar
+from bootseer.oci.folders import O_PATH, Folders, show
 from bootseer.oci.image import Image
-from bootseer.oci.inroot import open_in_root
 from bootseer.oci.pipeline import Layers, Progress, named
 
 _WHITEOUT, _OPAQUE, _AUFS = b".wh.", b".wh..wh..opq", b".wh..wh."
-_O_PATH = os.O_PATH | os.O_CLOEXEC
-_LETTERS = 256 << 20
-"""Bytes of the paths of folders whose times are kept; an image with 100,000 of them has 6 MB."""
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -67,22 +63,13 @@ class Applier:
     def __init__(self, root: Path) -> None:
         self.members = 0
         self.bytes = 0
-        self._root = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._prefix = os.readlink(b"/proc/self/fd/%d" % self._root)
-        self._times: dict[bytes, int] = {b"": 0}
-        self._letters = _LETTERS
+        self._folders = Folders(root)
         self._fresh: set[bytes] = set()
         """`_key` of what this layer made, and of the folders above that."""
-        self._parent_name: bytes | None = None
-        self._parent_fd = -1
-        self._parent_real = b""
-        os.fchmod(self._root, 0o755)
+        os.fchmod(self._folders.root, 0o755)
 
     def close(self) -> None:
-        self._forget_parent()
-        if self._root >= 0:
-            os.close(self._root)
-            self._root = -1
+        self._folders.close()
 
     def __enter__(self) -> Applier:
         return self
@@ -93,39 +80,28 @@ class Applier:
     def apply(self, reader: tar.ChunkReader) -> None:
         """Apply one layer. `DataError` for a malformed or hostile layer, `OSError` from the file system."""
         self._fresh = set()
-        self._forget_parent()
+        self._folders.forget_parent()
         for entry in tar.entries(reader):
             self.members += 1
             parts = _parts(entry.name)
             if not parts:
                 if entry.kind != tar.DIRECTORY:
                     raise DataError("the root is not a directory")
-                self._drop_xattrs(self._root, entry)
-                self._metadata(self._root, entry)
-                self._times[b""] = entry.mtime_ns
+                self._drop_xattrs(self._folders.root, entry)
+                self._metadata(self._folders.root, entry)
+                self._folders.note_time(b"", entry.mtime_ns)
                 continue
             name = parts[-1]
-            parent = self._open_parent(parts[:-1])
+            parent = self._folders.open_parent(parts[:-1])
             if name.startswith(_WHITEOUT):
                 self._whiteout(parent, name)
                 reader.skip(entry.size)
             else:
-                self._member(reader, entry, parent, name, self._real(name))
+                self._member(reader, entry, parent, name, self._folders.real(name))
 
     def finish(self) -> None:
         """Set the directories' times."""
-        for path, mtime in self._times.items():
-            try:
-                fd = self._openat2(path or b".", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            except OSError as exc:
-                if exc.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-                    raise
-                continue  # removed or replaced by a later layer
-            try:
-                if b"/".join(self._real_of(fd)) == path:  # else: through a link that took a folder's place
-                    os.utime(fd, ns=(mtime, mtime))
-            finally:
-                os.close(fd)
+        self._folders.set_times()
 
     def _member(self, reader: tar.ChunkReader, entry: tar.Entry, parent: int, name: bytes, real: bytes) -> None:
         kind = entry.kind
@@ -169,14 +145,7 @@ class Applier:
             self._metadata(fd, entry)
         finally:
             os.close(fd)
-        self._note_time(real, entry.mtime_ns)
-
-    def _note_time(self, real: bytes, mtime_ns: int) -> None:
-        if real not in self._times:
-            self._letters -= len(real)
-            if self._letters < 0:
-                raise DataError(f"the paths of its folders have more than {_LETTERS >> 20} MiB")
-        self._times[real] = mtime_ns
+        self._folders.note_time(real, entry.mtime_ns)
 
     def _drop_xattrs(self, fd: int, entry: tar.Entry) -> None:
         """Remove a folder's attributes that ``entry``, which replaces them, has not."""
@@ -214,20 +183,20 @@ class Applier:
     def _hardlink(self, entry: tar.Entry, parent: int, name: bytes, real: bytes) -> None:
         target = _parts(entry.link)
         if not target:
-            raise DataError(f"hard link {_show(entry.name)} to the root")
+            raise DataError(f"hard link {show(entry.name)} to the root")
         try:
-            folder = self._openat2(b"/".join(target[:-1]) or b".", _O_PATH | os.O_DIRECTORY)
+            folder = self._folders.open(b"/".join(target[:-1]) or b".", O_PATH | os.O_DIRECTORY)
         except (FileNotFoundError, NotADirectoryError):
-            raise DataError(f"hard link {_show(entry.name)} to missing {_show(entry.link)}") from None
+            raise DataError(f"hard link {show(entry.name)} to missing {show(entry.link)}") from None
         try:
-            if [*self._real_of(folder), target[-1]] == real.split(b"/"):
+            if [*self._folders.real_of(folder), target[-1]] == real.split(b"/"):
                 return
             try:
                 info = os.stat(target[-1], dir_fd=folder, follow_symlinks=False)
             except FileNotFoundError:
-                raise DataError(f"hard link {_show(entry.name)} to missing {_show(entry.link)}") from None
+                raise DataError(f"hard link {show(entry.name)} to missing {show(entry.link)}") from None
             if stat.S_ISDIR(info.st_mode):
-                raise DataError(f"hard link {_show(entry.name)} to directory {_show(entry.link)}")
+                raise DataError(f"hard link {show(entry.name)} to directory {show(entry.link)}")
             self._clear(parent, name)
             os.link(target[-1], name, src_dir_fd=folder, dst_dir_fd=parent, follow_symlinks=False)
         finally:
@@ -236,12 +205,12 @@ class Applier:
     def _whiteout(self, parent: int, name: bytes) -> None:
         if name == _OPAQUE:
             for child in os.listdir(b"/proc/self/fd/%d/." % parent):
-                self._remove_lower(parent, child, self._real(child))
+                self._remove_lower(parent, child, self._folders.real(child))
         elif not name.startswith(_AUFS):
             victim = name.removeprefix(_WHITEOUT)
             if victim in (b"", b".", b".."):
-                raise DataError(f"bad whiteout {_show(name)}")
-            self._remove_lower(parent, victim, self._real(victim))
+                raise DataError(f"bad whiteout {show(name)}")
+            self._remove_lower(parent, victim, self._folders.real(victim))
 
     def _remove_lower(self, parent: int, name: bytes, real: bytes) -> None:
         """Remove ``name`` as far as lower layers made it: a layer's whiteouts never hide its own members."""
@@ -272,66 +241,12 @@ class Applier:
             self._fresh.add(key)
             real, _, _ = real.rpartition(b"/")
 
-    def _open_parent(self, parts: list[bytes]) -> int:
-        """A descriptor of the folder ``parts``, made if missing; valid until the next call."""
-        wanted = b"/".join(parts)
-        if wanted == self._parent_name:
-            return self._parent_fd
-        self._forget_parent()
-        try:
-            fd = self._openat2(wanted or b".", _O_PATH | os.O_DIRECTORY)
-        except FileNotFoundError:
-            fd = self._make_parents(parts)
-        except OSError as exc:
-            if exc.errno not in (errno.ENOTDIR, errno.ELOOP):
-                raise
-            raise DataError(f"{_show(wanted)} is no directory but has members") from None
-        self._parent_fd, self._parent_name = fd, wanted
-        self._parent_real = b"/".join(self._real_of(fd))
-        return fd
-
-    def _make_parents(self, parts: list[bytes]) -> int:
-        fd = self._openat2(b".", _O_PATH | os.O_DIRECTORY)
-        for count in range(1, len(parts) + 1):
-            try:
-                below = self._openat2(b"/".join(parts[:count]), _O_PATH | os.O_DIRECTORY)
-            except FileNotFoundError:
-                try:
-                    os.mkdir(parts[count - 1], 0o755, dir_fd=fd)
-                except FileExistsError:
-                    os.close(fd)
-                    raise DataError(f"{_show(b'/'.join(parts[:count]))} is a dangling link with members") from None
-                below = os.open(parts[count - 1], _O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
-                os.chown(b"/proc/self/fd/%d" % below, 0, 0)
-                os.chmod(b"/proc/self/fd/%d" % below, 0o755)
-                self._note_time(b"/".join(self._real_of(below)), 0)
-            os.close(fd)
-            fd = below
-        return fd
-
-    def _forget_parent(self) -> None:
-        if self._parent_fd >= 0:
-            os.close(self._parent_fd)
-        self._parent_fd, self._parent_name, self._parent_real = -1, None, b""
-
-    def _real(self, name: bytes) -> bytes:
-        return self._parent_real + b"/" + name if self._parent_real else name
-
-    def _real_of(self, fd: int) -> list[bytes]:
-        path = os.readlink(b"/proc/self/fd/%d" % fd)
-        if path != self._prefix and not path.startswith(self._prefix.rstrip(b"/") + b"/"):
-            raise DataError(f"a path leads out of the root: {_show(path)}")
-        return [part for part in path[len(self._prefix) :].split(b"/") if part]
-
-    def _openat2(self, path: bytes, flags: int) -> int:
-        return open_in_root(self._root, path, flags)
-
 
 def _parts(name: bytes) -> list[bytes]:
     """The components of a member's name, taken from the root; `DataError` for ``..`` and NUL."""
     parts = [part for part in name.split(b"/") if part not in (b"", b".")]
     if b".." in parts or b"\0" in name:
-        raise DataError(f"member whose name leads out of the root: {_show(name)}")
+        raise DataError(f"member whose name leads out of the root: {show(name)}")
     return parts
 
 
@@ -343,7 +258,3 @@ def _key(real: bytes) -> bytes:
 def _write(fd: int, piece: memoryview) -> None:
     while piece:
         piece = piece[os.write(fd, piece) :]
-
-
-def _show(name: bytes) -> str:
-    return repr(os.fsdecode(name))
