@@ -8,6 +8,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 import time
 import tomllib
 from pathlib import Path
@@ -209,11 +210,37 @@ def test_instances_are_cached_and_pickled(fs):
     assert StripeFileSystem(url=fs.storage_options["url"], unit=UNIT) is fs
     again = pickle.loads(pickle.dumps(fs))
     assert (again.url, again.unit) == (fs.url, UNIT)
+    assert fsspec.AbstractFileSystem.from_json(fs.to_json()).url == fs.url
     store(fs, "x")
     with fs.open("x") as file:
         file.seek(1000)
         with pickle.loads(pickle.dumps(file)) as other:
             assert other.read(10) == file.read(10) == DATA[1000:1010]
+
+
+def test_one_instance_serves_many_threads(fs):
+    store(fs, "x")
+    wrong: list[object] = []
+
+    def work(number: int) -> None:
+        try:
+            with fs.open("x", block_size=4 * UNIT) as file:
+                for turn in range(20):
+                    place = number * 77_777 * turn % len(DATA)
+                    file.seek(place)
+                    assert file.read(50_000) == DATA[place : place + 50_000]
+            fs.pipe(f"d/{number}", DATA[: number * 1000])
+            assert fs.cat(f"d/{number}") == DATA[: number * 1000]
+            assert f"/d/{number}" in fs.ls("d", detail=False)
+        except BaseException as exc:
+            wrong.append(exc)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert wrong == []
 
 
 def test_wrong_options_are_errors(tmp_path):
@@ -487,7 +514,7 @@ def test_an_exclusive_file_that_comes_second_replaces_nothing(fs):
     out = fs.open("x", "xb")
     out.write(b"late")
     fs.pipe("x", b"first")
-    with pytest.raises(OSError, match="another writer"):
+    with pytest.raises(FileExistsError, match="another writer"):
         out.close()
     assert fs.cat("x") == b"first"
     with pytest.raises(FileExistsError):

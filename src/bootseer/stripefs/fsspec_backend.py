@@ -200,8 +200,11 @@ class FsspecBackend:
 
     def fetch(self, path: str, start: int, end: int) -> bytes:
         """Bytes of a file; fewer when it ends before."""
+        seconds = DEADLINE + (end - start) / SLOWEST
         return self.call(
-            f"read {self.name(path)}", lambda fs: cast(bytes, fs.cat_file(self.full(path), start=start, end=end))
+            f"read {self.name(path)}",
+            lambda fs: cast(bytes, fs.cat_file(self.full(path), start=start, end=end)),
+            seconds,
         )
 
     def read_many(self, pieces: Sequence[Piece]) -> None:

@@ -10,9 +10,11 @@ exception inside of its ``with`` block gives it up.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import errno
 import os
+from collections.abc import Iterator
 from glob import has_magic
 from hashlib import sha256
 from pathlib import Path
@@ -171,9 +173,18 @@ class StripeFileSystem(StripePaths):
                 if mode == "xb" and self.exists(path):  # one that comes later is not replaced either
                     writer.abandon()
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-            return cast(
-                "IO[bytes]", StripeOutput(writer, path, lambda: os_errors(path), autocommit=autocommit, mode=mode)
-            )
+            errors = self._exclusive_errors if mode == "xb" else os_errors
+            return cast("IO[bytes]", StripeOutput(writer, path, lambda: errors(path), autocommit=autocommit, mode=mode))
+
+    @contextlib.contextmanager
+    def _exclusive_errors(self, path: str) -> Iterator[None]:
+        try:
+            with os_errors(path):
+                yield
+        except PermissionError as exc:
+            if self.exists(path):
+                raise FileExistsError(errno.EEXIST, exc.strerror, path) from exc
+            raise
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: object) -> bytes:
         return cast(bytes, self.cat_ranges([path], [start], [end], on_error="raise")[0])
