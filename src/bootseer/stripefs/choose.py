@@ -19,6 +19,8 @@ class Chooser:
     def __init__(self, nodes: dict[str, NodeState], tuning: Tuning) -> None:
         self._nodes, self._tuning = nodes, tuning
         self._version = 0
+        self.left = False
+        """A DataNode has left something to others since the scheduler looked at this last."""
         self._usual = float(UNKNOWN)
         """What a DataNode that was not measured yet is believed to give: as much as the best."""
 
@@ -65,6 +67,7 @@ class Chooser:
                 run = lane.cut(size)
                 lane.quota[node.key] = lane.quota.get(node.key, 0.0) - run.size
                 return run
+            self.left = True
         return None
 
     def _pick_again(self, lane: Lane, node: NodeState, now: float) -> Run | None:

@@ -133,6 +133,8 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.scheduler = Scheduler(tuning, budget.process())
+        # one for each transfer that may be under way, and some for questions to the NameNode
+        self._most = self.scheduler.tuning.total + self.scheduler.tuning.small_total + 8
         self._transport, self._clock = transport or _DataNodes(), clock
         self._lock = threading.Lock()
         self._ready: deque[_Job] = deque()
@@ -170,7 +172,7 @@ class Engine:
     def _kick(self) -> None:
         """See to it that a worker looks at the inbox, and that the watcher watches."""
         with self._lock:
-            if not self._idle:
+            if not self._idle and self.threads < self._most:
                 self._spawn()
             self._wake.notify()
             if self._watcher is None or not self._watcher.is_alive():
@@ -242,7 +244,7 @@ class Engine:
                 doing.handle = self._transport.transfer()
             self._ready.append(doing)
         others = len(self._ready) - here
-        for _ in range(others - self._idle):
+        for _ in range(min(others - self._idle, self._most - self.threads)):
             self._spawn()
         if others > 0:
             self._wake.notify(others)
@@ -295,7 +297,7 @@ class Engine:
             return None
 
     def _watch(self) -> None:
-        left_over = 0
+        left_over: object = None
         while True:
             with self._lock:
                 if not self._waiting and not self.scheduler.busy and not self._inbox:
@@ -308,10 +310,10 @@ class Engine:
                     self._dispatch()
                 except Exception as exc:
                     self._panic(exc)
-                waiting = len(self._ready) + len(self._inbox)
-                if waiting and left_over:
+                first: object = self._ready[0] if self._ready else self._inbox[0] if self._inbox else None
+                if first is not None and first is left_over and self.threads < 2 * self._most:
                     self._spawn()  # an interrupt may have made the count of idle workers wrong
-                left_over = waiting
+                left_over = first
             self._stop_cancelled()
             time.sleep(TICK)
 

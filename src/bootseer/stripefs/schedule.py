@@ -62,6 +62,10 @@ class Scheduler:
         self._cancels: list[Attempt] = []
         self._bulk = self._small = 0
         self._number = 0
+        # where to look for something to take: everywhere, at new requests, at DataNodes with a slot that became free
+        self._all = False
+        self._new: deque[Request] = deque()
+        self._freed: deque[NodeState] = deque()
         self._chooser = Chooser(self.nodes, self.tuning)
         self.hedged = self.hedges_won = 0
 
@@ -82,6 +86,7 @@ class Scheduler:
         request.small = request.size <= self.tuning.small
         self.requests.append(request)
         self._chooser.route(request, now)
+        self._new.append(request)
         for lane in request.lanes:
             if not lane.place.usable:
                 self._strand(lane)
@@ -95,17 +100,43 @@ class Scheduler:
             if late in self._flying and not late.cancelled:
                 return late
             self._drop_unstarted(late, now)
-        for request in sorted(self.requests, key=_turn):
-            if request.over or not request.pending or self._full(request):
-                continue
-            if (attempt := self._take_of(request, now)) is not None:
+        while True:
+            if (attempt := self._take_next(now)) is not None:
                 return attempt
-        return self._take_probe(now)
+            if not self._new and not self._freed and not self._all:
+                return None
+
+    def _take_next(self, now: float) -> Attempt | None:
+        """An attempt where there may be one since the last look: a new request, a free slot, anywhere."""
+        if self._all:
+            for request in sorted(self.requests, key=_turn):
+                if (attempt := self._take_of(request, request.nodes, now)) is not None:
+                    return attempt
+            self._all = False
+            self._new.clear()
+            self._freed.clear()
+            return self._take_probe(now)
+        while self._new:
+            if (attempt := self._take_of(self._new[0], self._new[0].nodes, now)) is not None:
+                return attempt
+            self._new.popleft()
+        while self._freed:
+            node = self._freed[0]
+            for request in sorted(self.requests, key=_turn):
+                if node.key in request.lanes_of and (attempt := self._take_of(request, [node], now)) is not None:
+                    return attempt
+            self._freed.popleft()
+        return None
 
     def ended(self, attempt: Attempt, outcome: Outcome, error: BootseerError | None, now: float) -> Then:
         """The attempt is over: nothing writes to its memory any more. What is to be done next, before others."""
         if self._flying.pop(attempt, False) is False:
             return None
+        # a total that was reached kept every DataNode from taking; one that left something to others may want it now
+        full = self._bulk >= self.tuning.total or self._small >= self.tuning.small_total
+        if full or outcome is not Outcome.DONE or self._chooser.left:
+            self._all, self._chooser.left = True, False
+        self._freed.append(attempt.node)
         self._count(attempt, -1)
         if outcome is Outcome.DONE:
             self._credit(attempt, attempt.size, now)
@@ -168,6 +199,7 @@ class Scheduler:
 
     def relocated(self, file: object, error: BootseerError | None, now: float) -> None:
         """The places of ``file`` have fresh locations, or that failed."""
+        self._all = True
         self._relocating.discard(id(file))
         for request in list(self.requests):
             if not any(lane.place.file is file for lane in request.lanes):
@@ -181,6 +213,7 @@ class Scheduler:
 
     def tick(self, now: float) -> None:
         """Look at everything under way: what is late, stuck or given up."""
+        self._all = True
         for attempt in list(self._flying):
             if attempt.handle is not None:
                 self._credit(attempt, attempt.handle.received, now)
@@ -260,9 +293,11 @@ class Scheduler:
         if attempt in self._flying:
             self.ended(attempt, Outcome.CANCELLED, None, now)
 
-    def _take_of(self, request: Request, now: float) -> Attempt | None:
+    def _take_of(self, request: Request, nodes: Sequence[NodeState], now: float) -> Attempt | None:
+        if request.over or not request.pending or self._full(request):
+            return None
         slots = request.slots + (self.tuning.small_slots if request.small else 0)
-        for node in sorted(request.nodes, key=lambda node: node.flying):
+        for node in sorted(nodes, key=lambda node: node.flying) if len(nodes) > 1 else nodes:
             if node.breaker.closed:
                 if (node.flying if request.small else node.bulk) >= slots:
                     continue
@@ -311,6 +346,7 @@ class Scheduler:
             if node.breaker.succeeded():
                 node.renew(now)
                 _log.info("DataNode %s works again", node.address)
+                self._all = True
                 self._chooser.breakers_changed(self.requests, now)
             if outcome in (Outcome.REFUSED, Outcome.CORRUPT) and attempt.kind != "probe":
                 attempt.place.bad[node.key] = outcome
@@ -343,6 +379,7 @@ class Scheduler:
     def _node_failed(self, node: NodeState, now: float, why: str, *, hard: bool) -> None:
         if node.breaker.failed(now, hard=hard):
             _log.warning("DataNode %s is left alone for %.2g s: %s", node.address, node.breaker.until - now, why)
+            self._all = True
             self._chooser.breakers_changed(self.requests, now)
 
     def _failed(self, run: Run, attempt: Attempt, outcome: Outcome, error: BootseerError | None) -> None:
@@ -426,7 +463,7 @@ class Scheduler:
             self.requests.remove(request)
 
     def _requeue(self, run: Run, now: float) -> None:
-        request = run.lane.request
+        request, self._all = run.lane.request, True
         run.lane.again.append(run)
         request.pending += run.size
         self._check_stuck(run, now)
