@@ -265,6 +265,9 @@ def test_folders_on_the_way(fs):
         write(fs, "a/b/f")
         with pytest.raises(UnsupportedError, match="object store has no folders"):
             fs.rename("a", "c")
+        fs.remove_tree("a")  # which does not need that
+        with pytest.raises(NotFoundError):
+            fs.stat("a")
 
 
 # Object stores

@@ -335,10 +335,7 @@ class StripeFileSystem(StripePaths):
 
     def _remove_tree(self, path: str) -> None:
         with os_errors(path):
-            try:
-                self.store.remove_tree(self._key(path))
-            except UnsupportedError:  # an object store has no folder that could vanish
-                self.store.backend.remove_folder(self._key(path))
+            self.store.remove_tree(self._key(path))
 
     # Folders
 

@@ -12,7 +12,7 @@ import uuid
 import msgspec
 
 from bootseer import faults
-from bootseer.errors import DataError, NotFoundError, NotWritableError
+from bootseer.errors import DataError, NotFoundError, NotWritableError, UnsupportedError
 from bootseer.stripefs import layout
 from bootseer.stripefs.backend import Backend, exists, join
 from bootseer.stripefs.layout import Pointer
@@ -42,9 +42,13 @@ def remove(backend: Backend, path: str) -> None:
 
 
 def remove_tree(backend: Backend, path: str) -> None:
-    """Remove a folder with everything in it; it vanishes in one step."""
+    """Remove a folder with everything in it; it vanishes in one step (in an object store, which has none: in many)."""
     tmp = _temporary(path, uuid.uuid4().hex)
-    backend.rename(path, tmp, overwrite=False)
+    try:
+        backend.rename(path, tmp, overwrite=False)
+    except UnsupportedError:
+        backend.remove_folder(path)
+        return
     faults.point("stripefs.remove.tree")
     backend.remove_folder(tmp)
 
