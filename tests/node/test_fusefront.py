@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.blocks import fusefront
+from bootseer.blocks import fusefront, latereads
 from bootseer.blocks.channel import Again, Came, Channel, Wanted
 from bootseer.blocks.shared import Count, Shared
 from bootseer.kernel import fuse, mount
@@ -327,7 +327,7 @@ def _is_open(fd: int) -> bool:
 
 
 def test_a_block_that_does_not_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fusefront, "_SLACK", 0.1)
+    monkeypatch.setattr(latereads, "_SLACK", 0.1)
     tree = Tree(tmp_path, seconds=0.1)
     try:
         tree.front()

@@ -13,20 +13,17 @@ workers may hold at that moment. When that fails, readers get EIO, and the mount
 from __future__ import annotations
 
 import contextlib
-import errno
-import itertools
 import logging
 import mmap
 import os
 import select
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
-from bootseer.blocks.channel import Again, Came, Channel, Wanted, request_id
+from bootseer.blocks.channel import Channel
+from bootseer.blocks.latereads import LateReads
 from bootseer.blocks.shared import Count, Shared
 from bootseer.blocks.spec import DATA
 from bootseer.errors import BootseerError, UnavailableError
@@ -39,17 +36,8 @@ WORKERS = 2
 _MAPPED = 32 << 10
 """Reads from here on are answered out of a mapping of the data file: one copy and one system call less, see the table
 in docs/internals/fuse.md. Smaller reads of pages that are not in memory would each pull in 128 KiB around them."""
-_SLACK = 5.0
-"""The fetcher has this many seconds more than its own deadline to say that it failed."""
 _HANDLE = 1
 """The only file handle `fuse.SingleFile` gives out."""
-
-
-class _Waiting(NamedTuple):
-    ctx: fuse.Context
-    first: int
-    last: int
-    began: int
 
 
 def options(max_readahead: int) -> fuse.Options:
@@ -91,16 +79,12 @@ class Front:
         self._revive = revive
         self._options = options(max_readahead)
         self._generation = shared.counts[Count.FRONT_STARTS]
-        self._numbers = itertools.count()
-        self._patience = shared.counts[Count.DEADLINE_MS] * 1_000_000 + int(_SLACK * 1e9)
-        self._lock = threading.Lock()  # of `_waiting` and of the counters of slow reads
-        self._waiting: dict[int, _Waiting] = {}
-        self._unsent: deque[int] = deque()
         self._wake, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._mapped = memoryview(b"")
         if shared.size:
             self._mapped = memoryview(mmap.mmap(data_fd, shared.size, prot=mmap.PROT_READ))
         self._server: fuse.Server | None = None
+        self._late = LateReads(shared, channel, data_fd, self._generation, answer=self._answer, rouse=self._rouse)
 
     def run(self) -> None:
         """Serve; returns when it is over. Raises `BootseerError` when the kernel does not let it serve."""
@@ -113,9 +97,9 @@ class Front:
         holder = self._watch_holder(poll)
         try:
             while not server.wait(0):
-                for fd, _ in poll.poll(self._timeout() if holder >= 0 else 0):
+                for fd, _ in poll.poll(self._late.timeout() if holder >= 0 else 0):
                     if fd == self._channel.fileno():
-                        self._messages()
+                        self._late.messages()
                     elif fd == self._wake:
                         with contextlib.suppress(BlockingIOError):
                             os.read(self._wake, 4096)
@@ -123,16 +107,15 @@ class Front:
                         poll.unregister(holder)
                         os.close(holder)
                         holder = -1
-                self._send()
-                self._expire()
+                self._late.send()
+                self._late.expire()
                 if holder < 0:
                     self._next_holder()
                     holder = self._watch_holder(poll)
         except BootseerError as exc:
             log.error("the FUSE front ends: %s", exc)
         finally:
-            for waiting in self._take_all():
-                self._answer(waiting, OSError(errno.EIO, os.strerror(errno.EIO)))
+            self._late.fail_all()
 
     def _watch_holder(self, poll: select.poll) -> int:
         """A descriptor that ``poll`` finds readable when the holder has ended; -1 when it has."""
@@ -170,7 +153,7 @@ class Front:
         negotiated = fuse.Negotiated.decode(note)
         log.warning("FUSE front %d takes over %s", self._generation, self._device.mountpoint)
         sizes = {_HANDLE: self._shared.size}
-        with self._lock:  # reads come before this returns; those that miss wait until there is a `_server`
+        with self._late.lock:  # reads come before this returns; those that miss wait until there is a `_server`
             self._server = server = fuse.Server.resume(
                 operations, self._device, negotiated, workers=WORKERS, options=self._options, sizes=sizes
             )
@@ -183,6 +166,10 @@ class Front:
     def _rouse(self) -> None:
         with contextlib.suppress(OSError):  # full: it is awake
             os.write(self._waker, b".")
+
+    def _answer(self, ctx: fuse.Context, result: fuse.ReadResult | OSError) -> None:
+        assert self._server is not None
+        self._server.answer(ctx, result)
 
     # -- in the workers --------------------------------------------------------------------------------------------
 
@@ -201,115 +188,7 @@ class Front:
         first, last = offset >> shared.shift, (end - 1) >> shared.shift
         if shared.ready.find(b"\0", first, last + 1) < 0:
             return self._mapped[offset:end] if end - offset >= _MAPPED else (self._data_fd, offset)
-        return self._miss(first, last, ctx)
-
-    def _miss(self, first: int, last: int, ctx: fuse.Context) -> fuse.ReadResult:
-        if self._shared.counts[Count.DOOMED]:
-            self._shared.counts[Count.FAILED_READS] += 1
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        id = request_id(self._generation, next(self._numbers))
-        ctx.on_interrupt = lambda: self._interrupted(id)
-        with self._lock:
-            self._waiting[id] = _Waiting(ctx, first, last, time.monotonic_ns())
-            idle = len(self._waiting) == 1
-        if not self._channel.send(Wanted(id, first, last, ctx.pid)):
-            self._unsent.append(id)
-            idle = True
-        if ctx.interrupted:  # before there was somebody to tell
-            self._interrupted(id)
-        if idle:  # the main thread has to mind a deadline now
-            self._rouse()
-        return fuse.LATER
-
-    def _interrupted(self, id: int) -> None:
-        """A reader got a signal. Let it go if that is the end of it; else EINTR would turn into EIO on its way up
-        through EROFS, and a mere SIGCHLD would fail a read."""
-        with self._lock:
-            waiting = self._waiting.get(id)
-            if waiting is None or not _is_dying(waiting.ctx.pid):
-                return
-            del self._waiting[id]
-        self._answer(waiting, InterruptedError(errno.EINTR, os.strerror(errno.EINTR)))
-
-    # -- in the main thread ----------------------------------------------------------------------------------------
-
-    def _messages(self) -> None:
-        while (message := self._channel.receive()) is not None:
-            if isinstance(message, Came):
-                try:
-                    self._came(message)
-                finally:
-                    if message.fd >= 0:
-                        os.close(message.fd)
-            elif isinstance(message, Again):
-                with self._lock:
-                    self._unsent = deque(self._waiting)
-
-    def _came(self, message: Came) -> None:
-        with self._lock:
-            waiting = self._waiting.pop(message.id, None)
-        if waiting is None:
-            return
-        ctx, number = waiting.ctx, message.errno
-        result: fuse.ReadResult | OSError = (self._data_fd, ctx.offset)
-        if not number and message.fd >= 0:
-            result = (message.fd, ctx.offset - (waiting.first << self._shared.shift))
-        elif not number and self._shared.ready.find(b"\0", waiting.first, waiting.last + 1) >= 0:
-            log.error("blocks %d..%d came but are not in the cache", waiting.first, waiting.last)
-            number = errno.EIO
-        if number:
-            result = OSError(number, os.strerror(number))
-        self._settle(waiting, result)
-
-    def _settle(self, waiting: _Waiting, result: fuse.ReadResult | OSError) -> None:
-        counts = self._shared.counts
-        counts[Count.SLOW_FAULTS] += 1
-        counts[Count.STALL_NS] += max(0, time.monotonic_ns() - waiting.began)
-        if isinstance(result, OSError):
-            counts[Count.FAILED_READS] += 1
-        self._answer(waiting, result)
-
-    def _answer(self, waiting: _Waiting, result: fuse.ReadResult | OSError) -> None:
-        assert self._server is not None
-        self._server.answer(waiting.ctx, result)
-
-    def _send(self) -> None:
-        unsent = self._unsent
-        while unsent:
-            waiting = self._waiting.get(unsent[0])
-            if waiting is not None:
-                message = Wanted(unsent[0], waiting.first, waiting.last, waiting.ctx.pid)
-                if not self._channel.send(message):
-                    return  # no room, or no fetcher: `_timeout` brings us back
-            unsent.popleft()
-
-    def _expire(self) -> None:
-        now = time.monotonic_ns()
-        doomed = self._shared.counts[Count.DOOMED]
-        with self._lock:
-            late = [id for id, waiting in self._waiting.items() if doomed or now - waiting.began >= self._patience]
-            expired = [self._waiting.pop(id) for id in late]
-        for waiting in expired:
-            log.error("blocks %d..%d did not come; a read fails", waiting.first, waiting.last)
-            self._shared.counts[Count.DENIED] += 1
-            self._settle(waiting, OSError(errno.EIO, os.strerror(errno.EIO)))
-
-    def _timeout(self) -> int | None:
-        """Milliseconds until something is due; a second at most while readers wait: there may be no hope any more."""
-        if self._unsent:
-            return 20
-        with self._lock:
-            oldest = next(iter(self._waiting.values()), None)
-        if oldest is None:
-            return None
-        left = (self._patience - (time.monotonic_ns() - oldest.began)) // 1_000_000
-        return max(1, min(left + 1, 1000))
-
-    def _take_all(self) -> list[_Waiting]:
-        with self._lock:
-            found = list(self._waiting.values())
-            self._waiting.clear()
-        return found
+        return self._late.miss(first, last, ctx)
 
 
 def run(
@@ -324,15 +203,3 @@ def run(
 ) -> None:
     """The body of a front process, forked from the holder."""
     Front(shared, device, channel, data_fd, holder, max_readahead=max_readahead, revive=revive).run()
-
-
-def _is_dying(pid: int) -> bool:
-    """Whether SIGKILL is pending for thread ``pid``: the kernel turns every fatal signal into that."""
-    try:
-        with open(f"/proc/{pid}/status", "rb") as file:
-            for line in file:
-                if line.startswith((b"SigPnd:", b"ShdPnd:")) and int(line.split()[1], 16) & 1 << 8:
-                    return True
-    except (OSError, ValueError):
-        pass
-    return False

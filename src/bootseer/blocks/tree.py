@@ -68,7 +68,8 @@ class TreeMount:
         control.ask(self._folder, Request("ready"))
 
     def unmount(self, *, timeout: float = _EXIT_SECONDS) -> None:
-        """Unmount; the last mount of a tree ends its server, which publishes its trace first. Safe to call twice.
+        """Unmount; the last mount of a tree ends its server, which publishes its trace first. Safe to call twice. A hot
+        pack that is still to be made is finished behind this, by a process that nobody waits for, within a minute.
 
         A target in use is detached lazily after 5 s, a server that has not ended after ``timeout`` is killed; both
         with a log line. Raises `UnavailableError` when the server lives but does not answer, or does not end and must
