@@ -203,15 +203,15 @@ def main(argv: Sequence[str]) -> int:
             mounted = mount.start(url, place / "mnt", config=config, memory=8 << 20)
             stack.callback(mounted.unmount)
             work = tasks(url, readers=given.readers, mountpoint=str(place / "mnt"), writers=given.writers)
-            crowd = stack.enter_context(StripeCrowd(work, place / "log", limit=90.0))
-            chaos = StripeChaos(site, "/chaos", crowd, seed=given.seed)
-            try:
-                outcome = chaos.run(given.minutes * 60)
-            except BootseerError:
-                print(f"failed, seed {given.seed}\n{crowd.findings()}", flush=True)
-                raise
-            open_fs(url).verify()
-        _print(given.seed, outcome)
+            with StripeCrowd(work, place / "log", limit=90.0) as crowd:
+                chaos = StripeChaos(site, "/chaos", crowd, seed=given.seed)
+                try:
+                    outcome = chaos.run(given.minutes * 60)
+                except BootseerError:
+                    print(f"failed, seed {given.seed}\n{crowd.findings()}", flush=True)
+                    raise
+            _print(given.seed, outcome)
+            open_fs(url).verify()  # nobody writes any more
     finally:
         shutil.rmtree(place, ignore_errors=True)
     return 0 if outcome.clean else 1
