@@ -14,12 +14,12 @@ from blake3 import blake3
 from bootseer.errors import DataError, NotFoundError, NotWritableError
 from bootseer.stripefs import layout
 from bootseer.stripefs.backend import Backend, Entry, exists, join, read_all
+from bootseer.stripefs.inorder import in_order
 from bootseer.stripefs.read import ChunkFile, open_file, read_pointer
 
 NAME = "COMMIT"
 _LINE = b"bootseer checkpoint 1\n"
 _LIMIT = 256 << 20
-_PIECE = 16 << 20
 
 
 class CommittedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -80,10 +80,7 @@ def digest_of(backend: Backend, path: str) -> str:
 def digest_of_open(file: ChunkFile) -> str:
     """BLAKE3 of all that can be read from ``file``."""
     digest = blake3()
-    buffer = memoryview(bytearray(min(_PIECE, file.size)))
-    for offset in range(0, file.size, _PIECE):
-        piece = buffer[: min(_PIECE, file.size - offset)]
-        file.readinto(offset, piece)
+    for piece in in_order(file):
         digest.update(piece)
     return digest.hexdigest()
 

@@ -19,6 +19,7 @@ from bootseer.stripefs.backend import Backend, Entry, clean, clean_new, exists, 
 from bootseer.stripefs.commit import Commit
 from bootseer.stripefs.fsck import Report, fsck
 from bootseer.stripefs.gc import AGE, Removal, gc
+from bootseer.stripefs.inorder import in_order
 from bootseer.stripefs.latest import newest
 from bootseer.stripefs.layout import Pointer
 from bootseer.stripefs.pieces import parallel
@@ -31,8 +32,6 @@ _log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
-
-_PIECE = 16 << 20
 
 
 class FileStat(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,17 +127,16 @@ class StripeFS:
                 digest = blake3()
                 try:
                     with open(tmp, "xb", buffering=0) as out:
-                        buffer = memoryview(bytearray(min(_PIECE, file.size)))
-                        for offset in range(0, file.size, _PIECE):
-                            piece = buffer[: min(_PIECE, file.size - offset)]
-                            file.readinto(offset, piece)
+                        total = 0
+                        for piece in in_order(file):
                             if expected:
                                 digest.update(piece)
                             done = 0
                             while done < len(piece):
                                 done += out.write(piece[done:])
+                            total += len(piece)
                             if progress:
-                                progress(offset + len(piece), file.size)
+                                progress(total, file.size)
                     if expected and digest.hexdigest() != expected:
                         raise DataError(f"{path} does not have the digest of its COMMIT", hint="restore it from a copy")
                     os.replace(tmp, local)
