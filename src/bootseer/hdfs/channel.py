@@ -178,7 +178,9 @@ class Channel:
         """One log line when trouble begins, one when it is over."""
         if problem and not self._down:
             self._down = True
-            _log.warning("%s does not answer (%s); trying again", self.name, problem)
+            # one that was never reached is most likely a wrong address: the error at the end says so in one line
+            level = logging.WARNING if self._reached else logging.INFO
+            _log.log(level, "%s does not answer (%s); trying again", self.name, problem)
         elif not problem:
             self._reached = True
             if self._down:
