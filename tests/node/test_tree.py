@@ -222,6 +222,36 @@ def test_unmount_publishes_the_trace(site: Site) -> None:
     assert all(info.key.startswith(f"profiles/{site.digest}/test/") for info in site.store.list("profiles"))
 
 
+def test_nobody_waits_for_the_hot_pack(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BOOTSEER_FAULTS", "blocks.hotpack.block=sleep:0.05")
+    made = site.mount()
+    monkeypatch.delenv("BOOTSEER_FAULTS")
+    (made.target / "big1").read_bytes()
+    made.unmount()
+    assert site.clean()
+    assert "pack" not in site.profile
+    assert "finishes its hot pack" in site.log
+    site.await_pack()
+
+
+def test_the_next_mount_takes_the_data_file_back(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It guards a file that nobody else has open; who makes a hot pack of it leaves that to the new start."""
+    monkeypatch.setenv("BOOTSEER_FAULTS", "blocks.hotpack.block=sleep:0.05")
+    made = site.mount()
+    monkeypatch.delenv("BOOTSEER_FAULTS")
+    (made.target / "big1").read_bytes()
+    made.unmount()
+    assert "pack" not in site.profile
+    time.sleep(0.3)
+    made = site.mount()
+    assert made.status().driver == site.driver
+    assert fingerprint(made.target) == site.want
+    until(lambda: "is used again" in site.log)
+    assert "pack" not in site.profile
+    made.unmount()
+    site.await_pack()
+
+
 def test_the_second_start_reads_the_hot_pack_alone(site: Site) -> None:
     first = site.mount(cache="one")
     for name in ("big1", "d3/f3"):

@@ -175,6 +175,7 @@ def build(
             out.seek(index_size(len(wanted)))
             for block in wanted:
                 began = time.monotonic()
+                faults.point("blocks.hotpack.block")
                 data = cache.read(block << blocks.shift, blocks.length_of(block))
                 if not blocks.matches(block, data):
                     raise DataError(f"block {block} in the cache is damaged")
