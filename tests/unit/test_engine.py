@@ -279,9 +279,10 @@ def test_many_callers_and_few_threads(hdfs, engine):
     assert engine.threads <= QUICK.total + QUICK.small_total
 
 
-def test_a_check_with_a_bug_reaches_the_caller(hdfs, engine):
+@pytest.mark.parametrize("block_size", [128 * MB, 300_000])
+def test_a_check_with_a_bug_reaches_the_caller(hdfs, engine, block_size):
     data = os.urandom(MB)
-    hdfs.put("f", data, ["abc"])
+    hdfs.put("f", data, ["abc"], block_size=block_size)
 
     def check(number, part):
         raise ZeroDivisionError

@@ -13,18 +13,17 @@ import logging
 import os
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from bootseer.errors import BootseerError, DataError, UnavailableError
+from bootseer.errors import BootseerError, UnavailableError
 from bootseer.hdfs.placement import picked
-from bootseer.hdfs.records import DataNode, FileBlocks, Located
-from bootseer.hdfs.replica_errors import Cancelled, CorruptReplica, StaleReplica, UncheckedReplica
+from bootseer.hdfs.records import FileBlocks, Located
 from bootseer.stripefs import budget
-from bootseer.stripefs.backend import DEADLINE, Piece
-from bootseer.stripefs.direct import BlockFile, Views, spot, views
+from bootseer.stripefs.backend import Piece
+from bootseer.stripefs.carry import DataNodes, Transport, carry, check_joined, land, let_go
+from bootseer.stripefs.direct import BlockFile, spot, views
 from bootseer.stripefs.schedule import Scheduler, Then
 from bootseer.stripefs.tuning import Tuning
 from bootseer.stripefs.work import Attempt, Joining, Landing, Outcome, Place, Relocate, Request
@@ -32,59 +31,7 @@ from bootseer.stripefs.work import Attempt, Joining, Landing, Outcome, Place, Re
 _log = logging.getLogger(__name__)
 
 TICK = 0.010
-PROBE_DEADLINE = 2.0
 _IDLE = 10.0
-
-
-class Transfer(Protocol):
-    """One read under way; `cancel` from any thread makes it raise `Cancelled` soon. ``received``: bytes so far."""
-
-    received: int
-
-    def cancel(self) -> None: ...
-
-
-class Transport(Protocol):
-    """How bytes of a block are had; `bootseer.hdfs.datanode` is the real one."""
-
-    def transfer(self) -> Transfer: ...
-
-    def read(
-        self,
-        node: DataNode,
-        located: Located,
-        offset: int,
-        parts: Sequence[memoryview],
-        *,
-        deadline: float,
-        verify: bool,
-        transfer: Transfer,
-    ) -> None: ...
-
-
-class _DataNodes:
-    """The real transport."""
-
-    def transfer(self) -> Transfer:
-        from bootseer.hdfs import datanode
-
-        return datanode.Transfer()
-
-    def read(
-        self,
-        node: DataNode,
-        located: Located,
-        offset: int,
-        parts: Sequence[memoryview],
-        *,
-        deadline: float,
-        verify: bool,
-        transfer: Transfer,
-    ) -> None:
-        from bootseer.hdfs import datanode
-
-        assert isinstance(transfer, datanode.Transfer)
-        datanode.read(node, located, offset, parts, deadline=deadline, verify=verify, transfer=transfer)
 
 
 class NodeSnapshot(NamedTuple):
@@ -135,7 +82,7 @@ class Engine:
         self.scheduler = Scheduler(tuning, budget.process())
         # one for each transfer that may be under way, and some for questions to the NameNode
         self._most = self.scheduler.tuning.total + self.scheduler.tuning.small_total + 8
-        self._transport, self._clock = transport or _DataNodes(), clock
+        self._transport, self._clock = transport or DataNodes(), clock
         self._lock = threading.Lock()
         self._ready: deque[_Job] = deque()
         self._wake, self._stir = threading.Condition(self._lock), threading.Condition(self._lock)
@@ -335,11 +282,11 @@ class Engine:
     def _attempt(self, attempt: Attempt) -> None:
         crash: BaseException | None = None
         try:
-            outcome, error = self._transfer(attempt)
+            outcome, error = carry(attempt, self._transport)
         except BaseException as exc:  # a bug, or no memory: the reader gets it, nobody hangs
             crash, outcome, error = exc, Outcome.FAILED, UnavailableError(f"cannot read: {exc!r}")
         if error is not None:
-            _let_go(error)
+            let_go(error)
         with self._lock:
             now = self._clock()
             if crash is not None and attempt.run is not None:
@@ -355,70 +302,22 @@ class Engine:
                 break
             then = self._land(then)
 
-    def _transfer(self, attempt: Attempt) -> tuple[Outcome, BootseerError | None]:
-        where = spot(attempt.place)
-        node = where.nodes.get(attempt.node.key)
-        if node is None:  # it has lost the block since
-            return Outcome.REFUSED, None
-        parts = self._memory(attempt)
-        assert attempt.handle is not None
-        try:
-            self._transport.read(
-                node,
-                where.located,
-                attempt.offset,
-                parts,
-                deadline=PROBE_DEADLINE if attempt.kind == "probe" else DEADLINE,
-                verify=attempt.verify,
-                transfer=attempt.handle,  # type: ignore[arg-type]
-            )
-            if attempt.run is not None:
-                views(attempt.run.lane).check(parts, attempt.run.first)
-        except Cancelled:
-            return Outcome.CANCELLED, None
-        except StaleReplica as exc:
-            return Outcome.REFUSED, exc
-        except UncheckedReplica as exc:
-            return Outcome.UNCHECKED, exc
-        except CorruptReplica as exc:
-            return Outcome.CORRUPT, exc
-        except DataError as exc:
-            return Outcome.DAMAGED, exc
-        except BootseerError as exc:
-            return Outcome.FAILED, exc
-        finally:
-            del parts  # an error keeps this frame, and that the caller's memory
-        return Outcome.DONE, None
-
-    def _memory(self, attempt: Attempt) -> list[memoryview]:
-        run = attempt.run
-        if run is not None and attempt.kind == "primary":
-            return views(run.lane).parts[run.first : run.last]
-        attempt.tag = buffer = bytearray(attempt.size)
-        whole = memoryview(buffer)
-        if run is None:
-            return [whole]
-        starts = run.lane.starts
-        return [whole[starts[i] - run.offset : starts[i + 1] - run.offset] for i in range(run.first, run.last)]
-
     def _land(self, landing: Landing) -> Then:
-        run, buffer = landing.run, landing.attempt.tag
-        assert isinstance(buffer, bytearray)
-        data, at = memoryview(buffer), 0
-        for part in views(run.lane).parts[run.first : run.last]:
-            part[:] = data[at : at + len(part)]
-            at += len(part)
-        with self._lock:
-            return self.scheduler.landed(landing, self._clock())
+        try:
+            land(landing)
+        finally:
+            with self._lock:
+                then = self.scheduler.landed(landing, self._clock())
+        return then
 
     def _join(self, joining: Joining) -> None:
-        whole = joining.join.tag
-        assert isinstance(whole, Views)
+        request = joining.join.arrived[0][0].lane.request
         error: BootseerError | None = None
         try:
-            whole.check(whole.parts)
-        except BootseerError as exc:
-            error = exc
+            error = check_joined(joining)
+        except BaseException as exc:  # a bug in a check: the reader gets it
+            with self._lock:
+                self.scheduler.fail(request, exc)
         with self._lock:
             self.scheduler.joined(joining.join, error, self._clock())
 
@@ -452,14 +351,6 @@ class Engine:
             job.file.files.report(job.replica)
         except BootseerError as exc:  # somebody else will meet it
             _log.warning("cannot report a damaged replica of %s: %s", job.file.path, exc)
-
-
-def _let_go(error: BaseException) -> None:
-    """Drop what the frames of ``error`` hold: memory of which there is a view can be neither resized nor unmapped."""
-    seen: BaseException | None = error
-    while seen is not None:
-        traceback.clear_frames(seen.__traceback__)
-        seen = seen.__cause__ or seen.__context__
 
 
 _engine: Engine | None = None

@@ -41,7 +41,7 @@ class Durations:
             if (larger := self._quantile(bucket + distance)) is not None:
                 return larger
             if (smaller := self._quantile(bucket - distance)) is not None:
-                return smaller * 2**distance
+                return smaller * (1 << distance)
         return _START_LATENCY + size / _START_RATE
 
     def _quantile(self, bucket: int) -> float | None:

@@ -1,6 +1,6 @@
 """DataNodes and a NameNode in memory, for the read engine: rates, freezes, deaths, lost and damaged replicas.
 
-`FakeHdfs` is a `bootseer.stripefs.engine.Transport` and a `bootseer.stripefs.direct.Files`. Its transfers write into
+`FakeHdfs` is a `bootseer.stripefs.carry.Transport` and a `bootseer.stripefs.direct.Files`. Its transfers write into
 the caller's memory piece by piece, as real ones do.
 """
 

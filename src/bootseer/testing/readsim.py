@@ -1,7 +1,7 @@
 """A cluster of DataNodes in virtual time, to see what the read scheduler does with rates, freezes, damage and loss.
 
-`Cluster.run` drives a `bootseer.stripefs.schedule.Scheduler` without threads or bytes; a hundred seconds of it take less
-than one. Transfers of one DataNode share its rate evenly, after its latency.
+`Cluster.run` drives a `bootseer.stripefs.schedule.Scheduler` without threads or bytes; a hundred seconds of it take
+less than one. Transfers of one DataNode share its rate evenly, after its latency.
 """
 
 from __future__ import annotations
