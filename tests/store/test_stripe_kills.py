@@ -111,7 +111,7 @@ class Nursery:
 
     def freeze(self, fs: StripeFS, point: str, do: str, *args: str) -> Callable[[], str]:
         """Let a child ``do`` something and stop at ``point``; what is returned wakes it and says its error."""
-        pid = self._begin(fs, f"stripefs.{point}=stop", do, args, True)
+        pid = self._begin(fs, f"stripefs.{point}=stop@1", do, args, True)
         until = time.monotonic() + 30
         while " T " not in Path(f"/proc/{pid}/stat").read_text():
             assert time.monotonic() < until, f"not stopped at {point}"
@@ -229,13 +229,13 @@ def test_a_save_killed_at_every_step(fs, nursery):
     settle(fs)
     fs.remove_tree("run/step-2")
     assert on_storage(fs) == before
-    for step, point in enumerate(["commit.published", "latest.rename"], 2):
+    for step, point in enumerate(["commit.published", "latest.write", "latest.rename"], 2):
         nursery.kill(fs, point, "save", f"run/step-{step}")
         assert fs.latest("run") == f"run/step-{step}"
         assert [finding.kind for finding in fs.fsck().errors] == ["wrong-latest"]
         fs.repair(fs.fsck())
         settle(fs)
-    assert content(fs, "run/step-3/state") == NEW
+    assert content(fs, "run/step-4/state") == NEW
 
 
 def test_renames_removals_and_appends_killed_at_every_step(fs, nursery):
@@ -282,7 +282,7 @@ def test_repairs_and_collections_killed_at_every_step(fs, nursery):
     assert {finding.kind for finding in fs.fsck().garbage} == {"unreferenced-stripes", "temporary"}
     fs.gc(age=0, taken=True)
     write(fs, "g")
-    for point in ("gc.aside", "gc.fenced"):
+    for point in ("gc.aside", "gc.fenced", "gc.delete"):
         nursery.kill(fs, "write.rename", "put", "g")
         nursery.kill(fs, point, "gc", "")
         assert content(fs, "g") == OLD
@@ -294,7 +294,8 @@ def test_repairs_and_collections_killed_at_every_step(fs, nursery):
 def test_a_writer_that_wakes_up_after_a_takeover_publishes_nothing(fs, nursery):
     write(fs, "run/step-1/state")
     fs.commit("run/step-1")
-    points = ["write.rename", "write.intent", "write.verify", "commit.write", "commit.rename"]
+    points = ["write.rename", "write.stripe", "write.intent", "write.verify", "save.claim"]
+    points += ["commit.begin", "commit.write", "commit.rename"]
     for step, point in enumerate(some(fs, points), 2):
         folder = f"run/step-{step}"
         wake = nursery.freeze(fs, point, "save", folder)
@@ -314,12 +315,14 @@ def test_a_writer_that_wakes_up_after_a_takeover_publishes_nothing(fs, nursery):
 
 
 def test_latest_is_not_moved_back_by_a_writer_that_wakes_up(fs, nursery):
-    wake = nursery.freeze(fs, "latest.rename", "save", "run/step-1")
-    write(fs, "run/step-2/state")
-    fs.commit("run/step-2")
-    assert wake() == ""  # the checkpoint is published, only the hint stays as it is
-    assert fs.latest("run") == "run/step-2"
-    fs.checkpoint("run/step-1")
+    for step, point in enumerate(["latest.write", "latest.rename"]):
+        wake = nursery.freeze(fs, point, "save", f"run/step-{2 * step}")
+        write(fs, f"run/step-{2 * step + 1}/state")
+        fs.commit(f"run/step-{2 * step + 1}")
+        assert wake() == ""  # the checkpoint is published, only the hint stays as it is
+        assert fs.fsck().errors == (), point
+        assert fs.latest("run") == f"run/step-{2 * step + 1}"
+        fs.checkpoint(f"run/step-{2 * step}")
     settle(fs)
 
 

@@ -287,7 +287,7 @@ class Meeting:
             assert self.go[name].wait(20)
 
 
-@pytest.mark.parametrize("collector", ["gc.aside", "gc.fenced"])
+@pytest.mark.parametrize("collector", ["gc.aside", "gc.fenced", "gc.delete"])
 @pytest.mark.parametrize("writer", ["write.stripe", "write.intent", "write.pointer", "write.verify", "write.rename"])
 def test_a_collection_and_a_writer_that_is_under_way_after_all(fs, monkeypatch, writer, collector):
     """Whatever the order of their steps: the file is the old or the new version, whole, and the writer knows which."""

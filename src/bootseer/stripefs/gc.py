@@ -132,6 +132,7 @@ class _Collector:
         if after.owners(uuid):
             restore_trash(backend, after, uuid)
             return "its writer published it meanwhile"
+        faults.point("stripefs.gc.delete")
         for index in after.trash.get(uuid, {}):
             backend.delete(after.trash_path(uuid, index))
         return ""

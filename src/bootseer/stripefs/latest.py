@@ -88,6 +88,7 @@ def publish(backend: Backend, folder: str, latest: Latest, *, force: bool = Fals
         if (later := _later(backend, folder, latest)) is not None and not force:
             return later
         tmp = join(folder, f"{TEMPORARY}{uuid.uuid4().hex}")
+        faults.point("stripefs.latest.write")
         sink = backend.create(tmp)
         try:
             sink.write(encode(latest))

@@ -102,6 +102,7 @@ class Save:
 
     def _publish(self, content: bytes) -> None:
         tmp, path = join(self.folder, f"{layout.TEMPORARY}{uuid.uuid4().hex}"), join(self.folder, commit.NAME)
+        faults.point("stripefs.commit.begin")
         sink = self._backend.create(tmp)
         try:
             faults.point("stripefs.commit.write")
