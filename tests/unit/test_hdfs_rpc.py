@@ -185,17 +185,24 @@ def test_a_call_is_what_hadoop_expects(monkeypatch):
 
 def test_a_lost_answer_is_asked_for_again_under_the_same_ids(caplog):
     def act(call: Call) -> object:
-        return False if len(server.calls) < 3 else yes(call)
+        return yes(call) if len(server.calls) in (1, 4) else False
 
     with serving(act) as (server, channel):
         assert ask(channel).result
-        headers = [call.header for call in server.calls]
+        assert ask(channel).result
+        headers = [call.header for call in server.calls[1:]]
         assert [header.retry_count for header in headers] == [0, 1, 2]
         assert len({(header.client_id, header.call_id) for header in headers}) == 1
     assert [record.message.partition(" ")[2].partition("(")[0] for record in caplog.records] == [
         "does not answer ",
         "answers again",
     ]
+
+
+def test_a_server_that_was_never_reached_makes_no_warning(caplog):
+    with serving(lambda call: False if len(server.calls) < 3 else yes(call)) as (server, channel):
+        assert ask(channel).result
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("java", ["StandbyException", "RetriableException", "SafeModeException"])
@@ -529,6 +536,18 @@ def test_calls_go_to_the_active_namenode(first, caplog):
         tried = [call.header for call in (*standby.calls, *active.calls)][-3:-1]
         assert len({(header.client_id, header.call_id) for header in tried}) == 1
         assert not caplog.records  # that one of two is in standby is no trouble
+        channel.close()
+
+
+def test_what_one_namenode_said_is_told_when_the_other_is_silent():
+    def passive(call: Call) -> None:
+        call.fail("org.apache.hadoop.ipc.StandbyException", "Operation category READ is not supported")
+
+    with serving(passive) as (one, _), serving(lambda call: None) as (two, _):
+        channel = Channel([("127.0.0.1", one.port), ("127.0.0.1", two.port)], "a.Protocol", name="hdfs://s", user="ann")
+        with pytest.raises(UnavailableError, match=r"Standby.*no active NameNode"):
+            ask(channel, deadline=0.5)
+        assert two.calls
         channel.close()
 
 

@@ -83,7 +83,7 @@ class Channel:
         self._addresses, self._turn = list(addresses), 0
         self._protocol, self._version = protocol, version
         self._user, self._real_user = user, real_user
-        self._reached = self._down = False
+        self._reached, self._down = False, 0  # since trouble began: the level of the log line that said so
         self.forget()
         _channels.add(self)
 
@@ -117,7 +117,7 @@ class Channel:
             self._last_call = call_id = self._last_call % 0x7FFFFFFF + 1
         head = wire.MethodHeader(method=method, protocol=self._protocol, version=self._version)
         where = f"{doing} on {self.name}"
-        attempt = 0
+        attempt, told = 0, None
         while True:
             turn = self._turn
             try:
@@ -131,7 +131,7 @@ class Channel:
                     raise remote(exc, where) from exc
                 self._reached = True
                 problem: Exception = exc
-                elsewhere = exc.elsewhere
+                told, elsewhere = exc, exc.elsewhere
             except DataError as exc:
                 raise DataError(f"cannot {where}: {exc.message}", hint="is this the RPC port of a NameNode?") from None
             except OSError as exc:
@@ -140,7 +140,8 @@ class Channel:
             pause = self._pause(attempt)
             stranger = pause and not self._reached  # every address was asked, and none has ever answered
             if time.monotonic() + pause >= (min(until, began + FIRST_CONTACT) if stranger else until):
-                raise self._late(where, problem, time.monotonic() - began) from problem
+                # what a NameNode said explains more than that another, or it later, did not answer
+                raise self._late(where, told or problem, time.monotonic() - began) from (told or problem)
             if elsewhere:
                 self._pass_on(turn, problem)
             if pause:
@@ -177,15 +178,14 @@ class Channel:
     def _note(self, problem: str) -> None:
         """One log line when trouble begins, one when it is over."""
         if problem and not self._down:
-            self._down = True
             # one that was never reached is most likely a wrong address: the error at the end says so in one line
-            level = logging.WARNING if self._reached else logging.INFO
-            _log.log(level, "%s does not answer (%s); trying again", self.name, problem)
+            self._down = logging.WARNING if self._reached else logging.INFO
+            _log.log(self._down, "%s does not answer (%s); trying again", self.name, problem)
         elif not problem:
             self._reached = True
             if self._down:
-                self._down = False
-                _log.warning("%s answers again", self.name)
+                _log.log(self._down, "%s answers again", self.name)
+                self._down = 0
 
     def _header(self, call_id: int, attempt: int) -> wire.RpcRequestHeader:
         return wire.RpcRequestHeader(
