@@ -192,6 +192,11 @@ def test_the_loss_of_the_only_replica_is_an_error_that_names_the_block(cluster, 
     with down(cluster, index, "killed"), pytest.raises(BlockLost, match="no DataNode is left that has all of block"):
         out.write(b"x" * (40 * MIB))
     assert time.monotonic() - begin < 30
+    monkeypatch.setattr("bootseer.hdfs.output.BEAT", 0.0)
+    out.keep_alive()
+    for step in (lambda: out.write(b"y"), out.close):  # a caller who goes on must not succeed
+        with pytest.raises(UnavailableError, match="an earlier write of it failed"):
+            step()
     out.abandon()
     assert namenode.info(path) is None
 

@@ -98,11 +98,11 @@ def test_bytes_per_checksum_are_as_chosen(cluster, namenode, folder):
 
 
 def test_memory_that_changes_after_the_write_is_written_as_it_was(cluster, namenode, folder):
-    buffer = bytearray(MIB)
+    buffer = bytearray(300_000)  # less than a packet: some is not sent yet when it changes
     expected = bytearray()
     with FileOutput(namenode, f"{folder}/f", replication=1) as out:
-        for step in range(6):
-            buffer[:] = bytes([step]) * MIB
+        for step in range(9):
+            buffer[:] = bytes([step]) * len(buffer)
             expected += buffer
             out.write(memoryview(buffer))
     assert native(cluster, f"{folder}/f") == expected
@@ -180,13 +180,22 @@ def test_files_written_together_burden_all_datanodes_alike(cluster, namenode, fo
     assert not +placement._first
 
 
-def test_stripes_begin_on_different_datanodes_and_hold_large_checksum_chunks(cluster, folder):
+def test_stripes_are_on_all_datanodes_alike_with_large_checksum_chunks(cluster, namenode, folder):
     fs = open_fs(f"{cluster.url}{folder}")
     data = os.urandom(9 * MIB + 17)
     with fs.create("f", striped=True) as out:
         out.write(data)
     with fs.open("f") as file:
         assert file.read(0, len(data)) == data
+    stripes = [entry.path for entry in namenode.list(f"{folder}/.bsx")]
+    assert len(stripes) == 4
+    burden: Counter[str] = Counter()
+    for path in stripes:
+        wait_replicas(namenode, path, [3])
+        (block,) = namenode.blocks(path).blocks
+        burden.update(node.uuid for node in block.nodes)
+        assert disk_checksums(cluster, block.block.id) == [(2, MIB)] * 3
+    assert sorted(burden.values()) == [3, 3, 3, 3]
 
 
 def test_leases_are_renewed_only_while_files_are_open(cluster, namenode, folder, monkeypatch):

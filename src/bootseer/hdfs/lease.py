@@ -78,7 +78,7 @@ def _work() -> None:
         for file in files:
             try:
                 file.keep_alive()
-            except BootseerError as exc:
+            except Exception as exc:  # of one file, which its writer will meet again: the others need this thread
                 _log.warning("an idle write has failed: %s", exc)
         for namenode in {file.namenode for file in files}:
             try:

@@ -9,9 +9,11 @@ Data is sent by the thread that calls `write`, which returns as soon as at most 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
+from collections.abc import Iterator
 from types import TracebackType
 
 from bootseer import faults
@@ -75,7 +77,7 @@ class FileOutput:
         self._window, self._patience = window, patience
         self._placement = placement
         self._lock = threading.Lock()
-        self._open = False
+        self._open = self._failed = False
         self._pieces: list[memoryview] = []
         self._held = self._small = self._early = 0
         self._block: BlockWriter | None = None
@@ -123,14 +125,26 @@ class FileOutput:
         with self._lock:
             if not self._open:
                 raise ValueError(f"write to {self.path}, which is closed")
-            self.length += length
-            while view:
-                room = self._packet - self._held
-                self._hold(view[:room])
-                view = view[room:]
-                if self._held == self._packet:
-                    self._flush()
+            with self._final():
+                self.length += length
+                while view:
+                    room = self._packet - self._held
+                    self._hold(view[:room])
+                    view = view[room:]
+                    if self._held == self._packet:
+                        self._flush()
         return length
+
+    @contextlib.contextmanager
+    def _final(self) -> Iterator[None]:
+        """An error inside is the end of the file: some of its bytes are lost, and whoever goes on must not succeed."""
+        if self._failed:
+            raise UnavailableError(f"cannot write {self.path}: an earlier write of it failed")
+        try:
+            yield
+        except BaseException:
+            self._failed = True
+            raise
 
     def _hold(self, piece: memoryview) -> None:
         self._pieces.append(piece)
@@ -233,6 +247,10 @@ class FileOutput:
                     problem = exc
                 else:
                     faults.point("hdfs.output.add-block")
+                    if len(located.nodes) < self.replication and len(exclude) > len(bad):
+                        # we avoid too many: a replica where something failed lately is better than none
+                        self.namenode.abandon_block(located.block, self.path, self.file_id, deadline=left)
+                        continue
                     return located
             _log.warning("%s waits for DataNodes: %s", self.path, problem.message)
             time.sleep(min(1.0, max(until - time.monotonic(), 0.0)))
@@ -256,19 +274,20 @@ class FileOutput:
         with self._lock:
             if not self._open:
                 return
-            self._flush()
-            self._end()
-            faults.point("hdfs.output.complete")
-            until, pause = time.monotonic() + self._patience, 0.005
-            while not self.namenode.complete(self.path, self.file_id, self._previous, deadline=self._patience):
-                if time.monotonic() >= until:
-                    raise UnavailableError(
-                        f"{self.path} is not complete after {self._patience:.0f} s: its DataNodes have not told the"
-                        " NameNode of the last block",
-                        hint="check that they reach the NameNode",
-                    )
-                time.sleep(pause)
-                pause = min(2 * pause, 0.5)
+            with self._final():
+                self._flush()
+                self._end()
+                faults.point("hdfs.output.complete")
+                until, pause = time.monotonic() + self._patience, 0.005
+                while not self.namenode.complete(self.path, self.file_id, self._previous, deadline=self._patience):
+                    if time.monotonic() >= until:
+                        raise UnavailableError(
+                            f"{self.path} is not complete after {self._patience:.0f} s: its DataNodes have not told the"
+                            " NameNode of the last block",
+                            hint="check that they reach the NameNode",
+                        )
+                    time.sleep(pause)
+                    pause = min(2 * pause, 0.5)
             self._open = False
             self._leave()
 
@@ -301,8 +320,9 @@ class FileOutput:
         """For `bootseer.hdfs.lease`: keep the pipeline open while nothing is written."""
         if self._lock.acquire(blocking=False):  # else it is being written
             try:
-                if self._block is not None and time.monotonic() - self._block.idle_since > BEAT:
-                    self._block.beat()
+                if self._block and not self._failed and time.monotonic() - self._block.idle_since > BEAT:
+                    with self._final():
+                        self._block.beat()
             finally:
                 self._lock.release()
 
