@@ -295,7 +295,12 @@ def test_a_writer_that_wakes_up_after_a_takeover_publishes_nothing(fs, nursery):
     write(fs, "run/step-1/state")
     fs.commit("run/step-1")
     points = ["write.rename", "write.stripe", "write.intent", "write.verify", "save.claim"]
-    points += ["commit.begin", "commit.write", "commit.rename"]
+    points += [
+        "commit.begin",
+        "commit.begin",
+        "commit.write",
+        "commit.rename",
+    ]  # it wakes up after and before the other
     for step, point in enumerate(some(fs, points), 2):
         folder = f"run/step-{step}"
         wake = nursery.freeze(fs, point, "save", folder)
