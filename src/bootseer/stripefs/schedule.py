@@ -21,18 +21,18 @@ import logging
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from bootseer.errors import BootseerError, DataError, UnavailableError
+from bootseer.errors import BootseerError, UnavailableError
 from bootseer.stripefs.budget import ByteBudget
 from bootseer.stripefs.choose import Chooser
 from bootseer.stripefs.hedge import Durations, HedgeBudget
 from bootseer.stripefs.nodes import NodeState
+from bootseer.stripefs.recover import Recovery
 from bootseer.stripefs.tuning import Tuning
 from bootseer.stripefs.work import (
     Attempt,
     Join,
     Joining,
     Landing,
-    Lane,
     Outcome,
     Place,
     Relocate,
@@ -57,8 +57,6 @@ class Scheduler:
         self.requests: list[Request] = []
         self._flying: dict[Attempt, None] = {}
         self._urgent: deque[Attempt] = deque()
-        self._relocations: deque[Relocate] = deque()
-        self._relocating: set[int] = set()
         self._cancels: list[Attempt] = []
         self._bulk = self._small = 0
         self._number = 0
@@ -67,6 +65,7 @@ class Scheduler:
         self._new: deque[Request] = deque()
         self._freed: deque[NodeState] = deque()
         self._chooser = Chooser(self.nodes, self.tuning)
+        self._recovery = Recovery(self.requests, self._chooser, self.tuning, self.fail)
         self.hedged = self.hedges_won = 0
 
     # -- what the engine asks -------------------------------------------------------------------------------------
@@ -89,12 +88,12 @@ class Scheduler:
         self._new.append(request)
         for lane in request.lanes:
             if not lane.place.usable:
-                self._strand(lane)
+                self._recovery.strand(lane)
 
     def take(self, now: float) -> Doing | None:
         """The next thing to do, if there is any: start the attempt (and call `ended`), or ask for locations."""
-        if self._relocations:
-            return self._relocations.popleft()
+        if self._recovery.questions:
+            return self._recovery.questions.popleft()
         while self._urgent:
             late = self._urgent.popleft()
             if late in self._flying and not late.cancelled:
@@ -164,7 +163,7 @@ class Scheduler:
         if run.won is not None:
             return self._land(run, run.won)
         if outcome is not Outcome.CANCELLED or attempt.rescued:
-            self._failed(run, attempt, outcome, error)
+            self._recovery.failed(run, attempt, outcome, error)
         if run.hedge is None:
             self._requeue(run, now)
         return None
@@ -200,16 +199,7 @@ class Scheduler:
     def relocated(self, file: object, error: BootseerError | None, now: float) -> None:
         """The places of ``file`` have fresh locations, or that failed."""
         self._all = True
-        self._relocating.discard(id(file))
-        for request in list(self.requests):
-            if not any(lane.place.file is file for lane in request.lanes):
-                continue
-            self._chooser.route(request, now)
-            for lane in request.lanes:
-                if lane.place.file is file:
-                    self._relocated_lane(lane, error, now)
-                    if request.over:
-                        break
+        self._recovery.relocated(file, error, now)
 
     def tick(self, now: float) -> None:
         """Look at everything under way: what is late, stuck or given up."""
@@ -350,53 +340,17 @@ class Scheduler:
                 self._chooser.breakers_changed(self.requests, now)
             if outcome in (Outcome.REFUSED, Outcome.CORRUPT) and attempt.kind != "probe":
                 attempt.place.bad[node.key] = outcome
-                self._lost(attempt.place, now)
+                self._recovery.lost(attempt.place, now)
             elif outcome is Outcome.UNCHECKED and node.key not in attempt.place.unchecked:
                 attempt.place.unchecked.add(node.key)
                 if attempt.place.bare:
-                    self._bare(attempt.place)
-
-    def _bare(self, place: Place) -> None:
-        """No replica of it has checksums: whoever was refused for that may ask again, without."""
-        _log.warning(
-            "%s: a block has no checksums in HDFS, and is read without them", getattr(place.file, "path", "a file")
-        )
-        for request in self.requests:
-            for lane in request.lanes:
-                for run in lane.again if lane.place is place else ():
-                    run.failures.clear()
-
-    def _lost(self, place: Place, now: float) -> None:
-        """One replica fewer: perhaps that was the last for somebody who waits."""
-        for request in list(self.requests):
-            for lane in request.lanes:
-                if lane.place is place and not request.over:
-                    if not place.usable:
-                        self._strand(lane)
-                    for run in list(lane.again):
-                        self._check_stuck(run, now)
+                    self._recovery.bare(attempt.place)
 
     def _node_failed(self, node: NodeState, now: float, why: str, *, hard: bool) -> None:
         if node.breaker.failed(now, hard=hard):
             _log.warning("DataNode %s is left alone for %.2g s: %s", node.address, node.breaker.until - now, why)
             self._all = True
             self._chooser.breakers_changed(self.requests, now)
-
-    def _failed(self, run: Run, attempt: Attempt, outcome: Outcome, error: BootseerError | None) -> None:
-        key = attempt.node.key
-        if outcome is Outcome.UNCHECKED:
-            run.failures[key] = self.tuning.tries
-            if attempt.place.bare:
-                run.failures.clear()
-        else:
-            run.failures[key] = run.failures.get(key, 0) + 1
-        if outcome is not Outcome.CANCELLED:
-            run.outcomes.add(outcome)
-        if outcome in (Outcome.DAMAGED, Outcome.CORRUPT):
-            run.verify = True
-        # what is wrong with the bytes says more than who did not answer
-        if error is not None and not (isinstance(run.error, DataError) and not isinstance(error, DataError)):
-            run.error = error
 
     def _hedge_ended(
         self, run: Run, attempt: Attempt, outcome: Outcome, error: BootseerError | None, now: float
@@ -419,7 +373,7 @@ class Scheduler:
         if request.over or run.done:
             return None
         if outcome is not Outcome.CANCELLED:
-            self._failed(run, attempt, outcome, error)
+            self._recovery.failed(run, attempt, outcome, error)
         if run.primary is None:
             self._requeue(run, now)
         return None
@@ -463,58 +417,8 @@ class Scheduler:
             self.requests.remove(request)
 
     def _requeue(self, run: Run, now: float) -> None:
-        request, self._all = run.lane.request, True
-        run.lane.again.append(run)
-        request.pending += run.size
-        self._check_stuck(run, now)
-
-    def _check_stuck(self, run: Run, now: float) -> None:
-        """Ask for fresh locations, or give up, when there is nobody left to ask for ``run``."""
-        request = run.lane.request
-        if request.over or self._chooser.able(run.lane, run):
-            return
-        reasons = run.outcomes | set(run.lane.place.bad.values())
-        damaged = bool(reasons) and reasons <= {Outcome.DAMAGED, Outcome.CORRUPT}
-        if run.rounds >= (1 if damaged else self.tuning.rounds):
-            self.fail(request, run.error or self._nobody(run))
-            return
-        self._relocate(run.lane.place.file)
-
-    def _nobody(self, run: Run) -> BootseerError:
-        what = f"no DataNode has bytes {run.offset} to {run.offset + run.size} of a block"
-        return UnavailableError(f"{what} of {run.lane.request.name or 'a file'}", hint="run hdfs fsck on it")
-
-    def _relocate(self, file: object) -> None:
-        if id(file) not in self._relocating:
-            self._relocating.add(id(file))
-            self._relocations.append(Relocate(file))
-
-    def _strand(self, lane: Lane) -> None:
-        """``lane`` has nobody to ask at all: its rest becomes runs, which keep count of the rounds."""
-        while lane.fresh:
-            lane.again.append(lane.cut(self.tuning.max_run))
-        if lane.again:
-            self._relocate(lane.place.file)
-
-    def _relocated_lane(self, lane: Lane, error: BootseerError | None, now: float) -> None:
-        if lane.fresh and not lane.place.usable:
-            self._strand(lane)
-        for run in list(lane.again):
-            if self._chooser.able(lane, run):
-                continue
-            if isinstance(error, DataError):  # it is another file now
-                self.fail(lane.request, error)
-                return
-            run.rounds += 1
-            if not run.outcomes or not run.outcomes <= {Outcome.DAMAGED, Outcome.CORRUPT}:
-                run.failures = {}
-                run.not_before = now + (self.tuning.round_wait * 3 ** (run.rounds - 2) if run.rounds > 1 else 0.0)
-            if error is not None and run.error is None:
-                run.error = error
-            if not self._chooser.able(lane, run):
-                self._check_stuck(run, now)
-                if lane.request.over:
-                    return
+        self._all = True
+        self._recovery.requeue(run, now)
 
     def _cancel(self, attempt: Attempt) -> None:
         if not attempt.cancelled:
