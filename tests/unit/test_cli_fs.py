@@ -47,6 +47,34 @@ def run(tmp_path, monkeypatch) -> Run:
     return call
 
 
+def test_every_verb_has_help_and_takes_json(run):
+    overview = run("--help").out
+    verbs = [
+        "put",
+        "get",
+        "cp",
+        "import",
+        "ls",
+        "stat",
+        "mv",
+        "rm",
+        "commit",
+        "latest",
+        "verify",
+        "fsck",
+        "gc",
+        "bench",
+        "explain",
+        "mount",
+        "status",
+        "unmount",
+    ]
+    for verb in verbs:
+        assert f" {verb} " in overview
+        done = run(verb, "--help")
+        assert (done.code, "--json" in done.out) == (0, True), verb
+
+
 def test_a_file_there_and_back(run, tmp_path):
     Path("big").write_bytes(BIG)
     done = run("put", "big", "store/big", "--width", "2", "--unit", "512K")
