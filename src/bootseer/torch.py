@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 STATE = "state.pt"
 """Name of the file that `save` writes into a checkpoint folder."""
-_PIECE = 64 << 20
+_PIECE = 1 << 30
+"""Bytes read at once, straight into their place: whoever reads less often waits less often for the last bytes."""
 _FORMAT_ERROR = re.compile(
     r"PytorchStreamReader|inline_container|hasRecord|zip archive|corrupt|Invalid (magic number|protocol version)"
     r"|unexpected EOF|wrong byte size|record size|Unknown saved id|mmap can only be used with files saved"
