@@ -9,7 +9,8 @@ import pytest
 
 from bootseer import faults
 from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError
-from bootseer.stripefs import gc, layout, open_fs, repair, survey
+from bootseer.stripefs import gc, layout, open_fs, rebuild, repair, survey
+from bootseer.stripefs.backend import Backend
 from bootseer.stripefs.fs import StripeFS
 from bootseer.stripefs.fsck import Finding
 
@@ -86,6 +87,38 @@ def test_damaged_stripes(fs, kind, break_it):
     assert fs.fsck("d/f").findings == (found,)
     assert fs.repair(fs.fsck()) == []
     assert fs.gc(age=0) == []
+
+
+@pytest.mark.parametrize("how", ["replaced", "removed"])
+def test_a_file_that_changes_while_it_is_looked_at_is_no_finding(fs, monkeypatch, how):
+    write(fs, "f")
+    real, once = rebuild.read_header, threading.Lock()
+
+    def late(backend: Backend, path: str) -> layout.Header:
+        if once.acquire(blocking=False):
+            monkeypatch.setattr(rebuild, "read_header", real)
+            write(fs, "f", b"new") if how == "replaced" else fs.remove("f")
+        return real(backend, path)
+
+    monkeypatch.setattr(rebuild, "read_header", late)
+    assert fs.fsck().findings == ()
+    assert fs.fsck().findings == ()
+
+
+def test_a_file_that_is_published_after_its_folder_was_listed_is_not_lost(fs, monkeypatch):
+    late = fs.create("f", striped=True, unit=UNIT, width=WIDTH)
+    late.write(DATA)
+    real, once = rebuild.inspect, threading.Lock()
+
+    def inspect(*args: object) -> rebuild.Whole:
+        if once.acquire(blocking=False):
+            late.finish()
+        return real(*args)
+
+    monkeypatch.setattr(rebuild, "inspect", inspect)
+    while len(list(local(fs, ".bsx").iterdir())) < WIDTH:
+        time.sleep(0.01)
+    assert fs.fsck().findings == ()
 
 
 def test_stripes_of_another_file(fs):

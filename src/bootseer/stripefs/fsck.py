@@ -18,6 +18,7 @@ from bootseer.stripefs import commit, latest, layout, rebuild, survey
 from bootseer.stripefs.backend import Backend, Entry, clean, join, read_all
 from bootseer.stripefs.commit import Commit, CommittedFile
 from bootseer.stripefs.layout import Pointer
+from bootseer.stripefs.read import read_pointer
 from bootseer.stripefs.rebuild import Whole
 from bootseer.stripefs.survey import Damaged, Folder
 
@@ -196,6 +197,11 @@ class _Check:
         self._add("damaged-pointer", "error", join(folder.path, name), detail, uuid=uuid, repair=repair)
 
     def _unnamed(self, folder: Folder, uuid: str, whole: Whole | str) -> None:
+        if isinstance(whole, Whole):
+            # it may have been completed and published since the folder was listed; what is whole now is named now
+            folder = survey.folder(self._backend, folder.path, known=folder)
+            if folder.owners(uuid) or uuid not in folder.stripes:
+                return
         path, stripes = f"{folder.store}/{uuid}", folder.stripes[uuid]
         more: dict[str, str | int | float] = {
             "uuid": uuid,
@@ -264,9 +270,18 @@ class _Check:
             elif pointer.dir == layout.FOLDER and len(folder.owners(pointer.uuid)) == 1:
                 detail = f"written as {pointer.name!r}: its stripes stay when it is removed"
                 self._add("renamed-file", "note", path, detail, uuid=pointer.uuid, repair="let it say its name")
+        before = len(self._findings)
         there = folder.stripes.get(pointer.uuid, {}) if pointer.dir == layout.FOLDER else None
         with ThreadPoolExecutor(min(_THREADS, pointer.width)) as pool:
             list(pool.map(lambda index: self._stripe(folder, path, pointer, index, there), range(pointer.width)))
+        if len(self._findings) > before and not self._is_still(path, pointer):
+            del self._findings[before:]  # it was replaced or removed while its stripes were looked at
+
+    def _is_still(self, path: str, pointer: Pointer) -> bool:
+        try:
+            return read_pointer(self._backend, path) == pointer
+        except (DataError, NotFoundError):
+            return False
 
     def _stripe(self, folder: Folder, path: str, pointer: Pointer, index: int, there: dict[int, Entry] | None) -> None:
         name = pointer.stripe_path(path, index)
