@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,8 @@ import pytest
 
 from bootseer.config import Config
 from bootseer.errors import DataError
+from bootseer.hdfs import placement
+from bootseer.hdfs.namenode import NameNode
 from bootseer.stripefs import FsMount, StripeFS, layout, mount, open_fs, read
 from bootseer.testing import stripechaos
 from bootseer.testing.replicas import Replicas
@@ -124,6 +127,22 @@ def test_readers_and_writers_notice_nothing_but_time(site, crowded, mounted, pla
                 crowd.wait(2)
         tally = crowd.tally()
         assert (tally.wrong, tally.errors, tally.hangs) == (0, 0, 0), crowd.findings()
+
+
+def test_avoiding_datanodes_costs_no_replica(site, fs, folder):
+    """Three of four failed lately: new blocks have two replicas all the same, or the next fault takes the only one."""
+    nodes = placement.live(NameNode.connect(site.cluster.url))[:3]
+    placement.shun(nodes)
+    try:
+        put(fs)
+    finally:
+        for node in nodes:
+            placement.forgive(node)
+    log = site.cluster.namenode.log.read_text()
+    for stripe in stripechaos.stripes(site.cluster.url, folder, "f"):
+        for block in site.cluster.web.blocks(stripe):
+            allocated = re.findall(rf"allocate blk_{block.id}_\d+, replicas=(.*) for {stripe}", log)
+            assert [len(found.split(", ")) for found in allocated] == [2], allocated
 
 
 # -- the NameNode ----------------------------------------------------------------------------------------------------
