@@ -145,6 +145,7 @@ class Pipeline:
         self.acked, self.in_flight = setup.acked, 0
         self.unacked: deque[Packet] = deque()
         self._received, self._ready = bytearray(), False
+        self._replaceable = setup.stage == CREATE
         self._poll = select.poll()
         self._moved = self._looked = self.used = time.monotonic()
         try:
@@ -157,7 +158,7 @@ class Pipeline:
             self._poll.register(self._sock, select.POLLIN)
             self._send([memoryview(_request(located, terms, setup))])
             self._await_answer()
-            self._ready = True
+            self._ready, self._replaceable = True, False
         except BaseException:
             self.close()
             raise
@@ -233,7 +234,8 @@ class Pipeline:
         silent = probe.silent(self.nodes, self.located.block.pool)
         self._looked = time.monotonic()
         late = self._looked - self._moved
-        if silent and len(silent) < len(self.nodes):
+        # all of them: they may thaw, and have what nobody else has; but a new block goes elsewhere
+        if silent and (len(silent) < len(self.nodes) or self._replaceable):
             names = ", ".join(self.nodes[i].address for i in silent)
             raise Broken(f"{names} does not answer", silent)
         if late < PATIENCE:
