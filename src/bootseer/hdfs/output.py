@@ -42,6 +42,7 @@ _SETUPS = 6
 _EARLY = 4
 _MAX_CHECKSUM = 8 << 20
 _GATHER = 256
+_ENOUGH = 2  # replicas with which a block goes on: the NameNode makes more of it later
 _QUICK, _ABANDON = 0.3, 10.0
 
 
@@ -170,7 +171,7 @@ class FileOutput:
 
     def _ends_early(self, block: BlockWriter) -> bool:
         """Whether another block had better take the rest: one more failure would lose this one, or it is slow."""
-        if block.replicas < min(2, self.replication):
+        if block.replicas < min(_ENOUGH, self.replication):
             return True
         if not self._placement or self._early == _EARLY:
             return False
@@ -247,8 +248,8 @@ class FileOutput:
                     problem = exc
                 else:
                     faults.point("hdfs.output.add-block")
-                    if len(located.nodes) < self.replication and len(exclude) > len(bad):
-                        # we avoid too many: a replica where something failed lately is better than none
+                    if len(located.nodes) < min(_ENOUGH, self.replication) and len(exclude) > len(bad):
+                        # we avoid too many: a replica where something failed lately is better than only one
                         self.namenode.abandon_block(located.block, self.path, self.file_id, deadline=left)
                         continue
                     return located
