@@ -3,7 +3,8 @@
 The NameNode chooses the DataNodes of a block; a client may name one that it would like, name some to leave out, and
 choose the order in which the data passes them. The first of them has the most to do with the client.
 
-Concurrency: any thread may call anything; a lock guards the counts, and is never held during a request.
+Concurrency: any thread may call anything; a lock guards the counts, and is never held during a request. Another one has
+all wait for the first answer of a NameNode, at most `_ASK` seconds.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ _KNOWN = 60.0
 
 _shunned: dict[str, _Shunned] = {}
 _live: dict[str, tuple[float, list[DataNode]]] = {}
-_lock = threading.Lock()
+_lock, _asking = threading.Lock(), threading.Lock()
 
 
 def _forget() -> None:
-    global _lock
-    _lock = threading.Lock()  # a forked child may have inherited it locked
+    global _lock, _asking
+    _lock, _asking = threading.Lock(), threading.Lock()  # a forked child may have inherited them locked
 
 
 os.register_at_fork(after_in_child=_forget)
@@ -94,7 +95,17 @@ def live(namenode: NameNode) -> list[DataNode]:
         known = _live.get(namenode.url)
         if known and time.monotonic() - known[0] < _KNOWN:
             return known[1]
-        _live[namenode.url] = (time.monotonic(), known[1] if known else [])  # others go on with what there is
+        if known:
+            _live[namenode.url] = (time.monotonic(), known[1])  # others go on with what there is
+    if known:
+        return _ask_live(namenode)
+    with _asking:  # the stripes of a process's first file begin together: without a list two would share a DataNode
+        with _lock:
+            known = _live.get(namenode.url)
+        return known[1] if known else _ask_live(namenode)
+
+
+def _ask_live(namenode: NameNode) -> list[DataNode]:
     try:
         nodes = namenode.live_nodes(deadline=_ASK)
     except BootseerError as exc:
