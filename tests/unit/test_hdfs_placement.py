@@ -1,8 +1,10 @@
 """Which DataNodes blocks are wished to have, begin at, and avoid."""
 
 import random
+import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -121,3 +123,19 @@ def test_a_failed_datanode_is_avoided_for_a_time(monkeypatch):
     placement.shun([bad])
     placement.forgive(bad)
     assert placement.shunned() == []
+
+
+def test_the_first_files_of_a_process_wait_for_the_list():
+    """They are written together: who went on without it would begin where another one does."""
+
+    class Slow(Names):
+        def live_nodes(self, *, deadline: float) -> list[DataNode]:
+            time.sleep(0.2)
+            return super().live_nodes(deadline=deadline)
+
+    namenode = Slow("slow", nodes(4))
+    placed = Placement()
+    with ThreadPoolExecutor(4) as pool:
+        firsts = [wished[0].uuid for wished in pool.map(lambda _: placed.wish(namenode, 1), range(4))]
+    assert sorted(firsts) == ["n0", "n1", "n2", "n3"]
+    assert namenode.asked == 1
