@@ -9,7 +9,8 @@ import time
 import pytest
 from crc32c import crc32c
 
-from bootseer.errors import DataError, UnavailableError
+from bootseer.errors import BootseerError, DataError, UnavailableError
+from bootseer.hdfs.replica_errors import UncheckedReplica
 from bootseer.stripefs.backend import Piece
 from bootseer.stripefs.engine import Engine
 from bootseer.stripefs.tuning import Tuning
@@ -154,6 +155,59 @@ def test_checksums_that_one_replica_lost_are_had_elsewhere(hdfs, engine, caplog)
     assert wanted.right()
     assert hdfs.served["c"] >= len(data)
     assert "no checksums" not in caplog.text
+
+
+def drop_reported(hdfs: FakeHdfs, path: str):
+    """The NameNode leaves a replica out of the locations from its report on."""
+
+    def report(replica):
+        kept = "".join(node.uuid for node in hdfs.blocks(path).blocks[0].nodes if node not in replica.nodes)
+        FakeHdfs.report(hdfs, replica)
+        hdfs.move(path, 0, kept)
+
+    return report
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_no_bytes_without_checksums_from_a_file_that_has_them(hdfs, engine, caplog, monkeypatch, blocks):
+    data = os.urandom(MB)
+    hdfs.put("f", data, ["ab", "c"], block_size=MB // blocks)
+    hdfs.bare, hdfs.corrupt = {("a", 1)}, {("b", 1)}
+    monkeypatch.setattr(hdfs, "report", drop_reported(hdfs, "f"))
+    file, buffer = hdfs.open("f"), bytearray(len(data))
+    for _ in range(2):
+        with pytest.raises((DataError, UncheckedReplica), match="block 1"):
+            engine.read([(file, Piece(None, 0, [memoryview(buffer)]))])
+        assert nothing_under_way(engine)
+        until = time.monotonic() + 3
+        while len(hdfs.blocks("f").blocks[0].nodes) > 1 and time.monotonic() < until:
+            time.sleep(0.01)
+    assert [node.uuid for node in hdfs.blocks("f").blocks[0].nodes] == ["a"]
+    assert "without them" not in caplog.text
+
+
+def test_a_replica_without_checksums_serves_who_has_checksums_of_its_own(hdfs, engine):
+    data = os.urandom(MB)
+    hdfs.put("f", data, ["ab"])
+    hdfs.bare, hdfs.corrupt = {("a", 1)}, {("b", 1)}
+    for _ in range(4):
+        wanted = Wanted(hdfs, {"f": data})
+        engine.read(wanted.pieces)
+        assert wanted.right()
+
+
+@pytest.mark.parametrize("how", ["gone", "dead"])
+def test_only_when_all_replicas_say_so_a_file_has_no_checksums(hdfs, engine, how, caplog):
+    data = os.urandom(MB)
+    hdfs.put("f", data, ["abc"])
+    hdfs.bare = {("a", 1), ("b", 1)}
+    if how == "gone":
+        hdfs.gone = {("c", 1)}
+    else:
+        hdfs.nodes["c"].dead = True
+    with pytest.raises(BootseerError):
+        engine.read(Wanted(hdfs, {"f": data}, checked=False).pieces)
+    assert "without them" not in caplog.text
 
 
 def test_a_file_written_without_checksums_is_read(hdfs, engine, caplog):

@@ -13,7 +13,7 @@ from typing import Protocol, cast
 from bootseer.errors import DataError, NotFoundError
 from bootseer.hdfs.records import DataNode, FileBlocks, Located
 from bootseer.stripefs.backend import Piece
-from bootseer.stripefs.work import Join, Lane, Place
+from bootseer.stripefs.work import Checksums, Join, Lane, Place
 
 
 class Files(Protocol):
@@ -47,7 +47,8 @@ class BlockFile:
         self.files, self.path = files, path
         self.size = blocks.length
         known = [block for block in blocks.blocks if block.offset + block.block.length <= blocks.length]
-        self.places = [Place(self, [node.uuid for node in block.nodes], Spot(block)) for block in known]
+        sums = Checksums()
+        self.places = [Place(self, [node.uuid for node in block.nodes], Spot(block), sums) for block in known]
         self._starts = [block.offset for block in known]
         covered = sum(block.block.length for block in known)
         if covered != self.size or self._starts != _starts(known):

@@ -39,9 +39,10 @@ class Recovery:
     def failed(self, run: Run, attempt: Attempt, outcome: Outcome, error: BootseerError | None) -> None:
         key = attempt.node.key
         if outcome is Outcome.UNCHECKED:
-            run.failures[key] = self._tuning.tries
             if attempt.place.bare:
                 run.failures.clear()
+            elif run.lane.verify:
+                run.failures[key] = self._tuning.tries
         else:
             run.failures[key] = run.failures.get(key, 0) + 1
         if outcome is not Outcome.CANCELLED:

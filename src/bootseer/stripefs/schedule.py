@@ -275,8 +275,10 @@ class Scheduler:
         return attempt
 
     def _attempt(self, kind: str, node: NodeState, run: Run) -> Attempt:
-        place = run.lane.place
-        return Attempt(kind, node, place, run.offset, run.size, run, run.verify and not place.bare)
+        lane, place = run.lane, run.lane.place
+        # where the reader has checksums of its own, a replica that lost HDFS's is as good as any
+        unneeded = place.bare or (not lane.verify and node.key in place.unchecked)
+        return Attempt(kind, node, place, run.offset, run.size, run, run.verify and not unneeded)
 
     def _drop_unstarted(self, attempt: Attempt, now: float) -> None:
         """A hedge or confirmation whose time has passed before it began."""
@@ -338,6 +340,8 @@ class Scheduler:
                 _log.info("DataNode %s works again", node.address)
                 self._all = True
                 self._chooser.breakers_changed(self.requests, now)
+            if outcome is Outcome.CORRUPT or (attempt.verify and outcome in (Outcome.DONE, Outcome.DAMAGED)):
+                attempt.place.checksums.seen = True
             if outcome in (Outcome.REFUSED, Outcome.CORRUPT) and attempt.kind != "probe":
                 attempt.place.bad[node.key] = outcome
                 self._recovery.lost(attempt.place, now)

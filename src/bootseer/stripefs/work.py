@@ -40,25 +40,41 @@ class Outcome(enum.Enum):
     """The replica does not have its own checksums."""
 
 
+class Checksums:
+    """Whether some replica of some block of a file had HDFS's checksums, ever: then the file was written with them."""
+
+    __slots__ = ("seen",)
+
+    def __init__(self) -> None:
+        self.seen = False
+
+
 class Place:
     """One block of an open file. ``file``: what to ask for fresh locations; requests of one file share its places.
 
     ``keys``: DataNodes with a replica, nearest first. ``bad``: those of them not to be asked until there are fresh
-    locations, and why. ``unchecked``: those without checksums; when all are, the file was written so, and is read as it
-    is. ``tag``: the engine's.
+    locations, and why. ``unchecked``: those without checksums. ``checksums``: the file's, kept when locations change.
+    ``tag``: the engine's.
     """
 
-    __slots__ = ("bad", "file", "keys", "tag", "unchecked")
+    __slots__ = ("bad", "checksums", "file", "keys", "tag", "unchecked")
 
-    def __init__(self, file: object, keys: Sequence[str], tag: object = None) -> None:
+    def __init__(
+        self, file: object, keys: Sequence[str], tag: object = None, checksums: Checksums | None = None
+    ) -> None:
         self.file, self.keys, self.tag = file, tuple(keys), tag
         self.bad: dict[str, Outcome] = {}
         self.unchecked: set[str] = set()
+        self.checksums = checksums or Checksums()
 
     @property
     def bare(self) -> bool:
-        """No replica has checksums."""
-        return bool(self.unchecked) and self.unchecked.issuperset(self.usable)
+        """The file was written without checksums, as far as all its replicas say: it may be read as it is.
+
+        A replica that does not answer, is gone or damaged says nothing; and one that lost its checksums, of a file that
+        has them, is never read unchecked: nobody would notice wrong bytes.
+        """
+        return bool(self.unchecked) and not self.checksums.seen and self.unchecked.issuperset(self.keys)
 
     @property
     def usable(self) -> list[str]:
