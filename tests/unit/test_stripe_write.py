@@ -6,11 +6,12 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from bootseer.errors import UnavailableError
+from bootseer.errors import BootseerError, UnavailableError
 from bootseer.stripefs import folder, layout, open_fs, write
 from bootseer.stripefs.fs import StripeFS
 from bootseer.stripefs.write import StripeLost
@@ -171,3 +172,58 @@ def test_a_writer_that_wakes_up_after_a_takeover(fs, point, code):
     fs.verify("ck")
     if code:
         assert len(stripes(fs)) == 3
+
+
+def in_child(step: Callable[[], object]) -> int:
+    """The exit status of a forked child that does ``step``: 0, or 1 when that raises; 14 when it hangs."""
+    if not (child := os.fork()):
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(10)
+        try:
+            step()
+            os._exit(0)
+        except BootseerError as exc:
+            os._exit(0 if "of which this one is a child" in exc.message else 1)
+        except BaseException:
+            os._exit(1)
+    status = os.waitpid(child, 0)[1]
+    return os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+@pytest.mark.parametrize("reason", [None, ValueError])
+def test_a_forked_child_leaves_its_parents_file_alone(fs, reason):
+    with fs.create("f", striped=True, unit=UNIT) as out:
+        out.write(b"x" * 9 * UNIT)
+        leave = (lambda: out.__exit__(None, None, None)) if reason is None else out.abandon
+        assert in_child(leave) == 0
+        assert len(stripes(fs)) == 4
+        out.write(b"y" * UNIT)
+        assert in_child(lambda: out.write(b"z")) == 0
+        assert in_child(out.finish) == 0
+        out.finish()
+        assert in_child(leave) == 0
+    assert content(fs, "f") == b"x" * 9 * UNIT + b"y" * UNIT
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_child_forked_while_a_file_is_published_leaves_it_alone(fs):
+    def fork(pointer: object) -> None:
+        def unwind() -> None:
+            frames.append(1)
+            raise ZeroDivisionError
+
+        if not (child := os.fork()):
+            unwind()
+        children.append(os.waitpid(child, 0)[1])
+
+    frames: list[int] = []
+    children: list[int] = []
+    try:
+        with fs.create("f", striped=True, unit=UNIT, before=fork) as out:
+            out.write(b"x" * 9 * UNIT)
+    finally:
+        if frames:
+            os._exit(len(stripes(fs)))
+    assert [os.waitstatus_to_exitcode(status) for status in children] == [4]
+    assert content(fs, "f") == b"x" * 9 * UNIT

@@ -3,12 +3,15 @@
 Concurrency: the caller's thread cuts chunks and computes the digest; each stripe has one thread that computes CRCs and
 writes its file, fed by a short queue, so a slow stripe holds back the caller. Memory stays below ``width * (depth + 1)
 * unit``, and what a storage keeps until it has it safely (`bootseer.hdfs.output.WINDOW` for each stripe on HDFS).
+
+A forked child has neither these threads nor a right to the file: there, giving up touches nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import queue
 import threading
 import time
@@ -150,7 +153,8 @@ class StripeWriter:
     """A new file at ``path``: `write` its bytes in order, then `finish`. Nothing is seen at ``path`` before that.
 
     Content below `layout.PLAIN_BELOW` is stored plain, unless ``striped``. As a context manager it finishes, or
-    abandons on an exception. Raises `NotWritableError` when another writer replaced ``path`` meanwhile.
+    abandons on an exception. Raises `NotWritableError` when another writer replaced ``path`` meanwhile. In a forked child
+    `write` and `finish` raise `BootseerError`, and the end of the context, whatever its reason, does nothing.
 
     ``before``: called when all is written and nothing published, with the pointer (None for a plain file, whose bytes
     are in the temporary file only); an error of it ends the write. The stripes can be read through the pointer then.
@@ -170,6 +174,7 @@ class StripeWriter:
         if not path:
             raise NotWritableError("the base folder of a striped store is no file")
         self.path, self._backend, self._width, self._unit = path, backend, width, unit
+        self._process = os.getpid()
         self._parent = path.rpartition("/")[0]
         self._uuid = uuid.uuid4()
         self._temporary_path = join(self._parent, f"{layout.TEMPORARY}{self._uuid.hex}")
@@ -207,6 +212,18 @@ class StripeWriter:
             return False
 
     @property
+    def _foreign(self) -> bool:
+        """In a process that was forked from the writer's: the file is that one's, and so are the threads and locks."""
+        return os.getpid() != self._process
+
+    def _check_process(self) -> None:
+        if self._foreign:
+            raise BootseerError(
+                f"cannot write {self.path}: process {self._process} writes it, of which this one is a child",
+                hint="create files in the process that writes them",
+            )
+
+    @property
     def size(self) -> int:
         """Bytes written so far."""
         return self._size
@@ -216,6 +233,7 @@ class StripeWriter:
 
         `bytes`, and views of them, are not copied; anything else is, once, since it may change before it is stored.
         """
+        self._check_process()
         view = memoryview(data).cast("B")
         length = len(view)
         self._digest.update(view)
@@ -263,10 +281,13 @@ class StripeWriter:
 
     def finish(self) -> Written:
         """Publish. On an error nothing has changed at the path."""
+        self._check_process()
         self._finished = True
         try:
             return self._finish_striped() if self._striped else self._finish_plain()
         except BaseException as exc:
+            if self._foreign:
+                raise  # a child that ``before`` forked
             if self._renaming and not isinstance(exc, NotWritableError | FullError):
                 # the rename has happened, or may have, or may still: without its stripes the file would be lost
                 _log.warning("it is unknown whether %s was published; its stripes are left in place", self.path)
@@ -368,8 +389,8 @@ class StripeWriter:
             return False
 
     def abandon(self) -> None:
-        """Give up: remove what was written. Does nothing after `finish`."""
-        if not self._finished:
+        """Give up: remove what was written. Does nothing after `finish`, and in a forked child."""
+        if not self._finished and not self._foreign:
             self._finished = True
             self._remove_stripes()
 
@@ -385,7 +406,7 @@ class StripeWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
-        if kind is None and not self._finished:
+        if kind is None and not self._finished and not self._foreign:
             self.finish()
         else:
             self.abandon()
