@@ -264,7 +264,10 @@ def test_after_an_error_nobody_touches_the_callers_memory(hdfs, engine):
     assert not any(any(buffer) for buffer in wanted.buffers.values())
 
 
-def test_an_interrupted_caller_gets_its_memory_back(hdfs, engine):
+def test_an_interrupted_caller_gets_its_memory_back(hdfs, engine, request):
+    # a process started in the background by a shell ignores SIGINT
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     hdfs.nodes["a"].frozen = True
     for node in hdfs.nodes.values():
         node.rate = 4 * MB
