@@ -71,7 +71,11 @@ def test_a_plain_file_is_imported_in_place_but_not_while_it_is_written(call, bas
     call("verify", base)
     with hdfs.connect(base).create(f"{hdfs.split(base)[1]}/open", block_size=1 << 20) as writer:
         writer.write(BIG + BIG)  # its full blocks count as its size already
-        assert "still being written" in call("import", f"{base}/open", code=73).stderr
+        for how in (["import", f"{base}/open"], ["get", f"{base}/open", "out"], ["cp", f"{base}/open", f"{base}/b"]):
+            assert "still being written" in call(*how, code=73).stderr
+        with open_fs(base).open("open") as file:  # who reads it on purpose gets what there is
+            assert file.unfinished
+            assert file.read(0, file.size) == (BIG + BIG)[: file.size]
     assert "1 file, 10.5 MB imported" in call("import", f"{base}/open").stdout
 
 

@@ -6,13 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.errors import DataError
+from bootseer.errors import DataError, NotWritableError
 from bootseer.hdfs import FileInfo
+from bootseer.hdfs.proto.hdfs_pb2 import Token
+from bootseer.hdfs.records import Block, DataNode, FileBlocks, Located
 from bootseer.stripefs import open_fs, remote
+from bootseer.stripefs.backend import Backend, Source
+from bootseer.stripefs.direct import BlockFile
 from bootseer.stripefs.fs import StripeFS
 from bootseer.stripefs.loader import Loader
 from bootseer.stripefs.nodecache import NodeCache
 from bootseer.stripefs.serve import StripeOperations
+from bootseer.stripefs.transfer import copy_file
 
 TIME = 1_750_000_000_000_000_000
 SIZE = 10_000
@@ -106,6 +111,55 @@ def test_a_file_of_a_checkpoint_is_checked_when_copied_out(fs, tmp_path):
     place(fs, "ck/later", b"x")  # not listed
     assert fs.get("ck/later", tmp_path / "later") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["good", "later", "store"]
+
+
+class Unfinished:
+    """A folder in which the file ``f`` is still being written, as HDFS would say of it."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._backend, name)
+
+    def open(self, path: str, *, pinned: bool = False) -> Source:
+        source = self._backend.open(path, pinned=pinned)
+        if path == "f":
+            source.unfinished = True  # type: ignore[attr-defined]
+        return source
+
+
+def test_a_file_that_is_being_written_is_read_but_not_taken_as_a_whole(fs, tmp_path, caplog):
+    place(fs, "f", b"a" * SIZE)
+    place(fs, "g", b"a" * SIZE)
+    fs = StripeFS(Unfinished(fs.backend))
+    with fs.open("f") as file:
+        assert file.read(0, SIZE) == b"a" * SIZE
+    assert f"f is still being written: only the {SIZE} bytes of it that are complete are read" in caplog.text
+    refused = pytest.raises(NotWritableError, match="f is still being written")
+    with refused:
+        fs.get("f", tmp_path / "got")
+    other = open_fs(str(tmp_path / "other"))
+    place(other, "f", b"a" * SIZE)
+    for resume in (False, True):
+        with refused:
+            copy_file(fs, "f", other, "f", resume=resume)
+    with refused, fs.append("f"):
+        pass
+    assert not (tmp_path / "got").exists()
+    caplog.clear()
+    assert fs.get("g", tmp_path / "got") == copy_file(fs, "g", other, "g").size == SIZE
+    assert "still being written" not in caplog.text
+
+
+def test_a_file_in_hdfs_knows_that_it_is_being_written():
+    length = 5
+    block = Located(Block("p", 1, 1, length), 0, (DataNode("u", "h", 1),), Token())
+    for unfinished in (False, True):
+        source = remote.DirectSource(BlockFile(None, "/f", FileBlocks(length, (block,), unfinished)), None, None)
+        assert (source.unfinished, source.size) == (unfinished, length)
+    with pytest.raises(DataError, match="hold 5 bytes, not 6"):
+        BlockFile(None, "/f", FileBlocks(length + 1, (block,), True))
 
 
 class Reader:

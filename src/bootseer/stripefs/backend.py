@@ -118,6 +118,14 @@ class Backend(Protocol):
         """Remove a folder with all that is in it; no error when it is gone already."""
 
 
+def unfinished(source: Source) -> bool:
+    """Whether a writer still had the file open when it was opened, where the storage tells (HDFS read directly does).
+
+    Its ``size`` is then what could be read at that time.
+    """
+    return bool(getattr(source, "unfinished", False))
+
+
 def read_all(backend: Backend, path: str, *, limit: int) -> bytes:
     """The whole of a small file, at most ``limit`` bytes of it."""
     source = backend.open(path)

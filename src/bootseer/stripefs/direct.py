@@ -41,11 +41,14 @@ def spot(place: Place) -> Spot:
 
 
 class BlockFile:
-    """``path`` as it was when ``blocks`` were asked for. Its places change under the engine's lock only."""
+    """``path`` as it was when ``blocks`` were asked for. Its places change under the engine's lock only.
+
+    ``unfinished``: its writer had not closed it then; ``size`` is what its complete blocks hold.
+    """
 
     def __init__(self, files: Files, path: str, blocks: FileBlocks) -> None:
         self.files, self.path = files, path
-        self.size = blocks.length
+        self.size, self.unfinished = blocks.length, blocks.under_construction
         known = [block for block in blocks.blocks if block.offset + block.block.length <= blocks.length]
         sums = Checksums()
         self.places = [Place(self, [node.uuid for node in block.nodes], Spot(block), sums) for block in known]

@@ -23,7 +23,7 @@ from bootseer.stripefs.inorder import in_order
 from bootseer.stripefs.latest import newest
 from bootseer.stripefs.layout import Pointer
 from bootseer.stripefs.pieces import parallel
-from bootseer.stripefs.read import ChunkFile, PlainFile, StripedFile, open_file, read_pointer
+from bootseer.stripefs.read import ChunkFile, PlainFile, StripedFile, open_file, read_pointer, refuse_unfinished
 from bootseer.stripefs.repair import Repair, repair
 from bootseer.stripefs.save import Save, begin
 from bootseer.stripefs.write import StripeLost, StripeWriter, Written
@@ -118,11 +118,13 @@ class StripeFS:
     def get(self, path: str, local: Path, *, progress: Progress | None = None) -> int:
         """Copy the file at ``path`` to ``local``, which appears whole or not at all. Returns its size.
 
-        `DataError` also for a plain file that does not have the digest which a COMMIT beside or above it says.
+        `DataError` also for a plain file that does not have the digest which a COMMIT beside or above it says;
+        `NotWritableError` for one that its writer has not closed.
         """
         tmp = local.parent / f"{layout.TEMPORARY}{uuid.uuid4().hex}"
         try:
             with self.open(path) as file:
+                refuse_unfinished(file)
                 expected = self.committed_digest(path) if isinstance(file, PlainFile) else ""
                 digest = blake3()
                 try:

@@ -16,7 +16,7 @@ from bootseer.errors import DataError, NotFoundError, NotWritableError, Unsuppor
 from bootseer.stripefs import layout
 from bootseer.stripefs.backend import Backend, exists, join
 from bootseer.stripefs.layout import Pointer
-from bootseer.stripefs.read import open_file, read_pointer
+from bootseer.stripefs.read import open_file, read_pointer, refuse_unfinished
 from bootseer.stripefs.write import StripeWriter
 
 _log = logging.getLogger(__name__)
@@ -127,6 +127,7 @@ def append(
 def copy_into(backend: Backend, path: str, writer: StripeWriter) -> None:
     """Write the content of the file at ``path`` to ``writer``."""
     with open_file(backend, path) as file:
+        refuse_unfinished(file)
         buffer = memoryview(bytearray(min(_PIECE, file.size)))
         for offset in range(0, file.size, _PIECE):
             piece = buffer[: min(_PIECE, file.size - offset)]

@@ -9,17 +9,20 @@ any more.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 
 from blake3 import blake3
 from crc32c import crc32c
 
-from bootseer.errors import BootseerError, DataError, NotFoundError
+from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError
 from bootseer.stripefs import layout
-from bootseer.stripefs.backend import Backend, Piece, Source, read_all
+from bootseer.stripefs.backend import Backend, Piece, Source, read_all, unfinished
 from bootseer.stripefs.layout import Footer, Geometry, Pointer
 from bootseer.stripefs.pieces import parallel
+
+_log = logging.getLogger(__name__)
 
 _PLAIN_UNIT = 4 << 20
 """What loader and node cache know as a chunk of a plain file."""
@@ -30,9 +33,13 @@ _POINTER_READ = 4096
 
 
 class ChunkFile:
-    """An open file of the store, read in chunks. ``identity`` changes when the content does."""
+    """An open file of the store, read in chunks. ``identity`` changes when the content does.
+
+    ``unfinished``: a plain file that a writer still had open; it is read as far as it was complete.
+    """
 
     identity: str
+    unfinished = False
 
     def __init__(self, backend: Backend, path: str, geometry: Geometry) -> None:
         self.path, self.geometry = path, geometry
@@ -160,6 +167,11 @@ class PlainFile(ChunkFile):
         self._version = source.version
         self.identity = plain_identity(backend, path, source.version)
         self._sources[0] = source
+        self.unfinished = unfinished(source)
+        if self.unfinished:
+            _log.warning(
+                "%s is still being written: only the %d bytes of it that are complete are read", path, self.size
+            )
 
     def _open_source(self, stripe: int) -> Source:
         source = self._backend.open(self.path, pinned=True)
@@ -174,6 +186,15 @@ class PlainFile(ChunkFile):
 
     def _piece(self, stripe: int, first: int, parts: Sequence[memoryview]) -> Piece:
         return Piece(self._source(0), first * self.unit, parts, reopen=self._reopened(0), name=self.path)
+
+
+def refuse_unfinished(file: ChunkFile) -> None:
+    """`NotWritableError` when ``file`` is to be taken as a whole, and its writer has not finished it."""
+    if file.unfinished:
+        raise NotWritableError(
+            f"{file.path} is still being written",
+            hint="run again when its writer has closed it, or after hdfs debug recoverLease when its writer is gone",
+        )
 
 
 class StripedFile(ChunkFile):
@@ -295,4 +316,5 @@ __all__ = [
     "plain_identity",
     "read_all",
     "read_pointer",
+    "refuse_unfinished",
 ]

@@ -51,7 +51,7 @@ class DirectSource:
     """A file whose blocks this process reads from DataNodes itself. ``status``: with which it was pinned, if it was."""
 
     def __init__(self, file: BlockFile, files: _Files, status: FileStatus | None) -> None:
-        self.file, self.size = file, file.size
+        self.file, self.size, self.unfinished = file, file.size, file.unfinished
         self.version = _version(status) if status is not None else ""
         self._files, self._status = files, status
 

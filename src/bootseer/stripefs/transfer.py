@@ -15,7 +15,7 @@ from bootseer.errors import DataError, NotFoundError, NotWritableError
 from bootseer.stripefs import commit, latest, layout
 from bootseer.stripefs.backend import Backend, join, read_all
 from bootseer.stripefs.layout import Pointer
-from bootseer.stripefs.read import ChunkFile, StripedFile, open_file
+from bootseer.stripefs.read import ChunkFile, StripedFile, open_file, refuse_unfinished
 
 if TYPE_CHECKING:
     from bootseer.stripefs.fs import FileStat, StripeFS
@@ -74,13 +74,17 @@ def copy_file(
 
     ``width`` and ``unit``: those of the source when 0, and the defaults for a plain one. ``verify``: read the copy
     back before it is published. ``resume``: leave a copy that has the same content. ``target`` may be the plain file
-    ``path`` itself: then it is replaced by a striped one, unless it was changed meanwhile.
+    ``path`` itself: then it is replaced by a striped one, unless it was changed meanwhile. `NotWritableError` for a
+    plain file that its writer has not closed.
     """
     stat = src.stat(path)
     in_place = src.url == dst.url and path == target
     if in_place and (stat.striped or stat.size < layout.PLAIN_BELOW):
         why = "striped already" if stat.striped else "small files stay plain"
         return Copied(path=target, size=stat.size, digest=stat.digest, striped=stat.striped, skipped=why)
+    if not stat.striped:
+        with open_file(src.backend, path) as file:
+            refuse_unfinished(file)
     expected = stat.digest or src.committed_digest(path)
     if resume and not in_place and (there := _same(src, stat, expected, dst, target)):
         return there
