@@ -16,7 +16,6 @@ import time
 import weakref
 from typing import Protocol
 
-from bootseer.errors import BootseerError
 from bootseer.hdfs.namenode import NameNode
 
 _log = logging.getLogger(__name__)
@@ -66,23 +65,39 @@ def release(file: Open) -> None:
 
 def _work() -> None:
     global _running
-    while True:
-        until = time.monotonic() + RENEW
+    try:
+        while _wait():
+            _round()
+    except BaseException:
         with _changed:
-            while (left := until - time.monotonic()) > 0 and _files:
-                _changed.wait(left)
-            if not _files:
-                _running = False
-                return
-            files = list(_files)
-        for file in files:
-            try:
-                file.keep_alive()
-            except Exception as exc:  # of one file, which its writer will meet again: the others need this thread
-                _log.warning("an idle write has failed: %s", exc)
-        for namenode in {file.namenode for file in files}:
-            try:
-                namenode.renew_lease(deadline=_ASK)
-            except BootseerError as exc:
-                _log.warning("leases not renewed, trying again in %.0f s: %s", RENEW, exc)
-        del files
+            _running = False  # the next file starts another thread
+        raise
+
+
+def _wait() -> bool:
+    """Until the next round is due. False: no files are open, and this thread is none of `_running` any more."""
+    global _running
+    until = time.monotonic() + RENEW
+    with _changed:
+        while (left := until - time.monotonic()) > 0 and _files:
+            _changed.wait(left)
+        if not _files:
+            _running = False
+        return _running
+
+
+def _round() -> None:
+    """One renewal of everything. A function of its own: no variable may hold on to a file until the next round."""
+    with _changed:
+        files = list(_files)
+    # leases first: they are lost for all files, a pipeline for one, and DataNodes may take their time
+    for namenode in {file.namenode for file in files}:
+        try:
+            namenode.renew_lease(deadline=_ASK)
+        except Exception as exc:
+            _log.warning("leases not renewed, trying again in %.0f s: %s", RENEW, exc)
+    for file in files:
+        try:
+            file.keep_alive()
+        except Exception as exc:  # of one file, which its writer will meet again: the others need this thread
+            _log.warning("an idle write has failed: %s", exc)
