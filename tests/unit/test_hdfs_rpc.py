@@ -26,7 +26,7 @@ from bootseer.errors import (
 from bootseer.hdfs import access, namenode, nameservice, rpc
 from bootseer.hdfs import channel as channel_module
 from bootseer.hdfs.channel import Channel
-from bootseer.hdfs.errors import RemoteError, SaslRequired, remote
+from bootseer.hdfs.errors import RemoteError, SaslRequired, remote, translate
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.rpc import frame, parse_answer
@@ -454,6 +454,57 @@ def test_server_exceptions_are_one_line(java, text, error, shown):
     assert shown in str(found)
     assert str(found).startswith("cannot touch /a on hdfs://n:1: ")
     assert "\n" not in str(found)
+
+
+SPOKEN = [
+    "SafeMode",
+    "Standby x",
+    "Quota exceeded, out of space",
+    "AccessControl",
+    "checksum",
+    "NoSuchProtocol",
+    "SASL",
+]
+
+
+@pytest.mark.parametrize("name", SPOKEN)
+def test_the_name_of_a_file_says_nothing_about_the_error(name):
+    path = f"/models/{name}/x"
+    doing = f"read {path} on hdfs://n:1"
+    found = remote(RemoteError("java.io.FileNotFoundException", f"File does not exist: {path}"), doing)
+    assert type(found) is NotFoundError
+    assert type(translate(FileNotFoundError(f"File does not exist: {path}"), doing)) is NotFoundError
+    native = RuntimeError(f'RPCError("java.io.FileNotFoundException", "File does not exist: {path}\\n\\tat x")')
+    assert type(translate(native, doing)) is NotFoundError
+    found = remote(RemoteError("x.AccessControlException", f'Permission denied: inode="{path}"'), doing)
+    assert type(found) is NotWritableError
+    text = f"File {path} could only be written to 0 of the 1 minReplication nodes"
+    for plain in (remote(RemoteError("java.io.IOException", text), doing), translate(OSError(text), doing)):
+        assert type(plain) is UnavailableError
+        assert "too few DataNodes" in str(plain)
+    assert type(remote(RemoteError("java.lang.NullPointerException", path), doing)) is BootseerError
+
+
+@pytest.mark.parametrize(
+    ("native", "error", "shown"),
+    [
+        ('FatalRPCError("x.RpcNoSuchProtocolException", "Unknown protocol: y")', ConfigError, "RPC port"),
+        ('FatalRPCError("x.AuthorizationException", "bob is not allowed")', NotWritableError, "bob is not allowed"),
+        ('RPCError("x.RetriableException", "x.SafeModeException: Cannot create /a.")', UnavailableError, "safe mode"),
+        ('RPCError("x.StandbyException", "not in state standby")', UnavailableError, "no active NameNode"),
+        ('UnsupportedErasureCodingPolicy("X")', UnsupportedError, "X"),
+        ("ChecksumError", DataError, "every replica"),
+        ('DataTransferError("checksum differs")', DataError, "every replica"),
+        ('DataTransferError("it broke off")', UnavailableError, "check that"),
+        ('IOError(Custom { kind: Other, error: "/a" })', UnavailableError, "check that"),
+        ('BlocksNotFound("/checksum")', UnavailableError, "check that"),
+        ('InvalidPath("/SafeMode")', ConfigError, "InvalidPath"),
+    ],
+)
+def test_errors_of_hdfs_native_are_one_line(native, error, shown):
+    found = translate(RuntimeError(native), "read /a on hdfs://n:1")
+    assert type(found) is error
+    assert shown in str(found)
 
 
 def test_who_we_are(monkeypatch):

@@ -20,9 +20,10 @@ from bootseer.errors import (
 )
 
 REACH = "check that the NameNode and the DataNodes run and are reachable from here"
-_RPC = re.compile(r'^RPCError\("(?P<java>[\w.$]+)", "(?P<text>.*)', re.DOTALL)
+_RPC = re.compile(r'^(?:Fatal)?RPCError\("(?P<java>[\w.$]+)", "(?P<text>.*)', re.DOTALL)
 
-# First match wins. (pattern, class, hint); searched in "<exception class> <java class> <text>".
+# First match wins. (pattern, class, hint); searched in the names of the exception's classes, and where these say
+# nothing (`_VAGUE`) in its text. Names of files are cut out of that first: a file may well be called SafeMode.
 _KINDS: tuple[tuple[str, type[BootseerError], str], ...] = (
     (r"QuotaExceeded|DiskOutOfSpace|out of space|No space left", FullError, "free some space there or raise the quota"),
     (r"SafeMode", UnavailableError, "the NameNode is in safe mode; wait until it has seen its DataNodes"),
@@ -53,6 +54,8 @@ _KINDS: tuple[tuple[str, type[BootseerError], str], ...] = (
     (r"UrlParse|InvalidArgument|InvalidPath|PathComponentTooLong", ConfigError, ""),
     (r"OSError|Connection|Timeout|DataTransfer|BlocksNotFound|NoAvailable|IOError", UnavailableError, REACH),
 )
+_VAGUE = {"", "IOException", "RemoteException", "RetriableException", "IOError", "OperationFailed", "DataTransferError"}
+_NAMES = re.compile(r"""(?:\bhdfs:/)?/[^\s"',;]*|"[^"]*"|'[^']*'""")
 _PASSING = re.compile(r"SafeModeException|StandbyException|RetriableException|ObserverRetryOnActive|NotReplicatedYet")
 
 
@@ -91,7 +94,7 @@ def remote(exc: RemoteError, doing: str) -> BootseerError | FileExistsError:
     """One line for a server's exception met while ``doing`` (a phrase such as ``"read /a on hdfs://n:8020"``)."""
     if exc.java in ("FileAlreadyExistsException", "AlreadyBeingCreatedException"):
         return FileExistsError(f"cannot {doing}: {exc.text}")
-    return _classify(f"{exc.java} {exc.text}", exc.java, exc.text, doing)
+    return _classify(exc.java, exc.java, exc.text, doing)
 
 
 def translate(exc: Exception, doing: str) -> BootseerError:
@@ -104,14 +107,33 @@ def translate(exc: Exception, doing: str) -> BootseerError:
     if shortened := re.match(r'^(\w+)\("(.*)$', text):
         java, text = shortened[1], shortened[2].rstrip('")')
     kinds = " ".join(kind.__name__ for kind in type(exc).__mro__)
-    return _classify(f"{kinds} {java} {text}", java, text, doing)
+    return _classify(f"{kinds} {java}", java, text, doing)
 
 
-def _classify(subject: str, java: str, text: str, doing: str) -> BootseerError:
-    for pattern, error, hint in _KINDS:
-        if re.search(pattern, subject):
-            if error is NotFoundError and text.startswith("Path is not a file"):
-                return NotFoundError(f"cannot {doing}: it is a folder")
-            shown = "no such file or folder" if error is NotFoundError else " ".join(filter(None, (java, text)))
-            return error(f"cannot {doing}: {shown}", hint=hint)
-    return BootseerError(f"cannot {doing}: {' '.join(filter(None, (java, text)))}")
+def _classify(kinds: str, java: str, text: str, doing: str) -> BootseerError:
+    said = " ".join(filter(None, (java, text)))
+    if (found := _kind(kinds, java, text, doing)) is None:
+        return BootseerError(f"cannot {doing}: {said}")
+    _, error, hint = found
+    if error is NotFoundError:
+        said = "it is a folder" if text.startswith("Path is not a file") else "no such file or folder"
+    return error(f"cannot {doing}: {said}", hint=hint)
+
+
+def _kind(kinds: str, java: str, text: str, doing: str) -> tuple[str, type[BootseerError], str] | None:
+    *special, general = _KINDS
+    named = next((kind for kind in special if re.search(kind[0], kinds)), None)
+    if java in _VAGUE and (named is None or java == "RetriableException"):  # that one wraps what it is about
+        bare = _NAMES.sub(" ", _without_paths(text, doing))
+        named = next((kind for kind in special if re.search(kind[0], bare)), named)
+    return named or (general if re.search(general[0], f"{kinds} {text if java in _VAGUE else ''}") else None)
+
+
+def _without_paths(text: str, doing: str) -> str:
+    """``text`` without the paths that ``doing`` speaks of: they may have blanks, which `_NAMES` stops at."""
+    known = re.search(r"/.*?(?= on hdfs://|$)", doing)
+    for path in known[0].split(" to ") if known else ():
+        for name in (path, path.rpartition("/")[0], path.rpartition("/")[2]):
+            if name.strip("/ "):
+                text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", " ", text)
+    return text
