@@ -177,7 +177,8 @@ def test_kill_9_leaves_a_file_that_another_writer_may_replace_at_once(cluster, n
         [sys.executable, "-c", KILLED, cluster.url, path], env={**os.environ, "BOOTSEER_FAULTS": fault}, timeout=60
     )
     assert done.returncode == -9
-    with FileOutput(namenode, path, overwrite=True) as out:
+    namenode.delete(path)
+    with FileOutput(namenode, path) as out:
         out.write(b"mine")
     assert content(cluster, path) == b"mine"
 

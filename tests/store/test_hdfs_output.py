@@ -123,22 +123,39 @@ def test_what_is_abandoned_is_gone_and_what_fails_says_why(cluster, namenode, fo
         FileOutput(namenode, f"{folder}/f")
     with pytest.raises(NotWritableError):
         FileOutput(namenode, f"{folder}/f/g")
-    with FileOutput(namenode, f"{folder}/f", overwrite=True) as out:
-        out.write(b"22")
-    assert native(cluster, f"{folder}/f") == b"22"
+    assert native(cluster, f"{folder}/f") == b"1"
     with pytest.raises(ValueError, match="closed"):
         out.write(b"3")
     out.abandon()  # does nothing to a finished file
-    assert native(cluster, f"{folder}/f") == b"22"
+    assert native(cluster, f"{folder}/f") == b"1"
 
 
 def test_a_writer_whose_name_another_one_took_gives_up_and_leaves_the_other_file(cluster, namenode, folder):
     late = FileOutput(namenode, f"{folder}/f", block_size=MIB)
     late.write(b"late" * MIB)
-    with FileOutput(namenode, f"{folder}/f", overwrite=True) as out:
+    assert namenode.delete(f"{folder}/f")
+    with FileOutput(namenode, f"{folder}/f") as out:
         out.write(b"mine")
     with pytest.raises((NotWritableError, NotFoundError)), late:
         late.write(b"late" * MIB)
+    assert native(cluster, f"{folder}/f") == b"mine"
+
+
+def test_a_writer_gives_up_while_its_name_changes_hands(cluster, namenode, folder, monkeypatch):
+    """Another writer moves its own file there, after ours was seen at the path and before it is deleted."""
+    with FileOutput(namenode, f"{folder}/mine") as out:
+        out.write(b"mine")
+    late = FileOutput(namenode, f"{folder}/f")
+    real = NameNode.delete
+
+    def renamed(self: NameNode, path: str, recursive: bool = False, *, deadline: float | None = None) -> bool:
+        assert path == f"/.reserved/.inodes/{late.file_id}"
+        self.rename(f"{folder}/mine", f"{folder}/f", overwrite=True)
+        return real(self, path, recursive, deadline=deadline)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(NameNode, "delete", renamed)
+        late.abandon()
     assert native(cluster, f"{folder}/f") == b"mine"
 
 

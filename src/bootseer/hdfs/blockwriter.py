@@ -53,6 +53,7 @@ class BlockWriter:
         self.length = 0
         self._number = self._failures = 0
         self._acked = -1
+        self._noted: Broken | None = None
         self._pipeline = Pipeline(located, terms, Setup())
         self._reset()
 
@@ -113,11 +114,14 @@ class BlockWriter:
         return self._block(self.length)
 
     def beat(self) -> None:
-        """Keep the idle pipeline alive."""
-        try:
-            self._pipeline.beat()
-        except Broken as exc:
-            self._mend(exc, pipeline.RECOVER)
+        """Keep the idle pipeline alive. One that is broken is mended by the next `write` or `finish`, as that takes
+        time, which the thread that calls this has not."""
+        if self._noted is None:
+            try:
+                self._pipeline.beat()
+            except Broken as exc:
+                self._noted = exc
+                _log.info("the next write of %s mends its pipeline: %s", self._path, exc.reason)
 
     def close(self) -> None:
         """Leave the block as it is."""
@@ -131,6 +135,9 @@ class BlockWriter:
     def _try(self, step: Callable[[], None]) -> None:
         while True:
             try:
+                if (noted := self._noted) is not None:
+                    self._noted = None
+                    raise noted
                 return step()
             except Broken as exc:
                 self._mend(exc, pipeline.RECOVER)

@@ -5,19 +5,22 @@ checksummed chunks, and sends the caller's bytes without a copy.
 
 Concurrency: one user at a time, any thread; the thread that renews leases may say something in between, hence the lock.
 Data is sent by the thread that calls `write`, which returns as soon as at most ``window`` bytes are unacknowledged.
+A forked child has no part in its parent's file: giving up there touches neither the file nor the lock.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from types import TracebackType
 
 from bootseer import faults
-from bootseer.errors import BootseerError, NotWritableError, UnavailableError, UnsupportedError
+from bootseer.errors import BootseerError, ConfigError, NotWritableError, UnavailableError, UnsupportedError
 from bootseer.hdfs import lease, placement, probe
 from bootseer.hdfs.blockwriter import BlockWriter
 from bootseer.hdfs.errors import RemoteError
@@ -40,23 +43,24 @@ BEAT = 20.0
 """Seconds after which an idle pipeline gets a packet without data; DataNodes wait for 60."""
 _SETUPS = 6
 _EARLY = 4
-_MAX_CHECKSUM = 8 << 20
+_MIN_CHECKSUM, _MAX_CHECKSUM = 512, 8 << 20
 _GATHER = 256
 _ENOUGH = 2  # replicas with which a block goes on: the NameNode makes more of it later
 _QUICK, _ABANDON = 0.3, 10.0
 
 
 class FileOutput:
-    """A new file at ``path``, open for writing; missing parent folders are made.
+    """A new file at ``path``, open for writing; missing parent folders are made. One that exists is not replaced.
 
     ``replication`` and ``block_size`` (bytes): the cluster's own when None. ``bytes_per_checksum``: halved until it
-    divides the block size. ``placement``: shared by files written together. ``window``, ``patience``: see `WINDOW`,
-    `PATIENCE`.
+    divides the block size, `ConfigError` when that takes less than 512. ``placement``: shared by files written
+    together. ``window``, ``patience``: see `WINDOW`, `PATIENCE`.
 
     Errors, also of `write` and `close`: `FileExistsError`, `NotWritableError` (permission, folder in the way, another
     writer took the file over), `FullError`, `UnavailableError` (`BlockLost`: every DataNode of a block failed), and
     `UnsupportedError` in an encryption zone and below an erasure coding policy (then there is no file). After one, only
-    `abandon` makes sense. As a context manager it closes the file, or abandons it on an exception.
+    `abandon` makes sense. As a context manager it closes the file, or abandons it on an exception. In a forked child
+    `write` and `close` raise `BootseerError`, and the end of the context does nothing.
     """
 
     def __init__(
@@ -64,7 +68,6 @@ class FileOutput:
         namenode: NameNode,
         path: str,
         *,
-        overwrite: bool = False,
         replication: int | None = None,
         block_size: int | None = None,
         bytes_per_checksum: int = BYTES_PER_CHECKSUM,
@@ -77,8 +80,9 @@ class FileOutput:
         self.namenode, self.path, self.length = namenode, path, 0
         self._window, self._patience = window, patience
         self._placement = placement
-        self._lock = threading.Lock()
-        self._open = self._failed = False
+        self._lock, self._process = threading.Lock(), os.getpid()
+        self._open = False
+        self._failure: BaseException | None = None
         self._pieces: list[memoryview] = []
         self._held = self._small = self._early = 0
         self._block: BlockWriter | None = None
@@ -86,7 +90,6 @@ class FileOutput:
         faults.point("hdfs.output.create")
         self.file_id = namenode.create(
             path,
-            overwrite=overwrite,
             replication=replication,
             block_size=block_size,
             replicated=False,  # what the folder's policy says is the site's to choose
@@ -112,6 +115,12 @@ class FileOutput:
             )
         while info.block_size % bytes_per_checksum:
             bytes_per_checksum //= 2
+            if bytes_per_checksum < _MIN_CHECKSUM:
+                raise ConfigError(
+                    f"cannot write {self.path}: its blocks of {info.block_size} bytes are no multiple of"
+                    f" {_MIN_CHECKSUM} bytes",
+                    hint="change the block size",
+                )
         self.replication, self.block_size = info.replication, info.block_size
         self.bytes_per_checksum = bytes_per_checksum
         self._packet = min(-(-PACKET // bytes_per_checksum) * bytes_per_checksum, self.block_size)
@@ -123,6 +132,7 @@ class FileOutput:
         """Append ``data``; returns its length in bytes. `bytes`, and views of them, are not copied."""
         view = kept(data)
         length = len(view)
+        self._check_process()
         with self._lock:
             if not self._open:
                 raise ValueError(f"write to {self.path}, which is closed")
@@ -139,13 +149,29 @@ class FileOutput:
     @contextlib.contextmanager
     def _final(self) -> Iterator[None]:
         """An error inside is the end of the file: some of its bytes are lost, and whoever goes on must not succeed."""
-        if self._failed:
-            raise UnavailableError(f"cannot write {self.path}: an earlier write of it failed")
+        if (earlier := self._failure) is not None:
+            message = earlier.message if isinstance(earlier, BootseerError) else str(earlier) or type(earlier).__name__
+            hint = earlier.hint if isinstance(earlier, BootseerError) else ""
+            raise UnavailableError(
+                f"cannot write {self.path}: an earlier write of it failed ({message})", hint=hint
+            ) from earlier
         try:
             yield
-        except BaseException:
-            self._failed = True
+        except BaseException as exc:
+            self._failure = exc
             raise
+
+    @property
+    def _foreign(self) -> bool:
+        """In a process that was forked from the writer's."""
+        return os.getpid() != self._process
+
+    def _check_process(self) -> None:
+        if self._foreign:
+            raise BootseerError(
+                f"cannot write {self.path}: process {self._process} writes it, of which this one is a child",
+                hint="create files in the process that writes them",
+            )
 
     def _hold(self, piece: memoryview) -> None:
         self._pieces.append(piece)
@@ -195,8 +221,12 @@ class FileOutput:
                 return BlockWriter(self.namenode, self.path, located, self._terms, patience=self._patience)
             except Broken as exc:
                 reason, failed = exc.reason, [located.nodes[i] for i in exc.bad]
-            if self._placement:
-                self._placement.end(located.nodes)
+                if self._placement:
+                    self._placement.end(located.nodes)
+            except BaseException:
+                if self._placement:
+                    self._placement.end(located.nodes)
+                raise
             placement.shun(failed)
             bad |= {node.uuid: node for node in failed}
             _log.warning("a block of %s goes elsewhere (attempt %d): %s", self.path, attempt, reason)
@@ -272,6 +302,7 @@ class FileOutput:
 
     def close(self) -> None:
         """Finish: every byte is on the DataNodes of its block, and the NameNode knows the length."""
+        self._check_process()
         with self._lock:
             if not self._open:
                 return
@@ -294,11 +325,17 @@ class FileOutput:
 
     def _leave(self) -> None:
         lease.release(self)
+        self._failure = None  # its frames hold what was being written
         if self._placement:
             self._placement.pace.closed(id(self))
 
     def abandon(self) -> None:
-        """Stop writing and remove the unfinished file, as far as the NameNode answers. Never raises."""
+        """Stop writing and remove the unfinished file, as far as the NameNode answers. Never raises.
+
+        In a forked child the file is left alone; its copies of the descriptors were closed by the fork.
+        """
+        if self._foreign:
+            return
         with self._lock:
             if not self._open:
                 return
@@ -311,17 +348,29 @@ class FileOutput:
                 self._block = None
             self._pieces = []
             try:
-                info = self.namenode.info(self.path, deadline=_ABANDON)
-                if info is not None and info.file_id == self.file_id:  # else it is another writer's by now
-                    self.namenode.delete(self.path, deadline=_ABANDON)
+                self._remove()
             except BootseerError as exc:
                 _log.warning("the unfinished %s is left behind: %s", self.path, exc)
+
+    def _remove(self) -> None:
+        """Delete this very file, by its id: between a look at the path and a deletion of it others may rename.
+
+        Behind a router of several NameNodes an id may stand for another one's file. There, and where ids cannot be
+        asked for, the path is deleted; in that window of two calls another writer's file could be met.
+        """
+        info = self.namenode.info(self.path, deadline=_ABANDON)
+        if info is None or info.file_id != self.file_id:
+            return  # it is another writer's by now
+        by_id = f"/.reserved/.inodes/{self.file_id}"
+        same = self.namenode.info(by_id, deadline=_ABANDON)
+        sure = same is not None and replace(same, path=self.path) == info
+        self.namenode.delete(by_id if sure else self.path, deadline=_ABANDON)
 
     def keep_alive(self) -> None:
         """For `bootseer.hdfs.lease`: keep the pipeline open while nothing is written."""
         if self._lock.acquire(blocking=False):  # else it is being written
             try:
-                if self._block and not self._failed and time.monotonic() - self._block.idle_since > BEAT:
+                if self._block and self._failure is None and time.monotonic() - self._block.idle_since > BEAT:
                     with self._final():
                         self._block.beat()
             finally:
@@ -338,7 +387,7 @@ class FileOutput:
 
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
         try:
-            if kind is None:
+            if kind is None and not self._foreign:
                 self.close()
         finally:
             self.abandon()  # nothing, once it is closed

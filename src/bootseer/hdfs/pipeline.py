@@ -194,8 +194,16 @@ class Pipeline:
             self._receive()
 
     def beat(self) -> None:
-        """Keep an idle pipeline alive: its DataNodes close it after a minute without a packet."""
-        self._send(Packet(_BEAT, 0, 0, b"", ()).views())
+        """Keep an idle pipeline alive: its DataNodes close it after a minute without a packet.
+
+        Waits for nobody, but for the answers of the DataNodes (`probe.PROBE`) when the connection has ended.
+        """
+        self._poll.modify(self._sock, select.POLLIN | select.POLLOUT)
+        events = self._poll.poll(0)
+        if events and events[0][1] & ~select.POLLOUT:
+            self._receive()
+        if events and events[0][1] & select.POLLOUT:  # else what is on its way keeps it alive
+            self._send(Packet(_BEAT, 0, 0, b"", ()).views())
 
     def _send(self, views: list[memoryview]) -> None:
         while views:

@@ -153,8 +153,8 @@ class StripeWriter:
     """A new file at ``path``: `write` its bytes in order, then `finish`. Nothing is seen at ``path`` before that.
 
     Content below `layout.PLAIN_BELOW` is stored plain, unless ``striped``. As a context manager it finishes, or
-    abandons on an exception. Raises `NotWritableError` when another writer replaced ``path`` meanwhile. In a forked child
-    `write` and `finish` raise `BootseerError`, and the end of the context, whatever its reason, does nothing.
+    abandons on an exception. Raises `NotWritableError` when another writer replaced ``path`` meanwhile. In a forked
+    child `write` and `finish` raise `BootseerError`, and the end of the context, whatever its reason, does nothing.
 
     ``before``: called when all is written and nothing published, with the pointer (None for a plain file, whose bytes
     are in the temporary file only); an error of it ends the write. The stripes can be read through the pointer then.

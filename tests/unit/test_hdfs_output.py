@@ -1,0 +1,188 @@
+"""A file being written when things go wrong around it: forks, failures that came earlier, renames, odd block sizes.
+
+The NameNode is a double; tests/store/test_hdfs_output.py and tests/cluster/test_hdfs_output_faults.py ask real ones.
+"""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import ClassVar
+
+import pytest
+
+from bootseer.errors import BootseerError, ConfigError, UnavailableError
+from bootseer.hdfs import blockwriter, output
+from bootseer.hdfs.blockwriter import BlockWriter
+from bootseer.hdfs.namenode import FileStatus
+from bootseer.hdfs.output import FileOutput
+from bootseer.hdfs.pipeline import Broken, Packet, Terms
+from bootseer.hdfs.proto import hdfs_pb2 as wire
+from bootseer.hdfs.records import Block, Located
+
+PATH = "/folder/f"
+
+
+class Names:
+    """A NameNode that has one file; ``ids``: what it answers for the path of an id."""
+
+    url, client_name = "hdfs://n:1", "client"
+
+    def __init__(self, block_size: int = 1 << 20) -> None:
+        self.file = FileStatus(PATH, 0, False, 123, 7, 3, block_size, "", False, "ann", "staff", 0o644)
+        self.ids: FileStatus | None = replace(self.file, path="/.reserved/.inodes/7")
+        self.deleted: list[str] = []
+        self.looked: Callable[[], None] = lambda: None
+
+    def create(self, path: str, **options: object) -> int:
+        return self.file.file_id
+
+    def info(self, path: str, *, deadline: float | None = None) -> FileStatus | None:
+        if path != PATH:
+            return self.ids
+        return self.file
+
+    def delete(self, path: str, *, deadline: float | None = None) -> bool:
+        self.deleted.append(path)
+        return True
+
+    def complete(self, *args: object, **options: object) -> bool:
+        return True
+
+    def renew_lease(self, *, deadline: float | None = None) -> None: ...
+
+
+@pytest.fixture
+def names() -> Names:
+    return Names()
+
+
+def in_child(step: Callable[[], object]) -> int:
+    """The exit status of a forked child that does ``step``: 0, 3 when it is told whose file it is; -14: it hangs."""
+    if not (child := os.fork()):
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(10)
+        try:
+            step()
+            os._exit(0)
+        except BootseerError as exc:
+            os._exit(3 if "of which this one is a child" in exc.message else 1)
+        except BaseException:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_child_leaves_its_parents_file_alone(names, tmp_path):
+    touched = tmp_path / "touched"
+    names.delete = lambda path, **options: touched.touch()
+    out = FileOutput(names, PATH)  # type: ignore[arg-type]
+    with out._lock:  # as if another thread of the parent were just at it
+        assert in_child(out.abandon) == 0
+        assert in_child(lambda: out.__exit__(None, None, None)) == 0
+        assert in_child(lambda: out.__exit__(ValueError, ValueError(), None)) == 0
+        assert in_child(lambda: out.write(b"x")) == 3
+        assert in_child(out.close) == 3
+    assert not touched.exists()
+    out.abandon()
+    assert touched.exists()
+
+
+def test_whoever_goes_on_after_a_failure_is_told_of_it(names, monkeypatch):
+    def fail(self: FileOutput) -> None:
+        raise UnavailableError("no DataNode is left", hint="start some")
+
+    out = FileOutput(names, PATH)  # type: ignore[arg-type]
+    with monkeypatch.context() as patched:
+        patched.setattr(FileOutput, "_flush", fail)
+        with pytest.raises(UnavailableError, match="no DataNode is left"):
+            out.write(b"x" * output.PACKET)
+    for step in (lambda: out.write(b"y"), out.close):
+        with pytest.raises(UnavailableError, match=r"an earlier write of it failed \(no DataNode is left\)") as caught:
+            step()
+        assert caught.value.hint == "start some"
+        assert isinstance(caught.value.__cause__, UnavailableError)
+    out.abandon()
+
+
+@pytest.mark.parametrize("ids", ["same", "none", "other"])
+def test_an_abandoned_file_is_removed_by_its_id(names, ids):
+    """By its path only where ids cannot be asked for, or name a file of another NameNode behind a router."""
+    out = FileOutput(names, PATH)  # type: ignore[arg-type]
+    if ids != "same":
+        names.ids = None if ids == "none" else replace(names.ids, mtime_ms=124)
+    out.abandon()
+    assert names.deleted == ["/.reserved/.inodes/7" if ids == "same" else PATH]
+
+
+def test_an_abandoned_file_that_was_replaced_stays(names):
+    out = FileOutput(names, PATH)  # type: ignore[arg-type]
+    names.file = replace(names.file, file_id=8)
+    out.abandon()
+    assert names.deleted == []
+
+
+@pytest.mark.parametrize(
+    ("block_size", "chosen", "expected"),
+    [(1 << 20, 1 << 20, 1 << 20), (3 << 18, 1 << 20, 1 << 18), (512 * 3, 1 << 20, 512), (999, 3, 3)],
+)
+def test_the_checksummed_chunks_divide_the_block(block_size, chosen, expected):
+    out = FileOutput(Names(block_size), PATH, bytes_per_checksum=chosen)  # type: ignore[arg-type]
+    assert out.bytes_per_checksum == expected
+    out.abandon()
+
+
+def test_a_block_size_that_only_tiny_chunks_divide_is_refused():
+    names = Names((1 << 20) + 256)
+    with pytest.raises(ConfigError, match="no multiple of 512 bytes"):
+        FileOutput(names, PATH)  # type: ignore[arg-type]
+    assert names.deleted  # there is no file then
+
+
+class Line:
+    """A pipeline that breaks when it is told to beat."""
+
+    made: ClassVar[list["Line"]] = []
+
+    def __init__(self, located: Located, terms: Terms, setup: object) -> None:
+        self.acked = self.in_flight = 0
+        self.used = 0.0
+        self.unacked: list[Packet] = []
+        self.sent: list[Packet] = []
+        Line.made.append(self)
+
+    def beat(self) -> None:
+        raise Broken("gone", (0,))
+
+    def send(self, packet: Packet) -> None:
+        self.sent.append(packet)
+
+    def drain(self, left: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def lines(monkeypatch) -> Iterator[list[Line]]:
+    Line.made = []
+    monkeypatch.setattr(blockwriter, "Pipeline", Line)
+    return Line.made
+
+
+def test_a_broken_idle_pipeline_is_mended_by_the_next_write_and_not_by_the_thread_of_the_leases(lines, monkeypatch):
+    mended: list[Broken] = []
+
+    def mend(self: BlockWriter, broken: Broken, stage: int) -> None:
+        mended.append(broken)
+
+    monkeypatch.setattr(BlockWriter, "_mend", mend)
+    token = wire.Token(identifier=b"", password=b"", kind="", service="")
+    located = Located(Block("pool", 1, 2, 0), 0, (), token, False, (), ())
+    block = BlockWriter(Names(), PATH, located, Terms("c", 1 << 20, 512), patience=1.0)  # type: ignore[arg-type]
+    block.beat()
+    block.beat()
+    assert mended == []
+    block.write([memoryview(b"x")], 1, window=1 << 20)
+    assert [broken.reason for broken in mended] == ["gone"]
+    block.finish()
+    assert len(mended) == 1
