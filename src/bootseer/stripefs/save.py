@@ -1,8 +1,9 @@
 """Saves of checkpoints: who saves a folder claims it, and whoever claimed it before can publish nothing any more.
 
-A claim is an empty file ``.bsx/save.N`` that is made without overwriting; N counts the saves of the folder. Taking a
-claim ends the earlier ones: the temporary files from which they would rename are renamed away, and who writes a
-temporary file after that sees the claim before its rename. Why this leaves no gap: docs/internals/stripe.md.
+A claim is a file ``.bsx/save.N`` with a random token that is made without overwriting; N counts the saves of the folder.
+Taking a claim ends the earlier ones: the temporary files from which they would rename are renamed away, and who writes
+a temporary file after that sees the claim before its rename. The token ends those whose folder was removed or renamed:
+in a folder made anew the numbers begin again. Why this leaves no gap: docs/internals/stripe.md.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from bootseer.stripefs.write import StripeWriter
 
 _log = logging.getLogger(__name__)
 _CLAIM = re.compile(r"save\.([1-9][0-9]{0,17})")
+_TOKEN = 32
 
 
 def is_claim(name: str) -> bool:
@@ -36,13 +38,26 @@ class Save:
     """One save of the checkpoint ``folder``: files by `create`, then `commit`.
 
     ``epoch`` is the number of its claim. The processes of one job share a save: one calls `begin`, the others make
-    theirs of its ``epoch``. Raises `NotWritableError` from `commit` and from each writer's ``finish`` when a later
-    save has begun, or the folder has a COMMIT.
+    theirs of its ``epoch``; `NotWritableError` when there is no such claim. Raises `NotWritableError` from `commit` and
+    from each writer's ``finish`` when a later save has begun, the folder was removed or renamed meanwhile, or it has a
+    COMMIT.
     """
 
     def __init__(self, backend: Backend, folder: str, epoch: int) -> None:
         self.folder, self.epoch = clean(folder), epoch
         self._backend = backend
+        self._token = self._claimed()
+        if len(self._token) != _TOKEN:
+            raise NotWritableError(
+                f"there is no save {epoch} of {self._shown}", hint="begin one, and pass its epoch to the others"
+            )
+
+    def _claimed(self) -> bytes:
+        """The token of the claim with the number of this save, b"" when there is none."""
+        try:
+            return read_all(self._backend, _claim(self.folder, self.epoch), limit=_TOKEN)
+        except NotFoundError:
+            return b""
 
     def create(
         self, path: str, *, width: int = layout.WIDTH, unit: int = layout.UNIT, striped: bool = False
@@ -56,6 +71,10 @@ class Save:
         if exists(self._backend, _claim(self.folder, self.epoch + 1)):
             raise NotWritableError(
                 f"save {self.epoch} of {self._shown} was overtaken by a later one", hint="save to a new folder"
+            )
+        if self._claimed() != self._token:
+            raise NotWritableError(
+                f"save {self.epoch} of {self._shown} has lost its folder: it was removed or renamed", hint="save again"
             )
         commit.refuse_committed(self._backend, self.folder)
 
@@ -137,10 +156,17 @@ def begin(backend: Backend, folder: str) -> Save:
     epoch = _highest(backend, folder) + 1
     while True:
         try:
-            backend.create(_claim(folder, epoch)).close()
-            break
+            sink = backend.create(_claim(folder, epoch))
         except FileExistsError:
             epoch += 1
+            continue
+        try:
+            sink.write(uuid.uuid4().hex.encode())
+            sink.close()
+        except BaseException:
+            sink.abandon()
+            raise
+        break
     faults.point("stripefs.save.claim")
     save = Save(backend, folder, epoch)
     # In this order: a save that claims after the list was made has none of its files in it.
