@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
 import pickle
 import re
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, UnsupportedError
 from bootseer.stripefs import ChunkFile, StripeFS, StripeWriter, layout, open_fs, split_url
 from bootseer.stripefs.read import PlainFile
+from bootseer.stripefs.write import StripeLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     MapLocation = (
         str | torch.device | dict[str, str] | Callable[[torch.UntypedStorage, str], torch.UntypedStorage] | None
     )
+
+_log = logging.getLogger(__name__)
 
 STATE = "state.pt"
 """Name of the file that `save` writes into a checkpoint folder."""
@@ -36,6 +40,8 @@ _FORMAT_ERROR = re.compile(
     r"|legacy \.tar format|TorchScript archive"
 )
 """What torch says of a file that is none of its own. Its other RuntimeErrors are of devices and of the caller."""
+_BEGINNINGS = (b"PK\x03\x04", b"\x80")
+"""Of a ``torch.save`` file: a zip archive, or (before torch 1.6) a pickle."""
 
 
 class _Out(io.RawIOBase):
@@ -63,6 +69,7 @@ def save(state: object, url: str, *, width: int = layout.WIDTH, unit: int = layo
 
     ``url`` names a file; or, with a slash at its end, a checkpoint folder: then ``state`` is its file ``state.pt`` and
     COMMIT is published after it. A file is replaced; a complete checkpoint is not (`NotWritableError`).
+    When the storage loses a stripe while it is written, everything is written once more, under fresh names.
     Errors of `StripeFS.create`, `StripeFS.save` and `Save.commit`; after one, the old version is what there is.
     """
     _torch()
@@ -71,13 +78,21 @@ def save(state: object, url: str, *, width: int = layout.WIDTH, unit: int = layo
     folder = url.endswith("/")
     fs, path = _place(url)
     saving = fs.save(path) if folder else None
-    with saving.create(STATE, width=width, unit=unit) if saving else fs.create(path, width=width, unit=unit) as out:
-        try:
-            torch.save(state, _Out(out))
-        except RuntimeError as exc:
-            # torch's writer answers a failed write with an error of its own
-            raise (exc.__context__ if isinstance(exc.__context__, BootseerError) else exc) from None
-        out.finish()
+
+    def attempt() -> None:
+        with saving.create(STATE, width=width, unit=unit) if saving else fs.create(path, width=width, unit=unit) as out:
+            try:
+                torch.save(state, _Out(out))
+            except RuntimeError as exc:
+                # torch's writer answers a failed write with an error of its own
+                raise (exc.__context__ if isinstance(exc.__context__, BootseerError) else exc) from None
+            out.finish()
+
+    try:
+        attempt()
+    except StripeLost as exc:
+        _log.warning("storing %s again from its beginning: %s", url, exc)
+        attempt()
     if saving:
         saving.commit()
 
@@ -112,6 +127,8 @@ def load(
                     f"/proc/self/fd/{fd}", map_location=map_location, weights_only=True, mmap=mmap
                 )
             except pickle.UnpicklingError as exc:
+                if not os.pread(fd, 4, 0).startswith(_BEGINNINGS):
+                    raise DataError(f"{url} is no file of torch.save: it begins like something else") from exc
                 raise DataError(f"{url} holds more than tensors, numbers and containers of them; not loaded") from exc
             except (RuntimeError, EOFError, ValueError, KeyError) as exc:
                 # an empty message is torch's own for a file cut short

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.errors import ConfigError, DataError, FullError, NotFoundError, NotWritableError
-from bootseer.stripefs import open_fs
+from bootseer.errors import ConfigError, DataError, FullError, NotFoundError, NotWritableError, UnavailableError
+from bootseer.stripefs import folder, open_fs
+from bootseer.stripefs.write import StripeLost
 
 torch = pytest.importorskip("torch")
 
@@ -103,11 +104,19 @@ def test_code_is_not_loaded(tmp_path):
         bt.load(f"{tmp_path}/evil.pt")
 
 
-def test_wrong_content(tmp_path):
-    for name, data in (("empty", b""), ("text", b"hello"), ("cut", b"PK\x03\x04" + b"\0" * 500)):
+def test_code_in_a_file_of_an_old_torch_is_not_loaded(tmp_path):
+    torch.save({"x": Evil()}, tmp_path / "evil.pt", _use_new_zipfile_serialization=False)
+    with pytest.raises(DataError, match="holds more than tensors"):
+        bt.load(f"{tmp_path}/evil.pt", mmap=False)
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+def test_wrong_content(tmp_path, mmap):
+    cut = b"PK\x03\x04" + b"\0" * 500
+    for name, data in (("empty", b""), ("text", b"hello"), ("cut", cut), ("json", b'{"a": 1}'), ("html", b"<html>")):
         (tmp_path / name).write_bytes(data)
         with pytest.raises(DataError, match=r"is no file of torch\.save"):
-            bt.load(f"{tmp_path}/{name}")
+            bt.load(f"{tmp_path}/{name}", mmap=mmap)
 
 
 def test_folders(tmp_path):
@@ -188,6 +197,30 @@ def test_every_cut_is_an_error_of_the_file(tmp_path, mmap):
         (tmp_path / "cut.pt").write_bytes(data[:length])
         with pytest.raises(DataError):
             bt.load(f"{tmp_path}/cut.pt", mmap=mmap)
+
+
+@pytest.mark.parametrize("name", ["s.pt", "step-1/"])
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_lost_stripe_costs_no_checkpoint(tmp_path, monkeypatch, caplog, name, failures):
+    state, left = {"w": torch.randn(600, 2000)}, [failures]
+    real = folder._Sink.write
+
+    def failing(sink: folder._Sink, data: bytes | memoryview) -> None:
+        if left[0] and sink._path.suffix == ".1" and len(data) > 100_000:
+            left[0] -= 1
+            raise UnavailableError("every DataNode of a block failed")
+        real(sink, data)
+
+    monkeypatch.setattr(folder._Sink, "write", failing)
+    if failures > 1:
+        with pytest.raises(StripeLost, match="every DataNode"):
+            bt.save(state, f"{tmp_path}/{name}")
+        return
+    bt.save(state, f"{tmp_path}/{name}")
+    assert left == [0]
+    assert same(bt.load(f"{tmp_path}/{name}"), state)
+    assert "again from its beginning" in caplog.text
+    assert open_fs(str(tmp_path)).fsck().findings == ()
 
 
 @pytest.mark.parametrize("point", ["write.stripe", "write.close", "write.rename"])
