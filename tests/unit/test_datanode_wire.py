@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import random
 import signal
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 
 from bootseer.errors import BootseerError, UnavailableError
 from bootseer.hdfs import checksum, connections, datanode
-from bootseer.hdfs.connection import Transfer
+from bootseer.hdfs.connection import Connection, Transfer
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.records import DataNode
 from bootseer.hdfs.replica_errors import Cancelled, CorruptReplica, StaleReplica, UncheckedReplica
@@ -386,6 +387,26 @@ def test_a_connection_closed_while_idle_is_replaced_once():
         with pytest.raises(UnavailableError, match="closed the connection without an answer"):
             read(fake, block, 0, memory)
         assert fake.connections == 5
+
+
+@pytest.mark.parametrize("trouble", [ConnectionResetError(errno.ECONNRESET, "reset"), TimeoutError()])
+def test_bytes_that_are_there_survive_the_loss_of_the_connection(monkeypatch, trouble):
+    block, memory, send = FakeBlock(noise(1000)), Memory(1000, []), Connection.send
+    sent: list[bytes] = []
+
+    def broken(connection: Connection, data: bytes) -> None:
+        sent.append(data)
+        if len(sent) == 2:  # the status at the end
+            raise trouble
+        send(connection, data)
+
+    monkeypatch.setattr(Connection, "send", broken)
+    with FakeDataNode(block.answer) as fake:
+        read(fake, block, 0, memory)
+        assert (memory.content, len(sent)) == (block.data, 2)
+        assert connections.idle((fake.node.host, fake.node.port)) == 0
+        read(fake, block, 0, memory)
+        assert fake.connections == 2
 
 
 def test_a_name_is_looked_up_within_the_deadline(monkeypatch):

@@ -73,7 +73,7 @@ def read(
 def _turn(connection: Connection, until: float, transfer: Transfer, packets: Packets) -> None:
     try:
         connection.begin(until, transfer)
-        packets.receive()
+        keep = packets.receive()
     except BaseException as exc:
         connection.close()
         if transfer.cancelled and isinstance(exc, OSError | EOFError):
@@ -81,7 +81,10 @@ def _turn(connection: Connection, until: float, transfer: Transfer, packets: Pac
         if isinstance(exc, (EOFError, ConnectionError)) and not packets.answered:
             raise _ClosedBefore(str(exc) or type(exc).__name__) from exc
         raise
-    connections.give_back(connection)
+    if keep:
+        connections.give_back(connection)
+    else:
+        connection.close()
 
 
 class _ClosedBefore(EOFError):

@@ -98,8 +98,8 @@ class Packets:
 
     # -- request and answer ---------------------------------------------------------------------------------------
 
-    def receive(self) -> None:
-        """Ask for the range and receive all of it."""
+    def receive(self) -> bool:
+        """Ask for the range and receive all of it. Whether the connection serves another read."""
         self._connection.send(self._request())
         self._answer()
         self._transfer.received = 0
@@ -107,7 +107,11 @@ class Packets:
         self._connection.fill([head], _HEADER)
         while self._take(head):
             head = self._batch()
-        self._connection.send(_delimited(wire.ReadStatus(status=_CHECKSUM_OK if self._verify else _SUCCESS)))
+        try:
+            self._connection.send(_delimited(wire.ReadStatus(status=_CHECKSUM_OK if self._verify else _SUCCESS)))
+        except OSError:  # the bytes are there and checked: only the connection is lost
+            return False
+        return True
 
     def _request(self) -> bytes:
         base = wire.BaseHeader(block=self._located.block.message, token=self._located.token)
