@@ -42,7 +42,8 @@ def plain(fs: StripeFS, name: str, data: bytes, *, block_size: int = 1 << 20, re
     """A file as any tool writes it; its path in HDFS."""
     path = fs.backend.full(name)
     namenode = NameNode.connect(fs.url)
-    with FileOutput(namenode, path, block_size=block_size, replication=replication, overwrite=True) as out:
+    namenode.delete(path)
+    with FileOutput(namenode, path, block_size=block_size, replication=replication) as out:
         out.write(data)
     return path
 

@@ -19,6 +19,7 @@ import atexit
 import logging
 import os
 import random
+import socket
 import threading
 import time
 import uuid
@@ -29,9 +30,10 @@ from typing import TypeVar
 from google.protobuf.message import Message
 
 from bootseer.errors import DataError, UnavailableError
+from bootseer.hdfs.dial import dial, left
 from bootseer.hdfs.errors import REACH, RemoteError, remote
 from bootseer.hdfs.proto import hdfs_pb2 as wire
-from bootseer.hdfs.rpc import CONTEXT_CALL, HELLO, Connection, dial, frame, left, parse
+from bootseer.hdfs.rpc import CONTEXT_CALL, HELLO, Connection, frame, parse
 
 M = TypeVar("M", bound=Message)
 
@@ -39,10 +41,12 @@ CONNECTIONS = 8
 """Calls that one process has under way at one NameNode."""
 
 FIRST_CONTACT = 2.0
-"""Seconds of trying a server that never answered this process: a wrong name or port should fail soon."""
+"""Seconds for which a server that never answered this process may refuse: a wrong name or port should fail soon. One
+attempt may take longer: a server may be slow to answer, and an address where nobody is does not even refuse."""
 
 _SHARE = 3  # of several addresses, one may keep a call waiting for this part of its time, before the next is asked
 _SHORTEST = 2.0  # s, but for this long
+_SILENT = 5_000  # ms until bytes that a dead network swallows end a connection
 
 _log = logging.getLogger(__name__)
 _channels: weakref.WeakSet[Channel] = weakref.WeakSet()
@@ -223,7 +227,9 @@ class Channel:
             connection.close()
         user = wire.ConnectionContext.User(effective=self._user, real=self._real_user or None)
         context = wire.ConnectionContext(user=user, protocol=self._protocol)
-        return Connection(dial(*self._addresses[turn], until), HELLO + frame(self._header(CONTEXT_CALL, -1), context))
+        sock = dial(*self._addresses[turn], until)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT)
+        return Connection(sock, HELLO + frame(self._header(CONTEXT_CALL, -1), context))
 
     def _give_back(self, turn: int, connection: Connection, keep: bool) -> None:
         if keep:

@@ -1,18 +1,18 @@
 """HDFS through ``hdfs-native``, with a deadline on every call and this project's errors.
 
 ``hdfs-native`` speaks the protocols (HA, Kerberos, erasure coding) but has no timeouts: a read from a frozen DataNode
-was seen to hang for more than 25 s beside a healthy replica. So each call runs under `bootseer.hdfs.deadline`.
+hangs beside a healthy replica. So each call runs under `bootseer.hdfs.deadline`.
 
 Every object here may be used from any thread, except `HdfsWriter`, which has one user at a time.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
+import logging
 import os
-import socket
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from types import TracebackType
@@ -23,6 +23,7 @@ import msgspec
 
 from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, UnavailableError
 from bootseer.hdfs.deadline import Workers
+from bootseer.hdfs.dial import dial
 from bootseer.hdfs.errors import translate
 
 if TYPE_CHECKING:
@@ -33,22 +34,28 @@ T = TypeVar("T")
 DEADLINE = 30.0
 """Seconds a call may take: one NameNode operation, or one read or write of at most a few MiB."""
 
+_log = logging.getLogger(__name__)
 _workers = Workers()
 _clients: dict[str, HdfsClient] = {}
 _clients_lock = threading.Lock()
-_all: weakref.WeakSet[HdfsClient] = weakref.WeakSet()
+_all: weakref.WeakSet[HdfsClient | HdfsWriter] = weakref.WeakSet()
 
 
 def _forget_clients() -> None:
     """The runtime threads of hdfs-native do not survive a fork, and what waits for them waits for ever."""
     global _clients_lock
-    for client in list(_all):
-        client.forget()
+    for each in list(_all):
+        each.forget()
     _clients.clear()
     _clients_lock = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_forget_clients)
+
+
+def _keep_for_ever(native: object) -> None:
+    """Its destructor waits for threads that are not in this process; so it never runs, not even at the exit."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(native))
 
 
 class FileInfo(msgspec.Struct, frozen=True):
@@ -96,24 +103,24 @@ class HdfsClient:
     def forget(self) -> None:
         """In a forked child: go on with a native client of its own."""
         if self._client is not None:
-            # its destructor waits for threads that are not in this process; so it never runs, not even at the exit
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._client))
+            _keep_for_ever(self._client)
         self._client, self._lock = None, threading.Lock()
 
     def _native(self) -> Client:
-        with self._lock:
-            if self._client is None:
-                import hdfs_native
+        if self._client is None:
+            import hdfs_native
 
-                self._knock()
-                self._client = hdfs_native.Client(self.url)
-            return self._client
+            self._knock()  # not under the lock: others need not wait for one that does not answer
+            made = hdfs_native.Client(self.url)
+            with self._lock:
+                self._client = self._client or made
+        return self._client
 
     def _knock(self) -> None:
-        # hdfs-native tries a refused connection again for about 170 s; a wrong port or host name should fail at once
+        # hdfs-native tries a refused connection again for minutes; a wrong port or host name should fail at once
         parts = urlsplit(self.url)
         if parts.port is not None:  # else a name service, whose addresses only hdfs-native knows
-            socket.create_connection((parts.hostname or "", parts.port), timeout=min(self.deadline, 10.0)).close()
+            dial(parts.hostname or "", parts.port, time.monotonic() + min(self.deadline, 10.0)).close()
 
     def call(self, function: Callable[[Client], T], doing: str, *, deadline: float | None = None) -> T:
         """``function(native client)`` under the deadline; ``doing`` is a phrase such as ``"read /a"``."""
@@ -215,40 +222,86 @@ class HdfsReader:
 
 
 class HdfsWriter:
-    """Sequential writes to one new file. As a context manager it closes the file, or abandons it on an exception."""
+    """Sequential writes to one new file. As a context manager it closes the file, or abandons it on an exception.
+
+    After an error, also a passed deadline, only `abandon` makes sense: some of its bytes are lost, or may still be on
+    their way, so whoever goes on is told so. In a forked child `write` and `close` raise `BootseerError`, and giving up
+    does nothing.
+    """
 
     def __init__(self, client: HdfsClient, path: str, writer: FileWriter) -> None:
         self._client, self._path = client, path
         self._writer: FileWriter | None = writer
+        self._failure: BaseException | None = None
+        self._foreign = False
+        _all.add(self)
+
+    def forget(self) -> None:
+        """In a forked child: the file is its parent's."""
+        if self._writer is not None:
+            _keep_for_ever(self._writer)
+            self._writer, self._foreign = None, True
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        writer = self._writer
+        writer = self._native()
         if writer is None:
             raise ValueError("write to a closed file")
-        # hdfs-native takes any buffer, but all except bytes are copied element by element (27 MiB/s)
+        # hdfs-native takes any buffer, but all except bytes are copied element by element
         whole = data if isinstance(data, bytes) else bytes(data)
-        self._client.call(lambda client: writer.write(whole), f"write {self._path}")
+        self._call(lambda client: writer.write(whole), "write")
 
     def close(self) -> None:
         """Finish the file: its last block is acknowledged and its length known to the NameNode."""
-        writer, self._writer = self._writer, None
+        writer = self._native()
         if writer is not None:
-            self._client.call(lambda client: writer.close(), f"close {self._path}")
+            self._call(lambda client: writer.close(), "close")
+            self._writer = None
+
+    def _native(self) -> FileWriter | None:
+        if self._foreign:
+            raise BootseerError(
+                f"cannot write {self._path}: another process writes it, of which this one is a child",
+                hint="create files in the process that writes them",
+            )
+        if (earlier := self._failure) is not None:
+            raise UnavailableError(
+                f"cannot write {self._path}: an earlier write of it failed ({getattr(earlier, 'message', earlier)})",
+                hint=getattr(earlier, "hint", ""),
+            ) from earlier
+        return self._writer
+
+    def _call(self, function: Callable[[Client], object], doing: str) -> None:
+        try:
+            self._client.call(function, f"{doing} {self._path}")
+        except BaseException as exc:
+            self._failure = exc
+            raise
 
     def abandon(self) -> None:
-        """Stop writing and remove the unfinished file, as far as the NameNode answers."""
-        self._writer = None
-        with contextlib.suppress(BootseerError):
+        """Stop writing and remove the unfinished file, as far as the NameNode answers. Nothing, once it is closed.
+
+        By its path: ``hdfs-native`` does not tell a file's id. Where another writer moved its own file there meanwhile,
+        that one is removed.
+        """
+        if self._writer is None:
+            return
+        self._writer = self._failure = None
+        try:
             self._client.delete(self._path)
+        except BootseerError as exc:
+            _log.warning("the unfinished %s is left behind: %s", self._path, exc)
 
     def __enter__(self) -> HdfsWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abandon()
+        if self._foreign:
+            return
+        try:
+            if kind is None:
+                self.close()
+        finally:
+            self.abandon()  # nothing, once it is closed
 
 
 def walk(client: HdfsClient, path: str) -> Iterator[FileInfo]:

@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError, Message
 
 from bootseer import faults
 from bootseer.errors import DataError
-from bootseer.hdfs.deadline import Workers
+from bootseer.hdfs.dial import left
 from bootseer.hdfs.errors import RemoteError, SaslRequired
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 
@@ -32,10 +32,7 @@ HELLO = b"hrpc\x09\x00\x00"
 """Magic, version, service class, and 0 for "no SASL"."""
 
 CONTEXT_CALL, _SASL_CALL = -3, -33
-_SILENT = 5_000  # ms until bytes that a dead network swallows end a connection (TCP_USER_TIMEOUT)
 _IDLE = 60.0  # s: firewalls forget connections that were silent for minutes
-
-_workers = Workers()
 
 
 # -- frames -----------------------------------------------------------------------------------------------------------
@@ -116,36 +113,6 @@ def parse_answer(data: bytes, call_id: int) -> memoryview:
 
 
 # -- one connection ---------------------------------------------------------------------------------------------------
-
-
-def left(until: float) -> float:
-    """Seconds until then; `TimeoutError` when it has passed."""
-    seconds = until - time.monotonic()
-    if seconds <= 0:
-        raise TimeoutError("no answer in time")
-    return seconds
-
-
-def dial(host: str, port: int, until: float) -> socket.socket:
-    """A connection to the first address of ``host`` that takes it. Looking the name up has the deadline, too."""
-    flags = socket.AI_NUMERICHOST
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
-    except socket.gaierror:
-        found = _workers.call(lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM), left(until))
-    problem: OSError = ConnectionError(f"{host} has no address")
-    for i, (family, kind, protocol, _, address) in enumerate(found):
-        sock = socket.socket(family, kind, protocol)
-        try:
-            sock.settimeout(left(until) / (len(found) - i))
-            sock.connect(address)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT)
-            return sock
-        except OSError as exc:
-            sock.close()
-            problem = exc
-    raise problem
 
 
 class Connection:
