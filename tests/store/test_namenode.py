@@ -164,15 +164,15 @@ def test_blocks_are_placed_given_up_and_renewed(node, folder):
     with pytest.raises(UnavailableError, match="too few DataNodes"):
         node.add_block(f"{folder}/b", other, exclude=live)
 
-    renewed = node.update_block_for_pipeline(second.block)
+    renewed = node.update_block_for_pipeline(second.block, path)
     assert renewed.block.id == second.block.id
     assert renewed.block.generation > second.block.generation
     new = renewed.block._replace(length=0)
-    node.update_pipeline(second.block, new, second.nodes[:1], second.storage_ids[:1])
+    node.update_pipeline(second.block, new, second.nodes[:1], second.storage_ids[:1], path)
     (left,) = node.blocks(path).blocks or (None,)
     assert left is None or left.block.generation == renewed.block.generation
-    with pytest.raises(Exception, match=r"generation|stamp"):
-        node.update_pipeline(second.block, second.block, second.nodes, second.storage_ids)
+    with pytest.raises(Exception, match=rf"change the DataNodes of block {second.block.id} of {path} on .*stamp"):
+        node.update_pipeline(second.block, second.block, second.nodes, second.storage_ids, path)
     assert not node.complete(path, file_id, new, deadline=5.0)  # no DataNode has it
 
 

@@ -12,13 +12,14 @@ from typing import ClassVar
 import pytest
 
 from bootseer.errors import BootseerError, ConfigError, UnavailableError
-from bootseer.hdfs import blockwriter, output
+from bootseer.hdfs import blockwriter, output, placement
 from bootseer.hdfs.blockwriter import BlockWriter
 from bootseer.hdfs.namenode import FileStatus
 from bootseer.hdfs.output import FileOutput
 from bootseer.hdfs.pipeline import Broken, Packet, Terms
+from bootseer.hdfs.placement import Placement
 from bootseer.hdfs.proto import hdfs_pb2 as wire
-from bootseer.hdfs.records import Block, Located
+from bootseer.hdfs.records import Block, DataNode, Located
 
 PATH = "/folder/f"
 
@@ -186,3 +187,29 @@ def test_a_broken_idle_pipeline_is_mended_by_the_next_write_and_not_by_the_threa
     assert [broken.reason for broken in mended] == ["gone"]
     block.finish()
     assert len(mended) == 1
+
+
+def test_a_limit_of_this_process_ends_the_write_and_shuns_no_datanode(monkeypatch):
+    class Full(Names):
+        def add_block(self, *args: object, **options: object) -> Located:
+            return located
+
+        def abandon_block(self, *args: object, **options: object) -> None:
+            raise AssertionError
+
+    def fail(*_: object) -> None:
+        raise BootseerError("this process is at its limit of open files")
+
+    identity = wire.NodeId(address="127.0.0.1", hostname="h", uuid="u", transfer_port=1, info_port=1, ipc_port=1)
+    token = wire.Token(identifier=b"", password=b"", kind="", service="")
+    nodes = (DataNode.of(wire.NodeInfo(id=identity)),)
+    located = Located(Block("pool", 1, 2, 0), 0, nodes, token, False, (1,), ("s",))
+    monkeypatch.setattr(blockwriter, "Pipeline", fail)
+    shared = Placement()
+    monkeypatch.setattr(Placement, "wish", lambda *_: [])
+    out = FileOutput(Full(), PATH, replication=1, placement=shared)  # type: ignore[arg-type]
+    with pytest.raises(BootseerError, match="at its limit"):
+        out.write(b"x" * output.PACKET)
+    assert placement.shunned() == []
+    assert not +shared._used
+    out.abandon()

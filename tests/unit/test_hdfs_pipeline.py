@@ -1,6 +1,8 @@
 """A write pipeline against DataNodes that say what real ones rarely do: late, torn, wrong, foreign."""
 
 import contextlib
+import errno
+import os
 import socket
 import struct
 import threading
@@ -9,7 +11,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from crc32c import crc32c
 
-from bootseer.hdfs import pipeline, probe
+from bootseer.errors import BootseerError
+from bootseer.hdfs import dial, pipeline, probe
 from bootseer.hdfs.pipeline import Broken, Packet, Pipeline, Setup, Terms, checksums
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.records import Block, DataNode, Located
@@ -248,6 +251,28 @@ def test_a_pipeline_that_is_refused(made):
     gone.close()
     with pytest.raises(Broken, match="cannot connect"):
         connected(gone)
+
+
+@pytest.mark.parametrize(
+    ("number", "limit"), [(errno.EMFILE, "ulimit -n"), (errno.ENOBUFS, "memory"), (errno.EADDRNOTAVAIL, "port_range")]
+)
+def test_what_this_process_lacks_is_no_fault_of_a_datanode(made, monkeypatch, number, limit):
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(dial.socket, "socket", fail)
+    with pytest.raises(BootseerError, match=f"this process is at its limit of .*{limit}"):
+        Pipeline(located(1), TERMS, Setup())
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_child_does_not_keep_a_pipeline_open(made):
+    pipe = connected(made())
+    if not (child := os.fork()):
+        os._exit(0 if pipe._sock.fileno() == -1 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    send_all(pipe)
+    pipe.close()
 
 
 def test_silence_of_some(made):

@@ -426,6 +426,20 @@ def test_a_forked_child_is_another_client():
         assert ids[0] == ids[2] != ids[1]
 
 
+def test_the_configuration_is_read_without_the_lock_that_all_connections_need(monkeypatch):
+    held: list[bool] = []
+
+    def addresses(service: str) -> tuple[tuple[str, int], ...]:
+        held.append(namenode._known_lock.locked())
+        return (("127.0.0.1", 1),)
+
+    monkeypatch.setattr(nameservice, "addresses", addresses)
+    monkeypatch.setattr(namenode, "_known", {})
+    first = NameNode.connect("hdfs://service/a")
+    assert NameNode.connect("hdfs://service/b") is first
+    assert held == [False]
+
+
 # -- errors, names, users ---------------------------------------------------------------------------------------------
 
 

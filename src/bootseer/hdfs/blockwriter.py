@@ -180,13 +180,15 @@ class BlockWriter:
 
     def _again(self, stage: int, acked: int) -> Pipeline:
         old = self._block(acked)
-        renewed = self._namenode.update_block_for_pipeline(old, deadline=self._patience)
+        renewed = self._namenode.update_block_for_pipeline(old, self._path, deadline=self._patience)
         located = replace(self._located, token=renewed.token)
         new = old._replace(generation=renewed.block.generation)
         made = Pipeline(located, self._terms, Setup(stage, new.generation, acked, self.length))
         try:
             faults.point("hdfs.output.recover")
-            self._namenode.update_pipeline(old, new, located.nodes, located.storage_ids, deadline=self._patience)
+            self._namenode.update_pipeline(
+                old, new, located.nodes, located.storage_ids, self._path, deadline=self._patience
+            )
         except BaseException:
             made.close()
             raise

@@ -167,11 +167,14 @@ class NameNode:
             raise ConfigError(f"not an HDFS URL: {url!r}: {exc}") from None
         user, real = login_user()
         with _known_lock:
-            if (base, user, real) not in _known:
-                # name services are case-sensitive, which hostname is not
-                addresses = [(host, port)] if port is not None else nameservice.addresses(parts.netloc)
-                _known[base, user, real] = cls(addresses, user, real, name="" if port is not None else base)
-            return _known[base, user, real]
+            known = _known.get((base, user, real))
+        if known is None:
+            # not under the lock, as it reads files; name services are case-sensitive, which hostname is not
+            addresses = [(host, port)] if port is not None else nameservice.addresses(parts.netloc)
+            made = cls(addresses, user, real, name="" if port is not None else base)
+            with _known_lock:
+                known = _known.setdefault((base, user, real), made)
+        return known
 
     @property
     def client_name(self) -> str:
@@ -325,11 +328,15 @@ class NameNode:
         )
         return self._call("complete", request, wire.Result, f"finish {path}", deadline).result
 
-    def update_block_for_pipeline(self, block: Block, *, deadline: float | None = None) -> Located:
-        """A new generation (and token) for the block, with which a pipeline goes on without a failed DataNode."""
+    def update_block_for_pipeline(self, block: Block, path: str, *, deadline: float | None = None) -> Located:
+        """A new generation (and token) for the block, with which a pipeline goes on without a failed DataNode.
+
+        ``path``: the file that it belongs to, for messages.
+        """
         request = wire.UpdateBlockForPipelineRequest(block=block.message, client=self.client_name)
         answer = wire.UpdateBlockForPipelineResponse
-        return Located.of(self._call("updateBlockForPipeline", request, answer, f"renew {block}", deadline).block)
+        doing = f"renew block {block.id} of {path}"
+        return Located.of(self._call("updateBlockForPipeline", request, answer, doing, deadline).block)
 
     def update_pipeline(
         self,
@@ -337,10 +344,11 @@ class NameNode:
         new: Block,
         nodes: Sequence[DataNode],
         storage_ids: Sequence[str],
+        path: str,
         *,
         deadline: float | None = None,
     ) -> None:
-        """From now on ``new`` (the same block of a newer generation) is what ``nodes`` have."""
+        """From now on ``new`` (the same block of a newer generation) is what ``nodes`` have. ``path``: for messages."""
         request = wire.UpdatePipelineRequest(
             client=self.client_name,
             old=old.message,
@@ -348,11 +356,12 @@ class NameNode:
             nodes=[node.message.id for node in nodes],
             storage_ids=storage_ids,
         )
-        self._call("updatePipeline", request, wire.Empty, f"change the DataNodes of {new}", deadline)
+        doing = f"change the DataNodes of block {new.id} of {path}"
+        self._call("updatePipeline", request, wire.Empty, doing, deadline)
 
     def renew_lease(self, *, deadline: float | None = None) -> None:
-        """Keep the lease of every file that this process writes: HDFS takes them after an hour of silence, and lets
-        others take them after a minute."""
+        """Keep the lease of every file that this process writes: HDFS takes them after 20 minutes of silence, and
+        lets others take them after a minute."""
         self._call("renewLease", wire.RenewLeaseRequest(client=self.client_name), wire.Empty, "renew leases", deadline)
 
     def recover_lease(self, path: str, *, deadline: float | None = None) -> bool:

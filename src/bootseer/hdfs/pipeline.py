@@ -17,6 +17,7 @@ acknowledgements in turn, with a non-blocking socket, so no thread of its own is
 
 from __future__ import annotations
 
+import errno
 import logging
 import select
 import socket
@@ -29,9 +30,11 @@ from typing import NamedTuple
 from crc32c import crc32c
 from google.protobuf.message import DecodeError
 
+from bootseer.errors import BootseerError, ConfigError
 from bootseer.hdfs import probe
+from bootseer.hdfs.dial import dial
 from bootseer.hdfs.proto import hdfs_pb2 as wire
-from bootseer.hdfs.records import Block, Located
+from bootseer.hdfs.records import Block, DataNode, Located
 
 _log = logging.getLogger(__name__)
 
@@ -43,6 +46,13 @@ PATIENCE = 60.0
 """Seconds without an acknowledgement after which a pipeline is given up though its DataNodes live (or none does)."""
 _IOV = 512
 _WRITE_BLOCK = 80
+_LIMITS = {
+    errno.EMFILE: "open files (ulimit -n)",
+    errno.ENFILE: "open files of the whole machine (fs.file-max)",
+    errno.EADDRNOTAVAIL: "ports for outgoing connections (net.ipv4.ip_local_port_range)",
+    errno.ENOBUFS: "memory for sockets",
+    errno.ENOMEM: "memory",
+}
 _BEAT = -1
 _SUCCESS = 0
 _STATUS = {1: "error", 2: "checksum error", 3: "invalid", 4: "exists already", 5: "token refused", 8: "restarting"}
@@ -133,11 +143,24 @@ def _request(located: Located, terms: Terms, setup: Setup) -> bytes:
     return probe.operation(_WRITE_BLOCK, request.SerializeToString())
 
 
+def _connect(node: DataNode) -> socket.socket:
+    try:
+        return dial(node.host, node.port, time.monotonic() + CONNECT)
+    except ConfigError as exc:
+        raise Broken(f"cannot connect to {node.address}: {exc.message}", (0,)) from None
+    except OSError as exc:
+        if limit := _LIMITS.get(exc.errno or 0):
+            # no other DataNode would do better, and this one is not to be avoided because of it
+            raise BootseerError(f"cannot connect to {node.address}: this process is at its limit of {limit}") from exc
+        raise Broken(f"cannot connect to {node.address}: {exc.strerror or exc}", (0,)) from None
+
+
 class Pipeline:
     """A pipeline to the DataNodes of ``located``, set up and ready for packets.
 
     ``unacked``: packets sent, or being sent, that are not on every DataNode yet. ``acked``: bytes of the block that
-    are. Every method raises `Broken` when a DataNode fails, and then only `close` may be called.
+    are. Every method raises `Broken` when a DataNode fails, and then only `close` may be called. What this process
+    lacks for a connection (files, ports, memory) is `BootseerError`.
     """
 
     def __init__(self, located: Located, terms: Terms, setup: Setup) -> None:
@@ -148,13 +171,9 @@ class Pipeline:
         self._replaceable = setup.stage == CREATE
         self._poll = select.poll()
         self._moved = self._looked = self.used = time.monotonic()
-        try:
-            self._sock = socket.create_connection((self.nodes[0].host, self.nodes[0].port), CONNECT)
-        except OSError as exc:
-            raise Broken(f"cannot connect to {self.nodes[0].address}: {exc.strerror or exc}", (0,)) from None
+        self._sock = _connect(self.nodes[0])
         try:
             self._sock.setblocking(False)
-            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._poll.register(self._sock, select.POLLIN)
             self._send([memoryview(_request(located, terms, setup))])
             self._await_answer()
