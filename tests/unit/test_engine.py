@@ -11,7 +11,7 @@ from crc32c import crc32c
 
 from bootseer.errors import BootseerError, DataError, UnavailableError
 from bootseer.hdfs.replica_errors import UncheckedReplica
-from bootseer.stripefs.backend import Piece
+from bootseer.stripefs.backend import DEADLINE, Piece
 from bootseer.stripefs.engine import Engine
 from bootseer.stripefs.tuning import Tuning
 from bootseer.testing.datanodes import FakeHdfs
@@ -398,3 +398,16 @@ def test_chance_faults(hdfs, engine):
     for node in hdfs.nodes.values():
         node.frozen = False
     assert nothing_under_way(engine)
+
+
+def test_large_runs_have_more_time(hdfs, engine, monkeypatch):
+    data, seen = os.urandom(12 * MB), []
+
+    def read(*args, deadline, **options):
+        seen.append(deadline)
+        FakeHdfs.read(hdfs, *args, deadline=deadline, **options)
+
+    monkeypatch.setattr(hdfs, "read", read)
+    hdfs.put("f", data, ["a"])
+    engine.read(Wanted(hdfs, {"f": data}, unit=12 * MB).pieces)
+    assert seen == [pytest.approx(DEADLINE + 24)]

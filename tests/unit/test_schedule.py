@@ -257,6 +257,22 @@ def test_a_request_fails_when_nothing_comes():
     assert took < 61
 
 
+@pytest.mark.parametrize("rate", [3, 1])
+@pytest.mark.parametrize("replicas", [AROUND, "abcd"])
+def test_large_chunks_over_slow_links_come(rate, replicas):
+    wanted = request(replicas, 512 * MB, 64 * MB)
+    (took,) = run(Cluster(nodes(rate * MB)), wanted, scheduler=Scheduler())
+    assert fine(wanted)
+    assert took < 1.6 * 512 / (4 * rate)
+
+
+def test_one_chunk_that_takes_minutes_comes_while_it_comes():
+    wanted = request(["a"], 64 * MB, 64 * MB)
+    (took,) = run(Cluster(nodes(0.7 * MB)), wanted)
+    assert fine(wanted)
+    assert took > Tuning().patience
+
+
 def test_a_request_that_is_given_up_is_finished_when_its_last_transfer_has_ended():
     scheduler, wanted, now = Scheduler(), request(AROUND, 64 * MB), 0.0
     for key in "abcd":

@@ -14,6 +14,7 @@ from bootseer.hdfs.records import DataNode, Located
 from bootseer.hdfs.replica_errors import Cancelled, CorruptReplica, StaleReplica, UncheckedReplica
 from bootseer.stripefs.backend import DEADLINE
 from bootseer.stripefs.direct import Views, spot, views
+from bootseer.stripefs.tuning import SLOWEST
 from bootseer.stripefs.work import Attempt, Joining, Landing, Outcome
 
 PROBE_DEADLINE = 2.0
@@ -83,7 +84,7 @@ def carry(attempt: Attempt, transport: Transport) -> tuple[Outcome, BootseerErro
             where.located,
             attempt.offset,
             parts,
-            deadline=PROBE_DEADLINE if attempt.kind == "probe" else DEADLINE,
+            deadline=PROBE_DEADLINE if attempt.kind == "probe" else DEADLINE + attempt.size / SLOWEST,
             verify=attempt.verify,
             transfer=cast(Transfer, attempt.handle),
         )

@@ -322,6 +322,8 @@ class Scheduler:
         if received > attempt.received:
             attempt.node.credit(received - attempt.received, attempt.size, now)
             attempt.received, attempt.progress_at = received, now
+            if attempt.run is not None:
+                attempt.run.lane.request.progress_at = now
 
     def _judge(self, attempt: Attempt, outcome: Outcome, error: BootseerError | None, now: float) -> None:
         """What the result says of the DataNode."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+SLOWEST = 512 << 10
+"""Bytes a second that one transfer must give on average: a chunk of 64 MiB over a slow, shared link is no failure."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tuning:

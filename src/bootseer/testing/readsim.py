@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from bootseer.errors import BootseerError, DataError, UnavailableError
 from bootseer.stripefs.schedule import Scheduler
+from bootseer.stripefs.tuning import SLOWEST
 from bootseer.stripefs.work import Attempt, Joining, Landing, Outcome, Place, Relocate, Request
 
 STEP = 0.002
@@ -112,7 +113,7 @@ class Cluster:
                 outcome, error = self._refusal(attempt)
                 if self.now >= node.dead_from:
                     outcome, error = Outcome.FAILED, UnavailableError(f"{key} refuses")
-                elif self.now - transfer.begun > (2.0 if attempt.kind == "probe" else self.deadline):
+                elif self.now - transfer.begun > self._deadline(attempt):
                     outcome, error = Outcome.FAILED, UnavailableError(f"{key} does not answer")
                 elif frozen:
                     continue
@@ -129,7 +130,12 @@ class Cluster:
 
     def _moving(self, transfer: _Transfer) -> bool:
         node = self.nodes[transfer.attempt.node.key]
-        return not node.frozen[0] <= self.now < node.frozen[1] and self.now - transfer.begun < self.deadline
+        return not node.frozen[0] <= self.now < node.frozen[1] and self.now - transfer.begun < self._deadline(
+            transfer.attempt
+        )
+
+    def _deadline(self, attempt: Attempt) -> float:
+        return 2.0 if attempt.kind == "probe" else self.deadline + attempt.size / SLOWEST
 
     def _refusal(self, attempt: Attempt) -> tuple[Outcome, BootseerError | None]:
         where = attempt.node.key, attempt.place
