@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import random
@@ -13,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -474,6 +476,74 @@ def test_idle_connections_are_few_and_forgotten_in_time(monkeypatch):
         read(fake, block, 0, Memory(10, []))
         assert fake.connections == gate.parties + 1
         assert connections.idle(address) <= 1
+
+
+def test_an_idle_process_has_no_connections_after_a_while(monkeypatch):
+    monkeypatch.setattr(connections, "IDLE", 0.2)
+    block = FakeBlock(noise(10))
+    with FakeDataNode(block.answer) as fake:
+        address = (fake.node.host, fake.node.port)
+        for _ in range(2):
+            read(fake, block, 0, Memory(10, []))
+            assert connections.idle(address) == 1
+            until = time.monotonic() + 5
+            while any(thread.name == "bootseer-idle-connections" for thread in threading.enumerate()):
+                assert time.monotonic() < until
+                time.sleep(0.01)
+            assert connections.idle(address) == 0
+        assert fake.connections == 2
+
+
+def test_idle_connections_to_all_datanodes_are_few(monkeypatch):
+    monkeypatch.setattr(connections, "IN_ALL", 2)
+    block = FakeBlock(noise(10))
+    with contextlib.ExitStack() as stack:
+        fakes = [stack.enter_context(FakeDataNode(block.answer)) for _ in range(4)]
+        for fake in fakes:
+            read(fake, block, 0, Memory(10, []))
+        assert [connections.idle((fake.node.host, fake.node.port)) for fake in fakes] == [0, 0, 1, 1]
+
+
+def test_connections_are_not_kept_where_no_thread_can_be_had(monkeypatch):
+    block = FakeBlock(noise(10))
+    with FakeDataNode(block.answer) as fake:
+        address = (fake.node.host, fake.node.port)
+        read(fake, block, 0, Memory(10, []))
+        connections.clear()
+        until = time.monotonic() + 5
+        while connections._sweeper is not None and time.monotonic() < until:
+            time.sleep(0.01)
+
+        class NoThread(threading.Thread):
+            def start(self) -> None:
+                raise RuntimeError("can't start new thread")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(connections, "threading", SimpleNamespace(Thread=NoThread))
+            connections.give_back(connections.connect(address, time.monotonic() + 5, Transfer()))
+        assert connections.idle(address) == 0
+
+
+_END = """
+import atexit
+made = []
+atexit.register(lambda: print([connection._socket.fileno() for connection in made]))  # runs last
+from bootseer.hdfs import connections, datanode
+from bootseer.testing.fakedatanode import FakeBlock, FakeDataNode
+block = FakeBlock(bytes(10))
+fake = FakeDataNode(block.answer).__enter__()
+datanode.read(fake.node, block.located, 0, [memoryview(bytearray(10))], deadline=5, verify=True)
+made += connections._open
+print(len(made))
+fake.__exit__(None, None, None)
+"""
+
+
+def test_the_end_of_a_process_closes_its_connections():
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "error", "-c", _END], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "1\n[-1]\n")
 
 
 _FORK = """

@@ -1,11 +1,13 @@
 """Connections to DataNodes: made within a deadline, kept for the next read, forgotten by a forked child.
 
 Who has a connection from `take` or `connect` has it alone, and ends with `give_back` or `Connection.close`. The pool of
-idle ones is shared by all threads.
+idle ones is shared by all threads; while there are any, a thread waits to close those that are too old. At the end of
+the process the rest are closed.
 """
 
 from __future__ import annotations
 
+import atexit
 import errno
 import os
 import socket
@@ -24,9 +26,13 @@ IDLE = 4.0
 PER_NODE = 8
 """Idle connections kept to one DataNode."""
 
+IN_ALL = 64
+"""Idle connections kept to all DataNodes together."""
+
 _idle: dict[Address, list[tuple[float, Connection]]] = {}
-_swept = 0.0
 _lock = threading.Lock()
+_changed = threading.Condition(_lock)
+_sweeper: threading.Thread | None = None
 _open: weakref.WeakSet[Connection] = weakref.WeakSet()
 _resolvers = Workers()
 
@@ -34,8 +40,9 @@ _resolvers = Workers()
 def _forget() -> None:
     # Sockets are shared with the parent: shutting one down would end the parent's read, closing this copy does not;
     # keeping it would hold the connection open when the parent closes it.
-    global _lock
+    global _lock, _changed, _sweeper
     _lock = threading.Lock()
+    _changed, _sweeper = threading.Condition(_lock), None
     _idle.clear()
     for connection in list(_open):
         connection.abandon()
@@ -61,31 +68,53 @@ def take(address: Address) -> Connection | None:
 def give_back(connection: Connection) -> None:
     """End its turn; keep it, unless it is out of step or there are enough."""
     connection.end()
-    now = time.monotonic()
-    stale: list[Connection] = []
+    stale: Connection | None = connection
     with _lock:
-        if now - _swept >= IDLE:
-            stale = _sweep(now)
         kept = _idle.setdefault(connection.address, [])
-        if connection.in_step and len(kept) < PER_NODE:
-            kept.append((now, connection))
-        else:
-            stale.append(connection)
-    for old in stale:
-        old.close()
+        if connection.in_step and len(kept) < PER_NODE and _sweeping():
+            kept.append((time.monotonic(), connection))
+            stale = _oldest() if sum(map(len, _idle.values())) > IN_ALL else None
+    if stale is not None:
+        stale.close()
 
 
-def _sweep(now: float) -> list[Connection]:
-    """Take out what DataNodes have closed by now: sockets that nobody asks for again would stay open."""
-    global _swept
-    _swept = now
-    stale = []
-    for address, kept in list(_idle.items()):
-        while kept and now - kept[0][0] >= IDLE:
-            stale.append(kept.pop(0)[1])
-        if not kept:
-            del _idle[address]
-    return stale
+def _oldest() -> Connection:
+    kept = min((kept for kept in _idle.values() if kept), key=lambda kept: kept[0][0])
+    return kept.pop(0)[1]
+
+
+def _sweeping() -> bool:
+    """See to it that what is kept now will be closed. Under the lock; False where no thread can be had."""
+    global _sweeper
+    if _sweeper is None:
+        sweeper = threading.Thread(target=_sweep, name="bootseer-idle-connections", daemon=True)
+        try:
+            sweeper.start()
+        except RuntimeError:  # no more threads, or the end of the process
+            return False
+        _sweeper = sweeper
+    return True
+
+
+def _sweep() -> None:
+    """Close what DataNodes close by then themselves, until nothing is left."""
+    global _sweeper
+    while True:
+        with _changed:
+            now = time.monotonic()
+            stale = []
+            for address, kept in list(_idle.items()):
+                while kept and now - kept[0][0] >= IDLE:
+                    stale.append(kept.pop(0)[1])
+                if not kept:
+                    del _idle[address]
+            if not stale:
+                if not _idle:
+                    _sweeper = None
+                    return
+                _changed.wait(min(kept[0][0] for kept in _idle.values()) + IDLE - now)
+        for old in stale:
+            old.close()
 
 
 def clear() -> None:
@@ -93,8 +122,12 @@ def clear() -> None:
     with _lock:
         all_kept = [connection for kept in _idle.values() for _, connection in kept]
         _idle.clear()
+        _changed.notify_all()
     for connection in all_kept:
         connection.close()
+
+
+atexit.register(clear)
 
 
 def idle(address: Address) -> int:
