@@ -4,6 +4,8 @@ import contextlib
 import os
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -424,6 +426,20 @@ def test_a_forked_child_is_another_client():
         assert node.client_name == name
         ids = [call.header.client_id for call in server.calls]
         assert ids[0] == ids[2] != ids[1]
+
+
+ONE_CALL = """
+import sys
+from bootseer.hdfs.namenode import NameNode
+NameNode.connect("hdfs://127.0.0.1:" + sys.argv[1]).mkdirs("/a")
+"""
+
+
+def test_a_process_ends_without_a_word_about_open_connections():
+    with serving(yes) as (server, _):
+        command = [sys.executable, "-X", "dev", "-c", ONE_CALL, str(server.port)]
+        done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_configuration_is_read_without_the_lock_that_all_connections_need(monkeypatch):
