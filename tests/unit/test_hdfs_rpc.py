@@ -431,7 +431,8 @@ def test_a_forked_child_is_another_client():
 ONE_CALL = """
 import sys
 from bootseer.hdfs.namenode import NameNode
-NameNode.connect("hdfs://127.0.0.1:" + sys.argv[1]).mkdirs("/a")
+node = NameNode([("127.0.0.1", int(sys.argv[1]))], "ann")
+node.mkdirs("/a")
 """
 
 
