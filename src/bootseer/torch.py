@@ -78,6 +78,8 @@ def save(state: object, url: str, *, width: int = layout.WIDTH, unit: int = layo
     folder = url.endswith("/")
     fs, path = _place(url)
     saving = fs.save(path) if folder else None
+    if saving is None:
+        fs.refuse_committed(path)
 
     def attempt() -> None:
         with saving.create(STATE, width=width, unit=unit) if saving else fs.create(path, width=width, unit=unit) as out:

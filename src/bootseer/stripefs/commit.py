@@ -12,13 +12,15 @@ import msgspec
 from blake3 import blake3
 
 from bootseer.errors import DataError, NotFoundError, NotWritableError
+from bootseer.hdfs.client import split
 from bootseer.stripefs import layout
-from bootseer.stripefs.backend import Backend, Entry, exists, join, read_all
+from bootseer.stripefs.backend import Backend, Entry, clean, exists, join, open_backend, read_all
 from bootseer.stripefs.inorder import in_order
 from bootseer.stripefs.read import ChunkFile, open_file, read_pointer
 
 NAME = "COMMIT"
 _LINE = b"bootseer checkpoint 1\n"
+_OURS = b"bootseer checkpoint "
 _LIMIT = 256 << 20
 
 
@@ -89,6 +91,60 @@ def refuse_committed(backend: Backend, folder: str) -> None:
     """Raise `NotWritableError` when ``folder`` has a COMMIT."""
     if exists(backend, join(folder, NAME)):
         raise NotWritableError(f"checkpoint {folder or backend.url} has a COMMIT already", hint="save to a new folder")
+
+
+def above(backend: Backend, path: str) -> Iterator[tuple[Backend, str, str]]:
+    """The folders that hold ``path``, the nearest first, up to the root of the storage.
+
+    Each as (store, folder in it, ``path`` relative to the folder); the store is another one above the base of
+    ``backend``. Of storage by fsspec only the folders of the store itself: what is above may be no business of ours.
+    """
+    folder, rest = path, ""
+    while folder:
+        folder, _, name = folder.rpartition("/")
+        rest = join(name, rest)
+        yield backend, folder, rest
+    if backend.url.startswith("hdfs://"):
+        host, base = split(backend.url)
+        root = host
+    elif "://" not in backend.url:
+        root, base = "/", backend.url
+    else:
+        return
+    base = clean(base)
+    store = open_backend(root) if base else backend
+    while base:
+        base, _, name = base.rpartition("/")
+        rest = join(name, rest)
+        yield store, base, rest
+
+
+def nearest(backend: Backend, path: str) -> tuple[Backend, str, str, str] | None:
+    """What `above` says of the nearest folder with a COMMIT of ours, and the version of that; None for none."""
+    for store, folder, rest in above(backend, path):
+        name = join(folder, NAME)
+        try:
+            found = store.stat(name)
+            if not found.is_dir and read_all(store, name, limit=len(_OURS)) == _OURS:
+                return store, folder, rest, found.version
+        except NotFoundError:
+            continue
+    return None
+
+
+def shown(backend: Backend, path: str) -> str:
+    """``path`` with the place of its store, for messages about what may be outside of the store at hand."""
+    return f"{backend.url.rstrip('/')}/{path}".rstrip("/") or "/"
+
+
+def refuse_inside(backend: Backend, path: str) -> None:
+    """Raise `NotWritableError` when ``path`` is a checkpoint with COMMIT, or a file or folder in one."""
+    refuse_committed(backend, path)
+    if (found := nearest(backend, path)) is not None:
+        raise NotWritableError(
+            f"cannot write {path or backend.url}: checkpoint {shown(*found[:2])} has a COMMIT already",
+            hint="save to a new folder",
+        )
 
 
 def read(backend: Backend, folder: str) -> Commit:

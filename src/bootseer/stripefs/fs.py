@@ -203,7 +203,7 @@ class StripeFS:
                 return None  # gone since
 
         # side by side: a small file is read, to see whether it is a pointer
-        found_entries = parallel([lambda entry=entry: look(entry) for entry in entries])  # type: ignore[misc]
+        found_entries = parallel([lambda entry=entry: look(entry) for entry in entries], store=self.url)  # type: ignore[misc]
         return [stat for stat in found_entries if stat is not None]
 
     def files(self, path: str = "") -> list[str]:
@@ -259,8 +259,11 @@ class StripeFS:
         return begin(self.backend, path).commit(hint=hint)
 
     def refuse_committed(self, path: str) -> None:
-        """Raise `NotWritableError` when ``path`` is a complete checkpoint already; writing into it would break it."""
-        commit.refuse_committed(self.backend, clean(path))
+        """Raise `NotWritableError` when ``path`` is a committed checkpoint or in one: writing there would break it.
+
+        Also when the COMMIT is above the base of the store (not on storage by fsspec).
+        """
+        commit.refuse_inside(self.backend, clean(path))
 
     def checkpoint(self, path: str) -> Commit:
         """The manifest of the checkpoint at ``path``, compared with the files there.
@@ -270,28 +273,19 @@ class StripeFS:
         return commit.check(self.backend, clean(path))
 
     def committed_digest(self, path: str) -> str:
-        """BLAKE3 that the nearest COMMIT in the store beside or above the file at ``path`` says of it, "" for none.
+        """BLAKE3 that the nearest COMMIT beside or above the file at ``path`` says of it, "" for none.
 
-        `DataError` for a damaged COMMIT. Nothing is compared.
+        Also one above the base of the store (not on storage by fsspec). Nothing is compared. `DataError` for a damaged one.
         """
-        path = clean(path)
-        folder = path
-        while folder:
-            folder = folder.rpartition("/")[0]
-            try:
-                version = self.backend.stat(join(folder, commit.NAME)).version
-            except NotFoundError:
-                continue
-            seen = self._manifest  # one tuple, so that another thread's is seen whole
-            if seen[:2] != (folder, version):
-                found = commit.read(self.backend, folder)
-                seen = self._manifest = (
-                    folder,
-                    version,
-                    {join(folder, file.path): file.digest for file in found.files},
-                )
-            return seen[2].get(path, "")
-        return ""
+        if (found := commit.nearest(self.backend, clean(path))) is None:
+            return ""
+        store, folder, name, version = found
+        where = commit.shown(store, folder)
+        seen = self._manifest  # one tuple, so that another thread's is seen whole
+        if seen[:2] != (where, version):
+            files = commit.read(store, folder).files
+            seen = self._manifest = (where, version, {file.path: file.digest for file in files})
+        return seen[2].get(name, "")
 
     def latest(self, path: str = "") -> str:
         """Path of the newest complete checkpoint in the folder ``path``; `NotFoundError` when there is none."""

@@ -165,6 +165,7 @@ class StripeFileSystem(StripePaths):
             if mode not in ("wb", "xb", "ab"):
                 raise ValueError(f"a striped file cannot be opened with mode {mode!r}, only with rb, wb, xb and ab")
             key = self._new_key(path)
+            self.store.refuse_committed(key)
             shape = {"width": self.width, "unit": self.unit, **options}
             if mode == "ab":
                 writer = self.store.append(key, **shape)
@@ -280,6 +281,7 @@ class StripeFileSystem(StripePaths):
             if stat.path == self._key(path2):
                 return
             shape = {"width": stat.width or self.width, "unit": stat.unit or self.unit, "striped": stat.striped}
+            self.store.refuse_committed(self._new_key(path2))
             with self.store.create(self._new_key(path2), **{**shape, **kwargs}) as writer:
                 copy_into(self.store.backend, stat.path, writer)
 
@@ -299,6 +301,7 @@ class StripeFileSystem(StripePaths):
         if f"{target}/".startswith(f"{source}/"):
             raise ValueError(f"cannot move {source} into itself")
         with os_errors(path1):
+            self.store.refuse_committed(self._new_key(target))
             parent = self._new_key(target).rpartition("/")[0]
             self.store.stat(self._key(source))
             if parent:
