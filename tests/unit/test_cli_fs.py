@@ -347,3 +347,27 @@ def test_sizes_and_ages():
         "2 h",
         "2 d",
     ]
+
+
+def test_what_would_break_a_checkpoint_is_refused(run):
+    for name, data in (("ck", BIG), ("other", BIG[::-1])):
+        Path(name).mkdir()
+        Path(name, "model").write_bytes(data)
+    run("put", "ck", "run/step-1", "--commit")
+    run("put", "other", "run/step-2", "--commit")
+    run("put", "other/model", "run/m")
+    for args in (
+        ["put", "other", "run/step-1"],
+        ["put", "other/model", "run/step-1/"],
+        ["put", "other/model", "run/step-1/sub/new"],
+        ["cp", "run/step-2", "run/step-1"],
+        ["cp", "run/step-2/model", "run/step-1/model"],
+        ["mv", "run/m", "run/step-1/model"],
+    ):
+        done = run(*args)
+        assert (done.code, "has a COMMIT already" in done.error) == (73, True), args
+        assert run("verify", "run/step-1").code == 0
+    assert run("mv", "--force", "run/m", "run/step-1/model").code == 0
+    assert "changed after COMMIT" in run("stat", "run/step-1").out
+    assert run("cp", "--force", "run/step-2", "run/step-1").code == 0
+    assert run("verify", "run").code == 0

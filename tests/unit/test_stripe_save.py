@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.errors import NotWritableError
-from bootseer.stripefs import open_fs
+from bootseer.errors import DataError, NotWritableError
+from bootseer.stripefs import layout, open_fs
 from bootseer.stripefs.fs import StripeFS
+from bootseer.stripefs.fsspec_fs import StripeFileSystem
 from bootseer.stripefs.save import Save
+from bootseer.stripefs.transfer import copy_tree
 
 
 @pytest.fixture
@@ -56,3 +58,84 @@ def test_a_save_is_joined_only_where_there_is_one(fs):
     begun = fs.save("f")
     put(fs.save("f", epoch=begun.epoch), "a")
     assert [file.path for file in begun.commit().files] == ["a"]
+
+
+def checkpoint(fs: StripeFS, folder: str, seed: bytes, extra: str = "") -> None:
+    save = fs.save(folder)
+    put(save, "a", seed)
+    with save.create("conf") as out:
+        out.write(seed)
+    if extra:
+        put(save, extra, seed)
+    save.commit()
+
+
+def tree(fs: StripeFS) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in Path(fs.url).rglob("*") if path.is_file()}
+
+
+def test_a_copy_over_a_checkpoint_is_refused_before_its_first_file(fs):
+    checkpoint(fs, "A", b"a")
+    checkpoint(fs, "B", b"b")
+    before = tree(fs)
+    for flags in ({}, {"resume": True}):
+        with pytest.raises(NotWritableError, match="has a COMMIT already"):
+            copy_tree(fs, "A", fs, "B", **flags)
+        assert tree(fs) == before
+    copy_tree(fs, "A", fs, "B", force=True)
+    assert [file.digest for file in fs.checkpoint("B").files] == [file.digest for file in fs.checkpoint("A").files]
+    fs.verify("")
+
+
+def test_an_import_in_place_leaves_the_files_of_a_checkpoint_alone(fs):
+    folder = Path(fs.url, "ck")
+    folder.mkdir(parents=True)
+    folder.joinpath("model").write_bytes(b"m" * layout.PLAIN_BELOW)
+    fs.commit("ck")
+    folder.joinpath("later").write_bytes(b"l" * layout.PLAIN_BELOW)
+    made = copy_tree(fs, "ck", fs, "ck")
+    assert {copied.path: bool(copied.skipped) for copied in made} == {"ck/later": False, "ck/model": True}
+    fs.checkpoint("ck")
+    fs.verify("ck")
+
+
+def test_a_plain_file_that_is_not_what_was_committed_does_not_replace_a_good_copy(fs):
+    checkpoint(fs, "A", b"a")
+    copy_tree(fs, "A/conf", fs, "copy")
+    Path(fs.url, "A/conf").write_bytes(b"X")
+    with pytest.raises(DataError, match="does not have its digest"):
+        copy_tree(fs, "A/conf", fs, "copy")
+    assert Path(fs.url, "copy").read_bytes() == b"a"
+    assert not list(Path(fs.url).rglob(".tmp-*"))
+
+
+@pytest.mark.parametrize("base", ["", "A", "A/sub"])
+def test_a_commit_is_seen_from_any_base(fs, base):
+    save = fs.save("A")
+    with save.create("sub/conf") as out:
+        out.write(b"x")
+    digest = save.commit().files[0].digest
+    inner = open_fs(f"{fs.url}/{base}")
+    name = "A/sub/conf".removeprefix(base).strip("/")
+    assert inner.committed_digest(name) == digest
+    for path in (name, "A/sub/new".removeprefix(base).strip("/")):
+        with pytest.raises(NotWritableError, match="has a COMMIT already"):
+            inner.refuse_committed(path)
+    fs.refuse_committed("B/x")
+
+
+def test_fsspec_does_not_write_into_a_checkpoint(fs):
+    checkpoint(fs, "A", b"a")
+    put_outside = Path(fs.url, "x")
+    put_outside.write_bytes(b"x")
+    there = StripeFileSystem(url=fs.url)
+    for attempt in (
+        lambda: there.pipe_file("A/conf", b"y"),
+        lambda: there.pipe_file("A/sub/new", b"y"),
+        lambda: there.cp_file("x", "A/conf"),
+        lambda: there.mv("x", "A/conf"),
+        lambda: there.open("A/a", "ab").close(),
+    ):
+        with pytest.raises(PermissionError, match="has a COMMIT already"):
+            attempt()
+    fs.verify("A")

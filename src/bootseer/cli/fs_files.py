@@ -36,6 +36,8 @@ ShapeUnit = Annotated[
     int, typer.Option(parser=parse_size, metavar="SIZE", help="Stripe unit of the copies", show_default="as the source")
 ]
 
+Force = Annotated[bool, typer.Option("--force", help="Also into a checkpoint that has a COMMIT: that breaks it")]
+
 
 def register(app: typer.Typer) -> None:
     for verb, name in ((put, "put"), (get, "get"), (cp, "cp"), (import_, "import"), (ls, "ls"), (stat, "stat")):
@@ -50,6 +52,7 @@ def put(
     width: Width = 4,
     unit: Unit = 1 << 20,
     commit: Annotated[bool, typer.Option("--commit", help="Publish the folder as a checkpoint at the end")] = False,
+    force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Store a file, or every file of a folder; each appears whole or not at all.
@@ -72,6 +75,8 @@ def put(
         saving = fs.save(path)
     elif not local.is_dir():
         path = inside(fs, path, url, local.name)
+    if not commit and not force:
+        fs.refuse_committed(path)
     files = sorted(file for file in local.rglob("*") if file.is_file()) if local.is_dir() else [local]
     stored: list[dict[str, object]] = []
     before = (lambda _pointer: saving.check()) if saving else None
@@ -138,6 +143,7 @@ def cp(
     unit: ShapeUnit = 0,
     verify: Annotated[bool, typer.Option("--verify", help="Read each copy back before it is published")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Leave copies that have the same content")] = False,
+    force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Copy a file or folder within or between stores: real copies, with stripes of their own.
@@ -153,7 +159,8 @@ def cp(
     if src.url == dst.url and path == there:
         raise ConfigError("source and target are the same", hint="`bootseer fs import` makes a file striped in place")
     with progress_of_files(as_json) as report:
-        made = copy_tree(src, path, dst, there, width=width, unit=unit, verify=verify, resume=resume, progress=report)
+        flags = {"verify": verify, "resume": resume, "force": force}
+        made = copy_tree(src, path, dst, there, width=width, unit=unit, progress=report, **flags)
     _print_copied(target, made, "copied", as_json)
 
 
@@ -233,6 +240,7 @@ def stat(url: Url, as_json: Json = False) -> None:
 def mv(
     source: Annotated[str, typer.Argument(metavar="URL", help="File or folder to rename")],
     target: Annotated[str, typer.Argument(metavar="TARGET", help="New URL, in the same store")],
+    force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Rename a file or folder in one step. A striped file that changes its folder is copied and then removed."""
@@ -243,6 +251,8 @@ def mv(
         raise ConfigError("mv renames within one storage", hint="use `bootseer fs cp`, then `bootseer fs rm`")
     src.stat(path)
     there = inside(dst, there, target, path.rpartition("/")[2])
+    if path != there and not force:
+        src.refuse_committed(there)
     src.rename(path, there)
     if as_json:
         print_json({"url": source, "path": there})

@@ -9,11 +9,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
+from blake3 import blake3
 
 from bootseer import faults
 from bootseer.errors import DataError, NotFoundError, NotWritableError
 from bootseer.stripefs import commit, latest, layout
-from bootseer.stripefs.backend import Backend, join, read_all
+from bootseer.stripefs.backend import Backend, exists, join, read_all
 from bootseer.stripefs.layout import Pointer
 from bootseer.stripefs.read import ChunkFile, StripedFile, open_file, refuse_unfinished
 
@@ -41,12 +42,15 @@ class _Check:
         self._source, self._expected, self._backend = source, expected, backend
         self._target, self._verify = target, verify
         self.version = ""
+        self.plain = blake3()  # of what was read, when the copy is small enough to be stored plain
 
     def __call__(self, pointer: Pointer | None) -> None:
         faults.point("stripefs.copy.check")
         if self.version and self._backend.stat(self._target).version != self.version:
             raise NotWritableError(f"{self._target} was changed while it was imported", hint="run again")
         if pointer is None:
+            if self._expected and self.plain.hexdigest() != self._expected:
+                raise DataError(f"{self._source.path} does not have its digest", hint="restore it from a copy")
             return
         if pointer.digest != (self._expected or pointer.digest):
             raise DataError(f"{self._source.path} does not have its digest", hint="restore it from a copy")
@@ -68,6 +72,7 @@ def copy_file(
     unit: int = 0,
     verify: bool = False,
     resume: bool = False,
+    force: bool = False,
     progress: Progress | None = None,
 ) -> Copied:
     """Copy one file to ``target``, atomically; a file there is replaced.
@@ -75,12 +80,16 @@ def copy_file(
     ``width`` and ``unit``: those of the source when 0, and the defaults for a plain one. ``verify``: read the copy
     back before it is published. ``resume``: leave a copy that has the same content. ``target`` may be the plain file
     ``path`` itself: then it is replaced by a striped one, unless it was changed meanwhile. `NotWritableError` for a
-    plain file that its writer has not closed.
+    plain file that its writer has not closed, and without ``force`` for a ``target`` in a committed checkpoint. In
+    place, a file that a COMMIT lists is left as it is.
     """
     stat = src.stat(path)
     in_place = src.url == dst.url and path == target
     if in_place and (stat.striped or stat.size < layout.PLAIN_BELOW):
         why = "striped already" if stat.striped else "small files stay plain"
+        return Copied(path=target, size=stat.size, digest=stat.digest, striped=stat.striped, skipped=why)
+    if in_place and src.committed_digest(path):
+        why = "listed by a COMMIT as it is: import to another place"
         return Copied(path=target, size=stat.size, digest=stat.digest, striped=stat.striped, skipped=why)
     if not stat.striped:
         with open_file(src.backend, path) as file:
@@ -88,6 +97,8 @@ def copy_file(
     expected = stat.digest or src.committed_digest(path)
     if resume and not in_place and (there := _same(src, stat, expected, dst, target)):
         return there
+    if not in_place and not force:
+        dst.refuse_committed(target)
     with open_file(src.backend, path) as file:
         check = _Check(file, expected, dst.backend, target, verify)
         if in_place:
@@ -101,11 +112,11 @@ def copy_file(
                 piece = buffer[: min(_PIECE, file.size - offset)]
                 file.readinto(offset, piece)
                 out.write(piece)
+                if file.size < layout.PLAIN_BELOW:
+                    check.plain.update(piece)
                 if progress:
                     progress(offset + len(piece), file.size)
             written = out.finish()
-    if written.digest != (expected or written.digest):  # a plain one, which has no pointer to check before
-        raise DataError(f"{path} does not have the digest of its COMMIT", hint="restore it from a copy")
     if verify and not written.uuid and commit.digest_of(dst.backend, target) != written.digest:
         raise DataError(f"{target} reads other than it was written")
     return Copied(path=target, size=written.size, digest=written.digest, striped=bool(written.uuid))
@@ -121,36 +132,54 @@ def copy_tree(
     unit: int = 0,
     verify: bool = False,
     resume: bool = False,
+    force: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> list[Copied]:
     """`copy_file` for every file at or below ``path``; ``progress`` is called with (path, bytes done, bytes in all).
 
     A COMMIT speaks of the stripes of its own folder, so a copy gets one of its own: last, for each checkpoint below
-    ``path``, after its files were compared with the one of the source.
+    ``path``, after its files were compared with the one of the source. Before the first file `NotWritableError` when
+    files would go into a checkpoint with COMMIT; ``resume`` completes one that has the same content, ``force`` takes
+    the COMMIT of a checkpoint that is replaced away first.
     """
     if not src.stat(path).is_dir:
         report = (lambda done, total: progress(path, done, total)) if progress else None
-        options = {"width": width, "unit": unit}
-        return [copy_file(src, path, dst, target, verify=verify, resume=resume, progress=report, **options)]
+        flags = {"verify": verify, "resume": resume, "force": force}
+        return [copy_file(src, path, dst, target, width=width, unit=unit, progress=report, **flags)]
     in_place = src.url == dst.url and path == target
     if not in_place and src.url == dst.url and f"{target}/".startswith(f"{path}/" if path else ""):
         raise NotWritableError(f"cannot copy {path or src.url} into itself")
     done, checkpoints = [], []
-    for name in src.files(path):
+    names = src.files(path)
+    if not in_place:
+        _clear(src, path, dst, target, names, resume=resume, force=force)
+    for name in names:
         last = name.rpartition("/")[2]
         if last == commit.NAME and _is_checkpoint(src, name):
             checkpoints.append(name.rpartition("/")[0])
         elif last != latest.NAME or not latest.is_hint(read_all(src.backend, name, limit=64)):
             there = join(target, name.removeprefix(path).strip("/"))
-            done += copy_tree(
-                src, name, dst, there, width=width, unit=unit, verify=verify, resume=resume, progress=progress
-            )
+            flags = {"verify": verify, "resume": resume, "force": force}
+            done += copy_tree(src, name, dst, there, width=width, unit=unit, progress=progress, **flags)
     if in_place:
         return done
     for folder in sorted(checkpoints, key=lambda folder: (-folder.count("/"), folder)):
         there = join(target, folder.removeprefix(path).strip("/"))
         _commit(src, folder, dst, there, resume)
     return done
+
+
+def _clear(
+    src: StripeFS, path: str, dst: StripeFS, target: str, names: list[str], *, resume: bool, force: bool
+) -> None:
+    """Refuse a tree that would break a checkpoint before its first file; with ``force`` make that none first."""
+    for folder in sorted({name.rpartition("/")[0] for name in names}):
+        there = join(target, folder.removeprefix(path).strip("/"))
+        if force:
+            if join(folder, commit.NAME) in names and exists(dst.backend, join(there, commit.NAME)):
+                dst.remove(join(there, commit.NAME))
+        elif not resume:
+            dst.refuse_committed(there)
 
 
 def _is_checkpoint(fs: StripeFS, name: str) -> bool:
