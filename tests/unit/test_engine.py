@@ -10,7 +10,7 @@ import pytest
 from crc32c import crc32c
 
 from bootseer.errors import BootseerError, DataError, UnavailableError
-from bootseer.hdfs.replica_errors import UncheckedReplica
+from bootseer.hdfs.replica_errors import OwnLimit, UncheckedReplica
 from bootseer.stripefs.backend import DEADLINE, Piece
 from bootseer.stripefs.engine import Engine
 from bootseer.stripefs.tuning import Tuning
@@ -246,6 +246,23 @@ def test_no_datanode_at_all(hdfs, engine):
     assert nothing_under_way(engine)
     for node in hdfs.nodes.values():
         node.dead = False
+    engine.read(wanted.pieces)
+    assert wanted.right()
+
+
+def test_trouble_of_our_own_opens_no_breaker(hdfs, engine, caplog, monkeypatch):
+    wanted = Wanted(hdfs, striped(hdfs))
+
+    def no_socket(*args, **more):
+        raise OwnLimit("this process has too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hdfs, "read", no_socket)
+        with pytest.raises(OwnLimit, match="too many open files"):
+            engine.read(wanted.pieces)
+    assert nothing_under_way(engine)
+    assert "left alone" not in caplog.text
+    assert all(node.breaker.closed for node in engine.scheduler.nodes.values())
     engine.read(wanted.pieces)
     assert wanted.right()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import errno
 import os
+import resource
 import socket
 import threading
 import time
@@ -18,7 +19,7 @@ import weakref
 from bootseer.errors import UnavailableError
 from bootseer.hdfs.connection import Address, Connection, Transfer, name
 from bootseer.hdfs.deadline import Workers
-from bootseer.hdfs.replica_errors import Cancelled
+from bootseer.hdfs.replica_errors import Cancelled, OwnLimit
 
 IDLE = 4.0
 """Seconds after which a DataNode closes an idle connection (``dfs.datanode.socket.reuse.keepalive``)."""
@@ -28,6 +29,13 @@ PER_NODE = 8
 
 IN_ALL = 64
 """Idle connections kept to all DataNodes together."""
+
+_LIMITS = {
+    errno.ENFILE: "this machine has too many open files (fs.file-max)",
+    errno.ENOBUFS: "this machine has no memory left for sockets (net.ipv4.tcp_mem)",
+    errno.ENOMEM: "this machine has no memory left for sockets (net.ipv4.tcp_mem)",
+    errno.EADDRNOTAVAIL: "this machine has no free port left to connect from (net.ipv4.ip_local_port_range)",
+}
 
 _idle: dict[Address, list[tuple[float, Connection]]] = {}
 _lock = threading.Lock()
@@ -138,8 +146,8 @@ def idle(address: Address) -> int:
 
 def connect(address: Address, until: float, transfer: Transfer) -> Connection:
     """A new connection, its turn begun. Raises `OSError` (`TimeoutError` past ``until``), `Cancelled`."""
-    problem: OSError = OSError(errno.EADDRNOTAVAIL, "no address")
-    for family, where in _resolve(address, until):
+    problem: OSError = OSError(errno.EHOSTUNREACH, "no address")
+    for family, where in resolve(address, until):
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
             transfer.attach(sock)
@@ -168,20 +176,41 @@ def connect(address: Address, until: float, transfer: Transfer) -> Connection:
     raise problem
 
 
-def _resolve(address: Address, until: float) -> list[tuple[int, tuple[str, int] | tuple[str, int, int, int]]]:
+def resolve(address: Address, until: float) -> list[tuple[int, tuple[str, int] | tuple[str, int, int, int]]]:
+    """(address family, socket address) of each way to ``address``. Raises `OSError` (`TimeoutError` past ``until``)."""
     host, port = address[0].strip("[]"), address[1]
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     except socket.gaierror:
         # a name: the resolver has timeouts of its own, longer than ours
         left = max(until - time.monotonic(), 0.001)
-        found = _resolvers.call(lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM), left)
+        try:
+            found = _resolvers.call(lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM), left)
+        except UnicodeError:
+            raise _no_name() from None
+    except UnicodeError:  # an empty or too long part between dots
+        raise _no_name() from None
     return [(family, where) for family, _, _, _, where in found]  # type: ignore[misc]
+
+
+def _no_name() -> OSError:
+    return socket.gaierror(socket.EAI_NONAME, "that is no host name")
+
+
+def own_limit(exc: OSError) -> str:
+    """What this process or machine ran out of, "" when ``exc`` says something of the other side."""
+    if isinstance(exc, socket.gaierror):
+        return ""  # numbers of another kind
+    if exc.errno == errno.EMFILE:
+        return f"this process has too many open files (its limit is {resource.getrlimit(resource.RLIMIT_NOFILE)[0]})"
+    return _LIMITS.get(exc.errno or 0, "")
 
 
 def unavailable(address: Address, exc: Exception, doing: str, seconds: float) -> UnavailableError:
     """One line for a failure of the connection while ``doing`` (a phrase such as ``"read block 7"``)."""
     what = f"cannot {doing} from DataNode {name(address)}"
+    if isinstance(exc, OSError) and (limit := own_limit(exc)):
+        return OwnLimit(f"{what}: {limit}", hint="raise that limit, or read less at once")
     if isinstance(exc, TimeoutError) and exc.errno is None:
         return UnavailableError(f"{what}: no answer within {seconds:.3g} s", hint="check that it runs and is reachable")
     if isinstance(exc, OSError):

@@ -25,11 +25,11 @@ from google.protobuf.message import DecodeError
 from bootseer.errors import BootseerError, UnavailableError
 from bootseer.hdfs.checksum import CRC32, CRC32C, SIZE, Chunks
 from bootseer.hdfs.connection import Connection, Transfer, name
+from bootseer.hdfs.operations import READ_BLOCK, delimited, operation, prefix
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.records import Located
 from bootseer.hdfs.replica_errors import CorruptReplica, StaleReplica, UncheckedReplica
 
-_VERSION, _READ_BLOCK = 28, 81
 _SUCCESS, _CHECKSUM_OK, _BAD_TOKEN = 0, 6, 5
 _STATUS = {1: "ERROR", 2: "ERROR_CHECKSUM", 3: "ERROR_INVALID", 4: "ERROR_EXISTS", 5: "ERROR_ACCESS_TOKEN"}
 
@@ -108,7 +108,8 @@ class Packets:
         while self._take(head):
             head = self._batch()
         try:
-            self._connection.send(_delimited(wire.ReadStatus(status=_CHECKSUM_OK if self._verify else _SUCCESS)))
+            status = wire.ReadStatus(status=_CHECKSUM_OK if self._verify else _SUCCESS)
+            self._connection.send(delimited(status.SerializeToString()))
         except OSError:  # the bytes are there and checked: only the connection is lost
             return False
         return True
@@ -121,12 +122,12 @@ class Packets:
             length=self._end - self._begin,
             send_checksums=self._verify,
         )
-        return struct.pack(">HB", _VERSION, _READ_BLOCK) + _delimited(request)
+        return operation(READ_BLOCK, request.SerializeToString())
 
     def _answer(self) -> None:
         raw = self._connection.some(_ANSWER)
         self.answered = True
-        while (found := _varint(raw)) is None or len(raw) < sum(found):
+        while (found := self._length(raw)) is None or len(raw) < sum(found):
             if len(raw) >= _MOST or (found and found[1] > 1 << 20):
                 raise Nonsense("its answer is too long")
             raw += self._connection.some(_ANSWER)
@@ -141,6 +142,12 @@ class Packets:
         if not answer.HasField("read_checksum"):
             raise Nonsense("its answer lacks the checksum's type")
         self._agree(answer.read_checksum)
+
+    def _length(self, raw: bytes) -> tuple[int, int] | None:
+        try:
+            return prefix(raw)
+        except ValueError:
+            raise Nonsense("its answer makes no sense") from None
 
     def _refused(self, answer: wire.BlockOpResponse) -> BootseerError:
         text = f"DataNode {name(self._connection.address)}, block {self._located.block.id}: "
@@ -272,24 +279,3 @@ class Packets:
         if at < stop:
             pieces.append(memoryview(bytearray(stop - at)))
         return pieces
-
-
-def _delimited(message: wire.ReadBlock | wire.ReadStatus) -> bytes:
-    """The message after its length, as Hadoop writes messages to a stream."""
-    data = message.SerializeToString()
-    left, prefix = len(data), b""
-    while left > 0x7F:
-        prefix, left = prefix + bytes([left & 0x7F | 0x80]), left >> 7
-    return prefix + bytes([left]) + data
-
-
-def _varint(raw: bytes) -> tuple[int, int] | None:
-    """(bytes of the number, number) at the beginning of ``raw``; None when more bytes are needed."""
-    value = 0
-    for i, byte in enumerate(raw[:5]):
-        value |= (byte & 0x7F) << 7 * i
-        if byte < 0x80:
-            return i + 1, value
-    if len(raw) >= 5:
-        raise Nonsense("its answer makes no sense")
-    return None

@@ -35,6 +35,11 @@ class CorruptReplica(DataError):
         self.offset = offset
 
 
+class OwnLimit(UnavailableError):
+    """This process or machine has no socket to ask with: too many open files, no free port. Says nothing of the
+    DataNode."""
+
+
 class Cancelled(BootseerError):
     """The read was cancelled by its owner; how much of the caller's memory it has written is not known."""
 

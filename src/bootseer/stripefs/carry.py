@@ -11,7 +11,7 @@ from typing import Protocol, cast
 
 from bootseer.errors import BootseerError, DataError
 from bootseer.hdfs.records import DataNode, Located
-from bootseer.hdfs.replica_errors import Cancelled, CorruptReplica, StaleReplica, UncheckedReplica
+from bootseer.hdfs.replica_errors import Cancelled, CorruptReplica, OwnLimit, StaleReplica, UncheckedReplica
 from bootseer.stripefs.backend import DEADLINE
 from bootseer.stripefs.direct import Views, spot, views
 from bootseer.stripefs.tuning import SLOWEST
@@ -92,6 +92,8 @@ def carry(attempt: Attempt, transport: Transport) -> tuple[Outcome, BootseerErro
             views(attempt.run.lane).check(parts, attempt.run.first)
     except Cancelled:
         return Outcome.CANCELLED, None
+    except OwnLimit as exc:
+        return Outcome.UNASKED, exc
     except StaleReplica as exc:
         return Outcome.REFUSED, exc
     except UncheckedReplica as exc:

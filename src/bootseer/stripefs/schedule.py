@@ -330,7 +330,7 @@ class Scheduler:
         node = attempt.node
         if outcome is Outcome.FAILED:
             self._node_failed(node, now, str(error), hard=attempt.kind == "probe" or not attempt.received)
-        elif outcome is Outcome.CANCELLED:
+        elif outcome in (Outcome.CANCELLED, Outcome.UNASKED):
             if attempt.kind == "probe":
                 node.breaker.forget_probe(now)
         else:  # it answers

@@ -30,6 +30,8 @@ class Outcome(enum.Enum):
     CANCELLED = "cancelled"
     FAILED = "failed"
     """The DataNode did not answer, or broke off."""
+    UNASKED = "not asked"
+    """This process had no socket to ask it with."""
     REFUSED = "refused"
     """It answers, but not with this replica: the block is gone, or the token is old."""
     UNCHECKED = "without checksums"

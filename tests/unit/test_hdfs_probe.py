@@ -1,0 +1,100 @@
+"""Which DataNodes answer: silence is told from refusal, from trouble of our own and from a connection to ourselves."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from bootseer.errors import UnavailableError
+from bootseer.hdfs import connections, datanode, probe
+from bootseer.hdfs.proto import hdfs_pb2 as wire
+from bootseer.hdfs.records import DataNode
+from bootseer.hdfs.replica_errors import OwnLimit
+from bootseer.testing.fakedatanode import FakeBlock, FakeDataNode, refused
+
+NOBODY = "x" * 64 + ".example"
+
+
+def node(name: str, address: tuple[str, int]) -> DataNode:
+    return DataNode(name, *address)
+
+
+@pytest.fixture
+def frozen() -> Iterator[DataNode]:
+    """Its kernel accepts connections, nobody answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield node("frozen", listener.getsockname())
+
+
+def test_who_answers_and_who_does_not(frozen):
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        dead = node("dead", closed.getsockname())
+    named = node("named", ("localhost", 0))
+    with FakeDataNode(lambda request: [refused(3, "no such block"), None]) as fake:
+        named = node("named", ("localhost", fake.node.port))
+        nodes = [fake.node, frozen, dead, node("unknown", (NOBODY, 1)), named]
+        began = time.monotonic()
+        assert probe.silent(nodes, "pool", seconds=0.5) == (1, 2, 3)
+        assert time.monotonic() - began < 10
+        assert [request.header.base.block.pool for request in fake.requests] == ["pool", "pool"]
+
+
+def test_a_connection_to_itself_is_no_answer(monkeypatch):
+    def itself(node: DataNode, until: float) -> socket.socket:
+        sock = socket.socket()
+        sock.bind(("127.0.0.1", 0))
+        sock.setblocking(False)
+        sock.connect_ex(sock.getsockname())
+        return sock
+
+    monkeypatch.setattr(probe, "_begin", itself)
+    assert probe.silent([node("a", ("127.0.0.1", 1))], "pool", seconds=2.0) == (0,)
+
+
+@pytest.mark.parametrize(
+    ("number", "limit"),
+    [
+        (errno.EMFILE, r"this process has too many open files \(its limit is \d+\)"),
+        (errno.ENFILE, r"fs\.file-max"),
+        (errno.ENOBUFS, r"tcp_mem"),
+        (errno.EADDRNOTAVAIL, r"ip_local_port_range"),
+    ],
+)
+def test_trouble_of_our_own_says_nothing_of_a_datanode(monkeypatch, frozen, caplog, number, limit):
+    block, parts = FakeBlock(bytes(10)), [memoryview(bytearray(10))]
+
+    def none(*args: object) -> socket.socket:
+        raise OSError(number, "words")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "socket", none)
+        with pytest.raises(OwnLimit, match=rf"cannot read block 7 at 0 from DataNode 127.0.0.1:\d+: .*{limit}"):
+            datanode.read(frozen, block.located, 0, parts, deadline=1.0, verify=True)
+        assert probe.silent([frozen], "pool", seconds=0.2) == ()
+    assert "cannot ask DataNode 127.0.0.1" in caplog.text
+    assert probe.silent([frozen], "pool", seconds=0.2) == (0,)
+
+
+@pytest.mark.parametrize("host", [NOBODY, "a..b", "no.such.host.invalid"])
+def test_what_is_no_host_name_is_one_line(host):
+    block, parts = FakeBlock(bytes(10)), [memoryview(bytearray(10))]
+    with pytest.raises(UnavailableError, match=f"from DataNode {host}:1: .") as caught:
+        datanode.read(DataNode("a", host, 1), block.located, 0, parts, deadline=10.0, verify=True)
+    assert "\n" not in str(caught.value)
+    assert not connections.own_limit(socket.gaierror(socket.EAI_NONAME, "unknown"))
+
+
+@pytest.mark.parametrize("length", [0, 1, 127, 128, 300, 1 << 21])
+def test_lengths_of_messages(length):
+    from bootseer.hdfs.operations import delimited, prefix
+
+    raw = delimited(bytes(length))
+    assert prefix(raw) == (len(raw) - length, length)
+    assert prefix(raw[: len(raw) - length - 1]) is None
+    with pytest.raises(ValueError, match="no length"):
+        prefix(b"\xff" * 5)
+    assert wire.ReadStatus.FromString(delimited(wire.ReadStatus(status=6).SerializeToString())[1:]).status == 6
