@@ -145,7 +145,7 @@ class FolderBackend:
             raise self._error(exc, "open", path) from None
 
     def read_many(self, pieces: Sequence[Piece]) -> None:
-        read_each(pieces)
+        read_each(pieces, store=self.url)
 
     def create(self, path: str, *, placement: Placement | None = None) -> _Sink:
         target = self._path(path)

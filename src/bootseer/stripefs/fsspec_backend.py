@@ -208,7 +208,7 @@ class FsspecBackend:
         )
 
     def read_many(self, pieces: Sequence[Piece]) -> None:
-        read_each(pieces)
+        read_each(pieces, store=self.url)
 
     def create(self, path: str, *, placement: Placement | None = None) -> Sink:
         if not self._objects():

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from bootseer import hdfs
 from bootseer.errors import DataError
 from bootseer.stripefs.backend import DEADLINE
+from bootseer.stripefs.tuning import SLOWEST
 
 _PIECE = 4 << 20
 READERS = 4
@@ -47,7 +48,8 @@ class NativeSource:
         return made
 
     def readinto(self, offset: int, parts: Sequence[memoryview]) -> None:
-        data = memoryview(self._reader().read(offset, sum(map(len, parts)), deadline=DEADLINE))
+        size = sum(map(len, parts))
+        data = memoryview(self._reader().read(offset, size, deadline=DEADLINE + size / SLOWEST))
         position = 0
         for part in parts:
             part[:] = data[position : position + len(part)]

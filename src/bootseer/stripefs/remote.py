@@ -173,7 +173,7 @@ class HdfsBackend:
             for source in sources.values():
                 source.check()
         if others:
-            read_each(others)
+            read_each(others, store=self.url)
 
     def create(self, path: str, *, placement: Placement | None = None) -> Sink:
         if (namenode := self._namenode()) is not None:
