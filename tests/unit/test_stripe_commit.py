@@ -1,6 +1,7 @@
 """COMMIT: what makes a folder a checkpoint, and which is the newest."""
 
 import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -163,3 +164,32 @@ def test_hidden_names_are_not_listed(fs):
     (Path(fs.url) / "step-1/.tmp-left").write_bytes(b"")
     assert [stat.path for stat in fs.ls("step-1")] == ["step-1/COMMIT", "step-1/state.pt", "step-1/sub"]
     assert fs.files("") == ["LATEST", "step-1/COMMIT", "step-1/state.pt", "step-1/sub/config.json"]
+
+
+@pytest.mark.parametrize("how", ["one", "all", "short"])
+def test_a_checkpoint_without_its_stripes_is_not_complete(fs, how):
+    save(fs, "step-1")
+    save(fs, "step-2")
+    stripes = Path(fs.url, "step-2/.bsx")
+    last = next(stripes.glob("*.0"))
+    if how == "one":
+        last.unlink()
+    elif how == "all":
+        shutil.rmtree(stripes)
+    else:
+        last.write_bytes(last.read_bytes()[:-1])
+    with pytest.raises(DataError, match="lacks its stripe" if how != "short" else "bytes of"):
+        fs.checkpoint("step-2")
+    assert fs.latest("") == "step-1"
+
+
+def test_the_stripes_of_a_folder_are_listed_once(fs, monkeypatch):
+    for name in "abc":
+        with fs.create(f"step-1/{name}", striped=True, unit=4096, width=2) as out:
+            out.write(b"x" * 20000)
+    fs.commit("step-1")
+    listed = []
+    real = type(fs.backend).list
+    monkeypatch.setattr(type(fs.backend), "list", lambda self, path: listed.append(path) or real(self, path))
+    fs.checkpoint("step-1")
+    assert listed == ["step-1/.bsx"]

@@ -16,6 +16,7 @@ from bootseer.hdfs.client import split
 from bootseer.stripefs import layout
 from bootseer.stripefs.backend import Backend, Entry, clean, exists, join, open_backend, read_all
 from bootseer.stripefs.inorder import in_order
+from bootseer.stripefs.layout import Pointer
 from bootseer.stripefs.read import ChunkFile, open_file, read_pointer
 
 NAME = "COMMIT"
@@ -164,8 +165,12 @@ def read(backend: Backend, folder: str) -> Commit:
 
 
 def check(backend: Backend, folder: str) -> Commit:
-    """`read`, and compare size and uuid of every listed file with what is there (contents are not read)."""
+    """`read`, and compare size and uuid of every listed file, and the lengths of its stripes, with what is there.
+
+    Contents are not read. Each folder of stripes is listed once.
+    """
     found = read(backend, folder)
+    lists: dict[str, dict[str, int]] = {}
     for file in found.files:
         path = join(folder, file.path)
         try:
@@ -175,4 +180,24 @@ def check(backend: Backend, folder: str) -> Commit:
             raise DataError(f"checkpoint {folder} lacks {file.path}", hint="use `bootseer fs latest`") from None
         if (size, pointer.uuid if pointer else "") != (file.size, file.uuid):
             raise DataError(f"{path} was changed after COMMIT", hint="use `bootseer fs latest`")
+        if pointer is not None:
+            _check_stripes(backend, path, pointer, lists)
     return found
+
+
+def _check_stripes(backend: Backend, path: str, pointer: Pointer, lists: dict[str, dict[str, int]]) -> None:
+    """Compare the stripes that ``pointer`` names with what its folder lists; ``lists`` keeps what was listed."""
+    for index in range(pointer.width):
+        where, _, name = pointer.stripe_path(path, index).rpartition("/")
+        if where not in lists:
+            try:
+                lists[where] = {entry.name: entry.size for entry in backend.list(where)}
+            except NotFoundError:
+                lists[where] = {}
+        size, expected = lists[where].get(name), pointer.geometry.stripe_length(index)
+        if size is None:
+            raise DataError(f"{path} lacks its stripe {join(where, name)}", hint="use `bootseer fs latest`")
+        if size != expected:
+            raise DataError(
+                f"stripe {join(where, name)} of {path} has {size} bytes of {expected}", hint="use `bootseer fs latest`"
+            )
