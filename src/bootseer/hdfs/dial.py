@@ -75,5 +75,6 @@ def _resolve(
                 lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM),  # type: ignore[return-value,arg-type]
                 left(until),
             )
-    except ValueError as exc:  # an empty label, or one that is too long (UnicodeError)
-        raise ConfigError(f"{host!r} cannot be the name of a host: {exc}") from None
+    except UnicodeError:
+        hint = "what stands between two dots has 1 to 63 characters"
+        raise ConfigError(f"{host!r} cannot be the name of a host", hint=hint) from None
