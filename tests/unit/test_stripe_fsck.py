@@ -383,3 +383,33 @@ def test_a_repair_says_what_it_cannot_do(fs):
     assert "no repair" in made.failed
     with pytest.raises(DataError):
         repair._mend(fs.backend, odd)
+
+
+def test_a_repair_does_not_replace_what_was_written_while_it_read(fs, monkeypatch):
+    write(fs, "f")
+    flip(local(fs, "f"), 40)
+    report = fs.fsck()
+    real = rebuild.check_content
+
+    def check_content(*args):
+        digest = real(*args)
+        write(fs, "f", b"newer")
+        return digest
+
+    monkeypatch.setattr(rebuild, "check_content", check_content)
+    (made,) = fs.repair(report)
+    assert "was written since it was checked" in made.failed
+    assert content(fs, "f") == b"newer"
+    assert not list(local(fs, "").glob(".tmp-*"))
+
+
+@pytest.mark.parametrize("offset", [40, 60, -5])
+def test_a_version_over_a_damaged_one_is_the_newer_one(fs, offset):
+    for _ in range(3):
+        write(fs, "f")
+    pointer = local(fs, "f")
+    flip(pointer, offset % pointer.stat().st_size)
+    write(fs, "f", b"newer")
+    assert kinds(fs) == ["unreferenced-stripes"]  # and no pointer that was lost
+    assert fs.repair(fs.fsck()) == []
+    assert content(fs, "f") == b"newer"

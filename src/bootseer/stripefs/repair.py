@@ -9,7 +9,7 @@ import msgspec
 from bootseer import faults
 from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError
 from bootseer.stripefs import commit, latest, layout, namespace, rebuild, survey
-from bootseer.stripefs.backend import Backend, exists, join
+from bootseer.stripefs.backend import Backend, exists, join, read_all
 from bootseer.stripefs.fsck import Finding, Report
 from bootseer.stripefs.layout import Pointer
 
@@ -60,6 +60,7 @@ def _mend(backend: Backend, finding: Finding) -> str:
 
 def _rebuild(backend: Backend, path: str, uuid: str, *, damaged: bool) -> str:
     parent, _, name = path.rpartition("/")
+    text = _text(backend, path)  # before the look that says it is damaged
     folder = survey.folder(backend, parent)
     if folder.owners(uuid) or (name in folder.entries) != damaged or (damaged and name not in folder.damaged):
         raise DataError(f"{path} has changed since it was checked", hint="run fsck again")
@@ -71,6 +72,9 @@ def _rebuild(backend: Backend, path: str, uuid: str, *, damaged: bool) -> str:
     tmp = join(parent, f"{layout.TEMPORARY}{uuid}")
     namespace.write_small(backend, tmp, layout.encode_pointer(pointer))
     faults.point("stripefs.repair.rename")
+    if damaged and _text(backend, path) != text:  # reading the content took its time
+        backend.delete(tmp)
+        raise DataError(f"{path} was written since it was checked", hint="run fsck again")
     try:
         backend.rename(tmp, path, overwrite=damaged)
     except FileExistsError:
@@ -79,16 +83,22 @@ def _rebuild(backend: Backend, path: str, uuid: str, *, damaged: bool) -> str:
     return f"rebuilt it from {folder.store}/{uuid}: {pointer.size} bytes, every chunk checked"
 
 
+def _text(backend: Backend, path: str) -> bytes:
+    """What is at ``path``, as far as a pointer may go; b"" for nothing."""
+    try:
+        return read_all(backend, path, limit=layout.MAX_TEXT + 1)
+    except NotFoundError:
+        return b""
+
+
 def _committed_digest(backend: Backend, path: str) -> str:
-    folder = path
-    while folder:
-        folder = folder.rpartition("/")[0]
-        try:
-            files = commit.read(backend, folder).files
-        except (DataError, NotFoundError):
-            continue
-        return next((file.digest for file in files if join(folder, file.path) == path), "")
-    return ""
+    if (found := commit.nearest(backend, path)) is None:
+        return ""
+    try:
+        files = commit.read(*found[:2]).files
+    except (DataError, NotFoundError):
+        return ""
+    return next((file.digest for file in files if file.path == found[2]), "")
 
 
 def _intact(backend: Backend, path: str) -> Pointer:

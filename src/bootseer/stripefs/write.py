@@ -13,6 +13,7 @@ import contextlib
 import logging
 import os
 import queue
+import re
 import threading
 import time
 import uuid
@@ -181,8 +182,9 @@ class StripeWriter:
         self._temporary: Sink | None = None
         self._before = before
         self._existed = True
+        self._damaged_epoch = 0
         self._old = self._current()
-        self._epoch = self._old.epoch + 1 if self._old else 1
+        self._epoch = (self._old.epoch if self._old else self._damaged_epoch) + 1
         self._stripes: list[_Stripe] = []
         self._striped = striped
         # what is not written yet: less than a chunk, or the whole content as long as it may become a plain file
@@ -203,7 +205,26 @@ class StripeWriter:
             return None
         except DataError as exc:
             _log.warning("replacing %s: %s", self.path, exc)
+            if self._temporary is None:
+                self._damaged_epoch = self._epoch_of_damaged()
             return None
+
+    def _epoch_of_damaged(self) -> int:
+        """The epoch of the damaged pointer at the path, as far as it can still be made out: in it or in a header.
+
+        With a smaller one the new version would look older than the stripes that are left of the damaged one.
+        """
+        said: list[int] = []
+        try:
+            text = read_all(self._backend, self.path, limit=layout.MAX_TEXT)
+            said += [int(found) for found in re.findall(rb'"epoch":([0-9]{1,18})\b', text)]
+            for name in re.findall(rb'"uuid":"([0-9a-f]{32})"', text):
+                path = join(self._parent, layout.FOLDER, f"{name.decode()}.0")
+                header = read_all(self._backend, path, limit=layout.HEADER_SIZE)
+                said.append(layout.decode_header(header, path).epoch)
+        except (DataError, NotFoundError):
+            pass
+        return max(said, default=0)
 
     def _is_folder(self) -> bool:
         try:
