@@ -2,11 +2,12 @@
 
 Read as Hadoop's own clients do: from ``HADOOP_CONF_DIR``, else ``$HADOOP_HOME/etc/hadoop``. Keys:
 ``dfs.ha.namenodes.<service>`` and ``dfs.namenode.rpc-address.<service>.<namenode>``; without the first (federation
-without high availability) ``dfs.namenode.rpc-address.<service>``.
+without high availability) ``dfs.namenode.rpc-address.<service>``. What the site says of DataNodes is read here, too.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import xml.etree.ElementTree as xml
 from pathlib import Path
@@ -30,6 +31,22 @@ def addresses(service: str) -> tuple[tuple[str, int], ...]:
     names = found.get(f"dfs.ha.namenodes.{service}", "")
     keys = [f"{key}.{name.strip()}" for name in names.split(",") if name.strip()] or [key]
     return tuple(_address(found.get(each, ""), each, folder) for each in keys)
+
+
+def by_hostname() -> bool:
+    """Whether DataNodes are reached by their names only (``dfs.client.use.datanode.hostname``). `ConfigError`.
+
+    Where their addresses are those of a network of their own. Read once per folder of settings, as Hadoop does.
+    """
+    return (folder := _folder()) is not None and _by_hostname(folder)
+
+
+@functools.cache
+def _by_hostname(folder: Path) -> bool:
+    found: dict[str, str] = {}
+    for name in ("core-site.xml", "hdfs-site.xml"):
+        found |= _read(folder / name)
+    return found.get("dfs.client.use.datanode.hostname", "").lower() == "true"
 
 
 def _folder() -> Path | None:

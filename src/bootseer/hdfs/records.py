@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from bootseer.hdfs import nameservice
+from bootseer.hdfs.connection import name
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 
 # of Hadoop's own policies the NameNode tells the number only (SystemErasureCodingPolicies)
@@ -30,13 +32,15 @@ class DataNode:
 
     @property
     def address(self) -> str:
-        """Where it transfers data: ``host:port``."""
-        return f"{self.host}:{self.port}"
+        """Where it transfers data: ``host:port``, with brackets around an IPv6 address."""
+        return name((self.host, self.port))
 
     @classmethod
     def of(cls, message: wire.NodeInfo) -> DataNode:
+        """`ConfigError` for a damaged site file, which may say that DataNodes are reached by their names."""
         id = message.id
-        return cls(id.uuid, id.address, id.transfer_port, message.location, message)
+        host = id.hostname if nameservice.by_hostname() and id.hostname else id.address
+        return cls(id.uuid, host, id.transfer_port, message.location, message)
 
 
 class Block(NamedTuple):
@@ -67,7 +71,7 @@ class Located:
     block: Block
     offset: int
     nodes: tuple[DataNode, ...]
-    token: wire.Token
+    token: wire.Token = field(repr=False)  # it has a password
     corrupt: bool = False
     storage_types: tuple[int, ...] = ()
     storage_ids: tuple[str, ...] = ()
