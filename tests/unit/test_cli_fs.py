@@ -206,7 +206,7 @@ def test_fsck_and_gc(run):
     run("put", "big", "store/a")
     assert run("fsck", "store").out == "1 folder, 1 file: 0 errors, 0 of garbage\n"
     Path("store/a").unlink()
-    Path("store/.tmp-left").write_bytes(b"12345")
+    Path("store/.tmp-" + "ab" * 16).write_bytes(b"12345")
     done = run("fsck", "store")
     assert done.code == 65
     assert done.error == "store has errors: store/a: lost-pointer; run again with --repair"
@@ -218,7 +218,7 @@ def test_fsck_and_gc(run):
     assert "0 of 1 pieces of garbage removed" in run("gc", "store").out
     assert "1 of 1 pieces of garbage would be removed" in run("gc", "store", "--age", "0", "--dry-run").out
     assert run("gc", "store", "--age", "0", "--json").json["bytes"] == 5
-    assert not Path("store/.tmp-left").exists()
+    assert not Path("store/.tmp-" + "ab" * 16).exists()
     next(Path("store/.bsx").glob("*.0")).unlink()
     done = run("fsck", "store", "--repair", "--json")
     assert (done.code, done.json["repairs"]) == (65, [])
@@ -331,7 +331,7 @@ def test_the_whole_command(tmp_path):
     assert (done.returncode, done.stdout) == (66, "")
     assert done.stderr == f"bootseer: no file or folder none in {tmp_path}\n"
     (tmp_path / "store").mkdir()
-    (tmp_path / "store/.tmp-x").write_bytes(b"")
+    (tmp_path / f"store/.tmp-{'ab' * 16}").write_bytes(b"")
     done = call("gc", "store", "--age", "0", "--json")
     assert (done.returncode, json.loads(done.stdout)["removed"], done.stderr) == (0, 1, "")
 

@@ -413,3 +413,19 @@ def test_a_version_over_a_damaged_one_is_the_newer_one(fs, offset):
     assert kinds(fs) == ["unreferenced-stripes"]  # and no pointer that was lost
     assert fs.repair(fs.fsck()) == []
     assert content(fs, "f") == b"newer"
+
+
+def test_hidden_names_are_the_stores_alone(fs):
+    write(fs, "f")
+    for path in (".tmp-notes", ".bsx/x", "d/.tmp-notes/x", "d/.bsx"):
+        with pytest.raises(ConfigError, match="the store's own"):
+            fs.create(path)
+        with pytest.raises(ConfigError, match="the store's own"):
+            fs.rename("f", path)
+    local(fs, ".tmp-notes").write_bytes(b"mine")
+    local(fs, ".tmp-dir").mkdir()
+    local(fs, ".tmp-dir/x").write_bytes(b"mine")
+    assert fs.gc(age=0) == []
+    assert [(finding.kind, finding.level) for finding in fs.fsck().findings] == [("unknown-file", "note")] * 2
+    fs.commit("")
+    assert local(fs, ".tmp-notes").read_bytes() == b"mine"

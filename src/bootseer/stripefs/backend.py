@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from bootseer.errors import ConfigError, NotFoundError
+from bootseer.stripefs import layout
 
 if TYPE_CHECKING:
     from bootseer.hdfs.placement import Placement
@@ -160,12 +161,19 @@ def clean(path: str) -> str:
 
 
 def clean_new(path: str) -> str:
-    """`clean` for a file that is to be written: `ConfigError` for a name that is not UTF-8 too."""
+    """`clean` for what is to be written: `ConfigError` too for names that are not UTF-8, or the store's own."""
     try:
         path.encode()
     except UnicodeEncodeError:
         raise ConfigError(f"bad path {path!r} in a striped store: names are UTF-8", hint="rename the file") from None
-    return clean(path)
+    path = clean(path)
+    for part in path.split("/"):
+        if part == layout.FOLDER or part.startswith(layout.TEMPORARY):
+            raise ConfigError(
+                f"bad path {path!r}: names {layout.FOLDER} and {layout.TEMPORARY}* are the store's own",
+                hint="take another name",
+            )
+    return path
 
 
 def split_url(url: str) -> tuple[str, str]:

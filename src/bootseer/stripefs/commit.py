@@ -6,6 +6,7 @@ not at all.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import msgspec
@@ -23,6 +24,9 @@ NAME = "COMMIT"
 _LINE = b"bootseer checkpoint 1\n"
 _OURS = b"bootseer checkpoint "
 _LIMIT = 256 << 20
+_TEMPORARY = re.compile(
+    rf"{re.escape(layout.TEMPORARY)}(?:LATEST\.|bench-)?[0-9a-f]{{32}}(?:{re.escape(layout.ENDED)})*", re.ASCII
+)
 
 
 class CommittedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -49,6 +53,11 @@ class Commit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 def is_hidden(name: str) -> bool:
     """Whether a name is the store's own: stripes and temporary files."""
     return name == layout.FOLDER or name.startswith(layout.TEMPORARY)
+
+
+def is_temporary(name: str) -> bool:
+    """Whether the store makes temporary files or folders of that name; other hidden ones are somebody's."""
+    return _TEMPORARY.fullmatch(name) is not None
 
 
 def walk(backend: Backend, folder: str) -> Iterator[tuple[str, Entry]]:

@@ -162,6 +162,9 @@ class _Check:
             if uuid not in claimed:
                 self._unnamed(folder, uuid, whole)
         self._temporaries(folder)
+        for entry in folder.strange:
+            path = join(folder.path, entry.name)
+            self._add("unknown-file", "note", path, "hidden by its name, and not made by bootseer", size=entry.size)
         for entry in folder.stray:
             self._add("unknown-file", "note", join(folder.store, entry.name), "not made by bootseer", size=entry.size)
         if latest.NAME in folder.entries:

@@ -14,6 +14,7 @@ from bootseer.errors import ConfigError, NotFoundError
 from bootseer.stripefs import layout
 from bootseer.stripefs.backend import clean, join
 from bootseer.stripefs.fs import StripeFS
+from bootseer.stripefs.write import StripeWriter
 
 SIZE = 128 << 20
 SHAPES = ((1, 1 << 20), (2, 1 << 20), (4, 1 << 20), (8, 1 << 20), (4, 4 << 20))
@@ -92,7 +93,7 @@ def measure(
 
 def _write(fs: StripeFS, path: str, sample: bytes, size: int, width: int, unit: int) -> float:
     began = time.perf_counter()
-    with fs.create(path, width=width, unit=unit, striped=True) as out:
+    with StripeWriter(fs.backend, path, width=width, unit=unit, striped=True) as out:
         for offset in range(0, size, len(sample)):
             out.write(memoryview(sample)[: min(len(sample), size - offset)])
         out.finish()

@@ -198,7 +198,7 @@ def _unfinished(backend: Backend, folder: str) -> Iterator[str]:
         path = join(folder, entry.name)
         if entry.is_dir and not commit.is_hidden(entry.name):
             yield from _unfinished(backend, path)
-        elif not entry.is_dir and entry.name.startswith(layout.TEMPORARY) and not entry.name.endswith(layout.ENDED):
+        elif not entry.is_dir and commit.is_temporary(entry.name) and not entry.name.endswith(layout.ENDED):
             yield path
 
 

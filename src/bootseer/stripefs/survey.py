@@ -38,7 +38,8 @@ class Damaged:
 class Folder:
     """One folder. ``stripes`` and ``trash``: uuid to index to entry; ``stray``: unknown names beside the stripes.
 
-    ``temporaries``: unfinished files, and folders that are being removed; ``plain``: all other files.
+    ``temporaries``: unfinished files, and folders that are being removed; ``strange``: names that look like theirs and
+    are not; ``plain``: all other files.
     """
 
     path: str
@@ -47,6 +48,7 @@ class Folder:
     plain: dict[str, Entry] = field(default_factory=dict)
     entries: dict[str, Entry] = field(default_factory=dict)
     temporaries: dict[str, Entry] = field(default_factory=dict)
+    strange: list[Entry] = field(default_factory=list)
     stripes: dict[str, dict[int, Entry]] = field(default_factory=dict)
     trash: dict[str, dict[int, Entry]] = field(default_factory=dict)
     stray: list[Entry] = field(default_factory=list)
@@ -86,7 +88,10 @@ def folder(backend: Backend, path: str, *, known: Folder | None = None) -> Folde
         if entry.name == layout.FOLDER and entry.is_dir:
             _stripes(backend, found)
         elif entry.name.startswith(layout.TEMPORARY):
-            found.temporaries[entry.name] = entry
+            if commit.is_temporary(entry.name):
+                found.temporaries[entry.name] = entry
+            else:
+                found.strange.append(entry)
         elif entry.is_dir:
             found.folders.append(entry.name)
         elif known is not None and known.entries.get(entry.name) == entry and entry.name in known.pointers:
