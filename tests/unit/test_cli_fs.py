@@ -371,3 +371,15 @@ def test_what_would_break_a_checkpoint_is_refused(run):
     assert "changed after COMMIT" in run("stat", "run/step-1").out
     assert run("cp", "--force", "run/step-2", "run/step-1").code == 0
     assert run("verify", "run").code == 0
+
+
+def test_checks_of_a_part_of_a_checkpoint_know_its_commit(run):
+    Path("ck/sub/deep").mkdir(parents=True)
+    Path("ck/sub/deep/conf").write_bytes(b"x")
+    run("put", "ck", "run/step-1", "--commit")
+    assert run("verify", "run/step-1/sub/deep/conf").code == 0
+    Path("run/step-1/sub/deep/conf").write_bytes(b"y")
+    for url in ("run/step-1/sub/deep/conf", "run/step-1/sub/deep", "run/step-1/sub", "run"):
+        done = run("verify", url)
+        assert (done.code, "does not have its digest" in done.error) == (65, True), url
+    assert run("get", "run/step-1/sub/deep/conf", "out").code == 65

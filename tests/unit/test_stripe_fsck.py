@@ -429,3 +429,20 @@ def test_hidden_names_are_the_stores_alone(fs):
     assert [(finding.kind, finding.level) for finding in fs.fsck().findings] == [("unknown-file", "note")] * 2
     fs.commit("")
     assert local(fs, ".tmp-notes").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("base", ["", "run", "run/step-1", "run/step-1/sub"])
+def test_a_commit_above_counts_from_any_base(fs, base):
+    write(fs, "run/step-1/sub/f")
+    fs.create("run/step-1/sub/conf").finish()
+    fs.commit("run/step-1")
+    local(fs, "run/step-1/sub/f").unlink()
+    local(fs, "run/step-1/sub/f").write_bytes(b"something else")  # so that only COMMIT says that the stripes were used
+    inner = open_fs(f"{fs.url}/{base}")
+    path = "run/step-1/sub".removeprefix(base).strip("/")
+    assert [(it.kind, it.level) for it in inner.fsck(path).findings][-1:] == [("lost-pointer", "error")]
+    assert inner.gc(path, age=0) == []
+    local(fs, "run/step-1/sub/conf").write_bytes(b"changed")
+    for what in (path, f"{path}/conf".strip("/")):
+        with pytest.raises(DataError, match="does not have its digest"):
+            inner.verify(what)

@@ -215,6 +215,7 @@ class StripeFS:
 
     def verify(self, path: str = "", *, progress: Progress | None = None) -> list[FileStat]:
         """Read and check everything at or below ``path``: headers, footers, every chunk, digests, and each COMMIT.
+        What a COMMIT above says of a file counts too.
 
         Returns the checked files; raises `DataError` for the first that is wrong. Plain files outside of a checkpoint
         are only read: nothing says what they should hold.
@@ -231,8 +232,9 @@ class StripeFS:
             with self.open(stat.path) as file:
                 if isinstance(file, StripedFile):
                     file.check_headers()
+            wanted = expected.get(stat.path) or self.committed_digest(stat.path)
             digest = commit.digest_of(self.backend, stat.path)
-            if digest != expected.get(stat.path, digest) or stat.digest not in ("", digest):
+            if wanted not in ("", digest) or stat.digest not in ("", digest):
                 raise DataError(f"{stat.path} does not have its digest", hint="restore it from a copy")
             done += stat.size
             if progress:
@@ -275,7 +277,7 @@ class StripeFS:
     def committed_digest(self, path: str) -> str:
         """BLAKE3 that the nearest COMMIT beside or above the file at ``path`` says of it, "" for none.
 
-        Also one above the base of the store (not on storage by fsspec). Nothing is compared. `DataError` for a damaged one.
+        Also one above the base of the store (not on storage by fsspec). `DataError` for a damaged one.
         """
         if (found := commit.nearest(self.backend, clean(path))) is None:
             return ""

@@ -100,13 +100,15 @@ class _Check:
                 self._named.add((posixpath.normpath(join(folder.path, pointer.dir)), pointer.uuid))
             if commit.NAME in folder.entries:
                 self._read_commit(folder.path)
-        above = path
-        while above:
-            above = above.rpartition("/")[0]
+        for store, above, rest in commit.above(self._backend, path):
             try:
-                self._list_committed(above, commit.read(self._backend, above))
+                manifest = commit.read(store, above)
             except (DataError, NotFoundError):
                 continue
+            # the folder, as far as it is in this store, and its path in the manifest
+            inside = store is self._backend
+            base = "" if inside else rest.removesuffix(path).strip("/")
+            self._list_committed(above if inside else "", manifest, base)
         for folder in self._folders.values():
             self._folder(folder)
         for where, manifest in self._commits.items():
@@ -131,10 +133,12 @@ class _Check:
         except DataError as exc:
             self._add("damaged-commit", "error", join(folder, commit.NAME), exc.message)
 
-    def _list_committed(self, folder: str, manifest: Commit) -> None:
+    def _list_committed(self, folder: str, manifest: Commit, base: str = "") -> None:
+        """``folder`` is that of the manifest, or with ``base`` the folder which has that path in the manifest."""
         for file in manifest.files:
-            if file.uuid:
-                self._committed[join(folder, file.path).rpartition("/")[0], file.uuid] = file
+            if file.uuid and file.path.startswith(f"{base}/" if base else ""):
+                path = join(folder, file.path.removeprefix(base).strip("/"))
+                self._committed[path.rpartition("/")[0], file.uuid] = file
 
     def _commit(self, folder: str, manifest: Commit) -> None:
         for file in manifest.files:
