@@ -2,6 +2,7 @@
 
 import os
 import random
+import signal
 import threading
 import time
 import uuid
@@ -157,6 +158,33 @@ def test_a_writer_gives_up_while_its_name_changes_hands(cluster, namenode, folde
         patched.setattr(NameNode, "delete", renamed)
         late.abandon()
     assert native(cluster, f"{folder}/f") == b"mine"
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_child_that_unwinds_leaves_its_parents_files_alone(cluster, namenode, folder):
+    data = os.urandom(20 * MIB)
+    fs = open_fs(f"{cluster.url}{folder}")
+    with (
+        FileOutput(namenode, f"{folder}/f") as out,
+        fs.create("g", striped=True) as striped,
+        hdfs.connect(cluster.url).create(f"{folder}/h") as through,
+    ):
+        out.write(data[: 9 * MIB])
+        striped.write(data[: 9 * MIB])
+        through.write(data[: 9 * MIB])
+        if not (child := os.fork()):
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(20)
+            for each in (through, striped, out):
+                each.__exit__(ValueError, ValueError(), None)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        out.write(data[9 * MIB :])
+        striped.write(data[9 * MIB :])
+        through.write(data[9 * MIB :])
+    assert native(cluster, f"{folder}/f") == native(cluster, f"{folder}/h") == data
+    with fs.open("g") as file:
+        assert file.read(0, file.size) == data
 
 
 def test_two_writers_of_one_name_at_once(cluster, namenode, folder):

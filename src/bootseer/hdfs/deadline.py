@@ -50,7 +50,7 @@ class _Job(Generic[T]):
 
 
 class Workers:
-    """Runs calls in threads of its own, as many as there are calls under way. ``storage``: what answers, for messages."""
+    """Runs calls in threads of its own, as many as there are calls under way. ``storage``: its name in messages."""
 
     def __init__(self, storage: str = "HDFS") -> None:
         self._storage = storage
