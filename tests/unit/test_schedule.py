@@ -273,6 +273,23 @@ def test_one_chunk_that_takes_minutes_comes_while_it_comes():
     assert took > Tuning().patience
 
 
+@pytest.mark.parametrize("unit", [MB, 65536])
+def test_frozen_datanodes_with_only_replicas_keep_no_others_waiting(unit):
+    frozen = [f"f{i}" for i in range(16)]
+    cluster = Cluster(nodes() | {key: SimNode(60 * MB, frozen=(0.0, 1e9)) for key in frozen})
+    scheduler, size = Scheduler(), 4 * unit
+    stuck = [request([[key]], size, unit) for key in frozen for _ in range(4)]
+    well = [request(AROUND, 4 * size, unit) for _ in range(8)]
+    took = cluster.run(scheduler, [(0.0, one) for one in stuck] + [(2.0 + i, one) for i, one in enumerate(well)])
+    assert all(map(fine, well))
+    assert max(took[one] for one in well) < 1.0
+    assert all(isinstance(one.error, UnavailableError) for one in stuck)
+    assert not scheduler.nodes["f0"].breaker.closed
+    assert cluster.most_flying <= 2 * Tuning().total + len(frozen)  # these are probes
+    assert not scheduler._quiet_bulk
+    assert not scheduler._quiet_small
+
+
 def test_a_request_that_is_given_up_is_finished_when_its_last_transfer_has_ended():
     scheduler, wanted, now = Scheduler(), request(AROUND, 64 * MB), 0.0
     for key in "abcd":

@@ -80,8 +80,8 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.scheduler = Scheduler(tuning, budget.process())
-        # one for each transfer that may be under way, and some for questions to the NameNode
-        self._most = self.scheduler.tuning.total + self.scheduler.tuning.small_total + 8
+        # one for each transfer that may be under way (as many again may be quiet), some for questions to the NameNode
+        self._most = 2 * (self.scheduler.tuning.total + self.scheduler.tuning.small_total) + 8
         self._transport, self._clock = transport or DataNodes(), clock
         self._lock = threading.Lock()
         self._ready: deque[_Job] = deque()

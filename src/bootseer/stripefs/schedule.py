@@ -59,6 +59,7 @@ class Scheduler:
         self._urgent: deque[Attempt] = deque()
         self._cancels: list[Attempt] = []
         self._bulk = self._small = 0
+        self._quiet_bulk = self._quiet_small = 0  # those of them from which nothing comes
         self._number = 0
         # where to look for something to take: everywhere, at new requests, at DataNodes with a slot that became free
         self._all = False
@@ -132,7 +133,7 @@ class Scheduler:
         if self._flying.pop(attempt, False) is False:
             return None
         # a total that was reached kept every DataNode from taking; one that left something to others may want it now
-        full = self._bulk >= self.tuning.total or self._small >= self.tuning.small_total
+        full = self._is_full(False) or self._is_full(True)
         if full or outcome is not Outcome.DONE or self._chooser.left:
             self._all, self._chooser.left = True, False
         self._freed.append(attempt.node)
@@ -258,14 +259,27 @@ class Scheduler:
 
     # -- taking ---------------------------------------------------------------------------------------------------
 
-    def _full(self, request: Request) -> bool:
-        return self._small >= self.tuning.small_total if request.small else self._bulk >= self.tuning.total
+    def _is_full(self, small: bool) -> bool:
+        """Transfers that wait for DataNodes which do not answer keep no others waiting, up to as many again."""
+        if small:
+            return self._small - min(self._quiet_small, self.tuning.small_total) >= self.tuning.small_total
+        return self._bulk - min(self._quiet_bulk, self.tuning.total) >= self.tuning.total
 
     def _count(self, attempt: Attempt, by: int) -> None:
         if attempt.run is not None and not attempt.run.lane.request.small:
             self._bulk += by
         else:
             self._small += by
+        if by < 0:
+            self._hush(attempt, False)
+
+    def _hush(self, attempt: Attempt, quiet: bool) -> None:
+        if attempt.quiet is not quiet:
+            attempt.quiet, by = quiet, 1 if quiet else -1
+            if attempt.run is not None and not attempt.run.lane.request.small:
+                self._quiet_bulk += by
+            else:
+                self._quiet_small += by
 
     def _begin(self, attempt: Attempt, now: float) -> Attempt:
         attempt.started = attempt.progress_at = now
@@ -286,7 +300,7 @@ class Scheduler:
             self.ended(attempt, Outcome.CANCELLED, None, now)
 
     def _take_of(self, request: Request, nodes: Sequence[NodeState], now: float) -> Attempt | None:
-        if request.over or not request.pending or self._full(request):
+        if request.over or not request.pending or self._is_full(request.small):
             return None
         slots = request.slots + (self.tuning.small_slots if request.small else 0)
         for node in sorted(nodes, key=lambda node: node.flying) if len(nodes) > 1 else nodes:
@@ -322,6 +336,7 @@ class Scheduler:
         if received > attempt.received:
             attempt.node.credit(received - attempt.received, attempt.size, now)
             attempt.received, attempt.progress_at = received, now
+            self._hush(attempt, False)
             if attempt.run is not None:
                 attempt.run.lane.request.progress_at = now
 
@@ -453,6 +468,13 @@ class Scheduler:
             attempt.rescued = True
             self._node_failed(node, now, f"nothing came for {quiet:.2g} s", hard=True)
             self._cancel(attempt)
+        elif quiet > stuck and not attempt.quiet:
+            self._node_failed(node, now, f"nothing came for {quiet:.2g} s, and there is no other replica", hard=True)
+            if attempt.size <= self.tuning.max_run and any(one.quiet and one.node is node for one in self._flying):
+                self._cancel(attempt)  # one is enough to wait with; this is no failure of the run
+            else:
+                self._hush(attempt, True)
+            self._all = True
         elif run.hedge is None and attempt.kind == "primary" and others:
             self._maybe_hedge(attempt, run, others, late, now)
 

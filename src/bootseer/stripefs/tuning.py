@@ -15,7 +15,7 @@ class Tuning:
     streams: int = 8
     """Bulk transfers that one request has under way where its DataNodes are few; else 2 per DataNode."""
     total: int = 32
-    """Bulk transfers under way in the process; each has a thread."""
+    """Bulk transfers under way in the process, not counting as many from which nothing comes; each has a thread."""
     small: int = 256 << 10
     """Requests up to this size go first, and do not wait for the slots of larger ones."""
     small_slots: int = 4

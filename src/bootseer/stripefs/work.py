@@ -205,7 +205,7 @@ class Attempt:
     """One transfer. ``kind``: ``primary`` writes into the caller's memory, the others into scratch memory.
 
     ``probe``: asks a DataNode whether it is back; ``confirm``: whether a replica is damaged. ``size`` bytes from
-    ``offset`` of the block at ``place``.
+    ``offset`` of the block at ``place``. ``quiet``: nothing has come for long, and there is nobody else to ask.
     """
 
     __slots__ = (
@@ -216,6 +216,7 @@ class Attempt:
         "offset",
         "place",
         "progress_at",
+        "quiet",
         "received",
         "rescued",
         "run",
@@ -232,7 +233,7 @@ class Attempt:
         self.run, self.verify = run, verify
         self.started = self.progress_at = 0.0
         self.received = 0
-        self.cancelled = self.rescued = False
+        self.cancelled = self.rescued = self.quiet = False
         self.handle: Handle | None = None
         self.tag: object = None
 
