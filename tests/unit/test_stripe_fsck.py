@@ -1,6 +1,8 @@
 """fsck, repair and gc: every kind of damage is named, what can be mended is, and nothing in doubt is removed."""
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -8,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bootseer import faults
-from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError
+from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, NotWritableError
 from bootseer.stripefs import gc, layout, open_fs, rebuild, repair, survey
 from bootseer.stripefs.backend import Backend
 from bootseer.stripefs.fs import StripeFS
@@ -446,3 +448,36 @@ def test_a_commit_above_counts_from_any_base(fs, base):
     for what in (path, f"{path}/conf".strip("/")):
         with pytest.raises(DataError, match="does not have its digest"):
             inner.verify(what)
+
+
+def test_an_old_version_does_not_come_back_under_a_name_that_it_had(fs):
+    for _ in range(2):
+        write(fs, "a")
+    fs.rename("a", "b")
+    code = (
+        "import sys; from bootseer.stripefs import open_fs\n"
+        "with open_fs(sys.argv[1]).create('b', striped=True, unit=4096, width=3) as out: out.write(b'newer')"
+    )
+    env = {**os.environ, "BOOTSEER_FAULTS": "stripefs.write.cleanup=kill"}
+    done = subprocess.run([sys.executable, "-c", code, fs.url], env=env, timeout=60, check=False)
+    assert done.returncode == -9
+    assert not fs.fsck().errors
+    assert fs.repair(fs.fsck()) == []
+    assert not local(fs, "a").exists()
+    assert content(fs, "b") == b"newer"
+    fs.gc(age=0)
+    assert len(list(local(fs, "").rglob("*.*"))) == WIDTH + 1  # its stripes and their folder
+
+
+def test_a_write_that_fails_at_its_end_leaves_no_mark(fs, monkeypatch):
+    write(fs, "a")
+    before = sorted(local(fs, "").rglob("*"))
+
+    def fail(*args, **options):
+        raise NotWritableError("no")
+
+    writer = fs.create("a", striped=True)
+    monkeypatch.setattr(fs.backend, "rename", fail)
+    with pytest.raises(NotWritableError):
+        writer.finish()
+    assert sorted(local(fs, "").rglob("*")) == before

@@ -192,6 +192,7 @@ class StripeWriter:
         self._held = 0
         self._chunks = self._size = 0
         self._digest = blake3()
+        self._marker = ""
         self._finished = self._renaming = False
 
     def _current(self) -> Pointer | None:
@@ -314,6 +315,7 @@ class StripeWriter:
                 _log.warning("it is unknown whether %s was published; its stripes are left in place", self.path)
             else:
                 self._remove_stripes()
+                self._unmark()
                 if self._temporary:
                     self._temporary.abandon()
                     with contextlib.suppress(BootseerError, OSError):
@@ -381,6 +383,7 @@ class StripeWriter:
         now = _patiently(self._current)
         if (now and now.uuid) != (self._old and self._old.uuid):
             raise NotWritableError(f"{self.path} was replaced by another writer meanwhile", hint="run again")
+        self._mark()
         faults.point("stripefs.write.rename")
         self._renaming = True
         try:
@@ -397,11 +400,36 @@ class StripeWriter:
                 "the stripes of the replaced %s are left in place: they were written as %r", self.path, self._old.name
             )
         elif self._old is not None:
+            left = 0
             for index in range(self._old.width):
                 try:
                     self._backend.delete(self._old.stripe_path(self.path, index))
                 except (BootseerError, OSError) as exc:
+                    left += 1
                     _log.warning("stripe %d of the replaced %s is left behind: %s", index, self.path, exc)
+            if not left:
+                self._remove_mark()
+
+    def _mark(self) -> None:
+        """Before the old pointer goes, a temporary file names its stripes, so that they are known as garbage if this
+        process dies. By their name and epoch alone they are not: the file may have had another name before.
+        """
+        if self._old is None or not self._old.owns_stripes(self.path):
+            return
+        self._marker = join(self._parent, f"{layout.TEMPORARY}{self._old.uuid}")
+        with contextlib.suppress(FileExistsError):  # of another writer that replaces it, or of one that died
+            self._backend.create(self._marker).close()
+
+    def _unmark(self) -> None:
+        """After an error: the old version is what there is."""
+        with contextlib.suppress(BootseerError, OSError):
+            if self._marker and (now := self._current()) is not None and self._old and now.uuid == self._old.uuid:
+                self._remove_mark()
+
+    def _remove_mark(self) -> None:
+        for name in (self._marker, self._marker + layout.ENDED):
+            with contextlib.suppress(BootseerError, OSError):
+                self._backend.delete(name)
 
     def _is_published(self, content: bytes) -> bool:
         try:
