@@ -101,8 +101,10 @@ def test_a_context_whose_close_fails_removes_the_file_and_one_that_succeeds_does
     with out:
         out.write(b"a")
     out.close()
-    out.abandon()
     assert (native.closed, native.deleted) == (1, [])
+    with pytest.raises(ZeroDivisionError), out:
+        raise ZeroDivisionError
+    assert native.deleted == []
     with pytest.raises(ValueError, match="closed"):
         out.write(b"b")
     late = HdfsWriter(out._client, "/g", native)  # type: ignore[arg-type]
@@ -110,6 +112,9 @@ def test_a_context_whose_close_fails_removes_the_file_and_one_that_succeeds_does
     with pytest.raises(BootseerError), late:
         late.write(b"a")
     assert native.deleted == ["/g"]
+    out.abandon()
+    out.abandon()
+    assert native.deleted == ["/g", "/f"]
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")

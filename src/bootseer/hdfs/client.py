@@ -233,14 +233,14 @@ class HdfsWriter:
         self._client, self._path = client, path
         self._writer: FileWriter | None = writer
         self._failure: BaseException | None = None
-        self._foreign = False
+        self._foreign = self._abandoned = False
         _all.add(self)
 
     def forget(self) -> None:
         """In a forked child: the file is its parent's."""
         if self._writer is not None:
             _keep_for_ever(self._writer)
-            self._writer, self._foreign = None, True
+        self._writer, self._foreign = None, True
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         writer = self._native()
@@ -278,14 +278,14 @@ class HdfsWriter:
             raise
 
     def abandon(self) -> None:
-        """Stop writing and remove the unfinished file, as far as the NameNode answers. Nothing, once it is closed.
+        """Stop writing and remove the file, also one that is closed, as far as the NameNode answers; once.
 
         By its path: ``hdfs-native`` does not tell a file's id. Where another writer moved its own file there meanwhile,
         that one is removed.
         """
-        if self._writer is None:
+        if self._foreign or self._abandoned:
             return
-        self._writer = self._failure = None
+        self._abandoned, self._writer, self._failure = True, None, None
         try:
             self._client.delete(self._path)
         except BootseerError as exc:
@@ -301,7 +301,8 @@ class HdfsWriter:
             if kind is None:
                 self.close()
         finally:
-            self.abandon()  # nothing, once it is closed
+            if self._writer is not None:
+                self.abandon()
 
 
 def walk(client: HdfsClient, path: str) -> Iterator[FileInfo]:
