@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+import weakref
 
 import pytest
 from crc32c import crc32c
@@ -415,6 +416,58 @@ def test_chance_faults(hdfs, engine):
     for node in hdfs.nodes.values():
         node.frozen = False
     assert nothing_under_way(engine)
+
+
+def test_a_copy_that_fails_is_an_error_not_zeros(hdfs, engine, monkeypatch):
+    """The bytes of a hedge that won, but did not get into the caller's memory."""
+
+    def land(landing) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr("bootseer.stripefs.engine.land", land)
+    data, failed = os.urandom(UNIT), 0
+    hdfs.put("f", data, ["ab"])
+    for frozen in "abab":
+        hdfs.nodes[frozen].frozen = True
+        wanted = Wanted(hdfs, {"f": data})
+        try:
+            engine.read(wanted.pieces)
+            assert wanted.right()
+        except MemoryError:
+            failed += 1
+        hdfs.nodes[frozen].frozen = False
+        assert nothing_under_way(engine)
+    assert failed
+    assert nothing_under_way(engine)
+
+
+@pytest.mark.parametrize("how", ["corrupt", "dead"])
+def test_the_callers_memory_is_not_held_by_an_error_that_is_gone(hdfs, engine, how):
+    class Memory(bytearray):
+        pass
+
+    for node in hdfs.nodes.values():
+        node.dead = how == "dead"
+    hdfs.put("f", os.urandom(MB), ["abc"])
+    if how == "corrupt":
+        hdfs.corrupt = {(key, 1) for key in "abc"}
+    buffer = Memory(MB)
+    held = weakref.ref(buffer)
+    pieces = [(hdfs.open("f"), Piece(None, 0, [memoryview(buffer)]))]
+    gc.collect()
+    gc.disable()
+    try:
+        try:
+            engine.read(pieces)
+        except BootseerError:
+            pass
+        else:
+            raise AssertionError
+        nothing_under_way(engine)
+        del pieces, buffer
+        assert held() is None
+    finally:
+        gc.enable()
 
 
 def test_large_runs_have_more_time(hdfs, engine, monkeypatch):

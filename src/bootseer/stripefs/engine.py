@@ -113,8 +113,13 @@ class Engine:
                 views(lane).parts.clear()
                 if lane.join is not None:
                     lane.join.tag = None
-        if request.error is not None:
-            raise request.error
+        if (error := request.error) is not None:
+            request.error = None
+            try:
+                raise error
+            finally:
+                # its traceback holds this frame, and that the caller's memory: not in a circle, nor by the pieces
+                del error, request, lanes, pieces
 
     def _kick(self) -> None:
         """See to it that a worker looks at the inbox, and that the watcher watches."""
@@ -303,12 +308,15 @@ class Engine:
             then = self._land(then)
 
     def _land(self, landing: Landing) -> Then:
+        crash: BaseException | None = None
         try:
             land(landing)
-        finally:
-            with self._lock:
-                then = self.scheduler.landed(landing, self._clock())
-        return then
+        except BaseException as exc:  # not all bytes are there: the reader gets it
+            crash = exc
+        with self._lock:
+            if crash is not None:
+                self.scheduler.fail(landing.run.lane.request, crash)
+            return self.scheduler.landed(landing, self._clock())
 
     def _join(self, joining: Joining) -> None:
         request = joining.join.arrived[0][0].lane.request
