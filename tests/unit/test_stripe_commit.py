@@ -193,3 +193,17 @@ def test_the_stripes_of_a_folder_are_listed_once(fs, monkeypatch):
     monkeypatch.setattr(type(fs.backend), "list", lambda self, path: listed.append(path) or real(self, path))
     fs.checkpoint("step-1")
     assert listed == ["step-1/.bsx"]
+
+
+def test_latest_while_retention_removes_checkpoints(fs, monkeypatch):
+    for name in ("a", "b", "c"):
+        save(fs, name)
+    real = commit.read
+
+    def read(backend, folder):
+        if folder == "b" and Path(fs.url, "b").exists():
+            fs.remove_tree("b")
+        return real(backend, folder)
+
+    monkeypatch.setattr(commit, "read", read)
+    assert fs.latest("") == "c"

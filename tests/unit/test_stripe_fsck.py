@@ -481,3 +481,21 @@ def test_a_write_that_fails_at_its_end_leaves_no_mark(fs, monkeypatch):
     with pytest.raises(NotWritableError):
         writer.finish()
     assert sorted(local(fs, "").rglob("*")) == before
+
+
+def test_garbage_that_cannot_be_removed_is_no_reason_to_leave_the_rest(fs, monkeypatch):
+    names = [f".tmp-{digit * 32}" for digit in "abc"]
+    for name in names:
+        fs.backend.create(name).close()
+    real = type(fs.backend).delete
+
+    def delete(self, path):
+        if path == names[1]:
+            raise NotWritableError(f"cannot delete {path}: permission denied")
+        real(self, path)
+
+    monkeypatch.setattr(type(fs.backend), "delete", delete)
+    made = fs.gc(age=0)
+    assert [bool(removal.kept) for removal in made] == [False, True, False]
+    assert "permission denied" in made[1].kept
+    assert [entry.name for entry in fs.backend.list("")] == [names[1]]

@@ -30,7 +30,8 @@ AGE = 86400.0
 class Removal(msgspec.Struct, frozen=True, kw_only=True):
     """What became of one piece of garbage: ``kept`` says why it is still there, "" when it is removed.
 
-    With a dry run ``kept`` is "" for what would be removed.
+    With a dry run ``kept`` is "" for what would be removed. That changes nothing, so it cannot tell a writer on HDFS
+    that is alive from one that died: what one has open "may be open".
     """
 
     kind: str
@@ -72,7 +73,7 @@ def gc(
             path=finding.path,
             size=finding.size,
             age=finding.age,
-            kept=collector.collect(finding),
+            kept=collector.try_to_collect(finding),
         )
         for finding in garbage
     ]
@@ -82,6 +83,15 @@ class _Collector:
     def __init__(self, backend: Backend, now: float, age: float, dry_run: bool, taken: bool) -> None:
         self._backend, self._now, self._age = backend, now, age
         self._dry_run, self._taken = dry_run, taken
+
+    def try_to_collect(self, finding: Finding) -> str:
+        """`collect`, but garbage that cannot be removed is kept, and no reason to leave the rest."""
+        try:
+            return self.collect(finding)
+        except UnavailableError:
+            raise
+        except (BootseerError, OSError) as exc:
+            return exc.message if isinstance(exc, BootseerError) else str(exc)
 
     def collect(self, finding: Finding) -> str:
         """Remove what ``finding`` names; the reason why not, "" when it is gone."""
@@ -139,13 +149,33 @@ class _Collector:
 
     def _in_use(self, paths: list[str]) -> str:
         for path in paths:
+            if self._dry_run:
+                if not self._taken and (why := _may_be_open(self._backend, path)):
+                    return why
+                continue
             if not is_open(self._backend, path):
                 continue
             if not self._taken:
                 return "a writer has it open"
-            if not self._dry_run:
-                _take(self._backend, path)
+            _take(self._backend, path)
         return ""
+
+
+def _may_be_open(backend: Backend, path: str) -> str:
+    """Why a writer on HDFS may have ``path`` open; "" when none has. Asks without changing anything."""
+    from bootseer.hdfs import access, client
+    from bootseer.hdfs.namenode import NameNode
+
+    if not backend.url.startswith("hdfs://"):
+        return ""
+    if access.choose(backend.url).kind != "direct":
+        return "it may be open: only a run that removes can tell"
+    base, folder = client.split(backend.url)
+    try:
+        blocks = NameNode.connect(base).blocks(f"{folder.rstrip('/')}/{path}")
+    except NotFoundError:
+        return ""
+    return "it may be open: its writer has not closed it" if blocks.under_construction else ""
 
 
 def is_open(backend: Backend, path: str) -> bool:

@@ -166,7 +166,7 @@ def _by_commit(backend: Backend, folder: str, names: list[str]) -> list[str]:
     for name in names:
         try:
             created[name] = commit.read(backend, join(folder, name)).created
-        except DataError:
+        except (DataError, NotFoundError):  # NotFoundError: removed meanwhile
             created[name] = float("-inf")
     return sorted(names, key=lambda name: (created[name], name), reverse=True)
 
