@@ -1,5 +1,6 @@
 """A write whose storage fails under it: what is tried again, what is left, and writers that wake up late."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -174,6 +175,21 @@ def test_a_writer_that_wakes_up_after_a_takeover(fs, point, code):
         assert len(stripes(fs)) == 3
 
 
+def test_no_temporary_file_is_left_by_a_storage_whose_sinks_keep_what_was_closed(fs, monkeypatch):
+    def refuse(pointer: object) -> None:
+        raise UnavailableError("not now")
+
+    real = folder._Sink.abandon
+    monkeypatch.setattr(folder._Sink, "abandon", lambda sink: None if sink._file.closed else real(sink))
+    for striped in (False, True):
+        with (
+            pytest.raises(UnavailableError, match="not now"),
+            fs.create("f", striped=striped, unit=UNIT, before=refuse) as out,
+        ):
+            out.write(b"x")
+    assert [path for path in Path(fs.url).rglob("*") if path.is_file()] == []
+
+
 def in_child(step: Callable[[], object]) -> int:
     """The exit status of a forked child that does ``step``: 0, or 1 when that raises; 14 when it hangs."""
     if not (child := os.fork()):
@@ -227,3 +243,19 @@ def test_a_child_forked_while_a_file_is_published_leaves_it_alone(fs):
             os._exit(len(stripes(fs)))
     assert [os.waitstatus_to_exitcode(status) for status in children] == [4]
     assert content(fs, "f") == b"x" * 9 * UNIT
+
+
+def test_a_forgotten_writer_leaves_no_threads_and_no_files(fs, caplog):
+    def mine() -> int:
+        return sum(thread.name.startswith("bootseer-write") for thread in threading.enumerate())
+
+    before = mine()
+    for index in range(3):
+        writer = fs.create(f"f{index}", striped=True, unit=4096, width=3)
+        writer.write(b"x" * 20000)
+        assert mine() > before
+        del writer
+        gc.collect()
+        assert mine() == before
+        assert f"f{index} is not published" in caplog.text
+    assert [path for path in Path(fs.url).rglob("*") if path.is_file()] == []

@@ -111,6 +111,11 @@ class _Stripe:
         if self.error is not None:
             raise self.error
 
+    @property
+    def own(self) -> bool:
+        """Whether this thread is the one that writes the stripe."""
+        return threading.current_thread() is self._thread
+
     def join(self) -> None:
         self._thread.join(STALL)
         if self._thread.is_alive():
@@ -318,8 +323,9 @@ class StripeWriter:
                 self._unmark()
                 if self._temporary:
                     self._temporary.abandon()
-                    with contextlib.suppress(BootseerError, OSError):
-                        self._backend.delete(self._temporary_path + layout.ENDED)
+                    for left in (self._temporary_path, self._temporary_path + layout.ENDED):
+                        with contextlib.suppress(BootseerError, OSError):  # a sink may keep what was closed
+                            self._backend.delete(left)
             if isinstance(exc, OSError):
                 raise from_os_error(exc, f"write {self.path}") from exc
             raise
@@ -450,6 +456,18 @@ class StripeWriter:
             with contextlib.suppress(BootseerError, OSError):
                 stripe.join()
                 self._backend.delete(stripe.path)
+
+    def __del__(self) -> None:
+        if getattr(self, "_finished", True) or not self._stripes or self._foreign:
+            return
+        _log.warning("%s is not published: its writer was neither finished nor abandoned", self.path)
+        try:
+            if any(stripe.own for stripe in self._stripes):  # a thread cannot wait for its own end
+                threading.Thread(target=self.abandon, name="bootseer-abandon", daemon=True).start()
+            else:
+                self.abandon()
+        except (BootseerError, OSError, RuntimeError) as exc:
+            _log.warning("a part of %s may be left: %s", self.path, exc)
 
     def __enter__(self) -> StripeWriter:
         return self
