@@ -383,3 +383,40 @@ def test_checks_of_a_part_of_a_checkpoint_know_its_commit(run):
         done = run("verify", url)
         assert (done.code, "does not have its digest" in done.error) == (65, True), url
     assert run("get", "run/step-1/sub/deep/conf", "out").code == 65
+
+
+def test_a_checkpoint_that_lacks_a_file_is_not_copied_out(run):
+    Path("ck").mkdir()
+    for name in "ab":
+        Path("ck", name).write_bytes(name.encode())
+    run("put", "ck", "run/step-1", "--commit")
+    Path("run/step-1/a").unlink()
+    for url in ("run/step-1", "run"):
+        done = run("get", url, "out")
+        assert (done.code, "lacks a" in done.error) == (65, True)
+        assert not Path("out").exists()
+
+
+def test_what_cannot_be_committed_is_refused_before_the_claim(run):
+    Path("empty/sub").mkdir(parents=True)
+    done = run("put", "empty", "run/step-1", "--commit")
+    assert (done.code, "no files to commit" in done.error) == (65, True)
+    Path("named").mkdir()
+    Path("named/COMMIT").write_bytes(b"mine")
+    done = run("put", "named", "run/step-1", "--commit")
+    assert (done.code, "the name of the manifest" in done.error) == (78, True)
+    Path("hidden/.bsx").mkdir(parents=True)
+    Path("hidden/.bsx/x").write_bytes(b"mine")
+    Path("hidden/a").write_bytes(b"mine")
+    for flags in ([], ["--commit"]):
+        done = run("put", "hidden", "run/step-1", *flags)
+        assert (done.code, "the store's own" in done.error) == (78, True)
+    assert not Path("run").exists()
+
+
+def test_a_folder_does_not_move_into_itself(run):
+    Path("a").mkdir()
+    Path("a/x").write_bytes(b"x")
+    done = run("mv", "a", "a/b/c")
+    assert (done.code, "inside of it" in done.error) == (73, True)
+    assert [path.name for path in Path("a").iterdir()] == ["x"]

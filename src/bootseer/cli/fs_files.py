@@ -59,7 +59,9 @@ def put(
 
     A file goes to URL itself, or into it when URL ends with a slash or is a folder.
     """
-    from bootseer.errors import ConfigError, NotFoundError
+    from bootseer.errors import ConfigError, DataError, NotFoundError
+    from bootseer.stripefs.backend import clean_new
+    from bootseer.stripefs.commit import NAME as COMMIT
     from bootseer.stripefs.layout import check_shape
 
     check_shape(width, unit)
@@ -69,15 +71,21 @@ def put(
         raise ConfigError(f"{local} is neither a file nor a folder")
     fs, path = place(url)
     saving = None
+    files = sorted(file for file in local.rglob("*") if file.is_file()) if local.is_dir() else [local]
+    for file in files:
+        clean_new("/".join((path, *file.relative_to(local).parts)))
     if commit:
         if not local.is_dir():
             raise ConfigError("--commit publishes a folder, and this is a file", hint="leave --commit away")
+        if not files:
+            raise DataError(f"{local} has no files to commit")
+        if (local / COMMIT).exists():
+            raise ConfigError(f"{local} has a file {COMMIT}, the name of the manifest", hint="rename it")
         saving = fs.save(path)
     elif not local.is_dir():
         path = inside(fs, path, url, local.name)
     if not commit and not force:
         fs.refuse_committed(path)
-    files = sorted(file for file in local.rglob("*") if file.is_file()) if local.is_dir() else [local]
     stored: list[dict[str, object]] = []
     before = (lambda _pointer: saving.check()) if saving else None
     for file in files:
@@ -107,7 +115,11 @@ def get(
     folder = fs.stat(path).is_dir
     copied: list[dict[str, object]] = []
     size = 0
-    for name in fs.files(path):
+    names = fs.files(path)
+    for name in names:
+        if name.rpartition("/")[2] == COMMIT and folder and _is_ours(fs, name):
+            fs.checkpoint(name.rpartition("/")[0])  # else a file that is missing would not be missed
+    for name in names:
         if folder and name.rpartition("/")[2] in (COMMIT, latest.NAME) and _is_ours(fs, name):
             continue  # it speaks of the stored form, which the copy has not
         last = name.rpartition("/")[2]

@@ -64,6 +64,8 @@ def rename(backend: Backend, src: str, dst: str, *, overwrite: bool = True) -> N
         return
     try:
         folder, parent = backend.stat(src).is_dir, dst.rpartition("/")[0]
+        if f"{dst}/".startswith(f"{src}/"):
+            raise NotWritableError(f"cannot rename {src} to {dst}: that is inside of it")
         if parent and not exists(backend, parent):
             backend.make_folder(parent)
         if folder:
