@@ -29,8 +29,10 @@ def _version(info: os.stat_result) -> str:
 
 
 class _Source:
-    def __init__(self, path: Path) -> None:
-        self._path, self._fd = path, -1
+    """``pinned``: bytes of a file that was changed in place since it was opened are an error."""
+
+    def __init__(self, path: Path, pinned: bool) -> None:
+        self._path, self._pinned, self._fd = path, pinned, -1
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         info = os.fstat(self._fd)
         if stat.S_ISDIR(info.st_mode):
@@ -52,6 +54,8 @@ class _Source:
                 got -= len(left.pop(0))
             if got:
                 left[0] = left[0][got:]
+        if self._pinned and _version(os.fstat(self._fd)) != self.version:
+            raise DataError(f"{self._path} was changed while it was read", hint="open it again")
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -89,15 +93,21 @@ class _Sink:
 
 
 def _rename_new(source: Path, target: Path) -> None:
-    """rename(2) that fails when ``target`` exists, in one step; `OSError` where the file system cannot do that."""
+    """rename(2) that fails when ``target`` exists: in one step, but for a folder where the storage cannot do that."""
     # NFS answers EINVAL to renameat2 with flags, FUSE and old file systems too; a hard link is as good for a file
     if _renameat2 is None or _renameat2(
         _AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE
     ):
         number = ctypes.get_errno() if _renameat2 is not None else errno.ENOSYS
-        if number not in (errno.EINVAL, errno.ENOSYS) or source.is_dir():
+        if number not in (errno.EINVAL, errno.ENOSYS):
             raise OSError(number, os.strerror(number), str(target))
-        os.link(source, target)
+        if source.is_dir() and not source.is_symlink():
+            # not in one step, but rename(2) replaces no file, and of folders only an empty one, by a folder
+            if os.path.lexists(target):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
+            os.rename(source, target)
+            return
+        os.link(source, target, follow_symlinks=False)
         os.unlink(source)
 
 
@@ -140,7 +150,7 @@ class FolderBackend:
 
     def open(self, path: str, *, pinned: bool = False) -> _Source:
         try:
-            return _Source(self._path(path))
+            return _Source(self._path(path), pinned)
         except OSError as exc:
             raise self._error(exc, "open", path) from None
 
@@ -192,8 +202,12 @@ class FolderBackend:
             raise self._error(exc, "make folder", path) from exc
 
     def remove_folder(self, path: str) -> None:
+        folder = self._path(path)
         try:
-            shutil.rmtree(self._path(path))
+            if folder.is_symlink():  # what it points to is not in the store
+                folder.unlink()
+            else:
+                shutil.rmtree(folder)
         except FileNotFoundError:
             pass
         except OSError as exc:

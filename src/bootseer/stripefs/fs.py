@@ -80,16 +80,19 @@ class StripeFS:
         """Store the local file ``local`` at ``path``, atomically; an existing file is replaced.
 
         When the storage loses a stripe while it is written, everything is written once more, under fresh names.
-        ``before``: as of `create`.
+        ``before``: as of `create`. `DataError` when ``local`` is changed meanwhile.
         """
 
         def attempt(src: io.FileIO) -> Written:
-            size = os.fstat(src.fileno()).st_size
+            info = os.fstat(src.fileno())
             with self.create(path, width=width, unit=unit, before=before) as out:
                 while data := src.read(4 << 20):
                     out.write(data)
                     if progress:
-                        progress(out.size, size)
+                        progress(out.size, info.st_size)
+                now = os.fstat(src.fileno())
+                if (now.st_size, now.st_mtime_ns) != (info.st_size, info.st_mtime_ns):
+                    raise DataError(f"{local} was changed while it was stored", hint="store it again when it is whole")
                 return out.finish()
 
         try:

@@ -1,0 +1,132 @@
+"""The striped store's folder: files that change under a reader, and storage that cannot rename in one step."""
+
+import errno
+import os
+
+import pytest
+
+from bootseer.errors import DataError, NotFoundError, NotWritableError
+from bootseer.stripefs import folder, open_fs
+from bootseer.stripefs.folder import FolderBackend
+
+SIZE = 64 << 10
+
+
+def read(source, offset: int, size: int = SIZE) -> bytes:
+    buffer = bytearray(size)
+    source.readinto(offset, [memoryview(buffer)])
+    return bytes(buffer)
+
+
+@pytest.mark.parametrize("how", ["overwritten", "appended to", "truncated"])
+def test_a_pinned_file_gives_bytes_of_one_version(tmp_path, how):
+    path = tmp_path / "f"
+    path.write_bytes(b"a" * 2 * SIZE)
+    os.utime(path, ns=(1, 1))
+    pinned, loose = (FolderBackend(tmp_path).open("f", pinned=which) for which in (True, False))
+    assert read(pinned, 0) == b"a" * SIZE
+    with open(path, "r+b") as file:
+        if how == "overwritten":
+            file.write(b"b" * 2 * SIZE)
+        elif how == "truncated":
+            file.truncate(2 * SIZE - 1)
+        else:
+            file.seek(0, os.SEEK_END)
+            file.write(b"b")
+    with pytest.raises(DataError, match="f was changed while it was read"):
+        read(pinned, 10, SIZE)
+    assert len(read(loose, 10)) == SIZE
+    again = FolderBackend(tmp_path).open("f", pinned=True)
+    assert read(again, 10) == (b"b" if how == "overwritten" else b"a") * SIZE
+
+
+def test_a_plain_file_that_is_overwritten_in_place_is_an_error_of_its_reader(tmp_path):
+    path = tmp_path / "f"
+    path.write_bytes(b"a" * 2 * SIZE)
+    os.utime(path, ns=(1, 1))
+    with open_fs(str(tmp_path)).open("f") as file:
+        assert file.read(0, SIZE) == b"a" * SIZE
+        with open(path, "r+b") as out:
+            out.write(b"b" * 2 * SIZE)
+        with pytest.raises(DataError, match=r"was (changed|replaced) while it was read"):
+            file.read(SIZE, SIZE)
+
+
+def test_a_file_that_is_replaced_is_read_on(tmp_path):
+    path = tmp_path / "f"
+    path.write_bytes(b"a" * 2 * SIZE)
+    source = FolderBackend(tmp_path).open("f", pinned=True)
+    (tmp_path / "new").write_bytes(b"b" * 2 * SIZE)
+    os.replace(tmp_path / "new", path)
+    assert read(source, SIZE) == b"a" * SIZE
+
+
+@pytest.mark.parametrize("size", [100, 9 << 20])
+def test_a_local_file_that_changes_while_it_is_stored_is_not_stored(tmp_path, size):
+    local = tmp_path / "local"
+    local.write_bytes(b"a" * size)
+    os.utime(local, ns=(1, 1))
+    fs = open_fs(str(tmp_path / "store"))
+    fs.put(local, "f")
+
+    def change(done: int, total: int) -> None:
+        if done == size:
+            with open(local, "r+b") as out:
+                out.write(b"b" * size)
+
+    with pytest.raises(DataError, match="local was changed while it was stored"):
+        fs.put(local, "f", progress=change)
+    with fs.open("f") as file:
+        assert file.read(0, size) == b"a" * size
+    assert fs.fsck().findings == ()
+
+
+@pytest.fixture(params=["", EINVAL := "EINVAL", "no such call"])
+def rename(request, monkeypatch) -> None:
+    """As on NFS, and on a kernel or library without renameat2."""
+
+    def refuse(*args: object) -> int:
+        folder.ctypes.set_errno(errno.EINVAL)
+        return -1
+
+    if request.param:
+        monkeypatch.setattr(folder, "_renameat2", refuse if request.param == EINVAL else None)
+
+
+def test_folders_where_nothing_renames_without_replacing(tmp_path, rename):
+    fs = open_fs(str(tmp_path))
+    for name in ("a/x", "b/y"):
+        with fs.create(name) as out:
+            out.write(b"data")
+    (tmp_path / "empty").mkdir()
+    for taken in ("b", "empty"):
+        with pytest.raises(FileExistsError):
+            fs.backend.rename("a", taken, overwrite=False)
+    with pytest.raises(NotWritableError):
+        fs.rename("a", "b/y")
+    fs.rename("a", "c")
+    assert fs.files() == ["b/y", "c/x"]
+    fs.remove_tree("c")
+    assert fs.files() == ["b/y"]
+    with fs.create("z") as out:
+        out.write(b"z")
+    with pytest.raises(NotWritableError):
+        fs.rename("z", "b/y", overwrite=False)
+    fs.rename("z", "b/z", overwrite=False)
+    assert fs.files() == ["b/y", "b/z"]
+    with pytest.raises(NotFoundError):
+        fs.backend.rename("none", "other", overwrite=False)
+
+
+def test_a_link_to_a_folder_is_removed_not_what_it_points_to(tmp_path, rename):
+    there = tmp_path / "elsewhere"
+    there.mkdir()
+    (there / "f").write_bytes(b"keep")
+    store = tmp_path / "store"
+    store.mkdir()
+    (store / "link").symlink_to(there)
+    fs = open_fs(str(store))
+    fs.remove_tree("link")
+    assert not os.path.lexists(store / "link")
+    assert (there / "f").read_bytes() == b"keep"
+    assert os.listdir(store) == []
