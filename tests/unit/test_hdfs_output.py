@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import pytest
 
-from bootseer.errors import BootseerError, ConfigError, UnavailableError
+from bootseer.errors import BootseerError, ConfigError, NotWritableError, UnavailableError
 from bootseer.hdfs import blockwriter, output, placement
 from bootseer.hdfs.blockwriter import BlockWriter
 from bootseer.hdfs.namenode import FileStatus
@@ -33,13 +33,15 @@ class Names:
         self.file = FileStatus(PATH, 0, False, 123, 7, 3, block_size, "", False, "ann", "staff", 0o644)
         self.ids: FileStatus | None = replace(self.file, path="/.reserved/.inodes/7")
         self.deleted: list[str] = []
-        self.looked: Callable[[], None] = lambda: None
+        self.refuses = False
 
     def create(self, path: str, **options: object) -> int:
         return self.file.file_id
 
     def info(self, path: str, *, deadline: float | None = None) -> FileStatus | None:
         if path != PATH:
+            if self.refuses:
+                raise NotWritableError("no such names here")
             return self.ids
         return self.file
 
@@ -106,11 +108,12 @@ def test_whoever_goes_on_after_a_failure_is_told_of_it(names, monkeypatch):
     out.abandon()
 
 
-@pytest.mark.parametrize("ids", ["same", "none", "other"])
+@pytest.mark.parametrize("ids", ["same", "none", "other", "refused"])
 def test_an_abandoned_file_is_removed_by_its_id(names, ids):
     """By its path only where ids cannot be asked for, or name a file of another NameNode behind a router."""
     out = FileOutput(names, PATH)  # type: ignore[arg-type]
-    if ids != "same":
+    names.refuses = ids == "refused"
+    if ids in ("none", "other"):
         names.ids = None if ids == "none" else replace(names.ids, mtime_ms=124)
     out.abandon()
     assert names.deleted == ["/.reserved/.inodes/7" if ids == "same" else PATH]

@@ -362,7 +362,12 @@ class FileOutput:
         if info is None or info.file_id != self.file_id:
             return  # it is another writer's by now
         by_id = f"/.reserved/.inodes/{self.file_id}"
-        same = self.namenode.info(by_id, deadline=_ABANDON)
+        try:
+            same = self.namenode.info(by_id, deadline=_ABANDON)
+        except UnavailableError:
+            raise
+        except BootseerError:
+            same = None
         sure = same is not None and replace(same, path=self.path) == info
         self.namenode.delete(by_id if sure else self.path, deadline=_ABANDON)
 
