@@ -138,6 +138,38 @@ def test_a_block_without_replicas_is_an_error_after_some_rounds():
     assert took < 30
 
 
+@pytest.mark.parametrize("others", [["bc"], [], ["", ""]])
+def test_pauses_between_questions_where_nobody_has_a_block(others):
+    wanted, asked = request(["", *others], 16 * MB), []
+
+    class Asked(Cluster):
+        def _relocate(self, scheduler, job):
+            asked.append(self.now)
+            super()._relocate(scheduler, job)
+
+    (took,) = run(Asked(nodes()), wanted)
+    assert isinstance(wanted.error, UnavailableError)
+    assert [later - sooner for sooner, later in itertools.pairwise(asked)] == pytest.approx(
+        [0.25, 0.75, 2.25], abs=0.05
+    )
+    assert took == pytest.approx(3.25, abs=0.2)
+
+
+def test_a_block_that_is_named_again_is_read():
+    wanted = request(["", "bc"], 16 * MB)
+    place = wanted.lanes[0].place
+
+    class Late(Cluster):
+        def _relocate(self, scheduler, job):
+            if self.now > 0.2:
+                self.moves = {place: "ab"}
+            super()._relocate(scheduler, job)
+
+    (took,) = run(Late(nodes()), wanted)
+    assert fine(wanted)
+    assert took < 1.5
+
+
 def test_a_block_that_comes_back_is_waited_for():
     wanted = request(["a"], 16 * MB)
     cluster = Cluster(nodes(a=SimNode(60 * MB, dead_from=0.0)))

@@ -6,7 +6,6 @@ Pure, like the scheduler, which holds the lock.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable
 
 from bootseer.errors import BootseerError, DataError, UnavailableError
@@ -20,10 +19,7 @@ _WRONG = {Outcome.DAMAGED, Outcome.CORRUPT}
 
 
 class Recovery:
-    """``requests``: the scheduler's, all that are not finished; ``fail`` gives one of them up.
-
-    ``questions``: files whose blocks the NameNode must be asked for; `relocated` follows for each.
-    """
+    """``requests``: the scheduler's, all that are not finished; ``fail`` gives one of them up."""
 
     def __init__(
         self,
@@ -33,7 +29,7 @@ class Recovery:
         fail: Callable[[Request, BaseException], None],
     ) -> None:
         self._requests, self._chooser, self._tuning, self._fail = requests, chooser, tuning, fail
-        self.questions: deque[Relocate] = deque()
+        self._questions: list[Relocate] = []
         self._asking: set[int] = set()
 
     def failed(self, run: Run, attempt: Attempt, outcome: Outcome, error: BootseerError | None) -> None:
@@ -59,8 +55,8 @@ class Recovery:
         request.pending += run.size
         self._check_stuck(run, now)
 
-    def _check_stuck(self, run: Run, now: float) -> None:
-        """Ask for fresh locations, or give up, when there is nobody left to ask for ``run``."""
+    def _check_stuck(self, run: Run, ask_at: float) -> None:
+        """Ask for fresh locations at that time, or give up, when there is nobody left to ask for ``run``."""
         request = run.lane.request
         if request.over or self._chooser.able(run.lane, run):
             return
@@ -69,27 +65,44 @@ class Recovery:
         if run.rounds >= (1 if damaged else self._tuning.rounds):
             self._fail(request, run.error or self._nobody(run))
             return
-        self._relocate(run.lane.place.file)
+        self._relocate(run.lane.place.file, ask_at)
 
     def _nobody(self, run: Run) -> BootseerError:
         what = f"no DataNode has bytes {run.offset} to {run.offset + run.size} of a block"
         return UnavailableError(f"{what} of {run.lane.request.name or 'a file'}", hint="run hdfs fsck on it")
 
-    def _relocate(self, file: object) -> None:
+    def _relocate(self, file: object, at: float) -> None:
         if id(file) not in self._asking:
             self._asking.add(id(file))
-            self.questions.append(Relocate(file))
+            self._questions.append(Relocate(file, at))
+        for question in self._questions:
+            if question.file is file:
+                question.not_before = min(question.not_before, at)
 
-    def strand(self, lane: Lane) -> None:
+    def question(self, now: float) -> Relocate | None:
+        """A file whose blocks the NameNode must be asked for now; `relocated` follows."""
+        for index, question in enumerate(self._questions):
+            if question.not_before <= now:
+                return self._questions.pop(index)
+        return None
+
+    def strand(self, lane: Lane, now: float) -> None:
         """``lane`` has nobody to ask at all: its rest becomes runs, which keep count of the rounds."""
+        self._cut(lane)
+        if lane.again:
+            self._relocate(lane.place.file, now)
+
+    def _cut(self, lane: Lane) -> None:
         while lane.fresh:
             lane.again.append(lane.cut(self._tuning.max_run))
-        if lane.again:
-            self._relocate(lane.place.file)
+
+    def _wait(self, rounds: int) -> float:
+        """Seconds to wait after so many rounds, before the next step."""
+        return self._tuning.round_wait * 3 ** (rounds - 1) if rounds else 0.0
 
     def _relocated_lane(self, lane: Lane, error: BootseerError | None, now: float) -> None:
         if lane.fresh and not lane.place.usable:
-            self.strand(lane)
+            self._cut(lane)
         for run in list(lane.again):
             if self._chooser.able(lane, run):
                 continue
@@ -99,11 +112,11 @@ class Recovery:
             run.rounds += 1
             if not run.outcomes or not run.outcomes <= _WRONG:
                 run.failures = {}
-                run.not_before = now + (self._tuning.round_wait * 3 ** (run.rounds - 2) if run.rounds > 1 else 0.0)
+                run.not_before = now + self._wait(run.rounds - 1)
             if error is not None and run.error is None:
                 run.error = error
-            if not self._chooser.able(lane, run):
-                self._check_stuck(run, now)
+            if not self._chooser.able(lane, run):  # the NameNode names nobody: no use to ask it again at once
+                self._check_stuck(run, now + self._wait(run.rounds))
                 if lane.request.over:
                     return
 
@@ -113,7 +126,7 @@ class Recovery:
             for lane in request.lanes:
                 if lane.place is place and not request.over:
                     if not place.usable:
-                        self.strand(lane)
+                        self.strand(lane, now)
                     for run in list(lane.again):
                         self._check_stuck(run, now)
 

@@ -89,12 +89,12 @@ class Scheduler:
         self._new.append(request)
         for lane in request.lanes:
             if not lane.place.usable:
-                self._recovery.strand(lane)
+                self._recovery.strand(lane, now)
 
     def take(self, now: float) -> Doing | None:
         """The next thing to do, if there is any: start the attempt (and call `ended`), or ask for locations."""
-        if self._recovery.questions:
-            return self._recovery.questions.popleft()
+        if (question := self._recovery.question(now)) is not None:
+            return question
         while self._urgent:
             late = self._urgent.popleft()
             if late in self._flying and not late.cancelled:

@@ -239,12 +239,12 @@ class Attempt:
 
 
 class Relocate:
-    """Ask the NameNode again where the blocks of ``file`` are, then tell the scheduler."""
+    """Ask the NameNode again where the blocks of ``file`` are, at the time ``not_before``, then tell the scheduler."""
 
-    __slots__ = ("file",)
+    __slots__ = ("file", "not_before")
 
-    def __init__(self, file: object) -> None:
-        self.file = file
+    def __init__(self, file: object, not_before: float) -> None:
+        self.file, self.not_before = file, not_before
 
 
 class Landing:
