@@ -43,6 +43,11 @@ class Recovery:
             run.failures[key] = run.failures.get(key, 0) + 1
         if outcome is not Outcome.CANCELLED:
             run.outcomes.add(outcome)
+        elif error is None:  # it was stopped because nothing came
+            error = UnavailableError(
+                f"cannot read {run.lane.request.name or 'a file'}: no answer from DataNode {attempt.node.address}",
+                hint="check that it runs and is reachable from here",
+            )
         if outcome in (Outcome.DAMAGED, Outcome.CORRUPT):
             run.verify = True
         # what is wrong with the bytes says more than who did not answer

@@ -1,0 +1,38 @@
+"""What becomes of a run that did not work: the words of its error."""
+
+from bootseer.errors import BootseerError, DataError, UnavailableError
+from bootseer.stripefs.choose import Chooser
+from bootseer.stripefs.nodes import NodeState
+from bootseer.stripefs.recover import Recovery
+from bootseer.stripefs.tuning import Tuning
+from bootseer.stripefs.work import Attempt, Lane, Outcome, Place, Request, Run
+
+
+def tried(*results: tuple[str, Outcome, BootseerError | None]) -> str:
+    """What is said of a run that was tried at these DataNodes, when there is nobody left."""
+    nodes = {key: NodeState(key, f"{key}:9866") for key in "ab"}
+    place, tuning, errors = Place("f", "ab"), Tuning(rounds=0, tries=1), []
+    lane = Lane(place, [0, 100])
+    request = Request([lane], "f")
+    run: Run = lane.cut(100)
+    run.rounds = 1
+    recovery = Recovery([request], Chooser(nodes, tuning), tuning, lambda request, error: errors.append(error))
+    for key, outcome, error in results:
+        recovery.failed(run, Attempt("primary", nodes[key], place, 0, 100, run, False), outcome, error)
+    recovery.requeue(run, 0.0)
+    (found,) = errors
+    return f"{type(found).__name__}: {found}"
+
+
+def test_silence_of_all_datanodes_is_no_loss():
+    stopped = ("a", Outcome.CANCELLED, None), ("b", Outcome.CANCELLED, None)
+    said = "UnavailableError: cannot read f: no answer from DataNode b:9866; check that it runs"
+    assert tried(*stopped).startswith(said)
+
+
+def test_wrong_bytes_say_more_than_silence():
+    damaged = ("a", Outcome.DAMAGED, DataError("chunk 3 is damaged"))
+    refused = ("a", Outcome.FAILED, UnavailableError("refused"))
+    silent = ("b", Outcome.CANCELLED, None)
+    assert tried(damaged, silent) == "DataError: chunk 3 is damaged"
+    assert tried(refused, silent).startswith("UnavailableError: cannot read f: no answer")
