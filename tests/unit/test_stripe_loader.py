@@ -338,3 +338,17 @@ def test_what_is_lost_at_the_end_is_removed(fs, tmp_path, monkeypatch):
     monkeypatch.setenv("BOOTSEER_FAULTS", "stripefs.cache.fdatasync=eio")
     warm(fs, tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_files_read_long_ago_are_forgotten(fs, monkeypatch):
+    monkeypatch.setattr(loader_module, "_ORDERS", 4, raising=False)
+    loader = Loader(memory=8 << 20)
+    try:
+        for number in range(20):
+            with fs.create(f"g{number}") as out:
+                out.write(bytes([number]) * 100)
+            with fs.open(f"g{number}") as file:
+                assert get(loader, file, 0, 100) == bytes([number]) * 100
+        assert len(loader._orders) <= 4
+    finally:
+        loader.close()

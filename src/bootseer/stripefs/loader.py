@@ -32,6 +32,8 @@ MEMORY = 256 << 20
 _STEP = 8 << 20
 """Smallest and largest distance of read-ahead; it doubles while a file is read in order."""
 _FAR = 64 << 20
+_ORDERS = 1024
+"""Files of which is known how they are being read; one that was dropped is fetched ahead again after its next read."""
 _WAIT = 4 * DEADLINE
 _THREADS = 3
 
@@ -66,7 +68,7 @@ class Loader:
         self._lock = threading.Lock()
         self._held: OrderedDict[Key, memoryview] = OrderedDict()
         self._flying: dict[Key, Future[None]] = {}
-        self._orders: dict[str, _Order] = {}
+        self._orders: OrderedDict[str, _Order] = OrderedDict()
         self._demand = self._ahead = 0
         self._closed = False
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="bootseer-ahead")
@@ -203,6 +205,9 @@ class Loader:
         """Fetch ahead when ``file`` is read in order. The kernel's own requests may come slightly out of order."""
         with self._lock:
             order = self._orders.setdefault(file.identity, _Order())
+            self._orders.move_to_end(file.identity)
+            if len(self._orders) > _ORDERS:
+                self._orders.popitem(last=False)
             if abs(offset - order.next) > _STEP:  # not in order: begin anew from here
                 order.next, order.ahead, order.step = end, 0, _STEP
                 return
