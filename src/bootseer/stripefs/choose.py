@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from bootseer.stripefs import matching
-from bootseer.stripefs.nodes import UNKNOWN, NodeState
+from bootseer.stripefs.nodes import KEPT, UNKNOWN, NodeState
 from bootseer.stripefs.tuning import Tuning
 from bootseer.stripefs.work import Lane, Place, Request, Run
 
@@ -19,6 +19,7 @@ class Chooser:
     def __init__(self, nodes: dict[str, NodeState], tuning: Tuning) -> None:
         self._nodes, self._tuning = nodes, tuning
         self._version = 0
+        self._forget_at = 0.0
         self.left = False
         """A DataNode has left something to others since the scheduler looked at this last."""
         self._usual = float(UNKNOWN)
@@ -35,11 +36,29 @@ class Chooser:
         self._plan(request, now)
 
     def rates_changed(self, requests: Iterable[Request]) -> None:
-        """Look at the rates again."""
-        known = [node.rate for node in self._nodes.values() if node.rate is not None and node.breaker.closed]
-        self._usual = max(known, default=self._usual)
+        """Look at the rates again: of the DataNodes of ``requests``, a cluster may have thousands of others."""
+        nodes: set[NodeState] = set()
         for request in requests:
+            nodes.update(request.nodes)
             request.seen = -1
+        known = [rate for node in nodes if (rate := node.rate) is not None and node.breaker.closed]
+        self._usual = max(known, default=self._usual)
+
+    def forget(self, requests: Iterable[Request], now: float) -> None:
+        """Drop the DataNodes that none of ``requests`` may need and nobody used for `KEPT` seconds."""
+        if now < self._forget_at:
+            return
+        self._forget_at = now + KEPT / 60
+        wanted = {key for request in requests for lane in request.lanes for key in lane.place.keys}
+        wanted.update(key for request in requests for key in request.lanes_of)
+        gone = []
+        for key, node in self._nodes.items():
+            if node.used_at is None or node.flying or key in wanted:
+                node.used_at = now  # who was just made known may be wanted next
+            elif now - node.used_at > KEPT:
+                gone.append(key)
+        for key in gone:
+            del self._nodes[key]
 
     def breakers_changed(self, requests: Iterable[Request], now: float) -> None:
         """A DataNode is out, or back."""
