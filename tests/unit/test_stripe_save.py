@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from bootseer import faults
 from bootseer.errors import DataError, NotWritableError
 from bootseer.stripefs import layout, open_fs
 from bootseer.stripefs.fs import StripeFS
@@ -139,3 +140,28 @@ def test_fsspec_does_not_write_into_a_checkpoint(fs):
         with pytest.raises(PermissionError, match="has a COMMIT already"):
             attempt()
     fs.verify("A")
+
+
+def test_a_claim_that_was_lost_before_it_was_used_is_not_taken_for_anothers(fs, monkeypatch):
+    def point(name: str) -> None:
+        if name == "stripefs.save.claim" and not others:
+            others.append(None)
+            shutil.rmtree(Path(fs.url, "f"))
+            others.append(fs.save("f"))
+
+    others: list = []
+    monkeypatch.setattr(faults, "point", point)
+    with pytest.raises(NotWritableError, match="lost its folder"):
+        fs.save("f")
+    put(others[1], "a")
+    others[1].commit()
+
+
+def test_a_checkpoint_is_not_replaced_by_one_that_is_not_whole(fs):
+    checkpoint(fs, "A", b"a")
+    checkpoint(fs, "B", b"b")
+    Path(fs.url, "A/conf").unlink()
+    before = tree(fs)
+    with pytest.raises(DataError, match="lacks conf"):
+        copy_tree(fs, "A", fs, "B", force=True)
+    assert tree(fs) == before

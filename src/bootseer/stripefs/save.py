@@ -38,15 +38,15 @@ class Save:
     """One save of the checkpoint ``folder``: files by `create`, then `commit`.
 
     ``epoch`` is the number of its claim. The processes of one job share a save: one calls `begin`, the others make
-    theirs of its ``epoch``; `NotWritableError` when there is no such claim. Raises `NotWritableError` from `commit` and
-    from each writer's ``finish`` when a later save has begun, the folder was removed or renamed meanwhile, or it has a
-    COMMIT.
+    theirs of its ``epoch`` (``token``: only of who made the claim); `NotWritableError` when there is no such claim.
+    Raises `NotWritableError` from `commit` and from each writer's ``finish`` when a later save has begun, the folder
+    was removed or renamed meanwhile, or it has a COMMIT.
     """
 
-    def __init__(self, backend: Backend, folder: str, epoch: int) -> None:
+    def __init__(self, backend: Backend, folder: str, epoch: int, token: bytes = b"") -> None:
         self.folder, self.epoch = clean(folder), epoch
         self._backend = backend
-        self._token = self._claimed()
+        self._token = token or self._claimed()
         if len(self._token) != _TOKEN:
             raise NotWritableError(
                 f"there is no save {epoch} of {self._shown}", hint="begin one, and pass its epoch to the others"
@@ -160,15 +160,16 @@ def begin(backend: Backend, folder: str) -> Save:
         except FileExistsError:
             epoch += 1
             continue
+        token = uuid.uuid4().hex.encode()
         try:
-            sink.write(uuid.uuid4().hex.encode())
+            sink.write(token)
             sink.close()
         except BaseException:
             sink.abandon()
             raise
         break
     faults.point("stripefs.save.claim")
-    save = Save(backend, folder, epoch)
+    save = Save(backend, folder, epoch, token)
     # In this order: a save that claims after the list was made has none of its files in it.
     unfinished = list(_unfinished(backend, folder))
     save.check()

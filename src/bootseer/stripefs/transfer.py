@@ -149,20 +149,22 @@ def copy_tree(
     in_place = src.url == dst.url and path == target
     if not in_place and src.url == dst.url and f"{target}/".startswith(f"{path}/" if path else ""):
         raise NotWritableError(f"cannot copy {path or src.url} into itself")
-    done, checkpoints = [], []
+    done: list[Copied] = []
     names = src.files(path)
+    manifests = {name for name in names if name.rpartition("/")[2] == commit.NAME and _is_checkpoint(src, name)}
     if not in_place:
         _clear(src, path, dst, target, names, resume=resume, force=force)
     for name in names:
         last = name.rpartition("/")[2]
-        if last == commit.NAME and _is_checkpoint(src, name):
-            checkpoints.append(name.rpartition("/")[0])
-        elif last != latest.NAME or not latest.is_hint(read_all(src.backend, name, limit=64)):
+        if name in manifests:
+            continue
+        if last != latest.NAME or not latest.is_hint(read_all(src.backend, name, limit=64)):
             there = join(target, name.removeprefix(path).strip("/"))
             flags = {"verify": verify, "resume": resume, "force": force}
             done += copy_tree(src, name, dst, there, width=width, unit=unit, progress=progress, **flags)
     if in_place:
         return done
+    checkpoints = [name.rpartition("/")[0] for name in manifests]
     for folder in sorted(checkpoints, key=lambda folder: (-folder.count("/"), folder)):
         there = join(target, folder.removeprefix(path).strip("/"))
         _commit(src, folder, dst, there, resume)
