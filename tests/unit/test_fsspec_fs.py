@@ -303,7 +303,7 @@ class Counting(FolderBackend):
     def read_many(self, pieces):
         self.requests += 1
         self.read += sum(len(part) for piece in pieces for part in piece.parts)
-        read_each(pieces)
+        read_each(pieces, store=self.url)
 
 
 @pytest.fixture
