@@ -6,6 +6,7 @@ docs/internals/stripe.md.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import uuid
@@ -94,14 +95,19 @@ def publish(backend: Backend, folder: str, latest: Latest, *, force: bool = Fals
             sink.write(encode(latest))
             sink.close()
             if (later := _later(backend, folder, latest)) is not None and not force:
-                sink.abandon()
+                backend.delete(tmp)
                 return later
             faults.point("stripefs.latest.rename")
             backend.rename(tmp, path, overwrite=True)
         except BaseException as exc:
+            taken = (
+                isinstance(exc, BootseerError) and not isinstance(exc, UnavailableError) and not exists(backend, tmp)
+            )
             sink.abandon()
-            if isinstance(exc, BootseerError) and not isinstance(exc, UnavailableError) and not exists(backend, tmp):
+            if taken:
                 continue  # whoever moved LATEST meanwhile took the temporary file away
+            with contextlib.suppress(BootseerError, OSError):
+                backend.delete(tmp)  # a closed file stays when its sink is abandoned
             raise
         # One who wrote its temporary file before this cannot rename it now; one who writes it later sees ours.
         for entry in backend.list(folder):

@@ -142,8 +142,9 @@ class Save:
 
     def _remove(self, sink: Sink, tmp: str) -> None:
         sink.abandon()
-        with contextlib.suppress(BootseerError, OSError):
-            self._backend.delete(tmp + layout.ENDED)
+        for name in (tmp, tmp + layout.ENDED):  # a closed file stays when its sink is abandoned
+            with contextlib.suppress(BootseerError, OSError):
+                self._backend.delete(name)
 
 
 def begin(backend: Backend, folder: str) -> Save:
