@@ -89,9 +89,7 @@ def test_the_first_publication_wins(store: Store) -> None:
     assert store.put("k", b"three", overwrite=True)
     assert store.get("k") == b"three"
     outcomes: list[bool] = []
-    all_at_once(
-        [threading.Thread(target=lambda i=i: outcomes.append(store.put("race", b"%d" % i))) for i in range(6)]
-    )
+    all_at_once([threading.Thread(target=lambda i=i: outcomes.append(store.put("race", b"%d" % i))) for i in range(6)])
     assert outcomes.count(True) == 1
     assert [info.key for info in store.list("")] == ["k", "race"]
 

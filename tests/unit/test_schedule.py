@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bootseer.errors import DataError, UnavailableError
@@ -435,6 +435,7 @@ def _sound(cluster: Cluster, place: Place) -> bool:
     rates=st.lists(st.sampled_from([20 * MB, 60 * MB, 100 * MB]), min_size=4, max_size=4),
     replicas=st.lists(st.sets(st.sampled_from("abcd"), min_size=1, max_size=3), min_size=2, max_size=6),
 )
+@example(rates=[20 * MB, 60 * MB, 20 * MB, 20 * MB], replicas=[{"a"}, {"b"}, {"b"}, {"a", "b"}])
 def test_the_load_is_spread_nearly_as_well_as_can_be(rates, replicas):
     simulated = Cluster({key: SimNode(rate) for key, rate in zip("abcd", rates, strict=True)})
     scheduler = Scheduler()

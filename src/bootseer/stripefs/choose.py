@@ -12,6 +12,11 @@ from bootseer.stripefs.nodes import KEPT, UNKNOWN, NodeState
 from bootseer.stripefs.tuning import Tuning
 from bootseer.stripefs.work import Lane, Place, Request, Run
 
+_SETTLED = 0.05
+"""Seconds for which a plan is kept in any case."""
+_WRONG = 1.5
+"""A rate that is so many times what was planned with makes a new plan."""
+
 
 class Chooser:
     """``nodes``: all DataNodes by key; the scheduler adds to them."""
@@ -35,7 +40,7 @@ class Chooser:
         request.slots = max(2, min(4, self._tuning.streams // max(1, len(request.nodes))))
         self._plan(request, now)
 
-    def rates_changed(self, requests: Iterable[Request]) -> None:
+    def rates_changed(self, requests: Sequence[Request], now: float) -> None:
         """Look at the rates again: of the DataNodes of ``requests``, a cluster may have thousands of others."""
         nodes: set[NodeState] = set()
         for request in requests:
@@ -43,6 +48,20 @@ class Chooser:
             request.seen = -1
         known = [rate for node in nodes if (rate := node.rate) is not None and node.breaker.closed]
         self._usual = max(known, default=self._usual)
+        for request in requests:
+            if self._settled(request, now) and self._outdated(request):
+                self._plan(request, now)
+
+    def _settled(self, request: Request, now: float) -> bool:
+        """Whether it has a plan that may be replaced."""
+        return request.planned_at is not None and now - request.planned_at > _SETTLED
+
+    def _outdated(self, request: Request) -> bool:
+        """Whether its plan was made with rates that have proved wrong."""
+        return any(
+            not 1 / _WRONG < self.rate(node) / request.planned_with.get(node.key, self.rate(node)) < _WRONG
+            for node in self.healthy(request)
+        )
 
     def forget(self, requests: Iterable[Request], now: float) -> None:
         """Drop the DataNodes that none of ``requests`` may need and nobody used for `KEPT` seconds."""
@@ -64,7 +83,7 @@ class Chooser:
         """A DataNode is out, or back."""
         self._version += 1
         for request in requests:
-            if request.planned_at:
+            if request.planned_at is not None:
                 self._plan(request, now)
 
     def pick(self, request: Request, node: NodeState, now: float) -> Run | None:
@@ -78,7 +97,7 @@ class Chooser:
             if lane.fresh and self._allowed(lane, None, node):
                 fresh.append((max(lane.quota.get(node.key, 0.0), 0.0), lane.fresh, lane))
         fresh.sort(key=lambda found: found[:2], reverse=True)
-        if fresh and not fresh[0][0] and request.planned_at and now - request.planned_at > 0.05:
+        if fresh and not fresh[0][0] and self._settled(request, now):
             self._plan(request, now)  # its share is used up: it is faster than was planned, or others are slower
         size = self._run_size(request, node)
         for _, _, lane in fresh:
@@ -151,7 +170,7 @@ class Chooser:
         return node.latency + (node.bytes + size) / self.rate(node)
 
     def _plan(self, request: Request, now: float) -> None:
-        request.planned_at = 0.0
+        request.planned_at = None
         if request.size < self._tuning.plan_from or len(request.nodes) < 2 or len(request.lanes) < 2:
             return
         request.planned_at = now
@@ -165,6 +184,7 @@ class Chooser:
             [self.rate(node) for node in able],
             [float(node.bytes) for node in able],
         )
+        request.planned_with = {node.key: self.rate(node) for node in able}
         for (lane, keys), row in zip(lanes, shares, strict=True):
             lane.quota = dict(zip(keys, row, strict=True))
 

@@ -208,7 +208,7 @@ class Scheduler:
         for attempt in list(self._flying):
             if attempt.handle is not None:
                 self._credit(attempt, attempt.handle.received, now)
-        self._chooser.rates_changed(self.requests)
+        self._chooser.rates_changed(self.requests, now)
         self._chooser.forget(self.requests, now)
         for attempt in list(self._flying):
             if attempt.run is not None and not attempt.cancelled:

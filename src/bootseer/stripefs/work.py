@@ -190,7 +190,9 @@ class Request:
         self.small = False
         self.slots = 2
         self.number = 0
-        self.progress_at = self.planned_at = 0.0
+        self.progress_at = 0.0
+        self.planned_at: float | None = None
+        self.planned_with: dict[str, float] = {}  # the rates, by DataNode
         self.healthy: list[NodeState] = []
         self.rates, self.seen = 0.0, -1
         for lane in self.lanes:
