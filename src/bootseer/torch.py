@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, UnsupportedError
 from bootseer.stripefs import ChunkFile, StripeFS, StripeWriter, layout, open_fs, split_url
 from bootseer.stripefs.read import PlainFile
-from bootseer.stripefs.write import StripeLost
+from bootseer.stripefs.stripe import StripeLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable

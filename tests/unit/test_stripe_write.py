@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from bootseer.errors import BootseerError, UnavailableError
-from bootseer.stripefs import folder, layout, open_fs, write
+from bootseer.stripefs import folder, layout, open_fs, stripe, write
 from bootseer.stripefs.fs import StripeFS
-from bootseer.stripefs.write import StripeLost
+from bootseer.stripefs.stripe import StripeLost
 
 UNIT = 4096
 
@@ -111,7 +111,7 @@ def test_a_storage_that_stays_away_is_an_error_in_time(fs, monkeypatch):
 
 
 def test_a_storage_that_hangs_is_an_error_in_time(fs, monkeypatch):
-    monkeypatch.setattr(write, "STALL", 0.5)
+    monkeypatch.setattr(stripe, "STALL", 0.5)
     release = threading.Event()
 
     def hanging(sink: folder._Sink, data: bytes | memoryview) -> None:
@@ -125,6 +125,29 @@ def test_a_storage_that_hangs_is_an_error_in_time(fs, monkeypatch):
     finally:
         release.set()
         out.abandon()
+
+
+def test_a_stripe_that_hangs_hides_no_error_and_keeps_no_other_from_going(fs, monkeypatch):
+    monkeypatch.setattr(stripe, "STALL", 0.5)
+    release, real = threading.Event(), folder._Sink.write
+
+    def hanging(sink: folder._Sink, data: bytes | memoryview) -> None:
+        if sink._path.name.endswith(".0"):
+            release.wait(30)
+        real(sink, data)
+
+    def fail() -> None:
+        with fs.create("f", striped=True, unit=UNIT, width=2) as out:
+            out.write(b"x" * 8 * UNIT)  # the queue of the first stripe is full now
+            raise ValueError("mine")
+
+    monkeypatch.setattr(folder._Sink, "write", hanging)
+    try:
+        with pytest.raises(ValueError, match="mine"):
+            fail()
+        assert not [entry.name for entry in fs.backend.list(layout.FOLDER) if entry.name.endswith(".1")]
+    finally:
+        release.set()
 
 
 def test_many_small_writes_and_changing_memory(fs):

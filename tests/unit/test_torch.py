@@ -9,7 +9,7 @@ import pytest
 
 from bootseer.errors import ConfigError, DataError, FullError, NotFoundError, NotWritableError, UnavailableError
 from bootseer.stripefs import folder, open_fs
-from bootseer.stripefs.write import StripeLost
+from bootseer.stripefs.stripe import StripeLost
 
 torch = pytest.importorskip("torch")
 

@@ -26,7 +26,8 @@ from bootseer.stripefs.pieces import parallel
 from bootseer.stripefs.read import ChunkFile, PlainFile, StripedFile, open_file, read_pointer, refuse_unfinished
 from bootseer.stripefs.repair import Repair, repair
 from bootseer.stripefs.save import Save, begin
-from bootseer.stripefs.write import StripeLost, StripeWriter, Written
+from bootseer.stripefs.stripe import StripeLost
+from bootseer.stripefs.write import StripeWriter, Written
 
 _log = logging.getLogger(__name__)
 
