@@ -112,8 +112,8 @@ class Capped:
             task = run.written(way, "/collide", path, replication=2)
             run.client(task, prefix=place, environ=NATIVE)
 
-    def _gather(self) -> None:
-        """Move to DataNode 0 what of the colliding files is not there."""
+    def _gather(self) -> int:
+        """Move to DataNode 0 what of the colliding files is not there. On how many DataNodes the stripes are then."""
         replicas, moved = Replicas(self._site.cluster), 0
         for path in ("/collide/plain", *self._stripes("/collide")):
             for block in replicas.blocks(path, replicas=2):
@@ -121,6 +121,8 @@ class Capped:
                     replicas.move(block, holders[0], 0)
                     moved += 1
         say(f"colliding files: every block has a replica on DataNode 0, {moved} were moved there")
+        stripes = [block for path in self._stripes("/collide") for block in replicas.blocks(path, replicas=2)]
+        return len({index for block in stripes for index in replicas.holders(block)})
 
     # -- reads ----------------------------------------------------------------------------------------------------
 
@@ -130,7 +132,7 @@ class Capped:
         cluster.wait_live(5)
         cluster.web.make_erasure_coded("/coded", POLICY)
         run.stock_write("/coded/plain", 1)
-        self._gather()
+        spread = self._gather()
         beside = self._places[BESIDE]
         healthy: list[float] = []
         faults = Faults(self._site, run, run.task("striped", "/r2", "striped"))
@@ -151,6 +153,7 @@ class Capped:
                 "colliding-striped",
                 lambda: run.client(run.task("striped", "/collide", "striped"), prefix=beside),
                 named_first=first,
+                replicas_on=spread,
             )
             for _ in range(2):
                 took = run.record("striped", lambda: run.client(run.task("striped", "/r2", "striped")))
