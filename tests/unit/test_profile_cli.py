@@ -169,9 +169,9 @@ def test_wrap_leaves_sigpipe_as_commands_know_it(call):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
 def test_wrap_passes_signals_on(environ, number):
     code = (
-        "import signal, sys, time\n"
-        f"signal.signal({int(number)}, lambda *a: (print('got it', flush=True), sys.exit(5)))\n"
-        "print('ready', flush=True)\ntime.sleep(30)"
+        "import os, signal, sys, time\n"  # os.write: a handler that prints may have interrupted the print of 'ready'
+        f"signal.signal({int(number)}, lambda *a: (os.write(1, b'got it\\n'), sys.exit(5)))\n"
+        "os.write(1, b'ready\\n')\ntime.sleep(30)"
     )
     argv = [*CLI, "wrap", "--stage", "env", "--", sys.executable, "-c", code]
     with subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE, start_new_session=True) as process:
