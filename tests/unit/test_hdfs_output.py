@@ -192,10 +192,34 @@ def test_a_broken_idle_pipeline_is_mended_by_the_next_write_and_not_by_the_threa
     assert len(mended) == 1
 
 
+def alone() -> Located:
+    """A new block for which the NameNode found only one DataNode."""
+    identity = wire.NodeId(address="127.0.0.1", hostname="h", uuid="u", transfer_port=1, info_port=1, ipc_port=1)
+    token = wire.Token(identifier=b"", password=b"", kind="", service="")
+    nodes = (DataNode.of(wire.NodeInfo(id=identity)),)
+    return Located(Block("pool", 1, 2, 0), 0, nodes, token, False, (1,), ("s",))
+
+
+def test_a_block_that_began_on_one_datanode_is_written_to_its_end(lines):
+    """Or a cluster of one DataNode would get a block for every packet."""
+
+    class Small(Names):
+        blocks = 0
+
+        def add_block(self, *args: object, **options: object) -> Located:
+            self.blocks += 1
+            return alone()
+
+    names = Small(block_size=8 << 20)
+    with FileOutput(names, PATH, replication=3) as out:  # type: ignore[arg-type]
+        out.write(bytes(12 << 20))
+    assert names.blocks == 2
+
+
 def test_a_limit_of_this_process_ends_the_write_and_shuns_no_datanode(monkeypatch):
     class Full(Names):
         def add_block(self, *args: object, **options: object) -> Located:
-            return located
+            return alone()
 
         def abandon_block(self, *args: object, **options: object) -> None:
             raise AssertionError
@@ -203,10 +227,6 @@ def test_a_limit_of_this_process_ends_the_write_and_shuns_no_datanode(monkeypatc
     def fail(*_: object) -> None:
         raise BootseerError("this process is at its limit of open files")
 
-    identity = wire.NodeId(address="127.0.0.1", hostname="h", uuid="u", transfer_port=1, info_port=1, ipc_port=1)
-    token = wire.Token(identifier=b"", password=b"", kind="", service="")
-    nodes = (DataNode.of(wire.NodeInfo(id=identity)),)
-    located = Located(Block("pool", 1, 2, 0), 0, nodes, token, False, (1,), ("s",))
     monkeypatch.setattr(blockwriter, "Pipeline", fail)
     shared = Placement()
     monkeypatch.setattr(Placement, "wish", lambda *_: [])

@@ -197,7 +197,7 @@ class FileOutput:
 
     def _ends_early(self, block: BlockWriter) -> bool:
         """Whether another block had better take the rest: one more failure would lose this one, or it is slow."""
-        if block.replicas < min(_ENOUGH, self.replication):
+        if block.replicas < min(_ENOUGH, len(block.placed)):  # where the NameNode found one, another block has no more
             return True
         if not self._placement or self._early == _EARLY:
             return False

@@ -130,7 +130,8 @@ class Daemons:
         running = sum(daemon.alive() for daemon in self.datanodes)
         while time.monotonic() < until and self.namenode.alive():
             with contextlib.suppress(UnavailableError):
-                if self.live_datanodes() >= running and not self.web.safe_mode():
+                # alive is who has registered; room on it is known, and blocks go there, since its first heartbeat
+                if self.web.datanodes_with_room() >= running and not self.web.safe_mode():
                     return
             time.sleep(0.1)
         raise UnavailableError(f"the NameNode did not come back: {self.namenode.last_line()}")

@@ -75,6 +75,11 @@ class WebHdfs:
         """How many DataNodes it counts as alive and in service."""
         return int(self.bean("FSNamesystemState").get("NumLiveDataNodes", 0))
 
+    def datanodes_with_room(self) -> int:
+        """How many DataNodes have told how much room they have. One that has only registered gets no blocks yet."""
+        live = json.loads(self.bean("NameNodeInfo").get("LiveNodes", "{}"))
+        return sum(node["capacity"] > 0 for node in live.values())
+
     def safe_mode(self) -> bool:
         """Whether it still waits for its DataNodes to report their blocks; then nothing can be written."""
         return bool(self.bean("FSNamesystemState").get("FSState", "safeMode") != "Operational")
