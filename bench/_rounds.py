@@ -22,7 +22,7 @@ import _site
 from _node import Order, Outcome
 from bootseer import image, report
 from bootseer.blocks import tree
-from bootseer.blocks.manifest import LocalTree, localize
+from bootseer.blocks.formats.manifest import LocalTree, localize
 from bootseer.demo import workplace
 from bootseer.demo.site import WITH_US
 from bootseer.errors import BootseerError

@@ -24,8 +24,9 @@ from typing import Any
 
 from _reading import sequential, small
 from bootseer import erofs, report
-from bootseer.blocks import server, tree
-from bootseer.blocks.control import TreeStatus
+from bootseer.blocks import tree
+from bootseer.blocks.serving import server
+from bootseer.blocks.serving.control import TreeStatus
 from bootseer.config import Config
 from bootseer.kernel import mount as mounts
 from bootseer.store import Store, open_store

@@ -29,10 +29,11 @@ from pathlib import Path
 import zstandard
 
 from bootseer import erofs, report
-from bootseer.blocks import _hash, takeover
-from bootseer.blocks.blockmap import BlockMap, ObjectRef
-from bootseer.blocks.decode import verified
-from bootseer.blocks.pack import compress
+from bootseer.blocks import _hash
+from bootseer.blocks.formats.blockmap import BlockMap, ObjectRef
+from bootseer.blocks.formats.decode import verified
+from bootseer.blocks.formats.pack import compress
+from bootseer.blocks.serving import takeover
 from bootseer.errors import BootseerError
 from bootseer.kernel import canary, fanotify
 

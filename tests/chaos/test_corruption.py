@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from bootseer import oci
-from bootseer.blocks.blockmap import BlockMap
-from bootseer.blocks.cachecheck import check
-from bootseer.blocks.cacheparts import parts
-from bootseer.blocks.manifest import TreeManifest, tree_key
+from bootseer.blocks.cache.cachecheck import check
+from bootseer.blocks.cache.cacheparts import parts
+from bootseer.blocks.formats.blockmap import BlockMap
+from bootseer.blocks.formats.manifest import TreeManifest, tree_key
 from bootseer.blocks.tree import ProfileKey, TreeMount
 from bootseer.errors import DataError
 from bootseer.image import record as records

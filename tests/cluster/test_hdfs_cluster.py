@@ -14,8 +14,9 @@ import pytest
 
 from bootseer import hdfs
 from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError, UnavailableError
-from bootseer.stripefs import engine, open_fs
-from bootseer.stripefs.tuning import Tuning
+from bootseer.stripefs import open_fs
+from bootseer.stripefs.engine import engine
+from bootseer.stripefs.engine.tuning import Tuning
 from bootseer.testing import hadoop
 from bootseer.testing.hadoop import HadoopCluster
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from bootseer import image, oci
-from bootseer.blocks.manifest import localize
-from bootseer.blocks.pack import decompress
+from bootseer.blocks.formats.manifest import localize
+from bootseer.blocks.formats.pack import decompress
 from bootseer.kernel import mount
 from bootseer.oci.write import Compression
 from bootseer.store import open_store

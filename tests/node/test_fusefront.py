@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.blocks import fusefront, latereads
-from bootseer.blocks.channel import Again, Came, Channel, Wanted
-from bootseer.blocks.shared import Count, Shared
+from bootseer.blocks.serving import fusefront, latereads
+from bootseer.blocks.serving.channel import Again, Came, Channel, Wanted
+from bootseer.blocks.serving.shared import Count, Shared
 from bootseer.kernel import fuse, mount
 from bootseer.testing.waits import until
 

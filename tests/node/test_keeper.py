@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.blocks import takeover
-from bootseer.blocks.channel import Again, Came, Channel, Wanted
-from bootseer.blocks.keeper import Keeper
-from bootseer.blocks.shared import Count, Shared
+from bootseer.blocks.serving import takeover
+from bootseer.blocks.serving.channel import Again, Came, Channel, Wanted
+from bootseer.blocks.serving.keeper import Keeper
+from bootseer.blocks.serving.shared import Count, Shared
 from bootseer.errors import BootseerError
 from bootseer.kernel import fanotify
 from bootseer.testing.waits import until

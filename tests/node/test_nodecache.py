@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 
 from bootseer import erofs
-from bootseer.blocks import cachecheck, cacheparts, nodecache, tree
-from bootseer.blocks.cacheparts import Part
-from bootseer.blocks.driver import DISK_SLACK
+from bootseer.blocks import tree
+from bootseer.blocks.cache import cachecheck, cacheparts, nodecache
+from bootseer.blocks.cache.cacheparts import Part
+from bootseer.blocks.serving.driver import DISK_SLACK
 from bootseer.blocks.tree import TreeMount
 from bootseer.config import Config
 from bootseer.errors import FullError
@@ -295,7 +296,7 @@ def test_a_full_disk_gives_right_bytes_or_an_error(small: Site) -> None:
 _COLLECT_ALWAYS = """
 import random, sys, time
 from pathlib import Path
-from bootseer.blocks import nodecache
+from bootseer.blocks.cache import nodecache
 count = 0
 while not Path(sys.argv[1], "stop").exists():
     count += len(nodecache.collect(Path(sys.argv[1], "cache"), random.choice([1_000_000, 1 << 40])).gone)

@@ -21,8 +21,9 @@ from pathlib import Path
 import pytest
 
 from bootseer import erofs
-from bootseer.blocks import _process, driver, tree
-from bootseer.blocks.cache import in_use
+from bootseer.blocks import tree
+from bootseer.blocks.cache.cache import in_use
+from bootseer.blocks.serving import _process, driver
 from bootseer.blocks.tree import TreeMount
 from bootseer.config import Config
 from bootseer.errors import UnavailableError
@@ -35,7 +36,7 @@ RATE = 6e6
 SLOW = (
     sys.executable,
     "-c",
-    "import sys; from bootseer.blocks.server import main; from bootseer.store import open_store\n"
+    "import sys; from bootseer.blocks.serving.server import main; from bootseer.store import open_store\n"
     "from bootseer.testing.source import RateLimitedStore\n"
     f"sys.exit(main(sys.argv[1:], store_for=lambda url: RateLimitedStore(open_store(url), rate={RATE}, latency=0.01)))",
 )
@@ -43,8 +44,8 @@ TROUBLED = (
     sys.executable,
     "-c",
     """import errno, os, sys, time
-from bootseer.blocks import holder, holderwatch, oom
-from bootseer.blocks.server import main
+from bootseer.blocks.serving import holder, holderwatch, oom
+from bootseer.blocks.serving.server import main
 from bootseer.kernel import _libc
 
 def when(name, real, act):
@@ -323,7 +324,7 @@ def test_a_complete_tree_needs_no_process(node: Node) -> None:
 
 
 def test_a_detached_mount_in_use_keeps_its_keeper(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bootseer.blocks._process._BUSY_SECONDS", 0.2)
+    monkeypatch.setattr("bootseer.blocks.serving._process._BUSY_SECONDS", 0.2)
     made = node.mount(slow=False)
     pid = made.status().pid
     with open(made.target / "f05", "rb") as file:
@@ -338,7 +339,7 @@ def test_a_detached_mount_in_use_keeps_its_keeper(node: Node, monkeypatch: pytes
 
 
 def test_a_lingering_server_serves_the_next_mount(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bootseer.blocks._process._BUSY_SECONDS", 0.2)
+    monkeypatch.setattr("bootseer.blocks.serving._process._BUSY_SECONDS", 0.2)
     made = node.mount(slow=False)
     pid = made.status().pid
     with open(made.target / "f05", "rb") as file:
@@ -431,7 +432,7 @@ def test_an_error_reply_kills_nobody(node: Node) -> None:
 
 
 def test_a_stopped_holder_of_a_tree_in_use_is_not_killed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bootseer.blocks._process._BUSY_SECONDS", 0.2)
+    monkeypatch.setattr("bootseer.blocks.serving._process._BUSY_SECONDS", 0.2)
     made = node.mount(slow=False)
     pid = made.status().pid
     folder = node.folder / "state" / "trees" / node.digest[:16]

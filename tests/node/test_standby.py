@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from bootseer import erofs
-from bootseer.blocks import standby, tree
+from bootseer.blocks import tree
+from bootseer.blocks.serving import standby
 from bootseer.config import Config
 from bootseer.store import open_store
 
@@ -33,7 +34,9 @@ def mounted(tmp_path: Path, digest: str) -> tree.TreeMount:
 
 
 def waiting() -> set[int]:
-    found = subprocess.run(["pgrep", "-f", "bootseer.blocks.server -"], capture_output=True, text=True, check=False)
+    found = subprocess.run(
+        ["pgrep", "-f", "bootseer.blocks.serving.server -"], capture_output=True, text=True, check=False
+    )
     return {int(pid) for pid in found.stdout.split()}
 
 

@@ -19,9 +19,9 @@ import pytest
 
 from bootseer import erofs
 from bootseer.blocks import tree
-from bootseer.blocks.blockmap import BlockMap
-from bootseer.blocks.manifest import TreeManifest
-from bootseer.blocks.trace import Trace
+from bootseer.blocks.formats.blockmap import BlockMap
+from bootseer.blocks.formats.manifest import TreeManifest
+from bootseer.blocks.profiles.trace import Trace
 from bootseer.blocks.tree import ProfileKey, TreeMount
 from bootseer.config import Config
 from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError
@@ -352,7 +352,7 @@ _MOUNT = """
 import sys
 from pathlib import Path
 from bootseer.blocks import tree
-from bootseer.blocks.blockmap import BlockMap
+from bootseer.blocks.formats.blockmap import BlockMap
 from bootseer.config import Config
 store, digest, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
 tree.mount(store, digest, folder / "mnt", cache_dir=folder / "cache", state_dir=folder / "state",
@@ -521,7 +521,7 @@ def test_a_full_cache_still_serves_right_bytes(site: Site, monkeypatch: pytest.M
 def test_a_busy_target_is_detached_with_a_line(
     site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("bootseer.blocks._process._BUSY_SECONDS", 0.2)
+    monkeypatch.setattr("bootseer.blocks.serving._process._BUSY_SECONDS", 0.2)
     made = site.mount()
     pid = made.status().pid
     with open(made.target / "big1", "rb") as file:

@@ -10,7 +10,7 @@ from bootseer.errors import DataError, NotFoundError
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.output import FileOutput
 from bootseer.stripefs import open_fs
-from bootseer.stripefs.engine import Engine, shared
+from bootseer.stripefs.engine.engine import Engine, shared
 from bootseer.stripefs.explain import explain
 from bootseer.stripefs.fs import StripeFS
 from bootseer.testing import hadoop

@@ -12,8 +12,8 @@ import fsspec
 import pytest
 from fsspec.tests import abstract
 
-from bootseer.stripefs.fsspec_fs import StripeFileSystem
-from bootseer.stripefs.fsspec_urls import PROTOCOLS
+from bootseer.stripefs.adapter.fsspec_fs import StripeFileSystem
+from bootseer.stripefs.adapter.fsspec_urls import PROTOCOLS
 from bootseer.testing import hadoop
 
 DATA = os.urandom((9 << 20) + 123)

@@ -29,7 +29,7 @@ import json, os, signal, sys
 from bootseer.errors import BootseerError
 from bootseer.stripefs import open_fs
 from bootseer.stripefs.transfer import copy_tree
-import bootseer.stripefs.remote, bootseer.stripefs.engine, bootseer.hdfs.output, hdfs_native
+import bootseer.stripefs.storage.remote, bootseer.stripefs.engine.engine, bootseer.hdfs.output, hdfs_native
 
 def put(fs, path):
     with fs.create(path, striped=True, unit=4096, width=3) as out:

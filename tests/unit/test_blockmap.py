@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.blocks import _hash
-from bootseer.blocks.blockmap import MAX_BLOCK, BlockMap, ObjectRef, frame_bound
+from bootseer.blocks.formats.blockmap import MAX_BLOCK, BlockMap, ObjectRef, frame_bound
 from bootseer.errors import DataError
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "blocks"
@@ -203,7 +203,7 @@ def test_a_large_map_decodes_fast() -> None:
 
 def test_too_many_packs_are_called_so(monkeypatch: pytest.MonkeyPatch) -> None:
     packs = [ObjectRef(f"{number:064x}", 10) for number in range(3)]
-    monkeypatch.setattr("bootseer.blocks.blockmap.MAX_PACKS", 3)
+    monkeypatch.setattr("bootseer.blocks.formats.blockmap.MAX_PACKS", 3)
     assert len(BlockMap(4096, 0, packs, b"", (), ()).packs) == 3
     with pytest.raises(DataError, match="4 packs are more than 3"):
         BlockMap(4096, 0, [*packs, ObjectRef("f" * 64, 10)], b"", (), ())

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.blocks import _process, control, tree
-from bootseer.blocks.control import ControlServer, GoneError, Request, TreeStatus
-from bootseer.blocks.members import members
-from bootseer.blocks.spec import SPEC, ServerSpec
+from bootseer.blocks import tree
+from bootseer.blocks.serving import _process, control
+from bootseer.blocks.serving.control import ControlServer, GoneError, Request, TreeStatus
+from bootseer.blocks.serving.members import members
+from bootseer.blocks.serving.spec import SPEC, ServerSpec
 from bootseer.errors import NotFoundError, UnavailableError
 
 STATUS = TreeStatus(id="a", digest="a", pid=1, targets=["/t"])
@@ -95,9 +96,9 @@ def test_a_dead_server_is_not_found(folder: Path, tmp_path: Path) -> None:
     ("arguments", "pid_file", "found"),
     [
         (["FOLDER"], False, False),
-        (["bootseer.blocks.server", "FOLDER", "3"], False, True),
+        (["bootseer.blocks.serving.server", "FOLDER", "3"], False, True),
         (["--serve", "FOLDER", "3"], True, True),
-        (["bootseer.blocks.server", "-", "3"], True, True),
+        (["bootseer.blocks.serving.server", "-", "3"], True, True),
         (["something", "-", "else"], True, False),
     ],
 )

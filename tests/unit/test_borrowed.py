@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.blocks.borrowed import Borrowed
-from bootseer.blocks.cache import CacheFile, in_use
-from bootseer.blocks.cachelock import maintain
+from bootseer.blocks.cache.borrowed import Borrowed
+from bootseer.blocks.cache.cache import CacheFile, in_use
+from bootseer.blocks.cache.cachelock import maintain
 from bootseer.errors import UnavailableError
 from bootseer.testing import lazy
 
@@ -101,7 +101,7 @@ def test_a_reader_gives_way_by_itself(cache: CacheFile, lent: Borrowed) -> None:
 def test_a_cache_that_is_owned_again_is_left_alone(
     cache: CacheFile, lent: Borrowed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bootseer.blocks.borrowed._FREE_SECONDS", 0.1)
+    monkeypatch.setattr("bootseer.blocks.cache.borrowed._FREE_SECONDS", 0.1)
     leave(cache, lent)
     with open_anew(cache) as again:
         with pytest.raises(UnavailableError, match="used again"):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bootseer import image
-from bootseer.blocks import pack
+from bootseer.blocks.formats import pack
 from bootseer.errors import FullError, UnavailableError
 from bootseer.image import _work
 from bootseer.image._work import check_space, work_folder

@@ -19,13 +19,14 @@ from typing import BinaryIO
 import pytest
 
 from bootseer import erofs
-from bootseer.blocks import profiles, tree
+from bootseer.blocks import tree
 from bootseer.blocks.extract import extract
-from bootseer.blocks.manifest import localize
+from bootseer.blocks.fetcher.pull import Pull, runs
+from bootseer.blocks.fetcher.source import StoreSource
+from bootseer.blocks.formats.manifest import localize
 from bootseer.blocks.offline import look
-from bootseer.blocks.pull import Pull, runs
-from bootseer.blocks.source import StoreSource
-from bootseer.blocks.trace import UNIT, Touch, Trace
+from bootseer.blocks.profiles import profiles
+from bootseer.blocks.profiles.trace import UNIT, Touch, Trace
 from bootseer.erofs import xattr
 from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError
 from bootseer.store.folder import FolderStore

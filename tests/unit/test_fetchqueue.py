@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.blocks import _hash
-from bootseer.blocks.blockmap import BlockMap, ObjectRef
-from bootseer.blocks.queue import Batch, FetchQueue, Priority
+from bootseer.blocks.fetcher.queue import Batch, FetchQueue, Priority
+from bootseer.blocks.formats.blockmap import BlockMap, ObjectRef
 
 BLOCK = 4096
 FRAME = 100

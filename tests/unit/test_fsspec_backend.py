@@ -19,12 +19,13 @@ from bootseer.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from bootseer.stripefs import fsspec_backend, fsspec_files, open_fs
-from bootseer.stripefs.backend import read_all
+from bootseer.stripefs import open_fs
+from bootseer.stripefs.adapter.fsspec_fs import StripeFileSystem
+from bootseer.stripefs.adapter.fsspec_urls import PROTOCOLS
 from bootseer.stripefs.fs import StripeFS
-from bootseer.stripefs.fsspec_backend import FsspecBackend
-from bootseer.stripefs.fsspec_fs import StripeFileSystem
-from bootseer.stripefs.fsspec_urls import PROTOCOLS
+from bootseer.stripefs.storage import fsspec_backend, fsspec_files
+from bootseer.stripefs.storage.backend import read_all
+from bootseer.stripefs.storage.fsspec_backend import FsspecBackend
 from bootseer.testing.objectserver import BUCKET, ObjectServer
 
 DATA = os.urandom(700_001)
@@ -378,7 +379,7 @@ def test_the_command_line_on_s3(server, tmp_path):
 KILLED = """
 import sys
 from bootseer.stripefs import StripeFS
-from bootseer.stripefs.fsspec_backend import FsspecBackend
+from bootseer.stripefs.storage.fsspec_backend import FsspecBackend
 options = {"endpoint_url": sys.argv[1], "key": "k", "secret": "s", "client_kwargs": {"region_name": "here"}}
 with StripeFS(FsspecBackend("s3://bucket/base", options)).create("f", striped=True, unit=65536) as out:
     out.write(b"new!" * 90_000)
@@ -403,8 +404,8 @@ def test_kill_9_leaves_the_old_version_or_the_new(s3, server, point, published):
 
 FORKED = """
 import os, sys
-from bootseer.stripefs.fsspec_fs import StripeFileSystem
-from bootseer.stripefs.fsspec_urls import PROTOCOLS
+from bootseer.stripefs.adapter.fsspec_fs import StripeFileSystem
+from bootseer.stripefs.adapter.fsspec_urls import PROTOCOLS
 fs = StripeFileSystem(url="s3://bucket/base", endpoint_url=sys.argv[1], key="k", secret="s",
                       client_kwargs={"region_name": "here"})
 data = fs.cat("x")

@@ -14,11 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.blocks import _hash, hotpack
-from bootseer.blocks.blockmap import BlockMap
-from bootseer.blocks.cache import CacheFile
-from bootseer.blocks.decode import verified
-from bootseer.blocks.hotpack import HotPack
+from bootseer.blocks import _hash
+from bootseer.blocks.cache.cache import CacheFile
+from bootseer.blocks.formats import hotpack
+from bootseer.blocks.formats.blockmap import BlockMap
+from bootseer.blocks.formats.decode import verified
+from bootseer.blocks.formats.hotpack import HotPack
 from bootseer.errors import DataError, FullError
 from bootseer.testing import lazy
 from bootseer.testing.source import FlakyStore

@@ -13,13 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.blocks import _hash, hotpack
-from bootseer.blocks.cache import CacheFile
-from bootseer.blocks.fetch import Fetcher
-from bootseer.blocks.hotpack import Opened
-from bootseer.blocks.hotstream import HotStream
-from bootseer.blocks.queue import STREAM, Batch, Priority
-from bootseer.blocks.source import StoreSource
+from bootseer.blocks import _hash
+from bootseer.blocks.cache.cache import CacheFile
+from bootseer.blocks.fetcher.fetch import Fetcher
+from bootseer.blocks.fetcher.hotstream import HotStream
+from bootseer.blocks.fetcher.queue import STREAM, Batch, Priority
+from bootseer.blocks.fetcher.source import StoreSource
+from bootseer.blocks.formats import hotpack
+from bootseer.blocks.formats.hotpack import Opened
 from bootseer.errors import BootseerError, UnavailableError
 from bootseer.testing import lazy
 from bootseer.testing.source import FlakyStore, RateLimitedStore
@@ -331,7 +332,7 @@ def _unforeseen() -> list[int]:
 
 
 def test_an_outage_of_the_pack_alone_does_not_stop_the_prefetch(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bootseer.blocks.hotstream._PATIENCE", 0.3)
+    monkeypatch.setattr("bootseer.blocks.fetcher.hotstream._PATIENCE", 0.3)
 
     class Picky(FlakyStore):
         def _read(self, key: str, offset: int, length: int, read: Callable[[], bytes]) -> bytes:

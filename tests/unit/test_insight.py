@@ -10,12 +10,13 @@ import msgspec
 import pytest
 
 from bootseer import erofs
-from bootseer.blocks import insight, profiles, tree
-from bootseer.blocks.insight_diff import Side, compare
-from bootseer.blocks.insight_waste import explain
+from bootseer.blocks import tree
 from bootseer.blocks.offline import OpenTree, look
-from bootseer.blocks.profiles import ProfileKey
-from bootseer.blocks.trace import UNIT, Process, Touch, Trace
+from bootseer.blocks.profiles import insight, profiles
+from bootseer.blocks.profiles.insight_diff import Side, compare
+from bootseer.blocks.profiles.insight_waste import explain
+from bootseer.blocks.profiles.profiles import ProfileKey
+from bootseer.blocks.profiles.trace import UNIT, Process, Touch, Trace
 from bootseer.errors import NotFoundError
 from bootseer.store.folder import FolderStore
 

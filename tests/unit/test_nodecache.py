@@ -15,13 +15,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from bootseer.blocks import bitmap, cachecheck, cachelock, cacheparts, evict, nodecache, offline
-from bootseer.blocks.cache import CacheFile
-from bootseer.blocks.cachelock import Hold, maintain
-from bootseer.blocks.cacheparts import Part
-from bootseer.blocks.manifest import localize
-from bootseer.blocks.nodecache import Limits
-from bootseer.blocks.publish import publish
+from bootseer.blocks import offline
+from bootseer.blocks.cache import bitmap, cachecheck, cachelock, cacheparts, evict, nodecache
+from bootseer.blocks.cache.cache import CacheFile
+from bootseer.blocks.cache.cachelock import Hold, maintain
+from bootseer.blocks.cache.cacheparts import Part
+from bootseer.blocks.cache.nodecache import Limits
+from bootseer.blocks.formats.manifest import localize
+from bootseer.blocks.formats.publish import publish
 from bootseer.cli.image import app
 from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, UnavailableError
 from bootseer.store.folder import FolderStore
@@ -241,7 +242,7 @@ def test_a_lock_that_was_removed_meanwhile_is_worth_nothing(node: Node, monkeypa
 _OPEN = """
 import sys
 from pathlib import Path
-from bootseer.blocks.cachelock import is_at, take_lock
+from bootseer.blocks.cache.cachelock import is_at, take_lock
 fd = take_lock(Path(sys.argv[1]))
 print("in its place" if is_at(fd, Path(sys.argv[1]) / "lock") else "an orphan")
 """
@@ -249,7 +250,7 @@ print("in its place" if is_at(fd, Path(sys.argv[1]) / "lock") else "an orphan")
 _COLLECT = """
 import sys
 from pathlib import Path
-from bootseer.blocks import nodecache
+from bootseer.blocks.cache import nodecache
 nodecache.collect(Path(sys.argv[1]), int(sys.argv[2]))
 """
 
@@ -299,7 +300,7 @@ def test_a_collection_that_dies_or_fails_leaves_no_wrong_byte(tmp_path: Path, po
 _COLLECT_ALWAYS = """
 import random, sys, time
 from pathlib import Path
-from bootseer.blocks import nodecache
+from bootseer.blocks.cache import nodecache
 end = time.monotonic() + float(sys.argv[2])
 count = 0
 while time.monotonic() < end:

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.stripefs import breaker, budget, hedge
-from bootseer.stripefs.breaker import Breaker
-from bootseer.stripefs.budget import ByteBudget
-from bootseer.stripefs.hedge import Durations, HedgeBudget
-from bootseer.stripefs.nodes import BULK, WINDOW, NodeState
+from bootseer.stripefs.engine import breaker, budget, hedge
+from bootseer.stripefs.engine.breaker import Breaker
+from bootseer.stripefs.engine.budget import ByteBudget
+from bootseer.stripefs.engine.hedge import Durations, HedgeBudget
+from bootseer.stripefs.engine.nodes import BULK, WINDOW, NodeState
 
 MB = 1 << 20
 

@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.blocks import _hash, prefetch, profiles
-from bootseer.blocks.cache import CacheFile
-from bootseer.blocks.fetch import Fetcher
-from bootseer.blocks.prefetch import Plan, Target
-from bootseer.blocks.profiles import ProfileKey
-from bootseer.blocks.source import StoreSource
-from bootseer.blocks.trace import UNIT, Touch, Trace
+from bootseer.blocks import _hash
+from bootseer.blocks.cache.cache import CacheFile
+from bootseer.blocks.fetcher import prefetch
+from bootseer.blocks.fetcher.fetch import Fetcher
+from bootseer.blocks.fetcher.prefetch import Plan, Target
+from bootseer.blocks.fetcher.source import StoreSource
+from bootseer.blocks.profiles import profiles
+from bootseer.blocks.profiles.profiles import ProfileKey
+from bootseer.blocks.profiles.trace import UNIT, Touch, Trace
 from bootseer.testing import lazy
 from bootseer.testing.source import FlakyStore
 

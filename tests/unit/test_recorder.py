@@ -9,12 +9,13 @@ from typing import cast
 
 import pytest
 
-from bootseer.blocks import prefetch, profiles
-from bootseer.blocks.borrowed import Borrowed
-from bootseer.blocks.prefetch import Plan
-from bootseer.blocks.recorder import Purpose, Recorder
-from bootseer.blocks.shared import Count
-from bootseer.blocks.trace import Trace
+from bootseer.blocks.cache.borrowed import Borrowed
+from bootseer.blocks.fetcher import prefetch
+from bootseer.blocks.fetcher.prefetch import Plan
+from bootseer.blocks.profiles import profiles
+from bootseer.blocks.profiles.trace import Trace
+from bootseer.blocks.serving.recorder import Purpose, Recorder
+from bootseer.blocks.serving.shared import Count
 from bootseer.store import Store
 
 

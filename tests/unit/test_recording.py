@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.blocks.readers import Readers
-from bootseer.blocks.recording import Recording
-from bootseer.blocks.shared import Count, Shared
-from bootseer.blocks.trace import UNIT, Process, Touch, Trace
+from bootseer.blocks.profiles.readers import Readers
+from bootseer.blocks.profiles.recording import Recording
+from bootseer.blocks.profiles.trace import UNIT, Process, Touch, Trace
+from bootseer.blocks.serving.shared import Count, Shared
 
 TREE = "ab" * 32
 

@@ -1,11 +1,11 @@
 """What becomes of a run that did not work: the words of its error."""
 
 from bootseer.errors import BootseerError, DataError, UnavailableError
-from bootseer.stripefs.choose import Chooser
-from bootseer.stripefs.nodes import NodeState
-from bootseer.stripefs.recover import Recovery
-from bootseer.stripefs.tuning import Tuning
-from bootseer.stripefs.work import Attempt, Lane, Outcome, Place, Request, Run
+from bootseer.stripefs.engine.choose import Chooser
+from bootseer.stripefs.engine.nodes import NodeState
+from bootseer.stripefs.engine.recover import Recovery
+from bootseer.stripefs.engine.tuning import Tuning
+from bootseer.stripefs.engine.work import Attempt, Lane, Outcome, Place, Request, Run
 
 
 def tried(*results: tuple[str, Outcome, BootseerError | None]) -> str:

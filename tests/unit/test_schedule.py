@@ -7,11 +7,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bootseer.errors import DataError, UnavailableError
-from bootseer.stripefs.budget import ByteBudget
-from bootseer.stripefs.hedge import BURST, SHARE
-from bootseer.stripefs.schedule import Scheduler
-from bootseer.stripefs.tuning import Tuning
-from bootseer.stripefs.work import Join, Lane, Outcome, Place, Request
+from bootseer.stripefs.engine.budget import ByteBudget
+from bootseer.stripefs.engine.hedge import BURST, SHARE
+from bootseer.stripefs.engine.schedule import Scheduler
+from bootseer.stripefs.engine.tuning import Tuning
+from bootseer.stripefs.engine.work import Join, Lane, Outcome, Place, Request
 from bootseer.testing.readsim import Cluster, SimNode
 
 MB = 1 << 20

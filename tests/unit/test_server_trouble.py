@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.blocks import driver, evict, pulse, takeover
-from bootseer.blocks.cachelock import Quiet, take_lock
-from bootseer.blocks.child import Child
-from bootseer.blocks.guarded import guard_in_use
-from bootseer.blocks.pulse import Watch, beat
-from bootseer.blocks.shared import Count, Shared
+from bootseer.blocks.cache import evict
+from bootseer.blocks.cache.cachelock import Quiet, take_lock
+from bootseer.blocks.serving import driver, pulse, takeover
+from bootseer.blocks.serving.child import Child
+from bootseer.blocks.serving.guarded import guard_in_use
+from bootseer.blocks.serving.pulse import Watch, beat
+from bootseer.blocks.serving.shared import Count, Shared
 from bootseer.kernel.fanotify import Buffer, Event, Group
 
 

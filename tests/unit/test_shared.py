@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bootseer.blocks.channel import Again, Came, Channel, Wanted, request_id
-from bootseer.blocks.shared import UNIT, Count, Shared
-from bootseer.blocks.trace import first_touches
+from bootseer.blocks.profiles.trace import first_touches
+from bootseer.blocks.serving.channel import Again, Came, Channel, Wanted, request_id
+from bootseer.blocks.serving.shared import UNIT, Count, Shared
 from bootseer.errors import DataError, UnavailableError
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.blocks.blockmap import BlockMap, ObjectRef
-from bootseer.blocks.source import Sources, StoreSource
+from bootseer.blocks.fetcher.source import Sources, StoreSource
+from bootseer.blocks.formats.blockmap import BlockMap, ObjectRef
 from bootseer.errors import DataError, NotFoundError, UnavailableError
 from bootseer.store import RangeReader, Store
 from bootseer.store.folder import FolderStore

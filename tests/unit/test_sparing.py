@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from bootseer.blocks import sparing
-from bootseer.blocks.sparing import Sparing
+from bootseer.blocks.serving import sparing
+from bootseer.blocks.serving.sparing import Sparing
 
 
 def line(text: str, *args: object, level: int = logging.WARNING) -> logging.LogRecord:

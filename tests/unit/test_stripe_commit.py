@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError, UnavailableError
-from bootseer.stripefs import commit, open_fs
+from bootseer.stripefs import open_fs
+from bootseer.stripefs.checkpoint import commit
 from bootseer.stripefs.fs import StripeFS
 
 

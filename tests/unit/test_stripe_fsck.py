@@ -11,10 +11,11 @@ import pytest
 
 from bootseer import faults
 from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, NotWritableError
-from bootseer.stripefs import gc, layout, open_fs, rebuild, repair, survey
-from bootseer.stripefs.backend import Backend
+from bootseer.stripefs import layout, open_fs
+from bootseer.stripefs.care import gc, rebuild, repair, survey
+from bootseer.stripefs.care.fsck import Finding
 from bootseer.stripefs.fs import StripeFS
-from bootseer.stripefs.fsck import Finding
+from bootseer.stripefs.storage.backend import Backend
 
 UNIT, WIDTH = 4096, 3
 DATA = bytes(i % 251 for i in range(10 * UNIT + 5))

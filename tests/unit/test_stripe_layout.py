@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.errors import ConfigError, DataError
-from bootseer.stripefs import commit, latest, layout, open_fs
+from bootseer.stripefs import layout, open_fs
+from bootseer.stripefs.checkpoint import commit, latest
 from bootseer.stripefs.layout import Footer, Geometry, Header, Pointer
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "stripe"

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from bootseer.errors import DataError
-from bootseer.stripefs import loader as loader_module
 from bootseer.stripefs import open_fs
 from bootseer.stripefs.fs import StripeFS
-from bootseer.stripefs.loader import Loader
-from bootseer.stripefs.nodecache import NodeCache
+from bootseer.stripefs.mounted import loader as loader_module
+from bootseer.stripefs.mounted.loader import Loader
+from bootseer.stripefs.mounted.nodecache import NodeCache
 
 UNIT = 65536
 DATA = os.urandom(40 * UNIT + 11)

@@ -9,8 +9,8 @@ import pytest
 
 from bootseer.errors import UnavailableError
 from bootseer.stripefs import pieces
-from bootseer.stripefs.backend import Piece
-from bootseer.stripefs.folder import FolderBackend
+from bootseer.stripefs.storage.backend import Piece
+from bootseer.stripefs.storage.folder import FolderBackend
 
 
 class Slow:

@@ -10,13 +10,14 @@ from bootseer.errors import DataError, NotWritableError
 from bootseer.hdfs import FileInfo
 from bootseer.hdfs.proto.hdfs_pb2 import Token
 from bootseer.hdfs.records import Block, DataNode, FileBlocks, Located
-from bootseer.stripefs import open_fs, remote
-from bootseer.stripefs.backend import Backend, Source
-from bootseer.stripefs.direct import BlockFile
+from bootseer.stripefs import open_fs
+from bootseer.stripefs.engine.direct import BlockFile
 from bootseer.stripefs.fs import StripeFS
-from bootseer.stripefs.loader import Loader
-from bootseer.stripefs.nodecache import NodeCache
-from bootseer.stripefs.serve import StripeOperations
+from bootseer.stripefs.mounted.loader import Loader
+from bootseer.stripefs.mounted.nodecache import NodeCache
+from bootseer.stripefs.mounted.serve import StripeOperations
+from bootseer.stripefs.storage import remote
+from bootseer.stripefs.storage.backend import Backend, Source
 from bootseer.stripefs.transfer import copy_file
 
 TIME = 1_750_000_000_000_000_000

@@ -8,9 +8,9 @@ import pytest
 from bootseer import faults
 from bootseer.errors import DataError, NotWritableError
 from bootseer.stripefs import layout, open_fs
+from bootseer.stripefs.adapter.fsspec_fs import StripeFileSystem
+from bootseer.stripefs.checkpoint.save import Save
 from bootseer.stripefs.fs import StripeFS
-from bootseer.stripefs.fsspec_fs import StripeFileSystem
-from bootseer.stripefs.save import Save
 from bootseer.stripefs.transfer import copy_tree
 
 

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from bootseer.errors import BootseerError, UnavailableError
-from bootseer.stripefs import folder, layout, open_fs, stripe, write
+from bootseer.stripefs import layout, open_fs, stripe, write
 from bootseer.stripefs.fs import StripeFS
+from bootseer.stripefs.storage import folder
 from bootseer.stripefs.stripe import StripeLost
 
 UNIT = 4096

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from bootseer.errors import ConfigError, DataError, FullError, NotFoundError, NotWritableError, UnavailableError
-from bootseer.stripefs import folder, open_fs
+from bootseer.stripefs import open_fs
+from bootseer.stripefs.storage import folder
 from bootseer.stripefs.stripe import StripeLost
 
 torch = pytest.importorskip("torch")

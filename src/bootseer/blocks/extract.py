@@ -17,15 +17,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bootseer import faults
-from bootseer.blocks import profiles
 from bootseer.blocks.attributes import Attributes
-from bootseer.blocks.blockmap import BlockMap
-from bootseer.blocks.manifest import localize
-from bootseer.blocks.pack import Progress
-from bootseer.blocks.profiles import ProfileKey
-from bootseer.blocks.pull import STALLED_SECONDS, Pull, runs
+from bootseer.blocks.fetcher.pull import STALLED_SECONDS, Pull, runs
+from bootseer.blocks.fetcher.source import StoreSource
+from bootseer.blocks.formats.blockmap import BlockMap
+from bootseer.blocks.formats.manifest import localize
+from bootseer.blocks.formats.pack import Progress
+from bootseer.blocks.profiles import profiles
+from bootseer.blocks.profiles.profiles import ProfileKey
 from bootseer.blocks.shares import Shares
-from bootseer.blocks.source import StoreSource
 from bootseer.erofs import Inode, Reader
 from bootseer.errors import BootseerError, DataError, from_os_error
 from bootseer.store import Store

@@ -1,7 +1,7 @@
 """Lazy trees: publish a directory tree once, mount it anywhere while its bytes still arrive.
 
 A tree is a two-part EROFS image: ``meta`` is local before the mount, ``data`` is served by a block server
-(``bootseer.blocks.server``), a process of its own session that outlives the caller. Several mounts of one tree with
+(``blocks.serving.server``), a process of its own session that outlives the caller. Several mounts of one tree with
 the same ``state_dir`` share one server. State of a running tree, in ``<state_dir>/trees/``: ``<id>/`` (spec, control
 socket, FUSE mount point), ``<id>.log`` and ``<id>.lock`` (held while mounting and unmounting).
 """
@@ -16,15 +16,15 @@ from pathlib import Path
 
 import msgspec
 
-from bootseer.blocks import _process, control
-from bootseer.blocks.control import Request, TreeStatus
-from bootseer.blocks.fetch import DEMAND_WINDOW
-from bootseer.blocks.manifest import TreeRef, localize_manifest, localize_meta
+from bootseer.blocks.fetcher.fetch import DEMAND_WINDOW
+from bootseer.blocks.formats.manifest import TreeRef, localize_manifest, localize_meta
+from bootseer.blocks.formats.publish import publish
 from bootseer.blocks.offline import extract, prefetch
-from bootseer.blocks.profiles import ProfileKey
-from bootseer.blocks.publish import publish
-from bootseer.blocks.spec import DATA, FUSE_FOLDER, SPEC, ServerSpec
-from bootseer.blocks.standby import SERVER, ahead, standby
+from bootseer.blocks.profiles.profiles import ProfileKey
+from bootseer.blocks.serving import _process, control
+from bootseer.blocks.serving.control import Request, TreeStatus
+from bootseer.blocks.serving.spec import DATA, FUSE_FOLDER, SPEC, ServerSpec
+from bootseer.blocks.serving.standby import SERVER, ahead, standby
 from bootseer.config import Config
 from bootseer.errors import BootseerError, NotFoundError, from_os_error
 from bootseer.kernel import mount as mounts

@@ -12,8 +12,8 @@ from bootseer.cli._image import count_text, print_table, share_text, size_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from bootseer.blocks.insight import Recorded, Usage
-    from bootseer.blocks.insight_waste import FileShare
+    from bootseer.blocks.profiles.insight import Recorded, Usage
+    from bootseer.blocks.profiles.insight_waste import FileShare
 
 _Row = TypeVar("_Row")
 
@@ -25,7 +25,7 @@ def when(one: Recorded) -> str:
 
 def row_of(one: Recorded) -> dict[str, object]:
     """What ``--json`` and the list of starts say of a start."""
-    from bootseer.blocks.trace import UNIT
+    from bootseer.blocks.profiles.trace import UNIT
 
     trace = one.trace
     return {
@@ -53,7 +53,7 @@ def print_starts(starts: Sequence[Recorded]) -> None:
 
 
 def print_summary(one: Recorded, found: Usage) -> None:
-    from bootseer.blocks.insight_plot import sparkline
+    from bootseer.blocks.profiles.insight_plot import sparkline
 
     share = share_text(found.touched / found.data_size) if found.data_size else "all"
     typer.echo(f"start {one.digest[:12]} touched {size_text(found.touched)}, {share} of {size_text(found.data_size)},")

@@ -60,9 +60,9 @@ def put(
     A file goes to URL itself, or into it when URL ends with a slash or is a folder.
     """
     from bootseer.errors import ConfigError, DataError, NotFoundError
-    from bootseer.stripefs.backend import clean_new
-    from bootseer.stripefs.commit import NAME as COMMIT
+    from bootseer.stripefs.checkpoint.commit import NAME as COMMIT
     from bootseer.stripefs.layout import check_shape
+    from bootseer.stripefs.storage.backend import clean_new
 
     check_shape(width, unit)
     if not local.exists():
@@ -108,8 +108,8 @@ def get(
 ) -> None:
     """Copy a file (or folder) from the store, every byte checked; a file appears whole or not at all."""
     from bootseer.errors import NotWritableError, from_os_error
-    from bootseer.stripefs import latest
-    from bootseer.stripefs.commit import NAME as COMMIT
+    from bootseer.stripefs.checkpoint import latest
+    from bootseer.stripefs.checkpoint.commit import NAME as COMMIT
 
     fs, path = place(url)
     folder = fs.stat(path).is_dir
@@ -143,7 +143,7 @@ def get(
 
 def _is_ours(fs: StripeFS, name: str) -> bool:
     """Whether a file named COMMIT or LATEST is the store's own and not a user's."""
-    from bootseer.stripefs.backend import read_all
+    from bootseer.stripefs.storage.backend import read_all
 
     return read_all(fs.backend, name, limit=64).startswith((b"bootseer checkpoint ", b"bootseer latest "))
 

@@ -15,8 +15,8 @@ from bootseer.cli._image import AsJson, Bars, StoreUrl, count_text, print_json, 
 from bootseer.errors import ConfigError, DataError, NotFoundError
 
 if TYPE_CHECKING:
-    from bootseer.blocks.cachecheck import Check
-    from bootseer.blocks.cacheparts import Part
+    from bootseer.blocks.cache.cachecheck import Check
+    from bootseer.blocks.cache.cacheparts import Part
 
 app = typer.Typer(no_args_is_help=True, help="The node cache: blocks of images on this node's disk")
 
@@ -27,7 +27,7 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 @app.command()
 def ls(as_json: AsJson = False) -> None:
     """List the trees in the cache, longest unused first."""
-    from bootseer.blocks import cacheparts
+    from bootseer.blocks.cache import cacheparts
 
     cache = _cache()
     found = cacheparts.parts(cache)
@@ -54,7 +54,7 @@ def gc(
 
     Without --to or --all only what the limits in the settings ask for (cache_limit, cache_keep_free).
     """
-    from bootseer.blocks import cacheparts, nodecache
+    from bootseer.blocks.cache import cacheparts, nodecache
 
     if to and everything:
         raise ConfigError("--to and --all contradict each other")
@@ -96,7 +96,7 @@ def verify(
 
     With --repair and --store damaged blocks are fetched again at once. Mounted trees are checked, but not changed.
     """
-    from bootseer.blocks import cachecheck, cacheparts
+    from bootseer.blocks.cache import cachecheck, cacheparts
     from bootseer.store import open_store
 
     cache = _cache()

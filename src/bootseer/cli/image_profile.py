@@ -26,11 +26,11 @@ from bootseer.errors import DataError, NotFoundError, from_os_error
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from bootseer.blocks.control import TreeStatus
-    from bootseer.blocks.insight import Recorded
-    from bootseer.blocks.insight_diff import Side
     from bootseer.blocks.offline import OpenTree
-    from bootseer.blocks.trace import Trace
+    from bootseer.blocks.profiles.insight import Recorded
+    from bootseer.blocks.profiles.insight_diff import Side
+    from bootseer.blocks.profiles.trace import Trace
+    from bootseer.blocks.serving.control import TreeStatus
 
 app = typer.Typer(no_args_is_help=True, help="What earlier starts of an image touched")
 
@@ -54,7 +54,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """List the recorded starts of an image, and what one of them touched."""
-    from bootseer.blocks import insight
+    from bootseer.blocks.profiles import insight
 
     with _opened(ref, store, plain_http) as opened:
         starts = insight.select(_recorded(opened, store), job) if job else _recorded(opened, store)
@@ -98,7 +98,7 @@ def diff(
     REF#JOB means the starts of a job, REF#TRACE one start by the first digits of its digest (`profile show` prints
     them), REF all starts of an image.
     """
-    from bootseer.blocks.insight_diff import compare
+    from bootseer.blocks.profiles.insight_diff import compare
 
     found = compare(_side(a, store, plain_http), _side(b, store, plain_http))
     if as_json:
@@ -140,8 +140,8 @@ def explain(
     --job chooses the start; what it was prefetched by are earlier starts of its job, of any job while that had none.
     Waste was prefetched and not touched; a miss was touched and not prefetched.
     """
-    from bootseer.blocks import insight
-    from bootseer.blocks.insight_waste import explain as judge
+    from bootseer.blocks.profiles import insight
+    from bootseer.blocks.profiles.insight_waste import explain as judge
 
     status = _read_status(last_run) if last_run is not None else None
     with _opened(ref, store, plain_http) as opened:
@@ -180,7 +180,7 @@ def _opened(ref: str, store: str, plain_http: bool | None) -> OpenTree:
 
 
 def _recorded(opened: OpenTree, store: str) -> list[Recorded]:
-    from bootseer.blocks import insight
+    from bootseer.blocks.profiles import insight
     from bootseer.store import open_store
 
     return insight.recorded(open_store(store or settings.load().store_url), opened.digest, opened.map.size)
@@ -198,8 +198,8 @@ def _before(run: Recorded, starts: Sequence[Recorded]) -> list[Trace]:
 
 
 def _side(selector: str, store: str, plain_http: bool | None) -> Side:
-    from bootseer.blocks import insight
-    from bootseer.blocks.insight_diff import Side
+    from bootseer.blocks.profiles import insight
+    from bootseer.blocks.profiles.insight_diff import Side
 
     ref, _, what = selector.partition("#")
     with _opened(ref, store, plain_http) as opened:
@@ -212,7 +212,7 @@ def _side(selector: str, store: str, plain_http: bool | None) -> Side:
 def _read_status(path: Path) -> TreeStatus:
     import msgspec
 
-    from bootseer.blocks.control import TreeStatus
+    from bootseer.blocks.serving.control import TreeStatus
 
     try:
         raw = msgspec.json.decode(path.read_bytes())
@@ -224,7 +224,7 @@ def _read_status(path: Path) -> TreeStatus:
 
 
 def _draw(path: Path, starts: Sequence[Recorded]) -> None:
-    from bootseer.blocks import insight, insight_plot
+    from bootseer.blocks.profiles import insight, insight_plot
 
     newest = list(starts)[-8:]
     series = [(f"{one.job} {text.when(one)} {one.digest[:8]}", insight.timeline(one.trace)) for one in newest]

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import NamedTuple, Required, TypedDict, Unpack
 
 from bootseer import erofs, faults, oci
-from bootseer.blocks.blockmap import DEFAULT_BLOCK
-from bootseer.blocks.known import KnownBlocks
-from bootseer.blocks.manifest import tree_key
-from bootseer.blocks.packspool import FOLDER_BYTES
-from bootseer.blocks.publish import TreeWriter
+from bootseer.blocks.formats.blockmap import DEFAULT_BLOCK
+from bootseer.blocks.formats.known import KnownBlocks
+from bootseer.blocks.formats.manifest import tree_key
+from bootseer.blocks.formats.packspool import FOLDER_BYTES
+from bootseer.blocks.formats.publish import TreeWriter
 from bootseer.errors import DataError, NotFoundError, from_os_error
 from bootseer.image import record as records
 from bootseer.image._work import check_space, work_folder

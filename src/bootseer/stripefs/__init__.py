@@ -3,16 +3,16 @@
 The format is described in docs/internals/stripe.md.
 """
 
-from bootseer.stripefs import mount
-from bootseer.stripefs.backend import split_url
-from bootseer.stripefs.commit import Commit, CommittedFile
+from bootseer.stripefs.care.fsck import Finding, Report
+from bootseer.stripefs.care.gc import Removal
+from bootseer.stripefs.care.repair import Repair
+from bootseer.stripefs.checkpoint.commit import Commit, CommittedFile
+from bootseer.stripefs.checkpoint.save import Save
 from bootseer.stripefs.fs import FileStat, StripeFS, open_fs
-from bootseer.stripefs.fsck import Finding, Report
-from bootseer.stripefs.gc import Removal
-from bootseer.stripefs.mount import FsMount, FsStatus
+from bootseer.stripefs.mounted import mount
+from bootseer.stripefs.mounted.mount import FsMount, FsStatus
 from bootseer.stripefs.read import ChunkFile, StripedFile
-from bootseer.stripefs.repair import Repair
-from bootseer.stripefs.save import Save
+from bootseer.stripefs.storage.backend import split_url
 from bootseer.stripefs.write import StripeWriter, Written
 
 __all__ = [

@@ -5,15 +5,15 @@ from __future__ import annotations
 import msgspec
 
 from bootseer.errors import BootseerError, NotFoundError
-from bootseer.stripefs import engine
-from bootseer.stripefs.backend import Backend, Source, clean
-from bootseer.stripefs.direct import spot
-from bootseer.stripefs.engine import NodeSnapshot, Snapshot
-from bootseer.stripefs.folder import FolderBackend
+from bootseer.stripefs.engine import engine
+from bootseer.stripefs.engine.direct import spot
+from bootseer.stripefs.engine.engine import NodeSnapshot, Snapshot
+from bootseer.stripefs.engine.work import Place
 from bootseer.stripefs.fs import StripeFS
 from bootseer.stripefs.read import read_pointer
-from bootseer.stripefs.remote import DirectSource, HdfsBackend
-from bootseer.stripefs.work import Place
+from bootseer.stripefs.storage.backend import Backend, Source, clean
+from bootseer.stripefs.storage.folder import FolderBackend
+from bootseer.stripefs.storage.remote import DirectSource, HdfsBackend
 
 
 class BlockLook(msgspec.Struct, frozen=True, kw_only=True):

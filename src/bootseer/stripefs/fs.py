@@ -14,18 +14,19 @@ import msgspec
 from blake3 import blake3
 
 from bootseer.errors import BootseerError, DataError, NotFoundError, from_os_error
-from bootseer.stripefs import commit, layout, namespace
-from bootseer.stripefs.backend import Backend, Entry, clean, clean_new, exists, join, open_backend
-from bootseer.stripefs.commit import Commit
-from bootseer.stripefs.fsck import Report, fsck
-from bootseer.stripefs.gc import AGE, Removal, gc
+from bootseer.stripefs import layout, namespace
+from bootseer.stripefs.care.fsck import Report, fsck
+from bootseer.stripefs.care.gc import AGE, Removal, gc
+from bootseer.stripefs.care.repair import Repair, repair
+from bootseer.stripefs.checkpoint import commit
+from bootseer.stripefs.checkpoint.commit import Commit
+from bootseer.stripefs.checkpoint.latest import newest
+from bootseer.stripefs.checkpoint.save import Save, begin
 from bootseer.stripefs.inorder import in_order
-from bootseer.stripefs.latest import newest
 from bootseer.stripefs.layout import Pointer
 from bootseer.stripefs.pieces import parallel
 from bootseer.stripefs.read import ChunkFile, PlainFile, StripedFile, open_file, read_pointer, refuse_unfinished
-from bootseer.stripefs.repair import Repair, repair
-from bootseer.stripefs.save import Save, begin
+from bootseer.stripefs.storage.backend import Backend, Entry, clean, clean_new, exists, join, open_backend
 from bootseer.stripefs.stripe import StripeLost
 from bootseer.stripefs.write import StripeWriter, Written
 
@@ -38,7 +39,7 @@ Progress = Callable[[int, int], None]
 class FileStat(msgspec.Struct, frozen=True, kw_only=True):
     """One file or folder. ``width``, ``unit`` and ``uuid`` are 0 and "" for plain files and folders.
 
-    ``version`` changes when the file below the path is replaced (`bootseer.stripefs.backend.Source`).
+    ``version`` changes when the file below the path is replaced (`bootseer.stripefs.storage.backend.Source`).
     """
 
     path: str
@@ -329,7 +330,7 @@ class StripeFS:
     def gc(
         self, path: str = "", *, age: float = AGE, dry_run: bool = False, lost: bool = False, taken: bool = False
     ) -> list[Removal]:
-        """Remove what `fsck` names as garbage and nobody touched for ``age`` seconds; `bootseer.stripefs.gc.gc`."""
+        """Remove what `fsck` names as garbage and nobody touched for ``age`` seconds: `bootseer.stripefs.care.gc`."""
         return gc(self.backend, path, age=age, dry_run=dry_run, lost=lost, taken=taken)
 
     def append(

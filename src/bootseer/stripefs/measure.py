@@ -12,8 +12,8 @@ import msgspec
 
 from bootseer.errors import ConfigError, NotFoundError
 from bootseer.stripefs import layout
-from bootseer.stripefs.backend import clean, join
 from bootseer.stripefs.fs import StripeFS
+from bootseer.stripefs.storage.backend import clean, join
 from bootseer.stripefs.write import StripeWriter
 
 SIZE = 128 << 20

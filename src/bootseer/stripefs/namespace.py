@@ -1,7 +1,7 @@
 """Renaming and removing in a striped store: one atomic step for whoever looks, stripes after it.
 
-Whatever is killed here leaves files that are whole, and garbage that `bootseer.stripefs.survey` recognises: before a
-pointer goes, its stripes are named by a temporary file.
+Whatever is killed here leaves files that are whole, and garbage that `bootseer.stripefs.care.survey` recognises: before
+a pointer goes, its stripes are named by a temporary file.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import msgspec
 from bootseer import faults
 from bootseer.errors import DataError, NotFoundError, NotWritableError, UnsupportedError
 from bootseer.stripefs import layout
-from bootseer.stripefs.backend import Backend, exists, join
 from bootseer.stripefs.layout import Pointer
 from bootseer.stripefs.read import open_file, read_pointer, refuse_unfinished
+from bootseer.stripefs.storage.backend import Backend, exists, join
 from bootseer.stripefs.write import StripeWriter
 
 _log = logging.getLogger(__name__)

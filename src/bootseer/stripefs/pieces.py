@@ -22,8 +22,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Generic, NamedTuple, TypeVar
 
 from bootseer.errors import DataError, UnavailableError
-from bootseer.stripefs.backend import DEADLINE, Piece
-from bootseer.stripefs.tuning import SLOWEST
+from bootseer.stripefs.engine.tuning import SLOWEST
+from bootseer.stripefs.storage.backend import DEADLINE, Piece
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")

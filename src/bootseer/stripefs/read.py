@@ -18,9 +18,9 @@ from crc32c import crc32c
 
 from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError
 from bootseer.stripefs import layout
-from bootseer.stripefs.backend import Backend, Piece, Source, read_all, unfinished
 from bootseer.stripefs.layout import Footer, Geometry, Pointer
 from bootseer.stripefs.pieces import parallel
+from bootseer.stripefs.storage.backend import Backend, Piece, Source, read_all, unfinished
 
 _log = logging.getLogger(__name__)
 

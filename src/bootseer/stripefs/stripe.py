@@ -18,8 +18,8 @@ from bootseer import faults
 from bootseer.errors import UnavailableError, from_os_error
 from bootseer.hdfs.placement import Placement
 from bootseer.stripefs import layout
-from bootseer.stripefs.backend import DEADLINE, Backend, Sink
 from bootseer.stripefs.layout import Footer, Header
+from bootseer.stripefs.storage.backend import DEADLINE, Backend, Sink
 
 _DEPTH = 4
 STALL = 9 * DEADLINE

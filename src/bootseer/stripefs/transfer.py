@@ -13,10 +13,11 @@ from blake3 import blake3
 
 from bootseer import faults
 from bootseer.errors import DataError, NotFoundError, NotWritableError
-from bootseer.stripefs import commit, latest, layout
-from bootseer.stripefs.backend import Backend, exists, join, read_all
+from bootseer.stripefs import layout
+from bootseer.stripefs.checkpoint import commit, latest
 from bootseer.stripefs.layout import Pointer
 from bootseer.stripefs.read import ChunkFile, StripedFile, open_file, refuse_unfinished
+from bootseer.stripefs.storage.backend import Backend, exists, join, read_all
 
 if TYPE_CHECKING:
     from bootseer.stripefs.fs import FileStat, StripeFS
@@ -218,7 +219,7 @@ def _same(src: StripeFS, stat: FileStat, expected: str, dst: StripeFS, target: s
 
 
 def _refuse_open(backend: Backend, path: str) -> None:
-    from bootseer.stripefs.gc import is_open
+    from bootseer.stripefs.care.gc import is_open
 
     if is_open(backend, path):
         raise NotWritableError(f"{path} is still being written", hint="run again when its writer has closed it")

@@ -36,9 +36,9 @@ from bootseer.errors import (
 from bootseer.hdfs.pieces import cut, kept
 from bootseer.hdfs.placement import Placement
 from bootseer.stripefs import layout
-from bootseer.stripefs.backend import DEADLINE, Backend, Sink, join, read_all
 from bootseer.stripefs.layout import Geometry, Header, Pointer
 from bootseer.stripefs.read import read_pointer
+from bootseer.stripefs.storage.backend import DEADLINE, Backend, Sink, join, read_all
 from bootseer.stripefs.stripe import Stripe
 
 _log = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """DataNodes and a NameNode in memory, for the read engine: rates, freezes, deaths, lost and damaged replicas.
 
-`FakeHdfs` is a `bootseer.stripefs.carry.Transport` and a `bootseer.stripefs.direct.Files`. Its transfers write into
-the caller's memory piece by piece, as real ones do.
+`FakeHdfs` is a `Transport` (`bootseer.stripefs.engine.carry`) and a `Files` (`bootseer.stripefs.engine.direct`). Its
+transfers write into the caller's memory piece by piece, as real ones do.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bootseer.errors import NotFoundError, UnavailableError
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.records import Block, DataNode, FileBlocks, Located
 from bootseer.hdfs.replica_errors import Cancelled, CorruptReplica, StaleReplica, UncheckedReplica
-from bootseer.stripefs.direct import BlockFile
+from bootseer.stripefs.engine.direct import BlockFile
 
 _PIECE = 64 << 10
 

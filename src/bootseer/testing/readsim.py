@@ -1,7 +1,7 @@
 """A cluster of DataNodes in virtual time, to see what the read scheduler does with rates, freezes, damage and loss.
 
-`Cluster.run` drives a `bootseer.stripefs.schedule.Scheduler` without threads or bytes; a hundred seconds of it take
-less than one. Transfers of one DataNode share its rate evenly, after its latency.
+`Cluster.run` drives a `bootseer.stripefs.engine.schedule.Scheduler` without threads or bytes; a hundred seconds of it
+take less than one. Transfers of one DataNode share its rate evenly, after its latency.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bootseer.errors import BootseerError, DataError, UnavailableError
-from bootseer.stripefs.schedule import Scheduler
-from bootseer.stripefs.tuning import SLOWEST
-from bootseer.stripefs.work import Attempt, Joining, Landing, Outcome, Place, Relocate, Request
+from bootseer.stripefs.engine.schedule import Scheduler
+from bootseer.stripefs.engine.tuning import SLOWEST
+from bootseer.stripefs.engine.work import Attempt, Joining, Landing, Outcome, Place, Relocate, Request
 
 STEP = 0.002
 """Seconds of virtual time at once."""

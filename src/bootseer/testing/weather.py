@@ -109,7 +109,7 @@ def store_for(url: str, path: Path, rate: float) -> Store:
 def server(path: Path, *, rate: float = 0.0, before: str = "") -> list[str]:
     """A command for `tree.mount(server=...)`. ``before``: Python statements it begins with."""
     code = (
-        "import sys; from pathlib import Path; from bootseer.blocks.server import main\n"
+        "import sys; from pathlib import Path; from bootseer.blocks.serving.server import main\n"
         "from bootseer.testing.weather import store_for\n"
         f"{before}\n"
         f"sys.exit(main(sys.argv[1:], store_for=lambda url: store_for(url, Path({str(path)!r}), {rate!r})))"

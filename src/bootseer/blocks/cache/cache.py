@@ -1,0 +1,267 @@
+"""The cache file: a sparse local copy of a data file and the record of which of its blocks are ready.
+
+A folder per block map: ``data`` (sparse, full length), ``bitmap`` (which blocks are on disk for sure) and ``lock``
+(held by the one process that writes). In memory there is one byte per block, set after the block's verified bytes were
+written; the bitmap on disk is replaced only behind an ``fdatasync`` of the data, with the state from before it, so
+that it never promises more than the disk holds. After a crash the rest is fetched again.
+
+After one failed ``fdatasync`` the cache is broken for good: the kernel counts the pages it could not write as clean,
+so the next one would succeed without them. Blocks since the last good one are not ready any more, nothing is added.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import signal
+import threading
+from pathlib import Path
+
+from bootseer import faults
+from bootseer.blocks import _hash
+from bootseer.blocks.cache import bitmap
+from bootseer.blocks.cache.cachelock import take_lock
+from bootseer.blocks.formats.blockmap import BlockMap
+from bootseer.blocks.serving.shared import Ready
+from bootseer.errors import UnavailableError, from_os_error
+
+log = logging.getLogger(__name__)
+
+
+class CacheFile:
+    """Blocks of one data file on this node. `open` it; reads and writes may come from any thread.
+
+    ``ready`` holds one byte per block (0 or 1) and may be tested without a lock: a byte turns 1 only after the data is
+    in the file, and 0 again only when the cache breaks (``broken``: the disk lost data, blocks are not kept any more).
+    """
+
+    def __init__(
+        self, folder: Path, blocks: BlockMap, digest: bytes, lock_fd: int, data_fd: int = -1, ready: Ready | None = None
+    ) -> None:
+        self.folder = folder
+        self.map = blocks
+        self.digest = digest
+        self.ready: Ready = bytearray(blocks.count) if ready is None else ready
+        self.ready_count = 0
+        self._lock_fd = lock_fd
+        self._fd = data_fd
+        self._count_lock = threading.Lock()
+        self._sync_lock = threading.Lock()
+        self._synced = -1
+        self._durable = bytes(blocks.count)
+        self.broken = False
+
+    @classmethod
+    def open(cls, folder: Path, blocks: BlockMap, digest: bytes, *, ready: Ready | None = None) -> CacheFile:
+        """Open or begin the cache of ``blocks`` (whose encoded form hashes to ``digest``) in ``folder``.
+
+        ``ready``: the ready bytes to use, all zero, such as those in shared memory. Raises `UnavailableError` when
+        another process owns it, `FullError` and kin for I/O errors.
+        """
+        try:
+            lock_fd = take_lock(folder)
+        except OSError as exc:
+            raise from_os_error(exc, f"open block cache {folder}") from exc
+        try:
+            self = cls(folder, blocks, digest, lock_fd, ready=ready)
+            try:
+                self._load()
+            except BaseException as exc:
+                self._close_data()
+                if isinstance(exc, OSError):
+                    raise from_os_error(exc, f"open block cache {folder}") from exc
+                raise
+        except BaseException:
+            os.close(lock_fd)
+            raise
+        return self
+
+    @classmethod
+    def resume(
+        cls, folder: Path, blocks: BlockMap, digest: bytes, *, ready: Ready, lock_fd: int, data_fd: int, broken: bool
+    ) -> CacheFile:
+        """Go on with the cache of a process that died: ``ready`` as it left it, and its descriptors, which now belong
+        to the result. ``broken``: what `broken` was there.
+
+        The data file must not be opened anew: with a fanotify mark on it that descriptor's writes would wait for
+        themselves.
+        """
+        self = cls(folder, blocks, digest, lock_fd, data_fd, ready)
+        bits = self._read_bitmap()
+        self._durable = bytes(bits) if bits is not None else bytes(blocks.count)
+        self.broken = broken
+        self.ready_count = self._count()
+        return self
+
+    def _count(self) -> int:
+        return bytes(self.ready[:]).count(1)
+
+    def _load(self) -> None:
+        blocks = self.map
+        self._fd = os.open(self.folder / "data", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        bits = self._read_bitmap() if os.fstat(self._fd).st_size == blocks.size else None
+        if bits is None:
+            # Truncate to nothing first: blocks without a frame are served from holes, so there must be holes. But
+            # not under a mount that may use the file by itself, without a process: that would turn its bytes to zeros.
+            if os.fstat(self._fd).st_size and in_use(self._fd):
+                raise UnavailableError(
+                    f"block cache {self.folder} must be begun anew but its data file is in use",
+                    hint="unmount what uses it, or use another cache folder",
+                )
+            faults.point("blocks.cache.begin")
+            if (self.folder / "bitmap").exists():
+                # It must not come back after a power failure, beside a data file that is whole again but empty.
+                (self.folder / "bitmap").unlink(missing_ok=True)
+                bitmap.sync_folder(self.folder)
+            faults.point("blocks.cache.truncate")
+            os.ftruncate(self._fd, 0)
+            faults.point("blocks.cache.extend")
+            os.ftruncate(self._fd, blocks.size)
+        else:
+            self.ready[:] = bytes(bits)
+            self._synced = bits.count(1)
+            self._durable = bytes(bits)
+        for block in blocks.zeros:
+            self.ready[block] = 1
+        self.ready_count = self._count()
+
+    def _read_bitmap(self) -> bytearray | None:
+        """One byte per block, or None when there is no trustworthy bitmap."""
+        path = self.folder / "bitmap"
+        flags = bitmap.read(path, bitmap.READY, self.digest, self.map.count)
+        if flags is None and path.exists():
+            log.warning("bitmap of block cache %s is damaged; starting over", self.folder)
+        return flags
+
+    @property
+    def complete(self) -> bool:
+        return self.ready_count == self.map.count
+
+    @property
+    def durable(self) -> bool:
+        """Whether the bitmap on disk names every block that is ready."""
+        return self._synced == self.ready_count
+
+    @property
+    def lock_fd(self) -> int:
+        """The descriptor that holds the lock, to be handed to who must hold it too."""
+        return self._lock_fd
+
+    def fileno(self) -> int:
+        """The data file, for reading ready blocks; valid until `close`."""
+        return self._fd
+
+    def is_ready(self, first: int, last: int) -> bool:
+        """Whether all blocks from ``first`` to ``last`` (inclusive) are ready."""
+        return self.ready.find(b"\0", first, last + 1) < 0
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Bytes of ready blocks. Raises `OSError` (EIO) when the file is shorter, or lost them in this moment."""
+        data = os.pread(self._fd, length, offset)
+        if self.broken and not self.is_ready(
+            offset >> self.map.shift, max(offset, offset + length - 1) >> self.map.shift
+        ):
+            raise OSError(errno.EIO, f"block cache {self.folder} lost data")
+        if len(data) != length:
+            raise OSError(errno.EIO, f"block cache {self.folder} was cut short")
+        return data
+
+    def write(self, block: int, data: _hash.Buffer) -> None:
+        """Store the verified bytes of ``block`` and mark it ready. Raises `OSError` (ENOSPC, EIO when broken); then
+        it is not ready."""
+        self._refuse_broken()
+        faults.point("blocks.cache.write")
+        offset = block << self.map.shift
+        view = memoryview(data)
+        while view:
+            done = os.pwrite(self._fd, view, offset)
+            view = view[done:]
+            offset += done
+        with self._count_lock:
+            self._refuse_broken()
+            if not self.ready[block]:
+                self.ready[block] = 1
+                self.ready_count += 1
+
+    def sync(self) -> None:
+        """Make what is ready now survive a crash; nothing when broken.
+
+        Raises `OSError`: the old bitmap then stays, which is right, except when the data itself could not be written.
+        """
+        with self._sync_lock:
+            snapshot = bytes(self.ready[:])
+            count = snapshot.count(1)
+            if count == self._synced or self.broken:
+                return
+            try:
+                faults.point("blocks.cache.fdatasync")
+                os.fdatasync(self._fd)
+            except OSError as exc:
+                self._break(exc)
+                raise
+            faults.point("blocks.cache.bitmap")
+            raw = bitmap.encode(bitmap.READY, self.digest, snapshot)
+            bitmap.replace(self.folder / "bitmap", raw, "blocks.cache.bitmap")
+            self._synced = count
+            self._durable = snapshot
+
+    def _break(self, exc: OSError) -> None:
+        with self._count_lock:
+            self.broken = True
+            self._synced = -1
+            for block in range(self.map.count):
+                self.ready[block] = 1 if self._durable[block] or self.map.is_zero(block) else 0
+            self.ready_count = self._count()
+        log.error("block cache %s lost data (%s): nothing is kept in it from now on", self.folder, exc.strerror)
+        try:
+            (self.folder / "bitmap").unlink(missing_ok=True)
+        except OSError as more:
+            log.warning("cannot remove the bitmap of block cache %s: %s", self.folder, more)
+
+    def _refuse_broken(self) -> None:
+        if self.broken:
+            raise OSError(errno.EIO, f"block cache {self.folder} lost data before")
+
+    def _close_data(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def close(self) -> None:
+        """Sync and give up ownership. Closing twice is allowed; a failed sync is logged (blocks are fetched again)."""
+        if self._fd >= 0:
+            try:
+                self.sync()
+            except OSError as exc:
+                log.warning("cannot persist the bitmap of block cache %s: %s", self.folder, exc)
+        self._close_data()
+        if self._lock_fd >= 0:
+            with contextlib.suppress(OSError):
+                os.utime(self._lock_fd)  # the time of last use
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    def __enter__(self) -> CacheFile:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def in_use(fd: int) -> bool:
+    """Whether the file behind ``fd`` is open anywhere else: in another process, or in the kernel under a mount.
+
+    A write lease is granted only to the one open file description there is; descriptors shared with it by fork or
+    over a socket do not count. True when the file system has no leases: then nobody can tell.
+    """
+    try:
+        # Who opens the file between these calls has the kernel signal us: by one that is ignored by default, not SIGIO.
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except OSError:
+        return True
+    return False

@@ -1,0 +1,209 @@
+"""A source of stored bytes: the packs of one tree in one store, each opened when first needed and after a failure."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+from bootseer.blocks.formats.blockmap import BlockMap
+from bootseer.blocks.formats.decode import verified
+from bootseer.errors import BootseerError, DataError, UnavailableError, from_os_error
+from bootseer.store import RangeReader, Store
+
+log = logging.getLogger(__name__)
+
+_MAX_OPEN = 64
+"""Packs open at once, one descriptor or connection each; an image has a pack per layer, a few dozen."""
+_LONGEST_REST = 30.0
+
+
+class Source(Protocol):
+    """Where stored bytes come from; used by several threads at once.
+
+    ``read`` returns exactly ``length`` bytes from ``offset`` of the tree's pack number ``pack``, or raises
+    `UnavailableError` (worth another try), `DataError` (too short) or another `BootseerError` (not worth one).
+    """
+
+    name: str
+
+    def read(self, pack: int, offset: int, length: int) -> bytes: ...
+
+    def close(self) -> None: ...
+
+
+class _Open:
+    """A reader, closed once it is retired and nobody reads from it."""
+
+    __slots__ = ("reader", "retired", "users")
+
+    def __init__(self, reader: RangeReader) -> None:
+        self.reader = reader
+        self.users = 0
+        self.retired = False
+
+
+class StoreSource:
+    """Ranges of the packs of ``blocks``. Nothing is opened before the first read: a complete cache needs no store.
+
+    A text instead of a map is the key of one object, which is then pack 0.
+    """
+
+    def __init__(self, store: Store, blocks: BlockMap | str) -> None:
+        self._keys = [blocks] if isinstance(blocks, str) else [pack.key for pack in blocks.packs]
+        self.name = f"{store.url}/{self._keys[0]}" if len(self._keys) == 1 else store.url
+        self._store = store
+        self._lock = threading.Lock()
+        self._open: dict[int, _Open] = {}
+        self._closed = False
+
+    def read(self, pack: int, offset: int, length: int) -> bytes:
+        name = f"{self._store.url}/{self._keys[pack]}"
+        with self._reader(pack) as reader:
+            try:
+                data = reader.read(offset, length)
+            except OSError as exc:
+                raise UnavailableError(str(from_os_error(exc, f"read {name}"))) from exc
+            if len(data) != length:
+                raise DataError(f"{name} gave {len(data)} bytes for {length} at {offset}")
+            return data
+
+    def original(self, pack: int, offset: int, length: int) -> bytes | None:
+        """As `read`, past the store's mirrors; None when it has none."""
+        with self._reader(pack) as reader:
+            try:
+                return reader.original(offset, length)
+            except OSError as exc:
+                raise UnavailableError(str(from_os_error(exc, f"read {self.name}"))) from exc
+
+    @contextmanager
+    def _reader(self, pack: int) -> Iterator[RangeReader]:
+        one = self._take(pack)
+        try:
+            yield one.reader
+        except (UnavailableError, DataError):
+            self._retire(pack, one)
+            raise
+        finally:
+            self._release(one)
+
+    def _take(self, pack: int) -> _Open:
+        with self._lock:
+            if self._closed:
+                raise UnavailableError(f"source {self.name} is closed")
+            if (one := self._open.get(pack)) is not None:
+                one.users += 1
+                return one
+        # Not under the lock: opening may take a while, and other packs must go on. Two threads may both open it.
+        one = _Open(self._store.open(self._keys[pack]))
+        one.users = 1
+        with self._lock:
+            old = self._open.pop(pack, None)
+            self._open[pack] = one
+            extra = [old] if old is not None else []
+            while len(self._open) > _MAX_OPEN:
+                extra.append(self._open.pop(next(iter(self._open))))
+        for other in extra:
+            self._retire(-1, other)
+        return one
+
+    def _retire(self, pack: int, one: _Open) -> None:
+        with self._lock:
+            if self._open.get(pack) is one:
+                del self._open[pack]
+            unused = not one.retired and one.users == 0
+            one.retired = True
+        if unused:
+            one.reader.close()
+
+    def _release(self, one: _Open) -> None:
+        with self._lock:
+            one.users -= 1
+            last = one.users == 0 and (one.retired or self._closed)
+            one.retired |= last
+        if last:
+            one.reader.close()
+
+    def close(self) -> None:
+        """Close what nobody reads from; what a thread is stuck in is closed when it returns, if ever."""
+        with self._lock:
+            self._closed = True
+            idle = [one for one in self._open.values() if one.users == 0 and not one.retired]
+            self._open = {pack: one for pack, one in self._open.items() if one.users}
+        for one in idle:
+            one.reader.close()
+
+
+class Sources:
+    """Several sources, tried in order."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self._all = list(sources)
+        self._rest = [0.0] * len(self._all)
+        self.name = self._all[0].name if self._all else "no source"
+
+    def read(self, pack: int, offset: int, length: int) -> bytes:
+        """From the first source that has it. An error that may pass (`UnavailableError`) outranks one that will not."""
+        trouble: BootseerError | None = None
+        for index, source in enumerate(self._all):
+            if (rest := self._rest[index] - time.monotonic()) > 0:
+                trouble = UnavailableError(f"{source.name} wants to be left alone for {rest:.1f} s more")
+                continue
+            try:
+                return source.read(pack, offset, length)
+            except BootseerError as exc:
+                self.heed(exc, index)
+                if not isinstance(trouble, UnavailableError):
+                    trouble = exc
+        raise trouble or UnavailableError("no source to fetch blocks from")
+
+    def heed(self, exc: BootseerError, index: int = 0) -> None:
+        """Leave source number ``index`` alone for as long as it says in ``exc``, and a little more: many are told so at
+        the same moment. Nobody is believed for longer than half a minute."""
+        seconds = exc.retry_after if isinstance(exc, UnavailableError) else None
+        if seconds is not None and seconds > 0:
+            until = time.monotonic() + min(seconds, _LONGEST_REST) * random.uniform(1.0, 1.25)
+            self._rest[index] = max(self._rest[index], until)
+
+    @property
+    def rest(self) -> float:
+        """Seconds until there is a source that may be asked."""
+        return max(0.0, min(self._rest, default=0.0) - time.monotonic())
+
+    def block(self, blocks: BlockMap, block: int, count: Callable[[int], None]) -> bytes:
+        """The verified bytes of ``block`` from the first source that has it right; ``count(bytes)`` for each answer.
+        A source whose mirror has it wrong is asked once more, without the mirror.
+
+        Raises `DataError` when it is damaged in every source, `UnavailableError` when one does not answer.
+        """
+        trouble: BootseerError = DataError("no source")
+        length = blocks.lengths[block]
+        for source in self._all:
+            try:
+                raw = source.read(blocks.pack_of[block], blocks.offsets[block], length)
+                count(length)
+                try:
+                    return verified(blocks, block, raw)
+                except DataError:
+                    original = None
+                    if isinstance(source, StoreSource):
+                        original = source.original(blocks.pack_of[block], blocks.offsets[block], length)
+                    if original is None:
+                        raise
+                    count(length)
+                    return verified(blocks, block, original)
+            except BootseerError as exc:
+                if not isinstance(trouble, UnavailableError):
+                    trouble = exc
+                log.warning("block %d from %s: %s", block, source.name, exc)
+        if isinstance(trouble, UnavailableError):
+            raise trouble
+        raise DataError(f"block {block} is damaged in every source ({self.name}): {trouble.message}")
+
+    def close(self) -> None:
+        for source in self._all:
+            source.close()

@@ -1,0 +1,1 @@
+"""What lies in a store: block maps, packs, tree manifests and hot packs, and how a tree gets there."""

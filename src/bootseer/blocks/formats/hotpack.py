@@ -1,0 +1,290 @@
+"""The hot pack: the blocks that starts of a job touch, in first-touch order, as one object to be read from end to end.
+
+On disk and in the store: ``docs/internals/hotpack.md``. It is advice like the traces it is made from: every block is
+checked against the block map, so a bad pack costs time and nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+import threading
+import time
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from bootseer import faults
+from bootseer.blocks import _hash
+from bootseer.blocks.fetcher.hotstream import HotStream
+from bootseer.blocks.fetcher.source import StoreSource
+from bootseer.blocks.formats.blockmap import BlockMap, frame_bound
+from bootseer.blocks.formats.pack import compress
+from bootseer.errors import BootseerError, DataError, from_os_error
+from bootseer.store import ObjectInfo, Store
+
+log = logging.getLogger(__name__)
+
+MAGIC = b"BSHOTPCK"
+VERSION = 1
+MAX_BLOCKS = 1 << 20
+"""Bounds the index to 8 MiB; 64 GiB of hot blocks of 64 KiB."""
+
+_HEADER = struct.Struct("<8sHHIQ32s32sQ24x")
+_ENTRY = struct.Struct("<II")
+_FIRST_READ = 256 << 10
+"""Header and index of a 2 GB hot set in one request."""
+_LEVEL = 3
+_AHEAD = 3600 * 10**9
+"""Clocks may differ by this; a pack from a later time has no time: it would be the newest for ever."""
+_SHARE = 0.25
+"""Of a core; a hot set of 700 MB takes 15 s. A low priority would be simpler, but a thread that does not run while it
+holds the interpreter's lock holds up the readers of this process."""
+
+
+class HotPack(msgspec.Struct, frozen=True):
+    """Header and index of a hot pack: ``blocks`` in first-touch order and the lengths of their frames.
+
+    ``tree`` and ``map`` (hexadecimal) say what it fits, ``created`` is Unix time in nanoseconds. The frames follow one
+    another from byte `base` on.
+    """
+
+    tree: str
+    map: str
+    created: int
+    block_size: int
+    blocks: array[int]
+    lengths: array[int]
+
+    @property
+    def base(self) -> int:
+        return index_size(len(self.blocks))
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole object."""
+        return self.base + sum(self.lengths)
+
+    def encode(self) -> bytes:
+        """Header and index, sealed."""
+        head = _HEADER.pack(
+            MAGIC,
+            VERSION,
+            0,
+            self.block_size,
+            len(self.blocks),
+            bytes.fromhex(self.tree),
+            bytes.fromhex(self.map),
+            self.created,
+        )
+        body = head + b"".join(_ENTRY.pack(*entry) for entry in zip(self.blocks, self.lengths, strict=True))
+        return body + _hash.digest(body)
+
+    @classmethod
+    def decode(cls, raw: bytes, size: int, tree: str, map_digest: str, blocks: BlockMap) -> HotPack:
+        """Parse the beginning ``raw`` (at least header and index) of an object of ``size`` bytes.
+
+        Raises `DataError` for one that does not fit this tree and map, names a block twice, or is cut short.
+        """
+        count = count_of(raw)
+        end = index_size(count) - _hash.SIZE
+        if len(raw) < end + _hash.SIZE:
+            raise DataError("bad hot pack: its index is cut off")
+        if _hash.digest(memoryview(raw)[:end]) != raw[end : end + _hash.SIZE]:
+            raise DataError("bad hot pack: checksum of the index differs")
+        _, _, flags, block_size, _, of_tree, of_map, created = _HEADER.unpack_from(raw)
+        if flags or any(raw[_HEADER.size - 24 : _HEADER.size]):
+            raise DataError("bad hot pack: reserved bytes are not zero")
+        if (of_tree.hex(), of_map.hex(), block_size) != (tree, map_digest, blocks.block_size):
+            raise DataError("bad hot pack: it is of another tree")
+        numbers, lengths = array("I"), array("I")
+        seen = bytearray(blocks.count)
+        bound = frame_bound(block_size)
+        for block, length in _ENTRY.iter_unpack(memoryview(raw)[_HEADER.size : end]):
+            if block >= blocks.count or blocks.is_zero(block) or seen[block] or not 0 < length <= bound:
+                raise DataError(f"bad hot pack: entry {len(numbers)} is not possible")
+            seen[block] = 1
+            numbers.append(block)
+            lengths.append(length)
+        self = cls(tree, map_digest, created, block_size, numbers, lengths)
+        if self.size != size:
+            raise DataError(f"bad hot pack: {size} bytes, its index says {self.size}")
+        return self
+
+
+def index_size(count: int) -> int:
+    """Bytes of header and index of ``count`` blocks."""
+    return _HEADER.size + count * _ENTRY.size + _hash.SIZE
+
+
+def count_of(raw: bytes) -> int:
+    """How many blocks the header at the start of ``raw`` announces. Raises `DataError`."""
+    if len(raw) < _HEADER.size:
+        raise DataError(f"bad hot pack: only {len(raw)} bytes")
+    magic, version, _, _, count, *_ = _HEADER.unpack_from(raw)
+    if magic != MAGIC or version != VERSION:
+        raise DataError("bad hot pack: not one of a known version")
+    if count > MAX_BLOCKS:
+        raise DataError(f"bad hot pack: {count} blocks")
+    return int(count)
+
+
+# -- making one ----------------------------------------------------------------------------------------------------
+
+
+class Ready(Protocol):
+    """Where blocks are read from: a `bootseer.blocks.cache.cache.CacheFile`."""
+
+    @property
+    def map(self) -> BlockMap: ...
+
+    def is_ready(self, first: int, last: int) -> bool: ...
+
+    def read(self, offset: int, length: int) -> bytes: ...
+
+
+def build(
+    cache: Ready,
+    order: Iterable[int],
+    path: Path,
+    *,
+    tree: str,
+    map_digest: str,
+    created: int,
+    stop: threading.Event | None = None,
+    hurry: threading.Event | None = None,
+    share: float = _SHARE,
+) -> HotPack | None:
+    """Write the hot pack of those blocks of ``order`` that ``cache`` has to ``path`` (a new file).
+
+    Works on one block at a time and rests in between, so that it takes ``share`` of one core, until ``hurry`` is set.
+    Returns None when ``stop`` is set or no block is there. On None and on any error there is no file. Raises
+    `DataError` when the cache has a block that is not what the map says, `FullError` and kin.
+    """
+    blocks = cache.map
+    wanted = [block for block in dict.fromkeys(order) if not blocks.is_zero(block) and cache.is_ready(block, block)]
+    wanted = wanted[:MAX_BLOCKS]
+    lengths = array("I")
+    made = False
+    stop, hurry = stop or threading.Event(), hurry or threading.Event()
+    try:
+        with open(path, "xb") as out:
+            out.seek(index_size(len(wanted)))
+            for block in wanted:
+                began = time.monotonic()
+                faults.point("blocks.hotpack.block")
+                data = cache.read(block << blocks.shift, blocks.length_of(block))
+                if not blocks.matches(block, data):
+                    raise DataError(f"block {block} in the cache is damaged")
+                frame = compress(data, _LEVEL)
+                out.write(frame)
+                lengths.append(len(frame))
+                if stop.is_set() or (hurry.wait((time.monotonic() - began) * (1 / share - 1)) and stop.is_set()):
+                    break
+            else:
+                pack = HotPack(tree, map_digest, created, blocks.block_size, array("I", wanted), lengths)
+                out.seek(0)
+                out.write(pack.encode())
+                made = bool(wanted)
+    except OSError as exc:
+        raise from_os_error(exc, f"write a hot pack to {path}") from exc
+    finally:
+        if not made:
+            path.unlink(missing_ok=True)
+    return pack if made else None
+
+
+def publish(store: Store, folder: str, path: Path, pack: HotPack) -> str:
+    """Put the hot pack at ``path`` into the store folder ``profiles/<tree>/<job>``, then remove older ones of it.
+
+    Who reads an older one sees it vanish, and goes on with the packs. Returns the key.
+    """
+    digest = _hash.file_hexdigest(path)
+    key = f"{folder}/hot-{digest}.pack"
+    faults.point("blocks.hotpack.before-publish")
+    store.put(key, path)
+    faults.point("blocks.hotpack.before-retire")
+    for info in _packs(store, folder):
+        created = _created(store, info) if info.key != key else None
+        if created is not None and (created, info.key) < (pack.created, key):
+            store.delete(info.key)
+    return key
+
+
+def _created(store: Store, info: ObjectInfo) -> int:
+    """When the pack was made; a damaged one or one from the future is the oldest. Raises `UnavailableError`."""
+    source = StoreSource(store, info.key)
+    try:
+        raw = source.read(0, 0, min(info.size, _HEADER.size))
+        count_of(raw)
+        return _made(int(_HEADER.unpack_from(raw)[7]))
+    except DataError:
+        return -1
+    finally:
+        source.close()
+
+
+def _made(created: int) -> int:
+    return created if created <= time.time_ns() + _AHEAD else -1
+
+
+def _packs(store: Store, folder: str) -> Iterator[ObjectInfo]:
+    for info in store.list(folder):
+        name = info.key.rpartition("/")[2]
+        if name.startswith("hot-") and name.endswith(".pack"):
+            yield info
+
+
+# -- using one -----------------------------------------------------------------------------------------------------
+
+
+class Opened(msgspec.Struct, frozen=True):
+    """A hot pack in a store."""
+
+    pack: HotPack
+    key: str
+    source: StoreSource
+
+    def stream(self) -> HotStream:
+        """For `bootseer.blocks.fetcher.fetch.Fetcher.stream`, which then owns ``source``."""
+        return HotStream(self.pack.blocks, self.pack.lengths, self.pack.base, self.source)
+
+
+def load(store: Store, folders: Sequence[str], tree: str, map_digest: str, blocks: BlockMap) -> Opened | None:
+    """The newest good hot pack below the first of ``folders`` (``profiles/<tree>/<job>``) that has one.
+
+    Any trouble is one log line. The caller closes its ``source``.
+    """
+    for folder in folders:
+        best: Opened | None = None
+        try:
+            for info in _packs(store, folder):
+                found = _open(store, info, tree, map_digest, blocks)
+                if found is None:
+                    continue
+                if best is None or _made(best.pack.created) < _made(found.pack.created):
+                    best, found = found, best
+                if found is not None:
+                    found.source.close()
+        except BootseerError as exc:
+            log.warning("cannot look for a hot pack in %s: %s", folder, exc)
+        if best is not None:
+            return best
+    return None
+
+
+def _open(store: Store, info: ObjectInfo, tree: str, map_digest: str, blocks: BlockMap) -> Opened | None:
+    source = StoreSource(store, info.key)
+    try:
+        raw = source.read(0, 0, min(info.size, _FIRST_READ))
+        missing = min(index_size(count_of(raw)), info.size) - len(raw)
+        if missing > 0:
+            raw += source.read(0, len(raw), missing)
+        return Opened(HotPack.decode(raw, info.size, tree, map_digest, blocks), info.key, source)
+    except BootseerError as exc:
+        log.warning("ignoring hot pack %s: %s", info.key, exc)
+        source.close()
+        return None

@@ -1,0 +1,168 @@
+"""Publication of a tree: objects first, the manifest last, so that a tree in the store is always whole."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+
+from bootseer import faults
+from bootseer.blocks import _hash
+from bootseer.blocks.formats.blockmap import DEFAULT_BLOCK, MAX_ENCODED, ObjectRef
+from bootseer.blocks.formats.manifest import MAX_META, TreeManifest, TreeRef, tree_key
+from bootseer.blocks.formats.pack import Known, PackWriter, Progress, compress
+from bootseer.errors import DataError, NotFoundError, from_os_error
+from bootseer.store import Store
+
+log = logging.getLogger(__name__)
+
+_PIECE = 4 << 20
+
+
+class TreeWriter:
+    """A tree on its way into a store: its data is written to ``packs``, then `seal` makes it a tree.
+
+    A context manager, as `PackWriter` is; ``folder`` and the other arguments are passed on to that.
+
+    ``repair``: read back what the store has of it already, and replace what is damaged. Raises `NotWritableError`,
+    `FullError`, `UnavailableError`.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        folder: Path,
+        *,
+        level: int = 3,
+        block_size: int = DEFAULT_BLOCK,
+        threads: int | None = None,
+        known: Known | None = None,
+        repair: bool = False,
+        progress: Progress | None = None,
+    ) -> None:
+        """``progress(done, total)``, from any thread, counts bytes put and bytes that are ready to be put."""
+        self._progress = progress
+        self._lock = threading.Lock()
+        self._put_bytes = self._ready_bytes = 0
+        self._store = store
+        self._level = level
+        self._repair = repair
+        self.packs = PackWriter(folder, self._keep, block_size=block_size, level=level, threads=threads, known=known)
+
+    def __enter__(self) -> TreeWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+        self.packs.close()
+
+    def seal(self, meta: bytes, dead: Iterable[tuple[int, int]] = ()) -> TreeRef:
+        """Publish what was written as the data of the EROFS image ``meta``. Data ranges ``dead`` are never read.
+
+        `DataError` for a tree that no reader would accept: more than 2 GiB of ``meta``, a map of more than 1 GiB.
+        """
+        if len(meta) > MAX_META:
+            raise DataError(f"the tree is too large to be mounted: {len(meta)} bytes of metadata")
+        packed = self.packs.finish(dead)
+        for pack in packed.foreign:
+            self._store.keep(pack.key)
+        faults.point("tree.publish.after-data")
+        stored, encoded = compress(meta, self._level), packed.map.encode()
+        if len(encoded) > MAX_ENCODED:
+            raise DataError(f"the tree is too large to be mounted: its block map has {len(encoded)} bytes")
+        refs = [ObjectRef(_hash.hexdigest(raw), len(raw)) for raw in (meta, stored, encoded)]
+        self._keep(stored, refs[1])
+        self._keep(encoded, refs[2])
+        manifest = TreeManifest(meta=refs[0], meta_stored=refs[1], map=refs[2], data_size=packed.map.size).encode()
+        digest = _hash.hexdigest(manifest)
+        faults.point("tree.publish.before-manifest")
+        _put(self._store, tree_key(digest), manifest, ObjectRef(digest, len(manifest)), self._repair)
+        own = packed.stored + len(stored) + len(encoded) + len(manifest)
+        return TreeRef(digest, len(meta) + packed.map.size, own, packed.shared, len(packed.map.packs))
+
+    def _keep(self, data: bytes | Path, ref: ObjectRef) -> None:
+        self._count(0, ref.size)
+        _put(self._store, ref.key, data, ref, self._repair)
+        self._count(ref.size, 0)
+
+    def _count(self, done: int, ready: int) -> None:
+        with self._lock:
+            self._put_bytes += done
+            self._ready_bytes += ready
+            state = self._put_bytes, self._ready_bytes
+        if self._progress is not None:
+            self._progress(*state)
+
+
+def publish(
+    store: Store,
+    meta: Path,
+    data: Path,
+    *,
+    level: int = 3,
+    block_size: int = DEFAULT_BLOCK,
+    threads: int | None = None,
+    progress: Progress | None = None,
+    repair: bool = False,
+) -> TreeRef:
+    """Publish the tree of the EROFS files ``meta`` and ``data``; again: changes nothing, same digest.
+
+    ``progress(done, total)`` counts bytes of ``data``. Up to 2 GiB of temporary space are used in the folder of
+    ``data``, less when the stored form is smaller. Nothing is shared with other trees, so the digest depends only on
+    the two files, ``level``, ``block_size`` and the version of zstd.
+    Raises as `TreeWriter`, and `DataError` when ``data`` changes meanwhile.
+    """
+    try:
+        work = Path(tempfile.mkdtemp(prefix=".publish-", dir=data.parent))
+    except OSError as exc:
+        raise from_os_error(exc, f"make a work folder in {data.parent}") from exc
+    try:
+        with TreeWriter(store, work, level=level, block_size=block_size, threads=threads, repair=repair) as out:
+            _copy(data, out.packs, progress)
+            try:
+                content = meta.read_bytes()
+            except OSError as exc:
+                raise from_os_error(exc, f"read {meta}") from exc
+            return out.seal(content)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _copy(data: Path, out: PackWriter, progress: Progress | None) -> None:
+    try:
+        with open(data, "rb", buffering=0) as source:
+            size = os.fstat(source.fileno()).st_size
+            buffer = bytearray(1 << 20)
+            while count := source.readinto(buffer):
+                out.write(memoryview(buffer)[:count])
+                if progress is not None:
+                    progress(min(out.position, size), size)
+    except OSError as exc:
+        raise from_os_error(exc, f"publish {data}") from exc
+    if out.position != size:
+        raise DataError(f"{data} changed while it was published")
+    if progress is not None:
+        progress(size, size)
+
+
+def _put(store: Store, key: str, data: bytes | Path, ref: ObjectRef, repair: bool) -> None:
+    if not store.put(key, data) and repair and not _intact(store, key, ref):
+        log.warning("object %s in store %s is damaged; replacing it", key, store.url)
+        store.put(key, data, overwrite=True)
+
+
+def _intact(store: Store, key: str, ref: ObjectRef) -> bool:
+    try:
+        with store.open(key) as reader:
+            if reader.size != ref.size:
+                return False
+            state = _hash.hasher()
+            for offset in range(0, ref.size, _PIECE):
+                state.update(reader.read(offset, min(_PIECE, ref.size - offset)))
+    except (DataError, NotFoundError):
+        return False
+    return state.hexdigest() == ref.digest

@@ -1,0 +1,1 @@
+"""What earlier starts touched: traces, the profiles they merge to, and what these say of files and processes."""

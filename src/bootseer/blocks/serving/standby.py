@@ -1,0 +1,180 @@
+"""Block servers that have started Python and wait to be told what to serve.
+
+Starting one takes longer than all the rest of a mount (75 ms of imports alone on an idle core, more on busy ones); a
+caller that knows it will mount something starts the process beforehand. It ends by itself when this process does.
+Concurrency: the waiting ones are kept in one list of this process; taking one is a single ``pop``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from bootseer.errors import BootseerError
+from bootseer.store import Store
+
+log = logging.getLogger(__name__)
+
+SERVER = (sys.executable, "-m", "bootseer.blocks.serving.server")
+_END_SECONDS = 2.0
+_GROUP_SECONDS = 0.3
+PID = "pid"
+"""File in a server's state folder that names the process."""
+
+
+class Starting(NamedTuple):
+    """A server process on its way, and the descriptor it answers on; `reap` its first process after the answer."""
+
+    answer_fd: int
+    process: subprocess.Popen[bytes]
+
+    def reap(self) -> None:
+        os.close(self.answer_fd)
+        try:
+            self.process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait(5.0)
+
+
+class _Waiting(NamedTuple):
+    tell_fd: int
+    server: Starting
+
+
+_waiting: list[_Waiting] = []
+
+
+@contextlib.contextmanager
+def standby(store_url: str, count: int = 1) -> Iterator[None]:
+    """Have ``count`` servers ready for the next mounts of this process; unused ones end with the context.
+
+    They load what the store at ``store_url`` needs, and meet it, before they are asked to.
+    """
+    mine = []
+    try:
+        for _ in range(count):
+            mine.append(_prepare(store_url))
+            _waiting.append(mine[-1])
+    except OSError as exc:
+        log.warning("cannot start a block server beforehand: %s", exc)
+    try:
+        yield
+    finally:
+        for one in mine:
+            with contextlib.suppress(ValueError):
+                _waiting.remove(one)
+                os.close(one.tell_fd)
+                # It answers nothing and ends: by then nothing of it is left that its starter could trip over.
+                select.select([one.server.answer_fd], [], [], _END_SECONDS)
+                one.server.reap()
+                _await_group(one.server.process.pid)
+
+
+@contextlib.contextmanager
+def ahead(store_url: str, state_dir: Path, command: Sequence[str] = SERVER) -> Iterator[None]:
+    """`standby` for the one mount in this context, which takes a while before it needs its server: 0.1 s of a start
+    otherwise. Nothing when a server waits already, or serves something here that this mount may well join."""
+    if tuple(command) != SERVER or _waiting or any(state_dir.glob("trees/*/spec.json")):
+        yield
+        return
+    with standby(store_url):
+        yield
+
+
+def _await_group(group: int) -> None:
+    """Wait a moment for the last of its processes."""
+    until = time.monotonic() + _GROUP_SECONDS
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        while time.monotonic() < until:
+            os.killpg(group, 0)
+            time.sleep(0.005)
+
+
+def take(command: Sequence[str], folder: Path, logfile: Path) -> Starting | None:
+    """Let a waiting server serve ``folder``; None when there is none."""
+    if tuple(command) != SERVER:
+        return None
+    try:
+        one = _waiting.pop()
+    except IndexError:
+        return None
+    try:
+        os.write(one.tell_fd, json.dumps([str(folder), str(logfile)]).encode() + b"\n")
+    except OSError as exc:
+        log.warning("the block server started beforehand is gone (%s); starting another", exc)
+        one.server.reap()
+        return None
+    finally:
+        os.close(one.tell_fd)
+    return one.server
+
+
+def spawn(argv: Sequence[str], *more: str, stdin: int, out: IO[bytes] | int) -> Starting:
+    """Start a server: ``argv``, the descriptor to answer on, ``more``."""
+    answer_fd, write_fd = os.pipe()
+    try:
+        process = subprocess.Popen(
+            [*argv, str(write_fd), *more],
+            stdin=stdin,
+            stdout=out,
+            stderr=out,
+            pass_fds=[write_fd],
+            start_new_session=True,
+        )
+    except BaseException:
+        os.close(answer_fd)
+        raise
+    finally:
+        os.close(write_fd)
+    return Starting(answer_fd, process)
+
+
+def _prepare(store_url: str) -> _Waiting:
+    read_fd, tell_fd = os.pipe()
+    try:
+        return _Waiting(tell_fd, spawn([*SERVER, "-"], store_url, stdin=read_fd, out=subprocess.DEVNULL))
+    except BaseException:
+        os.close(tell_fd)
+        raise
+    finally:
+        os.close(read_fd)
+
+
+def warm_up(store_for: Callable[[str], Store], url: str) -> None:
+    """In the server: load the store's client and let it connect; trouble shows again when it matters."""
+    try:
+        store_for(url).exists("trees/none")
+    except BootseerError as exc:
+        log.info("%s", exc)
+
+
+def await_folder() -> tuple[Path, Path] | None:
+    """In the server: wait for the folder to serve, turn to its log, return both; None when the other side has gone."""
+    with open(0, "rb", closefd=False) as told:
+        line = told.readline()
+    if not line:
+        return None
+    folder, logfile = json.loads(line)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    turn_to(Path(logfile))
+    return Path(folder), Path(logfile)
+
+
+def turn_to(logfile: Path) -> None:
+    """Write standard output and errors there from now on."""
+    out = os.open(logfile, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    os.close(out)

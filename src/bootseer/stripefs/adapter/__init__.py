@@ -1,0 +1,1 @@
+"""Striped files as a file system of fsspec, and as streams."""

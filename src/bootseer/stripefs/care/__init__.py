@@ -1,0 +1,1 @@
+"""What is left or damaged: found, named, mended, removed."""

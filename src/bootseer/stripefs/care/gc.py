@@ -1,0 +1,217 @@
+"""Garbage collection of a striped store: of what fsck names as garbage, what is old enough, and nothing else.
+
+A set of stripes is first renamed aside, then the temporary files go from which its writer could still publish it, then
+the pointers are read again; only when none names the set is it deleted, else it is renamed back. So a writer that was
+asleep for any time either has published, and keeps its stripes, or fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+
+import msgspec
+
+from bootseer import faults
+from bootseer.errors import BootseerError, ConfigError, NotFoundError, UnavailableError
+from bootseer.stripefs.care import survey
+from bootseer.stripefs.care.fsck import Finding, fsck
+from bootseer.stripefs.care.repair import restore_trash
+from bootseer.stripefs.care.survey import Folder
+from bootseer.stripefs.storage.backend import Backend, clean, join
+
+_log = logging.getLogger(__name__)
+
+AGE = 86400.0
+"""Seconds for which garbage is left alone, because its writer may be under way."""
+
+
+class Removal(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one piece of garbage: ``kept`` says why it is still there, "" when it is removed.
+
+    With a dry run ``kept`` is "" for what would be removed. That changes nothing, so it cannot tell a writer on HDFS
+    that is alive from one that died: what one has open "may be open".
+    """
+
+    kind: str
+    path: str
+    size: int
+    age: float
+    kept: str = ""
+
+
+def gc(
+    backend: Backend,
+    path: str = "",
+    *,
+    age: float = AGE,
+    dry_run: bool = False,
+    lost: bool = False,
+    taken: bool = False,
+    now: float | None = None,
+) -> list[Removal]:
+    """Remove the garbage at or below the folder ``path`` that was modified last more than ``age`` seconds ago.
+
+    ``lost``: also whole sets of stripes whose pointer is gone, as after a removal with tools that do not know them.
+    ``taken``: also files that a writer on HDFS has open; it is ended. Without it they are kept as long as that writer
+    renews its lease (it dies with it after a minute).
+    """
+    if age < 0:
+        raise ConfigError(f"an age of {age:g} s is not possible")
+    path, now = clean(path), time.time() if now is None else now
+    if not backend.stat(path).is_dir:
+        raise NotFoundError(f"{path} is a file, gc cleans folders")
+    kinds = ["unreferenced-stripes", "collected-stripes", "temporary", *(["lost-pointer"] if lost else [])]
+    garbage = [finding for finding in fsck(backend, path, now=now).findings if finding.kind in kinds]
+    # stripes before the temporary files that say whose they are
+    garbage.sort(key=lambda finding: finding.kind == "temporary")
+    collector = _Collector(backend, now, age, dry_run, taken)
+    return [
+        Removal(
+            kind=finding.kind,
+            path=finding.path,
+            size=finding.size,
+            age=finding.age,
+            kept=collector.try_to_collect(finding),
+        )
+        for finding in garbage
+    ]
+
+
+class _Collector:
+    def __init__(self, backend: Backend, now: float, age: float, dry_run: bool, taken: bool) -> None:
+        self._backend, self._now, self._age = backend, now, age
+        self._dry_run, self._taken = dry_run, taken
+
+    def try_to_collect(self, finding: Finding) -> str:
+        """`collect`, but garbage that cannot be removed is kept, and no reason to leave the rest."""
+        try:
+            return self.collect(finding)
+        except UnavailableError:
+            raise
+        except (BootseerError, OSError) as exc:
+            return exc.message if isinstance(exc, BootseerError) else str(exc)
+
+    def collect(self, finding: Finding) -> str:
+        """Remove what ``finding`` names; the reason why not, "" when it is gone."""
+        if finding.age < self._age:
+            return "its writer may be under way"
+        if finding.kind == "temporary":
+            return self._temporary(finding.path)
+        parent = finding.path.rpartition("/")[0]
+        if finding.kind != "lost-pointer":
+            parent = parent.rpartition("/")[0]  # of the folder of the stripes
+        folder = survey.folder(self._backend, parent)
+        files = [folder.stripe_path(finding.uuid, index) for index in folder.stripes.get(finding.uuid, {})]
+        files += [join(parent, entry.name) for entry in folder.temporaries_of(finding.uuid)]
+        if why := self._in_use(files):
+            return why
+        if self._dry_run:
+            return ""
+        return self._stripes(folder, finding.uuid)
+
+    def _temporary(self, path: str) -> str:
+        try:
+            entry = self._backend.stat(path)
+        except NotFoundError:
+            return ""  # went with its stripes
+        if not entry.is_dir and (why := self._in_use([path])):
+            return why
+        if self._now - survey.youngest(self._backend, path, entry) < self._age:
+            return "its writer is under way"
+        if not self._dry_run and entry.is_dir:
+            self._backend.remove_folder(path)
+        elif not self._dry_run:
+            self._backend.delete(path)
+        return ""
+
+    def _stripes(self, folder: Folder, uuid: str) -> str:
+        backend = self._backend
+        if folder.owners(uuid):
+            return "a pointer names it by now"
+        for index in folder.stripes.get(uuid, {}):
+            with contextlib.suppress(NotFoundError):
+                backend.rename(folder.stripe_path(uuid, index), folder.trash_path(uuid, index), overwrite=True)
+        faults.point("stripefs.gc.aside")
+        for entry in backend.list(folder.path):
+            if survey.owner(entry.name) == uuid:
+                backend.delete(join(folder.path, entry.name))
+        faults.point("stripefs.gc.fenced")
+        after = survey.folder(backend, folder.path, known=folder)
+        if after.owners(uuid):
+            restore_trash(backend, after, uuid)
+            return "its writer published it meanwhile"
+        faults.point("stripefs.gc.delete")
+        for index in after.trash.get(uuid, {}):
+            backend.delete(after.trash_path(uuid, index))
+        return ""
+
+    def _in_use(self, paths: list[str]) -> str:
+        for path in paths:
+            if self._dry_run:
+                if not self._taken and (why := _may_be_open(self._backend, path)):
+                    return why
+                continue
+            if not is_open(self._backend, path):
+                continue
+            if not self._taken:
+                return "a writer has it open"
+            _take(self._backend, path)
+        return ""
+
+
+def _may_be_open(backend: Backend, path: str) -> str:
+    """Why a writer on HDFS may have ``path`` open; "" when none has. Asks without changing anything."""
+    from bootseer.hdfs import access, client
+    from bootseer.hdfs.namenode import NameNode
+
+    if not backend.url.startswith("hdfs://"):
+        return ""
+    if access.choose(backend.url).kind != "direct":
+        return "it may be open: only a run that removes can tell"
+    base, folder = client.split(backend.url)
+    try:
+        blocks = NameNode.connect(base).blocks(f"{folder.rstrip('/')}/{path}")
+    except NotFoundError:
+        return ""
+    return "it may be open: its writer has not closed it" if blocks.under_construction else ""
+
+
+def is_open(backend: Backend, path: str) -> bool:
+    """Whether a live writer has the HDFS file ``path`` open.
+
+    Asked by trying to make it: the NameNode says then whether the lease of its writer is alive, and when it is not it
+    closes the file.
+    """
+    if not backend.url.startswith("hdfs://"):
+        return False
+    try:
+        sink = backend.create(path)
+    except FileExistsError as exc:
+        return _owned(str(exc))
+    except UnavailableError as exc:
+        if "RecoveryInProgress" in str(exc):
+            return True
+        raise
+    except BootseerError as exc:
+        if _owned(str(exc)):
+            return True
+        raise
+    sink.abandon()  # it was gone
+    return False
+
+
+def _owned(message: str) -> bool:
+    return "AlreadyBeingCreated" in message or "lease is currently owned" in message
+
+
+def _take(backend: Backend, path: str) -> None:
+    """Take the lease of ``path`` away from its writer, where we can ask the NameNode for that."""
+    from bootseer.hdfs import access, client
+    from bootseer.hdfs.namenode import NameNode
+
+    _log.info("taking the lease of %s/%s from its writer", backend.url, path)
+    if access.choose(backend.url).kind == "direct":
+        base, folder = client.split(backend.url)
+        NameNode.connect(base).recover_lease(f"{folder.rstrip('/')}/{path}")

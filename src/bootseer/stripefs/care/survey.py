@@ -1,0 +1,147 @@
+"""What is in the folders of a striped store, as fsck and garbage collection see it: nothing is checked or changed here.
+
+A name that is not read as one of the store's own is a user's file. Whoever cannot read something raises: nobody may
+take what a survey did not see for garbage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from bootseer.errors import DataError, NotFoundError
+from bootseer.stripefs import layout
+from bootseer.stripefs.checkpoint import commit
+from bootseer.stripefs.checkpoint.save import is_claim
+from bootseer.stripefs.layout import Pointer
+from bootseer.stripefs.read import read_pointer
+from bootseer.stripefs.storage.backend import Backend, Entry, join, read_all
+
+TRASH = f"{layout.TEMPORARY}gc-"
+"""A stripe that is being collected, in the folder of the stripes: ``.tmp-gc-<uuid>.<i>``."""
+
+_STRIPE = re.compile(r"([0-9a-f]{32})\.([0-9]{1,3})")
+_OWNER = re.compile(re.escape(layout.TEMPORARY) + r"([0-9a-f]{32})(?:\.|$)")
+_UUID = re.compile(rb'"uuid":"([0-9a-f]{32})"')
+
+
+@dataclass
+class Damaged:
+    """A pointer that cannot be read, and the uuid that can still be made out in it ("" for none)."""
+
+    message: str
+    uuid: str
+
+
+@dataclass
+class Folder:
+    """One folder. ``stripes`` and ``trash``: uuid to index to entry; ``stray``: unknown names beside the stripes.
+
+    ``temporaries``: unfinished files, and folders that are being removed; ``strange``: names that look like theirs and
+    are not; ``plain``: all other files.
+    """
+
+    path: str
+    pointers: dict[str, Pointer] = field(default_factory=dict)
+    damaged: dict[str, Damaged] = field(default_factory=dict)
+    plain: dict[str, Entry] = field(default_factory=dict)
+    entries: dict[str, Entry] = field(default_factory=dict)
+    temporaries: dict[str, Entry] = field(default_factory=dict)
+    strange: list[Entry] = field(default_factory=list)
+    stripes: dict[str, dict[int, Entry]] = field(default_factory=dict)
+    trash: dict[str, dict[int, Entry]] = field(default_factory=dict)
+    stray: list[Entry] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)
+
+    @property
+    def store(self) -> str:
+        """Path of the folder of its stripes."""
+        return join(self.path, layout.FOLDER)
+
+    def stripe_path(self, uuid: str, index: int) -> str:
+        return join(self.store, f"{uuid}.{index}")
+
+    def trash_path(self, uuid: str, index: int) -> str:
+        return join(self.store, f"{TRASH}{uuid}.{index}")
+
+    def owners(self, uuid: str) -> list[str]:
+        """Names of the pointers here that name the stripes ``uuid`` in the folder's own ``.bsx``."""
+        return [name for name, it in self.pointers.items() if it.uuid == uuid and it.dir == layout.FOLDER]
+
+    def temporaries_of(self, uuid: str) -> list[Entry]:
+        """Unfinished files of the writer whose file has ``uuid``."""
+        return [entry for name, entry in self.temporaries.items() if owner(name) == uuid]
+
+
+def owner(name: str) -> str:
+    """uuid of the file whose writer made the temporary file ``name``; "" when the name does not say."""
+    found = _OWNER.match(name)
+    return found[1] if found else ""
+
+
+def folder(backend: Backend, path: str, *, known: Folder | None = None) -> Folder:
+    """Survey one folder, not those below it. Files that are as in ``known`` are not read again."""
+    found = Folder(path)
+    for entry in backend.list(path):
+        found.entries[entry.name] = entry
+        if entry.name == layout.FOLDER and entry.is_dir:
+            _stripes(backend, found)
+        elif entry.name.startswith(layout.TEMPORARY):
+            if commit.is_temporary(entry.name):
+                found.temporaries[entry.name] = entry
+            else:
+                found.strange.append(entry)
+        elif entry.is_dir:
+            found.folders.append(entry.name)
+        elif known is not None and known.entries.get(entry.name) == entry and entry.name in known.pointers:
+            found.pointers[entry.name] = known.pointers[entry.name]
+        else:
+            _file(backend, found, entry)
+    return found
+
+
+def _file(backend: Backend, found: Folder, entry: Entry) -> None:
+    full = join(found.path, entry.name)
+    try:
+        pointer = read_pointer(backend, full) if entry.size <= layout.MAX_TEXT else None
+    except NotFoundError:
+        return  # gone since it was listed
+    except DataError as exc:
+        text = _UUID.search(read_all(backend, full, limit=layout.MAX_TEXT))
+        found.damaged[entry.name] = Damaged(exc.message, text[1].decode() if text else "")
+        return
+    if pointer is None:
+        found.plain[entry.name] = entry
+    else:
+        found.pointers[entry.name] = pointer
+
+
+def _stripes(backend: Backend, found: Folder) -> None:
+    for entry in backend.list(found.store):
+        trash = entry.name.startswith(TRASH)
+        match = _STRIPE.fullmatch(entry.name.removeprefix(TRASH))
+        if match and not entry.is_dir:
+            (found.trash if trash else found.stripes).setdefault(match[1], {})[int(match[2])] = entry
+        elif not is_claim(entry.name):
+            found.stray.append(entry)
+
+
+def walk(backend: Backend, path: str) -> Iterator[Folder]:
+    """Survey ``path`` and every folder below it, in path order, without the store's own."""
+    found = folder(backend, path)
+    yield found
+    for name in found.folders:
+        if not commit.is_hidden(name):
+            yield from walk(backend, join(path, name))
+
+
+def youngest(backend: Backend, path: str, entry: Entry) -> float:
+    """Latest modification time of a file, or of a folder and all that is in it, in seconds."""
+    if not entry.is_dir:
+        return entry.mtime
+    times = [entry.mtime]
+    with contextlib.suppress(NotFoundError):  # gone since
+        times += [youngest(backend, join(path, inner.name), inner) for inner in backend.list(path)]
+    return max(times)

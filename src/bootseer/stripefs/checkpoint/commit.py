@@ -1,0 +1,212 @@
+"""COMMIT: the manifest that makes a directory a checkpoint (docs/internals/stripe.md).
+
+It is published last, by one rename that does not overwrite (`bootseer.stripefs.checkpoint.save`), so a directory has it
+wholly or not at all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import msgspec
+from blake3 import blake3
+
+from bootseer.errors import DataError, NotFoundError, NotWritableError
+from bootseer.hdfs.client import split
+from bootseer.stripefs import layout
+from bootseer.stripefs.inorder import in_order
+from bootseer.stripefs.layout import Pointer
+from bootseer.stripefs.read import ChunkFile, open_file, read_pointer
+from bootseer.stripefs.storage.backend import Backend, Entry, clean, exists, join, open_backend, read_all
+
+NAME = "COMMIT"
+_LINE = b"bootseer checkpoint 1\n"
+_OURS = b"bootseer checkpoint "
+_LIMIT = 256 << 20
+_TEMPORARY = re.compile(
+    rf"{re.escape(layout.TEMPORARY)}(?:LATEST\.|bench-)?[0-9a-f]{{32}}(?:{re.escape(layout.ENDED)})*", re.ASCII
+)
+
+
+class CommittedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """``path`` is relative to the directory; ``digest`` is BLAKE3 of the content; ``uuid`` is "" for a plain file."""
+
+    path: str
+    size: int
+    digest: str
+    uuid: str
+
+
+class Commit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The files of one checkpoint, in path order; ``created`` in seconds since the epoch."""
+
+    created: float
+    files: tuple[CommittedFile, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a name is the store's own: stripes and temporary files."""
+    return name == layout.FOLDER or name.startswith(layout.TEMPORARY)
+
+
+def is_temporary(name: str) -> bool:
+    """Whether the store makes temporary files or folders of that name; other hidden ones are somebody's."""
+    return _TEMPORARY.fullmatch(name) is not None
+
+
+def walk(backend: Backend, folder: str) -> Iterator[tuple[str, Entry]]:
+    """Every file below ``folder`` as (path relative to it, entry), in path order; without the store's own."""
+    for entry in backend.list(folder):
+        if is_hidden(entry.name):
+            continue
+        if entry.is_dir:
+            for path, found in walk(backend, join(folder, entry.name)):
+                yield f"{entry.name}/{path}", found
+        else:
+            yield entry.name, entry
+
+
+def encode(commit: Commit) -> bytes:
+    return layout.encode_text(_LINE, commit)
+
+
+def decode(data: bytes, name: str) -> Commit:
+    try:
+        return msgspec.json.decode(layout.decode_text(_LINE, data, name), type=Commit)
+    except msgspec.DecodeError as exc:
+        raise DataError(f"{name} is damaged: {exc}") from None
+
+
+def digest_of(backend: Backend, path: str) -> str:
+    """BLAKE3 of the content of the file at ``path``, read through the store."""
+    with open_file(backend, path) as file:
+        return digest_of_open(file)
+
+
+def digest_of_open(file: ChunkFile) -> str:
+    """BLAKE3 of all that can be read from ``file``."""
+    digest = blake3()
+    for piece in in_order(file):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def refuse_committed(backend: Backend, folder: str) -> None:
+    """Raise `NotWritableError` when ``folder`` has a COMMIT."""
+    if exists(backend, join(folder, NAME)):
+        raise NotWritableError(f"checkpoint {folder or backend.url} has a COMMIT already", hint="save to a new folder")
+
+
+def above(backend: Backend, path: str) -> Iterator[tuple[Backend, str, str]]:
+    """The folders that hold ``path``, the nearest first, up to the root of the storage.
+
+    Each as (store, folder in it, ``path`` relative to the folder); the store is another one above the base of
+    ``backend``. Of storage by fsspec only the folders of the store itself: what is above may be no business of ours.
+    """
+    folder, rest = path, ""
+    while folder:
+        folder, _, name = folder.rpartition("/")
+        rest = join(name, rest)
+        yield backend, folder, rest
+    if backend.url.startswith("hdfs://"):
+        host, base = split(backend.url)
+        root = host
+    elif "://" not in backend.url:
+        root, base = "/", backend.url
+    else:
+        return
+    base = clean(base)
+    store = open_backend(root) if base else backend
+    while base:
+        base, _, name = base.rpartition("/")
+        rest = join(name, rest)
+        yield store, base, rest
+
+
+def nearest(backend: Backend, path: str) -> tuple[Backend, str, str, str] | None:
+    """What `above` says of the nearest folder with a COMMIT of ours, and the version of that; None for none."""
+    for store, folder, rest in above(backend, path):
+        name = join(folder, NAME)
+        try:
+            found = store.stat(name)
+            if not found.is_dir and read_all(store, name, limit=len(_OURS)) == _OURS:
+                return store, folder, rest, found.version
+        except NotFoundError:
+            continue
+    return None
+
+
+def shown(backend: Backend, path: str) -> str:
+    """``path`` with the place of its store, for messages about what may be outside of the store at hand."""
+    return f"{backend.url.rstrip('/')}/{path}".rstrip("/") or "/"
+
+
+def refuse_inside(backend: Backend, path: str) -> None:
+    """Raise `NotWritableError` when ``path`` is a checkpoint with COMMIT, or a file or folder in one."""
+    refuse_committed(backend, path)
+    if (found := nearest(backend, path)) is not None:
+        raise NotWritableError(
+            f"cannot write {path or backend.url}: checkpoint {shown(*found[:2])} has a COMMIT already",
+            hint="save to a new folder",
+        )
+
+
+def read(backend: Backend, folder: str) -> Commit:
+    """The manifest of ``folder``. Raises `NotFoundError` for a missing folder, `DataError` without a right COMMIT."""
+    shown = folder or backend.url
+    try:
+        data = read_all(backend, join(folder, NAME), limit=_LIMIT)
+    except NotFoundError:
+        try:
+            backend.stat(folder)
+        except NotFoundError:
+            raise NotFoundError(f"no checkpoint {shown}", hint="list what there is with `bootseer fs ls`") from None
+        raise DataError(
+            f"checkpoint {shown} has no COMMIT: its save did not finish", hint="use `bootseer fs latest`"
+        ) from None
+    return decode(data, join(folder, NAME))
+
+
+def check(backend: Backend, folder: str) -> Commit:
+    """`read`, and compare size and uuid of every listed file, and the lengths of its stripes, with what is there.
+
+    Contents are not read. Each folder of stripes is listed once.
+    """
+    found = read(backend, folder)
+    lists: dict[str, dict[str, int]] = {}
+    for file in found.files:
+        path = join(folder, file.path)
+        try:
+            pointer = read_pointer(backend, path)
+            size = backend.stat(path).size if pointer is None else pointer.size
+        except NotFoundError:
+            raise DataError(f"checkpoint {folder} lacks {file.path}", hint="use `bootseer fs latest`") from None
+        if (size, pointer.uuid if pointer else "") != (file.size, file.uuid):
+            raise DataError(f"{path} was changed after COMMIT", hint="use `bootseer fs latest`")
+        if pointer is not None:
+            _check_stripes(backend, path, pointer, lists)
+    return found
+
+
+def _check_stripes(backend: Backend, path: str, pointer: Pointer, lists: dict[str, dict[str, int]]) -> None:
+    """Compare the stripes that ``pointer`` names with what its folder lists; ``lists`` keeps what was listed."""
+    for index in range(pointer.width):
+        where, _, name = pointer.stripe_path(path, index).rpartition("/")
+        if where not in lists:
+            try:
+                lists[where] = {entry.name: entry.size for entry in backend.list(where)}
+            except NotFoundError:
+                lists[where] = {}
+        size, expected = lists[where].get(name), pointer.geometry.stripe_length(index)
+        if size is None:
+            raise DataError(f"{path} lacks its stripe {join(where, name)}", hint="use `bootseer fs latest`")
+        if size != expected:
+            raise DataError(
+                f"stripe {join(where, name)} of {path} has {size} bytes of {expected}", hint="use `bootseer fs latest`"
+            )

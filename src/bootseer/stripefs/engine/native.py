@@ -1,0 +1,75 @@
+"""Files of HDFS through ``hdfs-native``: for clusters and files that `bootseer.hdfs.access` does not read directly."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from bootseer import hdfs
+from bootseer.errors import DataError
+from bootseer.stripefs.engine.tuning import SLOWEST
+from bootseer.stripefs.storage.backend import DEADLINE
+
+_PIECE = 4 << 20
+READERS = 4
+
+
+class NativeSource:
+    """One file through several readers in turn.
+
+    A reader stays with the first replica of each block, and the NameNode shuffles the replicas for each that is opened:
+    ranges spread over several readers are spread over the DataNodes. Opening one costs one NameNode operation, and
+    when it is pinned one more (for the first: two more), because a reader does not tell which version it has: the file
+    is looked up (``look``, which gives its version) after each opening, and before the first.
+    """
+
+    def __init__(self, client: hdfs.HdfsClient, path: str, look: Callable[[], str] | None) -> None:
+        self._client, self._path, self._look = client, path, look
+        self._lock, self._turn = threading.Lock(), 0
+        self.version = look() if look is not None else ""
+        self._readers = [client.open(path)]
+        self.size = self._readers[0].size
+        self._check(self._readers[0])
+
+    def _check(self, reader: hdfs.HdfsReader) -> None:
+        if reader.size != self.size or (self._look is not None and self._look() != self.version):
+            raise DataError(f"{self._path} was replaced while it was read", hint="open it again")
+
+    def _reader(self) -> hdfs.HdfsReader:
+        with self._lock:
+            turn, self._turn = self._turn, self._turn + 1
+            if len(self._readers) > turn % READERS:
+                return self._readers[turn % READERS]
+        made = self._client.open(self._path)
+        self._check(made)
+        with self._lock:
+            if len(self._readers) < READERS:
+                self._readers.append(made)
+        return made
+
+    def readinto(self, offset: int, parts: Sequence[memoryview]) -> None:
+        size = sum(map(len, parts))
+        data = memoryview(self._reader().read(offset, size, deadline=DEADLINE + size / SLOWEST))
+        position = 0
+        for part in parts:
+            part[:] = data[position : position + len(part)]
+            position += len(part)
+
+    def close(self) -> None:
+        for reader in self._readers:
+            reader.close()
+
+
+class NativeSink:
+    def __init__(self, writer: hdfs.HdfsWriter) -> None:
+        self._writer = writer
+
+    def write(self, data: bytes | memoryview) -> None:
+        for offset in range(0, len(data), _PIECE):
+            self._writer.write(data[offset : offset + _PIECE])
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def abandon(self) -> None:
+        self._writer.abandon()

@@ -1,0 +1,214 @@
+"""The striped store over a folder: the embedded default, and a site's NFS, Lustre or GPFS."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import shutil
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError, from_os_error
+from bootseer.stripefs.pieces import read_each
+from bootseer.stripefs.storage.backend import Entry, Piece
+
+if TYPE_CHECKING:
+    from bootseer.hdfs.placement import Placement
+
+_IOV_MAX = 512
+_AT_FDCWD, _RENAME_NOREPLACE = -100, 1
+_renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+
+
+def _version(info: os.stat_result) -> str:
+    return f"{info.st_ino}-{info.st_size}-{info.st_mtime_ns}"
+
+
+class _Source:
+    """``pinned``: bytes of a file that was changed in place since it was opened are an error."""
+
+    def __init__(self, path: Path, pinned: bool) -> None:
+        self._path, self._pinned, self._fd = path, pinned, -1
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        info = os.fstat(self._fd)
+        if stat.S_ISDIR(info.st_mode):
+            self.close()
+            raise NotFoundError(f"cannot open {path}: it is a folder")
+        self.size, self.version = info.st_size, _version(info)
+
+    def readinto(self, offset: int, parts: Sequence[memoryview]) -> None:
+        left = [part for part in parts if len(part)]
+        while left:
+            try:
+                got = os.preadv(self._fd, left[:_IOV_MAX], offset)
+            except OSError as exc:
+                raise from_os_error(exc, f"read {self._path}") from exc
+            if not got:
+                raise DataError(f"{self._path} ends at {offset}, more was expected")
+            offset += got
+            while left and got >= len(left[0]):
+                got -= len(left.pop(0))
+            if got:
+                left[0] = left[0][got:]
+        if self._pinned and _version(os.fstat(self._fd)) != self.version:
+            raise DataError(f"{self._path} was changed while it was read", hint="open it again")
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class _Sink:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = open(path, "xb", buffering=0)  # noqa: SIM115  closed by close() or abandon()
+
+    def write(self, data: bytes | memoryview) -> None:
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[self._file.write(view) :]
+        except OSError as exc:
+            raise from_os_error(exc, f"write {self._path}") from exc
+
+    def close(self) -> None:
+        try:
+            with self._file:
+                os.fsync(self._file.fileno())
+        except OSError as exc:
+            raise from_os_error(exc, f"write {self._path}") from exc
+
+    def abandon(self) -> None:
+        self._file.close()
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)
+
+
+def _rename_new(source: Path, target: Path) -> None:
+    """rename(2) that fails when ``target`` exists: in one step, but for a folder where the storage cannot do that."""
+    # NFS answers EINVAL to renameat2 with flags, FUSE and old file systems too; a hard link is as good for a file
+    if _renameat2 is None or _renameat2(
+        _AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE
+    ):
+        number = ctypes.get_errno() if _renameat2 is not None else errno.ENOSYS
+        if number not in (errno.EINVAL, errno.ENOSYS):
+            raise OSError(number, os.strerror(number), str(target))
+        if source.is_dir() and not source.is_symlink():
+            # not in one step, but rename(2) replaces no file, and of folders only an empty one, by a folder
+            if os.path.lexists(target):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
+            os.rename(source, target)
+            return
+        os.link(source, target, follow_symlinks=False)
+        os.unlink(source)
+
+
+class FolderBackend:
+    """Files below ``root``, which the first write makes."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.url = str(root)
+
+    def _path(self, path: str) -> Path:
+        return self.root / path if path else self.root
+
+    def _error(self, exc: OSError, doing: str, path: str) -> BootseerError:
+        if isinstance(exc, FileNotFoundError | NotADirectoryError):
+            return NotFoundError(f"cannot {doing} {self._path(path)}: no such file or folder")
+        return from_os_error(exc, f"{doing} {self._path(path)}")
+
+    def stat(self, path: str) -> Entry:
+        try:
+            info = self._path(path).stat()
+        except OSError as exc:
+            raise self._error(exc, "look up", path) from None
+        folder = stat.S_ISDIR(info.st_mode)
+        return Entry(path.rpartition("/")[2], 0 if folder else info.st_size, folder, info.st_mtime, _version(info))
+
+    def list(self, path: str) -> list[Entry]:
+        found = []
+        try:
+            with os.scandir(self._path(path)) as entries:
+                for entry in entries:
+                    with contextlib.suppress(FileNotFoundError):  # gone since
+                        info = entry.stat()
+                        folder = entry.is_dir()
+                        size = 0 if folder else info.st_size
+                        found.append(Entry(entry.name, size, folder, info.st_mtime, _version(info)))
+        except OSError as exc:
+            raise self._error(exc, "list", path) from None
+        return sorted(found)
+
+    def open(self, path: str, *, pinned: bool = False) -> _Source:
+        try:
+            return _Source(self._path(path), pinned)
+        except OSError as exc:
+            raise self._error(exc, "open", path) from None
+
+    def read_many(self, pieces: Sequence[Piece]) -> None:
+        read_each(pieces, store=self.url)
+
+    def create(self, path: str, *, placement: Placement | None = None) -> _Sink:
+        target = self._path(path)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise NotWritableError(f"cannot make folder {target.parent}: a file is in the way") from None
+        except OSError as exc:
+            raise from_os_error(exc, f"make folder {target.parent}") from exc
+        try:
+            return _Sink(target)
+        except FileExistsError:
+            raise
+        except OSError as exc:
+            raise from_os_error(exc, f"write {target}") from exc
+
+    def rename(self, src: str, dst: str, *, overwrite: bool) -> None:
+        source, target = self._path(src), self._path(dst)
+        try:
+            if overwrite:
+                os.replace(source, target)
+            else:
+                _rename_new(source, target)
+            fd = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        except FileExistsError:
+            raise
+        except OSError as exc:
+            raise from_os_error(exc, f"rename {source} to {target}") from exc
+
+    def delete(self, path: str) -> None:
+        try:
+            self._path(path).unlink(missing_ok=True)
+        except OSError as exc:
+            raise from_os_error(exc, f"delete {self._path(path)}") from exc
+
+    def make_folder(self, path: str) -> None:
+        try:
+            self._path(path).mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise self._error(exc, "make folder", path) from exc
+
+    def remove_folder(self, path: str) -> None:
+        folder = self._path(path)
+        try:
+            if folder.is_symlink():  # what it points to is not in the store
+                folder.unlink()
+            else:
+                shutil.rmtree(folder)
+        except FileNotFoundError:
+            pass
+        except OSError as exc:
+            raise self._error(exc, "remove", path) from exc

@@ -1,0 +1,300 @@
+"""The striped store over anything fsspec reaches and that can publish a file at once: ``s3://``, ``gs://``, ``az://``,
+``memory://``, ``sftp://``.
+
+What such storage lacks, and what is done instead:
+
+- An object store cannot rename. Its PUT of one object is atomic, so the temporary file (a pointer, a small file, a
+  COMMIT) is read and put under its final name at once, then removed. Where the temporary file is gone, nothing is put:
+  that is how a writer is fenced, but here with a window between the look and the PUT.
+- "Only if there is none" is asked of the PUT where the store has that (If-None-Match on S3, a generation on GCS).
+  Elsewhere it is a look before, with a line in the log: two who publish a name at one moment may both succeed.
+- A folder of an object store is only a common prefix: an empty one does not exist, and none can be renamed.
+- Not every store tells a file from one that replaced it. `Source.version` is made of the entity tag or generation,
+  else of inode, size and modification time; a store that tells none of them gets a line in the log.
+- Storage whose rename does not replace (FTP, SMB, WebHDFS) can be read, not written.
+
+Concurrency: any thread may call anything. Calls run in worker threads of `bootseer.hdfs.deadline`, so that one that
+never returns holds up nobody; one that is late never touches memory of the caller (it returns bytes, they are copied).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar, cast
+
+from bootseer import faults
+from bootseer.errors import (
+    BootseerError,
+    DataError,
+    NotFoundError,
+    NotWritableError,
+    UnavailableError,
+    UnsupportedError,
+)
+from bootseer.hdfs.deadline import Workers
+from bootseer.store.fsspec import WHOLE, shown, translated
+from bootseer.stripefs import layout
+from bootseer.stripefs.pieces import read_each
+from bootseer.stripefs.storage.backend import DEADLINE, Entry, Piece, Sink, exists
+from bootseer.stripefs.storage.fsspec_files import BLOCK, SLOWEST, Put, Source, Stream, entry_of
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+    from bootseer.hdfs.placement import Placement
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_CONDITIONAL = frozenset(("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "memory"))
+"""Protocols whose fsspec class passes ``mode="create"`` on to the store, or is the store."""
+_RENAMING = frozenset(("file", "local", "sftp", "ssh"))
+"""Protocols of file systems whose fsspec ``mv`` is one rename that replaces: rename(2), posix-rename of OpenSSH."""
+_LOOKED = "it cannot refuse to replace a file; looking before is not the same when two write one name at one moment"
+_REACH = "check that the store is reachable from here"
+
+_workers = Workers("fsspec")
+_opened: dict[tuple[int, str], tuple[AbstractFileSystem, str]] = {}
+"""By process and place: a client of S3 takes a third of a second of CPU to make."""
+
+
+class FsspecBackend:
+    """Files below ``url``. ``options``: what its fsspec class takes (credentials, ``endpoint_url``).
+
+    With ``protocol`` the file system is that of ``protocol`` and ``options``, and ``url`` is a path in it: what fsspec
+    makes of ``a::b://``. Raises `UnsupportedError` when the package for that protocol is not installed. Touches no
+    storage yet.
+    """
+
+    def __init__(self, url: str, options: Mapping[str, object] | None = None, *, protocol: str = "") -> None:
+        import fsspec
+
+        self._location, self._options, self._chained = url, dict(options or {}), protocol
+        self.url = shown(f"{protocol}://{url}" if protocol else url)
+        self._protocol = protocol or url.partition("://")[0].partition("::")[0]
+        self._token = fsspec.utils.tokenize(url, protocol, self._options)
+        self._names: frozenset[str] = frozenset()
+        self._said: set[str] = set()
+        try:
+            fsspec.get_filesystem_class(self._protocol)
+        except (ImportError, ValueError) as exc:
+            raise UnsupportedError(
+                f"no striped store over {self._protocol}://: {exc}", hint="for s3:// install bootseer[s3]"
+            ) from None
+
+    def _filesystem(self) -> tuple[AbstractFileSystem, str]:
+        """The file system and the base in it: one for all backends of that place, but not the one that users of fsspec
+        get, because theirs would hold our files back while it has a transaction open.
+
+        Made afresh in a forked child, where the event loop and the connections of its parent's are not.
+        """
+        import fsspec
+
+        key = os.getpid(), self._token
+        if key not in _opened:
+            options = {**self._options, "skip_instance_cache": True}
+            if self._chained:
+                fs = fsspec.filesystem(self._chained, **options)
+                base = fs._strip_protocol(self._location) if self._location else ""
+            else:
+                fs, base = fsspec.core.url_to_fs(self._location, **options)
+            _opened.setdefault(key, (fs, base.rstrip("/")))  # another thread may have been faster
+        return _opened[key]
+
+    def call(self, doing: str, function: Callable[[AbstractFileSystem], T], seconds: float = DEADLINE) -> T:
+        """``function(file system)`` under a deadline, with its errors translated, but FileExistsError as it is.
+
+        ``doing`` is a phrase for messages.
+        """
+
+        def run() -> T:
+            with translated(doing):
+                try:
+                    return function(self._filesystem()[0])
+                except FileExistsError as exc:
+                    raise _ExistsError(doing) from exc
+                except (NotADirectoryError, IsADirectoryError) as exc:
+                    raise NotFoundError(f"cannot {doing}: {exc.strerror or 'a file or folder is in the way'}") from None
+                except TimeoutError:
+                    raise UnavailableError(f"cannot {doing}: it timed out", hint=_REACH) from None
+
+        try:
+            return _workers.call(run, seconds)
+        except _ExistsError:
+            raise FileExistsError(errno.EEXIST, f"cannot {doing}: it exists") from None
+        except TimeoutError:
+            raise UnavailableError(f"cannot {doing}: no answer within {seconds:.0f} s", hint=_REACH) from None
+
+    def name(self, path: str) -> str:
+        """``path`` for messages."""
+        return f"{self.url.rstrip('/')}/{path}" if path else self.url
+
+    def full(self, path: str) -> str:
+        """``path`` in the file system below."""
+        fs, base = self._filesystem()
+        if not base:
+            return f"{fs.root_marker}{path}"
+        return f"{base}/{path}" if path else base
+
+    def replaced(self, path: str) -> DataError:
+        return DataError(f"{self.name(path)} was replaced while it was read", hint="open it again")
+
+    def say_once(self, what: str) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            _log.warning("store %s: %s", self.url, what)
+
+    def _protocols(self) -> frozenset[str]:
+        """Names of the file system that stores, under any ``dir::``."""
+        if not self._names:
+            from fsspec.implementations.dirfs import DirFileSystem
+
+            fs = self.call(f"open store {self.url}", lambda fs: fs)
+            while isinstance(fs, DirFileSystem):
+                fs = fs.fs
+            self._names = frozenset((fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol)
+        return self._names
+
+    def _objects(self) -> bool:
+        """Whether a PUT publishes; else a rename does. `UnsupportedError` when neither does."""
+        if self._protocols() & WHOLE:
+            return True
+        if self._protocols() & _RENAMING:
+            return False
+        raise UnsupportedError(
+            f"cannot write to store {self.url}: {self._protocol}:// cannot publish a file at once",
+            hint="use a folder, HDFS or an object store",
+        )
+
+    @property
+    def _memory(self) -> bool:
+        return "memory" in self._protocols()
+
+    def stat(self, path: str) -> Entry:
+        def ask(fs: AbstractFileSystem) -> Mapping[str, object]:
+            full = self.full(path)
+            fs.invalidate_cache(fs._parent(full))  # else a listing that it keeps would answer
+            return cast("Mapping[str, object]", fs.info(full))
+
+        return entry_of(path.rpartition("/")[2], self.call(f"look up {self.name(path)}", ask))
+
+    def list(self, path: str) -> list[Entry]:
+        def ask(fs: AbstractFileSystem) -> Sequence[Mapping[str, object]]:
+            full = self.full(path)
+            fs.invalidate_cache(full)
+            found = cast("Sequence[Mapping[str, object]]", fs.ls(full, detail=True))
+            own = [info for info in found if str(info["name"]).strip("/") == full.strip("/")]
+            if len(found) == 1 and own and own[0].get("type") != "directory":
+                raise NotFoundError(f"cannot list {self.name(path)}: it is a file")
+            return [info for info in found if info not in own]  # the marker of an empty folder is listed in it
+
+        found = self.call(f"list {self.name(path)}", ask)
+        return sorted(entry_of(str(info["name"]).rstrip("/").rpartition("/")[2], info) for info in found)
+
+    def open(self, path: str, *, pinned: bool = False) -> Source:
+        return Source(self, path, pinned)
+
+    def fetch(self, path: str, start: int, end: int) -> bytes:
+        """Bytes of a file; fewer when it ends before."""
+        seconds = DEADLINE + (end - start) / SLOWEST
+        return self.call(
+            f"read {self.name(path)}",
+            lambda fs: cast(bytes, fs.cat_file(self.full(path), start=start, end=end)),
+            seconds,
+        )
+
+    def read_many(self, pieces: Sequence[Piece]) -> None:
+        read_each(pieces, store=self.url)
+
+    def create(self, path: str, *, placement: Placement | None = None) -> Sink:
+        if not self._objects():
+            self.make_folder(path.rpartition("/")[0])
+            if exists(self, path):
+                raise FileExistsError(errno.EEXIST, f"cannot create {self.name(path)}: it exists")
+            return Stream(self, path)
+        # As on other storage the name is taken, and seen, from now on: a claim of the name, and what is being written
+        self.put(path, b"", overwrite=False)
+        # readers share the one BytesIO of a file of memory://: it may not grow while they look
+        whole = self._memory or path.rpartition("/")[2].startswith(layout.TEMPORARY)
+        return Put(self, path) if whole else Stream(self, path)
+
+    def put(self, path: str, data: bytes, *, overwrite: bool) -> None:
+        """The whole of a file at once. `FileExistsError` when it exists and ``overwrite`` is false."""
+        if not overwrite:
+            if exists(self, path):  # some servers know the protocol and ignore the condition
+                raise FileExistsError(errno.EEXIST, f"cannot write {self.name(path)}: it exists")
+            if not self._protocols() & _CONDITIONAL:
+                self.say_once(_LOOKED)
+        mode = "overwrite" if overwrite else "create"
+        seconds = DEADLINE + len(data) / SLOWEST
+        try:
+            self.call(f"write {self.name(path)}", lambda fs: fs.pipe_file(self.full(path), data, mode=mode), seconds)
+        except BootseerError as exc:
+            # a refusal may look like any error: S3 says which condition was not met, its likes often do not
+            if overwrite or isinstance(exc, UnavailableError) or not exists(self, path):
+                raise
+            raise FileExistsError(errno.EEXIST, f"cannot write {self.name(path)}: it exists") from exc
+
+    def rename(self, src: str, dst: str, *, overwrite: bool) -> None:
+        found = self.stat(src)
+        if self._objects():
+            if found.is_dir:
+                raise UnsupportedError(f"cannot rename folder {self.name(src)}: an object store has no folders")
+            faults.point("stripefs.objects.put")
+            self._publish(src, dst, found.size, overwrite)
+            faults.point("stripefs.objects.delete")
+            self.delete(src)
+            return
+        try:
+            there: Entry | None = self.stat(dst)
+        except NotFoundError:
+            there = None
+        if there is not None and (there.is_dir or not overwrite):
+            raise FileExistsError(errno.EEXIST, f"cannot rename {self.name(src)} to {dst}: it exists")
+        if not overwrite:
+            self.say_once(_LOOKED)
+        self.call(f"rename {self.name(src)} to {dst}", lambda fs: fs.mv(self.full(src), self.full(dst)))
+
+    def _publish(self, src: str, dst: str, size: int, overwrite: bool) -> None:
+        if overwrite and size > BLOCK and not self._memory:
+            # the store copies by itself, and shows the copy when it is whole
+            doing, seconds = f"copy {self.name(src)} to {dst}", DEADLINE + size / SLOWEST
+            self.call(doing, lambda fs: fs.cp_file(self.full(src), self.full(dst)), seconds)
+            return
+        data = self.fetch(src, 0, size) if size else b""
+        if len(data) != size:
+            raise self.replaced(src)
+        try:
+            self.put(dst, data, overwrite=overwrite)
+        except FileExistsError:
+            # a client that repeats a PUT whose answer was lost is refused because of its own object
+            if not size or self.fetch(dst, 0, size + 1) != data:
+                raise
+            _log.info("%s has these bytes already", self.name(dst))
+
+    def delete(self, path: str) -> None:
+        with contextlib.suppress(NotFoundError):
+            self.call(f"delete {self.name(path)}", lambda fs: fs.rm_file(self.full(path)))
+
+    def make_folder(self, path: str) -> None:
+        if not self._memory and self._objects():
+            return  # and s3fs would make a bucket
+        full = self.full(path)
+        if not full.strip("/"):
+            return
+        try:
+            self.call(f"make folder {self.name(path)}", lambda fs: fs.makedirs(full, exist_ok=True))
+        except FileExistsError:
+            raise NotWritableError(f"cannot make folder {self.name(path)}: a file is in the way") from None
+
+    def remove_folder(self, path: str) -> None:
+        with contextlib.suppress(NotFoundError):
+            self.call(f"remove {self.name(path)}", lambda fs: fs.rm(self.full(path), recursive=True), 10 * DEADLINE)
+
+
+class _ExistsError(BootseerError):
+    """Carries a FileExistsError past the translation of errors."""
