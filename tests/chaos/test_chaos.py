@@ -107,13 +107,14 @@ def test_queues_of_two_events(site: Site, node_of: NodeOf, place: Path, unlimite
     os.kill(front, signal.SIGSTOP)
     files = [name for name in files_of(site.reference) if name.startswith("bulk")]
     with Crowd(made.target, site.reference, place / "crowd", files=files, passes=1) as crowd:
-        time.sleep(0.7)
+        if unlimited:
+            until(lambda: crowd.reading() == 16, 30, "every reader to wait")
+        else:
+            until(lambda: crowd.tally().zeros > 0, 30, "a page of zeros")
         os.kill(front, signal.SIGCONT)
         found = crowd.join(60)
     if unlimited:
         assert found[3:] == (0, 0, 0, 0), crowd.findings
-    else:
-        assert found.zeros > 0
 
 
 # -- what must be refused --------------------------------------------------------------------------------------------

@@ -269,6 +269,11 @@ class Crowd:
                 self._hung.add((index, one[Slot.BEGAN]))
         return Tally._make([*total[Slot.FILES : Slot.BEGUN], len(self._hung)])
 
+    def reading(self) -> int:
+        """How many readers have an operation under way."""
+        slots = memoryview(self._memory).cast("Q")
+        return sum(slots[index * len(Slot) + Slot.BEGAN] > 0 for index in range(self._readers))
+
     @property
     def busy(self) -> bool:
         return self._process is not None and self._process.poll() is None
