@@ -56,6 +56,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """How missing blocks reach us; ``auto``: fanotify where it was seen to work and the disk has room, else FUSE."""
     background_fill: bool = True
     """Fetch the rest of a blob after its hot set, so that the store is needed no more."""
+    readahead: bool = True
+    """Have the kernel read what earlier starts of a job read, before the job does (``docs/internals/pagelist.md``)."""
 
     cache_limit: Annotated[float, msgspec.Meta(ge=0)] = 0.8
     """What the images' blocks may take of the cache's disk: a share up to 1, or bytes; 0: no limit."""

@@ -8,6 +8,7 @@ socket, FUSE mount point), ``<id>.log`` and ``<id>.lock`` (held while mounting a
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Sequence
@@ -48,6 +49,7 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 _EXIT_SECONDS = 60.0
+_STILL_SECONDS = 1.0
 
 
 class TreeMount:
@@ -76,6 +78,8 @@ class TreeMount:
         not be killed because readers would get zeros: call it again later.
         """
         with _process.locked(self._folder):
+            with contextlib.suppress(BootseerError):  # then the target is in use for a moment, which is waited for
+                control.ask(self._folder, Request("still"), timeout=_STILL_SECONDS)
             _process.unmount_target(self.target)
             self._leave(timeout)
 
@@ -160,6 +164,7 @@ def _mount(
             fill_quiet=settings.fill_quiet,
             demand_window=demand_window,
             driver=settings.driver,
+            readahead=settings.readahead,
             cache_limit=settings.cache_limit,
             cache_keep_free=settings.cache_keep_free,
         )

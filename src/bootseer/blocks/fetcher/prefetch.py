@@ -7,6 +7,7 @@ profile is advice.
 from __future__ import annotations
 
 import logging
+import mmap
 import threading
 import time
 import uuid
@@ -15,13 +16,14 @@ from pathlib import Path
 
 import msgspec
 
+from bootseer import faults
 from bootseer.blocks.fetcher.fetch import Fetcher
 from bootseer.blocks.formats import hotpack
 from bootseer.blocks.formats.blockmap import BlockMap
-from bootseer.blocks.profiles import profiles
+from bootseer.blocks.profiles import pagelist, profiles
 from bootseer.blocks.profiles.profiles import ProfileKey
 from bootseer.blocks.profiles.trace import Trace
-from bootseer.errors import BootseerError
+from bootseer.errors import BootseerError, DataError, NotFoundError
 from bootseer.store import Store
 
 log = logging.getLogger(__name__)
@@ -139,6 +141,44 @@ def renew(
     finally:
         path.unlink(missing_ok=True)
     return "failed"
+
+
+def renew_pages(store: Store, key: ProfileKey, target: Target, *, driver: str, meta: Path) -> str:
+    """Make and publish the page list of the newest hot pack where it has none that is fresh. Takes a few seconds.
+
+    ``meta``: the tree's metadata. Returns what happened: ``published``, ``not needed``, ``no hot pack``, ``too few
+    starts`` (see `pagelist.ENOUGH`) or ``failed``.
+    """
+    try:
+        return _renew_pages(store, key, target, driver, meta)
+    except (BootseerError, OSError, ValueError) as exc:
+        log.warning("no page list for tree %s: %s", target.tree[:12], exc)
+    except Exception:
+        log.exception("no page list for tree %s", target.tree[:12])
+    return "failed"
+
+
+def _renew_pages(store: Store, key: ProfileKey, target: Target, driver: str, meta: Path) -> str:
+    known = hotpack.load(store, [key.prefix(target.tree)], target.tree, target.map_digest, target.map)
+    if known is None:
+        return "no hot pack"
+    known.source.close()
+    name = hotpack.pages_key(known.key)
+    try:
+        age = time.time() - pagelist.PageList.decode(store.get(name), target.tree, target.map.size).created / 1e9
+        if 0 <= age < pagelist.FRESH:
+            return "not needed"
+    except (NotFoundError, DataError):
+        pass  # none, or one to be replaced
+    traces = profiles.load_own(store, target.tree, key, target.map.size)
+    agreeing = [trace for trace in traces if trace.complete and trace.driver == driver]
+    if len(agreeing) < pagelist.ENOUGH:
+        return "too few starts"
+    with open(meta, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        pages = pagelist.build(agreeing, driver, target.tree, mapped, time.time_ns())
+    faults.point("blocks.pagelist.before-publish")
+    store.put(name, pages.encode(), overwrite=True)
+    return "published"
 
 
 def _renew(

@@ -211,7 +211,13 @@ def publish(store: Store, folder: str, path: Path, pack: HotPack) -> str:
         created = _created(store, info) if info.key != key else None
         if created is not None and (created, info.key) < (pack.created, key):
             store.delete(info.key)
+            store.delete(pages_key(info.key))
     return key
+
+
+def pages_key(key: str) -> str:
+    """The store key of the page list that belongs to the hot pack ``key``; see `bootseer.blocks.profiles.pagelist`."""
+    return key.removesuffix(".pack") + ".pages"
 
 
 def _created(store: Store, info: ObjectInfo) -> int:

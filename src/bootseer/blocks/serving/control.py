@@ -83,8 +83,11 @@ class TreeStatus(msgspec.Struct, kw_only=True):
     these fetched after all."""
     stream_waits: int = 0
     hedges: int = 0
+    read_ahead_bytes: int = 0
+    """Of the mount, read before the job: what the job then reads of it is not among `reads`."""
     hot_unused_bytes: int = 0
-    """Of the prefetched stored bytes, those that the recorded start never touched; and what it touched besides."""
+    """Of the prefetched stored bytes, those that the recorded start never touched (unknown, so 0, where anything was
+    read ahead); and what it touched besides."""
     hot_missed_bytes: int = 0
     hot_pack: str = ""
     """The hot pack in use; after the recording what became of the new one: `bootseer.blocks.fetcher.prefetch.renew`."""

@@ -2,9 +2,9 @@
 
 It may be killed at any time: the holder forks another, which goes on with the shared memory and the descriptors of the
 dead one. Threads: the fetcher's own, ``wanted`` (requests of the front), ``control``, ``sync`` (bitmap, counters),
-``prefetch``, ``hotpack`` (after the recording); the main thread waits for notes of the holder and for the end of the
-recording. What it does beside fetching: `ahead` (prefetch), `syncer`, `recorder`, `targets` (the control socket's
-requests), `servestatus`.
+``prefetch``, ``readahead``, ``hotpack`` (after the recording); the main thread waits for notes of the holder and for
+the end of the recording. What it does beside fetching: `ahead` (prefetch), `readahead`, `syncer`, `recorder`, `targets`
+(the control socket's requests), `servestatus`.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from bootseer.blocks.serving.driver import DISK_SLACK
 from bootseer.blocks.serving.link import Link, Note
 from bootseer.blocks.serving.members import secede
 from bootseer.blocks.serving.pulse import keep_beating
+from bootseer.blocks.serving.readahead import Readahead
 from bootseer.blocks.serving.recorder import Purpose, Recorder
 from bootseer.blocks.serving.servestatus import Serving, Tally
 from bootseer.blocks.serving.shared import UNIT, Count, Shared
@@ -81,6 +82,7 @@ class FetcherProcess:
         self._key = profiles.ProfileKey(spec.profile) if spec.profile is not None else None
         self._chosen = threading.Event()
         self._driver = ""
+        self._readahead: Readahead | None = None
         if before is None:
             self._begin()
         else:
@@ -110,8 +112,9 @@ class FetcherProcess:
             return None
         ahead = self._ahead
         return Purpose(
-            self._store, self._key, ahead.target, self._lent, self._tree.cache, lambda: ahead.plan, ahead.keep_hot
-        )
+            self._store, self._key, ahead.target, self._lent, self._tree.cache, self._tree.meta,
+            lambda: ahead.plan, ahead.keep_hot,
+        )  # fmt: skip
 
     def _begin(self) -> None:
         """Make what the processes share, hand it to the holder, hear which driver it takes."""
@@ -146,6 +149,11 @@ class FetcherProcess:
         self._group = fanotify.Group(answer[1][0]) if answer[1] else None
         if self._recordable():
             counts[Count.RECORDING] = 1
+            if spec.readahead:
+                self._readahead = Readahead(
+                    self._store, spec.digest, self._shared, spec.target, lambda: self._ahead.plan.pack
+                )
+                self._readahead.start()
 
     def _go_on(self, before: Inherited) -> None:
         self._shared, self._group = before.shared, before.group
@@ -203,12 +211,13 @@ class FetcherProcess:
             syncer.start()
             if self._driver != "local":
                 wanted.start()  # not joined: it waits for messages, and the end of the process ends it
-            requests = Requests(self._targets, self._holder, self._shared.counts, self._stop, self._status)
+            requests = Requests(self._targets, self._holder, self._shared.counts, self._stop, self._status, self._still)
             control = ControlServer(self._folder, requests.handle)
             self._link.send(Note("started"))
             self._serve()
         finally:
             self._stop.set()
+            self._still()
             self._recorder.end()
             more = self._recorder.finish()
             self._fetcher.close()
@@ -266,6 +275,10 @@ class FetcherProcess:
             self._drop_group()
             log.info("tree %s is complete: it needs no server any more", self._spec.id)
         self._holder.heed(note)
+
+    def _still(self) -> None:
+        if self._readahead is not None:
+            self._readahead.still()
 
     def _tell_complete(self) -> None:
         cache = self._cache

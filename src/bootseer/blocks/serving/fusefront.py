@@ -183,7 +183,7 @@ class Front:
         counts[Count.READS] += 1
         if ctx.resent:
             counts[Count.TAKEN_OVER] += 1
-        if counts[Count.RECORDING]:
+        if counts[Count.RECORDING] and ctx.pid != counts[Count.READAHEAD_TID]:
             shared.touch(offset, end - offset, ctx.pid)
         first, last = offset >> shared.shift, (end - 1) >> shared.shift
         if shared.ready.find(b"\0", first, last + 1) < 0:

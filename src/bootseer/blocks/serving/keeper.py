@@ -135,7 +135,7 @@ class Keeper:
                 end = size
             if 0 <= offset < end:
                 first, last = offset >> shift, (end - 1) >> shift
-                if counts[Count.RECORDING]:
+                if counts[Count.RECORDING] and pid != counts[Count.FETCHER_PID]:
                     shared.touch(offset, end - offset, pid)
                 if find(b"\0", first, last + 1) >= 0:
                     shared.journal(fd, offset, length, pid)

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 from bootseer.blocks.cache.borrowed import Borrowed
 from bootseer.blocks.fetcher import prefetch
 from bootseer.blocks.profiles import profiles
@@ -43,14 +45,16 @@ class Source(Protocol):
 
 
 class Purpose(NamedTuple):
-    """What a start is recorded for. ``folder``: of the block cache, also for work files. ``plan``: what this start
-    fetched ahead, as far as that is known when asked. ``keep_hot`` remembers hot blocks for when space is short."""
+    """What a start is recorded for. ``folder``: of the block cache, also for work files; ``meta``: the tree's.
+    ``plan``: what this start fetched ahead, as far as that is known when asked. ``keep_hot`` remembers hot blocks for
+    when space is short."""
 
     store: Store
     key: profiles.ProfileKey
     target: prefetch.Target
     cache: Borrowed
     folder: Path
+    meta: Path
     plan: Callable[[], prefetch.Plan]
     keep_hot: Callable[[set[int]], None]
 
@@ -147,6 +151,8 @@ class Recorder:
         trace = self._source.trace(complete=not (counts[Count.INCOMPLETE] or counts[Count.TOUCHES_LOST]))
         order = purpose.plan().order
         self.use = profiles.hot_use(order, trace, target.map)
+        if counts[Count.READ_AHEAD]:  # whether the job used it was not to be seen
+            self.use = msgspec.structs.replace(self.use, unused_blocks=0, unused_bytes=0)
         if trace.touches:
             purpose.keep_hot({*order, *profiles.blocks_of(trace, target.map)})
         nodes = profiles.Nodes.of(os.environ)
@@ -159,7 +165,7 @@ class Recorder:
 
     def _renew(self, purpose: Purpose) -> None:
         self.hot_pack = "being made"
-        self.hot_pack = prefetch.renew(
+        made = prefetch.renew(
             purpose.store,
             purpose.key,
             purpose.target,
@@ -169,4 +175,10 @@ class Recorder:
             stop=self._stop,
             hurry=self._hurry,
         )
-        log.info("hot pack: %s", self.hot_pack)
+        log.info("hot pack: %s", made)
+        if not self._stop.is_set():
+            pages = prefetch.renew_pages(
+                purpose.store, purpose.key, purpose.target, driver=self._source.driver, meta=purpose.meta
+            )
+            log.info("page list: %s", pages)
+        self.hot_pack = made

@@ -88,6 +88,7 @@ class Serving(NamedTuple):
             direct_misses=fetched.direct_misses,
             stream_waits=fetched.stream_waits,
             hedges=fetched.hedges,
+            read_ahead_bytes=counts[Count.READ_AHEAD],
             hot_unused_bytes=recorder.use.unused_bytes,
             hot_missed_bytes=recorder.use.missed_bytes,
             hot_pack=recorder.hot_pack or plan.pack,

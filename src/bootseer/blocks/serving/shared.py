@@ -75,11 +75,15 @@ class Count:
     BROKEN = 34
     """1 after a failed fdatasync: nothing is added to the cache any more."""
     INCOMPLETE = 43
-    """1 when touches may have been missed: the recording joined a warm mount."""
+    """1 when touches may have been missed: the recording joined a warm mount, or pages were read ahead."""
     JOB_READY = 44
     RECORDED = 45
     """1 once the recording has ended and was published, or will not be."""
     FETCHER_BEAT = 46
+    READ_AHEAD = 47
+    """Bytes of the mount that the fetcher had the kernel read before the job."""
+    READAHEAD_TID = 48
+    """The thread that does so: what it touches is no touch of the job's."""
     FETCH = 96
     """From here on the fields of `bootseer.blocks.fetcher.flight.FetchStats`, summed over all fetchers."""
     # holder

@@ -30,6 +30,7 @@ class ServerSpec(msgspec.Struct, kw_only=True):
     demand_window: int = DEMAND_WINDOW
     driver: str = "auto"
     """As `Config.driver`."""
+    readahead: bool = True
     cache_limit: float = 0.0
     cache_keep_free: float = 0.0
     """As in `Config`; 0: no limit."""

@@ -113,7 +113,8 @@ class Questions:
 
 
 class Requests:
-    """Answers requests on the control socket with what ``status`` gives. ``stop`` is set when the server ends."""
+    """Answers requests on the control socket with what ``status`` gives. ``stop`` is set when the server ends; after
+    ``still`` the fetcher uses no file of the mounts."""
 
     def __init__(
         self,
@@ -122,12 +123,14 @@ class Requests:
         counts: memoryview,
         stop: threading.Event,
         status: Callable[[], TreeStatus],
+        still: Callable[[], None],
     ) -> None:
         self._targets = targets
         self._holder = holder
         self._counts = counts
         self._stop = stop
         self._status = status
+        self._still = still
 
     def handle(self, request: Request) -> TreeStatus:
         """Raises `StoppingError` (mount anew), `UnavailableError` (no answer of the holder's), `BootseerError`."""
@@ -146,6 +149,8 @@ class Requests:
             if not left and not self._stop.is_set():
                 self._holder.ask("leave")  # no answer is an error, and changes nothing
             targets.change(left)
+        elif request.do == "still":
+            self._still()
         elif request.do == "stop":
             self._holder.ask("leave")
         elif request.do != "status":

@@ -1,0 +1,182 @@
+"""Page lists: which ranges of which files the starts of a job read, in the order they read them.
+
+Made of complete traces and the tree's own metadata, once enough starts agree; read by
+`bootseer.blocks.serving.readahead`. Format: ``docs/internals/pagelist.md``. Like a trace it is advice.
+"""
+
+from __future__ import annotations
+
+import statistics
+import struct
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from mmap import mmap
+from typing import NamedTuple
+
+import msgspec
+import zstandard
+
+from bootseer.blocks import _hash, _zstd
+from bootseer.blocks.profiles import profiles
+from bootseer.blocks.profiles.trace import UNIT, Trace
+from bootseer.erofs import Reader
+from bootseer.errors import DataError
+
+MAGIC = b"BSPAGELI"
+VERSION = 1
+MAX_BYTES = 32 << 20
+"""Of a list before compression; that of a torch start has 0.5 MB."""
+FRESH = 86_400.0
+"""Seconds for which a list is gone by; then a start is recorded in full, as jobs change, and renews it."""
+ENOUGH = 3
+"""Complete traces of one driver that must agree before starts are read ahead of, and leave none."""
+LONGEST = 32
+"""Units of one range, 128 KiB: of a longer one Linux reads no more ahead (``force_page_cache_ra``: the readahead window
+of the mount)."""
+
+_HEADER = struct.Struct("<8sHHI32sQQI4x")  # magic, version, zero, unit, tree digest, created, ranges, files
+_NAME = struct.Struct("<H")
+_RANGE = struct.Struct("<IIII")  # file, first unit in the file, first unit of the data, units
+_SUM = 32
+_LEVEL = 9
+_TRACES = 8
+"""Traces that a list is made of, at most."""
+_NEAR = 64
+"""Ranges back to which a touch may be joined: readers of several files, and of several places of one, alternate."""
+
+
+class PageRange(NamedTuple):
+    """``length`` bytes at ``offset`` of the file ``path``, which lie at ``data`` of the tree's data; whole units."""
+
+    path: bytes
+    offset: int
+    data: int
+    length: int
+
+
+class PageList(msgspec.Struct, frozen=True):
+    """What to read ahead of a start, in order. ``tree``: digest, hexadecimal; ``created``: Unix time in nanoseconds."""
+
+    tree: str
+    created: int
+    ranges: Sequence[PageRange]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all ranges."""
+        return sum(one.length for one in self.ranges)
+
+    def encode(self) -> bytes:
+        files: dict[bytes, int] = {}
+        table = bytearray()
+        for path, offset, data, length in self.ranges:
+            file = files.setdefault(path, len(files))
+            table += _RANGE.pack(file, offset // UNIT, data // UNIT, length // UNIT)
+        names = b"".join(_NAME.pack(len(path)) + path for path in files)
+        tree = bytes.fromhex(self.tree)
+        header = _HEADER.pack(MAGIC, VERSION, 0, UNIT, tree, self.created, len(self.ranges), len(files))
+        raw = header + names + table
+        return _zstd.compress(raw + _hash.digest(raw), _LEVEL)
+
+    @classmethod
+    def decode(cls, packed: bytes, tree: str, size: int) -> PageList:
+        """The list for the tree ``tree`` with ``size`` bytes of data. Raises `DataError` for anything else."""
+        raw = _unpacked(packed)
+        body, end = raw[:-_SUM], len(raw) - _SUM
+        if len(body) < _HEADER.size or _hash.digest(body) != raw[-_SUM:]:
+            raise DataError("bad page list: its hash differs")
+        magic, version, zero, unit, digest, created, count, files = _HEADER.unpack_from(body)
+        if (magic, version, zero, unit) != (MAGIC, VERSION, 0, UNIT):
+            raise DataError("not a page list, or one of a newer bootseer")
+        if digest.hex() != tree:
+            raise DataError("the page list is of another tree")
+        at = _HEADER.size
+        paths = []
+        for _ in range(files):
+            if at + _NAME.size > end:
+                raise DataError("bad page list: it ends in its names")
+            (length,) = _NAME.unpack_from(body, at)
+            path = body[at + _NAME.size : at + _NAME.size + length]
+            at += _NAME.size + length
+            if len(path) != length or not _inside(path):
+                raise DataError("bad page list: a name that no file of the tree has")
+            paths.append(path)
+        if end - at != count * _RANGE.size:
+            raise DataError("bad page list: another number of ranges than it says")
+        ranges = []
+        for file, offset, data, length in _RANGE.iter_unpack(body[at:]):
+            if file >= files or not 0 < length <= LONGEST or data * UNIT >= size:
+                raise DataError("bad page list: a range that no file of the tree has")
+            ranges.append(PageRange(paths[file], offset * UNIT, data * UNIT, length * UNIT))
+        return cls(tree, created, ranges)
+
+
+def _unpacked(packed: bytes) -> bytes:
+    try:
+        size = zstandard.frame_content_size(packed)
+    except zstandard.ZstdError as exc:
+        raise DataError(f"bad page list: {exc}") from None
+    if not 0 <= size <= MAX_BYTES:
+        raise DataError(f"bad page list: {size} bytes")
+    return _zstd.decompress(packed, size)
+
+
+def _inside(path: bytes) -> bool:
+    """Whether ``path`` is a plain path below the tree's root."""
+    return bool(path) and b"\0" not in path and all(part not in (b"", b".", b"..") for part in path.split(b"/"))
+
+
+def build(traces: Sequence[Trace], driver: str, tree: str, meta: bytes | mmap, created: int) -> PageList:
+    """The list of what at least half of the selected ``traces`` touched, in the order of the median first touch.
+
+    ``meta``: the tree's metadata, which says what file each unit belongs to. Takes a second or two for an image.
+    """
+    used = profiles.select(traces, driver)[:_TRACES]
+    times: dict[int, list[int]] = {}
+    for trace in used:
+        for touch in trace.touches:
+            for unit in range(touch.unit, touch.unit + touch.count):
+                times.setdefault(unit, []).append(touch.ms)
+    ranked = sorted(
+        (statistics.median(seen), order, unit)
+        for order, (unit, seen) in enumerate(times.items())
+        if 2 * len(seen) >= len(used)
+    )
+    return PageList(tree, created, list(_joined((unit for _, _, unit in ranked), _extents(meta))))
+
+
+def _extents(meta: bytes | mmap) -> list[tuple[int, int, bytes, int]]:
+    """What files have of the data, ascending: first unit of the data, units, path, first unit in the file."""
+    reader = Reader(meta)
+    found: list[tuple[int, int, bytes, int]] = []
+    seen: set[int] = set()
+    for path, inode in reader.walk():
+        if inode.is_file and inode.nid not in seen and _inside(path):
+            seen.add(inode.nid)
+            for offset, data, size in reader.extents(inode):
+                if offset % UNIT == 0 and data % UNIT == 0:
+                    found.append((data // UNIT, -(-size // UNIT), path, offset // UNIT))
+    return sorted(found)
+
+
+def _joined(units: Iterable[int], extents: list[tuple[int, int, bytes, int]]) -> Iterator[PageRange]:
+    """Units in order as ranges of files. One that goes on where a recent range of its file ends belongs to that."""
+    starts = [extent[0] for extent in extents]
+    made: list[list[int]] = []  # extent's file in `names`, first unit there, first unit of the data, units
+    names: list[bytes] = []
+    ends: dict[tuple[bytes, int, int], int] = {}
+    for unit in units:
+        index = bisect_right(starts, unit) - 1
+        if index < 0 or unit >= extents[index][0] + extents[index][1]:
+            continue  # of no file: padding that the kernel's readahead brought
+        data, _, path, first = extents[index]
+        offset = first + unit - data
+        at = ends.pop((path, offset, unit), None)
+        if at is None or len(made) - at > _NEAR or made[at][2] >= LONGEST:
+            at = len(made)
+            made.append([offset, unit, 0])
+            names.append(path)
+        made[at][2] += 1
+        ends[path, offset + 1, unit + 1] = at
+    for path, (offset, data, count) in zip(names, made, strict=True):
+        yield PageRange(path, offset * UNIT, data * UNIT, count * UNIT)

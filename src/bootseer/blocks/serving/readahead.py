@@ -1,0 +1,168 @@
+"""The readahead of a served tree: has the mount read what starts of the job read, before the job does.
+
+What the job finds in the page cache of the mount costs it neither an event nor a wait for the disk, and ranges read as
+a whole take fewer events than the reads of a start. Only blocks that are ready are read: this thread waits for the hot
+stream, it never asks for a block. Advice: what goes wrong is a line in the log, and the job reads for itself.
+
+What was read ahead is not seen when the job touches it, so such a start leaves no complete trace. Once a day
+(`pagelist.FRESH`) a start goes without, and renews the list.
+
+Concurrency: one thread, in the fetcher process. A file is open for one call only, and `still` ends the thread within
+one: an unmount must not find the mount in use.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from bootseer import faults
+from bootseer.blocks.formats import hotpack
+from bootseer.blocks.profiles import pagelist
+from bootseer.blocks.profiles.pagelist import PageList
+from bootseer.blocks.serving.shared import Count, Shared
+from bootseer.errors import BootseerError, NotFoundError
+from bootseer.kernel import mount as mounts
+from bootseer.store import Store
+
+log = logging.getLogger(__name__)
+
+_SHARE = 0.25
+"""Of the memory that is available, what the ranges may take."""
+_MOUNT_SECONDS = 10.0
+_PACK_SECONDS = 10.0
+_BLOCK_SECONDS = 20.0
+"""The hot stream may keep this thread waiting for so long, together; what has not come then is left to the job."""
+_LOOK = 0.002
+
+
+class Readahead:
+    """Reads ahead in the mount of tree ``digest`` on ``target``. ``pack`` gives the key of the hot pack in use, once it
+    is known; `start` it when the tree is served."""
+
+    def __init__(self, store: Store, digest: str, shared: Shared, target: str, pack: Callable[[], str]) -> None:
+        self._store, self._digest, self._shared = store, digest, shared
+        self._target, self._pack = Path(target), pack
+        self._stop = threading.Event()
+        self._waited = 0.0
+        self._folders: dict[bytes, bool] = {b"": True}
+        self.thread = threading.Thread(target=self._run, name="readahead", daemon=True)
+
+    def start(self) -> None:
+        self.thread.start()
+
+    def still(self) -> None:
+        """No file of the mount is opened any more when this returns, nor later."""
+        self._stop.set()
+        if self.thread.ident is not None:
+            self.thread.join(1.0)
+
+    def _run(self) -> None:
+        try:
+            pages = self._list()
+            if pages is not None and self._mounted():
+                self._read(pages)
+        except BootseerError as exc:
+            log.warning("no readahead in tree %s: %s", self._digest[:12], exc)
+        except Exception:
+            log.exception("the readahead in tree %s failed; the job reads for itself", self._digest[:12])
+
+    def _list(self) -> PageList | None:
+        """What to read; None: nothing."""
+        until = time.monotonic() + _PACK_SECONDS
+        while not (pack := self._pack()):
+            if time.monotonic() >= until or self._stop.wait(_LOOK):
+                return None
+        try:
+            pages = pagelist.PageList.decode(self._store.get(hotpack.pages_key(pack)), self._digest, self._shared.size)
+        except NotFoundError:
+            return None  # too few starts have been recorded
+        if not 0 <= time.time() - pages.created / 1e9 < pagelist.FRESH:
+            log.info("tree %s: no readahead, this start is recorded in full", self._digest[:12])
+            return None
+        if pages.size > _SHARE * (available := _available()):
+            log.info("no readahead: its %d bytes are too much for the %d that are free", pages.size, available)
+            return None
+        return pages
+
+    def _mounted(self) -> bool:
+        until = time.monotonic() + _MOUNT_SECONDS
+        while (entry := mounts.find(self._target)) is None or entry.fstype != "erofs":
+            if time.monotonic() >= until:
+                log.info("no readahead: %s is not seen to be mounted", self._target)
+                return False
+            if self._stop.wait(_LOOK):
+                return False
+        return True
+
+    def _read(self, pages: PageList) -> None:
+        counts = self._shared.counts
+        counts[Count.INCOMPLETE] = 1  # before the first page that a touch will not be seen of
+        counts[Count.READAHEAD_TID] = threading.get_native_id()
+        began = time.monotonic()
+        for one in pages.ranges:
+            if not self._ready(one.data, one.length):
+                if self._stop.is_set():
+                    break
+                continue
+            if self._regular(one.path):
+                try:
+                    self._advise(one.path, one.offset, one.length)
+                except OSError as exc:
+                    log.info("the readahead in tree %s ends: %s", self._digest[:12], exc)
+                    break
+                counts[Count.READ_AHEAD] += one.length
+            if self._stop.is_set():
+                break
+        log.info(
+            "%d of %d bytes read ahead in %.1f s, %.1f of them for the hot stream",
+            counts[Count.READ_AHEAD], pages.size, time.monotonic() - began, self._waited,
+        )  # fmt: skip
+
+    def _ready(self, data: int, length: int) -> bool:
+        """Whether the blocks of a range are there, after a while."""
+        shared = self._shared
+        first, last = data >> shared.shift, (min(data + length, shared.size) - 1) >> shared.shift
+        while shared.ready.find(b"\0", first, last + 1) >= 0:
+            if self._waited >= _BLOCK_SECONDS or self._stop.wait(_LOOK):
+                return False
+            self._waited += _LOOK
+        return True
+
+    def _regular(self, path: bytes) -> bool:
+        """Whether ``path`` names a regular file, through folders only: the list comes from a store, and opening a
+        device or a pipe, or what a link leads to, is not reading."""
+        try:
+            return self._folder(path.rpartition(b"/")[0]) and stat.S_ISREG(os.lstat(self._full(path)).st_mode)
+        except OSError:
+            return False
+
+    def _folder(self, path: bytes) -> bool:
+        known = self._folders.get(path)
+        if known is None:
+            known = self._folders[path] = self._folder(path.rpartition(b"/")[0]) and stat.S_ISDIR(
+                os.lstat(self._full(path)).st_mode
+            )
+        return known
+
+    def _full(self, path: bytes) -> bytes:
+        return os.fsencode(self._target) + b"/" + path
+
+    def _advise(self, path: bytes, offset: int, length: int) -> None:
+        fd = os.open(self._full(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            faults.point("blocks.readahead.open")
+            os.posix_fadvise(fd, offset, length, os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(fd)
+
+
+def _available() -> int:
+    """Bytes of memory that the kernel would give without swapping."""
+    with open("/proc/meminfo", encoding="ascii") as lines:
+        return next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), 0)

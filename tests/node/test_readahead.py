@@ -1,0 +1,208 @@
+"""Readahead: what starts of the job read is in the page cache of the mount before the job asks, and nothing else is
+opened, noted or kept in use by it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bootseer import erofs
+from bootseer.blocks import tree
+from bootseer.blocks.profiles import pagelist
+from bootseer.blocks.profiles.pagelist import PageList, PageRange
+from bootseer.blocks.profiles.trace import UNIT
+from bootseer.blocks.tree import ProfileKey, TreeMount
+from bootseer.config import Config
+from bootseer.store.folder import FolderStore
+from bootseer.testing.waits import until
+
+pytestmark = pytest.mark.root
+
+FILES = ("big", "d/one", "d/two")
+
+
+class Site:
+    """A published tree, and a node."""
+
+    def __init__(self, base: Path, folder: Path, driver: str) -> None:
+        self.folder, self.driver = folder, driver
+        self.source, self.meta = base / "tree", base / "meta"
+        self.size = (base / "data").stat().st_size
+        self.digest = (base / "digest").read_text()
+        shutil.copytree(base / "store", folder / "store")
+        self.store = FolderStore(folder / "store")
+        self.mounted: list[TreeMount] = []
+
+    def mount(self, cache: str, **set: object) -> TreeMount:
+        settings = {"background_fill": False, "demand_deadline": 20.0, "driver": self.driver, **set}
+        made = tree.mount(
+            self.store.url, self.digest, self.folder / "mnt", cache_dir=self.folder / cache,
+            state_dir=self.folder / "state", profile=ProfileKey("job"), config=Config(**settings),  # type: ignore[arg-type]
+        )  # fmt: skip
+        self.mounted.append(made)
+        return made
+
+    def keys(self, ending: str) -> list[str]:
+        return [info.key for info in self.store.list("profiles") if info.key.endswith(ending)]
+
+    def pages(self) -> PageList:
+        (key,) = self.keys(".pages")
+        return PageList.decode(self.store.get(key), self.digest, self.size)
+
+    def replace(self, pages: PageList) -> None:
+        (key,) = self.keys(".pages")
+        self.store.put(key, pages.encode(), overwrite=True)
+
+
+@pytest.fixture(scope="module", params=["fanotify", "fuse"])
+def base(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """A published tree, and three recorded starts that read `FILES` through the driver that the folder is named for."""
+    folder = tmp_path_factory.mktemp("base") / request.param
+    source = folder / "tree"
+    (source / "d").mkdir(parents=True)
+    (source / "big").write_bytes(os.urandom(3 << 20))
+    for name in ("one", "two", "other"):
+        (source / "d" / name).write_bytes(os.urandom(20_000))
+    (source / "cold").write_bytes(os.urandom(1 << 20))
+    os.mkfifo(source / "d" / "pipe")
+    (source / "link").symlink_to("d")
+    erofs.build(source, folder / "meta", folder / "data")
+    store = FolderStore(folder / "store")
+    digest = tree.publish(store, folder / "meta", folder / "data", block_size=64 << 10).digest
+    (folder / "digest").write_text(digest)
+    site = Site(folder, folder / "recorded", request.param)
+    for number in range(pagelist.ENOUGH):
+        made = site.mount(f"cache{number}")
+        for name in FILES:
+            (made.target / name).read_bytes()
+        made.ready()
+        until(lambda made=made: made.status().hot_pack in ("published", "not needed"), 20, "the hot pack")
+        made.unmount()
+    shutil.rmtree(folder / "store")
+    (folder / "recorded/store").rename(folder / "store")
+    return folder
+
+
+@pytest.fixture
+def site(base: Path, tmp_path: Path) -> Iterator[Site]:
+    site = Site(base, tmp_path, base.name)
+    yield site
+    for made in site.mounted:
+        made.unmount()
+
+
+def settled(made: TreeMount, size: int) -> int:
+    """How many requests of the kernel there were when ``size`` bytes have been read ahead, and all have arrived."""
+    until(lambda: made.status().read_ahead_bytes == size, 20, "the readahead")
+    reads = -1
+    while reads != (reads := made.status().reads):
+        time.sleep(0.3)
+    return reads
+
+
+def log_of(made: TreeMount) -> str:
+    (log,) = (made.target.parent / "state" / "trees").glob("*.log")
+    return log.read_text()
+
+
+def test_the_fourth_start_finds_everything_read(site: Site) -> None:
+    assert len(site.keys(".trace")) == pagelist.ENOUGH
+    assert {one.path.decode() for one in site.pages().ranges} == set(FILES)
+    made = site.mount("empty")
+    before = settled(made, site.pages().size)
+    for name in FILES:
+        assert (made.target / name).read_bytes() == (site.source / name).read_bytes()
+    status = made.status()
+    assert status.reads == before, "the job asked for pages that were there"
+    assert (made.target / "d/other").read_bytes() == (site.source / "d/other").read_bytes()
+    assert made.status().reads > before
+    made.ready()
+    until(lambda: made.status().recording not in ("recording", "publishing"), 20, "the end of the recording")
+    assert made.status().recording == "not needed"  # it is incomplete
+    assert made.status().hot_unused_bytes == 0
+    made.unmount()
+    assert len(site.keys(".trace")) == pagelist.ENOUGH
+
+
+def test_without_the_setting_nothing_is_read_ahead(site: Site) -> None:
+    made = site.mount("empty", readahead=False)
+    until(lambda: 0 < made.status().hot_total == made.status().hot_ready, 20, "the hot blocks")
+    before = made.status().reads
+    (made.target / "big").read_bytes()
+    assert made.status().reads > before
+    assert made.status().read_ahead_bytes == 0
+
+
+def test_a_start_a_day_goes_without_and_renews_the_list(site: Site) -> None:
+    pages = site.pages()
+    old = pages.created - int(pagelist.FRESH * 1e9)
+    site.replace(PageList(pages.tree, old, pages.ranges))
+    made = site.mount("empty")
+    for name in FILES:
+        (made.target / name).read_bytes()
+    made.ready()
+    until(lambda: made.status().hot_pack in ("published", "not needed"), 20, "the hot pack")
+    assert made.status().read_ahead_bytes == 0
+    assert "recorded in full" in log_of(made)
+    assert site.pages().created > pages.created
+
+
+def test_a_list_that_lies_opens_no_pipe_and_follows_no_link(site: Site) -> None:
+    """Opening a pipe or a device is no reading; a read of what is not ready would be fetched for nobody."""
+    lies = [
+        PageRange(b"d/pipe", 0, 0, UNIT),
+        PageRange(b"link/one", 0, 0, UNIT),
+        PageRange(b"gone/one", 0, 0, UNIT),
+        PageRange(b"d", 0, 0, UNIT),
+        PageRange(b"big", 1 << 30, 0, UNIT),
+    ]
+    pages = site.pages()
+    site.replace(PageList(pages.tree, pages.created, [*lies, *pages.ranges]))
+    made = site.mount("empty")
+    until(lambda: made.status().read_ahead_bytes == pages.size + UNIT, 20, "the readahead")
+    assert (made.target / "big").read_bytes() == (site.source / "big").read_bytes()
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
+def test_a_damaged_list_is_survived(site: Site, damage: str) -> None:
+    (key,) = site.keys(".pages")
+    raw = bytearray(site.store.get(key))
+    raw[len(raw) // 2] ^= 1
+    if damage == "gone":
+        site.store.delete(key)
+    else:
+        site.store.put(key, bytes(raw) if damage == "flip" else bytes(raw[:20]), overwrite=True)
+    made = site.mount("empty")
+    assert (made.target / "big").read_bytes() == (site.source / "big").read_bytes()
+    assert made.status().read_ahead_bytes == 0
+    assert ("no readahead" in log_of(made)) == (damage != "gone")
+
+
+def test_an_unmount_in_the_middle_does_not_wait(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("BOOTSEER_FAULTS", "blocks.readahead.open=sleep:0.3")
+    made = site.mount("empty")
+    until(lambda: made.status().read_ahead_bytes > 0, 20, "the readahead")
+    assert made.status().read_ahead_bytes < site.pages().size
+    began = time.monotonic()
+    made.unmount()
+    assert time.monotonic() - began < 4.0
+    assert "is in use" not in caplog.text
+
+
+def test_blocks_that_do_not_come_are_left_to_the_job(site: Site) -> None:
+    """The list names a file that no hot block is of: nobody fetches for the readahead."""
+    reader = erofs.Reader(site.meta.read_bytes())
+    at = next(iter(reader.extents(reader.stat(b"cold")))).data_offset
+    pages = site.pages()
+    site.replace(PageList(pages.tree, pages.created, [*pages.ranges, PageRange(b"cold", 0, at, UNIT)]))
+    made = site.mount("empty")
+    until(lambda: made.status().read_ahead_bytes == pages.size, 20, "the readahead")
+    time.sleep(0.2)
+    assert (made.status().read_ahead_bytes, made.status().direct_misses) == (pages.size, 0)

@@ -1,0 +1,113 @@
+"""The format of page lists, and how traces become one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bootseer import erofs
+from bootseer.blocks import _hash
+from bootseer.blocks.profiles.pagelist import LONGEST, PageList, PageRange, build
+from bootseer.blocks.profiles.trace import UNIT, Touch, Trace
+from bootseer.errors import DataError
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "blocks" / "pagelist-v1.bin"
+TREE = "ab" * 32
+SIZE = 1 << 40
+
+
+def sample() -> PageList:
+    ranges = [
+        PageRange(b"usr/bin/python3", 0, 7 * UNIT, 2 * UNIT),
+        PageRange(b"odd \xff\n/name", 5 * UNIT, 0, UNIT),
+        PageRange(b"usr/bin/python3", 9 * UNIT, 40 * UNIT, LONGEST * UNIT),
+    ]
+    return PageList(TREE, 1_700_000_000_000_000_000, ranges)
+
+
+def test_golden_file() -> None:
+    """What it unpacks to is fixed for ever; how well zstd packs it is not."""
+    raw = zstandard.decompress(GOLDEN.read_bytes())
+    assert zstandard.decompress(sample().encode()) == raw
+    assert PageList.decode(GOLDEN.read_bytes(), TREE, SIZE) == sample()
+
+
+PATHS = st.lists(st.binary(min_size=1, max_size=9).filter(lambda part: not {0, 47} & {*part} and part.strip(b".")),
+                 min_size=1, max_size=3).map(b"/".join)  # fmt: skip
+UNITS = st.integers(0, 2**28 - 1).map(lambda units: units * UNIT)
+
+
+@given(st.lists(st.builds(PageRange, PATHS, UNITS, UNITS, st.integers(1, LONGEST).map(lambda units: units * UNIT))))
+def test_round_trip(ranges: list[PageRange]) -> None:
+    pages = PageList(TREE, 5, ranges)
+    assert PageList.decode(pages.encode(), TREE, SIZE) == pages
+
+
+@given(st.integers(0), st.integers(1, 255))
+def test_no_flipped_byte_is_believed(at: int, flip: int) -> None:
+    raw = bytearray(zstandard.decompress(sample().encode()))
+    raw[at % len(raw)] ^= flip
+    with pytest.raises(DataError):
+        PageList.decode(zstandard.compress(bytes(raw)), TREE, SIZE)
+
+
+@pytest.mark.parametrize("length", [0, 3, 100, -1])
+def test_a_short_one_is_refused(length: int) -> None:
+    with pytest.raises(DataError):
+        PageList.decode(sample().encode()[:length], TREE, SIZE)
+
+
+@pytest.mark.parametrize(
+    "path", [b"", b"/etc/shadow", b"..", b"a/../../etc", b"a//b", b"./a", b"a/", b"a\0b"], ids=repr
+)
+def test_names_that_lead_elsewhere_are_refused(path: bytes) -> None:
+    pages = PageList(TREE, 5, [PageRange(path, 0, 0, UNIT)])
+    with pytest.raises(DataError, match="a name that no file"):
+        PageList.decode(pages.encode(), TREE, SIZE)
+
+
+@pytest.mark.parametrize("size", [1, UNIT])
+def test_ranges_behind_the_data_are_refused(size: int) -> None:
+    with pytest.raises(DataError, match="a range that no file"):
+        PageList.decode(sample().encode(), TREE, size)
+
+
+def test_another_tree_or_a_newer_version_is_refused() -> None:
+    with pytest.raises(DataError, match="another tree"):
+        PageList.decode(sample().encode(), "cd" * 32, SIZE)
+    raw = bytearray(zstandard.decompress(sample().encode()))[:-32]
+    raw[8] = 2
+    with pytest.raises(DataError, match="newer"):
+        PageList.decode(zstandard.compress(bytes(raw) + _hash.digest(raw)), TREE, SIZE)
+
+
+def test_what_half_of_the_starts_touched_in_their_order(tmp_path: Path) -> None:
+    root = tmp_path / "tree"
+    root.mkdir()
+    for name, size in (("a", 3 * UNIT), ("b", 400 * UNIT), ("c", UNIT)):
+        (root / name).write_bytes(name.encode() * size)
+    (root / "pipe").mkdir()
+    erofs.build(root, tmp_path / "meta", tmp_path / "data")
+    meta = (tmp_path / "meta").read_bytes()
+    data = (tmp_path / "data").read_bytes()
+    reader = erofs.Reader(meta)
+    at = {name: next(iter(reader.extents(reader.stat(name)))).data_offset // UNIT for name in (b"a", b"b", b"c")}
+
+    def trace(*touches: tuple[int, int, int]) -> Trace:
+        return Trace(TREE, len(data), 1, True, "fuse", tuple(Touch(ms, 9, unit, count) for ms, unit, count in touches))
+
+    often = trace((0, at[b"b"], 2), (3, at[b"a"], 1), (4, at[b"b"] + 2, 200), (9, at[b"a"] + 1, 1))
+    once = trace((0, at[b"b"], 2), (1, at[b"c"], 1))
+    pages = build([often, once, often], "fuse", TREE, meta, 5)
+    found = [(one.path, one.offset // UNIT, one.length // UNIT) for one in pages.ranges]
+    more = [(b"b", at, min(LONGEST, 202 - at)) for at in range(LONGEST, 202, LONGEST)]
+    assert found == [(b"b", 0, LONGEST), (b"a", 0, 2), *more]
+    for one in pages.ranges:
+        assert data[one.data : one.data + 1] == one.path
+    assert pages.size == 204 * UNIT
+    assert msgspec.structs.asdict(pages)["created"] == 5
