@@ -93,7 +93,7 @@ def compute(report: Report, say: Say) -> None:
          lambda: ratio("readiness_vs_nydus_10ms", "<= 0.4", hot("-10ms"), "nydus-10ms")),
         ("stall_vs_on_demand", stall),
         ("slow_faults", lambda: single("slow_faults", "<= 0.01", hot(), "slow_share")),
-        ("waste", lambda: single("waste", "<= 0.2", hot(), "waste")),
+        ("waste", lambda: single("waste", "<= 0.2", hot().replace("hot", "record"), "waste")),
         ("complete_vs_erofs", complete),
         ("recording_overhead", recording),
         ("conversion_vs_tools", lambda: ratio("conversion_vs_tools", "<= 1", "convert", "convert-tools")),

@@ -191,7 +191,7 @@ def lazy(order: Order, record: ImageRecord, clock: Clock) -> dict[str, Any]:
     if status.driver != order.driver:
         raise UnsupportedError(f"asked for driver {order.driver}, got {status.driver}")
     said: dict[str, Any] = msgspec.to_builtins(status)
-    if status.bytes_hot and not order.cache:
+    if status.bytes_hot and not order.cache and not status.read_ahead_bytes:
         said["waste"] = round(after.hot_unused_bytes / status.bytes_hot, 4)
     said |= {"recording": after.recording, "new_hot_pack": after.hot_pack if order.settle else ""}
     return {key: value for key, value in said.items() if key not in ("id", "digest", "targets") and "pid" not in key}

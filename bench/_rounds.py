@@ -23,6 +23,7 @@ from _node import Order, Outcome
 from bootseer import image, report
 from bootseer.blocks import tree
 from bootseer.blocks.formats.manifest import LocalTree, localize
+from bootseer.blocks.profiles import pagelist
 from bootseer.demo import workplace
 from bootseer.demo.site import WITH_US
 from bootseer.errors import BootseerError
@@ -33,6 +34,7 @@ NODE = Path(__file__).with_name("_node.py")
 DRIVERS = ("fanotify", "fuse")
 NO_FILL = {"BOOTSEER_BACKGROUND_FILL": "false"}
 NO_RECORD = {**NO_FILL, "BOOTSEER_RECORD_SECONDS": "0.001"}
+NO_READAHEAD = {"BOOTSEER_READAHEAD": "false"}
 FAR = "-10ms"
 _DEADLINE = 1000.0
 _GIVE_UP = 2
@@ -80,7 +82,8 @@ class Bench:
             self._complete()
         for driver in DRIVERS:
             if any(name.startswith((f"hot-{driver}", f"warm-{driver}")) for name in chosen):
-                self._guarded(f"record-{driver}", 1, partial(self._record, driver))
+                for number in range(1, pagelist.ENOUGH + 1):
+                    self._guarded(f"record-{driver}", number, partial(self._record, driver, number))
         for number in range(1, self.options.runs + 1):
             for name in chosen:
                 self._guarded(name, number, partial(self._start, name, number))
@@ -150,12 +153,14 @@ class Bench:
         order.store = store
         return order
 
-    def _record(self, driver: str) -> Run:
-        """The profile of ``driver``; its node cache stays, for the ``warm`` variants."""
+    def _record(self, driver: str, number: int) -> Run:
+        """One of the starts that make the profile of ``driver``. The node cache of the first stays, for the ``warm``
+        variants; the others prefetch by what is known so far, on an empty node, and say how much of it was wasted."""
         with self._place() as place:
             order = self._ours(place, driver, f"bench-{driver}")
-            order.environ, order.cache, order.settle = dict(NO_FILL), str(self.work / f"warm-{driver}"), True
-            return self._outcome(f"record-{driver}", 1, order)
+            order.environ, order.settle = dict(NO_FILL), True
+            order.cache = str(self.work / f"warm-{driver}") if number == 1 else ""
+            return self._outcome(f"record-{driver}", number, order)
 
     def _start(self, name: str, number: int) -> Run:
         far = name.endswith(FAR)
@@ -179,7 +184,8 @@ class Bench:
                 order = self._ours(place, driver, job, far=far)
             if kind == "warm":
                 order.cache = str(self.work / f"warm-{driver}")
-                order.environ = dict(NO_RECORD if name.endswith("-norecord") else NO_FILL)
+                # with readahead there would be little to record, and little to compare
+                order.environ = {**(NO_RECORD if name.endswith("-norecord") else NO_FILL), **NO_READAHEAD}
             return self._outcome(name, number, order)
 
     def _outcome(self, name: str, number: int, order: Order) -> Run:

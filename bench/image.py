@@ -6,7 +6,7 @@ Readiness is the time from asking for a start to the job's first useful output: 
 forward pass of a tiny Llama, in an image of 6 GB (``--quick``: numpy, pandas and scikit-learn, 0.8 GB). Registry and
 store are behind a link of ``--rate`` Mbit/s (network namespace, tc tbf); variants ending in ``-10ms`` reach them
 through a proxy that adds ``--rtt`` seconds. Every start has an empty page cache and, but for ``local`` and ``warm``, an
-empty node. The variants of a round run one after another, then the next round. Ours are ``hot`` (a profile recorded
+empty node. The variants of a round run one after another, then the next round. Ours are ``hot`` (three starts recorded
 before through the same driver), ``on-demand`` (without a profile), ``warm`` (its hot blocks on the node already) with
 and without recording.
 
