@@ -7,8 +7,9 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from _stripes_client import Answer
+from _stripes_collide import FIRST, FOLDER, PLAIN, STRIPED, Collision
 from _stripes_faults import Faults
-from _stripes_run import Runner, say
+from _stripes_run import Runner
 from bootseer import hdfs
 from bootseer.errors import BootseerError
 from bootseer.report import Report
@@ -19,10 +20,10 @@ CAP = 60.0
 """MiB/s of each DataNode's link, in each direction."""
 POLICY = "RS-3-2-1024k"
 FIFTH = 4
+SLOWED = "/slowed"
 PARTS = ("writes", "scan", "reads")
-NATIVE = {"BOOTSEER_HDFS_ACCESS": "native"}
 AWAY, BESIDE = 0, 1
-"""Clients: in a rack of its own, and in the rack of DataNode 0."""
+"""Clients: in a rack of its own, and in the rack of the DataNode on which replicas collide."""
 
 
 class Capped:
@@ -49,13 +50,14 @@ class Capped:
             datanodes=5,
             mib_per_s=CAP,
             clients=2,
-            beside={BESIDE: 0},
+            beside={BESIDE: FIRST},
             settings={"dfs.replication": "2"},
             later={FIFTH},
         )
         self._report, self._content, self._small = report, content, small
         self._rounds, self._scan_of, self._brief = rounds, scan, brief
         self._places = [node.argv([]) for node in self._site.network.clients]
+        self._collision = Collision(self._site.cluster)
 
     def run(self, parts: Collection[str]) -> None:
         """``parts``: those of `PARTS` to run."""
@@ -66,7 +68,7 @@ class Capped:
             if "scan" in parts:
                 self._scan()
             if "reads" in parts:
-                self._collide()
+                self._collision.write(self._content.read_bytes())
             if "writes" in parts:
                 self._site.cluster.restart_namenode(settings={"dfs.replication": "1"})
                 self._writes(1, self._rounds)
@@ -80,11 +82,19 @@ class Capped:
         run, folder = self._runner, f"/r{replication}"
         suffix = "" if replication == 1 else "-replicated"
         stock = replication == 1 or not self._brief
-        for _ in range(rounds):
+        slow = Faults(self._site, run, run.written("striped", SLOWED, "striped", replication=replication))
+        healthy: list[float] = []
+        for n in range(rounds):
             run.record(f"write-hdfs-native{suffix}", lambda: self._write("native", folder, "plain", replication))
             if stock:
                 run.record(f"write-hadoop-client{suffix}", lambda: run.stock_write(f"{folder}/stock", replication))
-            run.record(f"write-striped{suffix}", lambda: self._write("striped", folder, "striped", replication))
+            took = run.record(f"write-striped{suffix}", lambda: self._write("striped", folder, "striped", replication))
+            healthy += [] if took is None else [took]
+            if replication == 1 or not healthy:
+                continue  # a DataNode that has the only replica of a block must be waited for
+            if slow.slowed("write-slow", n % FIFTH, statistics.median(healthy) / 3) is not None:
+                run.check(run.task("striped", SLOWED, "striped"))
+                run.remove(SLOWED)
         for path in (f"{folder}/plain", *([f"{folder}/stock"] if stock else []), *self._stripes(folder)):
             self._expect_replication(path, replication)
         run.check(run.task("striped", folder, "striped"))
@@ -101,29 +111,6 @@ class Capped:
             if len(block.holders) != replication:
                 raise BootseerError(f"{path} has {len(block.holders)} replicas of a block, not {replication}")
 
-    def _collide(self) -> None:
-        """Files all of whose blocks have a replica on DataNode 0, which the NameNode names first to a client beside it.
-
-        Such a client's own writes begin there, one after another, as it is the only DataNode in their rack. What went
-        elsewhere nevertheless is moved there, as the balancer would.
-        """
-        run, place = self._runner, self._places[BESIDE]
-        for way, path in (("native", "plain"), ("striped", "striped")):
-            task = run.written(way, "/collide", path, replication=2)
-            run.client(task, prefix=place, environ=NATIVE)
-
-    def _gather(self) -> int:
-        """Move to DataNode 0 what of the colliding files is not there. On how many DataNodes the stripes are then."""
-        replicas, moved = Replicas(self._site.cluster), 0
-        for path in ("/collide/plain", *self._stripes("/collide")):
-            for block in replicas.blocks(path, replicas=2):
-                if 0 not in (holders := replicas.holders(block)):
-                    replicas.move(block, holders[0], 0)
-                    moved += 1
-        say(f"colliding files: every block has a replica on DataNode 0, {moved} were moved there")
-        stripes = [block for path in self._stripes("/collide") for block in replicas.blocks(path, replicas=2)]
-        return len({index for block in stripes for index in replicas.holders(block)})
-
     # -- reads ----------------------------------------------------------------------------------------------------
 
     def _reads(self) -> None:
@@ -132,33 +119,40 @@ class Capped:
         cluster.wait_live(5)
         cluster.web.make_erasure_coded("/coded", POLICY)
         run.stock_write("/coded/plain", 1)
-        spread = self._gather()
-        beside = self._places[BESIDE]
         healthy: list[float] = []
         faults = Faults(self._site, run, run.task("striped", "/r2", "striped"))
-        first = run.client(run.task("first-holders", "/collide", "striped"), prefix=beside).note
         plain: dict[str, Callable[[], Answer]] = {
             "hadoop-client": lambda: run.stock_read("/r2/plain"),
             "hdfs-native": lambda: run.client(run.task("native", "/r2", "plain")),
             "erasure-coded-hadoop-client": lambda: run.stock_read("/coded/plain"),
             "erasure-coded-hdfs-native": lambda: run.client(run.task("native", "/coded", "plain")),
-            "colliding-hdfs-native": lambda: run.client(run.task("native", "/collide", "plain"), prefix=beside),
+            "colliding-hdfs-native": lambda: self._collided("native", PLAIN),
         }
         if self._brief:
             del plain["erasure-coded-hadoop-client"]
         for n in range(self._rounds):
             for variant, measure in plain.items():
                 run.record(variant, measure)
-            run.record(
-                "colliding-striped",
-                lambda: run.client(run.task("striped", "/collide", "striped"), prefix=beside),
-                named_first=first,
-                replicas_on=spread,
-            )
+            run.record("colliding-striped", lambda: self._collided("striped", STRIPED))
             for _ in range(2):
                 took = run.record("striped", lambda: run.client(run.task("striped", "/r2", "striped")))
                 healthy += [] if took is None else [took]
             faults.round(n, statistics.median(healthy) if healthy else 2.0)
+
+    def _collided(self, way: str, path: str) -> Answer:
+        """A read of a colliding file beside the DataNode that is named first, with what each DataNode sent for it."""
+        run, place = self._runner, self._places[BESIDE]
+        first = run.client(run.task("first-holders", FOLDER, STRIPED), prefix=place).note
+        details = self._collision.look(first)
+        before = self._sent()
+        answer = run.client(run.task(way, FOLDER, path), prefix=place)
+        details["sent_mib"] = [round((after - b) / 2**20) for after, b in zip(self._sent(), before, strict=True)]
+        answer.details = details
+        return answer
+
+    def _sent(self) -> list[int]:
+        """Bytes that each of the first 4 DataNodes has sent."""
+        return [node.bytes_sent() for node in self._site.network.nodes[:FIFTH]]
 
     def _scan(self) -> None:
         """Widths and units, each written anew and read some times, while replication is 2."""

@@ -44,11 +44,13 @@ class Task(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Answer(msgspec.Struct, kw_only=True):
-    """``digest``: of what was read, as a hash of 64 hex digits; of a write, of what was given to it."""
+    """``digest``: of what was read, as a hash of 64 hex digits; of a write, of what was given to it. ``details``: what
+    the report is to say of the run, from whoever measured it."""
 
     seconds: float
     digest: str
     note: str = ""
+    details: dict[str, object] = {}
 
 
 def digest(data: bytes | bytearray | memoryview) -> str:

@@ -1,4 +1,7 @@
-"""Reads while one DataNode is frozen, killed or slow: before the read begins, or when a third of it is done."""
+"""Reads while one DataNode is frozen, killed or slow: before the read begins, or when a third of it is done.
+
+Writes while one is slow, from when a third is done.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,13 @@ _SETTLE = 0.5
 
 
 class Faults:
-    """Rounds of the three faults, on one DataNode after another."""
+    """Rounds of faults, on one DataNode after another. ``task``: the read, or write, that is disturbed."""
 
     def __init__(self, site: ShapedHadoop, runner: Runner, task: Task) -> None:
         self._site, self._runner, self._task = site, runner, task
 
     def round(self, n: int, healthy: float) -> None:
-        """Each fault once, on DataNode ``n`` modulo 4; before the read in even rounds, else on the way.
+        """The three faults of a read once each, on DataNode ``n`` modulo 4; before it in even rounds, else on the way.
 
         ``healthy``: seconds that a read without a fault takes.
         """
@@ -29,22 +32,26 @@ class Faults:
         after = healthy / 3 if n % 2 else 0.0
         cluster = self._site.cluster
         try:
-            self._read("frozen", index, after, partial(cluster.pause, index))
+            self._run("frozen", index, after, partial(cluster.pause, index))
         finally:
             cluster.resume(index)
         time.sleep(_SETTLE)  # what it kept in its queues crosses its link now
+        self.slowed("slow", index, after)
         try:
-            self._read("slow", index, after, partial(self._site.slow, index, SHARE))
-        finally:
-            self._site.slow(index, 1)
-        time.sleep(_SETTLE)
-        try:
-            self._read("killed", index, after, partial(cluster.kill, index))
+            self._run("killed", index, after, partial(cluster.kill, index))
         finally:
             cluster.restart(index)
 
-    def _read(self, name: str, index: int, after: float, fault: partial[None]) -> None:
-        self._runner.record(
+    def slowed(self, name: str, index: int, after: float) -> float | None:
+        """A run of variant ``name`` with DataNode ``index`` slow ``after`` seconds from its beginning. As `record`."""
+        try:
+            return self._run(name, index, after, partial(self._site.slow, index, SHARE))
+        finally:
+            self._site.slow(index, 1)
+            time.sleep(_SETTLE)
+
+    def _run(self, name: str, index: int, after: float, fault: partial[None]) -> float | None:
+        return self._runner.record(
             name,
             lambda: self._runner.client(self._task, fault=fault, after=after),
             datanode=index,

@@ -9,6 +9,7 @@ from _stripes_capped import CAP
 from bootseer.report import Report
 
 FAULTS = ("frozen", "killed", "slow")
+SLOW_WRITE = "write-slow"
 SPEED = "mib_per_s"
 
 
@@ -30,11 +31,11 @@ def compute(report: Report, say: Callable[[str], None]) -> None:
         report.figure("read_vs_caps", value, unit="ratio", target=">= 0.85", n=n, of="median")
 
     def failed() -> None:
-        of_faults = [run for run in report.runs if run.variant in {f"capped:{name}" for name in FAULTS}]
+        of_faults = [run for run in report.runs if run.variant in {f"capped:{name}" for name in (*FAULTS, SLOW_WRITE)}]
         if not of_faults:
             raise Missing("no run with a fault")
         count = sum(bool(run.failed) for run in of_faults)
-        report.figure("failed_with_faults", float(count), unit="reads", target="<= 0", n=len(of_faults), of="max")
+        report.figure("failed_with_faults", float(count), unit="runs", target="<= 0", n=len(of_faults), of="max")
 
     vanilla = ("capped:hdfs-native", "capped:hadoop-client")
     replicated = ("capped:write-hdfs-native-replicated", "capped:write-hadoop-client-replicated")
@@ -58,6 +59,9 @@ def compute(report: Report, say: Callable[[str], None]) -> None:
         *(
             (lambda fault=fault: ratio(f"{fault}_vs_healthy", "<= 1.5", f"capped:{fault}", (striped,), "seconds"))
             for fault in FAULTS
+        ),
+        lambda: ratio(
+            "slow_write_vs_healthy", "<= 1.5", f"capped:{SLOW_WRITE}", ("capped:write-striped-replicated",), "seconds"
         ),
         failed,
         lambda: ratio("read_vs_erasure_coding", ">= 1", striped, coded),

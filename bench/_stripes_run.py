@@ -173,6 +173,7 @@ class Runner:
         if answer.digest != self.expected:
             raise Wrong(f"{name} has other bytes than were written")
         speed = round(self.size / answer.seconds / 2**20, 1)
+        details |= answer.details
         run = Run(variant=name, n=n, seconds=round(answer.seconds, 4), details={"mib_per_s": speed, **details})
         self.report.runs.append(run)
         said = "".join(f", {key} {value}" for key, value in details.items())

@@ -57,6 +57,10 @@ class Node:
         """Bytes that crossed the link towards the node since it was made (the kernel's own counter)."""
         return int(Path("/sys/class/net", self.link, "statistics/tx_bytes").read_text())
 
+    def bytes_sent(self) -> int:
+        """Bytes that crossed the link from the node since it was made."""
+        return int(Path("/sys/class/net", self.link, "statistics/rx_bytes").read_text())
+
 
 class ShapedNetwork:
     """Context manager that makes a bridge and ``nodes`` namespaces, and removes them.
