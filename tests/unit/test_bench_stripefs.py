@@ -1,11 +1,16 @@
 """The figures and the chart of bench/stripefs, from made-up runs."""
 
+import itertools
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from bootseer.errors import BootseerError
+from bootseer.hdfs.placement import Placement
+from bootseer.hdfs.records import DataNode
 from bootseer.report import Report, Run
 
 BENCH = Path(__file__).parents[2] / "bench"
@@ -54,6 +59,78 @@ def test_vanilla_is_the_faster_of_the_two_clients(bench):
     assert found["read_vs_vanilla_colliding"].value == 2.0
     assert not found["read_vs_vanilla_colliding"].met
     assert any("free:striped" in line for line in said)
+
+
+def test_files_that_do_not_collide_make_no_figure(bench):
+    failed = [Run(variant="capped:colliding-striped", n=1, failed="its replicas are on DataNodes [0, 1, 2]")]
+    found, said = figures(
+        bench, report(runs("capped:hdfs-native", 50), runs("capped:colliding-hdfs-native", 50), failed)
+    )
+    assert "read_vs_vanilla_colliding" not in found
+    assert any("capped:colliding-striped" in line for line in said)
+
+
+def test_stripes_collide_on_one_datanode_and_lie_on_all_four(bench):
+    misplaced = bench("_stripes_collide").misplaced
+    assert misplaced("striped", [[0, 1], [2, 0], [0, 3], [1, 0]]) == ""
+    assert "not on [0, 1, 2, 3]" in misplaced("striped", [[0, 1], [0, 1], [0, 2], [0, 2]])
+    assert "not on [0, 1, 2, 3]" in misplaced("striped", [[0, 1], [0, 2], [0, 3], [0, 4]])  # one was copied meanwhile
+    assert "1 of 4 blocks" in misplaced("striped", [[0, 1], [0, 2], [0, 3], [1, 2]])
+    assert misplaced("plain", [[0, 1]]) == ""  # one block has two DataNodes, and readers take the first
+    assert "1 of 1 blocks" in misplaced("plain", [[1, 2]])
+
+
+def test_the_second_replicas_take_turns(bench):
+    nodes = [DataNode(f"u{index}", f"10.0.0.{index}", 9866, f"/r{index}") for index in range(4)]
+    chosen = bench("_stripes_collide").Chosen(nodes[0], itertools.cycle(nodes[1:]))
+    assert [chosen.wish(None, 2) for _ in range(4)] == [[nodes[0], nodes[i]] for i in (1, 2, 3, 1)]
+
+
+def test_each_stripe_has_its_own_second_datanode(bench, monkeypatch):
+    collide, nodes = bench("_stripes_collide"), [DataNode(f"u{index}", "h", 1) for index in range(4)]
+    placed = {}
+    monkeypatch.setattr(
+        collide.HdfsBackend, "create", lambda self, path, *, placement=None: placed.update({path: placement})
+    )
+    backend = collide._Backend("hdfs://127.0.0.1:1/collide", nodes)
+    for path in (".bsx/a.0", ".bsx/a.1", ".bsx/a.2", ".bsx/a.3"):
+        backend.create(path, placement=Placement())
+    backend.create(".tmp-a.1")
+    assert placed.pop(".tmp-a.1") is None
+    found = [placement.wish(None, 2) for placement in placed.values() for _ in range(2)]
+    assert found == [[nodes[0], nodes[index]] for index in (1, 1, 2, 2, 3, 3, 1, 1)]
+
+
+def test_a_report_of_colliding_files_says_how_they_lie_or_there_is_none(bench, monkeypatch):
+    collision = bench("_stripes_collide").Collision(SimpleNamespace(addresses=["a:1", "b:1", "c:1", "d:1"]))
+    lie = {"plain": [[0, 1]], "striped": [[0, 1], [0, 2], [3, 0], [1, 0]]}
+    monkeypatch.setattr(collision, "_holders", lie.get)
+    assert collision.look("a:1 for 4 of 4 blocks") == {"named_first": "a:1 for 4 of 4 blocks", "replicas_on": 4}
+    with pytest.raises(BootseerError, match="names b:1 for 3 of 4 blocks first"):
+        collision.look("b:1 for 3 of 4 blocks")
+    lie["striped"] = [[0, 1], [0, 2], [0, 1], [0, 2]]
+    with pytest.raises(BootseerError, match="on DataNodes \\[0, 1, 2\\]"):
+        collision.look("a:1 for 4 of 4 blocks")
+
+
+def test_a_slow_datanode_in_a_write(bench):
+    failed = [Run(variant="capped:write-slow", n=3, failed="no pipeline")]
+    found, _ = figures(
+        bench, report(runs("capped:write-striped-replicated", 100), runs("capped:write-slow", 80, 50), failed)
+    )
+    assert found["slow_write_vs_healthy"].value == pytest.approx((1000 / 80 + 1000 / 50) / 2 / 10)
+    assert found["slow_write_vs_healthy"].n == 1
+    assert found["failed_with_faults"].value == 1
+
+
+def test_a_run_says_what_its_measure_adds(bench, tmp_path):
+    made = report()
+    (tmp_path / "content").write_bytes(b"x" * 1000)
+    client = bench("_stripes_client")
+    runner = bench("_stripes_run").Runner(made, "capped", None, tmp_path / "content")
+    answer = client.Answer(seconds=1.0, digest=runner.expected, details={"sent_mib": [1, 0]})
+    runner.record("x", lambda: answer, datanode=3)
+    assert made.runs[0].details == {"mib_per_s": 0.0, "datanode": 3, "sent_mib": [1, 0]}
 
 
 def test_a_read_that_failed_under_a_fault_is_counted_not_timed(bench):
