@@ -32,6 +32,16 @@ def test_who_was_slow_once_is_so_without_a_quick_one_to_compare_with():
     assert reported(pace, 3, C, D, X, how=QUICK) == ""
 
 
+def test_who_was_slow_once_needs_less_proof():
+    """While one pipeline was left because of it, the other one's writer had nothing to wait for."""
+    pace = Pace()
+    reported(pace, 1, A, B, C, how=QUICK)
+    assert reported(pace, 2, A, B, X, how=SLOW) == "X"
+    assert reported(pace, 3, C, D, X, how=(0.9, 2 * MIB, 0.8)) == ""
+    assert reported(pace, 3, C, D, X, how=(4.0, 8 * MIB, 1.3)) == "X"
+    assert reported(pace, 4, C, D, A, how=(4.0, 8 * MIB, 1.3)) == ""
+
+
 def test_without_a_quick_one_nobody_is_slow():
     pace = Pace()
     for key, nodes in enumerate([(A, B, X), (X, B, C), (A, X, C)]):

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 ENOUGH = 3.0
 """Seconds that a block is written before it may be called slow."""
+AGAIN = 1.0
+"""The same, on a DataNode that held up another block."""
 HELD_UP, FREE = 0.7, 0.3
 """Shares of the time that the writer waits for a pipeline: for a slow one at least, for a quick one at most."""
 RATIO = 4.0
@@ -52,10 +54,13 @@ class Pace:
         """Note how far the file ``key`` is; the DataNodes because of which it is slow, if others are much quicker."""
         with self._lock:
             self._now[key] = run
-            if run.elapsed < ENOUGH or run.waited < HELD_UP * run.elapsed:
+            # who held up another needs less proof: while that one was left, this one's writer had nothing to wait for
+            known = [node for node in run.nodes if node.uuid in self._slow]
+            enough, held_up = (AGAIN, FREE) if known else (ENOUGH, HELD_UP)
+            if run.elapsed < enough or run.waited < held_up * run.elapsed:
                 return ()
-            if known := [node for node in run.nodes if node.uuid in self._slow]:
-                return known  # it held up another one before
+            if known:
+                return known
             fine = {node.uuid for other in self._others(key) if _quick(other, run) for node in other.nodes}
             slow = [node for node in run.nodes if node.uuid not in fine] if fine else []
             self._slow.update(node.uuid for node in slow)
