@@ -82,25 +82,37 @@ class Model(RuleBasedStateMachine):
             out.write(b"never seen" * 1000)
             raise ZeroDivisionError
 
-    @rule(path=PATHS)
-    def unlink(self, path: str) -> None:
-        if path in self.files:
-            self.fs.remove(path)
+    def _listed(self, path: str) -> bool:
+        return any(path in files for files in self.commits.values())
+
+    def _in_commit(self, path: str) -> bool:
+        return any(path.startswith(f"{folder}/") for folder in self.commits)
+
+    @rule(path=PATHS, force=st.booleans())
+    def unlink(self, path: str, force: bool) -> None:
+        if self._listed(path) and not force:
+            with pytest.raises(NotWritableError):
+                self.fs.remove(path)
+        elif path in self.files:
+            self.fs.remove(path, force=force)
             del self.files[path]
         else:
             with pytest.raises(NotFoundError):
-                self.fs.remove(path)
+                self.fs.remove(path, force=force)
 
-    @rule(src=PATHS, dst=PATHS, overwrite=st.booleans())
-    def rename(self, src: str, dst: str, overwrite: bool) -> None:
+    @rule(src=PATHS, dst=PATHS, overwrite=st.booleans(), force=st.booleans())
+    def rename(self, src: str, dst: str, overwrite: bool, force: bool) -> None:
         if src not in self.files:
             with pytest.raises(NotFoundError):
+                self.fs.rename(src, dst, overwrite=overwrite, force=force)
+        elif src != dst and not force and (self._listed(src) or self._in_commit(dst)):
+            with pytest.raises(NotWritableError):
                 self.fs.rename(src, dst, overwrite=overwrite)
         elif dst in self.files and not overwrite and src != dst:
             with pytest.raises(NotWritableError):
-                self.fs.rename(src, dst, overwrite=False)
+                self.fs.rename(src, dst, overwrite=False, force=force)
         else:
-            self.fs.rename(src, dst, overwrite=overwrite)
+            self.fs.rename(src, dst, overwrite=overwrite, force=force)
             moved = self.files.pop(src)
             self.count += 1
             other = moved.striped and src.rpartition("/")[0] != dst.rpartition("/")[0]

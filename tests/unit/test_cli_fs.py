@@ -105,7 +105,9 @@ def test_a_folder_as_a_checkpoint(run):
     assert [file["striped"] for file in done["files"]] == [True, False]
     assert run("latest", "run").out.strip().endswith("/run/step-2")
     assert run("stat", "run/step-2", "--json").json["checkpoint"] == "complete"
-    run("rm", "run/step-2/model")
+    refused = run("rm", "run/step-2/model")
+    assert (refused.code, "listed by the COMMIT of checkpoint" in refused.error) == (73, True)
+    assert run("rm", "run/step-2/model", "--force").code == 0
     assert run("latest", "run", "--json").json["path"] == "run/step-1"
     assert "lacks model" in run("stat", "run/step-2").out
     assert run("get", "run/step-1", "out", "--json").code == 0
@@ -357,6 +359,15 @@ def test_what_would_break_a_checkpoint_is_refused(run):
     run("put", "other", "run/step-2", "--commit")
     run("put", "other/model", "run/m")
     for args in (
+        ["rm", "run/step-1/model"],
+        ["rm", "run/step-1/COMMIT"],
+        ["rm", "-r", "run/step-1/.bsx"],
+        ["mv", "run/step-1/model", "run/elsewhere"],
+    ):
+        done = run(*args)
+        assert (done.code, "COMMIT of checkpoint" in done.error, "\n" in done.error) == (73, True, False), args
+        assert run("verify", "run/step-1").code == 0
+    for args in (
         ["put", "other", "run/step-1"],
         ["put", "other/model", "run/step-1/"],
         ["put", "other/model", "run/step-1/sub/new"],
@@ -371,6 +382,11 @@ def test_what_would_break_a_checkpoint_is_refused(run):
     assert "changed after COMMIT" in run("stat", "run/step-1").out
     assert run("cp", "--force", "run/step-2", "run/step-1").code == 0
     assert run("verify", "run").code == 0
+    assert run("mv", "run/step-2", "kept/step-2").code == 0
+    assert run("verify", "kept").code == 0
+    assert run("latest", "run").out.strip().endswith("/run/step-1")
+    assert [run("rm", "-r", f"{url}").code for url in ("run/step-1", "kept/step-2")] == [0, 0]
+    assert not [path for path in Path().rglob("*") if path.name in ("COMMIT", "LATEST")]
 
 
 def test_checks_of_a_part_of_a_checkpoint_know_its_commit(run):

@@ -101,7 +101,7 @@ def test_a_file_changed_after_commit_is_seen(fs, how):
         with fs.create("step-1/state.pt", striped=True, unit=4096, width=2) as out:
             out.write(b"x" * 20000)
     elif how == "removed":
-        fs.remove("step-1/state.pt")
+        fs.remove("step-1/state.pt", force=True)
     else:
         (Path(fs.url) / "step-1/sub/config.json").write_bytes(b"longer")
     with pytest.raises(DataError, match=r"after COMMIT|lacks state\.pt"):
@@ -125,7 +125,7 @@ def test_latest_is_by_number_and_walks_back_to_a_complete_one(fs, caplog):
     assert "step-200 has no COMMIT" in caplog.text
     (Path(fs.url) / "runs/step-100/COMMIT").write_bytes(b"bootseer checkpoint 1\n")
     assert fs.latest("runs") == "runs/step-10"
-    fs.remove("runs/step-10/state.pt")
+    fs.remove("runs/step-10/state.pt", force=True)
     assert fs.latest("runs") == "runs/step-9"
 
 
@@ -134,7 +134,7 @@ def test_latest_without_numbers_is_the_one_committed_last(fs):
         save(fs, name)
     os.utime(Path(fs.url) / "b")  # as after a removal in it: times of folders say nothing
     assert fs.latest("") == "a"
-    fs.remove("a/state.pt")
+    fs.remove("a/state.pt", force=True)
     assert fs.latest("") == "c"
 
 

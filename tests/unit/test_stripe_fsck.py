@@ -237,7 +237,7 @@ def test_manifests_and_the_hint(fs):
         write(fs, f"run/step-{step}/b")
         fs.commit(f"run/step-{step}")
     write(fs, "run/step-2/a")
-    fs.remove("run/step-2/b")
+    fs.remove("run/step-2/b", force=True)
     assert kinds(fs, "error") == ["wrong-latest", "commit-other-file", "commit-lacks-file"]
     (made,) = fs.repair(fs.fsck())
     assert made.done == "it names step-1 now"

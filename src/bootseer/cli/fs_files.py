@@ -37,6 +37,7 @@ ShapeUnit = Annotated[
 ]
 
 Force = Annotated[bool, typer.Option("--force", help="Also into a checkpoint that has a COMMIT: that breaks it")]
+Moved = Annotated[bool, typer.Option("--force", help="Also out of or into a checkpoint with COMMIT: that breaks it")]
 
 
 def register(app: typer.Typer) -> None:
@@ -252,10 +253,13 @@ def stat(url: Url, as_json: Json = False) -> None:
 def mv(
     source: Annotated[str, typer.Argument(metavar="URL", help="File or folder to rename")],
     target: Annotated[str, typer.Argument(metavar="TARGET", help="New URL, in the same store")],
-    force: Force = False,
+    force: Moved = False,
     as_json: Json = False,
 ) -> None:
-    """Rename a file or folder in one step. A striped file that changes its folder is copied and then removed."""
+    """Rename a file or folder in one step. A striped file that changes its folder is copied and then removed.
+
+    A whole checkpoint folder can be renamed. What a COMMIT names stays in it, and nothing is moved in (exit code 73).
+    """
     from bootseer.errors import ConfigError
 
     src, path, dst, there = place_both(source, target)
@@ -263,9 +267,7 @@ def mv(
         raise ConfigError("mv renames within one storage", hint="use `bootseer fs cp`, then `bootseer fs rm`")
     src.stat(path)
     there = inside(dst, there, target, path.rpartition("/")[2])
-    if path != there and not force:
-        src.refuse_committed(there)
-    src.rename(path, there)
+    src.rename(path, there, force=force)
     if as_json:
         print_json({"url": source, "path": there})
 
@@ -273,9 +275,15 @@ def mv(
 def rm(
     url: Url,
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="A folder with everything in it")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also what a COMMIT names: that breaks the checkpoint")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Remove a file with its stripes, or a folder; it vanishes in one step."""
+    """Remove a file with its stripes, or a folder; it vanishes in one step.
+
+    A whole checkpoint folder goes COMMIT first. What a COMMIT names is not removed alone (exit code 73).
+    """
     from bootseer.errors import ConfigError
 
     fs, path = place(url)
@@ -284,9 +292,9 @@ def rm(
     if fs.stat(path).is_dir:
         if not recursive:
             raise ConfigError(f"{url} is a folder", hint="remove it with --recursive")
-        fs.remove_tree(path)
+        fs.remove_tree(path, force=force)
     else:
-        fs.remove(path)
+        fs.remove(path, force=force)
     if as_json:
         print_json({"url": url, "removed": True})
 

@@ -301,23 +301,44 @@ class StripeFS:
             raise NotFoundError(f"{path} is a file, not a folder of checkpoints")
         return newest(self.backend, path)
 
-    def remove(self, path: str) -> None:
-        """Remove a file: first its pointer, then its stripes, unless they were written under another name."""
-        namespace.remove(self.backend, clean(path))
+    def refuse_removal(self, path: str) -> None:
+        """Raise `NotWritableError` when a COMMIT names ``path`` or what is in it: it would be one of missing files."""
+        commit.refuse_removal(self.backend, clean(path))
 
-    def remove_tree(self, path: str) -> None:
-        """Remove a folder with everything in it; it vanishes in one step."""
+    def remove(self, path: str, *, force: bool = False) -> None:
+        """Remove a file: first its pointer, then its stripes, unless they were written under another name.
+
+        `NotWritableError` for what a COMMIT names, and for COMMIT itself, without ``force``.
+        """
+        path = clean(path)
+        if not force:
+            commit.refuse_removal(self.backend, path)
+        namespace.remove(self.backend, path)
+
+    def remove_tree(self, path: str, *, force: bool = False) -> None:
+        """Remove a folder with everything in it; it vanishes in one step. A whole checkpoint goes COMMIT first.
+
+        `NotWritableError` for a part of a checkpoint with COMMIT, without ``force``.
+        """
         path = clean(path)
         if not path or not self.stat(path).is_dir:
             raise NotFoundError(f"{path or self.url} is no folder in the store")
+        if not force:
+            commit.refuse_removal(self.backend, path)
         namespace.remove_tree(self.backend, path)
 
-    def rename(self, src: str, dst: str, *, overwrite: bool = True) -> None:
+    def rename(self, src: str, dst: str, *, overwrite: bool = True, force: bool = False) -> None:
         """Give a file or folder another name, atomically; a striped file that changes its folder is copied.
 
-        Raises `NotWritableError` when ``dst`` is a folder, or exists and ``overwrite`` is off.
+        Raises `NotWritableError` when ``dst`` is a folder, or exists and ``overwrite`` is off; without ``force`` also
+        for what a COMMIT names, and for a ``dst`` in a checkpoint with COMMIT.
         """
-        namespace.rename(self.backend, clean(src), clean_new(dst), overwrite=overwrite)
+        src, dst = clean(src), clean_new(dst)
+        if not force and src != dst:
+            self.backend.stat(src)  # a name that is not there is that error
+            commit.refuse_removal(self.backend, src)
+            commit.refuse_inside(self.backend, dst)
+        namespace.rename(self.backend, src, dst, overwrite=overwrite)
 
     def fsck(self, path: str = "") -> Report:
         """Look for what is lost, damaged or garbage at or below ``path``; contents are not read. Changes nothing."""

@@ -71,7 +71,7 @@ def measure(
             for index, (width, unit) in enumerate(shapes):
                 writes[index].append(size / _write(fs, f"{place}/file", sample, size, width, unit))
                 reads[index].append(size / _read(fs, f"{place}/file", size))
-                fs.remove(f"{place}/file")
+                fs.remove(f"{place}/file", force=True)
                 done += 2
                 if progress:
                     progress(done * size, total * size)

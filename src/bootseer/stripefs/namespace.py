@@ -14,6 +14,7 @@ import msgspec
 from bootseer import faults
 from bootseer.errors import DataError, NotFoundError, NotWritableError, UnsupportedError
 from bootseer.stripefs import layout
+from bootseer.stripefs.checkpoint import commit, latest
 from bootseer.stripefs.layout import Pointer
 from bootseer.stripefs.read import open_file, read_pointer, refuse_unfinished
 from bootseer.stripefs.storage.backend import Backend, exists, join
@@ -21,6 +22,8 @@ from bootseer.stripefs.write import StripeWriter
 
 _log = logging.getLogger(__name__)
 _PIECE = 16 << 20
+MANIFESTS = (commit.NAME, latest.NAME)
+"""What says that other files are there, so it goes before them."""
 
 
 def remove(backend: Backend, path: str) -> None:
@@ -42,21 +45,27 @@ def remove(backend: Backend, path: str) -> None:
 
 
 def remove_tree(backend: Backend, path: str) -> None:
-    """Remove a folder with everything in it; it vanishes in one step (in an object store, which has none: in many)."""
-    tmp = _temporary(path, uuid.uuid4().hex)
+    """Remove a folder with everything in it; it vanishes in one step (in an object store, which has none: in many).
+
+    First COMMIT goes, then LATEST beside it names another, then the files go: no COMMIT ever names files that are gone.
+    """
+    tmp, hinted = _temporary(path, uuid.uuid4().hex), latest.names(backend, path)
     try:
         backend.rename(path, tmp, overwrite=False)
     except UnsupportedError:
-        backend.remove_folder(path)
-        return
+        tmp = path
+        backend.delete(join(path, commit.NAME))
+    if hinted:
+        latest.follow(backend, path.rpartition("/")[0])
     faults.point("stripefs.remove.tree")
-    backend.remove_folder(tmp)
+    backend.remove_folder(tmp, first=MANIFESTS)
 
 
 def rename(backend: Backend, src: str, dst: str, *, overwrite: bool = True) -> None:
     """Give a file or a folder another name. A folder is never put over another.
 
     Atomic, except for a striped file that moves to another folder: it is copied there, and removed here afterwards.
+    When a checkpoint moves, LATEST in both folders names the newest afterwards.
     Raises `NotFoundError`, `NotWritableError` when ``dst`` is a folder, or exists and ``overwrite`` is off.
     """
     if src == dst:
@@ -69,7 +78,13 @@ def rename(backend: Backend, src: str, dst: str, *, overwrite: bool = True) -> N
         if parent and not exists(backend, parent):
             backend.make_folder(parent)
         if folder:
+            hinted = latest.names(backend, src)
             backend.rename(src, dst, overwrite=False)
+            faults.point("stripefs.rename.tree")
+            if hinted:
+                latest.follow(backend, src.rpartition("/")[0])
+            if exists(backend, join(dst, commit.NAME)):
+                latest.follow(backend, parent)
             return
         pointer = read_pointer(backend, src)
         if _is_folder(backend, dst):

@@ -180,7 +180,7 @@ def _clear(
         there = join(target, folder.removeprefix(path).strip("/"))
         if force:
             if join(folder, commit.NAME) in names and exists(dst.backend, join(there, commit.NAME)):
-                dst.remove(join(there, commit.NAME))
+                dst.remove(join(there, commit.NAME), force=True)
         elif not resume:
             dst.refuse_committed(there)
 

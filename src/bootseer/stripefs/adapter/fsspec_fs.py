@@ -30,8 +30,9 @@ from bootseer.stripefs.adapter.ranges import Wanted, gather
 from bootseer.stripefs.adapter.readstream import WINDOW, StripeReader
 from bootseer.stripefs.adapter.writestream import StripeOutput
 from bootseer.stripefs.fs import FileStat
-from bootseer.stripefs.namespace import copy_into
+from bootseer.stripefs.namespace import MANIFESTS, copy_into
 from bootseer.stripefs.storage.oserrors import os_error, os_errors
+from bootseer.stripefs.transfer import copy_tree
 
 Info = dict[str, object]
 
@@ -291,6 +292,9 @@ class StripeFileSystem(StripePaths):
         """One rename for a file or a folder (below, or instead of, ``path2`` as `copy` has it); others in turn."""
         single = isinstance(path1, str | os.PathLike) and not has_magic(stringify_path(path1))
         if not single or isinstance(path2, list) or maxdepth is not None:
+            with os_errors(str(path1)):  # before the copies: only then are they removed
+                for name in self.expand_path(path1, recursive=recursive, maxdepth=maxdepth):
+                    self.store.refuse_removal(self._key(name))
             super().mv(path1, path2, recursive=recursive, maxdepth=maxdepth, **kwargs)
             return
         source, target = self._strip_protocol(path1), self._strip_protocol(path2)
@@ -301,15 +305,12 @@ class StripeFileSystem(StripePaths):
         if f"{target}/".startswith(f"{source}/"):
             raise ValueError(f"cannot move {source} into itself")
         with os_errors(path1):
-            self.store.refuse_committed(self._new_key(target))
-            parent = self._new_key(target).rpartition("/")[0]
             self.store.stat(self._key(source))
-            if parent:
-                self.store.backend.make_folder(parent)
             try:
                 self.store.rename(self._key(source), self._new_key(target))
             except UnsupportedError:  # a folder of an object store
-                super().mv(source, target, recursive=True)
+                copy_tree(self.store, self._key(source), self.store, self._new_key(target))
+                self.store.remove_tree(self._key(source))
 
     def rm_file(self, path: str) -> None:
         with os_errors(path):
@@ -331,10 +332,17 @@ class StripeFileSystem(StripePaths):
             elif not recursive:
                 self.rmdir(name)
             elif name == self.root_marker:
-                for child in self.ls(name, detail=False):
-                    self.rm(child, recursive=True)
+                self._remove_all()
             else:
                 self._remove_tree(name)
+
+    def _remove_all(self) -> None:
+        """What is in the store; the folder itself stays. It may be a checkpoint: its COMMIT goes first."""
+        with os_errors(self.root_marker):
+            self.store.refuse_removal("")
+            for child in sorted(self.store.ls(), key=lambda child: child.path not in MANIFESTS):
+                remove = self.store.remove_tree if child.is_dir else self.store.remove
+                remove(child.path, force=True)
 
     def _remove_tree(self, path: str) -> None:
         with os_errors(path):

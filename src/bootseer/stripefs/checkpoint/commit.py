@@ -107,44 +107,58 @@ def above(backend: Backend, path: str) -> Iterator[tuple[Backend, str, str]]:
     """The folders that hold ``path``, the nearest first, up to the root of the storage.
 
     Each as (store, folder in it, ``path`` relative to the folder); the store is another one above the base of
-    ``backend``. Of storage by fsspec only the folders of the store itself: what is above may be no business of ours.
+    ``backend``. The root of an object store is the bucket. Of storage by fsspec that can only be read, the folders of
+    the store itself.
     """
     folder, rest = path, ""
     while folder:
         folder, _, name = folder.rpartition("/")
         rest = join(name, rest)
         yield backend, folder, rest
-    if backend.url.startswith("hdfs://"):
-        host, base = split(backend.url)
-        root = host
-    elif "://" not in backend.url:
-        root, base = "/", backend.url
-    else:
-        return
-    base = clean(base)
-    store = open_backend(root) if base else backend
+    store, base = _root(backend)
     while base:
         base, _, name = base.rpartition("/")
         rest = join(name, rest)
         yield store, base, rest
 
 
+def _root(backend: Backend) -> tuple[Backend, str]:
+    """The whole storage of ``backend``, and the path of its base there; ``backend`` and "" when that is not known."""
+    if backend.url.startswith("hdfs://"):
+        root, base = split(backend.url)
+    elif "://" not in backend.url:
+        root, base = "/", backend.url
+    else:
+        from bootseer.stripefs.storage.fsspec_backend import FsspecBackend
+
+        return backend.root() if isinstance(backend, FsspecBackend) else (backend, "")
+    base = clean(base)
+    return (open_backend(root), base) if base else (backend, "")
+
+
 def nearest(backend: Backend, path: str) -> tuple[Backend, str, str, str] | None:
     """What `above` says of the nearest folder with a COMMIT of ours, and the version of that; None for none."""
     for store, folder, rest in above(backend, path):
-        name = join(folder, NAME)
-        try:
-            found = store.stat(name)
-            if not found.is_dir and read_all(store, name, limit=len(_OURS)) == _OURS:
-                return store, folder, rest, found.version
-        except NotFoundError:
-            continue
+        if (found := _manifest(store, folder)) is not None:
+            return store, folder, rest, found.version
     return None
+
+
+def _manifest(store: Backend, folder: str) -> Entry | None:
+    """COMMIT of ``folder``, None when there is none of ours."""
+    name = join(folder, NAME)
+    try:
+        found = store.stat(name)
+        ours = not found.is_dir and read_all(store, name, limit=len(_OURS)) == _OURS
+    except NotFoundError:
+        return None
+    return found if ours else None
 
 
 def shown(backend: Backend, path: str) -> str:
     """``path`` with the place of its store, for messages about what may be outside of the store at hand."""
-    return f"{backend.url.rstrip('/')}/{path}".rstrip("/") or "/"
+    base = backend.url if backend.url.endswith("://") else f"{backend.url.rstrip('/')}/"
+    return f"{base}{path}".rstrip("/") or "/"
 
 
 def refuse_inside(backend: Backend, path: str) -> None:
@@ -155,6 +169,38 @@ def refuse_inside(backend: Backend, path: str) -> None:
             f"cannot write {path or backend.url}: checkpoint {shown(*found[:2])} has a COMMIT already",
             hint="save to a new folder",
         )
+
+
+def refuse_removal(backend: Backend, path: str) -> None:
+    """Raise `NotWritableError` when a COMMIT above ``path`` is it, or lists it or what is below it, or stripes in it.
+
+    Every COMMIT above counts, not only the nearest: that of a checkpoint lists the checkpoints in it too. What a
+    damaged one lists is not known. One in the folder ``path`` itself goes with it, and does not count.
+    """
+    for store, folder, rest in above(backend, path):
+        if _manifest(store, folder) is None:
+            continue
+        where = shown(store, folder)
+        if (why := _why_kept(store, folder, rest)) != "":
+            raise NotWritableError(
+                f"cannot remove or rename {path or backend.url}: {why} of checkpoint {where}",
+                hint="remove or rename the whole checkpoint; --force breaks it",
+            )
+
+
+def _why_kept(store: Backend, folder: str, rest: str) -> str:
+    """What ``rest`` is to the COMMIT of ``folder``, "" when nothing."""
+    if rest == NAME:
+        return "it is the COMMIT"
+    if layout.FOLDER in rest.split("/"):
+        return "it has stripes of what is listed by the COMMIT"
+    try:
+        files = read(store, folder).files
+    except DataError:
+        return "it may be listed by the damaged COMMIT"
+    except NotFoundError:
+        return ""  # removed meanwhile
+    return "it is listed by the COMMIT" if any(f"{file.path}/".startswith(f"{rest}/") for file in files) else ""
 
 
 def read(backend: Backend, folder: str) -> Commit:

@@ -119,6 +119,36 @@ def publish(backend: Backend, folder: str, latest: Latest, *, force: bool = Fals
     raise NotWritableError(f"{path} is replaced by others all the time")
 
 
+def follow(backend: Backend, folder: str) -> None:
+    """Make the hint in ``folder`` name the newest complete checkpoint, after one went or came; without any it goes.
+
+    Nothing depends on the hint, so what cannot be done about it is a line in the log.
+    """
+    try:
+        hint = read(backend, folder)
+        try:
+            path = newest(backend, folder, quiet=True)
+        except NotFoundError:
+            if hint is not None and read(backend, folder) == hint:
+                backend.delete(join(folder, NAME))
+            return
+        name = path.rpartition("/")[2]
+        if hint is None or hint.checkpoint != name:
+            publish(backend, folder, Latest(checkpoint=name, created=commit.read(backend, path).created))
+    except (BootseerError, OSError) as exc:
+        _log.warning("%s was not updated: %s", join(folder, NAME), exc)
+
+
+def names(backend: Backend, path: str) -> bool:
+    """Whether the hint beside the folder ``path`` names it."""
+    parent, _, name = path.rpartition("/")
+    try:
+        hint = read(backend, parent)
+    except DataError:
+        return False
+    return hint is not None and hint.checkpoint == name
+
+
 def _read_quietly(backend: Backend, folder: str) -> Latest | None:
     try:
         return read(backend, folder)

@@ -115,8 +115,11 @@ class Backend(Protocol):
     def make_folder(self, path: str) -> None:
         """A folder and those above it; no error when it is there. Object stores have none: there it does nothing."""
 
-    def remove_folder(self, path: str) -> None:
-        """Remove a folder with all that is in it; no error when it is gone already."""
+    def remove_folder(self, path: str, *, first: Sequence[str] = ()) -> None:
+        """Remove a folder with all that is in it; no error when it is gone already.
+
+        Files of the names ``first`` go before all others, at any depth, where that is not one step.
+        """
 
 
 def unfinished(source: Source) -> bool:

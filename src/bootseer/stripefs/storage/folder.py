@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bootseer import faults
 from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError, from_os_error
 from bootseer.stripefs.pieces import read_each
 from bootseer.stripefs.storage.backend import Entry, Piece
@@ -201,13 +202,17 @@ class FolderBackend:
         except OSError as exc:
             raise self._error(exc, "make folder", path) from exc
 
-    def remove_folder(self, path: str) -> None:
+    def remove_folder(self, path: str, *, first: Sequence[str] = ()) -> None:
         folder = self._path(path)
         try:
             if folder.is_symlink():  # what it points to is not in the store
                 folder.unlink()
-            else:
-                shutil.rmtree(folder)
+                return
+            for where, _, names in os.walk(folder) if first else ():  # which does not follow links
+                for name in set(first).intersection(names):
+                    os.unlink(os.path.join(where, name))
+            faults.point("stripefs.remove.rest")
+            shutil.rmtree(folder)
         except FileNotFoundError:
             pass
         except OSError as exc:

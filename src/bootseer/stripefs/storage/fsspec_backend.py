@@ -20,6 +20,7 @@ never returns holds up nobody; one that is late never touches memory of the call
 from __future__ import annotations
 
 import contextlib
+import copy
 import errno
 import logging
 import os
@@ -76,6 +77,7 @@ class FsspecBackend:
         self._location, self._options, self._chained = url, dict(options or {}), protocol
         self.url = shown(f"{protocol}://{url}" if protocol else url)
         self._protocol = protocol or url.partition("://")[0].partition("::")[0]
+        self._rooted: str | None = None  # the base, when it is not that of the URL
         self._token = fsspec.utils.tokenize(url, protocol, self._options)
         self._names: frozenset[str] = frozenset()
         self._said: set[str] = set()
@@ -103,7 +105,27 @@ class FsspecBackend:
             else:
                 fs, base = fsspec.core.url_to_fs(self._location, **options)
             _opened.setdefault(key, (fs, base.rstrip("/")))  # another thread may have been faster
-        return _opened[key]
+        fs, base = _opened[key]
+        return fs, base if self._rooted is None else self._rooted
+
+    def root(self) -> tuple[FsspecBackend, str]:
+        """The whole storage (of an object store: the bucket), and the path of this store in it.
+
+        What may not be looked at above this store is missing there. This store itself where that cannot be written.
+        """
+        from fsspec.implementations.dirfs import DirFileSystem
+
+        if not self._protocols() & (WHOLE | _RENAMING):
+            return self, ""  # of some, like HTTP, the root is no folder
+        fs, base = self._filesystem()
+        bucket, path = "", base.strip("/")
+        if self._protocols() & WHOLE and not self._memory and not isinstance(fs, DirFileSystem):
+            bucket, _, path = path.partition("/")
+        if not path:
+            return self, ""
+        made = copy.copy(self)
+        made._rooted, made.url = bucket, self.url.removesuffix("/").removesuffix(path)
+        return made, path
 
     def call(self, doing: str, function: Callable[[AbstractFileSystem], T], seconds: float = DEADLINE) -> T:
         """``function(file system)`` under a deadline, with its errors translated, but FileExistsError as it is.
@@ -131,7 +153,8 @@ class FsspecBackend:
 
     def name(self, path: str) -> str:
         """``path`` for messages."""
-        return f"{self.url.rstrip('/')}/{path}" if path else self.url
+        base = self.url if self.url.endswith("://") else f"{self.url.rstrip('/')}/"
+        return base + path if path else self.url
 
     def full(self, path: str) -> str:
         """``path`` in the file system below."""
@@ -180,7 +203,14 @@ class FsspecBackend:
             fs.invalidate_cache(fs._parent(full))  # else a listing that it keeps would answer
             return cast("Mapping[str, object]", fs.info(full))
 
-        return entry_of(path.rpartition("/")[2], self.call(f"look up {self.name(path)}", ask))
+        try:
+            return entry_of(path.rpartition("/")[2], self.call(f"look up {self.name(path)}", ask))
+        except NotWritableError as exc:
+            if self._rooted is None:
+                raise
+            # credentials of one prefix; S3 says this too of what is not there, to who may not list
+            self.say_once("what is above the URL given may not be looked at: a COMMIT there is not seen")
+            raise NotFoundError(exc.message) from None
 
     def list(self, path: str) -> list[Entry]:
         def ask(fs: AbstractFileSystem) -> Sequence[Mapping[str, object]]:
@@ -243,7 +273,10 @@ class FsspecBackend:
         found = self.stat(src)
         if self._objects():
             if found.is_dir:
-                raise UnsupportedError(f"cannot rename folder {self.name(src)}: an object store has no folders")
+                raise UnsupportedError(
+                    f"cannot rename folder {self.name(src)}: an object store has no folders",
+                    hint="copy it with `bootseer fs cp`, then remove it with `bootseer fs rm -r`",
+                )
             faults.point("stripefs.objects.put")
             self._publish(src, dst, found.size, overwrite)
             faults.point("stripefs.objects.delete")
@@ -291,9 +324,20 @@ class FsspecBackend:
         except FileExistsError:
             raise NotWritableError(f"cannot make folder {self.name(path)}: a file is in the way") from None
 
-    def remove_folder(self, path: str) -> None:
+    def remove_folder(self, path: str, *, first: Sequence[str] = ()) -> None:
+        doing, full = f"remove {self.name(path)}", self.full(path)
+
+        def manifests(fs: AbstractFileSystem) -> None:
+            fs.invalidate_cache(full)
+            for name in fs.find(full):
+                if str(name).rpartition("/")[2] in first:
+                    fs.rm_file(name)
+
         with contextlib.suppress(NotFoundError):
-            self.call(f"remove {self.name(path)}", lambda fs: fs.rm(self.full(path), recursive=True), 10 * DEADLINE)
+            if first:
+                self.call(doing, manifests, 10 * DEADLINE)
+            faults.point("stripefs.remove.rest")
+            self.call(doing, lambda fs: fs.rm(full, recursive=True), 10 * DEADLINE)
 
 
 class _ExistsError(BootseerError):

@@ -206,7 +206,7 @@ class HdfsBackend:
         else:
             self._client.mkdirs(self.full(path))
 
-    def remove_folder(self, path: str) -> None:
+    def remove_folder(self, path: str, *, first: Sequence[str] = ()) -> None:
         self._delete(path, recursive=True)
 
 
