@@ -500,3 +500,81 @@ def test_garbage_that_cannot_be_removed_is_no_reason_to_leave_the_rest(fs, monke
     assert [bool(removal.kept) for removal in made] == [False, True, False]
     assert "permission denied" in made[1].kept
     assert [entry.name for entry in fs.backend.list("")] == [names[1]]
+
+
+def torn(fs: StripeFS, uuid: str) -> None:
+    """The stripes and the temporary file of a writer that was killed."""
+    local(fs, ".bsx").mkdir(parents=True, exist_ok=True)
+    for index in range(2):
+        local(fs, f".bsx/{uuid}.{index}").write_bytes(b"half")
+    local(fs, f".tmp-{uuid}").write_bytes(b"")
+
+
+def uuids(count: int) -> list[str]:
+    return [f"{number:032x}" for number in range(count)]
+
+
+def test_many_sets_are_collected_with_few_listings(fs, monkeypatch):
+    monkeypatch.setattr(gc, "_BATCH", 25, raising=False)
+    write(fs, "f")
+    for uuid in uuids(60):
+        torn(fs, uuid)
+    listed: list[str] = []
+    read: list[str] = []
+    for seen, name in ((listed, "list"), (read, "open")):
+        real = getattr(fs.backend, name)
+
+        def noted(path, seen=seen, real=real, **more):
+            seen.append(path)
+            return real(path, **more)
+
+        monkeypatch.setattr(fs.backend, name, noted)
+    assert [removal.kept for removal in fs.gc(age=0)] == [""] * 120
+    assert len(listed) == 4 + 2 * 3  # fsck and the survey, each with the stripes; twice for each batch of 25
+    assert read.count("f") == 2
+    assert fs.fsck().findings == ()
+    assert content(fs, "f") == DATA
+
+
+@pytest.mark.parametrize("how", ["published", "cannot be fenced"])
+def test_one_of_a_batch_that_is_no_garbage_after_all_comes_back(fs, monkeypatch, how):
+    write(fs, "f")
+    uuid = fs.stat("f").uuid
+    local(fs, "f").rename(local(fs, f".tmp-{uuid}"))  # a writer that sleeps before its rename
+    for other in uuids(6):
+        torn(fs, other)
+    real, tried = type(fs.backend).delete, []
+
+    def delete(self, path):
+        if path == f".tmp-{uuid}" and not tried:
+            tried.append(path)
+            raise NotWritableError(f"cannot delete {path}: permission denied")
+        real(self, path)
+
+    def point(name: str) -> None:
+        if name == "stripefs.gc.aside":
+            assert not list(local(fs, ".bsx").glob(f"{uuid}.*"))
+            if how == "published":
+                local(fs, f".tmp-{uuid}").rename(local(fs, "f"))
+        if name == "stripefs.gc.fenced" and how != "published":
+            local(fs, f".tmp-{uuid}").rename(local(fs, "f"))
+
+    monkeypatch.setattr(faults, "point", point)
+    if how != "published":
+        monkeypatch.setattr(type(fs.backend), "delete", delete)
+    made = [removal for removal in fs.gc(age=0) if removal.kind == "unreferenced-stripes"]
+    assert [bool(removal.kept) for removal in made if uuid in removal.path] == [True]
+    assert [removal.kept for removal in made if uuid not in removal.path] == [""] * 6
+    assert content(fs, "f") == DATA
+    fs.gc(age=0)
+    assert fs.fsck().findings == ()
+
+
+def test_whole_sets_cost_one_listing_more_for_all_of_them(fs, monkeypatch):
+    for number in range(5):
+        write(fs, f"f{number}")
+        local(fs, f"f{number}").unlink()
+    real, listed = fs.backend.list, []
+    monkeypatch.setattr(fs.backend, "list", lambda path: listed.append(path) or real(path))
+    assert kinds(fs) == ["lost-pointer"] * 5
+    assert len(listed) == 4

@@ -164,9 +164,13 @@ class _Check:
         for name, damaged in folder.damaged.items():
             self._damaged(folder, name, damaged, sets)
         claimed = {uuid for name in folder.damaged if (uuid := self._set_of(folder, name, sets))}
+        now = folder
+        if any(isinstance(whole, Whole) for whole in sets.values()):
+            # they may have been completed and published since the folder was listed; what is whole now is named now
+            now = survey.folder(self._backend, folder.path, known=folder)
         for uuid, whole in sets.items():
             if uuid not in claimed:
-                self._unnamed(folder, uuid, whole)
+                self._unnamed(now if isinstance(whole, Whole) else folder, uuid, whole)
         self._temporaries(folder)
         for entry in folder.strange:
             path = join(folder.path, entry.name)
@@ -206,11 +210,8 @@ class _Check:
         self._add("damaged-pointer", "error", join(folder.path, name), detail, uuid=uuid, repair=repair)
 
     def _unnamed(self, folder: Folder, uuid: str, whole: Whole | str) -> None:
-        if isinstance(whole, Whole):
-            # it may have been completed and published since the folder was listed; what is whole now is named now
-            folder = survey.folder(self._backend, folder.path, known=folder)
-            if folder.owners(uuid) or uuid not in folder.stripes:
-                return
+        if isinstance(whole, Whole) and (folder.owners(uuid) or uuid not in folder.stripes):
+            return
         path, stripes = f"{folder.store}/{uuid}", folder.stripes[uuid]
         more: dict[str, str | int | float] = {
             "uuid": uuid,

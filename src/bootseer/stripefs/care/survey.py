@@ -54,6 +54,17 @@ class Folder:
     trash: dict[str, dict[int, Entry]] = field(default_factory=dict)
     stray: list[Entry] = field(default_factory=list)
     folders: list[str] = field(default_factory=list)
+    _owners: dict[str, list[str]] = field(default_factory=dict)
+    _unfinished: dict[str, list[Entry]] = field(default_factory=dict)
+
+    def add_pointer(self, name: str, pointer: Pointer) -> None:
+        self.pointers[name] = pointer
+        if pointer.dir == layout.FOLDER:
+            self._owners.setdefault(pointer.uuid, []).append(name)
+
+    def add_temporary(self, entry: Entry) -> None:
+        self.temporaries[entry.name] = entry
+        self._unfinished.setdefault(owner(entry.name), []).append(entry)
 
     @property
     def store(self) -> str:
@@ -68,11 +79,11 @@ class Folder:
 
     def owners(self, uuid: str) -> list[str]:
         """Names of the pointers here that name the stripes ``uuid`` in the folder's own ``.bsx``."""
-        return [name for name, it in self.pointers.items() if it.uuid == uuid and it.dir == layout.FOLDER]
+        return self._owners.get(uuid, [])
 
     def temporaries_of(self, uuid: str) -> list[Entry]:
         """Unfinished files of the writer whose file has ``uuid``."""
-        return [entry for name, entry in self.temporaries.items() if owner(name) == uuid]
+        return self._unfinished.get(uuid, [])
 
 
 def owner(name: str) -> str:
@@ -81,22 +92,28 @@ def owner(name: str) -> str:
     return found[1] if found else ""
 
 
-def folder(backend: Backend, path: str, *, known: Folder | None = None) -> Folder:
-    """Survey one folder, not those below it. Files that are as in ``known`` are not read again."""
+def folder(backend: Backend, path: str, *, known: Folder | None = None, stripes: bool = True) -> Folder:
+    """Survey one folder, not those below it. Files that are as in ``known`` are not read again.
+
+    One listing, and one more of the stripes unless they are not asked for.
+    """
     found = Folder(path)
     for entry in backend.list(path):
         found.entries[entry.name] = entry
         if entry.name == layout.FOLDER and entry.is_dir:
-            _stripes(backend, found)
+            if stripes:
+                _stripes(backend, found)
         elif entry.name.startswith(layout.TEMPORARY):
             if commit.is_temporary(entry.name):
-                found.temporaries[entry.name] = entry
+                found.add_temporary(entry)
             else:
                 found.strange.append(entry)
         elif entry.is_dir:
             found.folders.append(entry.name)
         elif known is not None and known.entries.get(entry.name) == entry and entry.name in known.pointers:
-            found.pointers[entry.name] = known.pointers[entry.name]
+            found.add_pointer(entry.name, known.pointers[entry.name])
+        elif entry.version and known is not None and known.plain.get(entry.name) == entry:
+            found.plain[entry.name] = entry
         else:
             _file(backend, found, entry)
     return found
@@ -115,7 +132,7 @@ def _file(backend: Backend, found: Folder, entry: Entry) -> None:
     if pointer is None:
         found.plain[entry.name] = entry
     else:
-        found.pointers[entry.name] = pointer
+        found.add_pointer(entry.name, pointer)
 
 
 def _stripes(backend: Backend, found: Folder) -> None:
