@@ -156,6 +156,7 @@ def test_a_waiting_reader_has_a_deadline(fs, monkeypatch):
     from bootseer.errors import UnavailableError
 
     monkeypatch.setattr(loader_module, "_WAIT", 0.2)
+    monkeypatch.setattr(loader_module, "SLOWEST", 1 << 40, raising=False)
     loader, release = Loader(), threading.Event()
     with fs.open("f") as file:
         real = file.read_chunks
@@ -169,8 +170,59 @@ def test_a_waiting_reader_has_a_deadline(fs, monkeypatch):
         first = threading.Thread(target=lambda: loader.read(file, 0, 10))
         first.start()
         time.sleep(0.1)
-        with pytest.raises(UnavailableError, match="not read within"):
+        with pytest.raises(UnavailableError, match="has not got on"):
             loader.read(file, 0, 10)
+        release.set()
+        first.join()
+    loader.close()
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["one run", "two runs"])
+def test_a_reader_waits_as_long_as_the_fetch_gets_on(fs, monkeypatch, held):
+    """A large unit over a slow link is no failure; nor is a run that is behind another one of its flight."""
+    monkeypatch.setattr(loader_module, "_WAIT", 0.3)
+    loader = Loader()
+    with fs.open("f") as file:
+        monkeypatch.setattr(loader_module, "SLOWEST", file.unit if not held else 1 << 40, raising=False)
+        monkeypatch.setattr(loader, "_plan", lambda *args: None)
+        if held:
+            get(loader, file, file.unit, 10)  # chunk 1 is there: 0 and 2 are two runs
+        real, began = file.read_chunks, threading.Event()
+
+        def slow(first, parts):
+            began.set()
+            time.sleep(0.25 if held else 0.6)
+            real(first, parts)
+
+        monkeypatch.setattr(file, "read_chunks", slow)
+        first = threading.Thread(target=lambda: loader.read(file, 0, 3 * file.unit))
+        first.start()
+        assert began.wait(10)
+        offset = 2 * file.unit if held else 0
+        assert get(loader, file, offset, 10) == DATA[offset : offset + 10]
+        first.join()
+    loader.close()
+
+
+def test_a_reader_does_not_wait_for_chunks_behind_its_own(fs, monkeypatch):
+    loader, release = Loader(), threading.Event()
+    with fs.open("f") as file:
+        monkeypatch.setattr(loader, "_plan", lambda *args: None)
+        get(loader, file, file.unit, 10)
+        real, began = file.read_chunks, threading.Event()
+
+        def stuck(first, parts):
+            began.set()
+            assert first == 0 or release.wait(10)
+            real(first, parts)
+
+        monkeypatch.setattr(file, "read_chunks", stuck)
+        first = threading.Thread(target=lambda: loader.read(file, 0, 3 * file.unit))
+        first.start()
+        assert began.wait(10)
+        began_at = time.monotonic()
+        assert get(loader, file, 0, 10) == DATA[:10]
+        assert time.monotonic() - began_at < 5
         release.set()
         first.join()
     loader.close()

@@ -6,22 +6,23 @@ as one parallel read. A file that is read in order is fetched ahead in growing s
 Every chunk has memory of its own, so that what is dropped is free; what is being fetched counts like what is held.
 
 Concurrency: `read` is called by many threads. ``_lock`` guards the tables and is never held while bytes move. A chunk
-is fetched by one thread at a time (``_flying``); the others wait for its future, with a deadline.
+is fetched by one thread at a time (``_flying``); the others wait for it as long as that thread gets on (`_Flight`).
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from bootseer.errors import BootseerError, UnavailableError
 from bootseer.stripefs.engine import budget
 from bootseer.stripefs.engine.budget import ByteBudget
+from bootseer.stripefs.engine.tuning import SLOWEST
 from bootseer.stripefs.mounted.nodecache import NodeCache
 from bootseer.stripefs.read import ChunkFile
 from bootseer.stripefs.storage.backend import DEADLINE
@@ -35,6 +36,8 @@ _FAR = 64 << 20
 _ORDERS = 1024
 """Files of which is known how they are being read; one that was dropped is fetched ahead again after its next read."""
 _WAIT = 4 * DEADLINE
+"""A flight is given up by who waits for it when it has not got on for so long, and for twice what the bytes that it
+fetches take at `SLOWEST`: a read of them by itself may take that long too (its second try begins anew)."""
 _THREADS = 3
 
 Key = tuple[str, int]
@@ -45,6 +48,29 @@ class LoaderStats(NamedTuple):
 
     demand: int
     ahead: int
+
+
+class _Flight:
+    """Chunks that one thread fetches, run by run. ``landed``: by run, whether it is over, also when it failed."""
+
+    def __init__(self, runs: list[list[int]]) -> None:
+        self.runs = runs
+        self.landed = {run[0]: threading.Event() for run in runs}
+        self._bytes, self._since = 0, time.monotonic()
+
+    def begin(self, count: int) -> None:
+        """The next run, of ``count`` bytes, is asked for."""
+        self._bytes, self._since = count, time.monotonic()
+
+    def wait(self, run: int) -> bool:
+        """Wait until the run that begins with chunk ``run`` has landed; False when the flight does not get on."""
+        while True:
+            # looked at again after each wait: another run may have landed meanwhile
+            left = self._since + _WAIT + 2 * self._bytes / SLOWEST - time.monotonic()
+            if self.landed[run].wait(max(left, 0.0)):
+                return True
+            if left <= 0:
+                return False
 
 
 class _Order:
@@ -67,7 +93,7 @@ class Loader:
         self._budget = ByteBudget(memory, budget.process())
         self._lock = threading.Lock()
         self._held: OrderedDict[Key, memoryview] = OrderedDict()
-        self._flying: dict[Key, Future[None]] = {}
+        self._flying: dict[Key, tuple[_Flight, int]] = {}  # with the first chunk of its run
         self._orders: OrderedDict[str, _Order] = OrderedDict()
         self._demand = self._ahead = 0
         self._closed = False
@@ -130,43 +156,54 @@ class Loader:
         """
         mine, others = self._claim(file, range(first, last))
         try:
-            for run in _runs(mine):
-                self._fetch(file, run[0], run[-1] + 1, demand, force)
+            for run in mine.runs:
+                self._fetch(file, run[0], run[-1] + 1, demand, force, mine)
+                self._release(file, mine, run)
         finally:
-            self._release(file, mine)
-        for future in others:
-            try:
-                future.result(_WAIT)
-            except FutureTimeout:
-                raise UnavailableError(f"{file.path} was not read within {_WAIT:.0f} s") from None
+            for run in mine.runs:
+                self._release(file, mine, run)
+        for flight, start in others:
+            began = time.monotonic()
+            if not flight.wait(start):
+                waited = time.monotonic() - began
+                raise UnavailableError(
+                    f"{file.path} was not read: who fetches it has not got on ({waited:.0f} s waited)",
+                    hint="check that the storage is reachable from here",
+                )
 
-    def _claim(self, file: ChunkFile, chunks: Iterable[int]) -> tuple[list[int], list[Future[None]]]:
+    def _claim(self, file: ChunkFile, chunks: Iterable[int]) -> tuple[_Flight, list[tuple[_Flight, int]]]:
+        """The chunks that nobody has or fetches, as a flight of this thread; and the runs of others to wait for."""
         cached = self._cache.find(file.identity) if self._cache else None
-        mine, others = [], []
-        for chunk in chunks:
-            if cached is not None and cached.ready(chunk):
-                continue
-            key = (file.identity, chunk)
-            with self._lock:
+        others: dict[tuple[int, int], tuple[_Flight, int]] = {}
+        missing = [chunk for chunk in chunks if cached is None or not cached.ready(chunk)]
+        with self._lock:
+            mine = []
+            for chunk in missing:
+                key = (file.identity, chunk)
                 if key in self._held:
                     continue
-                if (future := self._flying.get(key)) is not None:
-                    if future not in others:
-                        others.append(future)
-                    continue
-                self._flying[key] = Future()
-            mine.append(chunk)
-        return mine, others
+                if (found := self._flying.get(key)) is not None:
+                    others[id(found[0]), found[1]] = found
+                else:
+                    mine.append(chunk)
+            flight = _Flight(_runs(mine))
+            for run in flight.runs:
+                for chunk in run:
+                    self._flying[file.identity, chunk] = flight, run[0]
+        return flight, list(others.values())
 
-    def _release(self, file: ChunkFile, chunks: Iterable[int]) -> None:
-        """Wake who waits for ``chunks``. After a failure they find them missing and try for themselves."""
-        for chunk in chunks:
-            with self._lock:
-                future = self._flying.pop((file.identity, chunk))
-            future.set_result(None)
+    def _release(self, file: ChunkFile, flight: _Flight, run: list[int]) -> None:
+        """Wake who waits for ``run``, once. After a failure they find its chunks missing and try for themselves."""
+        if flight.landed[run[0]].is_set():
+            return
+        with self._lock:
+            for chunk in run:
+                del self._flying[file.identity, chunk]
+        flight.landed[run[0]].set()
 
-    def _fetch(self, file: ChunkFile, first: int, last: int, demand: bool, force: bool) -> None:
+    def _fetch(self, file: ChunkFile, first: int, last: int, demand: bool, force: bool, flight: _Flight) -> None:
         lengths = [file.geometry.chunk_length(chunk) for chunk in range(first, last)]
+        flight.begin(sum(lengths))
         if not self._reserve(sum(lengths), force):
             return
         kept = 0
