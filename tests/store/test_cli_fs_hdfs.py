@@ -6,11 +6,12 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from bootseer import hdfs
-from bootseer.errors import BootseerError
+from bootseer.errors import BootseerError, NotWritableError
 from bootseer.stripefs import open_fs
 from bootseer.testing import hadoop
 
@@ -73,6 +74,7 @@ def test_a_plain_file_is_imported_in_place_but_not_while_it_is_written(call, bas
         writer.write(BIG + BIG)  # its full blocks count as its size already
         for how in (["import", f"{base}/open"], ["get", f"{base}/open", "out"], ["cp", f"{base}/open", f"{base}/b"]):
             assert "still being written" in call(*how, code=73).stderr
+            assert "still being written" in call(*how, code=73, BOOTSEER_HDFS_ACCESS="native").stderr
         with open_fs(base).open("open") as file:  # who reads it on purpose gets what there is
             assert file.unfinished
             assert file.read(0, file.size) == (BIG + BIG)[: file.size]
@@ -100,3 +102,43 @@ def test_garbage_that_a_living_writer_has_open_is_kept(call, base, access):
         late.finish()
     call("gc", base, "--age", "0", "--open")
     assert fs.fsck().findings == ()
+
+
+@pytest.mark.parametrize("flushed", [False, True], ids=["written", "flushed"])
+def test_hdfs_native_knows_which_file_is_still_written(base, monkeypatch, flushed):
+    monkeypatch.setenv("BOOTSEER_HDFS_ACCESS", "native")
+    fs, folder = open_fs(base), hdfs.split(base)[1]
+    writer = hdfs.connect(base).create(f"{folder}/open", block_size=1 << 20)
+    with writer:
+        for size in (100, 1 << 20, 70_000):
+            writer.write(os.urandom(size))
+            if flushed:
+                writer._writer.hsync()  # then the NameNode has heard of the bytes
+            with fs.open("open") as file:
+                assert (file.unfinished, file.size) == (True, 0 if size == 100 else 1 << 20)
+            with pytest.raises(NotWritableError, match="still being written"):
+                fs.get("open", Path(os.devnull).with_name("never"))
+    with fs.open("open") as file:
+        assert (file.unfinished, file.size) == (False, 100 + (1 << 20) + 70_000)
+    hdfs.connect(base)._native().set_replication(f"{folder}/open", 2)
+    with fs.open("open") as file:
+        assert not file.unfinished
+
+
+def test_hdfs_native_says_when_it_cannot_know(base, monkeypatch, caplog):
+    """With one replica it may be an erasure-coded file."""
+    from bootseer.stripefs.engine import native
+
+    monkeypatch.setenv("BOOTSEER_HDFS_ACCESS", "native")
+    caplog.set_level("INFO")
+    fs, folder, client = open_fs(base), hdfs.split(base)[1], hdfs.connect(base)
+    with client.create(f"{folder}/open", replication=1, block_size=1 << 20) as writer:
+        writer.write(os.urandom(100_000))
+        assert native.still_written(client, f"{folder}/open", 0) is None
+        for _ in range(2):
+            with fs.open("open") as file:
+                assert not file.unfinished
+    assert sum("cannot be told" in record.message for record in caplog.records) == 1
+    with fs.open("open") as file:
+        assert (file.unfinished, file.size) == (False, 100_000)
+    assert native.still_written(client, f"{folder}/open", 100_000) is False

@@ -141,6 +141,10 @@ class HdfsClient:
         status = self.call(lambda client: client.get_file_info(path), f"look up {path}")
         return _info(status, path)
 
+    def consumed(self, path: str) -> int:
+        """Bytes that all replicas of a file take; a block that is still being written counts as a whole one."""
+        return self.call(lambda client: int(client.get_content_summary(path).space_consumed), f"look up {path}")
+
     def exists(self, path: str) -> bool:
         try:
             self.info(path)

@@ -12,6 +12,7 @@ from bootseer.stripefs.storage.backend import DEADLINE
 
 _PIECE = 4 << 20
 READERS = 4
+_LOOKS = 3
 
 
 class NativeSource:
@@ -21,10 +22,14 @@ class NativeSource:
     ranges spread over several readers are spread over the DataNodes. Opening one costs one NameNode operation, and
     when it is pinned one more (for the first: two more), because a reader does not tell which version it has: the file
     is looked up (``look``, which gives its version) after each opening, and before the first.
+
+    ``unfinished``: its writer had not closed it when it was opened, as far as the opener knows.
     """
 
-    def __init__(self, client: hdfs.HdfsClient, path: str, look: Callable[[], str] | None) -> None:
-        self._client, self._path, self._look = client, path, look
+    def __init__(
+        self, client: hdfs.HdfsClient, path: str, look: Callable[[], str] | None, *, unfinished: bool = False
+    ) -> None:
+        self._client, self._path, self._look, self.unfinished = client, path, look, unfinished
         self._lock, self._turn = threading.Lock(), 0
         self.version = look() if look is not None else ""
         self._readers = [client.open(path)]
@@ -58,6 +63,31 @@ class NativeSource:
     def close(self) -> None:
         for reader in self._readers:
             reader.close()
+
+
+def still_written(client: hdfs.HdfsClient, path: str, size: int) -> bool | None:
+    """Whether a writer has a block of the file under construction; None when that cannot be told.
+
+    ``size``: bytes of its complete blocks, which is the length that a reader has. Costs two NameNode operations.
+
+    hdfs-native hands out neither the state of a file nor of its blocks. But the space that the NameNode accounts for a
+    file has a block under construction as a whole one (INodeFile.storagespaceConsumedContiguous), and its length has
+    not: so the space of a closed file is its length times its replicas, and that of an open one a block more. An open
+    file with no such block, which its writer has just begun or left at the end of a block, looks like a closed one.
+    Erasure-coded files say that they have one replica, and parity may take as much as a block: of what has one replica
+    it cannot be told.
+    """
+    info = client.info(path)
+    for _ in range(_LOOKS):
+        space = client.consumed(path)
+        if space == info.replication * size:
+            return False
+        if info.replication < 2:
+            return None
+        if space == info.replication * (size + info.block_size):
+            return True
+        size = client.open(path).size  # it has grown meanwhile, or old blocks of it are kept by a snapshot
+    return None
 
 
 class NativeSink:

@@ -20,7 +20,7 @@ from bootseer.hdfs.namenode import FileStatus, NameNode
 from bootseer.hdfs.records import FileBlocks, Located
 from bootseer.stripefs.engine import engine
 from bootseer.stripefs.engine.direct import BlockFile
-from bootseer.stripefs.engine.native import READERS, NativeSink, NativeSource
+from bootseer.stripefs.engine.native import READERS, NativeSink, NativeSource, still_written
 from bootseer.stripefs.pieces import read_each
 from bootseer.stripefs.storage.backend import Entry, Piece, Sink, Source
 
@@ -138,14 +138,19 @@ class HdfsBackend:
     def open(self, path: str, *, pinned: bool = False) -> Source:
         full = self.full(path)
         if (namenode := self._namenode()) is None:
-            return NativeSource(self._client, full, (lambda: self._look(full)) if pinned else None)
+            source = NativeSource(self._client, full, (lambda: self._look(full)) if pinned else None)
+            if pinned and (unfinished := still_written(self._client, full, source.size)) is not False:
+                source.unfinished = unfinished is True
+                if unfinished is None:
+                    self._say_native(full, "whether a file like this is still being written cannot be told")
+            return source
         for _ in range(_OPEN_TRIES):
             status = self._status(namenode, path) if pinned else None
             blocks = namenode.blocks(full)
             if why := _only_native(blocks):
                 self._say_native(full, why)
                 look = (lambda: _version(self._status(namenode, path))) if pinned else None
-                return NativeSource(self._client, full, look)
+                return NativeSource(self._client, full, look, unfinished=blocks.under_construction)
             if status is None or status == self._status(namenode, path):
                 return DirectSource(BlockFile(self._files, full, blocks), self._files, status)
         raise DataError(f"{full} changes all the time", hint="wait until its writer has finished")
