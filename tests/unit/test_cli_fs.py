@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from typer.testing import CliRunner
 
 from bootseer.cli import _fs
@@ -267,6 +268,11 @@ def test_a_measurement_leaves_nothing(run):
         (["get", "store/f", "file/out"], 73, "is a file, a folder is needed"),
         (["get", "store", "file"], 73, "is a file, a folder is needed"),
         (["get", "store/f", "/sys/out"], 73, "/sys"),
+        (["get", "store/f", "pipe"], 73, "pipe: it is not a file"),
+        (["get", "store/f", "link-to-pipe"], 73, "pipe: it is not a file"),
+        (["ls", "http://127.0.0.1:1/a"], 69, "reachable"),
+        (["mv", "none", "x"], 66, "no file or folder /"),
+        (["mount", "store", "file"], 73, "file is a file, a folder is needed"),
         (["put", "none", "store/x"], 66, "no file or folder none"),
         (["put", "file", "store/f/g"], 73, "a file is in the way"),
         (["put", "file", "/sys/kernel/x"], 73, "/sys/kernel"),
@@ -277,7 +283,7 @@ def test_a_measurement_leaves_nothing(run):
         (["put", "/dev/zero", "store/x"], 78, "neither a file nor a folder"),
         (["put", "file", "../x/../../../x\0y"], 78, "names no store"),
         (["commit", "store"], 0, ""),
-        (["commit", "store/f"], 70, "is a file, a checkpoint is a folder"),
+        (["commit", "store/f"], 66, "is a file, a checkpoint is a folder"),
         (["commit", "none"], 66, "none"),
         (["latest", "store"], 66, "no complete checkpoint"),
         (["latest", "store/f"], 66, "is a file"),
@@ -309,7 +315,11 @@ def test_mistakes_are_one_clear_line(run, args, code, says):
     Path("file").write_bytes(b"x")
     Path("store").mkdir()
     Path("store/f").write_bytes(b"x")
+    os.mkfifo("pipe")
+    Path("link-to-pipe").symlink_to("pipe")
     done = run(*args)
+    assert Path("pipe").is_fifo()
+    assert Path("link-to-pipe").is_symlink()
     assert (done.code, says.lower() in done.error.lower()) == (code, True), done.error
     if code != 2:
         assert len(done.error.splitlines()) <= 1
@@ -436,3 +446,25 @@ def test_a_folder_does_not_move_into_itself(run):
     done = run("mv", "a", "a/b/c")
     assert (done.code, "inside of it" in done.error) == (73, True)
     assert [path.name for path in Path("a").iterdir()] == ["x"]
+
+
+def test_a_file_is_got_through_a_link(run):
+    Path("store").mkdir()
+    Path("store/f").write_bytes(b"content")
+    Path("d").mkdir()
+    Path("link").symlink_to("d/real")
+    for _ in range(2):
+        assert run("get", "store/f", "link").code == 0
+        assert (Path("link").is_symlink(), Path("d/real").read_bytes()) == (True, b"content")
+
+
+def test_a_store_without_credentials_is_said_so(run, monkeypatch):
+    class NoCredentialsError(Exception):
+        pass
+
+    def info(self, path, **options):
+        raise NoCredentialsError("Unable to locate credentials")
+
+    monkeypatch.setattr(MemoryFileSystem, "info", info)
+    done = run("ls", "memory://bucket/x")
+    assert (done.code, "no credentials were found" in done.error) == (78, True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -245,6 +246,7 @@ def stat(url: Url, as_json: Json = False) -> None:
     if as_json:
         print_json(found)
         return
+    found["mtime"] = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(cast(float, found["mtime"])))
     for key, value in found.items():
         if value not in ("", 0):
             typer.echo(f"{key:>11}: {value}")

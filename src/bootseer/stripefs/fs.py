@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 from blake3 import blake3
 
-from bootseer.errors import BootseerError, DataError, NotFoundError, from_os_error
+from bootseer.errors import DataError, NotFoundError, NotWritableError, from_os_error
 from bootseer.stripefs import layout, namespace
 from bootseer.stripefs.care.fsck import Report, fsck
 from bootseer.stripefs.care.gc import AGE, Removal, gc
@@ -123,9 +123,12 @@ class StripeFS:
     def get(self, path: str, local: Path, *, progress: Progress | None = None) -> int:
         """Copy the file at ``path`` to ``local``, which appears whole or not at all. Returns its size.
 
-        `DataError` also for a plain file that does not have the digest which a COMMIT beside or above it says;
-        `NotWritableError` for one that its writer has not closed.
+        A link is followed. `DataError` also for a plain file that does not have the digest which a COMMIT beside or
+        above it says; `NotWritableError` for one that its writer has not closed, and for a ``local`` that is no file.
         """
+        local = local.resolve() if local.is_symlink() else local
+        if local.exists() and not local.is_file():  # as /dev/stdout: a file would take its place
+            raise NotWritableError(f"cannot write {local}: it is not a file", hint="name a file or folder")
         tmp = local.parent / f"{layout.TEMPORARY}{uuid.uuid4().hex}"
         try:
             with self.open(path) as file:
@@ -169,7 +172,8 @@ class StripeFS:
         try:
             entry = self.backend.stat(path)
         except NotFoundError:
-            what = f"no file or folder {path} in {self.url}" if path else f"no folder {self.url}"
+            where = f"/{path}" if self.url == "/" else f"{path} in {self.url}"
+            what = f"no file or folder {where}" if path else f"no folder {self.url}"
             raise NotFoundError(what) from None
         if entry.is_dir:
             return FileStat(path=path, size=0, is_dir=True, mtime=entry.mtime)
@@ -262,7 +266,7 @@ class StripeFS:
         """
         path = clean(path)
         if not self.stat(path).is_dir:
-            raise BootseerError(f"{path} is a file, a checkpoint is a folder")
+            raise NotFoundError(f"{path} is a file, a checkpoint is a folder")
         return begin(self.backend, path).commit(hint=hint)
 
     def refuse_committed(self, path: str) -> None:

@@ -166,7 +166,7 @@ def refuse_inside(backend: Backend, path: str) -> None:
     refuse_committed(backend, path)
     if (found := nearest(backend, path)) is not None:
         raise NotWritableError(
-            f"cannot write {path or backend.url}: checkpoint {shown(*found[:2])} has a COMMIT already",
+            f"cannot write {shown(backend, path)}: checkpoint {shown(*found[:2])} has a COMMIT already",
             hint="save to a new folder",
         )
 
@@ -183,7 +183,7 @@ def refuse_removal(backend: Backend, path: str) -> None:
         where = shown(store, folder)
         if (why := _why_kept(store, folder, rest)) != "":
             raise NotWritableError(
-                f"cannot remove or rename {path or backend.url}: {why} of checkpoint {where}",
+                f"cannot remove or rename {shown(backend, path)}: {why} of checkpoint {where}",
                 hint="remove or rename the whole checkpoint; --force breaks it",
             )
 

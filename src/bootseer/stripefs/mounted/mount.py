@@ -121,6 +121,8 @@ def start(
         old.unmount()
     try:
         mountpoint.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise NotWritableError(f"cannot mount: {mountpoint} is a file, a folder is needed") from None
     except OSError as exc:
         raise from_os_error(exc, f"make mount point {mountpoint}") from exc
     paths = Paths(state_dir, mountpoint)

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from bootseer import faults
 from bootseer.errors import (
     BootseerError,
+    ConfigError,
     DataError,
     NotFoundError,
     NotWritableError,
@@ -56,6 +57,8 @@ _CONDITIONAL = frozenset(("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl"
 _RENAMING = frozenset(("file", "local", "sftp", "ssh"))
 """Protocols of file systems whose fsspec ``mv`` is one rename that replaces: rename(2), posix-rename of OpenSSH."""
 _LOOKED = "it cannot refuse to replace a file; looking before is not the same when two write one name at one moment"
+_NO_LOGIN = frozenset(("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"))
+_LOGIN = "give them as for any fsspec store, such as FSSPEC_S3_KEY and FSSPEC_S3_SECRET, or as the provider's tools do"
 _REACH = "check that the store is reachable from here"
 
 _workers = Workers("fsspec")
@@ -143,6 +146,15 @@ class FsspecBackend:
                     raise NotFoundError(f"cannot {doing}: {exc.strerror or 'a file or folder is in the way'}") from None
                 except TimeoutError:
                     raise UnavailableError(f"cannot {doing}: it timed out", hint=_REACH) from None
+                except FileNotFoundError as exc:
+                    # HTTP's is one of these for whatever went wrong
+                    if isinstance(why := exc.__cause__, OSError) and not isinstance(why, FileNotFoundError):
+                        raise UnavailableError(f"cannot {doing}: {type(why).__name__}", hint=_REACH) from None
+                    raise
+                except Exception as exc:
+                    if type(exc).__name__ in _NO_LOGIN:
+                        raise ConfigError(f"cannot {doing}: no credentials were found", hint=_LOGIN) from None
+                    raise
 
         try:
             return _workers.call(run, seconds)
