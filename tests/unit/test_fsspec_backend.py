@@ -474,3 +474,28 @@ def test_a_store_that_says_less_is_said_so_once(memory, monkeypatch, caplog):
     for _ in range(2):
         fs.open("f").close()
     assert caplog.text.count("neither times nor tags") == 1
+
+
+def test_a_finished_checkpoint_is_whole_until_all_of_it_goes(fs):
+    save = fs.save("run/step-1")
+    for name in ("a", "sub/b"):
+        with save.create(name, striped=True, unit=65536) as out:
+            out.write(DATA)
+    save.commit()
+    backend = fs.backend
+    inner = StripeFS(FsspecBackend(f"{backend._location}/run/step-1/sub", backend._options, protocol=backend._chained))
+    assert inner.committed_digest("b") == fs.stat("run/step-1/sub/b").digest
+    for attempt in (
+        lambda: fs.remove("run/step-1/a"),
+        lambda: fs.rename("run/step-1/sub/b", "b"),
+        lambda: inner.remove("b"),
+        lambda: inner.refuse_committed("new"),
+    ):
+        with pytest.raises(NotWritableError, match=r"checkpoint .*/run/step-1"):
+            attempt()
+    fs.verify("run")
+    assert fs.latest("run") == "run/step-1"
+    fs.remove_tree("run/step-1")
+    for name in ("run/step-1", "run/LATEST"):
+        with pytest.raises(NotFoundError):
+            fs.stat(name)
