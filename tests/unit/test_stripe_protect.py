@@ -236,6 +236,15 @@ def test_fsspec_moves_a_whole_checkpoint(url):
     there.store.checkpoint("old/step-2")
     assert (hint(there.store), hint(there.store, "old")) == ("step-1", "step-2")
     assert "step-2/a" not in names(there.store)
+    for number in (3, 4):
+        checkpoint(there.store, f"run/step-{number}")
+    there.makedirs("all")
+    there.mv("run/step-*", "all/", recursive=True)
+    there.store.verify("")
+    assert there.store.latest("all") == "all/step-4"
+    assert not [name for name in names(there.store) if name.startswith("run/step")]
+    with pytest.raises(ValueError, match="maxdepth"):
+        there.mv("all", "x", recursive=True, maxdepth=1)
 
 
 def test_fsspec_empties_a_store_that_is_a_checkpoint(url):
@@ -283,3 +292,30 @@ def test_the_root_of_an_object_store_is_the_bucket(monkeypatch):
     assert [folder for _, folder, _ in commit.above(made, "f")] == ["", "run", ""]
     assert FsspecBackend("s3://bucket", {"anon": True}).root()[1] == ""
     assert FsspecBackend("http://host/a").root()[1] == ""
+
+
+@pytest.mark.parametrize("target", ["copy", "there/", "over"])
+def test_fsspec_copies_a_whole_checkpoint(url, target):
+    there = StripeFileSystem(url=url)
+    checkpoint(there.store, "run/step-1")
+    there.makedirs("over")
+    there.copy("run/step-1", target, recursive=True)
+    copied = {"copy": "copy", "there/": "there/step-1", "over": "over/step-1"}[target]
+    there.store.verify("")
+    assert [file.digest for file in there.store.checkpoint(copied).files] == [
+        file.digest for file in there.store.checkpoint("run/step-1").files
+    ]
+    with pytest.raises(PermissionError, match="names the files beside it"):
+        there.cp_file("run/step-1/COMMIT", "elsewhere")
+    with pytest.raises(PermissionError, match="COMMIT"):
+        there.copy("run/step-1", "run/step-1/copy", recursive=True)
+    there.store.verify("")
+
+
+def test_fsspec_does_not_commit_a_copy_that_lacks_a_file(url):
+    there = StripeFileSystem(url=url)
+    checkpoint(there.store, "run/step-1")
+    there.store.remove("run/step-1/a", force=True)
+    with pytest.raises(OSError, match="lacks a"):
+        there.copy("run/step-1", "copy", recursive=True)
+    assert "copy/COMMIT" not in names(there.store)

@@ -168,7 +168,7 @@ def copy_tree(
     checkpoints = [name.rpartition("/")[0] for name in manifests]
     for folder in sorted(checkpoints, key=lambda folder: (-folder.count("/"), folder)):
         there = join(target, folder.removeprefix(path).strip("/"))
-        _commit(src, folder, dst, there, resume)
+        commit_copy(src, folder, dst, there, resume=resume)
     return done
 
 
@@ -192,7 +192,11 @@ def _is_checkpoint(fs: StripeFS, name: str) -> bool:
     return True
 
 
-def _commit(src: StripeFS, folder: str, dst: StripeFS, target: str, resume: bool) -> None:
+def commit_copy(src: StripeFS, folder: str, dst: StripeFS, target: str, *, resume: bool = False) -> None:
+    """Give ``target``, to which all files of the checkpoint ``folder`` were copied, a COMMIT of its own.
+
+    `NotWritableError` when it has one (without ``resume``), `DataError` when a file is not what ``folder`` says.
+    """
     wanted = {(file.path, file.size, file.digest) for file in src.checkpoint(folder).files}
     try:
         found = dst.checkpoint(target)

@@ -23,16 +23,17 @@ from typing import IO, Any, cast
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 from fsspec.utils import isfilelike, stringify_path
 
-from bootseer.errors import BootseerError, UnsupportedError
+from bootseer.errors import BootseerError, NotWritableError, UnsupportedError
 from bootseer.stripefs.adapter.fsspec_paths import StripePaths
 from bootseer.stripefs.adapter.fsspec_urls import absolute
 from bootseer.stripefs.adapter.ranges import Wanted, gather
 from bootseer.stripefs.adapter.readstream import WINDOW, StripeReader
 from bootseer.stripefs.adapter.writestream import StripeOutput
+from bootseer.stripefs.checkpoint.commit import is_manifest
 from bootseer.stripefs.fs import FileStat
 from bootseer.stripefs.namespace import MANIFESTS, copy_into
 from bootseer.stripefs.storage.oserrors import os_error, os_errors
-from bootseer.stripefs.transfer import copy_tree
+from bootseer.stripefs.transfer import commit_copy, copy_tree
 
 Info = dict[str, object]
 
@@ -272,14 +273,38 @@ class StripeFileSystem(StripePaths):
                 out.write(buffer[:count])
                 callback.relative_update(count)
 
+    def copy(
+        self,
+        path1: Any,
+        path2: Any,
+        recursive: bool = False,
+        maxdepth: int | None = None,
+        on_error: str | None = None,
+        **kwargs: object,
+    ) -> None:
+        """A checkpoint becomes a checkpoint again: its copy gets a COMMIT of its own, after all files."""
+        manifests: list[tuple[str, str]] = []
+        super().copy(path1, path2, recursive, maxdepth, on_error, _manifests=manifests, **kwargs)
+        for source, target in sorted(manifests, key=lambda pair: -pair[0].count("/")):
+            with os_errors(target):
+                commit_copy(self.store, source.rpartition("/")[0], self.store, target.rpartition("/")[0])
+
     def cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
-        """A copy with stripes of its own, of the same shape."""
+        """A copy with stripes of its own, of the same shape. Not of a COMMIT, which names the stripes beside it."""
+        manifests: list[tuple[str, str]] | None = kwargs.pop("_manifests", None)
         with os_errors(path1):
             stat = self.store.stat(self._key(path1))
             if stat.is_dir:
                 self.makedirs(path2, exist_ok=True)
                 return
             if stat.path == self._key(path2):
+                return
+            if is_manifest(self.store.backend, stat.path):
+                if manifests is None:
+                    raise NotWritableError(
+                        f"cannot copy {path1}: it names the files beside it", hint="copy the checkpoint folder"
+                    )
+                manifests.append((stat.path, self._new_key(path2)))
                 return
             shape = {"width": stat.width or self.width, "unit": stat.unit or self.unit, "striped": stat.striped}
             self.store.refuse_committed(self._new_key(path2))
@@ -290,12 +315,14 @@ class StripeFileSystem(StripePaths):
         self, path1: Any, path2: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: object
     ) -> None:
         """One rename for a file or a folder (below, or instead of, ``path2`` as `copy` has it); others in turn."""
+        if maxdepth is not None:
+            raise ValueError("mv has no maxdepth: what is deeper would be removed and not copied")
         single = isinstance(path1, str | os.PathLike) and not has_magic(stringify_path(path1))
-        if not single or isinstance(path2, list) or maxdepth is not None:
+        if not single or isinstance(path2, list):
             with os_errors(str(path1)):  # before the copies: only then are they removed
-                for name in self.expand_path(path1, recursive=recursive, maxdepth=maxdepth):
+                for name in self.expand_path(path1):
                     self.store.refuse_removal(self._key(name))
-            super().mv(path1, path2, recursive=recursive, maxdepth=maxdepth, **kwargs)
+            super().mv(path1, path2, recursive=recursive, **kwargs)
             return
         source, target = self._strip_protocol(path1), self._strip_protocol(path2)
         if stringify_path(path2).endswith("/") or self.isdir(target):

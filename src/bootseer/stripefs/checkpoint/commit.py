@@ -144,6 +144,12 @@ def nearest(backend: Backend, path: str) -> tuple[Backend, str, str, str] | None
     return None
 
 
+def is_manifest(backend: Backend, path: str) -> bool:
+    """Whether the file at ``path`` is a COMMIT of ours, also a damaged one."""
+    folder, _, name = path.rpartition("/")
+    return name == NAME and _manifest(backend, folder) is not None
+
+
 def _manifest(store: Backend, folder: str) -> Entry | None:
     """COMMIT of ``folder``, None when there is none of ours."""
     name = join(folder, NAME)
