@@ -238,6 +238,30 @@ def test_a_save_killed_at_every_step(fs, nursery):
     assert content(fs, "run/step-4/state") == NEW
 
 
+def test_a_checkpoint_that_is_removed_or_renamed_killed_at_every_step(fs, nursery):
+    for step in (1, 2):
+        write(fs, f"run/step-{step}/state")
+        fs.commit(f"run/step-{step}")
+    before = on_storage(fs)
+    for point in ("latest.write", "latest.rename", "remove.tree"):
+        write(fs, "run/step-3/state", NEW)
+        fs.commit("run/step-3")
+        nursery.kill(fs, point, "remove_tree", "run/step-3")
+        assert fs.latest("run") == "run/step-2"
+        assert {finding.kind for finding in fs.fsck().errors} <= {"wrong-latest"}
+        fs.repair(fs.fsck())
+        settle(fs)
+        assert on_storage(fs) == before
+    for number, point in enumerate(("rename.tree", "latest.write", "latest.rename")):
+        old = fs.latest("run")
+        nursery.kill(fs, point, "rename", old, f"run/kept-{number + 5}")
+        assert fs.latest("run") == f"run/kept-{number + 5}"
+        assert [finding.kind for finding in fs.fsck().errors] == ["wrong-latest"]
+        fs.repair(fs.fsck())
+        settle(fs)
+    fs.verify("run")
+
+
 def test_renames_removals_and_appends_killed_at_every_step(fs, nursery):
     for point in ("rename.rename", "rename.cleanup", "rename.adopt"):
         write(fs, f"{point}/src", NEW)
