@@ -174,7 +174,9 @@ def lazy(order: Order, record: ImageRecord, clock: Clock) -> dict[str, Any]:
         mounted: image.ImageMount | tree.TreeMount
         clock.start()
         if order.job is not None:
-            mounted = image.mount(order.ref, work / "rootfs", store_url=order.store, config=config, job=order.job)
+            mounted = image.mount(
+                order.ref, work / "rootfs", store_url=order.store, config=config, job=order.job, server=tree.FORK
+            )
             undo.callback(mounted.unmount)
             rootfs = mounted.rootfs
         else:

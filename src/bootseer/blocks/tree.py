@@ -25,13 +25,14 @@ from bootseer.blocks.profiles.profiles import ProfileKey
 from bootseer.blocks.serving import _process, control
 from bootseer.blocks.serving.control import Request, TreeStatus
 from bootseer.blocks.serving.spec import DATA, FUSE_FOLDER, SPEC, ServerSpec
-from bootseer.blocks.serving.standby import SERVER, ahead, standby
+from bootseer.blocks.serving.standby import FORK, SERVER, ahead, standby
 from bootseer.config import Config
 from bootseer.errors import BootseerError, NotFoundError, from_os_error
 from bootseer.kernel import mount as mounts
 from bootseer.store import open_store
 
 __all__ = [
+    "FORK",
     "SERVER",
     "ProfileKey",
     "TreeMount",
@@ -116,7 +117,7 @@ def mount(
     """Mount the tree ``digest`` read-only on ``target`` (made when missing); hot blocks start to arrive at once.
 
     ``profile`` says whose traces to prefetch by and to add to (None: neither). ``config`` gives the time limits, the
-    number of streams and whether to fill in the background. ``server`` is the command that serves. On any failure
+    number of streams and whether to fill in the background. ``server`` is the command that serves, or `FORK`. On any failure
     nothing stays mounted or running. Raises `NotFoundError` (no such tree), `DataError`, `UnavailableError`,
     `PrivilegeError`, `UnsupportedError`, `FullError`.
     """

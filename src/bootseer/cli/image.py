@@ -89,6 +89,7 @@ def mount(
 ) -> None:
     """Mount a converted image on DIR; its bytes arrive as they are read."""
     from bootseer import image
+    from bootseer.blocks import tree
 
     config = settings.load()
     with terminable():
@@ -100,6 +101,7 @@ def mount(
             job=job or None,
             writable=not read_only,
             plain_http=plain_http,
+            server=tree.FORK,
         )
     if as_json:
         print_json(mounted.record)
@@ -134,6 +136,7 @@ def run(
     import tempfile
 
     from bootseer import image
+    from bootseer.blocks import tree
 
     if os.geteuid() != 0:
         raise PrivilegeError(f"running {ref} needs root", hint="run with sudo")
@@ -147,7 +150,13 @@ def run(
     with terminable(), contextlib.ExitStack() as undo:
         undo.callback(_remove, target)
         mounted = image.mount(
-            ref, target, store_url=store or config.store_url, config=config, job=job or None, plain_http=plain_http
+            ref,
+            target,
+            store_url=store or config.store_url,
+            config=config,
+            job=job or None,
+            plain_http=plain_http,
+            server=tree.FORK,
         )
         undo.callback(mounted.unmount)
         mount_seconds = time.monotonic() - began

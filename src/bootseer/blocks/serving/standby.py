@@ -1,7 +1,8 @@
 """Block servers that have started Python and wait to be told what to serve.
 
-Starting one takes longer than all the rest of a mount (75 ms of imports alone on an idle core, more on busy ones); a
-caller that knows it will mount something starts the process beforehand. It ends by itself when this process does.
+Starting one takes longer than all the rest of a mount, nearly all of it imports (``python -X importtime -c "import
+bootseer.blocks.serving.server"``); a caller that knows it will mount something starts the process beforehand, or lets it be
+forked from this one (`FORK`). It ends by itself when this process does.
 Concurrency: the waiting ones are kept in one list of this process; taking one is a single ``pop``.
 """
 
@@ -19,12 +20,16 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from bootseer.blocks import twin
+from bootseer.blocks.twin import Forked
 from bootseer.errors import BootseerError
 from bootseer.store import Store
 
 log = logging.getLogger(__name__)
 
 SERVER = (sys.executable, "-m", "bootseer.blocks.serving.server")
+FORK = ("fork",)
+"""In place of a command: a server forked from this process. See `twin` for who may ask for that."""
 _END_SECONDS = 2.0
 _GROUP_SECONDS = 0.3
 PID = "pid"
@@ -35,13 +40,13 @@ class Starting(NamedTuple):
     """A server process on its way, and the descriptor it answers on; `reap` its first process after the answer."""
 
     answer_fd: int
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Forked
 
     def reap(self) -> None:
         os.close(self.answer_fd)
         try:
             self.process.wait(5.0)
-        except subprocess.TimeoutExpired:
+        except (subprocess.TimeoutExpired, TimeoutError):
             self.process.kill()
             self.process.wait(5.0)
 
@@ -55,15 +60,15 @@ _waiting: list[_Waiting] = []
 
 
 @contextlib.contextmanager
-def standby(store_url: str, count: int = 1) -> Iterator[None]:
+def standby(store_url: str, count: int = 1, *, fork: bool = False) -> Iterator[None]:
     """Have ``count`` servers ready for the next mounts of this process; unused ones end with the context.
 
-    They load what the store at ``store_url`` needs, and meet it, before they are asked to.
+    ``fork``: forked from this process, see `FORK`. They load what the store at ``store_url`` needs, and meet it, before they are asked to.
     """
     mine = []
     try:
         for _ in range(count):
-            mine.append(_prepare(store_url))
+            mine.append(_prepare(store_url, fork=fork))
             _waiting.append(mine[-1])
     except OSError as exc:
         log.warning("cannot start a block server beforehand: %s", exc)
@@ -82,12 +87,12 @@ def standby(store_url: str, count: int = 1) -> Iterator[None]:
 
 @contextlib.contextmanager
 def ahead(store_url: str, state_dir: Path, command: Sequence[str] = SERVER) -> Iterator[None]:
-    """`standby` for the one mount in this context, which takes a while before it needs its server: 0.1 s of a start
-    otherwise. Nothing when a server waits already, or serves something here that this mount may well join."""
-    if tuple(command) != SERVER or _waiting or any(state_dir.glob("trees/*/spec.json")):
+    """`standby` for the one mount in this context, which takes a while before it needs its server. Nothing when a
+    server waits already, or serves something here that this mount may well join, or for a ``command`` of others."""
+    if tuple(command) not in (SERVER, FORK) or _waiting or any(state_dir.glob("trees/*/spec.json")):
         yield
         return
-    with standby(store_url):
+    with standby(store_url, fork=tuple(command) == FORK):
         yield
 
 
@@ -102,7 +107,7 @@ def _await_group(group: int) -> None:
 
 def take(command: Sequence[str], folder: Path, logfile: Path) -> Starting | None:
     """Let a waiting server serve ``folder``; None when there is none."""
-    if tuple(command) != SERVER:
+    if tuple(command) not in (SERVER, FORK):
         return None
     try:
         one = _waiting.pop()
@@ -120,7 +125,9 @@ def take(command: Sequence[str], folder: Path, logfile: Path) -> Starting | None
 
 
 def spawn(argv: Sequence[str], *more: str, stdin: int, out: IO[bytes] | int) -> Starting:
-    """Start a server: ``argv``, the descriptor to answer on, ``more``."""
+    """Start a server: ``argv``, the descriptor to answer on, ``more``; where `FORK` found none waiting, `SERVER`."""
+    if tuple(argv[: len(FORK)]) == FORK:
+        argv = [*SERVER, *argv[len(FORK) :]]
     answer_fd, write_fd = os.pipe()
     try:
         process = subprocess.Popen(
@@ -139,15 +146,28 @@ def spawn(argv: Sequence[str], *more: str, stdin: int, out: IO[bytes] | int) -> 
     return Starting(answer_fd, process)
 
 
-def _prepare(store_url: str) -> _Waiting:
+def _prepare(store_url: str, *, fork: bool) -> _Waiting:
     read_fd, tell_fd = os.pipe()
     try:
+        if fork:
+            return _Waiting(tell_fd, _fork(read_fd, store_url))
         return _Waiting(tell_fd, spawn([*SERVER, "-"], store_url, stdin=read_fd, out=subprocess.DEVNULL))
     except BaseException:
         os.close(tell_fd)
         raise
     finally:
         os.close(read_fd)
+
+
+def _fork(tell_fd: int, store_url: str) -> Starting:
+    answer_fd, write_fd = os.pipe()
+    try:
+        return Starting(answer_fd, twin.fork(SERVER, store_url, tell_fd=tell_fd, answer_fd=write_fd))
+    except BaseException:
+        os.close(answer_fd)
+        raise
+    finally:
+        os.close(write_fd)
 
 
 def warm_up(store_for: Callable[[str], Store], url: str) -> None:

@@ -1,0 +1,102 @@
+"""A block server forked from the program that mounts, instead of started anew: what that has imported is there already.
+
+Only for programs that ask for it, such as the command line: nothing of what they have open may matter to anybody else
+in the moment of the fork, and no thread of theirs may hold a lock. The child keeps nothing but memory: descriptors,
+signal handlers, log handlers, session and command line become those of a server that was executed. Where the command
+line cannot be changed it executes one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+_ARG_START = 45
+"""Field of ``/proc/self/stat``, counted behind the name of the program (proc_pid_stat(5): 48)."""
+
+
+class Forked:
+    """The first process of a forked server, as far as it is used like a `subprocess.Popen`."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def wait(self, timeout: float) -> None:
+        """Reap it. Raises `TimeoutError`."""
+        until = time.monotonic() + timeout
+        with contextlib.suppress(ChildProcessError):
+            while not os.waitpid(self.pid, os.WNOHANG)[0]:
+                if time.monotonic() >= until:
+                    raise TimeoutError
+                time.sleep(0.001)
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def fork(command: Sequence[str], *more: str, tell_fd: int, answer_fd: int) -> Forked:
+    """Fork a process that does what ``command`` (of `standby`) does when it is executed with ``-``, ``answer_fd`` and
+    ``more``, and ``tell_fd`` as standard input."""
+    pid = os.fork()
+    if pid:
+        return Forked(pid)
+    code = 70
+    try:
+        code = _serve([*command, "-", str(answer_fd), *more], tell_fd, answer_fd)
+    finally:
+        os._exit(code)
+
+
+def _serve(argv: list[str], tell_fd: int, answer_fd: int) -> int:
+    os.setsid()
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for fd, source in ((0, tell_fd), (1, null), (2, null)):
+        os.dup2(source, fd)
+    # Taken, not closed: an object of the program's may close its number any time, and that must not be one of ours.
+    for entry in os.listdir("/proc/self/fd"):
+        if int(entry) not in (0, 1, 2, null, answer_fd):
+            os.dup2(null, int(entry), inheritable=False)
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Others tell servers by these words, and by nothing else of the line.
+    if not (call_itself(argv) or call_itself(["python", *argv[1:4]])):
+        _execute(argv, answer_fd)
+    gc.freeze()  # nothing of the program's is ever finalized here
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - they live as long as the process
+    sys.stderr = open(2, "w", closefd=False, errors="backslashreplace")  # noqa: SIM115
+    logging.getLogger().handlers.clear()
+    from bootseer.blocks.serving import server
+
+    return server.main(argv[3:])
+
+
+def _execute(argv: list[str], answer_fd: int) -> NoReturn:
+    os.set_inheritable(answer_fd, True)
+    os.execv(argv[0], argv)
+
+
+def call_itself(argv: Sequence[str]) -> bool:
+    """Have ``ps`` and others show ``argv`` as this process's command line; False when there is no room for it."""
+    line = b"\0".join(map(os.fsencode, argv)) + b"\0"
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        start, end = int(fields[_ARG_START]), int(fields[_ARG_START + 1])
+    except (OSError, ValueError, IndexError):
+        return False
+    if not 0 < start <= end - len(line):
+        return False
+    ctypes.memmove(start, line.ljust(end - start, b"\0"), end - start)
+    return True
