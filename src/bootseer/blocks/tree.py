@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from bootseer.blocks.fetcher.fetch import DEMAND_WINDOW
-from bootseer.blocks.formats.manifest import TreeRef, localize_manifest, localize_meta
+from bootseer.blocks.formats.manifest import TreeRef, localize_manifest, localize_map, localize_meta
 from bootseer.blocks.formats.publish import publish
 from bootseer.blocks.offline import extract, prefetch
 from bootseer.blocks.profiles.profiles import ProfileKey
@@ -141,11 +141,13 @@ def _mount(
     server: Sequence[str],
     beside: ThreadPoolExecutor,
 ) -> TreeMount:
-    """`mount`, absolute paths; ``beside``: a thread to fetch the meta with while the server starts and fetches the
-    map."""
+    """`mount`, absolute paths; ``beside``: a thread to fetch the meta with while the map is fetched and the server
+    begins."""
     store = open_store(store_url)
     tree = localize_manifest(store, digest, cache_dir)
     meta = beside.submit(localize_meta, store, tree)
+    # Here, while the server's process still starts: it finds the map on the disk.
+    localize_map(store, tree)
     id = digest[:16]
     folder = state_dir / "trees" / id
     with _process.locked(folder):

@@ -13,6 +13,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -109,8 +110,10 @@ def mount(
     # The block server starts while the registry is asked.
     with tree.ahead(store_url, Path(config.state_dir), server):
         if record is None:
-            record = resolve(ref, store_url, plain_http=plain_http)
-            oci.preflight(ref, plain_http=plain_http)
+            with ThreadPoolExecutor(1) as beside:
+                allowed = beside.submit(oci.preflight, ref, plain_http=plain_http)
+                record = resolve(ref, store_url, plain_http=plain_http)
+                allowed.result()
         return _mount(ref, target.absolute(), store_url, config, job, writable, record, server)
 
 

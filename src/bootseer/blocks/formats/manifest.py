@@ -123,14 +123,8 @@ def localize(store: Store, digest: str, cache_dir: Path, *, meta: bool = True) -
     `FullError` and kin for the cache.
     """
     parts = localize_manifest(store, digest, cache_dir)
-    manifest, folder = parts.manifest, parts.meta.parent
-    try:
-        encoded = _kept(folder / "map", manifest.map.digest)
-        if encoded is None:
-            encoded = fetch(store, manifest.map)
-            _keep(folder / "map", [encoded])
-    except OSError as exc:
-        raise from_os_error(exc, f"keep tree {digest[:12]} in cache {folder}") from exc
+    manifest = parts.manifest
+    encoded = localize_map(store, parts)
     blocks = BlockMap.decode(encoded, manifest.single_pack)
     if blocks.size != manifest.data_size:
         raise DataError(f"block map of tree {digest[:12]} does not fit its data")
@@ -155,6 +149,19 @@ def localize_manifest(store: Store, digest: str, cache_dir: Path) -> TreeParts:
         raise from_os_error(exc, f"keep tree {digest[:12]} in cache {folder}") from exc
     manifest = TreeManifest.decode(raw, digest)
     return TreeParts(digest, manifest, folder / "meta", cache_dir / "blocks" / manifest.map.digest, hold)
+
+
+def localize_map(store: Store, tree: TreeParts) -> bytes:
+    """Bring the block map of ``tree`` to where it belongs, verified; returns it as it is stored. Raises as `localize`."""
+    path, ref = tree.meta.parent / "map", tree.manifest.map
+    try:
+        encoded = _kept(path, ref.digest)
+        if encoded is None:
+            encoded = fetch(store, ref)
+            _keep(path, [encoded])
+    except OSError as exc:
+        raise from_os_error(exc, f"keep tree {tree.digest[:12]} in cache {path.parent}") from exc
+    return encoded
 
 
 def localize_meta(store: Store, tree: TreeParts) -> None:

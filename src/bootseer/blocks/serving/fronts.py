@@ -7,17 +7,20 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from bootseer.blocks.cache.cache import in_use
-from bootseer.blocks.serving import driver, fusefront, takeover
+from bootseer.blocks.serving import driver, takeover
 from bootseer.blocks.serving.channel import Channel
 from bootseer.blocks.serving.keeper import Keeper
 from bootseer.blocks.serving.pulse import keep_beating
 from bootseer.blocks.serving.shared import Count, Shared
 from bootseer.blocks.serving.spec import FUSE_FOLDER, ServerSpec
 from bootseer.errors import BootseerError
-from bootseer.kernel import fanotify, fuse, mount
+from bootseer.kernel import fanotify, mount
+
+if TYPE_CHECKING:
+    from bootseer.kernel import fuse
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +100,10 @@ class FuseFront:
     name = "FUSE front"
 
     def __init__(self, shared: Shared, data_fd: int, folder: Path, spec: ServerSpec) -> None:
+        # Here, as a server of the other driver has no use for a third of all modules it would wait for; and before
+        # any front is forked.
+        from bootseer.blocks.serving import fusefront
+
         self._shared = shared
         self._data_fd = data_fd
         self._max_readahead = spec.max_readahead
@@ -107,6 +114,8 @@ class FuseFront:
         return self._device.fds if self._device is not None else ()
 
     def serve(self, channel: Channel, holder: int, revive: Revive) -> None:
+        from bootseer.blocks.serving import fusefront
+
         if self._device is not None:
             keep_beating(self._shared.counts, Count.FRONT_BEAT)
             shared, device, ahead = self._shared, self._device, self._max_readahead
