@@ -40,9 +40,9 @@ def waiting() -> set[int]:
     found = set()
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
-            if entry.name.isdecimal() and b"\0bootseer.blocks.serving.server\0-\0" in (entry / "cmdline").read_bytes():
-                if ours in (entry / "environ").read_bytes().split(b"\0"):
-                    found.add(int(entry.name))
+            known = entry.name.isdecimal() and ours in (entry / "environ").read_bytes().split(b"\0")
+            if known and b"\0bootseer.blocks.serving.server\0-\0" in (entry / "cmdline").read_bytes():
+                found.add(int(entry.name))
     return found
 
 

@@ -117,8 +117,8 @@ def mount(
     """Mount the tree ``digest`` read-only on ``target`` (made when missing); hot blocks start to arrive at once.
 
     ``profile`` says whose traces to prefetch by and to add to (None: neither). ``config`` gives the time limits, the
-    number of streams and whether to fill in the background. ``server`` is the command that serves, or `FORK`. On any failure
-    nothing stays mounted or running. Raises `NotFoundError` (no such tree), `DataError`, `UnavailableError`,
+    number of streams and whether to fill in the background. ``server`` is the command that serves, or `FORK`. On any
+    failure nothing stays mounted or running. Raises `NotFoundError` (no such tree), `DataError`, `UnavailableError`,
     `PrivilegeError`, `UnsupportedError`, `FullError`.
     """
     state_dir = Path(os.path.abspath(state_dir))

@@ -101,7 +101,8 @@ def mount(
     """Mount the converted image ``ref`` on the folder ``target`` (made when missing).
 
     ``job`` names the profile to prefetch by and to record into (None: the default one). ``record`` skips looking up
-    ``ref``; ``server`` is the command that serves blocks, or `tree.FORK` (see `tree.mount`). On any failure nothing stays mounted.
+    ``ref``; ``server`` is the command that serves blocks, or `tree.FORK` (see `tree.mount`). On any failure nothing
+    stays mounted.
     Raises `NotFoundError` (no such image, or not converted), `UnavailableError`, `PrivilegeError`, `FullError`,
     `UnsupportedError` (no FUSE, EROFS or overlayfs).
     """

@@ -152,7 +152,8 @@ def localize_manifest(store: Store, digest: str, cache_dir: Path) -> TreeParts:
 
 
 def localize_map(store: Store, tree: TreeParts) -> bytes:
-    """Bring the block map of ``tree`` to where it belongs, verified; returns it as it is stored. Raises as `localize`."""
+    """Bring the block map of ``tree`` to where it belongs, verified, and return it as it is stored. Raises as
+    `localize`."""
     path, ref = tree.meta.parent / "map", tree.manifest.map
     try:
         encoded = _kept(path, ref.digest)

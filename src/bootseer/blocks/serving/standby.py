@@ -63,7 +63,8 @@ _waiting: list[_Waiting] = []
 def standby(store_url: str, count: int = 1, *, fork: bool = False) -> Iterator[None]:
     """Have ``count`` servers ready for the next mounts of this process; unused ones end with the context.
 
-    ``fork``: forked from this process, see `FORK`. They load what the store at ``store_url`` needs, and meet it, before they are asked to.
+    They load what the store at ``store_url`` needs, and meet it, before they are asked to. ``fork``: they are forked
+    from this process, see `FORK`.
     """
     mine = []
     try:
