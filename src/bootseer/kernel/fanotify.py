@@ -129,7 +129,7 @@ class Group:
             got = os.readv(self._fd, [buffer])
         except BlockingIOError:
             return []
-        if got == EVENT_SIZE:  # the usual case: about 1 us less than the loop
+        if got == EVENT_SIZE:  # the usual case, without the loop: every reader waits for it
             size, version, _, _, _, fd, pid, kind, _, _, _, offset, length = _WHOLE.unpack_from(buffer)
             if size == EVENT_SIZE and version == _VERSION and kind == _RANGE and fd >= 0:
                 return [Event(fd, pid, offset, length)]

@@ -177,7 +177,7 @@ def load_own(store: Store, tree: str, key: ProfileKey, size: int) -> list[Trace]
 
 def _read(store: Store, prefix: str, tree: str, size: int) -> Iterator[Trace]:
     taken = 0
-    # A few at once: with 10 ms per request 32 traces one after the other would take a third of a second.
+    # A few at once: 32 traces one after the other would be as many round trips.
     with ThreadPoolExecutor(_READERS, thread_name_prefix="traces") as pool:
         found = (info for info in store.some(prefix) if info.key.endswith(".trace"))
         while taken < MAX_TRACES and (some := list(itertools.islice(found, MAX_TRACES - taken))):

@@ -9,7 +9,6 @@ single death leaves the fanotify group without an owner (``docs/internals/blocks
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import select
@@ -17,14 +16,15 @@ import signal
 import time
 from functools import partial
 
+from bootseer.blocks import priority, successor
 from bootseer.blocks.serving import _process, oom, standby
 from bootseer.blocks.serving.child import Child
-from bootseer.blocks.serving.fetcherd import FetcherProcess, Inherited
-from bootseer.blocks.serving.fronts import FanotifyFront, Front, FuseFront, group_of
-from bootseer.blocks.serving.kept import SIGNALS, Kept, calm
+from bootseer.blocks.serving.fronts import FanotifyFront, Front, FuseFront
+from bootseer.blocks.serving.kept import Kept, calm
 from bootseer.blocks.serving.link import Note
-from bootseer.blocks.serving.pulse import BEAT_SECONDS, Watch, beat, keep_beating
+from bootseer.blocks.serving.pulse import BEAT_SECONDS, Watch, beat
 from bootseer.blocks.serving.shared import Count
+from bootseer.blocks.wakeup import Wakeup
 from bootseer.errors import BootseerError, UnsupportedError
 
 log = logging.getLogger(__name__)
@@ -50,20 +50,19 @@ class Holder:
         self._fetcher = fetcher
         self._server: Child | None = None
         """The front's process."""
-        self._leaving = False
-        self._left = False
+        self._leaving = self._left = False
         self._behind = False
         """Whether the fetcher stays by itself, to finish what nobody waits for."""
         self._lingered = False
         self._next_try = 0.0
-        self._wake = (-1, -1)
+        self._wake = Wakeup(self._told_to_end)
         kept.shared.driver = driver
         self._counts[Count.HOLDER_PID] = os.getpid()
         self._counts[Count.HOLDER_STARTS] = self._counts[Count.FETCHER_STARTS] = 1
         self._counts[Count.FETCHER_PID] = fetcher.pid
         self._watch_fetcher = Watch(self._counts, Count.FETCHER_BEAT, _FETCHER_SILENCE)
         self._watch_front = Watch(self._counts, Count.FRONT_BEAT, _FRONT_SILENCE)
-        self._score = oom.score()
+        self._score, self._nice = oom.score(), priority.nice()
         if front is not None:
             oom.protect()
             self._start_front()
@@ -76,38 +75,18 @@ class Holder:
     def front_dead(self) -> bool:
         return self._server is not None and self._server.dead
 
-    def write_pid(self) -> None:
-        (self._kept.folder / standby.PID).write_text(f"{os.getpid()} {os.getpgid(0)}\n")
-
     # -- children --------------------------------------------------------------------------------------------------
 
     def _after_fork(self) -> None:
         calm()
-        if self._wake[0] >= 0:
-            signal.set_wakeup_fd(-1)
-            for fd in self._wake:
-                os.close(fd)
-            self._wake = (-1, -1)
+        self._wake.forked()
         for child in (self._fetcher, self._server):
             if child is not None:
                 child.forget()
 
     def _fetch(self) -> int:
         """In a fetcher that replaces another."""
-        kept, counts, mine = self._kept, self._counts, os.getpid()
-        # Before anything else: the holder may die before it can write the number, and the next one starts a second.
-        counts[Count.FETCHER_PID] = mine
-        keep_beating(counts, Count.FETCHER_BEAT, lambda: counts[Count.FETCHER_PID] != mine)
-        if self._score is not None:
-            oom.set_score(self._score)
-        kept.ends.keep_fetchers()
-        group = group_of(self._front)
-        if self._front is not None and group is None:
-            self._front.close()
-        before = Inherited(kept.shared, kept.data_fd, kept.lock_fd, self.driver, group)
-        store = kept.store_for(kept.spec.store_url)
-        FetcherProcess(kept.spec, kept.folder, store, kept.ends.far_link, kept.ends.far_channel, before).run()
-        return 0
+        return successor.fetch(self._kept, self.driver, self._front, self._score)
 
     def _start_fetcher(self) -> None:
         self._counts[Count.FETCHER_STARTS] += 1
@@ -143,6 +122,7 @@ class Holder:
         code = 70
         try:
             self._kept.shared.forked()
+            priority.set_nice(self._nice)
             # Events of the front's, its pidfd and the like: open on the data file they count as its users.
             self._kept.close_others(self._front.fds if self._front is not None else ())
             self._counts[Count.HOLDER_STARTS] += 1
@@ -151,7 +131,7 @@ class Holder:
             self._fetcher = Child.adopt("fetcher", self._counts[Count.FETCHER_PID])
             self._watch_fetcher.restart()
             self._watch_front.restart()
-            self.write_pid()
+            standby.write_pid(self._kept.folder)
             log.warning("process %d holds tree %s from now on", os.getpid(), self._kept.spec.id)
             code = self.run()
         except BaseException:
@@ -161,20 +141,14 @@ class Holder:
 
     # -- the loop --------------------------------------------------------------------------------------------------
 
-    def _listen(self) -> None:
-        self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        signal.set_wakeup_fd(self._wake[1], warn_on_full_buffer=False)
-        for number in SIGNALS:
-            signal.signal(number, self._told_to_end)
-
-    def _told_to_end(self, *_: object) -> None:
+    def _told_to_end(self) -> None:
         if not self._leaving:
             self._leaving = True
             self._next_try = 0.0
 
     def run(self) -> int:
         """Keep the others running until the tree is left or its FUSE mount gone."""
-        self._listen()
+        self._wake.listen()
         while True:
             try:
                 if self._step():
@@ -207,7 +181,7 @@ class Holder:
 
     def _wait(self) -> None:
         poll = select.poll()
-        for fd in (self._kept.ends.link.fileno(), self._wake[0]):
+        for fd in (self._kept.ends.link.fileno(), self._wake.fd):
             poll.register(fd, select.POLLIN)
         waits = [2 * BEAT_SECONDS]
         for child in (self._fetcher, self._server):
@@ -218,8 +192,7 @@ class Holder:
         if self._leaving:
             waits.append(max(0.0, self._next_try - time.monotonic()))
         poll.poll(int(min(waits) * 1000) + 1)
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._wake[0], 64)
+        self._wake.drain()
 
     def _heed(self, note: Note) -> None:
         if note.do == "started":

@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from bootseer.blocks import priority
 from bootseer.blocks.serving import takeover
 from bootseer.blocks.serving.channel import Again, Came, Channel, Wanted, request_id
 from bootseer.blocks.serving.holderwatch import LOOK_SECONDS, HolderWatch
@@ -74,6 +75,7 @@ class Keeper:
     def run(self) -> None:
         """Take over what a predecessor left, then serve."""
         self._limit()
+        priority.go_first()
         self._holder.begin()
         signal.signal(signal.SIGTERM, lambda *_: setattr(self, "_draining", True))
         self._take_over()
@@ -125,29 +127,33 @@ class Keeper:
             return
         find, shift, size = shared.ready.find, shared.shift, shared.size
         counts = shared.counts
+        reads = 0
         for fd, pid, offset, length in events:
             if fd < 0:
                 self._overflow()
                 continue
-            counts[Count.READS] += 1
+            reads += 1
             end = offset + length
             if end > size:
                 end = size
             if 0 <= offset < end:
                 first, last = offset >> shift, (end - 1) >> shift
+                missing = find(b"\0", first, last + 1) >= 0
+                if not missing:
+                    group.allow(fd)  # before any bookkeeping, which the reader need not wait for
                 if counts[Count.RECORDING] and pid != counts[Count.FETCHER_PID]:
                     shared.touch(offset, end - offset, pid)
-                if find(b"\0", first, last + 1) >= 0:
+                if missing:
                     shared.journal(fd, offset, length, pid)
                     self._want(_Waiting(fd, first, last, pid, time.monotonic_ns()))
                     continue
-                group.allow(fd)
             elif offset >= size and offset >= 0:
                 group.allow(fd)  # behind the end there is nothing to fill
             else:
                 log.error("an event without a range is denied")
                 self._deny(fd)
             os.close(fd)
+        counts[Count.READS] += reads
         # Only now: a successor answers these again, which does no harm.
         buffer[: len(events) * EVENT_SIZE] = bytes(len(events) * EVENT_SIZE)
 

@@ -193,6 +193,11 @@ def await_folder() -> tuple[Path, Path] | None:
     return Path(folder), Path(logfile)
 
 
+def write_pid(folder: Path) -> None:
+    """Have the state ``folder`` name this process, and its group."""
+    (folder / PID).write_text(f"{os.getpid()} {os.getpgid(0)}\n")
+
+
 def turn_to(logfile: Path) -> None:
     """Write standard output and errors there from now on."""
     out = os.open(logfile, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -57,7 +57,8 @@ def serve(answer: Callable[[str], None], store_for: StoreFor, folder: Path | Non
                 return 0
             folder, logfile = found
             # Its command line does not name the folder: who clears up after a start that fails must find it.
-            write_pid(folder)
+            with contextlib.suppress(OSError):
+                standby.write_pid(folder)
             ends.link.send(Note("folder", path=str(folder), log=str(logfile)))
         spec = read_spec(folder)
         os.chdir("/")
@@ -70,11 +71,6 @@ def serve(answer: Callable[[str], None], store_for: StoreFor, folder: Path | Non
         return exc.exit_code
     answer(f"ok {os.getpid()} {holder.driver}\n")
     return holder.run()
-
-
-def write_pid(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        (folder / standby.PID).write_text(f"{os.getpid()} {os.getpgid(0)}\n")
 
 
 def read_spec(folder: Path) -> ServerSpec:
@@ -99,7 +95,7 @@ def _begin(spec: ServerSpec, folder: Path, store_for: StoreFor, ends: Ends, fetc
     if chosen == "fuse":
         front = FuseFront(shared, data_fd, folder, spec)
     holder = Holder(Kept(spec, folder, store_for, ends, shared, data_fd, lock_fd), chosen, front, fetcher)
-    holder.write_pid()
+    standby.write_pid(folder)
     try:
         group = group_of(front)
         ends.link.send(Note("serving", driver=chosen), [group.fileno()] if group is not None else [])
