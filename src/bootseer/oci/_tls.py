@@ -11,7 +11,7 @@ CERTS = (Path("/etc/docker/certs.d"), Path("/etc/containers/certs.d"))
 
 
 def context_for(host: str, port: int) -> ssl.SSLContext:
-    """Reads and parses all CAs of the machine: once per host. `ConfigError` for a certificate that is not understood."""
+    """Reads all CAs of the machine: once per host. `ConfigError` for a certificate that is not understood."""
     names = (f"{host}:{port}", *((host,) if port == 443 else ()))
     context = ssl.create_default_context()
     for folder in (base / name for base in CERTS for name in names):
