@@ -16,7 +16,7 @@ import signal
 import time
 from functools import partial
 
-from bootseer.blocks import priority, successor
+from bootseer.blocks import successor
 from bootseer.blocks.serving import _process, oom, standby
 from bootseer.blocks.serving.child import Child
 from bootseer.blocks.serving.fronts import FanotifyFront, Front, FuseFront
@@ -62,7 +62,7 @@ class Holder:
         self._counts[Count.FETCHER_PID] = fetcher.pid
         self._watch_fetcher = Watch(self._counts, Count.FETCHER_BEAT, _FETCHER_SILENCE)
         self._watch_front = Watch(self._counts, Count.FRONT_BEAT, _FRONT_SILENCE)
-        self._score, self._nice = oom.score(), priority.nice()
+        self._score = oom.score()
         if front is not None:
             oom.protect()
             self._start_front()
@@ -122,7 +122,6 @@ class Holder:
         code = 70
         try:
             self._kept.shared.forked()
-            priority.set_nice(self._nice)
             # Events of the front's, its pidfd and the like: open on the data file they count as its users.
             self._kept.close_others(self._front.fds if self._front is not None else ())
             self._counts[Count.HOLDER_STARTS] += 1

@@ -23,7 +23,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from bootseer.blocks import priority
 from bootseer.blocks.serving import takeover
 from bootseer.blocks.serving.channel import Again, Came, Channel, Wanted, request_id
 from bootseer.blocks.serving.holderwatch import LOOK_SECONDS, HolderWatch
@@ -75,7 +74,7 @@ class Keeper:
     def run(self) -> None:
         """Take over what a predecessor left, then serve."""
         self._limit()
-        priority.go_first()
+        self._go_first()
         self._holder.begin()
         signal.signal(signal.SIGTERM, lambda *_: setattr(self, "_draining", True))
         self._take_over()
@@ -253,6 +252,15 @@ class Keeper:
         most = JOURNAL_SLOTS if hard == resource.RLIM_INFINITY else min(JOURNAL_SLOTS, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
         self._room = max(1, most - _SPARE)
+
+    def _go_first(self) -> None:
+        """Run before all others, as every read waits for the few microseconds that this process works; what it forks,
+        a holder, does not. Where nice values are enough they would do, but sessions are scheduled as groups, and the
+        fetcher of this one is busy."""
+        try:
+            os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+        except OSError as exc:
+            log.info("the keeper takes turns with other processes (%s): with CAP_SYS_NICE it would go first", exc)
 
     def _take_over(self) -> None:
         left = takeover.unanswered(self._shared)
