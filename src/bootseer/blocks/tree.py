@@ -29,7 +29,7 @@ from bootseer.blocks.serving.standby import FORK, SERVER, ahead, standby
 from bootseer.config import Config
 from bootseer.errors import BootseerError, NotFoundError, from_os_error
 from bootseer.kernel import mount as mounts
-from bootseer.store import open_store
+from bootseer.store import Store, open_store
 
 __all__ = [
     "FORK",
@@ -113,24 +113,27 @@ def mount(
     config: Config | None = None,
     demand_window: int = DEMAND_WINDOW,
     server: Sequence[str] = SERVER,
+    store: Store | None = None,
 ) -> TreeMount:
     """Mount the tree ``digest`` read-only on ``target`` (made when missing); hot blocks start to arrive at once.
 
     ``profile`` says whose traces to prefetch by and to add to (None: neither). ``config`` gives the time limits, the
-    number of streams and whether to fill in the background. ``server`` is the command that serves, or `FORK`. On any
-    failure nothing stays mounted or running. Raises `NotFoundError` (no such tree), `DataError`, `UnavailableError`,
-    `PrivilegeError`, `UnsupportedError`, `FullError`.
+    number of streams and whether to fill in the background. ``server`` is the command that serves, or `FORK`;
+    ``store`` is the one at ``store_url``, when the caller has it open. On any failure nothing stays mounted or
+    running. Raises `NotFoundError` (no such tree), `DataError`, `UnavailableError`, `PrivilegeError`,
+    `UnsupportedError`, `FullError`.
     """
     state_dir = Path(os.path.abspath(state_dir))
     with ahead(store_url, state_dir, server), ThreadPoolExecutor(1) as beside:
         cache_dir, target = Path(os.path.abspath(cache_dir)), Path(os.path.abspath(target))
+        store = store or open_store(store_url)
         return _mount(
-            store_url, digest, target, cache_dir, state_dir, profile, config or Config(), demand_window, server, beside
+            store, digest, target, cache_dir, state_dir, profile, config or Config(), demand_window, server, beside
         )
 
 
 def _mount(
-    store_url: str,
+    store: Store,
     digest: str,
     target: Path,
     cache_dir: Path,
@@ -143,7 +146,6 @@ def _mount(
 ) -> TreeMount:
     """`mount`, absolute paths; ``beside``: a thread to fetch the meta with while the map is fetched and the server
     begins."""
-    store = open_store(store_url)
     tree = localize_manifest(store, digest, cache_dir)
     meta = beside.submit(localize_meta, store, tree)
     # Here, while the server's process still starts: it finds the map on the disk.

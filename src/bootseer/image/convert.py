@@ -196,13 +196,14 @@ class _Conversion:
             yield chunk
 
 
-def resolve(ref: oci.Reference | str, store_url: str, *, plain_http: bool | None = None) -> ImageRecord:
-    """The record of what ``ref`` names now. A tag is looked up at its registry, as it may have moved.
+def resolve(ref: oci.Reference | str, store: Store | str, *, plain_http: bool | None = None) -> ImageRecord:
+    """The record of what ``ref`` names now, in ``store`` (or the one at that URL). A tag is looked up at its registry,
+    as it may have moved.
 
     Raises `NotFoundError` (no such image, or not converted into this store), `UnavailableError`.
     """
     parsed = oci.Reference.parse(ref) if isinstance(ref, str) else ref
-    store = open_store(store_url)
+    store = open_store(store) if isinstance(store, str) else store
     platform = oci.host_platform()
     if parsed.digest:
         with contextlib.suppress(NotFoundError):

@@ -25,6 +25,7 @@ from bootseer.errors import BootseerError, NotFoundError, PrivilegeError, from_o
 from bootseer.image.convert import resolve
 from bootseer.image.record import ImageRecord
 from bootseer.kernel import mount as mounts
+from bootseer.store import Store, open_store
 
 log = logging.getLogger(__name__)
 
@@ -110,18 +111,19 @@ def mount(
         raise PrivilegeError(f"mounting {ref} needs root", hint="run with sudo")
     # The block server starts while the registry is asked.
     with tree.ahead(store_url, Path(config.state_dir), server):
+        store = open_store(store_url)
         if record is None:
             with ThreadPoolExecutor(1) as beside:
                 allowed = beside.submit(oci.preflight, ref, plain_http=plain_http)
-                record = resolve(ref, store_url, plain_http=plain_http)
+                record = resolve(ref, store, plain_http=plain_http)
                 allowed.result()
-        return _mount(ref, target.absolute(), store_url, config, job, writable, record, server)
+        return _mount(ref, target.absolute(), store, config, job, writable, record, server)
 
 
 def _mount(
     ref: oci.Reference | str,
     target: Path,
-    store_url: str,
+    store: Store,
     config: settings.Config,
     job: str | None,
     writable: bool,
@@ -155,7 +157,7 @@ def _mount(
             if made:
                 undo.callback(_quietly_rmdir, target)
             mounted = tree.mount(
-                store_url,
+                store.url,
                 record.tree,
                 Path(entry.lower),
                 cache_dir=cache_dir,
@@ -163,6 +165,7 @@ def _mount(
                 profile=tree.ProfileKey(job) if job else tree.ProfileKey(),
                 config=config,
                 server=server,
+                store=store,
             )
             undo.callback(mounted.unmount)
             faults.point("image.mount.before-overlay")

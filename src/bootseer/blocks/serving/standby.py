@@ -3,7 +3,8 @@
 Starting one takes longer than all the rest of a mount, nearly all of it imports (``python -X importtime -c "import
 bootseer.blocks.serving.server"``); a caller that knows it will mount something starts the process beforehand, or lets it be
 forked from this one (`FORK`). It ends by itself when this process does.
-Concurrency: the waiting ones are kept in one list of this process; taking one is a single ``pop``.
+Concurrency: the waiting ones are kept in one list of this process; taking one is a single ``pop``. In the server, one
+thread meets the store (`Met`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import select
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -171,12 +173,27 @@ def _fork(tell_fd: int, store_url: str) -> Starting:
         os.close(write_fd)
 
 
-def warm_up(store_for: Callable[[str], Store], url: str) -> None:
-    """In the server: load the store's client and let it connect; trouble shows again when it matters."""
-    try:
-        store_for(url).exists("trees/none")
-    except BootseerError as exc:
-        log.info("%s", exc)
+class Met:
+    """In the server: the store at ``url``, opened and met by a thread, so that its client is loaded, connected and
+    logged in when it is needed. Trouble shows again when it matters."""
+
+    def __init__(self, store_for: Callable[[str], Store], url: str) -> None:
+        self._store_for, self._url = store_for, url
+        self._store: Store | None = None
+        # Beside, as a store that does not answer must not hold up a tree that needs none.
+        threading.Thread(target=self._meet, name="warm-up", daemon=True).start()
+
+    def _meet(self) -> None:
+        try:
+            self._store = self._store_for(self._url)
+            self._store.exists("trees/none")
+        except BootseerError as exc:
+            log.info("%s", exc)
+
+    def store(self, url: str) -> Store:
+        """That store, or the one at ``url`` where it is another or is not open yet."""
+        store = self._store
+        return store if store is not None and url in (self._url, store.url) else self._store_for(url)
 
 
 def await_folder() -> tuple[Path, Path] | None:

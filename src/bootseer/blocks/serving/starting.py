@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -142,8 +141,7 @@ def _first_fetcher(ends: Ends, store_for: StoreFor, folder: Path | None, url: st
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)
-        # Beside, as a store that does not answer must not hold up a tree that needs none.
-        threading.Thread(target=standby.warm_up, args=(store_for, url), name="warm-up", daemon=True).start()
+        store_for = standby.Met(store_for, url).store
         try:
             got = link.receive(timeout=1 << 20)
         except UnavailableError:
