@@ -255,8 +255,8 @@ class Keeper:
 
     def _go_first(self) -> None:
         """Run before all others, as every read waits for the few microseconds that this process works; what it forks,
-        a holder, does not. Where nice values are enough they would do, but sessions are scheduled as groups, and the
-        fetcher of this one is busy."""
+        a holder, does not. Not by a nice value: sessions are scheduled as groups, and the fetcher of this one is busy
+        in a start."""
         try:
             os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
         except OSError as exc:
