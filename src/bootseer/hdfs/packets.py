@@ -13,6 +13,7 @@ by one from there. No call waits for more bytes than must come in any case, howe
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import struct
@@ -65,6 +66,12 @@ _ANSWER = 512
 
 _MOST = 64 << 20
 """Bytes of a packet or of scratch memory beyond which an answer is no DataNode's: those refuse more than 16 MiB."""
+
+
+@functools.lru_cache(maxsize=64)
+def _packed(sums: int) -> struct.Struct:
+    """A header, its prefix as bytes, and so many bytes of checksums to skip."""
+    return struct.Struct(f"<{_PREFIX.size}sBqBqBBBi{sums}x")
 
 
 class Nonsense(Exception):
@@ -217,16 +224,20 @@ class Packets:
         began = time.monotonic()
         self._connection.fill(views, count * (stride + self._data), quick=self._quick)
         self._quick = time.monotonic() - began < _QUICK
-        for i in range(count):
-            if i and not self._is_next(control[i * stride : i * stride + _HEADER]):
-                left = [control[i * stride + _HEADER : (i + 1) * stride], *places[i]]
-                for j in range(i + 1, count):
-                    left += [control[j * stride : (j + 1) * stride], *places[j]]
-                self._connection.unread(b"".join([*left, control[count * stride :]]))
-                self._single = True
-                return control[i * stride : i * stride + _HEADER]
-            self._check(places[i], control[i * stride + _HEADER : (i + 1) * stride])
-        return control[count * stride :]
+        good = self._alike(control[stride : count * stride])
+        if self._chunks is not None:
+            for i in range(good):
+                self._check(self._chunks, i, places[i], control[i * stride + _HEADER : (i + 1) * stride])
+        self._at += good * self._data
+        self._number += good
+        self._transfer.received = max(0, min(self._at, self._end) - self._begin)
+        if good < count:
+            left = [control[good * stride + _HEADER : (good + 1) * stride], *places[good]]
+            for i in range(good + 1, count):
+                left += [control[i * stride : (i + 1) * stride], *places[i]]
+            self._connection.unread(b"".join([*left, control[count * stride :]]))
+            self._single = True
+        return control[good * stride :][:_HEADER]
 
     def _foreseen(self) -> int:
         """How many packets of one size to receive at once, counting the one whose header was read.
@@ -240,25 +251,24 @@ class Packets:
         left = self._end - self._at - self._data
         return max(1, min(_BATCH // self._data, _PACKETS, 1 + left // (self._data + more)))
 
-    def _is_next(self, head: memoryview) -> bool:
-        length, header = _PREFIX.unpack_from(head)
-        return (length, header) == (4 + self._sums + self._data, _FIELDS.size) and _FIELDS.unpack_from(
-            head, _PREFIX.size
-        ) == (_TAGS[0], self._at, _TAGS[1], self._number, _TAGS[2], 0, _TAGS[3], self._data)
+    def _alike(self, control: memoryview) -> int:
+        """How many packets are as foreseen: the first, and those whose headers (and checksums) ``control`` has."""
+        start = _PREFIX.pack(4 + self._sums + self._data, _FIELDS.size)
+        at, number = self._at, self._number
+        for found in _packed(self._sums).iter_unpack(control):
+            at, number = at + self._data, number + 1
+            if found != (start, _TAGS[0], at, _TAGS[1], number, _TAGS[2], 0, _TAGS[3], self._data):
+                return number - self._number
+        return number - self._number + 1
 
-    def _check(self, pieces: list[memoryview], sums: memoryview) -> None:
-        if self._chunks is not None:
-            wrong = self._chunks.first_wrong(sums, pieces)
-            if wrong is not None:
-                at = self._at + wrong * self._step
-                raise CorruptReplica(
-                    f"DataNode {name(self._connection.address)}: block {self._located.block.id} is damaged "
-                    f"within {self._step} bytes from {at}",
-                    offset=at,
-                )
-        self._at += self._data
-        self._number += 1
-        self._transfer.received = max(0, min(self._at, self._end) - self._begin)
+    def _check(self, chunks: Chunks, index: int, pieces: list[memoryview], sums: memoryview) -> None:
+        if (wrong := chunks.first_wrong(sums, pieces)) is not None:
+            at = self._at + index * self._data + wrong * self._step
+            raise CorruptReplica(
+                f"DataNode {name(self._connection.address)}: block {self._located.block.id} is damaged "
+                f"within {self._step} bytes from {at}",
+                offset=at,
+            )
 
     def _place(self, at: int, length: int) -> list[memoryview]:
         """Where ``length`` bytes from ``at`` in the block go: the caller's parts, and scratch before and after them."""
@@ -272,8 +282,9 @@ class Packets:
         if at < last:
             index = bisect_right(self._ends, at - self._begin)
             while at < last:
-                part, ends = self._parts[index], self._begin + self._ends[index]
-                piece = part[len(part) - (ends - at) :][: last - at]
+                part = self._parts[index]
+                start = len(part) - (self._begin + self._ends[index] - at)
+                piece = part[start : start + last - at]
                 pieces.append(piece)
                 at, index = at + len(piece), index + 1
         if at < stop:

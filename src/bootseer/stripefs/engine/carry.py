@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol, cast
 
 from bootseer.errors import BootseerError, DataError
+from bootseer.hdfs import datanode
 from bootseer.hdfs.records import DataNode, Located
 from bootseer.hdfs.replica_errors import Cancelled, CorruptReplica, OwnLimit, StaleReplica, UncheckedReplica
 from bootseer.stripefs.engine.direct import Views, spot, views
@@ -50,8 +51,6 @@ class DataNodes:
     """The real transport."""
 
     def transfer(self) -> Transfer:
-        from bootseer.hdfs import datanode
-
         return datanode.Transfer()
 
     def read(
@@ -65,8 +64,6 @@ class DataNodes:
         verify: bool,
         transfer: Transfer,
     ) -> None:
-        from bootseer.hdfs import datanode
-
         assert isinstance(transfer, datanode.Transfer)
         datanode.read(node, located, offset, parts, deadline=deadline, verify=verify, transfer=transfer)
 

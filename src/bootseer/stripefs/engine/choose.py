@@ -133,10 +133,13 @@ class Chooser:
 
     def _run_size(self, request: Request, node: NodeState) -> int:
         streams = max(1, request.slots * len(self.healthy(request)))
-        size = request.pending // (2 * min(streams, self._tuning.total))
+        tuning, least, most = self._tuning, self._tuning.min_run, self._tuning.max_run
+        size = request.pending // (2 * min(streams, tuning.total))
         if node.rate is not None:
-            size = min(size, int(node.rate * self._tuning.run_seconds))
-        return max(self._tuning.min_run, min(self._tuning.max_run, size))
+            quick = int(node.rate * tuning.quick_seconds)
+            least, most = max(least, min(quick // 4, most)), max(most, min(quick, tuning.long_run))
+            size = min(size, int(node.rate * tuning.run_seconds))
+        return max(least, min(most, size))
 
     def _leaves(self, request: Request, lane: Lane, node: NodeState, size: int) -> bool:
         """Whether ``node`` had better leave this to others, who would end all that is left sooner."""

@@ -386,7 +386,7 @@ class Scheduler:
             run.won = attempt
             late = run.primary
             _log.debug("%s: DataNode %s was quicker than %s", request.name, attempt.node.address, late.node.address)
-            if late.progress_at + self.durations.late(late.size) < now:
+            if late.progress_at + self._silence(late) < now:
                 # no hard failure: with a busy client everything is late now and then
                 self._node_failed(late.node, now, "another replica was read while nothing came", hard=False)
             self._cancel(late)
@@ -449,17 +449,21 @@ class Scheduler:
 
     # -- watching -------------------------------------------------------------------------------------------------
 
+    def _silence(self, attempt: Attempt) -> float:
+        """Seconds without a byte that are too long: of a long run something comes as soon as of a short one."""
+        return self.durations.late(min(attempt.size, self.tuning.max_run))
+
     def _watch(self, attempt: Attempt, run: Run, now: float) -> None:
         request = run.lane.request
         if request.over or run.done or run.won is not None:
             return
-        late = self.durations.late(attempt.size)
-        if now - attempt.started < late:
+        node, quiet = attempt.node, now - attempt.progress_at
+        late = self._silence(attempt)
+        if quiet < late and now - attempt.started < self.durations.late(attempt.size):
             return
         # whoever failed with it, or is trying it now, is no help
         tried = {attempt.node} | {other.node for other in (run.primary, run.hedge) if other is not None}
         others = [node for node in self._chooser.able(run.lane, run) if node not in tried and node.breaker.closed]
-        node, quiet = attempt.node, now - attempt.progress_at
         stuck = max(self.tuning.stall, 2 * late)
         if node.rate is not None and attempt.received:
             stuck = max(stuck, 2.5 * self.tuning.batch * node.flying / node.rate)
