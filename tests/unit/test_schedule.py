@@ -79,6 +79,29 @@ def test_one_bad_datanode_costs_little_more_than_its_share(how, replicas):
             assert took < 1.5 * 256 / 240
 
 
+@pytest.mark.parametrize("bad", [{}, {"frozen": (0.2, 1e9)}, {"frozen": (0.2, 0.5)}, {"dead_from": 0.2}])
+def test_quick_datanodes_give_longer_runs(bad):
+    rate, size = 250 * MB, 640 * MB
+    scheduler, cluster = Scheduler(), Cluster(nodes(rate, a=SimNode(rate, **bad)))
+    wanted = request(AROUND, size)
+    sizes = []
+    begin = scheduler._begin
+    scheduler._begin = lambda attempt, now: sizes.append(attempt.size) or begin(attempt, now)
+    (took,) = run(cluster, wanted, scheduler=scheduler)
+    assert fine(wanted)
+    assert took < 1.42 * size / (4 * rate)
+    assert max(sizes) == Tuning().long_run
+    assert len(sizes) < 125  # 180 of at most 4 MiB, at the end 1 MiB
+
+
+def test_datanodes_that_are_not_quick_give_runs_as_before():
+    scheduler = Scheduler()
+    begin, sizes = scheduler._begin, set()
+    scheduler._begin = lambda attempt, now: sizes.add(attempt.size) or begin(attempt, now)
+    run(Cluster(nodes()), request(AROUND, 256 * MB), scheduler=scheduler)
+    assert (min(sizes), max(sizes)) == (Tuning().min_run, Tuning().max_run)
+
+
 def test_small_reads_do_not_wait_for_large_ones():
     scheduler, cluster = Scheduler(), Cluster(nodes())
     large = [request(AROUND, 256 * MB) for _ in range(4)]

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from bootseer.errors import BootseerError, UnavailableError
 from bootseer.stripefs.engine.budget import ByteBudget
@@ -39,6 +39,7 @@ from bootseer.stripefs.engine.work import (
     Request,
     Run,
 )
+from bootseer.stripefs.lateness import Hedge, Lateness, Lone, Stop
 
 _log = logging.getLogger(__name__)
 
@@ -66,6 +67,7 @@ class Scheduler:
         self._new: deque[Request] = deque()
         self._freed: deque[NodeState] = deque()
         self._chooser = Chooser(self.nodes, self.tuning)
+        self._lateness = Lateness(self.durations, self._chooser, self.tuning)
         self._recovery = Recovery(self.requests, self._chooser, self.tuning, self.fail)
         self.hedged = self.hedges_won = 0
 
@@ -386,7 +388,7 @@ class Scheduler:
             run.won = attempt
             late = run.primary
             _log.debug("%s: DataNode %s was quicker than %s", request.name, attempt.node.address, late.node.address)
-            if late.progress_at + self._silence(late) < now:
+            if late.progress_at + self.durations.late(late.size) < now:
                 # no hard failure: with a busy client everything is late now and then
                 self._node_failed(late.node, now, "another replica was read while nothing came", hard=False)
             self._cancel(late)
@@ -449,63 +451,33 @@ class Scheduler:
 
     # -- watching -------------------------------------------------------------------------------------------------
 
-    def _silence(self, attempt: Attempt) -> float:
-        """Seconds without a byte that are too long: of a long run something comes as soon as of a short one."""
-        return self.durations.late(min(attempt.size, self.tuning.max_run))
-
     def _watch(self, attempt: Attempt, run: Run, now: float) -> None:
-        request = run.lane.request
-        if request.over or run.done or run.won is not None:
-            return
-        node, quiet = attempt.node, now - attempt.progress_at
-        late = self._silence(attempt)
-        if quiet < late and now - attempt.started < self.durations.late(attempt.size):
-            return
-        # whoever failed with it, or is trying it now, is no help
-        tried = {attempt.node} | {other.node for other in (run.primary, run.hedge) if other is not None}
-        others = [node for node in self._chooser.able(run.lane, run) if node not in tried and node.breaker.closed]
-        stuck = max(self.tuning.stall, 2 * late)
-        if node.rate is not None and attempt.received:
-            stuck = max(stuck, 2.5 * self.tuning.batch * node.flying / node.rate)
-        if not node.breaker.closed:
-            stuck = late  # known to be in trouble
-        if quiet > stuck and (others or run.hedge is not None):
+        verdict = self._lateness.verdict(attempt, run, now)
+        if isinstance(verdict, Hedge):
+            self._hedge(attempt, run, verdict.node, now)
+        elif isinstance(verdict, Stop):
             attempt.rescued = True
-            self._node_failed(node, now, f"nothing came for {quiet:.2g} s", hard=True)
+            self._node_failed(attempt.node, now, verdict.why, hard=True)
             self._cancel(attempt)
-        elif quiet > stuck and not attempt.quiet:
-            self._node_failed(node, now, f"nothing came for {quiet:.2g} s, and there is no other replica", hard=True)
-            if attempt.size <= self.tuning.max_run and any(one.quiet and one.node is node for one in self._flying):
+        elif isinstance(verdict, Lone):
+            node = attempt.node
+            self._node_failed(node, now, verdict.why, hard=True)
+            if attempt.size <= self.tuning.long_run and any(one.quiet and one.node is node for one in self._flying):
                 self._cancel(attempt)  # one is enough to wait with; this is no failure of the run
             else:
                 self._hush(attempt, True)
             self._all = True
-        elif run.hedge is None and attempt.kind == "primary" and others:
-            self._maybe_hedge(attempt, run, others, late, now)
 
-    def _maybe_hedge(self, attempt: Attempt, run: Run, others: Iterable[NodeState], late: float, now: float) -> None:
-        request = run.lane.request
-        free = [node for node in others if node.flying < request.slots + 1]
-        if not free:
-            return
-        other = min(free, key=lambda node: self._chooser.seconds(node, attempt.size))
-        elapsed = now - attempt.started
-        if attempt.received and now - attempt.progress_at < late:
-            left = (attempt.size - attempt.received) * elapsed / attempt.received
-        else:
-            left = float("inf")
-        self._chooser.healthy(request)
-        rates = request.rates - (self._chooser.rate(attempt.node) if attempt.node.breaker.closed else 0.0)
-        if left <= max(request.pending / max(rates, 1.0), self._chooser.seconds(other, attempt.size)):
-            return  # the request waits for others, or it would be no sooner
+    def _hedge(self, attempt: Attempt, run: Run, node: NodeState, now: float) -> None:
+        """Ask ``node`` as well, if memory and budget allow it."""
         if not self._scratch.try_take(attempt.size):
             return
         if not self.budget.spend(attempt.size):
             self._scratch.give(attempt.size)
             return
         self.hedged += 1
-        request.flying += attempt.size
-        run.hedge = self._attempt("hedge", other, run)
+        run.lane.request.flying += attempt.size
+        run.hedge = self._attempt("hedge", node, run)
         self._urgent.append(self._begin(run.hedge, now))
 
 
