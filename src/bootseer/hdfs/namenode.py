@@ -106,15 +106,13 @@ class FileStatus:
 class ServerDefaults:
     """What the cluster uses where a client does not choose. Sizes in bytes.
 
-    ``checksum_type`` as on the wire (1: CRC-32, 2: CRC-32C); ``encrypted``: DataNodes transfer bytes only encrypted.
+    ``encrypted``: DataNodes transfer bytes only encrypted.
     """
 
     block_size: int
     bytes_per_checksum: int
-    write_packet_size: int
     replication: int
     encrypted: bool
-    checksum_type: int
 
 
 def login_user() -> tuple[str, str]:
@@ -382,10 +380,8 @@ class NameNode:
                 ServerDefaults(
                     found.block_size,
                     found.bytes_per_checksum,
-                    found.write_packet_size,
                     found.replication,
                     found.encrypt_data_transfer,
-                    found.checksum_type,
                 ),
             )
             self._defaults = known
