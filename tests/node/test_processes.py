@@ -583,27 +583,6 @@ def test_who_must_not_die_is_kept_from_the_oom_killer(node: Node) -> None:
     assert score(made.status().fetcher_pid) == mine
 
 
-def test_the_keeper_goes_first_and_what_it_forks_does_not(node: Node) -> None:
-    def policy(pid: int) -> int:
-        return os.sched_getscheduler(pid) & ~os.SCHED_RESET_ON_FORK
-
-    try:
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
-    except OSError:
-        expected = os.SCHED_OTHER  # not allowed here, and said in the log
-    else:
-        expected = os.SCHED_FIFO
-        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-    made = node.mount(slow=False)
-    status = made.status()
-    assert policy(status.front_pid) == expected
-    os.kill(status.pid, signal.SIGKILL)  # the next one is the keeper's child
-    until(lambda: made.status().holder_restarts == 1)
-    assert policy(made.status().pid) == policy(status.fetcher_pid) == os.SCHED_OTHER
-    assert ("CAP_SYS_NICE" in node.log) == (expected == os.SCHED_OTHER)
-    assert right(node, made.target, range(1))
-
-
 @pytest.mark.parametrize("node", ["auto"], indirect=True)
 def test_no_guard_for_want_of_descriptors_is_served_through_fuse(node: Node, trouble: Trouble) -> None:
     first = node.mount(command=TROUBLED)

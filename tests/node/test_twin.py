@@ -96,7 +96,7 @@ def alive(group: int) -> bool:
 
 def test_it_ends_when_the_program_is_killed_before_it_says_what_to_serve(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from bootseer.blocks import standby\n"
+        "import sys, time; from bootseer.blocks.serving import standby\n"
         "with standby.standby('/x', fork=True):\n"
         "    print(standby._waiting[0].server.process.pid, flush=True); time.sleep(60)"
     )

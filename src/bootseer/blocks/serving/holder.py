@@ -16,15 +16,14 @@ import signal
 import time
 from functools import partial
 
-from bootseer.blocks import successor
-from bootseer.blocks.serving import _process, oom, standby
+from bootseer.blocks.serving import _process, oom, standby, successor
 from bootseer.blocks.serving.child import Child
 from bootseer.blocks.serving.fronts import FanotifyFront, Front, FuseFront
 from bootseer.blocks.serving.kept import Kept, calm
 from bootseer.blocks.serving.link import Note
 from bootseer.blocks.serving.pulse import BEAT_SECONDS, Watch, beat
 from bootseer.blocks.serving.shared import Count
-from bootseer.blocks.wakeup import Wakeup
+from bootseer.blocks.serving.wakeup import Wakeup
 from bootseer.errors import BootseerError, UnsupportedError
 
 log = logging.getLogger(__name__)

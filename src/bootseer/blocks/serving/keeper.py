@@ -74,7 +74,6 @@ class Keeper:
     def run(self) -> None:
         """Take over what a predecessor left, then serve."""
         self._limit()
-        self._go_first()
         self._holder.begin()
         signal.signal(signal.SIGTERM, lambda *_: setattr(self, "_draining", True))
         self._take_over()
@@ -252,15 +251,6 @@ class Keeper:
         most = JOURNAL_SLOTS if hard == resource.RLIM_INFINITY else min(JOURNAL_SLOTS, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
         self._room = max(1, most - _SPARE)
-
-    def _go_first(self) -> None:
-        """Run before all others, as every read waits for the few microseconds that this process works; what it forks,
-        a holder, does not. Not by a nice value: sessions are scheduled as groups, and the fetcher of this one is busy
-        in a start."""
-        try:
-            os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
-        except OSError as exc:
-            log.info("the keeper takes turns with other processes (%s): with CAP_SYS_NICE it would go first", exc)
 
     def _take_over(self) -> None:
         left = takeover.unanswered(self._shared)

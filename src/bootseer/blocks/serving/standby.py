@@ -1,8 +1,8 @@
 """Block servers that have started Python and wait to be told what to serve.
 
 Starting one takes longer than all the rest of a mount, nearly all of it imports (``python -X importtime -c "import
-bootseer.blocks.serving.server"``); a caller that knows it will mount something starts the process beforehand, or lets it be
-forked from this one (`FORK`). It ends by itself when this process does.
+bootseer.blocks.serving.server"``); a caller that knows it will mount something starts the process beforehand, or lets
+it be forked from this one (`FORK`). It ends by itself when this process does.
 Concurrency: the waiting ones are kept in one list of this process; taking one is a single ``pop``. In the server, one
 thread meets the store (`Met`).
 """
@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from bootseer.blocks import twin
-from bootseer.blocks.twin import Forked
+from bootseer.blocks.serving import twin
+from bootseer.blocks.serving.twin import Forked
 from bootseer.errors import BootseerError
 from bootseer.store import Store
 

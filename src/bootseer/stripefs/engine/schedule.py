@@ -25,6 +25,7 @@ from bootseer.errors import BootseerError, UnavailableError
 from bootseer.stripefs.engine.budget import ByteBudget
 from bootseer.stripefs.engine.choose import Chooser
 from bootseer.stripefs.engine.hedge import Durations, HedgeBudget
+from bootseer.stripefs.engine.lateness import Hedge, Lateness, Lone, Stop
 from bootseer.stripefs.engine.nodes import NodeState
 from bootseer.stripefs.engine.recover import Recovery
 from bootseer.stripefs.engine.tuning import Tuning
@@ -39,7 +40,6 @@ from bootseer.stripefs.engine.work import (
     Request,
     Run,
 )
-from bootseer.stripefs.lateness import Hedge, Lateness, Lone, Stop
 
 _log = logging.getLogger(__name__)
 
