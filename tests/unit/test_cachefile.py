@@ -117,6 +117,22 @@ def test_a_cut_file_is_an_error_not_zeros(tmp_path: Path, blob: LazyBlob) -> Non
         assert caught.value.errno == errno.EIO
 
 
+def test_neighbours_are_written_at_once(tmp_path: Path, blob: LazyBlob) -> None:
+    """Also those that came another way meanwhile, and the short one at the end."""
+    blocks = blob.map
+    last = blocks.count - 1
+    with blob.open_cache(tmp_path / "c") as cache:
+        before = cache.ready_count
+        cache.write(last - 1, piece(blob, last - 1))
+        fresh = sum(not cache.is_ready(block, block) for block in range(last - 3, last + 1))
+        cache.write(last - 3, blob.content[(last - 3) * 4096 :])
+        assert cache.is_ready(last - 3, last)
+        assert cache.read((last - 3) * 4096, 3 * 4096 + 100) == blob.content[(last - 3) * 4096 :]
+        assert cache.ready_count == bytes(cache.ready[:]).count(1)
+        assert cache.ready_count <= before + 1 + fresh
+        assert not any(cache.is_ready(block, block) for block in real_blocks(blob) if block < last - 3)
+
+
 def test_no_space_leaves_the_block_missing(tmp_path: Path, blob: LazyBlob, monkeypatch: pytest.MonkeyPatch) -> None:
     block = real_blocks(blob)[0]
     with blob.open_cache(tmp_path / "c") as cache:

@@ -13,7 +13,7 @@ import pytest
 from bootseer.blocks.cache.cache import CacheFile
 from bootseer.blocks.fetcher.fetch import Fetcher
 from bootseer.blocks.fetcher.flight import FetchStats, Flight
-from bootseer.blocks.fetcher.queue import Batch, FetchQueue, Priority
+from bootseer.blocks.fetcher.queue import Batch, FetchQueue, Frame, Priority
 from bootseer.blocks.fetcher.schedule import Schedule
 from bootseer.blocks.fetcher.source import Source, StoreSource
 from bootseer.blocks.fetcher.waiting import Request
@@ -770,7 +770,7 @@ def test_where_no_room_can_be_made_readers_are_served_from_memory(
 def test_a_young_flight_is_not_left_for_an_old_reader(rig: Rig) -> None:
     fetcher = rig.fetcher()
     block = rig.real[0]
-    batch = Batch(Priority.DEMAND, [block], 0, 1, 0, [(0, 1)])
+    batch = Batch(Priority.DEMAND, [block], 0, 1, 0, [Frame(0, 1, [block])])
     young, old = (Flight(batch, time.monotonic() - age, False) for age in (1.0, 6.0))
     request = Request({block}, Answers(), time.monotonic())
     with fetcher._board.lock:
@@ -794,7 +794,7 @@ def test_a_request_that_was_left_says_nothing_about_the_pace(rig: Rig) -> None:
 
 
 def test_pauses_of_prefetch_double_until_an_answer_and_readers_cause_none() -> None:
-    hot, demand = (Batch(priority, [0], 0, 1, 0, [(0, 1)]) for priority in (Priority.HOT, Priority.DEMAND))
+    hot, demand = (Batch(priority, [0], 0, 1, 0, [Frame(0, 1, [0])]) for priority in (Priority.HOT, Priority.DEMAND))
     schedule, _ = a_schedule()
     schedule.refused(demand, 10.0, "down")
     assert schedule.pause_until == 0.0

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.blocks import _hash
-from bootseer.blocks.fetcher.queue import Batch, FetchQueue, Priority
+from bootseer.blocks.fetcher.queue import Batch, FetchQueue, Frame, Priority
 from bootseer.blocks.formats.blockmap import BlockMap, ObjectRef
 
 BLOCK = 4096
@@ -171,7 +171,7 @@ def test_a_batch_can_be_cut_down() -> None:
     batch = rig.queue.take_demand()
     assert batch is not None
     part = batch.only([0, 3])
-    assert (part.blocks, part.frames) == ([0, 3], [(0, 100), (300, 100)])
+    assert (part.blocks, part.frames) == ([0, 3], [Frame(0, 100, (0,)), Frame(300, 100, (3,))])
     assert (part.offset, part.length) == (batch.offset, batch.length)
 
 
@@ -259,7 +259,7 @@ def test_every_batch_is_one_gapless_range_and_nothing_is_lost(data: st.DataObjec
             assert all(not rig.ready[block] for block in batch.blocks)
             assert batch.length == FRAME * len(batch.blocks)
             assert batch.offset == rig.map.offsets[batch.blocks[0]]
-            assert batch.frames == [(FRAME * index, FRAME) for index in range(len(batch.blocks))]
+            assert batch.frames == [Frame(FRAME * at, FRAME, (block,)) for at, block in enumerate(batch.blocks)]
             assert {rig.map.pack_of[block] for block in batch.blocks} == {batch.pack}
             taken |= set(batch.blocks)
             flying.append(batch)

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from bootseer.blocks import _hash
 from bootseer.blocks.cache.cache import CacheFile
 from bootseer.blocks.formats import hotpack
-from bootseer.blocks.formats.blockmap import BlockMap
-from bootseer.blocks.formats.decode import verified
+from bootseer.blocks.formats.blockmap import BlockMap, ObjectRef
+from bootseer.blocks.formats.decode import opened
 from bootseer.blocks.formats.hotpack import HotPack
 from bootseer.errors import DataError, FullError
 from bootseer.testing import lazy
@@ -26,7 +26,7 @@ from bootseer.testing.source import FlakyStore
 
 TREE = "ab" * 32
 COUNT = 40
-GOLDEN = Path(__file__).parents[1] / "golden" / "blocks" / "hotpack-v1.bin"
+GOLDEN = Path(__file__).parents[1] / "golden" / "blocks"
 FOLDER = f"profiles/{TREE}/train"
 
 
@@ -52,32 +52,52 @@ def real(blocks: BlockMap) -> list[int]:
     return [block for block in range(COUNT) if not blocks.is_zero(block)]
 
 
-def sample(blocks: BlockMap, order: list[int] | None = None, created: int = 5) -> HotPack:
+def sample(
+    blocks: BlockMap, order: list[int] | None = None, created: int = 5, *, per_frame: int = 4, version: int = 2
+) -> HotPack:
     numbers = order if order is not None else real(blocks)[::-2]
-    return HotPack(TREE, map_digest(blocks), created, 4096, array("I", numbers), array("I", [50] * len(numbers)))
+    lengths = array("I", [50] * -(-len(numbers) // per_frame))
+    return HotPack(TREE, map_digest(blocks), created, 4096, array("I", numbers), lengths, per_frame, version)
 
 
 def decode(raw: bytes, blocks: BlockMap, size: int | None = None) -> HotPack:
     return HotPack.decode(raw, len(raw) if size is None else size, TREE, map_digest(blocks), blocks)
 
 
-def test_golden_file() -> None:
-    pack = HotPack(TREE, "cd" * 32, 1700000000, 65536, array("I", [7, 3]), array("I", [100, 65552]))
-    assert pack.encode() == GOLDEN.read_bytes()
-    assert (pack.base, pack.size) == (120 + 16 + 32, 120 + 16 + 32 + 65652)
+def golden_map() -> BlockMap:
+    frames = [100] * 9
+    return BlockMap(
+        65536, 9 * 65536, [ObjectRef("ab" * 32, 900)], [bytes(32)] * 9, [100 * at for at in range(9)], frames
+    )
+
+
+@pytest.mark.parametrize(
+    "pack",
+    [
+        HotPack(TREE, "cd" * 32, 1700000000, 65536, array("I", [7, 3]), array("I", [100, 65552]), 1, 1),
+        HotPack(TREE, "cd" * 32, 1700000000, 65536, array("I", [7, 3, 1, 8, 0]), array("I", [100, 65552, 7]), 2, 2),
+    ],
+    ids=["v1", "v2"],
+)
+def test_golden_files(pack: HotPack) -> None:
+    raw = (GOLDEN / f"hotpack-v{pack.version}.bin").read_bytes()
+    assert pack.encode() == raw
+    assert HotPack.decode(raw, pack.size, TREE, "cd" * 32, golden_map()) == pack
+    assert pack.base == len(raw) == {1: 120 + 16 + 32, 2: 120 + 20 + 12 + 32}[pack.version]
 
 
 @given(data=st.data())
 def test_round_trip(blob: lazy.LazyBlob, data: st.DataObject) -> None:
     order = data.draw(st.permutations(real(blob.map)))[: data.draw(st.integers(0, COUNT))]
-    pack = sample(blob.map, list(order))
+    version = data.draw(st.sampled_from([1, 2]))
+    pack = sample(blob.map, list(order), per_frame=data.draw(st.integers(1, 50)) if version > 1 else 1, version=version)
     raw = pack.encode()
     assert decode(raw + b"frames", blob.map, pack.size) == pack
 
 
 @given(data=st.data())
 def test_any_flipped_bit_is_refused(blob: lazy.LazyBlob, data: st.DataObject) -> None:
-    pack = sample(blob.map)
+    pack = data.draw(st.sampled_from([sample(blob.map), sample(blob.map, per_frame=1, version=1)]))
     raw = bytearray(pack.encode())
     bit = data.draw(st.integers(0, len(raw) * 8 - 1))
     raw[bit // 8] ^= 1 << (bit % 8)
@@ -91,8 +111,9 @@ def test_noise_is_refused(blob: lazy.LazyBlob, raw: bytes) -> None:
         decode(raw, blob.map)
 
 
-def test_truncation_is_refused(blob: lazy.LazyBlob) -> None:
-    pack = sample(blob.map)
+@pytest.mark.parametrize("version", [1, 2])
+def test_truncation_is_refused(blob: lazy.LazyBlob, version: int) -> None:
+    pack = sample(blob.map, per_frame=1 if version == 1 else 4, version=version)
     raw = pack.encode()
     for length in range(len(raw)):
         with pytest.raises(DataError):
@@ -102,8 +123,9 @@ def test_truncation_is_refused(blob: lazy.LazyBlob) -> None:
             decode(raw, blob.map, size)
 
 
+@pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("kind", ["twice", "beyond", "zero block", "no frame", "long frame"])
-def test_sealed_entries_that_cannot_be_are_refused(blob: lazy.LazyBlob, kind: str) -> None:
+def test_sealed_entries_that_cannot_be_are_refused(blob: lazy.LazyBlob, kind: str, version: int) -> None:
     zero = next(block for block in range(COUNT) if blob.map.is_zero(block))
     one = real(blob.map)[0]
     entries = {
@@ -114,9 +136,21 @@ def test_sealed_entries_that_cannot_be_are_refused(blob: lazy.LazyBlob, kind: st
         "long frame": [(one, 1 << 20)],
     }[kind]
     blocks, lengths = zip(*entries, strict=True)
-    pack = msgspec.structs.replace(sample(blob.map), blocks=array("I", blocks), lengths=array("I", lengths))
+    pack = sample(blob.map, list(blocks), per_frame=1, version=version)
+    pack = msgspec.structs.replace(pack, lengths=array("I", lengths))
     with pytest.raises(DataError, match="not possible"):
         decode(pack.encode(), blob.map, pack.size)
+
+
+@pytest.mark.parametrize("per_frame", [0, hotpack.MAX_FRAME // 4096 + 1, (1 << 32) - 1])
+def test_frames_of_an_absurd_size_are_refused(blob: lazy.LazyBlob, per_frame: int) -> None:
+    """Sealed ones: who made the pack may want us to give it our memory."""
+    raw = bytearray(sample(blob.map).encode())
+    struct.pack_into("<I", raw, 96, per_frame)
+    end = hotpack.index_size(len(sample(blob.map).blocks), per_frame) - 32 if per_frame else len(raw) - 32
+    raw[end:] = _hash.digest(bytes(raw[:end]))
+    with pytest.raises(DataError, match="blocks in a frame"):
+        decode(bytes(raw), blob.map)
 
 
 @pytest.mark.parametrize("change", [{"tree": "ef" * 32}, {"map": "ef" * 32}, {"block_size": 8192}])
@@ -137,20 +171,54 @@ def build(cache: CacheFile, path: Path, order: list[int], created: int = 5) -> H
     return hotpack.build(cache, order, path, tree=TREE, map_digest=map_digest(cache.map), created=created, share=1.0)
 
 
-def test_a_built_pack_holds_the_blocks_in_order(cache: CacheFile, tmp_path: Path) -> None:
+def test_a_built_pack_holds_the_blocks(cache: CacheFile, tmp_path: Path) -> None:
     order = [*real(cache.map)[::-3], *real(cache.map)[:5], *range(3)]
     pack = build(cache, tmp_path / "hot", order)
     assert pack is not None
     zeros = [block for block in range(3) if cache.map.is_zero(block)]
-    assert list(pack.blocks) == [block for block in dict.fromkeys(order) if block not in zeros]
+    assert list(pack.blocks) == sorted(block for block in dict.fromkeys(order) if block not in zeros)
     raw = (tmp_path / "hot").read_bytes()
     assert decode(raw, cache.map) == pack
-    at, frames = pack.base, []
-    for length in pack.lengths:
-        frames.append((at, length))
+    at, found = pack.base, []
+    for number, length in enumerate(pack.lengths):
+        inside = pack.blocks[number * pack.per_frame : (number + 1) * pack.per_frame]
+        runs, bad = opened(cache.map, inside, inside, raw[at : at + length])
+        assert not bad
+        found += [block for first, count, _ in runs for block in range(first, first + count)]
         at += length
-    for block, (start, length) in zip(pack.blocks, frames, strict=True):
-        verified(cache.map, block, raw[start : start + length])
+    assert found == list(pack.blocks)
+    assert at == len(raw)
+
+
+def test_the_blocks_of_a_frame_are_in_the_order_of_the_file(
+    cache: CacheFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hotpack, "_FRAME", 4 * 4096)
+    order = real(cache.map)[::-1][:10]
+    pack = build(cache, tmp_path / "hot", order)
+    assert pack is not None
+    assert list(pack.blocks) == [*sorted(order[:4]), *sorted(order[4:8]), *sorted(order[8:])]
+    assert (pack.per_frame, len(pack.lengths)) == (4, 3)
+
+
+def test_who_is_in_a_hurry_gets_a_larger_pack_soon(
+    cache: CacheFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hotpack, "_FRAME", 4096)
+    levels: list[int] = []
+    hurry = threading.Event()
+
+    def noted(data: bytes, level: int) -> bytes:
+        levels.append(level)
+        if len(levels) == 3:
+            hurry.set()
+        return b"x"
+
+    monkeypatch.setattr(hotpack, "compress", noted)
+    path = tmp_path / "hot"
+    order = real(cache.map)[:6]
+    assert hotpack.build(cache, order, path, tree=TREE, map_digest=TREE, created=1, hurry=hurry, share=1.0)
+    assert levels == [hotpack._LEVEL] * 3 + [hotpack._QUICK_LEVEL] * 3
 
 
 def test_what_is_not_in_the_cache_is_left_out(blob: lazy.LazyBlob, tmp_path: Path) -> None:
@@ -180,6 +248,7 @@ def test_a_build_rests_most_of_the_time(cache: CacheFile, tmp_path: Path, monkey
         return b"x"
 
     monkeypatch.setattr(hotpack, "compress", slow)
+    monkeypatch.setattr(hotpack, "_FRAME", 4096)
     began = time.monotonic()
     assert hotpack.build(
         cache, real(cache.map)[:5], tmp_path / "hot", tree=TREE, map_digest=TREE, created=1, share=0.25

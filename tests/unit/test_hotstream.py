@@ -17,7 +17,7 @@ from bootseer.blocks import _hash
 from bootseer.blocks.cache.cache import CacheFile
 from bootseer.blocks.fetcher.fetch import Fetcher
 from bootseer.blocks.fetcher.hotstream import HotStream
-from bootseer.blocks.fetcher.queue import STREAM, Batch, Priority
+from bootseer.blocks.fetcher.queue import STREAM, Batch, Frame, Priority
 from bootseer.blocks.fetcher.source import StoreSource
 from bootseer.blocks.formats import hotpack
 from bootseer.blocks.formats.hotpack import Opened
@@ -47,7 +47,8 @@ class NoSource:
 def test_the_stream_goes_from_end_to_end() -> None:
     stream = HotStream([5, 3, 9], [100, 200, 300], 1000, NoSource())
     batch = stream.take(lambda _: True)
-    assert batch == Batch(Priority.HOT, [5, 3, 9], 1000, 600, STREAM, [(0, 100), (100, 200), (300, 300)])
+    frames = [Frame(0, 100, [5]), Frame(100, 200, [3]), Frame(300, 300, [9])]
+    assert batch == Batch(Priority.HOT, [5, 3, 9], 1000, 600, STREAM, frames)
     assert stream.take(lambda _: True) is None
     assert not stream.pending
 
@@ -58,10 +59,21 @@ def test_what_is_there_is_not_read_where_it_is_much() -> None:
     first = stream.take(lambda block: block in (1, 3, 8))
     assert first is not None
     assert (first.blocks, first.offset, first.length) == ([1, 3], 60_000, 180_000)
-    assert first.frames == [(0, 60_000), (120_000, 60_000)]
+    assert first.frames == [Frame(0, 60_000, [1]), Frame(120_000, 60_000, [3])]
     second = stream.take(lambda block: block in (1, 3, 8))
     assert second is not None
     assert (second.blocks, second.offset, second.length) == ([8], 480_000, 60_000)
+
+
+def test_a_frame_comes_whole_while_one_of_its_blocks_is_missing() -> None:
+    stream = HotStream([4, 5, 1, 2, 9], [300_000, 300_000, 100], 0, NoSource(), per_frame=2)
+    batch = stream.take(lambda block: block in (2, 9))
+    assert batch is not None
+    assert (batch.blocks, batch.offset, batch.length) == ([2, 9], 300_000, 300_100)
+    assert batch.frames == [Frame(0, 300_000, [1, 2]), Frame(300_000, 100, [9])]
+    assert stream.due(4) is None
+    assert stream.put_back(batch)
+    assert stream.due(1) is not None, "with its frame"
 
 
 def test_the_due_time_follows_rate_and_position() -> None:
@@ -129,21 +141,26 @@ def test_a_stream_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch
 @given(st.data())
 def test_every_wanted_block_comes_once_inside_its_range(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 60))
+    per_frame = data.draw(st.integers(1, 7))
     blocks = data.draw(st.permutations(range(count)))
-    lengths = data.draw(st.lists(st.integers(1, 1 << 20), min_size=count, max_size=count))
+    number = -(-count // per_frame)
+    lengths = data.draw(st.lists(st.integers(1, 1 << 20), min_size=number, max_size=number))
     wanted = data.draw(st.sets(st.integers(0, count - 1)))
-    stream = HotStream(blocks, lengths, 77, NoSource())
-    starts = dict(zip(blocks, (77 + sum(lengths[:at]) for at in range(count)), strict=True))
+    stream = HotStream(blocks, lengths, 77, NoSource(), per_frame)
     came: list[int] = []
 
     def missing(block: int) -> bool:
         return block in wanted and block not in came
 
     while (batch := stream.take(missing)) is not None:
-        for block, (start, length) in zip(batch.blocks, batch.frames, strict=True):
-            assert batch.offset + start == starts[block]
-            assert length == lengths[blocks.index(block)]
+        for start, length, inside in batch.frames:
+            number = blocks.index(inside[0]) // per_frame
+            assert list(inside) == blocks[number * per_frame : (number + 1) * per_frame]
+            assert batch.offset + start == 77 + sum(lengths[:number])
+            assert length == lengths[number]
             assert start + length <= batch.length
+            assert not set(batch.blocks).isdisjoint(inside)
+        assert set(batch.blocks) == {block for frame in batch.frames for block in frame.blocks if missing(block)}
         if data.draw(st.booleans()):
             came += batch.blocks
             stream.came(batch, data.draw(st.sampled_from([0.0, 0.05, 1.0])))
@@ -210,8 +227,9 @@ class Rig:
         self.cache.close()
 
 
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
+@pytest.fixture(params=[1, 4], ids=["a block per frame", "4 blocks per frame"])
+def rig(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    monkeypatch.setattr(hotpack, "_FRAME", request.param * 4096)
     rig = Rig(tmp_path)
     yield rig
     rig.close()
@@ -246,7 +264,28 @@ def test_what_is_there_already_is_not_fetched_again(rig: Rig) -> None:
     fetcher.stream(opened.stream())
     assert fetcher.wait(5)
     assert rig.right(rig.order)
-    assert fetcher.stats.hot_bytes == sum(opened.pack.lengths[-3:])
+    assert fetcher.stats.hot_bytes == sum(opened.pack.lengths[-frames_of(opened, 3) :])
+
+
+def frames_of(opened: Opened, last: int) -> int:
+    """How many frames the ``last`` blocks of the pack are in."""
+    count, per_frame = len(opened.pack.blocks), opened.pack.per_frame
+    return -(-count // per_frame) - (count - last) // per_frame
+
+
+def test_a_block_that_is_bad_in_a_good_frame_is_fetched_alone(rig: Rig) -> None:
+    """Whoever made the pack put another block's bytes there; the others of its frame are taken."""
+    opened = rig.open()
+    numbers = list(opened.pack.blocks)
+    bad = numbers[2], numbers[5]
+    numbers[2], numbers[5] = reversed(bad)
+    stream = HotStream(numbers, opened.pack.lengths, opened.pack.base, opened.source, opened.pack.per_frame)
+    fetcher = rig.fetcher()
+    fetcher.stream(stream)
+    assert fetcher.wait(5)
+    assert rig.right(rig.order)
+    assert fetcher.stats.stream_bad == fetcher.stats.bad_blocks == 2
+    assert len(rig.direct) == 2
 
 
 def test_traces_bring_what_the_pack_lacks_after_it(rig: Rig) -> None:
@@ -271,12 +310,13 @@ def damage(rig: Rig, how: str) -> None:
     elif how == "cut":
         raw = raw[: pack.base + 10_000]
     elif how == "swapped":
-        lengths = list(pack.lengths)
-        starts = [pack.base + sum(lengths[:at]) for at in range(len(lengths))]
-        one, two = [at for at, length in enumerate(lengths) if length > 4096][:2]
-        assert lengths[one] == lengths[two]
-        a, b = (slice(starts[at], starts[at] + lengths[at]) for at in (one, two))
-        raw[a], raw[b] = raw[b], raw[a]
+        lengths = pack.lengths
+        # two neighbours; alone in their frames and of one length, so that only the hash tells
+        same = (at for at, length in enumerate(lengths) if length > 4096 and lengths[at + 1] == length)
+        at = next(same) if pack.per_frame == 1 else 3
+        start = pack.base + sum(lengths[:at])
+        middle, end = start + lengths[at], start + lengths[at] + lengths[at + 1]
+        raw[start:end] = raw[middle:end] + raw[start:middle]
     path.write_bytes(raw)
 
 
@@ -297,7 +337,7 @@ def test_a_bad_pack_costs_time_only(rig: Rig, how: str, caplog: pytest.LogCaptur
     if how in ("cut", "gone"):
         assert "its blocks come from the packs" in caplog.text
     else:
-        assert fetcher.stats.stream_bad == (2 if how == "swapped" else len(rig.order))
+        assert fetcher.stats.stream_bad == (2 * opened.pack.per_frame if how == "swapped" else len(rig.order))
         assert "hash differs" in caplog.text or "bad zstd frame" in caplog.text
 
 
@@ -341,10 +381,8 @@ def test_an_outage_of_the_pack_alone_does_not_stop_the_prefetch(rig: Rig, monkey
             return super()._read(key, offset, length, read)
 
     opened = rig.open()
-    stream = HotStream(
-        opened.pack.blocks, opened.pack.lengths, opened.pack.base, StoreSource(Picky(rig.blob.store), rig.key)
-    )
     opened.source.close()
+    stream = msgspec.structs.replace(opened, source=StoreSource(Picky(rig.blob.store), rig.key)).stream()
     fetcher = rig.fetcher()
     fetcher.stream(stream)
     fetcher.hot(rig.real)
@@ -362,7 +400,7 @@ def test_a_reader_waits_for_the_stream_when_it_is_near(rig: Rig) -> None:
     fetcher.stream(stream)
     until(lambda: len(rig.store.reads) == 1)
     done = threading.Event()
-    block = rig.order[1]
+    block = rig.order[opened.pack.per_frame]
     fetcher.submit(block, block, lambda *_: done.set())
     time.sleep(0.1)
     assert rig.direct == []
@@ -420,7 +458,7 @@ def test_readers_and_stream_under_trouble(rig: Rig) -> None:
         if rig.blob.map.lengths[block] > 4096:
             rig.store.flip(rig.blob.map.packs[0].key, rig.blob.map.offsets[block] + 2000, times=1)
     opened = rig.open(rig.blob.store)
-    stream = HotStream(opened.pack.blocks, opened.pack.lengths, opened.pack.base, StoreSource(rig.store, rig.key))
+    stream = msgspec.structs.replace(opened, source=StoreSource(rig.store, rig.key)).stream()
     stream._segment = 20_000
     fetcher = rig.fetcher()
     fetcher.stream(stream)

@@ -170,21 +170,21 @@ class CacheFile:
         return data
 
     def write(self, block: int, data: _hash.Buffer) -> None:
-        """Store the verified bytes of ``block`` and mark it ready. Raises `OSError` (ENOSPC, EIO when broken); then
-        it is not ready."""
+        """Store the verified bytes of ``block``, or of several from there on, and mark them ready. Raises `OSError`
+        (ENOSPC, EIO when broken); then none becomes ready."""
         self._refuse_broken()
         faults.point("blocks.cache.write")
         offset = block << self.map.shift
         view = memoryview(data)
+        count = -(-len(view) >> self.map.shift)
         while view:
             done = os.pwrite(self._fd, view, offset)
             view = view[done:]
             offset += done
         with self._count_lock:
             self._refuse_broken()
-            if not self.ready[block]:
-                self.ready[block] = 1
-                self.ready_count += 1
+            self.ready_count += count - self.ready[block : block + count].count(1)
+            self.ready[block : block + count] = b"\1" * count
 
     def sync(self) -> None:
         """Make what is ready now survive a crash; nothing when broken.

@@ -10,7 +10,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from bootseer.blocks.fetcher.queue import STREAM, Batch, Priority
+from bootseer.blocks.fetcher.queue import STREAM, Batch, Frame, Priority
 from bootseer.blocks.fetcher.source import Source
 
 _FIRST_RATE = 100e6
@@ -28,17 +28,20 @@ _PATIENCE = 30.0
 
 
 class HotStream:
-    """Fetches ``blocks`` (each once) in this order. Their frames, ``lengths`` bytes each, follow one another in pack 0
-    of ``source`` from byte ``base`` on.
+    """Fetches ``blocks`` (each once) in this order. Their frames, of ``per_frame`` blocks and ``lengths`` bytes each,
+    follow one another in pack 0 of ``source`` from byte ``base`` on.
     """
 
-    def __init__(self, blocks: Sequence[int], lengths: Sequence[int], base: int, source: Source) -> None:
+    def __init__(
+        self, blocks: Sequence[int], lengths: Sequence[int], base: int, source: Source, per_frame: int = 1
+    ) -> None:
         self.source = source
         self._blocks = blocks
+        self._per_frame = per_frame
         self._starts = array("Q", [base])
         for length in lengths:
             self._starts.append(self._starts[-1] + length)
-        self._entry = {block: entry for entry, block in enumerate(blocks)}
+        self._frame_of = {block: entry // per_frame for entry, block in enumerate(blocks)}
         self._next = 0
         self._flying = 0
         self._segment = 1 << 20
@@ -47,7 +50,7 @@ class HotStream:
 
     @property
     def pending(self) -> bool:
-        return self._next < len(self._blocks)
+        return self._next < len(self._starts) - 1
 
     @property
     def flying(self) -> bool:
@@ -56,20 +59,20 @@ class HotStream:
 
     def take(self, missing: Callable[[int], bool]) -> Batch | None:
         """The next range with blocks that are ``missing``; None at the end."""
-        blocks, starts = self._blocks, self._starts
-        end = len(blocks)
-        while self._next < end and not missing(blocks[self._next]):
+        starts, end = self._starts, len(self._starts) - 1
+        while self._next < end and not any(map(missing, self._blocks_of(self._next))):
             self._next += 1
         first = last = at = self._next
         if first == end:
             return None
         offset = starts[first]
         wanted: list[int] = []
-        frames: list[tuple[int, int]] = []
+        frames: list[Frame] = []
         while at < end and starts[at] - offset < self._segment and starts[at] - starts[last] <= _WIDEST_GAP:
-            if missing(blocks[at]):
-                wanted.append(blocks[at])
-                frames.append((starts[at] - offset, starts[at + 1] - starts[at]))
+            blocks = self._blocks_of(at)
+            if some := list(filter(missing, blocks)):
+                wanted += some
+                frames.append(Frame(starts[at] - offset, starts[at + 1] - starts[at], blocks))
                 last = at + 1
             at += 1
         self._next = last
@@ -78,6 +81,9 @@ class HotStream:
             self._came.append((time.monotonic(), 0))
         self._flying += length
         return Batch(Priority.HOT, wanted, offset, length, STREAM, frames)
+
+    def _blocks_of(self, frame: int) -> Sequence[int]:
+        return self._blocks[frame * self._per_frame : (frame + 1) * self._per_frame]
 
     def came(self, batch: Batch, seconds: float) -> None:
         """A range is in the cache, ``seconds`` after its thread took it."""
@@ -97,7 +103,7 @@ class HotStream:
         if self._trouble is None:
             self._trouble = now
         if batch.blocks:
-            self._next = min(self._next, self._entry[batch.blocks[0]])
+            self._next = min(self._next, self._frame_of[batch.blocks[0]])
         return now - self._trouble < _PATIENCE
 
     @property
@@ -110,10 +116,10 @@ class HotStream:
 
     def due(self, block: int) -> float | None:
         """Seconds until ``block`` comes by itself; None when it does not (any more)."""
-        entry = self._entry.get(block)
-        if entry is None or entry < self._next:
+        frame = self._frame_of.get(block)
+        if frame is None or frame < self._next:
             return None
-        return (self._starts[entry + 1] - self._starts[self._next] + self._flying) / self.rate
+        return (self._starts[frame + 1] - self._starts[self._next] + self._flying) / self.rate
 
     @property
     def backlog(self) -> float:
@@ -127,4 +133,4 @@ class HotStream:
 
     def abandon(self) -> None:
         """Nothing more comes from it."""
-        self._next = len(self._blocks)
+        self._next = len(self._starts) - 1

@@ -10,13 +10,14 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+from bootseer.blocks._hash import Buffer
 from bootseer.blocks.cache.cache import CacheFile
 from bootseer.blocks.cache.room import Room
 from bootseer.blocks.fetcher.board import Board
 from bootseer.blocks.fetcher.queue import STREAM, Batch
 from bootseer.blocks.fetcher.source import Sources
 from bootseer.blocks.fetcher.waiting import Request
-from bootseer.blocks.formats.decode import verified
+from bootseer.blocks.formats.decode import opened
 from bootseer.errors import BootseerError, DataError, UnavailableError
 
 log = logging.getLogger(__name__)
@@ -53,21 +54,21 @@ class Landing:
         self.finish([(block, None, None) for block in done])
         lost: list[int] = []
         view = memoryview(raw)
-        for part in (batch.only(first), batch.only(missing - first)) if first else (batch.only(missing),):
-            came: list[Came] = []
-            for block, (start, length) in zip(part.blocks, part.frames, strict=True):
-                try:
-                    kept = self._keep(block, self._open(block, view[start : start + length], batch))
-                    if kept is not None:
-                        came.append(kept)
-                except UnavailableError:
-                    lost.append(block)
-                except BootseerError as exc:
-                    self._fail(block, exc)
-                if len(came) == self._chunk or first:
-                    self.finish(came)
-                    came = []
-            self.finish(came)
+        frames = sorted(batch.frames, key=lambda frame: first.isdisjoint(frame.blocks)) if first else batch.frames
+        came: list[Came] = []
+        for start, length, blocks in frames:
+            good, bad = opened(self._cache.map, blocks, missing, view[start : start + length])
+            for block, count, data in good:
+                came += self._keep_run(block, count, data)
+            if bad:
+                self.finish(came)
+                came = []
+                for block, why in bad:
+                    self._again(block, why, batch, lost)
+            elif len(came) >= self._chunk or (first and not first.isdisjoint(blocks)):
+                self.finish(came)
+                came = []
+        self.finish(came)
         return lost
 
     def finish(self, came: Sequence[Came]) -> None:
@@ -88,18 +89,35 @@ class Landing:
             self._board.queue.give_up(block)
         self.finish([(block, None, exc)])
 
-    def _open(self, block: int, frame: memoryview, batch: Batch) -> bytes:
-        """The verified bytes of ``block``, from its range or, when those are bad, alone from each source in turn."""
+    def _again(self, block: int, why: DataError, batch: Batch, lost: list[int]) -> None:
+        """Fetch ``block``, which came damaged in ``batch``, alone from each source in turn; or note it as ``lost``."""
         board = self._board
-        try:
-            return verified(self._cache.map, block, frame)
-        except DataError as exc:
-            name = "the hot pack" if batch.pack == STREAM else self._sources.name
-            log.warning("block %d from %s: %s; fetching it again", block, name, exc)
+        name = "the hot pack" if batch.pack == STREAM else self._sources.name
+        log.warning("block %d from %s: %s; fetching it again", block, name, why)
         with board.lock:
             board.stats.bad_blocks += 1
             board.stats.stream_bad += batch.pack == STREAM
-        return self._sources.block(self._cache.map, block, lambda length: board.count(batch.priority, length))
+        try:
+            data = self._sources.block(self._cache.map, block, lambda length: board.count(batch.priority, length))
+            kept = self._keep(block, data)
+            self.finish([kept] if kept is not None else [])
+        except UnavailableError:
+            lost.append(block)
+        except BootseerError as exc:
+            self._fail(block, exc)
+
+    def _keep_run(self, block: int, count: int, data: Buffer) -> list[Came]:
+        """`_keep` of ``count`` blocks from ``block`` on."""
+        try:
+            self._cache.write(block, data)
+        except OSError:
+            # Perhaps some of them have room.
+            kept = []
+            for at in range(count):
+                where = at << self._cache.map.shift
+                kept.append(self._keep(block + at, bytes(data[where : where + self._cache.map.block_size])))
+            return [one for one in kept if one is not None]
+        return [(one, None, None) for one in range(block, block + count)]
 
     def _keep(self, block: int, data: bytes) -> Came | None:
         """Put ``data`` in the cache, or have it in memory for those who wait; None: it will come when there is room."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -29,11 +30,20 @@ class Priority(enum.IntEnum):
     BACKGROUND = 2
 
 
-class Batch(msgspec.Struct):
-    """Blocks whose frames lie in the bytes ``offset .. offset + length`` of ``pack``, in stored order.
+class Frame(NamedTuple):
+    """A zstd frame: where it begins in the range of its batch, its length, and the blocks whose bytes it has, one
+    after another. Frames of the tree's packs have one block each."""
 
-    ``frames[i]``: start in that range, and length, of the frame of ``blocks[i]``. ``pack`` is `STREAM` for a range of
-    the hot pack; a range of any other has no gaps.
+    start: int
+    length: int
+    blocks: Sequence[int]
+
+
+class Batch(msgspec.Struct):
+    """``blocks`` that are wanted out of the bytes ``offset .. offset + length`` of ``pack``.
+
+    ``frames``: those with wanted blocks, in stored order. ``pack`` is `STREAM` for a range of the hot pack; a range of
+    any other has no gaps.
     """
 
     priority: Priority
@@ -41,12 +51,15 @@ class Batch(msgspec.Struct):
     offset: int
     length: int
     pack: int
-    frames: list[tuple[int, int]]
+    frames: list[Frame]
 
     def only(self, wanted: Container[int]) -> Batch:
         """The same range with fewer blocks."""
-        kept = [(block, frame) for block, frame in zip(self.blocks, self.frames, strict=True) if block in wanted]
-        return msgspec.structs.replace(self, blocks=[block for block, _ in kept], frames=[frame for _, frame in kept])
+        return msgspec.structs.replace(
+            self,
+            blocks=[block for block in self.blocks if block in wanted],
+            frames=[frame for frame in self.frames if any(block in wanted for block in frame.blocks)],
+        )
 
 
 class FetchQueue:
@@ -123,7 +136,7 @@ class FetchQueue:
         offsets, lengths = self._map.offsets, self._map.lengths
         start = offsets[blocks[0]]
         end = offsets[blocks[-1]] + lengths[blocks[-1]]
-        frames = [(offsets[block] - start, lengths[block]) for block in blocks]
+        frames = [Frame(offsets[block] - start, lengths[block], (block,)) for block in blocks]
         return Batch(priority, blocks, start, end - start, self._map.pack_of[blocks[0]], frames)
 
     # -- wishes ------------------------------------------------------------------------------------------------

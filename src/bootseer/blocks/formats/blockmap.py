@@ -152,7 +152,7 @@ class BlockMap:
             MAGIC, VERSION, HASH_BLAKE3, CODEC_ZSTD, 0, self.block_size, len(self.packs), self.size, 0, self.count
         )
         table = b"".join(_PACK.pack(bytes.fromhex(pack.digest), pack.size) for pack in self.packs)
-        columns = (_little(column).tobytes() for column in (self.offsets, self.lengths, self.pack_of))
+        columns = (little(column).tobytes() for column in (self.offsets, self.lengths, self.pack_of))
         body = b"".join((header, table, self.hashes, *columns))
         return body + _hash.digest(body)
 
@@ -193,7 +193,7 @@ class BlockMap:
         for code in "QIH":
             column = array(code)
             column.frombytes(view[at : (at := at + count * column.itemsize)])
-            columns.append(_little(column))
+            columns.append(little(column))
         return cls(block_size, size, refs, hashes, *columns)
 
     @classmethod
@@ -209,7 +209,7 @@ class BlockMap:
         return hash((self.size, self.packs, self.hashes))
 
 
-def _little(column: array[int]) -> array[int]:
+def little(column: array[int]) -> array[int]:
     """``column`` in the byte order of the file, or back from it."""
     if sys.byteorder == "big":
         column = column[:]
