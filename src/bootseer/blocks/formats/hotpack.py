@@ -43,7 +43,7 @@ _FIRST_READ = 256 << 10
 """Header and index of a 2 GB hot set in one request."""
 _FRAME = 1 << 20
 """Bytes of blocks: neighbours in time are of one kind, often of one file. 819 MB of 64 KiB blocks that a torch start
-touches take 289 MB at level 3 in frames of one block, 261 MB in frames of sixteen, and 247 MB and 15 s of a core at
+touches take 285 MB at level 3 in frames of one block, 246 MB in frames of sixteen, and 231 MB and 15 s of a core at
 level 12. Levels 16 to 19 save 5 MB more for each 75 to 30 s; frames of 4 MiB save 12 MB, and make readers wait."""
 _LEVEL = 12
 _QUICK_LEVEL = 3
