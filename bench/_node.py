@@ -30,7 +30,7 @@ from bootseer.image.record import ImageRecord
 from bootseer.kernel import mount as mounts
 
 _RECORDED_SECONDS = 15.0
-_PACK_SECONDS = 120.0
+_PACK_SECONDS = 300.0
 
 
 class Order(msgspec.Struct, kw_only=True):
