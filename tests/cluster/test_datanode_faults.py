@@ -163,7 +163,8 @@ def test_a_cancelled_read_leaves_the_datanode_to_others(located, content, index)
     assert reading.ended - began[0] < 1
 
 
-def test_a_killed_datanode_is_one_line_and_a_restarted_one_serves_again(cluster, located, content, index):
+def test_a_killed_datanode_is_one_line_and_a_restarted_one_serves_again(cluster, located, content, index, monkeypatch):
+    monkeypatch.setattr(connections, "IDLE", 600.0)  # a DataNode takes its time to restart
     for _ in range(TRIES):
         reading = Reading(located, 30.0)
         # the small read leaves a kept connection to the DataNode that is killed
