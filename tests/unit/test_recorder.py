@@ -46,6 +46,7 @@ def recorder(counts: memoryview) -> Recorder:
         cast(prefetch.Target, None),
         cast(Borrowed, None),
         Path("/nonexistent"),
+        Path("/nonexistent"),
         Plan,
         lambda blocks: None,
     )
