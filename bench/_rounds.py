@@ -205,8 +205,6 @@ class Bench:
             raise BootseerError(said[-1] if said else f"the start ended with code {process.returncode}")
         outcome = msgspec.json.decode(output.strip().split(b"\n")[-1], type=Outcome)
         details = {"cpu_seconds": outcome.cpu, **outcome.details}
-        if details.get("reads"):
-            details["slow_share"] = round(details["slow_faults"] / details["reads"], 5)
         return Run(variant=name, n=number, seconds=outcome.seconds, stages=outcome.stages,
                    bytes={"link": outcome.link_bytes}, details=details)  # fmt: skip
 

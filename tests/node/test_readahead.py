@@ -38,11 +38,11 @@ class Site:
         self.store = FolderStore(folder / "store")
         self.mounted: list[TreeMount] = []
 
-    def mount(self, cache: str, **set: object) -> TreeMount:
+    def mount(self, cache: str, job: str = "job", **set: object) -> TreeMount:
         settings = {"background_fill": False, "demand_deadline": 20.0, "driver": self.driver, **set}
         made = tree.mount(
             self.store.url, self.digest, self.folder / "mnt", cache_dir=self.folder / cache,
-            state_dir=self.folder / "state", profile=ProfileKey("job"), config=Config(**settings),  # type: ignore[arg-type]
+            state_dir=self.folder / "state", profile=ProfileKey(job), config=Config(**settings),  # type: ignore[arg-type]
         )  # fmt: skip
         self.mounted.append(made)
         return made
@@ -52,6 +52,7 @@ class Site:
 
     def pages(self) -> PageList:
         (key,) = self.keys(".pages")
+        assert key.endswith(f".{self.driver}.pages")
         return PageList.decode(self.store.get(key), self.digest, self.size)
 
     def replace(self, pages: PageList) -> None:
@@ -123,7 +124,7 @@ def test_the_fourth_start_finds_everything_read(site: Site) -> None:
     assert made.status().reads > before
     made.ready()
     until(lambda: made.status().recording not in ("recording", "publishing"), 20, "the end of the recording")
-    assert made.status().recording == "not needed"  # it is incomplete
+    assert made.status().recording == "read ahead"
     assert made.status().hot_unused_bytes == 0
     made.unmount()
     assert len(site.keys(".trace")) == pagelist.ENOUGH
@@ -138,34 +139,57 @@ def test_without_the_setting_nothing_is_read_ahead(site: Site) -> None:
     assert made.status().read_ahead_bytes == 0
 
 
-def test_a_start_a_day_goes_without_and_renews_the_list(site: Site) -> None:
+def test_of_a_day_old_list_some_starts_are_recorded_in_full_and_renew_it(site: Site) -> None:
     pages = site.pages()
     old = pages.created - int(pagelist.FRESH * 1e9)
-    site.replace(PageList(pages.tree, old, pages.ranges))
-    made = site.mount("empty")
-    for name in FILES:
+    site.replace(PageList(pages.tree, pages.driver, old, pages.ranges))
+    ahead = []
+    for number in range(30):
+        made = site.mount(f"empty{number}")
+        until(lambda made=made: "read ahead in" in log_of(made) or "recorded in full" in log_of(made), 20, "a decision")
+        for name in FILES:
+            (made.target / name).read_bytes()
+        made.ready()
+        ahead.append(made.status().read_ahead_bytes > 0)
+        until(lambda made=made: made.status().recording not in ("recording", "publishing"), 20, "the end of it")
+        if not ahead[-1]:
+            until(lambda made=made: made.status().hot_pack in ("published", "not needed"), 20, "the hot pack")
+            made.unmount()
+            break
+        made.unmount()
+    assert not ahead[-1]
+    assert site.pages().fresh
+
+
+def test_another_job_goes_without_and_is_recorded(site: Site) -> None:
+    """It takes the first one's hot pack; but a start that was read ahead of would leave it a profile of leftovers."""
+    made = site.mount("empty", job="another")
+    until(lambda: 0 < made.status().hot_total == made.status().hot_ready, 20, "the hot blocks")
+    for name in (*FILES, "cold"):
         (made.target / name).read_bytes()
     made.ready()
     until(lambda: made.status().hot_pack in ("published", "not needed"), 20, "the hot pack")
     assert made.status().read_ahead_bytes == 0
-    assert "recorded in full" in log_of(made)
-    assert site.pages().created > pages.created
+    assert [key for key in site.keys(".trace") if "/another/" in key]
 
 
 def test_a_list_that_lies_opens_no_pipe_and_follows_no_link(site: Site) -> None:
-    """Opening a pipe or a device is no reading; a read of what is not ready would be fetched for nobody."""
+    """Opening a pipe or a device is no reading; and where it says that blocks lie elsewhere, none is fetched for it."""
     lies = [
         PageRange(b"d/pipe", 0, 0, UNIT),
         PageRange(b"link/one", 0, 0, UNIT),
         PageRange(b"gone/one", 0, 0, UNIT),
         PageRange(b"d", 0, 0, UNIT),
         PageRange(b"big", 1 << 30, 0, UNIT),
+        PageRange(b"cold", 0, 0, 16 * UNIT),
     ]
     pages = site.pages()
-    site.replace(PageList(pages.tree, pages.created, [*lies, *pages.ranges]))
+    site.replace(PageList(pages.tree, pages.driver, pages.created, [*lies, *pages.ranges]))
     made = site.mount("empty")
-    until(lambda: made.status().read_ahead_bytes == pages.size + UNIT, 20, "the readahead")
-    assert (made.target / "big").read_bytes() == (site.source / "big").read_bytes()
+    until(lambda: made.status().read_ahead_bytes == pages.size + 17 * UNIT, 20, "the readahead")
+    assert made.status().bytes_demand == 0
+    for name in ("big", "cold"):
+        assert (made.target / name).read_bytes() == (site.source / name).read_bytes()
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
@@ -201,7 +225,7 @@ def test_blocks_that_do_not_come_are_left_to_the_job(site: Site) -> None:
     reader = erofs.Reader(site.meta.read_bytes())
     at = next(iter(reader.extents(reader.stat(b"cold")))).data_offset
     pages = site.pages()
-    site.replace(PageList(pages.tree, pages.created, [*pages.ranges, PageRange(b"cold", 0, at, UNIT)]))
+    site.replace(PageList(pages.tree, pages.driver, pages.created, [*pages.ranges, PageRange(b"cold", 0, at, UNIT)]))
     made = site.mount("empty")
     until(lambda: made.status().read_ahead_bytes == pages.size, 20, "the readahead")
     time.sleep(0.2)

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from bootseer import erofs
 from bootseer.blocks import _hash
+from bootseer.blocks.profiles import pagelist
 from bootseer.blocks.profiles.pagelist import LONGEST, PageList, PageRange, build
 from bootseer.blocks.profiles.trace import UNIT, Touch, Trace
 from bootseer.errors import DataError
+from bootseer.store.folder import FolderStore
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "blocks" / "pagelist-v1.bin"
 TREE = "ab" * 32
@@ -27,7 +29,7 @@ def sample() -> PageList:
         PageRange(b"odd \xff\n/name", 5 * UNIT, 0, UNIT),
         PageRange(b"usr/bin/python3", 9 * UNIT, 40 * UNIT, LONGEST * UNIT),
     ]
-    return PageList(TREE, 1_700_000_000_000_000_000, ranges)
+    return PageList(TREE, "fanotify", 1_700_000_000_000_000_000, ranges)
 
 
 def test_golden_file() -> None:
@@ -44,7 +46,7 @@ UNITS = st.integers(0, 2**28 - 1).map(lambda units: units * UNIT)
 
 @given(st.lists(st.builds(PageRange, PATHS, UNITS, UNITS, st.integers(1, LONGEST).map(lambda units: units * UNIT))))
 def test_round_trip(ranges: list[PageRange]) -> None:
-    pages = PageList(TREE, 5, ranges)
+    pages = PageList(TREE, "fuse", 5, ranges)
     assert PageList.decode(pages.encode(), TREE, SIZE) == pages
 
 
@@ -66,7 +68,7 @@ def test_a_short_one_is_refused(length: int) -> None:
     "path", [b"", b"/etc/shadow", b"..", b"a/../../etc", b"a//b", b"./a", b"a/", b"a\0b"], ids=repr
 )
 def test_names_that_lead_elsewhere_are_refused(path: bytes) -> None:
-    pages = PageList(TREE, 5, [PageRange(path, 0, 0, UNIT)])
+    pages = PageList(TREE, "fuse", 5, [PageRange(path, 0, 0, UNIT)])
     with pytest.raises(DataError, match="a name that no file"):
         PageList.decode(pages.encode(), TREE, SIZE)
 
@@ -75,6 +77,21 @@ def test_names_that_lead_elsewhere_are_refused(path: bytes) -> None:
 def test_ranges_behind_the_data_are_refused(size: int) -> None:
     with pytest.raises(DataError, match="a range that no file"):
         PageList.decode(sample().encode(), TREE, size)
+
+
+def test_absurd_ones_are_refused_before_they_cost_anything(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(pagelist, "MAX_RANGES", 2)
+    with pytest.raises(DataError, match="too many"):
+        PageList.decode(sample().encode(), TREE, SIZE)
+    with pytest.raises(DataError, match="bytes"):
+        PageList.decode(zstandard.compress(bytes(17 << 20)), TREE, SIZE)
+    store = FolderStore(tmp_path)
+    store.put("a.pages", bytes(pagelist.MAX_STORED + 1))
+    with pytest.raises(DataError, match="bytes"):
+        pagelist.load(store, "a.pages", TREE, SIZE)
+    large = Trace(TREE, SIZE, 1, True, "fuse", (Touch(0, 9, 0, pagelist.MAX_UNITS + 1),))
+    with pytest.raises(DataError, match="GiB"):
+        build([large], "fuse", TREE, b"", 5)
 
 
 def test_another_tree_or_a_newer_version_is_refused() -> None:

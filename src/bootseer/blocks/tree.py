@@ -80,7 +80,7 @@ class TreeMount:
         """
         with _process.locked(self._folder):
             with contextlib.suppress(BootseerError):  # then the target is in use for a moment, which is waited for
-                control.ask(self._folder, Request("still"), timeout=_STILL_SECONDS)
+                control.ask(self._folder, Request("still", str(self.target)), timeout=_STILL_SECONDS)
             _process.unmount_target(self.target)
             self._leave(timeout)
 

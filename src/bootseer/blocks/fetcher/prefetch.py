@@ -147,7 +147,7 @@ def renew_pages(store: Store, key: ProfileKey, target: Target, *, driver: str, m
     """Make and publish the page list of the newest hot pack where it has none that is fresh. Takes a few seconds.
 
     ``meta``: the tree's metadata. Returns what happened: ``published``, ``not needed``, ``no hot pack``, ``too few
-    starts`` (see `pagelist.ENOUGH`) or ``failed``.
+    starts`` (see `pagelist.ENOUGH`), ``made elsewhere``, ``retired`` (the pack, meanwhile) or ``failed``.
     """
     try:
         return _renew_pages(store, key, target, driver, meta)
@@ -163,10 +163,9 @@ def _renew_pages(store: Store, key: ProfileKey, target: Target, driver: str, met
     if known is None:
         return "no hot pack"
     known.source.close()
-    name = hotpack.pages_key(known.key)
+    name, claim = hotpack.pages_key(known.key, driver), f"{key.prefix(target.tree)}/pages.claim"
     try:
-        age = time.time() - pagelist.PageList.decode(store.get(name), target.tree, target.map.size).created / 1e9
-        if 0 <= age < pagelist.FRESH:
+        if pagelist.load(store, name, target.tree, target.map.size).fresh:
             return "not needed"
     except (NotFoundError, DataError):
         pass  # none, or one to be replaced
@@ -174,10 +173,17 @@ def _renew_pages(store: Store, key: ProfileKey, target: Target, driver: str, met
     agreeing = [trace for trace in traces if trace.complete and trace.driver == driver]
     if len(agreeing) < pagelist.ENOUGH:
         return "too few starts"
-    with open(meta, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
-        pages = pagelist.build(agreeing, driver, target.tree, mapped, time.time_ns())
-    faults.point("blocks.pagelist.before-publish")
-    store.put(name, pages.encode(), overwrite=True)
+    if not _claim(store, claim):
+        return "made elsewhere"
+    try:
+        with open(meta, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+            pages = pagelist.build(agreeing, driver, target.tree, mapped, time.time_ns())
+        faults.point("blocks.pagelist.before-publish")
+        if not store.exists(known.key):
+            return "retired"
+        store.put(name, pages.encode(), overwrite=True)
+    finally:
+        _unclaim(store, claim)
     return "published"
 
 

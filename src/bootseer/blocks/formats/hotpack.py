@@ -253,17 +253,23 @@ def publish(store: Store, folder: str, path: Path, pack: HotPack) -> str:
     faults.point("blocks.hotpack.before-publish")
     store.put(key, path)
     faults.point("blocks.hotpack.before-retire")
+    left = set()
     for info in _packs(store, folder):
         created = _created(store, info) if info.key != key else None
         if created is not None and (created, info.key) < (pack.created, key):
             store.delete(info.key)
-            store.delete(pages_key(info.key))
+        else:
+            left.add(info.key)
+    for info in store.list(folder):
+        if info.key.endswith(".pages") and f"{info.key.rsplit('.', 2)[0]}.pack" not in left:
+            store.delete(info.key)
     return key
 
 
-def pages_key(key: str) -> str:
-    """The store key of the page list that belongs to the hot pack ``key``; see `bootseer.blocks.profiles.pagelist`."""
-    return key.removesuffix(".pack") + ".pages"
+def pages_key(key: str, driver: str) -> str:
+    """The store key of the page list of ``driver`` that belongs to the hot pack ``key``; see
+    `bootseer.blocks.profiles.pagelist`."""
+    return f"{key.removesuffix('.pack')}.{driver}.pages"
 
 
 def _created(store: Store, info: ObjectInfo) -> int:

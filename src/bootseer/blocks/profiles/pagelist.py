@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 import struct
+import time
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from mmap import mmap
@@ -18,29 +19,35 @@ import zstandard
 
 from bootseer.blocks import _hash, _zstd
 from bootseer.blocks.profiles import profiles
-from bootseer.blocks.profiles.trace import UNIT, Trace
+from bootseer.blocks.profiles.trace import DRIVERS, UNIT, Trace
 from bootseer.erofs import Reader
 from bootseer.errors import DataError
+from bootseer.store import Store
 
 MAGIC = b"BSPAGELI"
 VERSION = 1
-MAX_BYTES = 32 << 20
-"""Of a list before compression; that of a torch start has 0.5 MB."""
-FRESH = 86_400.0
-"""Seconds for which a list is gone by; then a start is recorded in full, as jobs change, and renews it."""
+MAX_STORED = 4 << 20
+"""Bytes of a list in a store; that of a torch start has 0.1 MB."""
+MAX_RANGES, MAX_FILES = 1 << 18, 1 << 16
+"""A torch start has 15,000 and 4,200."""
+MAX_UNITS = 1 << 19
+"""Units that a list may have, 2 GiB: making one takes 350 bytes of memory for each, in a fetcher beside the job."""
+FRESH = profiles.DAY
+"""Seconds after which some starts are recorded in full again, as jobs change, and renew a list."""
 ENOUGH = 3
 """Complete traces of one driver that must agree before starts are read ahead of, and leave none."""
 LONGEST = 32
 """Units of one range, 128 KiB: of a longer one Linux reads no more ahead (``force_page_cache_ra``: the readahead window
 of the mount)."""
 
-_HEADER = struct.Struct("<8sHHI32sQQI4x")  # magic, version, zero, unit, tree digest, created, ranges, files
+_HEADER = struct.Struct("<8sHHI32sQQI4x")  # magic, version, driver, unit, tree digest, created, ranges, files
 _NAME = struct.Struct("<H")
 _RANGE = struct.Struct("<IIII")  # file, first unit in the file, first unit of the data, units
 _SUM = 32
+_MAX_BYTES = 16 << 20
 _LEVEL = 9
-_TRACES = 8
-"""Traces that a list is made of, at most."""
+_TRACES = 5
+"""Traces that a list is made of: the newest."""
 _NEAR = 64
 """Ranges back to which a touch may be joined: readers of several files, and of several places of one, alternate."""
 
@@ -55,9 +62,11 @@ class PageRange(NamedTuple):
 
 
 class PageList(msgspec.Struct, frozen=True):
-    """What to read ahead of a start, in order. ``tree``: digest, hexadecimal; ``created``: Unix time in nanoseconds."""
+    """What to read ahead of a start, in order. ``tree``: digest, hexadecimal; ``driver``: of the traces it is made of;
+    ``created``: Unix time in nanoseconds."""
 
     tree: str
+    driver: str
     created: int
     ranges: Sequence[PageRange]
 
@@ -65,6 +74,11 @@ class PageList(msgspec.Struct, frozen=True):
     def size(self) -> int:
         """Bytes of all ranges."""
         return sum(one.length for one in self.ranges)
+
+    @property
+    def fresh(self) -> bool:
+        """Made within `FRESH`; clocks may differ by that, too."""
+        return abs(time.time() - self.created / 1e9) < FRESH
 
     def encode(self) -> bytes:
         files: dict[bytes, int] = {}
@@ -74,7 +88,9 @@ class PageList(msgspec.Struct, frozen=True):
             table += _RANGE.pack(file, offset // UNIT, data // UNIT, length // UNIT)
         names = b"".join(_NAME.pack(len(path)) + path for path in files)
         tree = bytes.fromhex(self.tree)
-        header = _HEADER.pack(MAGIC, VERSION, 0, UNIT, tree, self.created, len(self.ranges), len(files))
+        header = _HEADER.pack(
+            MAGIC, VERSION, DRIVERS.index(self.driver), UNIT, tree, self.created, len(self.ranges), len(files)
+        )
         raw = header + names + table
         return _zstd.compress(raw + _hash.digest(raw), _LEVEL)
 
@@ -85,11 +101,13 @@ class PageList(msgspec.Struct, frozen=True):
         body, end = raw[:-_SUM], len(raw) - _SUM
         if len(body) < _HEADER.size or _hash.digest(body) != raw[-_SUM:]:
             raise DataError("bad page list: its hash differs")
-        magic, version, zero, unit, digest, created, count, files = _HEADER.unpack_from(body)
-        if (magic, version, zero, unit) != (MAGIC, VERSION, 0, UNIT):
+        magic, version, driver, unit, digest, created, count, files = _HEADER.unpack_from(body)
+        if (magic, version, unit) != (MAGIC, VERSION, UNIT) or driver >= len(DRIVERS):
             raise DataError("not a page list, or one of a newer bootseer")
         if digest.hex() != tree:
             raise DataError("the page list is of another tree")
+        if count > MAX_RANGES or files > MAX_FILES:
+            raise DataError(f"bad page list: {count} ranges of {files} files are too many")
         at = _HEADER.size
         paths = []
         for _ in range(files):
@@ -108,7 +126,7 @@ class PageList(msgspec.Struct, frozen=True):
             if file >= files or not 0 < length <= LONGEST or data * UNIT >= size:
                 raise DataError("bad page list: a range that no file of the tree has")
             ranges.append(PageRange(paths[file], offset * UNIT, data * UNIT, length * UNIT))
-        return cls(tree, created, ranges)
+        return cls(tree, DRIVERS[driver], created, ranges)
 
 
 def _unpacked(packed: bytes) -> bytes:
@@ -116,7 +134,7 @@ def _unpacked(packed: bytes) -> bytes:
         size = zstandard.frame_content_size(packed)
     except zstandard.ZstdError as exc:
         raise DataError(f"bad page list: {exc}") from None
-    if not 0 <= size <= MAX_BYTES:
+    if not 0 <= size <= _MAX_BYTES:
         raise DataError(f"bad page list: {size} bytes")
     return _zstd.decompress(packed, size)
 
@@ -126,12 +144,25 @@ def _inside(path: bytes) -> bool:
     return bool(path) and b"\0" not in path and all(part not in (b"", b".", b"..") for part in path.split(b"/"))
 
 
+def load(store: Store, key: str, tree: str, size: int) -> PageList:
+    """The list ``key`` of a store, for the tree ``tree`` with ``size`` bytes of data.
+
+    Raises `NotFoundError`, `UnavailableError`, and `DataError` for what is no such list.
+    """
+    if (stored := store.stat(key).size) > MAX_STORED:
+        raise DataError(f"bad page list: {stored} bytes")
+    return PageList.decode(store.get(key), tree, size)
+
+
 def build(traces: Sequence[Trace], driver: str, tree: str, meta: bytes | mmap, created: int) -> PageList:
     """The list of what at least half of the selected ``traces`` touched, in the order of the median first touch.
 
-    ``meta``: the tree's metadata, which says what file each unit belongs to. Takes a second or two for an image.
+    ``meta``: the tree's metadata, which says what file each unit belongs to. Takes a second or two for an image. Raises
+    `DataError` when there are too many units.
     """
-    used = profiles.select(traces, driver)[:_TRACES]
+    used = sorted(profiles.select(traces, driver), key=lambda trace: trace.began)[-_TRACES:]
+    if any(sum(touch.count for touch in trace.touches) > MAX_UNITS for trace in used):
+        raise DataError(f"starts that read more than {MAX_UNITS * UNIT >> 30} GiB are not read ahead of")
     times: dict[int, list[int]] = {}
     for trace in used:
         for touch in trace.touches:
@@ -142,7 +173,7 @@ def build(traces: Sequence[Trace], driver: str, tree: str, meta: bytes | mmap, c
         for order, (unit, seen) in enumerate(times.items())
         if 2 * len(seen) >= len(used)
     )
-    return PageList(tree, created, list(_joined((unit for _, _, unit in ranked), _extents(meta))))
+    return PageList(tree, driver, created, list(_joined((unit for _, _, unit in ranked), _extents(meta))))
 
 
 def _extents(meta: bytes | mmap) -> list[tuple[int, int, bytes, int]]:

@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 MAX_TRACES = 32
 """Traces kept and merged per profile; more add nothing that shows in a median."""
 
+DAY = 86_400.0
 _ENOUGH = 3
 _NEWS = 0.01
 _RARE = 8
@@ -211,10 +212,15 @@ def publish(store: Store, key: ProfileKey, trace: Trace, blocks: BlockMap) -> st
             return "empty"
         known = list(_read(store, key.prefix(trace.tree), trace.tree, trace.size))
         complete = [other for other in known if other.complete]
-        if len(known) >= MAX_TRACES or (complete and not trace.complete):
+        # one a day is news by itself: what jobs no longer read must leave the profile, too
+        old = trace.complete and trace.began - max((other.began for other in complete), default=0) > DAY
+        if (len(known) >= MAX_TRACES and not old) or (complete and not trace.complete):
             return "not needed"
-        if len(complete) >= _ENOUGH and _news(mine, complete, blocks) <= _NEWS:
+        if len(complete) >= _ENOUGH and not old and _news(mine, complete, blocks) <= _NEWS:
             return "not needed"
+        if len(known) >= MAX_TRACES:
+            oldest = min(known, key=lambda other: other.began)
+            store.delete(f"{key.prefix(trace.tree)}/{_hash.hexdigest(oldest.encode())}.trace")
         raw = trace.encode()
         store.put(f"{key.prefix(trace.tree)}/{_hash.hexdigest(raw)}.trace", raw)
     except BootseerError as exc:

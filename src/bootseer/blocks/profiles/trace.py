@@ -55,7 +55,8 @@ class Process(msgspec.Struct, frozen=True):
 class Trace(msgspec.Struct, frozen=True):
     """First touches in the order they happened. ``began`` is Unix time; ``tree`` the tree's digest (hexadecimal).
 
-    ``complete`` is false when touches may be missing: recording stopped at its size limit or joined a warm mount.
+    ``complete`` is false when touches may be missing: recording stopped at its size limit, joined a warm mount, or
+    pages were read ahead of the job.
     ``processes``, by pid, name those of the touching processes that could be asked; traces of version 1 have none.
     """
 

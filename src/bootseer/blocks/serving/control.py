@@ -84,7 +84,7 @@ class TreeStatus(msgspec.Struct, kw_only=True):
     stream_waits: int = 0
     hedges: int = 0
     read_ahead_bytes: int = 0
-    """Of the mount, read before the job: what the job then reads of it is not among `reads`."""
+    """Of the mount, read before the job. Neither that nor what the job then finds there is among `reads`."""
     hot_unused_bytes: int = 0
     """Of the prefetched stored bytes, those that the recorded start never touched (unknown, so 0, where anything was
     read ahead); and what it touched besides."""
@@ -93,7 +93,7 @@ class TreeStatus(msgspec.Struct, kw_only=True):
     """The hot pack in use; after the recording what became of the new one: `bootseer.blocks.fetcher.prefetch.renew`."""
     recording: str = "off"
     """``off``, ``recording``, or how the trace ended: ``published``, ``published incomplete``, ``not needed``,
-    ``empty``, ``failed``."""
+    ``left to others``, ``read ahead`` (so there is nothing to learn from it), ``empty``, ``failed``."""
     uptime: float = 0.0
 
 

@@ -149,10 +149,11 @@ class FetcherProcess:
         self._group = fanotify.Group(answer[1][0]) if answer[1] else None
         if self._recordable():
             counts[Count.RECORDING] = 1
-            if spec.readahead:
+            if spec.readahead and self._key is not None:
                 self._readahead = Readahead(
-                    self._store, spec.digest, self._shared, spec.target, lambda: self._ahead.plan.pack
-                )
+                    self._store, spec.digest, self._key, self._shared, spec.target, self._driver,
+                    lambda: self._ahead.plan.pack,
+                )  # fmt: skip
                 self._readahead.start()
 
     def _go_on(self, before: Inherited) -> None:
@@ -276,9 +277,9 @@ class FetcherProcess:
             log.info("tree %s is complete: it needs no server any more", self._spec.id)
         self._holder.heed(note)
 
-    def _still(self) -> None:
+    def _still(self, target: str = "") -> None:
         if self._readahead is not None:
-            self._readahead.still()
+            self._readahead.still(target)
 
     def _tell_complete(self) -> None:
         cache = self._cache

@@ -13,6 +13,7 @@ workers may hold at that moment. When that fails, readers get EIO, and the mount
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import mmap
 import os
@@ -180,14 +181,17 @@ class Front:
         end = min(offset + size, shared.size)
         if offset >= end:
             return b""
-        counts[Count.READS] += 1
+        ahead = ctx.pid == counts[Count.READAHEAD_TID]
+        counts[Count.READS] += not ahead
         if ctx.resent:
             counts[Count.TAKEN_OVER] += 1
-        if counts[Count.RECORDING] and ctx.pid != counts[Count.READAHEAD_TID]:
+        if counts[Count.RECORDING] and not ahead:
             shared.touch(offset, end - offset, ctx.pid)
         first, last = offset >> shared.shift, (end - 1) >> shared.shift
         if shared.ready.find(b"\0", first, last + 1) < 0:
             return self._mapped[offset:end] if end - offset >= _MAPPED else (self._data_fd, offset)
+        if ahead:  # by a list that lies: nothing is fetched for it, and the job's own read asks again
+            raise OSError(errno.EIO, "not there to be read ahead")
         return self._late.miss(first, last, ctx)
 
 

@@ -130,7 +130,8 @@ class Keeper:
             if fd < 0:
                 self._overflow()
                 continue
-            reads += 1
+            ahead = pid == counts[Count.FETCHER_PID]  # its readahead
+            reads += not ahead
             end = offset + length
             if end > size:
                 end = size
@@ -139,7 +140,11 @@ class Keeper:
                 missing = find(b"\0", first, last + 1) >= 0
                 if not missing:
                     group.allow(fd)  # before any bookkeeping, which the reader need not wait for
-                if counts[Count.RECORDING] and pid != counts[Count.FETCHER_PID]:
+                elif ahead:  # by a list that lies: nothing is fetched for it, and the job's own read asks again
+                    group.deny(fd)
+                    os.close(fd)
+                    continue
+                if counts[Count.RECORDING] and not ahead:
                     shared.touch(offset, end - offset, pid)
                 if missing:
                     shared.journal(fd, offset, length, pid)

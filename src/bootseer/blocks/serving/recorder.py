@@ -151,10 +151,12 @@ class Recorder:
         trace = self._source.trace(complete=not (counts[Count.INCOMPLETE] or counts[Count.TOUCHES_LOST]))
         order = purpose.plan().order
         self.use = profiles.hot_use(order, trace, target.map)
-        if counts[Count.READ_AHEAD]:  # whether the job used it was not to be seen
-            self.use = msgspec.structs.replace(self.use, unused_blocks=0, unused_bytes=0)
         if trace.touches:
             purpose.keep_hot({*order, *profiles.blocks_of(trace, target.map)})
+        if counts[Count.READ_AHEAD]:  # what the job used of it was not to be seen: nothing to learn from
+            self.use = msgspec.structs.replace(self.use, unused_blocks=0, unused_bytes=0)
+            self.state = "read ahead"
+            return False
         nodes = profiles.Nodes.of(os.environ)
         if profiles.left_to_me(store, key, target.tree, nodes, self._hurry):
             self.state = profiles.publish(store, key, trace, target.map)

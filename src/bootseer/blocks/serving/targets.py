@@ -114,7 +114,7 @@ class Questions:
 
 class Requests:
     """Answers requests on the control socket with what ``status`` gives. ``stop`` is set when the server ends; after
-    ``still`` the fetcher uses no file of the mounts."""
+    ``still`` the fetcher uses no file of that mount."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Requests:
         counts: memoryview,
         stop: threading.Event,
         status: Callable[[], TreeStatus],
-        still: Callable[[], None],
+        still: Callable[[str], None],
     ) -> None:
         self._targets = targets
         self._holder = holder
@@ -150,7 +150,7 @@ class Requests:
                 self._holder.ask("leave")  # no answer is an error, and changes nothing
             targets.change(left)
         elif request.do == "still":
-            self._still()
+            self._still(request.target)
         elif request.do == "stop":
             self._holder.ask("leave")
         elif request.do != "status":
