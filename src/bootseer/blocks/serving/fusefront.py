@@ -185,7 +185,7 @@ class Front:
         counts[Count.READS] += not ahead
         if ctx.resent:
             counts[Count.TAKEN_OVER] += 1
-        if counts[Count.RECORDING] and not ahead:
+        if counts[Count.RECORDING]:
             shared.touch(offset, end - offset, ctx.pid)
         first, last = offset >> shared.shift, (end - 1) >> shared.shift
         if shared.ready.find(b"\0", first, last + 1) < 0:

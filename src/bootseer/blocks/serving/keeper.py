@@ -144,7 +144,7 @@ class Keeper:
                     group.deny(fd)
                     os.close(fd)
                     continue
-                if counts[Count.RECORDING] and not ahead:
+                if counts[Count.RECORDING]:
                     shared.touch(offset, end - offset, pid)
                 if missing:
                     shared.journal(fd, offset, length, pid)

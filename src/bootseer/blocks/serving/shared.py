@@ -83,7 +83,7 @@ class Count:
     READ_AHEAD = 47
     """Bytes of the mount that the fetcher had the kernel read before the job."""
     READAHEAD_TID = 48
-    """The thread that does so: what it touches is no touch of the job's."""
+    """The thread that does so: a read of its is not the job's."""
     FETCH = 96
     """From here on the fields of `bootseer.blocks.fetcher.flight.FetchStats`, summed over all fetchers."""
     # holder
