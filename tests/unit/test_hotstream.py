@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 
 from bootseer.blocks import _hash
 from bootseer.blocks.cache.cache import CacheFile
+from bootseer.blocks.fetcher import landing
 from bootseer.blocks.fetcher.fetch import Fetcher
 from bootseer.blocks.fetcher.hotstream import HotStream
 from bootseer.blocks.fetcher.queue import STREAM, Batch, Frame, Priority
 from bootseer.blocks.fetcher.source import StoreSource
 from bootseer.blocks.formats import hotpack
 from bootseer.blocks.formats.hotpack import Opened
-from bootseer.errors import BootseerError, UnavailableError
+from bootseer.errors import BootseerError, DataError, UnavailableError
 from bootseer.testing import lazy
 from bootseer.testing.source import FlakyStore, RateLimitedStore
 from bootseer.testing.waits import until
@@ -286,6 +287,62 @@ def test_a_block_that_is_bad_in_a_good_frame_is_fetched_alone(rig: Rig) -> None:
     assert rig.right(rig.order)
     assert fetcher.stats.stream_bad == fetcher.stats.bad_blocks == 2
     assert len(rig.direct) == 2
+
+
+def whole(rig: Rig, store: object = None) -> tuple[Batch, bytes]:
+    """All of the stream as one range, and its bytes."""
+    opened = rig.open(store)
+    batch = opened.stream().take(lambda _: True)
+    assert batch is not None
+    assert batch.blocks == list(opened.pack.blocks)
+    return batch, opened.source.read(0, batch.offset, batch.length)
+
+
+def test_a_bad_frame_holds_up_none_behind_it(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetcher = rig.fetcher()
+    batch, raw = whole(rig, rig.blob.store)
+    bad, good, last = batch.frames[0], batch.frames[1], batch.frames[-1]
+    raw = bytes(bad.length) + raw[bad.length :]
+    waits = {*bad.blocks, *good.blocks, *last.blocks}
+    monkeypatch.setattr(type(fetcher._board.waiting), "__contains__", lambda _, block: block in waits)
+    rig.store.hold()
+    thread = threading.Thread(target=fetcher._landing.land, args=(batch, raw))
+    thread.start()
+    try:
+        until(lambda: rig.right(list(good.blocks)) and rig.right(list(last.blocks)))
+        assert not rig.right([bad.blocks[0]])
+    finally:
+        rig.store.release()
+        thread.join(10)
+    assert rig.right(rig.order)
+
+
+def test_of_bad_blocks_those_that_readers_wait_for_come_first(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetcher = rig.fetcher()
+    batch, _ = whole(rig)
+    bad = batch.blocks[:9]
+    monkeypatch.setattr(type(fetcher._board.waiting), "__contains__", lambda _, block: block == bad[-1])
+    rig.store.reads.clear()
+    assert fetcher._landing._again(dict.fromkeys(bad, DataError("damaged")), batch) == []
+    offsets = rig.blob.map.offsets
+    assert [offset for offset, _ in rig.direct] == [offsets[block] for block in [bad[-1], *bad[:-1]]]
+    assert fetcher.stats.stream_bad == fetcher.stats.bad_blocks == 9
+
+
+def test_a_frame_that_nobody_needs_any_more_is_not_decompressed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetcher = rig.fetcher()
+    batch, raw = whole(rig)
+    bad, there = batch.frames[:2]
+    raw = bytes(bad.length) + raw[bad.length :]
+    for block in [*bad.blocks, *there.blocks]:
+        rig.cache.write(block, rig.blob.content[block * 4096 : (block + 1) * 4096])
+    seen: list[int] = []
+    real = landing.opened
+    monkeypatch.setattr(landing, "opened", lambda *args: seen.append(args[1][0]) or real(*args))  # type: ignore[func-returns-value]
+    assert fetcher._landing.land(batch, raw) == []
+    assert seen == [frame.blocks[0] for frame in batch.frames[2:]]
+    assert fetcher.stats.stream_bad == 0
+    assert rig.right(rig.order)
 
 
 def test_traces_bring_what_the_pack_lacks_after_it(rig: Rig) -> None:

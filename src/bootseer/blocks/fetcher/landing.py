@@ -52,24 +52,24 @@ class Landing:
             first = {block for block in missing if block in self._board.waiting}
             done = [block for block in batch.blocks if block not in missing]
         self.finish([(block, None, None) for block in done])
-        lost: list[int] = []
+        bad: dict[int, DataError] = {}
         view = memoryview(raw)
         frames = sorted(batch.frames, key=lambda frame: first.isdisjoint(frame.blocks)) if first else batch.frames
         came: list[Came] = []
         for start, length, blocks in frames:
-            good, bad = opened(self._cache.map, blocks, missing, view[start : start + length])
-            for block, count, data in good:
-                came += self._keep_run(block, count, data)
-            if bad:
-                self.finish(came)
-                came = []
-                for block, why in bad:
-                    self._again(block, why, batch, lost)
-            elif len(came) >= self._chunk or (first and not first.isdisjoint(blocks)):
+            # A reader in a hurry may have had some of them fetched meanwhile.
+            left = {block for block in blocks if block in missing and not self._cache.ready[block]}
+            came += [(block, None, None) for block in blocks if block in missing and block not in left]
+            if left:
+                good, damaged = opened(self._cache.map, blocks, left, view[start : start + length])
+                bad.update(damaged)
+                for block, count, data in good:
+                    came += self._keep_run(block, count, data)
+            if len(came) >= self._chunk or (first and not first.isdisjoint(blocks)):
                 self.finish(came)
                 came = []
         self.finish(came)
-        return lost
+        return self._again(bad, batch) if bad else []
 
     def finish(self, came: Sequence[Came]) -> None:
         """Blocks are ready, or could not be kept, or failed: tell who waits."""
@@ -89,22 +89,37 @@ class Landing:
             self._board.queue.give_up(block)
         self.finish([(block, None, exc)])
 
-    def _again(self, block: int, why: DataError, batch: Batch, lost: list[int]) -> None:
-        """Fetch ``block``, which came damaged in ``batch``, alone from each source in turn; or note it as ``lost``."""
+    def _again(self, bad: dict[int, DataError], batch: Batch) -> list[int]:
+        """Fetch the blocks that came damaged in ``batch``, alone from each source in turn, waited-for ones first;
+        returns those whose source went away."""
         board = self._board
         name = "the hot pack" if batch.pack == STREAM else self._sources.name
-        log.warning("block %d from %s: %s; fetching it again", block, name, why)
+        for block, why in bad.items():
+            log.warning("block %d from %s: %s; fetching it again", block, name, why)
         with board.lock:
-            board.stats.bad_blocks += 1
-            board.stats.stream_bad += batch.pack == STREAM
-        try:
-            data = self._sources.block(self._cache.map, block, lambda length: board.count(batch.priority, length))
-            kept = self._keep(block, data)
-            self.finish([kept] if kept is not None else [])
-        except UnavailableError:
-            lost.append(block)
-        except BootseerError as exc:
-            self._fail(block, exc)
+            board.stats.bad_blocks += len(bad)
+            board.stats.stream_bad += len(bad) if batch.pack == STREAM else 0
+        lost: list[int] = []
+        rest = dict.fromkeys(bad)
+        while rest:
+            with board.lock:  # each time: readers come while others are served
+                block = next((one for one in rest if one in board.waiting), next(iter(rest)))
+            del rest[block]
+            try:
+                self.finish(self._fetched(block, batch))
+            except UnavailableError:
+                lost.append(block)
+            except BootseerError as exc:
+                self._fail(block, exc)
+        return lost
+
+    def _fetched(self, block: int, batch: Batch) -> list[Came]:
+        """``block`` kept, after a request of its own unless it is there by now."""
+        if self._cache.ready[block]:
+            return [(block, None, None)]
+        data = self._sources.block(self._cache.map, block, lambda length: self._board.count(batch.priority, length))
+        kept = self._keep(block, data)
+        return [kept] if kept is not None else []
 
     def _keep_run(self, block: int, count: int, data: Buffer) -> list[Came]:
         """`_keep` of ``count`` blocks from ``block`` on."""
