@@ -12,6 +12,7 @@ from bootseer.stripefs.adapter.fsspec_fs import StripeFileSystem
 from bootseer.stripefs.checkpoint import commit, latest
 from bootseer.stripefs.storage.backend import Backend, join
 from bootseer.stripefs.storage.fsspec_backend import FsspecBackend
+from bootseer.stripefs.transfer import copy_tree
 
 
 @pytest.fixture
@@ -310,6 +311,36 @@ def test_fsspec_copies_a_whole_checkpoint(url, target):
     with pytest.raises(PermissionError, match="COMMIT"):
         there.copy("run/step-1", "run/step-1/copy", recursive=True)
     there.store.verify("")
+
+
+def test_fsspec_does_not_commit_a_copy_that_leaves_out_a_folder(url):
+    there = StripeFileSystem(url=url)
+    checkpoint(there.store, "step-1")
+    with pytest.raises(OSError, match="it lacks sub/b"):
+        there.copy("step-1/*", "step-9/")
+    assert "step-9/a" in names(there.store)
+    assert "step-9/COMMIT" not in names(there.store)
+    assert (hint(there.store), there.store.latest()) == ("step-1", "step-1")
+
+
+@pytest.mark.parametrize("how", ["copy_tree", "resumed", "fsspec", "base"])
+def test_a_checkpoint_in_a_checkpoint_is_copied(url, how):
+    there = StripeFileSystem(url=url)
+    fs = there.store
+    checkpoint(fs, "out/in-1")
+    checkpoint(fs, "out")
+    assert "in-1/COMMIT" in [file.path for file in fs.checkpoint("out").files]
+    if how == "fsspec":
+        there.copy("out", "copy", recursive=True)
+    elif how == "base":
+        copy_tree(open_fs(f"{url}/out"), "", fs, "copy")
+    else:
+        copy_tree(fs, "out", fs, "copy")
+        if how == "resumed":
+            copy_tree(fs, "out", fs, "copy", resume=True)
+    fs.verify("")
+    assert [file.path for file in fs.checkpoint("copy").files] == [file.path for file in fs.checkpoint("out").files]
+    fs.checkpoint("copy/in-1")
 
 
 def test_fsspec_does_not_commit_a_copy_that_lacks_a_file(url):

@@ -259,15 +259,16 @@ class StripeFS:
         folder = clean(folder)
         return Save(self.backend, folder, epoch) if epoch else begin(self.backend, folder)
 
-    def commit(self, path: str, *, hint: bool = True) -> Commit:
+    def commit(self, path: str, *, hint: bool = True, before: Callable[[Commit], None] | None = None) -> Commit:
         """Publish the directory as a checkpoint: everything in it now, nothing later. The first commit wins.
 
-        Writes into it that are under way are ended. ``hint``: let LATEST in the folder above name it.
+        Writes into it that are under way are ended. ``hint``: let LATEST in the folder above name it. ``before``: as
+        in `Save.commit`.
         """
         path = clean(path)
         if not self.stat(path).is_dir:
             raise NotFoundError(f"{path} is a file, a checkpoint is a folder")
-        return begin(self.backend, path).commit(hint=hint)
+        return begin(self.backend, path).commit(hint=hint, before=before)
 
     def refuse_committed(self, path: str) -> None:
         """Raise `NotWritableError` when ``path`` is a committed checkpoint or in one: writing there would break it.

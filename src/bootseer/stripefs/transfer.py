@@ -15,6 +15,7 @@ from bootseer import faults
 from bootseer.errors import DataError, NotFoundError, NotWritableError
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit, latest
+from bootseer.stripefs.checkpoint.commit import Commit
 from bootseer.stripefs.layout import Pointer
 from bootseer.stripefs.read import ChunkFile, StripedFile, open_file, refuse_unfinished
 from bootseer.stripefs.storage.backend import Backend, exists, join, read_all
@@ -166,7 +167,7 @@ def copy_tree(
     if in_place:
         return done
     checkpoints = [name.rpartition("/")[0] for name in manifests]
-    for folder in sorted(checkpoints, key=lambda folder: (-folder.count("/"), folder)):
+    for folder in sorted(checkpoints, key=lambda folder: (-len(folder), folder)):  # those in others before them
         there = join(target, folder.removeprefix(path).strip("/"))
         commit_copy(src, folder, dst, there, resume=resume)
     return done
@@ -195,18 +196,35 @@ def _is_checkpoint(fs: StripeFS, name: str) -> bool:
 def commit_copy(src: StripeFS, folder: str, dst: StripeFS, target: str, *, resume: bool = False) -> None:
     """Give ``target``, to which all files of the checkpoint ``folder`` were copied, a COMMIT of its own.
 
-    `NotWritableError` when it has one (without ``resume``), `DataError` when a file is not what ``folder`` says.
+    `NotWritableError` when it has one (without ``resume``); `DataError` when a file is not what ``folder`` says, and
+    then no COMMIT is made. The COMMIT of a checkpoint in ``folder`` has a copy of its own, which is another.
     """
-    wanted = {(file.path, file.size, file.digest) for file in src.checkpoint(folder).files}
+    wanted = src.checkpoint(folder).files
+    nested = {
+        file.path
+        for file in wanted
+        if file.path.endswith(f"/{commit.NAME}") and commit.is_manifest(src.backend, join(folder, file.path))
+    }
+
+    def compare(found: Commit) -> None:
+        there = {file.path: (file.size, file.digest) for file in found.files}
+        for file in wanted:
+            if file.path not in there:
+                why = f"it lacks {file.path}"
+            elif file.path not in nested and there[file.path] != (file.size, file.digest):
+                why = f"{file.path} differs"
+            else:
+                continue
+            raise DataError(f"the copy {target} is not what {folder} was when it was committed: {why}")
+
     try:
         found = dst.checkpoint(target)
     except (DataError, NotFoundError):
-        found = dst.commit(target)
-    else:
-        if not resume:
-            raise NotWritableError(f"checkpoint {target} has a COMMIT already", hint="copy to a new folder")
-    if not wanted <= {(file.path, file.size, file.digest) for file in found.files}:
-        raise DataError(f"the copy {target} is not what {folder} was when it was committed")
+        dst.commit(target, before=compare)
+        return
+    if not resume:
+        raise NotWritableError(f"checkpoint {target} has a COMMIT already", hint="copy to a new folder")
+    compare(found)
 
 
 def _same(src: StripeFS, stat: FileStat, expected: str, dst: StripeFS, target: str) -> Copied | None:

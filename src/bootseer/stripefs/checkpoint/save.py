@@ -13,7 +13,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from bootseer import faults
 from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError, from_os_error
@@ -86,17 +86,19 @@ class Save:
     def _shown(self) -> str:
         return self.folder or self._backend.url
 
-    def commit(self, *, hint: bool = True) -> Commit:
+    def commit(self, *, hint: bool = True, before: Callable[[Commit], None] | None = None) -> Commit:
         """Publish the manifest of everything in the folder, and with ``hint`` let LATEST beside the folder name it.
 
-        The digest of a striped file is the one its writer computed; plain files are read. Raises `NotWritableError`
-        when there is a COMMIT or a later save, `DataError` when the folder is empty, `ConfigError` for names that are
-        not UTF-8.
+        ``before`` is called with the manifest; when it raises, nothing is published. The digest of a striped file is
+        the one its writer computed; plain files are read. Raises `NotWritableError` when there is a COMMIT or a later
+        save, `DataError` when the folder is empty, `ConfigError` for names that are not UTF-8.
         """
         self.check()
         made = Commit(created=time.time(), files=tuple(self._files()))
         if not made.files:
             raise DataError(f"checkpoint {self._shown} has no files to commit")
+        if before is not None:
+            before(made)
         try:
             self._publish(commit.encode(made))
         except OSError as exc:
