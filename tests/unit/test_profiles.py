@@ -123,6 +123,20 @@ def test_three_traces_are_enough_unless_there_is_news(store: FolderStore, blob: 
     assert len(names(store)) == 4
 
 
+def test_one_a_day_is_news_and_takes_the_place_of_the_oldest(
+    store: FolderStore, blob: lazy.LazyBlob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a profile would never forget what jobs no longer read."""
+    monkeypatch.setattr(profiles, "MAX_TRACES", 3)
+    day = int(profiles.DAY)
+    for began in (2, 1, 3):
+        profiles.publish(store, KEY, trace(1, 2, began=began), blob.map)
+    assert profiles.publish(store, KEY, trace(1, began=day), blob.map) == "not needed"
+    assert profiles.publish(store, KEY, trace(1, complete=False, began=day + 9), blob.map) == "not needed"
+    assert profiles.publish(store, KEY, trace(1, began=day + 9), blob.map) == "published"
+    assert sorted(one.began for one in load(store)) == [2, 3, day + 9]
+
+
 def test_a_profile_does_not_grow_without_end(
     store: FolderStore, blob: lazy.LazyBlob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
