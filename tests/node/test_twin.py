@@ -63,8 +63,9 @@ def test_it_outlives_the_program_and_has_nothing_of_it(tmp_path: Path, digest: s
             open_files = [os.readlink(entry) for entry in Path(f"/proc/{one}/fd").iterdir()]
             assert str(tmp_path / "held") not in open_files
             assert {name for name in open_files if name.endswith(".log")} == {f"{tmp_path}/state/trees/{made.id}.log"}
-            caught = next(line for line in Path(f"/proc/{one}/status").read_text().splitlines() if "SigCgt" in line)
-            assert not int(caught.split()[1], 16) >> 9 & 1  # SIGUSR1
+            signals = dict(line.split(":\t", 1) for line in Path(f"/proc/{one}/status").read_text().splitlines())
+            assert not int(signals["SigCgt"], 16) >> 9 & 1  # SIGUSR1
+            assert int(signals["SigBlk"], 16) == 0
         assert os.getsid(pid) == os.getpgid(pid) != os.getsid(0)
         assert Path(f"/proc/{pid}/cwd").readlink() == Path("/")
     finally:
@@ -120,3 +121,47 @@ def test_a_tree_that_is_not_there_is_an_error_and_leaves_nothing(tmp_path: Path,
     assert "NotFoundError" in done.stderr
     assert not mounts.is_mounted(tmp_path / "mnt")
     assert not list(tmp_path.glob("state/trees/*/spec.json"))
+
+
+_INTERRUPTED = """
+import contextlib, os, signal
+from bootseer.blocks.serving import standby
+
+real, program = os.fork, os.getpid()
+
+def fork():
+    pid = real()
+    os.kill(os.getpid(), signal.SIGINT if not pid else 0)
+    return pid
+
+os.fork = fork
+with contextlib.ExitStack() as undo:
+    undo.callback(lambda: print("the program" if os.getpid() == program else "its child", flush=True))
+    with standby.standby("/x", fork=True):
+        print("forked", os.getpid() == program, signal.pthread_sigmask(signal.SIG_BLOCK, ()), flush=True)
+"""
+
+
+def test_a_signal_right_after_the_fork_does_not_have_the_child_end_the_program() -> None:
+    done = subprocess.run([sys.executable, "-c", _INTERRUPTED], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == ["forked True set()", "the program"]
+
+
+_THREADS = """
+import os, threading
+from bootseer.blocks.serving import standby
+
+def fork():
+    raise AssertionError("forked")
+
+os.fork = fork
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+with standby.standby("/x", fork=True):
+    print(type(standby._waiting[0].server.process).__name__)
+"""
+
+
+def test_a_program_with_threads_gets_one_that_is_executed() -> None:
+    done = subprocess.run([sys.executable, "-c", _THREADS], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "Popen\n"), done.stderr

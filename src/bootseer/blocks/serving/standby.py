@@ -31,7 +31,8 @@ log = logging.getLogger(__name__)
 
 SERVER = (sys.executable, "-m", "bootseer.blocks.serving.server")
 FORK = ("fork",)
-"""In place of a command: a server forked from this process. See `twin` for who may ask for that."""
+"""In place of a command: a server forked from this process, if that has no threads. See `twin` for who may ask for
+that."""
 _END_SECONDS = 2.0
 _GROUP_SECONDS = 0.3
 PID = "pid"
@@ -66,7 +67,7 @@ def standby(store_url: str, count: int = 1, *, fork: bool = False) -> Iterator[N
     """Have ``count`` servers ready for the next mounts of this process; unused ones end with the context.
 
     They load what the store at ``store_url`` needs, and meet it, before they are asked to. ``fork``: they are forked
-    from this process, see `FORK`.
+    from this process, see `FORK`, unless it has threads.
     """
     mine = []
     try:
@@ -152,7 +153,8 @@ def spawn(argv: Sequence[str], *more: str, stdin: int, out: IO[bytes] | int) -> 
 def _prepare(store_url: str, *, fork: bool) -> _Waiting:
     read_fd, tell_fd = os.pipe()
     try:
-        if fork:
+        # A lock that another thread holds would be held for ever in the child.
+        if fork and threading.active_count() == 1:
             return _Waiting(tell_fd, _fork(read_fd, store_url))
         return _Waiting(tell_fd, spawn([*SERVER, "-"], store_url, stdin=read_fd, out=subprocess.DEVNULL))
     except BaseException:

@@ -1,9 +1,9 @@
 """A block server forked from the program that mounts, instead of started anew: what that has imported is there already.
 
 Only for programs that ask for it, such as the command line: nothing of what they have open may matter to anybody else
-in the moment of the fork, and no thread of theirs may hold a lock. The child keeps nothing but memory: descriptors,
-signal handlers, log handlers, session and command line become those of a server that was executed. Where the command
-line cannot be changed it executes one.
+in the moment of the fork, and they have one thread only: another may hold a lock (`standby` looks). The child keeps
+nothing but memory: descriptors, signal handlers, log handlers, session and command line become those of a server that
+was executed. Where the command line cannot be changed it executes one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -47,17 +47,26 @@ class Forked:
 def fork(command: Sequence[str], *more: str, tell_fd: int, answer_fd: int) -> Forked:
     """Fork a process that does what ``command`` (of `standby`) does when it is executed with ``-``, ``answer_fd`` and
     ``more``, and ``tell_fd`` as standard input."""
-    pid = os.fork()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    pid = -1
+    try:
+        # What a signal raised in the child would unwind the program, which unmounts and deletes, before it is a server.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        pid = os.fork()
+    finally:
+        if pid:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     if pid:
         return Forked(pid)
     code = 70
     try:
-        code = _serve([*command, "-", str(answer_fd), *more], tell_fd, answer_fd)
+        code = _serve([*command, "-", str(answer_fd), *more], tell_fd, answer_fd, mask)
     finally:
         os._exit(code)
 
 
-def _serve(argv: list[str], tell_fd: int, answer_fd: int) -> int:
+def _serve(argv: list[str], tell_fd: int, answer_fd: int, mask: Iterable[int]) -> int:
+    """In the child, where all signals are blocked; ``mask``: those that the program blocks."""
     os.setsid()
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for fd, source in ((0, tell_fd), (1, null), (2, null)):
@@ -71,6 +80,7 @@ def _serve(argv: list[str], tell_fd: int, answer_fd: int) -> int:
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     # Others tell servers by these words, and by nothing else of the line.
     if not (call_itself(argv) or call_itself(["python", *argv[1:4]])):
         _execute(argv, answer_fd)
