@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bootseer import faults
-from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, NotWritableError
+from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, NotWritableError, UnavailableError
 from bootseer.stripefs import layout, open_fs
 from bootseer.stripefs.care import gc, rebuild, repair, survey
 from bootseer.stripefs.care.fsck import Finding
@@ -566,6 +566,44 @@ def test_one_of_a_batch_that_is_no_garbage_after_all_comes_back(fs, monkeypatch,
     assert [bool(removal.kept) for removal in made if uuid in removal.path] == [True]
     assert [removal.kept for removal in made if uuid not in removal.path] == [""] * 6
     assert content(fs, "f") == DATA
+    fs.gc(age=0)
+    assert fs.fsck().findings == ()
+
+
+@pytest.mark.parametrize("when", ["set aside", "fence", "look", "back"])
+def test_a_batch_is_renamed_back_when_the_storage_is_silent(fs, monkeypatch, caplog, when):
+    for uuid in uuids(3):
+        torn(fs, uuid)
+    before = sorted(local(fs, ".bsx").iterdir())
+    found = fs.fsck().findings
+    asked = {"set aside": "rename", "fence": "delete", "look": "list", "back": "list"}[when]
+    where = {"set aside": f".bsx/{uuids(3)[2]}.1", "fence": f".tmp-{uuids(3)[1]}"}.get(when, "")
+    begun: list[str] = []
+    refused = f"{survey.TRASH}{uuids(3)[0]}.0"
+
+    def point(name: str) -> None:
+        begun.append(name)
+
+    for name in ("rename", "delete", "list"):
+        real = getattr(fs.backend, name)
+
+        def silent(path, *more, name=name, real=real, **flags):
+            aside = "stripefs.gc.aside" in begun
+            if name == asked and path == where and (aside or when == "set aside"):
+                raise UnavailableError("no answer")
+            if when == "back" and name == "rename" and path.endswith(refused):
+                raise NotWritableError("permission denied")
+            return real(path, *more, **flags)
+
+        monkeypatch.setattr(fs.backend, name, silent)
+    monkeypatch.setattr(faults, "point", point)
+    with pytest.raises(UnavailableError):
+        gc._Collector(fs.backend, time.time(), 0, False, False).collect(found)
+    left = {path.stem for path in before if not path.exists()}
+    assert left == ({uuids(3)[0]} if when == "back" else set())
+    said = [record.getMessage() for record in caplog.records if "still set aside" in record.getMessage()]
+    assert len(said) == len(left)
+    monkeypatch.undo()
     fs.gc(age=0)
     assert fs.fsck().findings == ()
 

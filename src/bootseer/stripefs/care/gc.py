@@ -9,10 +9,9 @@ Many sets of one folder take these steps together, so that the folder is listed 
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import msgspec
@@ -23,7 +22,7 @@ from bootseer.stripefs.care import survey
 from bootseer.stripefs.care.fsck import Finding, fsck
 from bootseer.stripefs.care.repair import restore_trash
 from bootseer.stripefs.care.survey import Folder
-from bootseer.stripefs.storage.backend import Backend, clean, join
+from bootseer.stripefs.storage.backend import DEADLINE, Backend, clean, join
 
 _log = logging.getLogger(__name__)
 
@@ -34,6 +33,9 @@ AGE = 86400.0
 _BATCH = 500
 """Sets of one folder that are set aside together. Who reads one that was published meanwhile meets an error until the
 batch is through: a second or two, at about a millisecond for each rename."""
+
+
+_ASIDE = "%s/%s is still set aside, `bootseer fs fsck --repair` looks whether a pointer names it: %s"
 
 
 class Removal(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,15 +131,24 @@ class _Collector:
         kept = {uuid: _why_not(partial(self._in_use, _files(folder, uuid))) for uuid in uuids}
         if self._dry_run:
             return kept
-        aside = []
+        aside: dict[str, None] = {}  # until it is known to be garbage
+        try:
+            self._collect(folder, uuids, kept, aside)
+        except BaseException:
+            self._put_back(folder, aside)
+            raise
+        return kept
+
+    def _collect(self, folder: Folder, uuids: Sequence[str], kept: dict[str, str], aside: dict[str, None]) -> None:
+        """The steps of a batch; says in ``kept`` why a set is, and in ``aside`` which ones are set aside."""
         for uuid in uuids:
             if not kept[uuid] and folder.owners(uuid):
                 kept[uuid] = "a pointer names it by now"
             if not kept[uuid]:
+                aside[uuid] = None
                 kept[uuid] = _why_not(partial(self._set_aside, folder, uuid))
-                aside.append(uuid)
         if not aside:
-            return kept
+            return
         faults.point("stripefs.gc.aside")
         named: set[str] = set()
 
@@ -153,23 +164,45 @@ class _Collector:
 
         failed = _why_not(fence)
         faults.point("stripefs.gc.delete")
-        for uuid in aside:
+        for uuid in list(aside):
             if uuid in named:
                 kept[uuid] = "its writer published it meanwhile"
             if why := kept[uuid] or failed:
                 kept[uuid] = why
                 # as long as nobody knows that it is garbage, a pointer may name it
                 if not_back := _why_not(partial(restore_trash, self._backend, folder, uuid)):
-                    _log.warning("%s/%s is still set aside: %s", folder.store, uuid, not_back)
+                    _log.warning(_ASIDE, folder.store, uuid, not_back)
+                del aside[uuid]
                 continue
+            del aside[uuid]
             kept[uuid] = _why_not(partial(self._delete, folder, uuid))
-        return kept
+
+    def _put_back(self, folder: Folder, aside: Iterable[str]) -> None:
+        """Rename all of ``aside`` back, after an error. A storage that is silent is asked for `DEADLINE` seconds."""
+        until, silent = time.monotonic() + DEADLINE, ""
+        for uuid in aside:
+            try:
+                if not silent or time.monotonic() < until:
+                    silent = ""
+                    restore_trash(self._backend, folder, uuid)
+                    continue
+                why = silent
+            except UnavailableError as exc:
+                why = silent = exc.message
+            except (BootseerError, OSError) as exc:
+                why = str(exc)
+            _log.warning(_ASIDE, folder.store, uuid, why)
 
     def _set_aside(self, folder: Folder, uuid: str) -> None:
+        trash = folder.trash.setdefault(uuid, {})
         for index, entry in list(folder.stripes.get(uuid, {}).items()):
-            with contextlib.suppress(NotFoundError):
+            before = trash.get(index)
+            trash[index] = entry  # first: a rename whose answer is lost may have been done
+            try:
                 self._backend.rename(folder.stripe_path(uuid, index), folder.trash_path(uuid, index), overwrite=True)
-                folder.trash.setdefault(uuid, {})[index] = entry
+            except NotFoundError:
+                if before is None:
+                    del trash[index]
 
     def _delete(self, folder: Folder, uuid: str) -> None:
         for index in folder.trash.get(uuid, {}):
