@@ -426,13 +426,26 @@ def test_a_forked_child_has_connections_of_its_own(s3, server):
 # What cannot work
 
 
-def test_unknown_protocols_and_stores_that_cannot_publish(tmp_path):
+def test_unknown_protocols_and_stores_that_cannot_publish(monkeypatch):
     with pytest.raises(UnsupportedError, match="no striped store over nosuch://"):
         open_fs("nosuch://x")
-    readable = StripeFS(FsspecBackend("", {"fo": {"version": 1, "refs": {"f": "text"}}}, protocol="reference"))
+    readable = StripeFS(
+        FsspecBackend("", {"fo": {"version": 1, "refs": {"f": "text", "folder/g": "x"}}}, protocol="reference")
+    )
     assert content(readable, "f") == b"text"
-    with pytest.raises(UnsupportedError, match="cannot publish a file at once"):
-        write(readable, "g")
+    removed: list[object] = []
+    monkeypatch.setattr(type(readable.backend._filesystem()[0]), "rm", lambda *args, **flags: removed.append(args))
+    monkeypatch.setattr(type(readable.backend._filesystem()[0]), "rm_file", lambda *args: removed.append(args))
+    for attempt in (
+        lambda: write(readable, "g"),
+        lambda: readable.remove("f"),
+        lambda: readable.remove_tree("folder"),
+        lambda: readable.remove_tree("folder", force=True),
+        lambda: readable.backend.remove_folder("folder"),
+    ):
+        with pytest.raises(UnsupportedError, match="cannot publish a file at once"):
+            attempt()
+    assert not removed
 
 
 class Failing(MemoryFileSystem):
@@ -474,6 +487,24 @@ def test_a_store_that_says_less_is_said_so_once(memory, monkeypatch, caplog):
     for _ in range(2):
         fs.open("f").close()
     assert caplog.text.count("neither times nor tags") == 1
+
+
+def test_a_folder_goes_though_another_removes_its_manifest_meanwhile(fs, monkeypatch):
+    for name in ("run/a", "run/sub/COMMIT", "run/sub/b"):
+        write(fs, name)
+    below = fs.backend.call("look", lambda found: found)
+    real = below.find
+
+    def find(path, *more, **flags):
+        found = real(path, *more, **flags)
+        monkeypatch.setattr(below, "find", real)
+        below.rm_file(fs.backend.full("run/sub/COMMIT"))
+        return found
+
+    monkeypatch.setattr(below, "find", find)
+    fs.backend.remove_folder("run", first=("COMMIT",))
+    with pytest.raises(NotFoundError):
+        fs.backend.stat("run")
 
 
 def test_a_finished_checkpoint_is_whole_until_all_of_it_goes(fs):

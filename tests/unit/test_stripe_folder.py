@@ -119,6 +119,22 @@ def test_folders_where_nothing_renames_without_replacing(tmp_path, rename):
         fs.backend.rename("none", "other", overwrite=False)
 
 
+def test_a_folder_goes_though_another_removes_its_manifest_meanwhile(tmp_path, monkeypatch):
+    (tmp_path / "run").mkdir()
+    for name in ("COMMIT", "LATEST", "a"):
+        (tmp_path / "run" / name).write_bytes(b"x")
+    real = os.unlink
+
+    def unlink(path, **flags):
+        if str(path).endswith(("COMMIT", "LATEST")) and not flags:
+            real(path)
+        real(path, **flags)
+
+    monkeypatch.setattr(os, "unlink", unlink)
+    FolderBackend(tmp_path).remove_folder("run", first=("COMMIT", "LATEST"))
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_link_to_a_folder_is_removed_not_what_it_points_to(tmp_path, rename):
     there = tmp_path / "elsewhere"
     there.mkdir()

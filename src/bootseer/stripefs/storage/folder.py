@@ -210,7 +210,8 @@ class FolderBackend:
                 return
             for where, _, names in os.walk(folder) if first else ():  # which does not follow links
                 for name in set(first).intersection(names):
-                    os.unlink(os.path.join(where, name))
+                    with contextlib.suppress(FileNotFoundError):  # another removal was quicker
+                        os.unlink(os.path.join(where, name))
             faults.point("stripefs.remove.rest")
             shutil.rmtree(folder)
         except FileNotFoundError:

@@ -322,6 +322,7 @@ class FsspecBackend:
             _log.info("%s has these bytes already", self.name(dst))
 
     def delete(self, path: str) -> None:
+        self._objects()  # who cannot be written is not removed from either
         with contextlib.suppress(NotFoundError):
             self.call(f"delete {self.name(path)}", lambda fs: fs.rm_file(self.full(path)))
 
@@ -337,18 +338,21 @@ class FsspecBackend:
             raise NotWritableError(f"cannot make folder {self.name(path)}: a file is in the way") from None
 
     def remove_folder(self, path: str, *, first: Sequence[str] = ()) -> None:
+        self._objects()
         doing, full = f"remove {self.name(path)}", self.full(path)
 
         def manifests(fs: AbstractFileSystem) -> None:
             fs.invalidate_cache(full)
             for name in fs.find(full):
                 if str(name).rpartition("/")[2] in first:
-                    fs.rm_file(name)
+                    with contextlib.suppress(FileNotFoundError):  # another removal was quicker
+                        fs.rm_file(name)
 
-        with contextlib.suppress(NotFoundError):
-            if first:
+        if first:
+            with contextlib.suppress(NotFoundError):
                 self.call(doing, manifests, 10 * DEADLINE)
-            faults.point("stripefs.remove.rest")
+        faults.point("stripefs.remove.rest")
+        with contextlib.suppress(NotFoundError):
             self.call(doing, lambda fs: fs.rm(full, recursive=True), 10 * DEADLINE)
 
 
