@@ -42,6 +42,38 @@ def test_who_was_slow_once_needs_less_proof():
     assert reported(pace, 4, C, D, A, how=(4.0, 8 * MIB, 1.3)) == ""
 
 
+def test_who_was_slow_once_and_is_as_quick_as_the_others_is_left_alone():
+    pace = Pace()
+    reported(pace, 1, A, B, how=QUICK)
+    assert reported(pace, 2, A, X, how=SLOW) == "X"
+    pace.ended(2)
+    busy = (4.0, 24 * MIB, 1.6)  # all wait, for the network
+    reported(pace, 1, A, B, how=busy)
+    reported(pace, 2, B, C, how=busy)
+    assert reported(pace, 3, C, X, how=busy) == ""
+    assert reported(pace, 3, C, X, how=(4.0, 24 * MIB, 3.3)) == "X"
+
+
+def test_bad_company_is_forgotten():
+    pace = Pace()
+    reported(pace, 1, A, B, how=QUICK)
+    assert reported(pace, 2, D, X, how=SLOW) == "DX"
+    reported(pace, 2, A, D, how=QUICK)  # D does well with another
+    assert reported(pace, 3, D, X, how=SLOW) == "X"
+    pace.closed(1)
+    pace.closed(2)
+    assert reported(pace, 4, C, D, how=SLOW) == ""
+
+
+def test_who_was_slow_once_is_no_measure_for_itself():
+    pace = Pace()
+    reported(pace, 1, A, B, how=QUICK)
+    assert reported(pace, 2, A, X, how=SLOW) == "X"
+    pace.closed(1)
+    assert reported(pace, 3, C, X, how=(4.0, 24 * MIB, 3.0)) == "X"
+    assert reported(pace, 3, C, X, how=(4.0, 24 * MIB, 1.6)) == ""
+
+
 def test_without_a_quick_one_nobody_is_slow():
     pace = Pace()
     for key, nodes in enumerate([(A, B, X), (X, B, C), (A, X, C)]):

@@ -25,6 +25,8 @@ HELD_UP, FREE = 0.7, 0.3
 """Shares of the time that the writer waits for a pipeline: for a slow one at least, for a quick one at most."""
 RATIO = 4.0
 """How many times slower than a quick pipeline, in bytes per second of waiting, one must be."""
+RATIO_AGAIN = 2.0
+"""The same, on a DataNode that held up another block: than any pipeline without such a one."""
 
 
 class Run(NamedTuple):
@@ -54,17 +56,36 @@ class Pace:
         """Note how far the file ``key`` is; the DataNodes because of which it is slow, if others are much quicker."""
         with self._lock:
             self._now[key] = run
-            # who held up another needs less proof: while that one was left, this one's writer had nothing to wait for
-            known = [node for node in run.nodes if node.uuid in self._slow]
-            enough, held_up = (AGAIN, FREE) if known else (ENOUGH, HELD_UP)
-            if run.elapsed < enough or run.waited < held_up * run.elapsed:
+            if run.elapsed < AGAIN or run.waited < FREE * run.elapsed:
                 return ()
-            if known:
-                return known
-            fine = {node.uuid for other in self._others(key) if _quick(other, run) for node in other.nodes}
-            slow = [node for node in run.nodes if node.uuid not in fine] if fine else []
-            self._slow.update(node.uuid for node in slow)
-            return slow
+            return self._slow_again(key, run) or self._slow_now(key, run)
+
+    def _slow_again(self, key: int, run: Run) -> list[DataNode]:
+        """Who held up another file before needs less proof: while that one was left, the writer of this one had nothing
+        to wait for. But it may have recovered, or have been in bad company.
+        """
+        for name, other in self._now.items():
+            if name != key and _quick(other, run):
+                self._slow.difference_update(node.uuid for node in other.nodes)
+        known = [node for node in run.nodes if node.uuid in self._slow]
+        if not known:
+            return []
+        rates = [
+            other.rate
+            for other in self._others(key)
+            if _settled(other) and self._slow.isdisjoint(node.uuid for node in other.nodes)
+        ]
+        if rates:
+            return known if max(rates) >= RATIO_AGAIN * run.rate else []
+        return known if run.waited >= HELD_UP * run.elapsed else []
+
+    def _slow_now(self, key: int, run: Run) -> list[DataNode]:
+        if run.elapsed < ENOUGH or run.waited < HELD_UP * run.elapsed:
+            return []
+        fine = {node.uuid for other in self._others(key) if _quick(other, run) for node in other.nodes}
+        slow = [node for node in run.nodes if node.uuid not in fine] if fine else []
+        self._slow.update(node.uuid for node in slow)
+        return slow
 
     def _others(self, key: int) -> list[Run]:
         found = []
@@ -87,7 +108,10 @@ class Pace:
             self._before.pop(key, None)
 
 
+def _settled(other: Run) -> bool:
+    """Whether its rate says something: with a full window it only hides for now that it is slow, too."""
+    return other.elapsed >= ENOUGH / 2 and other.backlog <= FREE
+
+
 def _quick(other: Run, run: Run) -> bool:
-    if other.elapsed < ENOUGH / 2 or other.backlog > FREE or other.waited > FREE * other.elapsed:
-        return False  # the second: its window only hides for now that it is slow, too
-    return other.rate >= RATIO * run.rate
+    return _settled(other) and other.waited <= FREE * other.elapsed and other.rate >= RATIO * run.rate
