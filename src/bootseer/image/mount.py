@@ -11,9 +11,10 @@ import contextlib
 import logging
 import os
 import shutil
+import threading
 import uuid
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 
 import msgspec
@@ -113,11 +114,26 @@ def mount(
     with tree.ahead(store_url, Path(config.state_dir), server):
         store = open_store(store_url)
         if record is None:
-            with ThreadPoolExecutor(1) as beside:
-                allowed = beside.submit(oci.preflight, ref, plain_http=plain_http)
-                record = resolve(ref, store, plain_http=plain_http)
-                allowed.result()
+            allowed = _preflight(ref, plain_http)
+            record = resolve(ref, store, plain_http=plain_http)
+            allowed.result()
         return _mount(ref, target.absolute(), store, config, job, writable, record, server)
+
+
+def _preflight(ref: oci.Reference | str, plain_http: bool | None) -> Future[None]:
+    """`oci.preflight`, beside. Not in a pool: neither an error meanwhile nor the program's end waits for a registry."""
+    answer: Future[None] = Future()
+
+    def ask() -> None:
+        try:
+            oci.preflight(ref, plain_http=plain_http)
+        except BaseException as exc:
+            answer.set_exception(exc)
+        else:
+            answer.set_result(None)
+
+    threading.Thread(target=ask, name="preflight", daemon=True).start()
+    return answer
 
 
 def _mount(
