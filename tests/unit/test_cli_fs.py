@@ -270,6 +270,8 @@ def test_a_measurement_leaves_nothing(run):
         (["get", "store/f", "/sys/out"], 73, "/sys"),
         (["get", "store/f", "pipe"], 73, "pipe: it is not a file"),
         (["get", "store/f", "link-to-pipe"], 73, "pipe: it is not a file"),
+        (["get", "store/f", "loop"], 73, "loop: it is a link to itself"),
+        (["get", "store/f", "x" * 300], 73, "File name too long"),
         (["ls", "http://127.0.0.1:1/a"], 69, "reachable"),
         (["mv", "none", "x"], 66, "no file or folder /"),
         (["mount", "store", "file"], 73, "file is a file, a folder is needed"),
@@ -317,9 +319,11 @@ def test_mistakes_are_one_clear_line(run, args, code, says):
     Path("store/f").write_bytes(b"x")
     os.mkfifo("pipe")
     Path("link-to-pipe").symlink_to("pipe")
+    Path("loop").symlink_to("loop")
     done = run(*args)
     assert Path("pipe").is_fifo()
     assert Path("link-to-pipe").is_symlink()
+    assert Path("loop").is_symlink()
     assert (done.code, says.lower() in done.error.lower()) == (code, True), done.error
     if code != 2:
         assert len(done.error.splitlines()) <= 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -125,14 +126,16 @@ def get(
         if folder and name.rpartition("/")[2] in (COMMIT, latest.NAME) and _is_ours(fs, name):
             continue  # it speaks of the stored form, which the copy has not
         last = name.rpartition("/")[2]
-        target = local / name.removeprefix(path).strip("/") if folder else local / last if local.is_dir() else local
+        target = (
+            local / name.removeprefix(path).strip("/") if folder else local / last if os.path.isdir(local) else local
+        )
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
         except FileExistsError:
             raise NotWritableError(f"{target.parent} is a file, a folder is needed") from None
         except OSError as exc:
             raise from_os_error(exc, f"make folder {target.parent}") from exc
-        if target.is_dir():
+        if os.path.isdir(target):  # of Path, it raises for too long a name
             raise NotWritableError(f"cannot write {target}: it is a folder")
         with progress(name, as_json) as report:
             copied.append({"path": str(target), "size": fs.get(name, target, progress=report)})
@@ -246,7 +249,8 @@ def stat(url: Url, as_json: Json = False) -> None:
     if as_json:
         print_json(found)
         return
-    found["mtime"] = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(cast(float, found["mtime"])))
+    if mtime := cast(float, found["mtime"]):  # the folders of an object store have none
+        found["mtime"] = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(mtime))
     for key, value in found.items():
         if value not in ("", 0):
             typer.echo(f"{key:>11}: {value}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import logging
 import os
@@ -126,8 +127,19 @@ class StripeFS:
         A link is followed. `DataError` also for a plain file that does not have the digest which a COMMIT beside or
         above it says; `NotWritableError` for one that its writer has not closed, and for a ``local`` that is no file.
         """
-        local = local.resolve() if local.is_symlink() else local
-        if local.exists() and not local.is_file():  # as /dev/stdout: a file would take its place
+        try:
+            local = local.resolve() if local.is_symlink() else local
+            taken = local.exists() and not local.is_file()  # as /dev/stdout: a file would take its place
+            loop = local.is_symlink()
+        except RuntimeError:  # of Python before 3.13
+            taken = loop = True
+        except OSError as exc:
+            if exc.errno == errno.ENAMETOOLONG:
+                raise NotWritableError(f"cannot write {local}: {exc.strerror}") from None
+            raise from_os_error(exc, f"write {local}") from exc
+        if loop:
+            raise NotWritableError(f"cannot write {local}: it is a link to itself", hint="name a file or folder")
+        if taken:
             raise NotWritableError(f"cannot write {local}: it is not a file", hint="name a file or folder")
         tmp = local.parent / f"{layout.TEMPORARY}{uuid.uuid4().hex}"
         try:
