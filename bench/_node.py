@@ -69,7 +69,11 @@ class Outcome(msgspec.Struct, kw_only=True):
 
 
 class Clock:
-    """From `start` to the first line ``ready`` on standard output, which it stands in for while it is open."""
+    """From `start` to the first line ``ready`` on standard output, which it stands in for while it is open.
+
+    It reads what the job says from the first `lap` on, so that there is no thread while something is mounted: a server
+    is forked only where there is none.
+    """
 
     def __init__(self, link: str) -> None:
         self._counter = Path("/sys/class/net", link, "statistics/tx_bytes")
@@ -79,17 +83,19 @@ class Clock:
     def __enter__(self) -> Clock:
         sys.stdout.flush()
         self._stdout = os.dup(1)
-        reading, writing = os.pipe()
+        self._reading, writing = os.pipe()
         os.dup2(writing, 1)
         os.close(writing)
-        self._thread = threading.Thread(target=self._watch, args=(reading,), daemon=True)
-        self._thread.start()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
         return self
 
     def __exit__(self, *exc: object) -> None:
         os.dup2(self._stdout, 1)
         os.close(self._stdout)
-        self._thread.join(10)
+        if self._thread.ident is not None:
+            self._thread.join(10)
+        else:
+            os.close(self._reading)
 
     def start(self) -> None:
         """Empty the page cache, then begin."""
@@ -98,8 +104,10 @@ class Clock:
         self._began = self._now()
 
     def lap(self, stage: str) -> None:
-        """Note how long everything so far took."""
+        """Note how long everything so far took; now the job may speak."""
         self.stages[stage] = round(time.monotonic() - self._began[0], 3)
+        if self._thread.ident is None:
+            self._thread.start()
 
     def outcome(self, details: dict[str, Any]) -> Outcome:
         if self._at is None:
@@ -114,8 +122,8 @@ class Clock:
         cpu = (user + nice + system) / os.sysconf("SC_CLK_TCK")
         return time.monotonic(), int(self._counter.read_text()), cpu
 
-    def _watch(self, fd: int) -> None:
-        with open(fd, errors="replace") as lines:
+    def _watch(self) -> None:
+        with open(self._reading, errors="replace") as lines:
             for line in lines:
                 if line.strip() == "ready" and self._at is None:
                     self._at = self._now()
