@@ -285,6 +285,29 @@ def test_a_store_whose_credentials_end_at_its_prefix_still_works(memory, monkeyp
     assert sum("above the URL given may not be looked at" in record.message for record in caplog.records) == 1
 
 
+@pytest.mark.parametrize("what", ["LATEST", "COMMIT"])
+def test_a_hint_that_may_not_be_read_keeps_nothing_from_its_place(tmp_path, monkeypatch, what):
+    fs = open_fs(str(tmp_path))
+    checkpoint(fs, "run/step-1")
+    moved: list[str] = []
+    for name in ("stat", "rename"):
+        real = getattr(fs.backend, name)
+
+        def asked(path, *more, name=name, real=real, **flags):
+            if name == "rename":
+                moved.append(path)
+            elif path.endswith(what) and (moved or what == "LATEST"):
+                raise NotWritableError(f"cannot look up {path}: permission denied")
+            return real(path, *more, **flags)
+
+        monkeypatch.setattr(fs.backend, name, asked)
+    fs.rename("run/step-1", "run/step-2", force=True)
+    assert moved[0] == "run/step-1"
+    assert (tmp_path / "run/step-2/COMMIT").is_file()
+    fs.remove_tree("run/step-2", force=True)
+    assert not (tmp_path / "run/step-2").exists()
+
+
 def test_the_root_of_an_object_store_is_the_bucket(monkeypatch):
     made = FsspecBackend("s3://bucket/run/x", {"anon": True})
     monkeypatch.setattr(FsspecBackend, "call", lambda self, doing, function, seconds=0: function(self._filesystem()[0]))

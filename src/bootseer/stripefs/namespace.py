@@ -83,8 +83,7 @@ def rename(backend: Backend, src: str, dst: str, *, overwrite: bool = True) -> N
             faults.point("stripefs.rename.tree")
             if hinted:
                 latest.follow(backend, src.rpartition("/")[0])
-            if exists(backend, join(dst, commit.NAME)):
-                latest.follow(backend, parent)
+            latest.follow(backend, parent, came=dst)
             return
         pointer = read_pointer(backend, src)
         if _is_folder(backend, dst):

@@ -119,12 +119,15 @@ def publish(backend: Backend, folder: str, latest: Latest, *, force: bool = Fals
     raise NotWritableError(f"{path} is replaced by others all the time")
 
 
-def follow(backend: Backend, folder: str) -> None:
+def follow(backend: Backend, folder: str, *, came: str = "") -> None:
     """Make the hint in ``folder`` name the newest complete checkpoint, after one went or came; without any it goes.
 
+    ``came``: the folder that did; nothing is done when it is no checkpoint.
     Nothing depends on the hint, so what cannot be done about it is a line in the log.
     """
     try:
+        if came and not exists(backend, join(came, commit.NAME)):
+            return
         hint = read(backend, folder)
         try:
             path = newest(backend, folder, quiet=True)
@@ -140,11 +143,14 @@ def follow(backend: Backend, folder: str) -> None:
 
 
 def names(backend: Backend, path: str) -> bool:
-    """Whether the hint beside the folder ``path`` names it."""
+    """Whether the hint beside the folder ``path`` names it. One that cannot be read does not; silence is an error."""
     parent, _, name = path.rpartition("/")
     try:
         hint = read(backend, parent)
-    except DataError:
+    except UnavailableError:
+        raise
+    except BootseerError as exc:
+        _log.debug("%s does not say what it names: %s", join(parent, NAME), exc)
         return False
     return hint is not None and hint.checkpoint == name
 
