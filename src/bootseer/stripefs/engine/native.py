@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from bootseer import hdfs
-from bootseer.errors import DataError
+from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError
 from bootseer.stripefs.engine.tuning import SLOWEST
 from bootseer.stripefs.storage.backend import DEADLINE
 
@@ -68,7 +68,8 @@ class NativeSource:
 def still_written(client: hdfs.HdfsClient, path: str, size: int) -> bool | None:
     """Whether a writer has a block of the file under construction; None when that cannot be told.
 
-    ``size``: bytes of its complete blocks, which is the length that a reader has. Costs two NameNode operations.
+    ``size``: bytes of its complete blocks, which is the length that a reader has. Costs two NameNode operations,
+    and two more each time (at most twice) that the length has changed since.
 
     hdfs-native hands out neither the state of a file nor of its blocks. But the space that the NameNode accounts for a
     file has a block under construction as a whole one (INodeFile.storagespaceConsumedContiguous), and its length has
@@ -78,15 +79,21 @@ def still_written(client: hdfs.HdfsClient, path: str, size: int) -> bool | None:
     it cannot be told.
     """
     info = client.info(path)
-    for _ in range(_LOOKS):
-        space = client.consumed(path)
+    for left in reversed(range(_LOOKS)):
+        try:
+            space = client.consumed(path)
+        except (NotFoundError, UnavailableError):
+            raise
+        except BootseerError:  # an authorizer may allow reads and not this
+            return None
         if space == info.replication * size:
             return False
         if info.replication < 2:
             return None
         if space == info.replication * (size + info.block_size):
             return True
-        size = client.open(path).size  # it has grown meanwhile, or old blocks of it are kept by a snapshot
+        if left:
+            size = client.open(path).size  # it has grown meanwhile, or old blocks of it are kept by a snapshot
     return None
 
 
