@@ -6,6 +6,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from bootseer import faults
 from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError
 from bootseer.stripefs import StripeFS, open_fs
 from bootseer.stripefs.adapter.fsspec_fs import StripeFileSystem
@@ -306,6 +307,30 @@ def test_a_hint_that_may_not_be_read_keeps_nothing_from_its_place(tmp_path, monk
     assert (tmp_path / "run/step-2/COMMIT").is_file()
     fs.remove_tree("run/step-2", force=True)
     assert not (tmp_path / "run/step-2").exists()
+
+
+def test_a_hint_that_comes_while_the_last_one_goes_is_there_again(fs, monkeypatch):
+    checkpoint(fs, "run/step-1")
+
+    def point(name: str) -> None:
+        if name == "stripefs.latest.remove":
+            monkeypatch.undo()
+            checkpoint(fs, "run/step-2")
+
+    monkeypatch.setattr(faults, "point", point)
+    fs.remove_tree("run/step-1")
+    assert (hint(fs, "run"), fs.latest("run")) == ("step-2", "run/step-2")
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_when_all_of_a_store_goes_that_is_a_checkpoint_latest_beside_it_names_another(url, others):
+    above = open_fs(f"{url}/run")
+    if others:
+        checkpoint(above, "step-1")
+    checkpoint(above, "step-2")
+    StripeFileSystem(url=f"{url}/run/step-2").rm("/", recursive=True)
+    assert names(above, "step-2") == []
+    assert hint(above) == ("step-1" if others else None)
 
 
 def test_the_root_of_an_object_store_is_the_bucket(monkeypatch):

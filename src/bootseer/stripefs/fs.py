@@ -344,6 +344,14 @@ class StripeFS:
             commit.refuse_removal(self.backend, path)
         namespace.remove_tree(self.backend, path)
 
+    def remove_all(self) -> None:
+        """Remove what is in the store; its folder stays. COMMIT goes first, and LATEST beside it names another then.
+
+        `NotWritableError` for a part of a checkpoint with COMMIT.
+        """
+        commit.refuse_removal(self.backend, "")
+        namespace.remove_all(self.backend)
+
     def rename(self, src: str, dst: str, *, overwrite: bool = True, force: bool = False) -> None:
         """Give a file or folder another name, atomically; a striped file that changes its folder is copied.
 

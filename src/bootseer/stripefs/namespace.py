@@ -61,6 +61,23 @@ def remove_tree(backend: Backend, path: str) -> None:
     backend.remove_folder(tmp, first=MANIFESTS)
 
 
+def remove_all(backend: Backend) -> None:
+    """Remove what is in the store; its folder stays. LATEST beside a checkpoint names another then."""
+    store, base = commit.root(backend)
+    hinted = bool(base) and latest.names(store, base)
+    entries = [entry for entry in backend.list("") if not commit.is_hidden(entry.name)]
+    for entry in entries:
+        if entry.name in MANIFESTS and not entry.is_dir:
+            remove(backend, entry.name)
+    if hinted:
+        latest.follow(store, base.rpartition("/")[0])
+    for entry in entries:
+        if entry.is_dir:
+            remove_tree(backend, entry.name)
+        elif entry.name not in MANIFESTS:
+            remove(backend, entry.name)
+
+
 def rename(backend: Backend, src: str, dst: str, *, overwrite: bool = True) -> None:
     """Give a file or a folder another name. A folder is never put over another.
 

@@ -31,7 +31,7 @@ from bootseer.stripefs.adapter.readstream import WINDOW, StripeReader
 from bootseer.stripefs.adapter.writestream import StripeOutput
 from bootseer.stripefs.checkpoint.commit import is_manifest
 from bootseer.stripefs.fs import FileStat
-from bootseer.stripefs.namespace import MANIFESTS, copy_into
+from bootseer.stripefs.namespace import copy_into
 from bootseer.stripefs.storage.oserrors import os_error, os_errors
 from bootseer.stripefs.transfer import commit_copy, copy_tree
 
@@ -364,12 +364,8 @@ class StripeFileSystem(StripePaths):
                 self._remove_tree(name)
 
     def _remove_all(self) -> None:
-        """What is in the store; the folder itself stays. It may be a checkpoint: its COMMIT goes first."""
         with os_errors(self.root_marker):
-            self.store.refuse_removal("")
-            for child in sorted(self.store.ls(), key=lambda child: child.path not in MANIFESTS):
-                remove = self.store.remove_tree if child.is_dir else self.store.remove
-                remove(child.path, force=True)
+            self.store.remove_all()
 
     def _remove_tree(self, path: str) -> None:
         with os_errors(path):

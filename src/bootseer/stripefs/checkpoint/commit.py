@@ -115,25 +115,25 @@ def above(backend: Backend, path: str) -> Iterator[tuple[Backend, str, str]]:
         folder, _, name = folder.rpartition("/")
         rest = join(name, rest)
         yield backend, folder, rest
-    store, base = _root(backend)
+    store, base = root(backend)
     while base:
         base, _, name = base.rpartition("/")
         rest = join(name, rest)
         yield store, base, rest
 
 
-def _root(backend: Backend) -> tuple[Backend, str]:
+def root(backend: Backend) -> tuple[Backend, str]:
     """The whole storage of ``backend``, and the path of its base there; ``backend`` and "" when that is not known."""
     if backend.url.startswith("hdfs://"):
-        root, base = split(backend.url)
+        whole, base = split(backend.url)
     elif "://" not in backend.url:
-        root, base = "/", backend.url
+        whole, base = "/", backend.url
     else:
         from bootseer.stripefs.storage.fsspec_backend import FsspecBackend
 
         return backend.root() if isinstance(backend, FsspecBackend) else (backend, "")
     base = clean(base)
-    return (open_backend(root), base) if base else (backend, "")
+    return (open_backend(whole), base) if base else (backend, "")
 
 
 def nearest(backend: Backend, path: str) -> tuple[Backend, str, str, str] | None:

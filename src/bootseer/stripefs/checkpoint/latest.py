@@ -129,17 +129,26 @@ def follow(backend: Backend, folder: str, *, came: str = "") -> None:
         if came and not exists(backend, join(came, commit.NAME)):
             return
         hint = read(backend, folder)
-        try:
-            path = newest(backend, folder, quiet=True)
-        except NotFoundError:
-            if hint is not None and read(backend, folder) == hint:
-                backend.delete(join(folder, NAME))
-            return
+        if (path := _newest(backend, folder)) is None:
+            if hint is None or read(backend, folder) != hint:
+                return
+            faults.point("stripefs.latest.remove")
+            backend.delete(join(folder, NAME))
+            hint = None
+            if (path := _newest(backend, folder)) is None:  # else the hint that went may have been that of a new one
+                return
         name = path.rpartition("/")[2]
         if hint is None or hint.checkpoint != name:
             publish(backend, folder, Latest(checkpoint=name, created=commit.read(backend, path).created))
     except (BootseerError, OSError) as exc:
         _log.warning("%s was not updated: %s", join(folder, NAME), exc)
+
+
+def _newest(backend: Backend, folder: str) -> str | None:
+    try:
+        return newest(backend, folder, quiet=True)
+    except NotFoundError:
+        return None
 
 
 def names(backend: Backend, path: str) -> bool:
