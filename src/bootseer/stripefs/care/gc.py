@@ -31,8 +31,10 @@ AGE = 86400.0
 
 
 _BATCH = 500
-"""Sets of one folder that are set aside together. Who reads one that was published meanwhile meets an error until the
-batch is through: a second or two, at about a millisecond for each rename."""
+"""Sets of one folder that are set aside together, at most. Who reads one that was published meanwhile meets an error
+until the batch is through."""
+_SECONDS = 2.0
+"""After so long a batch takes no more sets: a rename is a millisecond on HDFS, but a copy in an object store."""
 
 
 _ASIDE = "%s/%s is still set aside, `bootseer fs fsck --repair` looks whether a pointer names it: %s"
@@ -124,24 +126,33 @@ class _Collector:
             return dict.fromkeys(uuids, failed)
         kept: dict[str, str] = {}
         for start in range(0, len(uuids), _BATCH):
-            kept |= self._batch(folder, uuids[start : start + _BATCH])
+            rest = {
+                uuid: _why_not(partial(self._in_use, _files(folder, uuid))) for uuid in uuids[start : start + _BATCH]
+            }
+            while rest and not self._dry_run:
+                made = self._batch(folder, dict(rest))
+                kept |= made
+                rest = {uuid: why for uuid, why in rest.items() if uuid not in made}
+            kept |= rest
         return kept
 
-    def _batch(self, folder: Folder, uuids: Sequence[str]) -> dict[str, str]:
-        kept = {uuid: _why_not(partial(self._in_use, _files(folder, uuid))) for uuid in uuids}
-        if self._dry_run:
-            return kept
+    def _batch(self, folder: Folder, kept: dict[str, str]) -> dict[str, str]:
+        """`collect` the first of the sets in ``kept``, which says why to keep them: as many as fit in `_SECONDS`."""
         aside: dict[str, None] = {}  # until it is known to be garbage
         try:
-            self._collect(folder, uuids, kept, aside)
+            self._collect(folder, kept, aside)
         except BaseException:
             self._put_back(folder, aside)
             raise
         return kept
 
-    def _collect(self, folder: Folder, uuids: Sequence[str], kept: dict[str, str], aside: dict[str, None]) -> None:
+    def _collect(self, folder: Folder, kept: dict[str, str], aside: dict[str, None]) -> None:
         """The steps of a batch; says in ``kept`` why a set is, and in ``aside`` which ones are set aside."""
-        for uuid in uuids:
+        until = time.monotonic() + _SECONDS
+        for uuid in list(kept):
+            if aside and time.monotonic() > until:
+                del kept[uuid]
+                continue
             if not kept[uuid] and folder.owners(uuid):
                 kept[uuid] = "a pointer names it by now"
             if not kept[uuid]:

@@ -100,6 +100,8 @@ def folder(backend: Backend, path: str, *, known: Folder | None = None, stripes:
     found = Folder(path)
     for entry in backend.list(path):
         found.entries[entry.name] = entry
+        # without a version another file may look the same
+        same = known if known is not None and entry.version and known.entries.get(entry.name) == entry else None
         if entry.name == layout.FOLDER and entry.is_dir:
             if stripes:
                 _stripes(backend, found)
@@ -110,9 +112,9 @@ def folder(backend: Backend, path: str, *, known: Folder | None = None, stripes:
                 found.strange.append(entry)
         elif entry.is_dir:
             found.folders.append(entry.name)
-        elif known is not None and known.entries.get(entry.name) == entry and entry.name in known.pointers:
-            found.add_pointer(entry.name, known.pointers[entry.name])
-        elif entry.version and known is not None and known.plain.get(entry.name) == entry:
+        elif same is not None and entry.name in same.pointers:
+            found.add_pointer(entry.name, same.pointers[entry.name])
+        elif same is not None and entry.name in same.plain:
             found.plain[entry.name] = entry
         else:
             _file(backend, found, entry)
