@@ -1,5 +1,6 @@
 """The figures and the chart of bench/stripefs, from made-up runs."""
 
+import contextlib
 import itertools
 import sys
 import xml.etree.ElementTree as ET
@@ -163,3 +164,36 @@ def test_the_scan_is_drawn(bench):
     assert "unit 256 KiB" in texts
     assert "unit 1 MiB" in texts
     assert ET.fromstring(bench("_stripes_plot").scan([], 240.0)) is not None
+
+
+def test_a_failed_read_that_does_not_count_ends_nothing(bench, monkeypatch, tmp_path, capsys):
+    free, content = bench("_stripes_free"), tmp_path / "content"
+    content.write_bytes(b"x" * 1000)
+    document, tried = report(), []
+
+    def client(self, task, **more):
+        tried.append(task.way)
+        if not task.source and tried.count("striped") == 2:
+            raise BootseerError("the DataNode went away")
+        return bench("_stripes_client").Answer(seconds=1.0, digest=self.expected)
+
+    monkeypatch.setattr(free.Runner, "client", client)
+    monkeypatch.setattr(free.Runner, "stock_read", lambda self, path: client(self, self.task("native", "/f", path)))
+    cluster = contextlib.nullcontext(SimpleNamespace(url="hdfs://nn:8020"))
+    monkeypatch.setattr(free, "HadoopCluster", lambda *args, **settings: cluster)
+    free.run(tmp_path, document, content, rounds=2)
+    assert "free:striped: failed before the runs that count: the DataNode went away" in capsys.readouterr().err
+    assert [run.variant for run in document.runs if not run.failed].count("free:striped") == 2
+
+
+@pytest.mark.parametrize("parts", [["reads"], ["reads", "writes"]])
+def test_a_write_beside_a_slow_datanode_only_where_writes_are_measured(bench, monkeypatch, parts):
+    made = bench("_stripes_capped").Capped.__new__(bench("_stripes_capped").Capped)
+    called = []
+    nothing = SimpleNamespace(write=len, restart_namenode=lambda **settings: None)
+    made._site, made._report, made._rounds = contextlib.nullcontext(), report(), 3
+    made._site.cluster, made._content, made._places, made._collision = nothing, Path(__file__), [[]], nothing
+    monkeypatch.setattr(made, "_writes", lambda *args, **flags: called.append((*args, flags.get("slowed", True))))
+    monkeypatch.setattr(made, "_reads", lambda: None)
+    made.run(parts)
+    assert called == ([(2, 3, True), (1, 3, True)] if "writes" in parts else [(2, 1, False)])

@@ -462,6 +462,14 @@ def test_a_file_is_got_through_a_link(run):
         assert (Path("link").is_symlink(), Path("d/real").read_bytes()) == (True, b"content")
 
 
+def test_a_folder_of_an_object_store_has_no_time(run):
+    MemoryFileSystem.store.clear()
+    assert run("put", __file__, "memory://bucket/x/f").code == 0
+    assert "mtime" not in (done := run("stat", "memory://bucket/x")).out, done.out
+    assert "mtime: 20" in run("stat", "memory://bucket/x/f").out
+    MemoryFileSystem.store.clear()
+
+
 def test_a_store_without_credentials_is_said_so(run, monkeypatch):
     class NoCredentialsError(Exception):
         pass
