@@ -39,6 +39,13 @@ def fine(request: Request) -> bool:
     return request.error is None and not request.left and all(not lane.pending for lane in request.lanes)
 
 
+def taken(scheduler):
+    """The sizes of the attempts that it takes from now on."""
+    sizes, begin = [], scheduler._taking._begin
+    scheduler._taking._begin = lambda attempt, now: sizes.append(attempt.size) or begin(attempt, now)
+    return sizes
+
+
 @pytest.mark.parametrize("replicas", [AROUND, COLLIDING, ["ab", "ab", "cd", "cd"], ["abc", "bcd"], ["abcd"]])
 def test_all_datanodes_work_until_the_end(replicas):
     wanted = request(replicas, 256 * MB)
@@ -84,9 +91,7 @@ def test_quick_datanodes_give_longer_runs(bad):
     rate, size = 250 * MB, 640 * MB
     scheduler, cluster = Scheduler(), Cluster(nodes(rate, a=SimNode(rate, **bad)))
     wanted = request(AROUND, size)
-    sizes = []
-    begin = scheduler._begin
-    scheduler._begin = lambda attempt, now: sizes.append(attempt.size) or begin(attempt, now)
+    sizes = taken(scheduler)
     (took,) = run(cluster, wanted, scheduler=scheduler)
     assert fine(wanted)
     assert took < 1.42 * size / (4 * rate)
@@ -96,8 +101,7 @@ def test_quick_datanodes_give_longer_runs(bad):
 
 def test_datanodes_that_are_not_quick_give_runs_as_before():
     scheduler = Scheduler()
-    begin, sizes = scheduler._begin, set()
-    scheduler._begin = lambda attempt, now: sizes.add(attempt.size) or begin(attempt, now)
+    sizes = taken(scheduler)
     run(Cluster(nodes()), request(AROUND, 256 * MB), scheduler=scheduler)
     assert (min(sizes), max(sizes)) == (Tuning().min_run, Tuning().max_run)
 
@@ -341,8 +345,7 @@ def test_frozen_datanodes_with_only_replicas_keep_no_others_waiting(unit):
     assert all(isinstance(one.error, UnavailableError) for one in stuck)
     assert not scheduler.nodes["f0"].breaker.closed
     assert cluster.most_flying <= 2 * Tuning().total + len(frozen)  # these are probes
-    assert not scheduler._quiet_bulk
-    assert not scheduler._quiet_small
+    assert not any(scheduler._occupancy._quiet.values())
 
 
 def test_a_request_that_is_given_up_is_finished_when_its_last_transfer_has_ended():

@@ -27,7 +27,9 @@ from bootseer.stripefs.engine.choose import Chooser
 from bootseer.stripefs.engine.hedge import Durations, HedgeBudget
 from bootseer.stripefs.engine.lateness import Hedge, Lateness, Lone, Stop
 from bootseer.stripefs.engine.nodes import NodeState
+from bootseer.stripefs.engine.occupancy import Occupancy
 from bootseer.stripefs.engine.recover import Recovery
+from bootseer.stripefs.engine.taking import Taking
 from bootseer.stripefs.engine.tuning import Tuning
 from bootseer.stripefs.engine.work import (
     Attempt,
@@ -39,6 +41,7 @@ from bootseer.stripefs.engine.work import (
     Relocate,
     Request,
     Run,
+    attempt_at,
 )
 
 _log = logging.getLogger(__name__)
@@ -59,14 +62,10 @@ class Scheduler:
         self._flying: dict[Attempt, None] = {}
         self._urgent: deque[Attempt] = deque()
         self._cancels: list[Attempt] = []
-        self._bulk = self._small = 0
-        self._quiet_bulk = self._quiet_small = 0  # those of them from which nothing comes
         self._number = 0
-        # where to look for something to take: everywhere, at new requests, at DataNodes with a slot that became free
-        self._all = False
-        self._new: deque[Request] = deque()
-        self._freed: deque[NodeState] = deque()
+        self._occupancy = Occupancy(self.tuning)
         self._chooser = Chooser(self.nodes, self.tuning)
+        self._taking = Taking(self.requests, self._chooser, self._occupancy, self._scratch, self.tuning, self._begin)
         self._lateness = Lateness(self.durations, self._chooser, self.tuning)
         self._recovery = Recovery(self.requests, self._chooser, self.tuning, self.fail)
         self.hedged = self.hedges_won = 0
@@ -88,7 +87,7 @@ class Scheduler:
         request.small = request.size <= self.tuning.small
         self.requests.append(request)
         self._chooser.route(request, now)
-        self._new.append(request)
+        self._taking.came(request)
         for lane in request.lanes:
             if not lane.place.usable:
                 self._recovery.strand(lane, now)
@@ -102,44 +101,17 @@ class Scheduler:
             if late in self._flying and not late.cancelled:
                 return late
             self._drop_unstarted(late, now)
-        while True:
-            if (attempt := self._take_next(now)) is not None:
-                return attempt
-            if not self._new and not self._freed and not self._all:
-                return None
-
-    def _take_next(self, now: float) -> Attempt | None:
-        """An attempt where there may be one since the last look: a new request, a free slot, anywhere."""
-        if self._all:
-            for request in sorted(self.requests, key=_turn):
-                if (attempt := self._take_of(request, request.nodes, now)) is not None:
-                    return attempt
-            self._all = False
-            self._new.clear()
-            self._freed.clear()
-            return self._take_probe(now)
-        while self._new:
-            if (attempt := self._take_of(self._new[0], self._new[0].nodes, now)) is not None:
-                return attempt
-            self._new.popleft()
-        while self._freed:
-            node = self._freed[0]
-            for request in sorted(self.requests, key=_turn):
-                if node.key in request.lanes_of and (attempt := self._take_of(request, [node], now)) is not None:
-                    return attempt
-            self._freed.popleft()
-        return None
+        return self._taking.next(now)
 
     def ended(self, attempt: Attempt, outcome: Outcome, error: BootseerError | None, now: float) -> Then:
         """The attempt is over: nothing writes to its memory any more. What is to be done next, before others."""
         if self._flying.pop(attempt, False) is False:
             return None
         # a total that was reached kept every DataNode from taking; one that left something to others may want it now
-        full = self._is_full(False) or self._is_full(True)
-        if full or outcome is not Outcome.DONE or self._chooser.left:
-            self._all, self._chooser.left = True, False
-        self._freed.append(attempt.node)
-        self._count(attempt, -1)
+        if self._occupancy.any_full or outcome is not Outcome.DONE or self._chooser.left:
+            self._taking.everywhere, self._chooser.left = True, False
+        self._taking.freed(attempt.node)
+        self._occupancy.end(attempt)
         if outcome is Outcome.DONE:
             self._credit(attempt, attempt.size, now)
         node = attempt.node
@@ -201,12 +173,12 @@ class Scheduler:
 
     def relocated(self, file: object, error: BootseerError | None, now: float) -> None:
         """The places of ``file`` have fresh locations, or that failed."""
-        self._all = True
+        self._taking.everywhere = True
         self._recovery.relocated(file, error, now)
 
     def tick(self, now: float) -> None:
         """Look at everything under way: what is late, stuck or given up."""
-        self._all = True
+        self._taking.everywhere = True
         for attempt in list(self._flying):
             if attempt.handle is not None:
                 self._credit(attempt, attempt.handle.received, now)
@@ -260,77 +232,19 @@ class Scheduler:
         """Whether anything is under way or waits."""
         return bool(self.requests or self._flying)
 
-    # -- taking ---------------------------------------------------------------------------------------------------
-
-    def _is_full(self, small: bool) -> bool:
-        """Transfers that wait for DataNodes which do not answer keep no others waiting, up to as many again."""
-        if small:
-            return self._small - min(self._quiet_small, self.tuning.small_total) >= self.tuning.small_total
-        return self._bulk - min(self._quiet_bulk, self.tuning.total) >= self.tuning.total
-
-    def _count(self, attempt: Attempt, by: int) -> None:
-        if attempt.run is not None and not attempt.run.lane.request.small:
-            self._bulk += by
-        else:
-            self._small += by
-        if by < 0:
-            self._hush(attempt, False)
-
-    def _hush(self, attempt: Attempt, quiet: bool) -> None:
-        if attempt.quiet is not quiet:
-            attempt.quiet, by = quiet, 1 if quiet else -1
-            if attempt.run is not None and not attempt.run.lane.request.small:
-                self._quiet_bulk += by
-            else:
-                self._quiet_small += by
+    # -- beginning ------------------------------------------------------------------------------------------------
 
     def _begin(self, attempt: Attempt, now: float) -> Attempt:
         attempt.started = attempt.progress_at = now
         self._flying[attempt] = None
-        self._count(attempt, 1)
+        self._occupancy.begin(attempt)
         attempt.node.begin(attempt.size, now)
         return attempt
-
-    def _attempt(self, kind: str, node: NodeState, run: Run) -> Attempt:
-        lane, place = run.lane, run.lane.place
-        # where the reader has checksums of its own, a replica that lost HDFS's is as good as any
-        unneeded = place.bare or (not lane.verify and node.key in place.unchecked)
-        return Attempt(kind, node, place, run.offset, run.size, run, run.verify and not unneeded)
 
     def _drop_unstarted(self, attempt: Attempt, now: float) -> None:
         """A hedge or confirmation whose time has passed before it began."""
         if attempt in self._flying:
             self.ended(attempt, Outcome.CANCELLED, None, now)
-
-    def _take_of(self, request: Request, nodes: Sequence[NodeState], now: float) -> Attempt | None:
-        if request.over or not request.pending or self._is_full(request.small):
-            return None
-        slots = request.slots + (self.tuning.small_slots if request.small else 0)
-        for node in sorted(nodes, key=lambda node: node.flying) if len(nodes) > 1 else nodes:
-            if node.breaker.closed:
-                if (node.flying if request.small else node.bulk) >= slots:
-                    continue
-            elif node.flying:
-                continue
-            if (run := self._chooser.pick(request, node, now)) is not None:
-                request.pending -= run.size
-                request.flying += run.size
-                request.touching += 1
-                run.primary = self._attempt("primary", node, run)
-                return self._begin(run.primary, now)
-        return None
-
-    def _take_probe(self, now: float) -> Attempt | None:
-        for request in self.requests:
-            for node in request.nodes:
-                if not node.breaker.probe_due(now):
-                    continue
-                for lane in request.lanes_of.get(node.key, ()):
-                    size = min(self.tuning.probe, lane.starts[-1] - lane.starts[0])
-                    if node.key not in lane.place.bad and self._scratch.try_take(size):
-                        node.breaker.probe()
-                        return self._begin(Attempt("probe", node, lane.place, lane.starts[0], size, None, False), now)
-        return None
 
     # -- results --------------------------------------------------------------------------------------------------
 
@@ -339,7 +253,7 @@ class Scheduler:
         if received > attempt.received:
             attempt.node.credit(received - attempt.received, attempt.size, now)
             attempt.received, attempt.progress_at = received, now
-            self._hush(attempt, False)
+            self._occupancy.hush(attempt, False)
             if attempt.run is not None:
                 attempt.run.lane.request.progress_at = now
 
@@ -358,7 +272,7 @@ class Scheduler:
             if node.breaker.succeeded():
                 node.renew(now)
                 _log.info("DataNode %s works again", node.address)
-                self._all = True
+                self._taking.everywhere = True
                 self._chooser.breakers_changed(self.requests, now)
             if outcome is Outcome.CORRUPT or (attempt.verify and outcome in (Outcome.DONE, Outcome.DAMAGED)):
                 attempt.place.checksums.seen = True
@@ -373,7 +287,7 @@ class Scheduler:
     def _node_failed(self, node: NodeState, now: float, why: str, *, hard: bool) -> None:
         if node.breaker.failed(now, hard=hard):
             _log.warning("DataNode %s is left alone for %.2g s: %s", node.address, node.breaker.until - now, why)
-            self._all = True
+            self._taking.everywhere = True
             self._chooser.breakers_changed(self.requests, now)
 
     def _hedge_ended(
@@ -441,7 +355,7 @@ class Scheduler:
             self.requests.remove(request)
 
     def _requeue(self, run: Run, now: float) -> None:
-        self._all = True
+        self._taking.everywhere = True
         self._recovery.requeue(run, now)
 
     def _cancel(self, attempt: Attempt) -> None:
@@ -465,8 +379,8 @@ class Scheduler:
             if attempt.size <= self.tuning.long_run and any(one.quiet and one.node is node for one in self._flying):
                 self._cancel(attempt)  # one is enough to wait with; this is no failure of the run
             else:
-                self._hush(attempt, True)
-            self._all = True
+                self._occupancy.hush(attempt, True)
+            self._taking.everywhere = True
 
     def _hedge(self, attempt: Attempt, run: Run, node: NodeState, now: float) -> None:
         """Ask ``node`` as well, if memory and budget allow it."""
@@ -477,10 +391,5 @@ class Scheduler:
             return
         self.hedged += 1
         run.lane.request.flying += attempt.size
-        run.hedge = self._attempt("hedge", node, run)
+        run.hedge = attempt_at("hedge", node, run)
         self._urgent.append(self._begin(run.hedge, now))
-
-
-def _turn(request: Request) -> tuple[bool, int, int, int]:
-    """Small requests first, then who has the least under way, then who has had the least so far."""
-    return (not request.small, request.flying, request.size - request.pending, request.number)

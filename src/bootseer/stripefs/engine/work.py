@@ -265,3 +265,11 @@ class Joining:
 
     def __init__(self, join: Join) -> None:
         self.join = join
+
+
+def attempt_at(kind: str, node: NodeState, run: Run) -> Attempt:
+    """An attempt of ``kind`` to read ``run`` from ``node``."""
+    lane, place = run.lane, run.lane.place
+    # where the reader has checksums of its own, a replica that lost HDFS's is as good as any
+    unneeded = place.bare or (not lane.verify and node.key in place.unchecked)
+    return Attempt(kind, node, place, run.offset, run.size, run, run.verify and not unneeded)
