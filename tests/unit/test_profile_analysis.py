@@ -152,7 +152,8 @@ def test_while_one_node_still_runs_a_stage_the_others_wait():
 
 
 def test_10000_nodes_are_read_and_analysed_in_time(tmp_path):
-    """The target is 30 s for 200,000 spans; a tenth of them must take less than a tenth of that."""
+    """The target is 30 s for 200,000 spans; a tenth of them must take less than a tenth of that, of a processor: how
+    busy the machine is does not count."""
     import time
 
     s = StartUp()
@@ -162,7 +163,7 @@ def test_10000_nodes_are_read_and_analysed_in_time(tmp_path):
             s.span(f"n{i}", stage, t, t + 1 + place % 3, rank=i)
             t += 3
     path = s.write(tmp_path / "e.jsonl")
-    began = time.monotonic()
+    began = time.process_time()
     report = analyse(events.read(path))
-    assert time.monotonic() - began < 3
+    assert time.process_time() - began < 3
     assert len(report.nodes) == 1000
