@@ -67,7 +67,7 @@ def standby(store_url: str, count: int = 1, *, fork: bool = False) -> Iterator[N
     """Have ``count`` servers ready for the next mounts of this process; unused ones end with the context.
 
     They load what the store at ``store_url`` needs, and meet it, before they are asked to. ``fork``: they are forked
-    from this process, see `FORK`, unless it has threads.
+    from this process, see `FORK`, where it can be (`twin.hindrance`).
     """
     mine = []
     try:
@@ -153,9 +153,10 @@ def spawn(argv: Sequence[str], *more: str, stdin: int, out: IO[bytes] | int) -> 
 def _prepare(store_url: str, *, fork: bool) -> _Waiting:
     read_fd, tell_fd = os.pipe()
     try:
-        # A lock that another thread holds would be held for ever in the child.
-        if fork and threading.active_count() == 1:
+        if fork and not (why := twin.hindrance(SERVER, store_url)):
             return _Waiting(tell_fd, _fork(read_fd, store_url))
+        if fork:
+            log.info("this process forks no block server, a new one is executed: %s", why)
         return _Waiting(tell_fd, spawn([*SERVER, "-"], store_url, stdin=read_fd, out=subprocess.DEVNULL))
     except BaseException:
         os.close(tell_fd)

@@ -1,9 +1,8 @@
 """A block server forked from the program that mounts, instead of started anew: what that has imported is there already.
 
 Only for programs that ask for it, such as the command line: nothing of what they have open may matter to anybody else
-in the moment of the fork, and they have one thread only: another may hold a lock (`standby` looks). The child keeps
-nothing but memory: descriptors, signal handlers, log handlers, session and command line become those of a server that
-was executed. Where the command line cannot be changed it executes one.
+in the moment of the fork. The child keeps nothing but memory: descriptors, signal handlers, log handlers, session and
+command line become those of a server that was executed. `hindrance` says where that cannot be; then one is executed.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 _ARG_START = 45
 """Field of ``/proc/self/stat``, counted behind the name of the program (proc_pid_stat(5): 48)."""
@@ -81,9 +80,7 @@ def _serve(argv: list[str], tell_fd: int, answer_fd: int, mask: Iterable[int]) -
             signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    # Others tell servers by these words, and by nothing else of the line.
-    if not (call_itself(argv) or call_itself(["python", *argv[1:4]])):
-        _execute(argv, answer_fd)
+    _call_itself(argv)
     gc.freeze()  # nothing of the program's is ever finalized here
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - they live as long as the process
     sys.stderr = open(2, "w", closefd=False, errors="backslashreplace")  # noqa: SIM115
@@ -93,20 +90,31 @@ def _serve(argv: list[str], tell_fd: int, answer_fd: int, mask: Iterable[int]) -
     return server.main(argv[3:])
 
 
-def _execute(argv: list[str], answer_fd: int) -> NoReturn:
-    os.set_inheritable(answer_fd, True)
-    os.execv(argv[0], argv)
+def hindrance(command: Sequence[str], *more: str) -> str:
+    """Why this process cannot `fork` a server now; empty: it can."""
+    if threading.active_count() > 1:
+        return "it has threads, and a lock that one of them holds would be held for ever"
+    # the number of a descriptor has at most ten digits
+    return "" if _fitting([*command, "-", "0" * 10, *more]) else "its command line is too short to be overwritten"
 
 
-def call_itself(argv: Sequence[str]) -> bool:
-    """Have ``ps`` and others show ``argv`` as this process's command line; False when there is no room for it."""
-    line = b"\0".join(map(os.fsencode, argv)) + b"\0"
+def _fitting(argv: Sequence[str]) -> tuple[int, int, bytes] | None:
+    """Where this process's command line lies in its memory, and what of ``argv`` fits there: all of it, or the words
+    that others tell servers by."""
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         start, end = int(fields[_ARG_START]), int(fields[_ARG_START + 1])
     except (OSError, ValueError, IndexError):
-        return False
-    if not 0 < start <= end - len(line):
-        return False
-    ctypes.memmove(start, line.ljust(end - start, b"\0"), end - start)
-    return True
+        return None
+    for words in (argv, ["python", *argv[1:4]]):
+        line = b"\0".join(map(os.fsencode, words)) + b"\0"
+        if 0 < start <= end - len(line):
+            return start, end, line
+    return None
+
+
+def _call_itself(argv: Sequence[str]) -> None:
+    """Have ``ps`` and others show ``argv`` as this process's command line."""
+    if (found := _fitting(argv)) is not None:
+        start, end, line = found
+        ctypes.memmove(start, line.ljust(end - start, b"\0"), end - start)
