@@ -1,8 +1,8 @@
 """The part of bench/stripefs without limits: loopback, where the client's own work is what is measured.
 
-And the DataNodes', on the same cores. One that has just started compiles its Java while it is read from: 1.6 to 2.2 s
-of CPU per GiB of the striped file against 0.45 s when it has given some GiB, as one of a real cluster has. So each way
-of reading but Hadoop's client goes a few times before it counts; what DataNodes have compiled serves that too.
+And the DataNodes', on the same cores. One that has just started compiles its Java while it is read from, which one of
+a real cluster has done long ago. So each way of reading but Hadoop's client goes a few times before it counts; what
+DataNodes have compiled serves that too.
 """
 
 from __future__ import annotations

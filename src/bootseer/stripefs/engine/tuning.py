@@ -26,7 +26,7 @@ class Tuning:
     run_seconds: float = 0.25
     """What a slow DataNode is given at once."""
     quick_seconds: float = 0.06
-    """What a quick DataNode is given at once: the more, the fewer requests, which cost 1 ms of CPU each."""
+    """What a quick DataNode is given at once: the more, the fewer requests, which cost both sides CPU time."""
     long_run: int = 8 << 20
     """Of a quick DataNode: hedges of two are within what may be read twice in advance."""
     plan_from: int = 8 << 20
