@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from bootseer import erofs
-from bootseer.blocks import tree
-from bootseer.blocks.cache import cachecheck, cacheparts, nodecache
+from bootseer.blocks import cachecheck, tree
+from bootseer.blocks.cache import cacheparts, nodecache
 from bootseer.blocks.cache.cacheparts import Part
 from bootseer.blocks.serving.driver import DISK_SLACK
 from bootseer.blocks.tree import TreeMount

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from bootseer.blocks import _hash
 from bootseer.blocks.cache.cache import CacheFile
-from bootseer.blocks.formats import hotpack
+from bootseer.blocks.fetcher import hotpack
+from bootseer.blocks.fetcher.hotpack import HotPack
 from bootseer.blocks.formats.blockmap import BlockMap, ObjectRef
 from bootseer.blocks.formats.decode import opened
-from bootseer.blocks.formats.hotpack import HotPack
 from bootseer.errors import DataError, FullError
 from bootseer.testing import lazy
 from bootseer.testing.source import FlakyStore

@@ -11,12 +11,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from bootseer.blocks import offline
-from bootseer.blocks.cache import bitmap, cachecheck, cachelock, cacheparts, evict, nodecache
+from bootseer.blocks import cachecheck, offline
+from bootseer.blocks.cache import bitmap, cachelock, cacheparts, evict, nodecache
 from bootseer.blocks.cache.cache import CacheFile
 from bootseer.blocks.cache.cachelock import Hold, maintain
 from bootseer.blocks.cache.cacheparts import Part
@@ -217,6 +218,24 @@ def test_who_comes_during_maintenance_waits_and_finds_its_way(node: Node) -> Non
         with pytest.raises(UnavailableError, match="in use by process"):
             CacheFile.open(tree.cache, tree.map, tree.map_digest)
         assert cache.ready_count == 1
+
+
+def test_a_folder_that_goes_while_it_is_made_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, made = tmp_path / "blocks", Path.mkdir
+    seen: list[Path] = []
+
+    def mkdir(path: Path, *arguments: Any, **more: Any) -> None:
+        seen.append(path)
+        if len(seen) == 1:
+            raise FileExistsError  # what pathlib says when the folder has gone before its second look
+        made(path, *arguments, **more)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    os.close(cachelock.take_lock(folder))
+    assert (folder / "lock").exists()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileExistsError):
+        cachelock.take_lock(tmp_path / "file")
 
 
 def test_a_lock_that_was_removed_meanwhile_is_worth_nothing(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

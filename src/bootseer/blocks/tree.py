@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from bootseer.blocks.cache.cachelock import DATA
 from bootseer.blocks.fetcher.fetch import DEMAND_WINDOW
 from bootseer.blocks.formats.manifest import TreeRef, localize_manifest, localize_map, localize_meta
 from bootseer.blocks.formats.publish import publish
@@ -24,7 +25,7 @@ from bootseer.blocks.offline import extract, prefetch
 from bootseer.blocks.profiles.profiles import ProfileKey
 from bootseer.blocks.serving import _process, control
 from bootseer.blocks.serving.control import Request, TreeStatus
-from bootseer.blocks.serving.spec import DATA, FUSE_FOLDER, SPEC, ServerSpec
+from bootseer.blocks.serving.spec import FUSE_FOLDER, SPEC, ServerSpec
 from bootseer.blocks.serving.standby import FORK, SERVER, ahead, standby
 from bootseer.config import Config
 from bootseer.errors import BootseerError, NotFoundError, from_os_error

@@ -15,8 +15,8 @@ from bootseer.cli._image import AsJson, Bars, StoreUrl, count_text, print_json, 
 from bootseer.errors import ConfigError, DataError, NotFoundError
 
 if TYPE_CHECKING:
-    from bootseer.blocks.cache.cachecheck import Check
     from bootseer.blocks.cache.cacheparts import Part
+    from bootseer.blocks.cachecheck import Check
 
 app = typer.Typer(no_args_is_help=True, help="The node cache: blocks of images on this node's disk")
 
@@ -96,7 +96,8 @@ def verify(
 
     With --repair and --store damaged blocks are fetched again at once. Mounted trees are checked, but not changed.
     """
-    from bootseer.blocks.cache import cachecheck, cacheparts
+    from bootseer.blocks import cachecheck
+    from bootseer.blocks.cache import cacheparts
     from bootseer.store import open_store
 
     cache = _cache()

@@ -6,6 +6,7 @@ Format: ``docs/internals/blockmap.md``, "Cache folder". ``bitmap`` says which bl
 
 from __future__ import annotations
 
+import mmap
 import os
 import struct
 from pathlib import Path
@@ -13,6 +14,8 @@ from pathlib import Path
 from bootseer import faults
 from bootseer.blocks import _hash
 
+Ready = bytearray | mmap.mmap
+"""One byte per block, 1 when it is there; a mapping where processes share it."""
 READY = b"BSBITMAP"
 HOT = b"BSHOTSET"
 _VERSION = 1

@@ -20,8 +20,8 @@ import time
 from pathlib import Path
 
 from bootseer.blocks.cache.cache import CacheFile
+from bootseer.blocks.cache.cachelock import DATA
 from bootseer.blocks.formats.blockmap import BlockMap
-from bootseer.blocks.serving.spec import DATA
 from bootseer.errors import UnavailableError
 
 _FREE_SECONDS = 5.0

@@ -23,9 +23,9 @@ from pathlib import Path
 from bootseer import faults
 from bootseer.blocks import _hash
 from bootseer.blocks.cache import bitmap
-from bootseer.blocks.cache.cachelock import take_lock
+from bootseer.blocks.cache.bitmap import Ready
+from bootseer.blocks.cache.cachelock import DATA, take_lock
 from bootseer.blocks.formats.blockmap import BlockMap
-from bootseer.blocks.serving.shared import Ready
 from bootseer.errors import UnavailableError, from_os_error
 
 log = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ class CacheFile:
 
     def _load(self) -> None:
         blocks = self.map
-        self._fd = os.open(self.folder / "data", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._fd = os.open(self.folder / DATA, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         bits = self._read_bitmap() if os.fstat(self._fd).st_size == blocks.size else None
         if bits is None:
             # Truncate to nothing first: blocks without a frame are served from holes, so there must be holes. But

@@ -19,6 +19,8 @@ from typing import NamedTuple
 
 from bootseer.errors import UnavailableError
 
+DATA = "data"
+"""The name of the file in a cache folder that the blocks are in; also of the one file of a FUSE mount."""
 _MAINTENANCE = b"maintenance"
 _MAINTENANCE_SECONDS = 20.0
 _HANDOVER_SECONDS = 0.05
@@ -31,11 +33,15 @@ def take_lock(folder: Path) -> int:
     """
     began = time.monotonic()
     while time.monotonic() - began < 2 * _MAINTENANCE_SECONDS:
-        folder.mkdir(parents=True, exist_ok=True)
         try:
+            folder.mkdir(parents=True, exist_ok=True)
             fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:
             continue  # removed in this moment
+        except FileExistsError:
+            if os.path.lexists(folder) and not folder.is_dir():
+                raise
+            continue  # it was there, and then it was not
         if _lock(fd):
             if is_at(fd, folder / "lock"):
                 _sign(fd, b"%d" % os.getpid())
@@ -84,7 +90,7 @@ def maintain(folder: Path) -> Iterator[Quiet | None]:
         os.utime(lock, ns=(used.st_atime_ns, used.st_mtime_ns))
         data = -1
         try:
-            data = os.open(folder / "data", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+            data = os.open(folder / DATA, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
             undo.callback(os.close, data)
         except FileNotFoundError:
             pass

@@ -14,13 +14,13 @@ import threading
 import time
 from collections import deque
 
+from bootseer.blocks.cache.bitmap import Ready
 from bootseer.blocks.fetcher.flight import FetchStats, Flight
 from bootseer.blocks.fetcher.hotstream import HotStream
 from bootseer.blocks.fetcher.queue import Batch, FetchQueue, Priority
 from bootseer.blocks.fetcher.schedule import Schedule
 from bootseer.blocks.fetcher.waiting import Request, Waiting
 from bootseer.blocks.formats.blockmap import BlockMap
-from bootseer.blocks.serving.shared import Ready
 
 
 class Board:

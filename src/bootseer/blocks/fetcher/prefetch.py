@@ -17,8 +17,8 @@ from pathlib import Path
 import msgspec
 
 from bootseer import faults
+from bootseer.blocks.fetcher import hotpack
 from bootseer.blocks.fetcher.fetch import Fetcher
-from bootseer.blocks.formats import hotpack
 from bootseer.blocks.formats.blockmap import BlockMap
 from bootseer.blocks.profiles import pagelist, profiles
 from bootseer.blocks.profiles.profiles import ProfileKey

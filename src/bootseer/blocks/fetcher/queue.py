@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
 
+from bootseer.blocks.cache.bitmap import Ready
 from bootseer.blocks.formats.blockmap import BlockMap
-from bootseer.blocks.serving.shared import Ready
 
 STREAM = -1
 """In place of a pack's number: the hot pack."""
@@ -60,6 +60,24 @@ class Batch(msgspec.Struct):
             blocks=[block for block in self.blocks if block in wanted],
             frames=[frame for frame in self.frames if any(block in wanted for block in frame.blocks)],
         )
+
+    def parts(self, size: int) -> Iterator[Batch]:
+        """The range cut between frames, in parts of ``size`` bytes at least but for the last; gaps between two parts
+        belong to neither."""
+        at, taken = 0, 0
+        while at < len(self.frames):
+            begin, first = self.frames[at].start, at
+            inside: set[int] = set()
+            end = begin
+            while at < len(self.frames) and end - begin < size:
+                end = self.frames[at].start + self.frames[at].length
+                inside.update(self.frames[at].blocks)
+                at += 1
+            start = taken
+            while taken < len(self.blocks) and self.blocks[taken] in inside:
+                taken += 1
+            frames = [Frame(frame.start - begin, frame.length, frame.blocks) for frame in self.frames[first:at]]
+            yield Batch(self.priority, self.blocks[start:taken], self.offset + begin, end - begin, self.pack, frames)
 
 
 class FetchQueue:

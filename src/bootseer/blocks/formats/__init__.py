@@ -1,1 +1,1 @@
-"""What lies in a store: block maps, packs, tree manifests and hot packs, and how a tree gets there."""
+"""What lies in a store: block maps, packs and tree manifests, and how a tree gets there."""

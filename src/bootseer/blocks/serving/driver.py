@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 
 from bootseer.blocks.cache.cache import in_use
+from bootseer.blocks.cache.cachelock import DATA
 from bootseer.blocks.serving.takeover import raise_descriptor_limit
 from bootseer.errors import BootseerError, FullError, UnavailableError, UnsupportedError
 from bootseer.kernel import canary, fanotify
@@ -75,7 +76,7 @@ def promised_bytes(cache: Path) -> int:
     for folder in cache.parent.iterdir():
         with contextlib.suppress(OSError):
             if folder != cache and _is_owned(folder):
-                data = os.stat(folder / "data")
+                data = os.stat(folder / DATA)
                 total += max(0, data.st_size - data.st_blocks * 512)
     return total
 

@@ -23,10 +23,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from bootseer.blocks.cache.cachelock import DATA
 from bootseer.blocks.serving.channel import Channel
 from bootseer.blocks.serving.latereads import LateReads
 from bootseer.blocks.serving.shared import Count, Shared
-from bootseer.blocks.serving.spec import DATA
 from bootseer.errors import BootseerError, UnavailableError
 from bootseer.kernel import fuse
 

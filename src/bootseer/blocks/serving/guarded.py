@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from bootseer.blocks.cache.cache import in_use
-from bootseer.blocks.serving.spec import DATA
+from bootseer.blocks.cache.cachelock import DATA
 from bootseer.kernel import _libc
 
 _GROUP = "anon_inode:[fanotify]"

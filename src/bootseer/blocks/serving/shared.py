@@ -24,6 +24,7 @@ import threading
 import time
 from typing import NamedTuple
 
+from bootseer.blocks.cache.bitmap import Ready
 from bootseer.errors import DataError, from_os_error
 
 UNIT = 4096
@@ -107,10 +108,6 @@ class Count:
 
 
 DRIVERS = ("none", "local", "fanotify", "fuse")
-
-Ready = bytearray | mmap.mmap
-"""One byte per block, 0 or 1: ``ready[i]``, slices, ``ready.find(b"\\0", first, last + 1)``. A byte pattern, not an
-int: that is what an mmap's ``find`` takes."""
 
 
 class Outstanding(NamedTuple):

@@ -8,7 +8,6 @@ from bootseer.blocks.fetcher.fetch import DEMAND_WINDOW
 
 SPEC = "spec.json"
 FUSE_FOLDER = "fuse"
-DATA = "data"
 TARGETS = "targets.json"
 """The mounts of the tree, for a restarted fetcher."""
 

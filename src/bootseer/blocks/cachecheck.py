@@ -20,7 +20,7 @@ import msgspec
 from bootseer.blocks import _hash
 from bootseer.blocks.cache import bitmap, evict
 from bootseer.blocks.cache.cache import CacheFile
-from bootseer.blocks.cache.cachelock import Quiet, maintain
+from bootseer.blocks.cache.cachelock import DATA, Quiet, maintain
 from bootseer.blocks.cache.cacheparts import Part, manifest_of, map_of, mount_points
 from bootseer.blocks.fetcher.source import Sources, StoreSource
 from bootseer.blocks.formats.blockmap import BlockMap
@@ -128,7 +128,7 @@ class _Look:
             if quiet is not None:
                 fd = quiet.data_fd
             elif any(mount_points(meta) for meta in self._metas):
-                fd = os.open(self._folder / "data", os.O_RDONLY | os.O_CLOEXEC)
+                fd = os.open(self._folder / DATA, os.O_RDONLY | os.O_CLOEXEC)
                 undo.callback(os.close, fd)
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
             else:

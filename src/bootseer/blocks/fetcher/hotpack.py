@@ -42,16 +42,15 @@ _NUMBER = 4
 _FIRST_READ = 256 << 10
 """Header and index of a 2 GB hot set in one request."""
 _FRAME = 1 << 20
-"""Bytes of blocks: neighbours in time are of one kind, often of one file. 819 MB of 64 KiB blocks that a torch start
-touches take 285 MB at level 3 in frames of one block, 246 MB in frames of sixteen, and 231 MB and 15 s of a core at
-level 12. Levels 16 to 19 save 5 MB more for each 75 to 30 s; frames of 4 MiB save 12 MB, and make readers wait."""
+"""Bytes of blocks: neighbours in time are of one kind, often of one file. What this and the level save, and what they
+cost: ``bench/hotpack.py``, and the table in ``docs/internals/hotpack.md``."""
 _LEVEL = 12
 _QUICK_LEVEL = 3
-"""Once somebody waits for the end: 3 s of a core for the same."""
+"""Once somebody waits for the end."""
 _AHEAD = 3600 * 10**9
 """Clocks may differ by this; a pack from a later time has no time: it would be the newest for ever."""
 _SHARE = 0.25
-"""Of a core; a hot set of 800 MB takes a minute. A low priority would be simpler, but a thread that does not run while
+"""Of a core. A low priority would be simpler, but a thread that does not run while
 it holds the interpreter's lock holds up the readers of this process."""
 
 
