@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -15,14 +16,14 @@ from hypothesis import strategies as st
 
 from bootseer.blocks import _hash
 from bootseer.blocks.cache.cache import CacheFile
-from bootseer.blocks.fetcher import landing
+from bootseer.blocks.fetcher import hotpack, hotstream, landing
 from bootseer.blocks.fetcher.fetch import Fetcher
-from bootseer.blocks.fetcher.hotstream import HotStream
+from bootseer.blocks.fetcher.hotpack import Opened
+from bootseer.blocks.fetcher.hotstream import HotStream, Lanes
 from bootseer.blocks.fetcher.queue import STREAM, Batch, Frame, Priority
 from bootseer.blocks.fetcher.source import StoreSource
-from bootseer.blocks.formats import hotpack
-from bootseer.blocks.formats.hotpack import Opened
 from bootseer.errors import BootseerError, DataError, UnavailableError
+from bootseer.store import RangeReader
 from bootseer.testing import lazy
 from bootseer.testing.source import FlakyStore, RateLimitedStore
 from bootseer.testing.waits import until
@@ -35,8 +36,23 @@ FOLDER = f"profiles/{TREE}/train"
 class NoSource:
     name = "nowhere"
 
-    def read(self, pack: int, offset: int, length: int) -> bytes:
+    def pieces(self, offset: int, lengths: Sequence[int]) -> Generator[bytes, None, None]:
         raise AssertionError
+        yield b""
+
+
+def taken(stream: HotStream) -> Batch:
+    batch = stream.take(lambda _: True)
+    assert batch is not None
+    return batch
+
+
+class Clock:
+    """Stands still until it is told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
 
     def close(self) -> None:
         pass
@@ -83,60 +99,145 @@ def test_the_due_time_follows_rate_and_position() -> None:
     assert near is not None
     assert far is not None
     assert far > 40 * near > 0
-    batch = stream.take(lambda _: True)
-    assert batch is not None
-    assert stream.due(batch.blocks[0]) is None, "on its way already"
+    batch = taken(stream)
+    assert stream.due(1) == near, "on its way"
     assert stream.due(1000) is None
-    assert stream.put_back(batch)
-    assert stream.due(batch.blocks[0]) is not None
+    parts = list(batch.parts(1))
+    stream.came(batch, parts[0])
+    assert stream.due(0) is None, "there"
+    assert stream.put_back(batch.only(batch.blocks[1:]))
+    assert stream.due(batch.blocks[1]) is not None
 
 
-def test_an_outage_does_not_count_as_slowness() -> None:
+def test_a_range_beside_others_comes_slower() -> None:
+    stream = HotStream(list(range(100)), [1 << 20] * 100, 0, NoSource())
+    one = taken(stream)
+    alone = stream.due(3)
+    other = taken(stream)
+    assert alone is not None
+    assert (one.blocks, other.blocks) == ([0, 1, 2, 3], [4, 5, 6, 7])
+    assert stream.due(3) == 2 * alone
+    assert stream.due(7) == 2 * alone
+    assert stream.due(8) == pytest.approx(alone / 4 * 9), "behind what is under way"
+
+
+def test_an_outage_does_not_count_as_slowness(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
     stream = HotStream(list(range(100)), [1 << 20] * 100, 0, NoSource())
     fresh = stream.rate
-    batch = stream.take(lambda _: True)
-    assert batch is not None
-    time.sleep(0.05)
-    stream.came(batch, 0.05)
-    assert stream.rate < fresh
-    batch = stream.take(lambda _: True)
-    assert batch is not None
-    stream.put_back(batch)
+    batch = taken(stream)
+    clock.now += 0.5
+    stream.came(batch, batch)
+    assert stream.rate == pytest.approx(batch.length / 0.5)
+    stream.put_back(taken(stream))
     assert stream.rate == fresh
 
 
-def test_ranges_grow_while_they_are_quick_and_shrink_when_slow() -> None:
+def test_the_next_range_is_asked_for_before_the_end_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
     stream = HotStream(list(range(1000)), [1 << 18] * 1000, 0, NoSource())
+    stream.lanes.settled = True
+    assert stream.room
+    batch = taken(stream)
+    assert not stream.room
+    room = []
+    for part in batch.parts(1):  # 13 MB/s: 262 KB, a part, are 0.02 s
+        clock.now += 0.02
+        stream.came(batch, part)
+        room.append(stream.room)
+    assert room == [False] * 62 + [True] * 2
+    assert not stream.flying
+
+
+def test_a_range_that_is_stuck_keeps_others_waiting_for_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    stream = HotStream(list(range(1000)), [1 << 18] * 1000, 0, NoSource())
+    for _ in range(4):
+        taken(stream)
+        assert not stream.room
+        clock.now += 1.01
+    assert not stream.room, "not for ever more of them"
+
+
+@pytest.mark.parametrize(
+    ("rates", "lanes"),
+    [
+        ((100e6, 100e6), 1),  # a link that one fills
+        ((100e6, 120e6), 1),
+        ((100e6, 199e6, 200e6), 2),
+        ((90e6, 180e6, 270e6), 3),  # a limit for each connection
+        ((1e6, 1e6), 1),
+    ],
+)
+def test_more_ranges_at_once_only_where_they_are_quicker(rates: Sequence[float], lanes: int) -> None:
+    """``rates``: bytes per second with one, two, three."""
+    tried, now = Lanes(), 0.0
+    most = 0
+    for _ in range(100_000):
+        if tried.settled:
+            break
+        most = max(most, tried.count)
+        now += 65536 / rates[tried.count - 1]
+        tried.came(now, 65536)
+    assert tried.settled
+    assert (tried.count, most) == (lanes, len(rates))
+
+
+def test_ranges_are_long_where_one_fills_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    stream = HotStream(list(range(10_000)), [1 << 18] * 10_000, 0, NoSource())
     sizes = []
-    for seconds in (0.01, 0.01, 0.01, 0.01, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5):
-        batch = stream.take(lambda _: True)
-        assert batch is not None
+    while not stream.lanes.settled:
+        batch = taken(stream)
         sizes.append(batch.length >> 20)
-        stream.came(batch, seconds)
-    assert sizes[:5] == [1, 2, 4, 4, 4]
-    assert stream.take(lambda _: True).length == 256 << 10  # type: ignore[union-attr]
+        for part in batch.parts(1):
+            clock.now += part.length / 100e6
+            stream.came(batch, part)
+    assert set(sizes) == {4}
+    assert taken(stream).length == 16 << 20
 
 
 def test_a_stream_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 1000.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
+    clock = Clock(monkeypatch)
     stream = HotStream(list(range(10)), [100] * 10, 0, NoSource())
 
     def lose() -> bool:
-        batch = stream.take(lambda _: True)
-        assert batch is not None
-        return stream.put_back(batch)
+        return stream.put_back(taken(stream))
 
     assert all(lose() for _ in range(50)), "one outage, however many requests it hits"
-    now += 29
+    clock.now += 29
     assert lose()
-    batch = stream.take(lambda _: True)
-    assert batch is not None
-    stream.came(batch, 0.05)
+    batch = taken(stream)
+    stream.came(batch, batch)
     stream = HotStream(list(range(10)), [100] * 10, 0, NoSource())
     assert lose()
-    now += 31
+    clock.now += 31
     assert not lose()
+
+
+@given(st.data())
+def test_parts_have_every_frame_and_block_once(data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, 40))
+    per_frame = data.draw(st.integers(1, 5))
+    lengths = data.draw(st.lists(st.integers(1, 300_000), min_size=count, max_size=count))
+    wanted = data.draw(st.sets(st.integers(0, count * per_frame - 1)))
+    stream = HotStream(list(range(count * per_frame)), lengths, 9, NoSource(), per_frame)
+    size = data.draw(st.integers(1, 1 << 20))
+    batch = stream.take(wanted.__contains__)
+    if batch is None:
+        return
+    parts = list(batch.parts(size))
+    assert [block for part in parts for block in part.blocks] == batch.blocks
+    moved = [Frame(part.offset + start, length, blocks) for part in parts for start, length, blocks in part.frames]
+    assert moved == [Frame(batch.offset + start, length, blocks) for start, length, blocks in batch.frames]
+    assert all(part.length >= size for part in parts[:-1])
+    for part in parts:
+        assert set(part.blocks) <= {block for frame in part.frames for block in frame.blocks}
+        assert part.frames[0].start == 0
+        assert part.frames[-1].start + part.frames[-1].length == part.length
+    ends = [part.offset + part.length for part in parts]
+    assert all(end <= part.offset for end, part in zip(ends, parts[1:], strict=False))
+    assert (parts[0].offset, ends[-1]) == (batch.offset, batch.offset + batch.length)
 
 
 @given(st.data())
@@ -163,8 +264,10 @@ def test_every_wanted_block_comes_once_inside_its_range(data: st.DataObject) -> 
             assert not set(batch.blocks).isdisjoint(inside)
         assert set(batch.blocks) == {block for frame in batch.frames for block in frame.blocks if missing(block)}
         if data.draw(st.booleans()):
-            came += batch.blocks
-            stream.came(batch, data.draw(st.sampled_from([0.0, 0.05, 1.0])))
+            for part in batch.parts(data.draw(st.integers(1, 1 << 20))):
+                came += part.blocks
+                stream.came(batch, part)
+            assert not stream.flying
         elif not stream.put_back(batch):
             break
     else:
@@ -447,11 +550,85 @@ def test_an_outage_of_the_pack_alone_does_not_stop_the_prefetch(rig: Rig, monkey
     assert rig.right(rig.real)
 
 
-def test_a_reader_waits_for_the_stream_when_it_is_near(rig: Rig) -> None:
+class Dripping(FlakyStore):
+    """Gives the hot pack piece by piece: after ``let`` of them it waits, and then fails where it is told to."""
+
+    def __init__(self, rig: Rig, let: int, *, fail: bool) -> None:
+        super().__init__(rig.blob.store)
+        self.key, self.let, self.fail = rig.key, let, fail
+        self.go = threading.Event()
+
+    def open(self, key: str) -> RangeReader:
+        inner = super().open(key)
+        if key == self.key:
+            inner.pieces = functools.partial(self._drip, inner)  # type: ignore[method-assign]
+        return inner
+
+    def _drip(self, inner: RangeReader, offset: int, lengths: Sequence[int]) -> Iterator[bytes]:
+        self.reads.append((self.key, offset, sum(lengths)))
+        for number, length in enumerate(lengths):
+            if number == self.let:
+                assert self.go.wait(20)
+                if self.fail:
+                    self.fail = False
+                    raise UnavailableError("the connection is cut")
+            yield inner.read(offset, length)
+            offset += length
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hotstream, "_PART", 1)
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("fail", [False, True], ids=["whole", "cut"])
+def test_what_has_come_of_a_range_is_there_while_the_rest_arrives(rig: Rig, fail: bool) -> None:
+    opened = rig.open()
+    store = Dripping(rig, 3, fail=fail)
+    stream = msgspec.structs.replace(opened, source=StoreSource(store, rig.key)).stream()
+    fetcher = rig.fetcher()
+    fetcher.stream(stream)
+    early = rig.order[: 3 * opened.pack.per_frame]
+    until(lambda: rig.right(early))
+    assert not rig.right(rig.order[len(early) : len(early) + 1])
+    store.go.set()
+    assert fetcher.wait(10)
+    assert rig.right(rig.order)
+    assert rig.direct == []
+    whole = [(offset, length) for key, offset, length in store.reads if key == rig.key and length > 70_000]
+    if fail:
+        assert whole[1][0] == whole[0][0] + sum(opened.pack.lengths[:3]), "nothing twice"
+    else:
+        assert len(whole) == 1
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_who_wants_the_far_end_of_a_slow_range_does_not_wait_for_it(rig: Rig) -> None:
+    opened = rig.open()
+    store = Dripping(rig, 3, fail=False)
+    stream = msgspec.structs.replace(opened, source=StoreSource(store, rig.key)).stream()
+    fetcher = rig.fetcher()
+    fetcher.stream(stream)
+    until(lambda: rig.right(rig.order[: 3 * opened.pack.per_frame]))
+    time.sleep(0.3)  # it is slow by now
+    stream._came.append((time.monotonic(), 0))
+    last = rig.order[-1]
+    began = time.monotonic()
+    fetcher.demand(last, last)
+    assert time.monotonic() - began < 5
+    assert rig.right([last])
+    assert len(rig.direct) == 1
+    store.go.set()
+    assert fetcher.wait(10)
+    assert rig.right(rig.order)
+
+
+def test_a_reader_waits_for_the_stream_when_it_is_near(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     fetcher = rig.fetcher(streams=2)
     opened = rig.open()
     stream = opened.stream()
-    stream._segment = 1
+    monkeypatch.setattr(hotstream, "_BESIDE", 1)
     fetcher._board.schedule.pace.add(100.0)
     rig.store.hold()
     fetcher.stream(stream)
@@ -469,11 +646,11 @@ def test_a_reader_waits_for_the_stream_when_it_is_near(rig: Rig) -> None:
     assert rig.direct == []
 
 
-def test_a_reader_of_the_far_end_goes_around_the_stream(rig: Rig) -> None:
+def test_a_reader_of_the_far_end_goes_around_the_stream(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = RateLimitedStore(rig.blob.store, rate=200_000.0)
     opened = rig.open(slow)
     stream = opened.stream()
-    stream._segment = 4096
+    monkeypatch.setattr(hotstream, "_BESIDE", 4096)
     stream._came.append((time.monotonic() - 1.0, 0))
     stream._came.append((time.monotonic(), 200_000))
     fetcher = rig.fetcher()
@@ -508,7 +685,7 @@ def test_who_waits_for_a_stream_that_hangs_is_served_directly(rig: Rig) -> None:
     assert rig.right(rig.order)
 
 
-def test_readers_and_stream_under_trouble(rig: Rig) -> None:
+def test_readers_and_stream_under_trouble(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything is read while requests fail, bits flip, and the pack vanishes in the middle."""
     rig.store.fail_next(6)
     for block in rig.real[::17]:
@@ -516,7 +693,7 @@ def test_readers_and_stream_under_trouble(rig: Rig) -> None:
             rig.store.flip(rig.blob.map.packs[0].key, rig.blob.map.offsets[block] + 2000, times=1)
     opened = rig.open(rig.blob.store)
     stream = msgspec.structs.replace(opened, source=StoreSource(rig.store, rig.key)).stream()
-    stream._segment = 20_000
+    monkeypatch.setattr(hotstream, "_BESIDE", 20_000)
     fetcher = rig.fetcher()
     fetcher.stream(stream)
     fetcher.background()
@@ -549,7 +726,7 @@ def test_readers_and_stream_under_trouble(rig: Rig) -> None:
 def test_a_full_cache_ends_the_stream(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BOOTSEER_FAULTS", "blocks.cache.write=enospc")
     stream = rig.open().stream()
-    stream._segment = 4096
+    monkeypatch.setattr(hotstream, "_BESIDE", 4096)
     fetcher = rig.fetcher()
     fetcher.stream(stream)
     until(lambda: fetcher.full)

@@ -33,7 +33,10 @@ class Server:
     """
 
     def __init__(
-        self, answer: Callable[[str, dict[str, str], int], bytes | list[bytes | None] | Iterator[bytes]]
+        self,
+        answer: Callable[
+            [str, dict[str, str], int], bytes | list[bytes | None] | Iterator[bytes] | Iterator[bytes | None]
+        ],
     ) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
@@ -287,6 +290,65 @@ def test_a_mirror_that_lacks_a_blob_is_asked_once(caplog: pytest.LogCaptureFixtu
             other = spec.Descriptor("x", spec.digest_of(b"other"), len(BLOB))
             client.read_range(other, 0, 1)
             assert len(mirror.seen) == 2
+
+
+def cut(first: int) -> Callable[[str, dict[str, str], int], Iterator[bytes | None]]:
+    """Answers the first ``first`` requests up to byte 600 of the blob, the others whole."""
+
+    def answer(line: str, headers: dict[str, str], number: int) -> Iterator[bytes | None]:
+        whole = ranges(BLOB)(line, headers, number)
+        start = int(headers["range"].removeprefix("bytes=").split("-")[0])
+        if number > first:
+            yield whole
+        else:
+            yield whole[: whole.index(b"\r\n\r\n") + 4 + max(0, 600 - start)]
+            yield None
+
+    return answer
+
+
+def test_pieces_come_as_they_arrive() -> None:
+    go = threading.Event()
+
+    def answer(line: str, headers: dict[str, str], number: int) -> Iterator[bytes]:
+        whole = ranges(BLOB)(line, headers, number)
+        middle = whole.index(b"\r\n\r\n") + 4 + 150
+        yield whole[:middle]
+        assert go.wait(10)
+        yield whole[middle:]
+
+    with Server(answer) as server, server.client() as client:
+        pieces = client.read_pieces(ITEM, 50, [100, 7, 43, 1000])
+        assert next(pieces) == BLOB[50:150]
+        go.set()
+        assert list(pieces) == [BLOB[150:157], BLOB[157:200], BLOB[200:1200]]
+        assert list(client.read_pieces(ITEM, 0, [1])) == [BLOB[:1]]
+        assert [headers["range"] for _, headers in server.seen] == ["bytes=50-1199", "bytes=0-0"]
+        with pytest.raises(DataError):
+            next(client.read_pieces(ITEM, len(BLOB) - 10, [5, 6]))
+        assert list(client.read_pieces(ITEM, 0, [])) == []
+
+
+def test_what_came_before_a_cut_is_not_asked_for_again() -> None:
+    with Server(cut(1)) as server, server.client() as client:
+        pieces = client.read_pieces(ITEM, 100, [300, 300, 300])
+        assert next(pieces) == BLOB[100:400]
+        with pytest.raises(UnavailableError):
+            next(pieces)
+        assert len(server.seen) == 1, "its callers try again themselves, and have other sources"
+        assert list(client.read_pieces(ITEM, 400, [300, 300])) == [BLOB[400:700], BLOB[700:1000]]
+
+
+def test_without_a_piece_there_is_another_try() -> None:
+    with Server(cut(1)) as server, server.client() as client:
+        assert list(client.read_pieces(ITEM, 100, [600, 300])) == [BLOB[100:700], BLOB[700:1000]]
+        assert len(server.seen) == 2
+
+
+def test_another_goes_on_where_a_mirror_breaks_off() -> None:
+    with Server(ranges(BLOB)) as server, Server(cut(9)) as mirror, server.client(f"http://{mirror.address}") as client:
+        assert b"".join(client.read_pieces(ITEM, 100, [300, 300, 300])) == BLOB[100:1000]
+        assert [headers["range"] for _, headers in server.seen] == ["bytes=400-999"]
 
 
 def test_a_server_without_ranges_is_not_read_from_its_beginning_for_each_block() -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bootseer.blocks.fetcher.source import Sources, StoreSource
 from bootseer.blocks.formats.blockmap import BlockMap, ObjectRef
 from bootseer.errors import DataError, NotFoundError, UnavailableError
-from bootseer.store import RangeReader, Store
+from bootseer.store import RangeReader, Store, base
 from bootseer.store.folder import FolderStore
 from bootseer.testing import lazy
 from bootseer.testing.source import FlakyStore
@@ -47,6 +50,46 @@ def packs(store: Store, count: int) -> BlockMap:
     for number, ref in enumerate(refs):
         store.put(ref.key, bytes([number]) * 100)
     return BlockMap(4096, 0, refs, b"", [], [])
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(0, 20), st.integers(1, 90))
+def test_a_store_that_cannot_stream_reads_pieces_together(lengths: list[int], offset: int, at_once: int) -> None:
+    class Reader(RangeReader):
+        size = 2000
+        reads: ClassVar[list[int]] = []
+
+        def read(self, offset: int, length: int) -> bytes:
+            self.reads.append(length)
+            return bytes(at % 251 for at in range(offset, offset + length))
+
+        def close(self) -> None: ...
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(base, "_READ", at_once)
+        pieces = list(Reader().pieces(offset, lengths))
+    assert list(map(len, pieces)) == lengths
+    assert b"".join(pieces) == bytes(at % 251 for at in range(offset, offset + sum(lengths)))
+    assert all(length <= at_once or length in lengths for length in Reader.reads)
+
+
+def test_pieces_that_are_left_in_the_middle_keep_nothing_open(store: Counting) -> None:
+    store.put("object", bytes(range(100)))
+    source = StoreSource(store, "object")
+    pieces = source.pieces(10, [5, 5])
+    assert next(pieces) == bytes(range(10, 15))
+    source.close()
+    assert store.closed == 0
+    pieces.close()
+    assert store.closed == store.opened == 1
+
+
+def test_pieces_of_another_length_are_none(store: Counting) -> None:
+    store.put("object", bytes(100))
+    source = StoreSource(store, "object")
+    with pytest.raises(DataError):
+        list(source.pieces(90, [5, 6]))
+    assert store.closed == 1, "opened again next time"
+    source.close()
 
 
 def test_packs_are_told_apart_and_opened_once(store: Counting) -> None:

@@ -10,7 +10,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from bootseer.errors import DataError, NotFoundError, UnavailableError, UnsupportedError
 from bootseer.oci.endpoint import RETRIES, Endpoint
@@ -64,23 +64,33 @@ class Blobs:
     def read(self, item: Descriptor, offset: int, length: int, *, retries: int = 1) -> bytes:
         """Exactly ``length`` bytes from ``offset``. Raises `DataError` past the end, `UnavailableError`,
         `UnsupportedError` when the server sends whole blobs only and the range is far inside."""
-        if offset < 0 or length < 0 or offset + length > item.size:
+        return b"".join(self.pieces(item, offset, [length], retries=retries)) if length else b""
+
+    def pieces(self, item: Descriptor, offset: int, lengths: Sequence[int], *, retries: int = 1) -> Iterator[bytes]:
+        """What `read` gives, in pieces of these lengths, each as soon as it is there: one request, made again only
+        while there is no piece yet."""
+        length, came = sum(lengths), 0
+        if offset < 0 or min(lengths, default=0) < 0 or offset + length > item.size:
             raise DataError(f"blob {item.digest} ends at {item.size}, wanted {offset + length}")
         failures = 0
-        while True:
+        while came < len(lengths):
             try:
-                pieces = list(self._part(item, offset, length, chunk=length, patience=RANGE_STALL)) if length else []
-                return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+                for piece in self._part(item, offset, length, lengths, patience=RANGE_STALL):
+                    if len(piece) < lengths[came]:
+                        raise TransportError(f"the answer ends inside a piece of blob {item.digest[:19]}")
+                    came += 1
+                    yield piece
             except (TransportError, Again) as exc:
                 failures += 1
-                if failures > retries or (isinstance(exc, Again) and (exc.after or 0.0) > _NAP):
+                if came or failures > retries or (isinstance(exc, Again) and (exc.after or 0.0) > _NAP):
                     raise self._endpoint.unavailable(exc) from None
                 self._endpoint.pause(failures, exc, f"{length} bytes of blob {item.digest[:19]}")
 
     def _part(
-        self, item: Descriptor, offset: int, length: int, *, chunk: int = _CHUNK, patience: float | None = None
+        self, item: Descriptor, offset: int, length: int, sizes: Iterable[int] = (), *, patience: float | None = None
     ) -> Iterator[bytes]:
-        """``length`` bytes from ``offset`` in one request, or what came of them and then an exception."""
+        """``length`` bytes from ``offset`` in one request, or what came of them and then an exception. In pieces of
+        ``sizes`` that add up to ``length``, else of some size; the last one before an exception may be shorter."""
         whole = not offset and length == item.size
         headers = {} if whole else {"Range": f"bytes={offset}-{offset + length - 1}"}
         with self._open(item, headers, patience) as answer:
@@ -93,10 +103,8 @@ class Blobs:
                 )
             while skip:
                 skip -= len(_some(answer, min(_CHUNK, skip), item))
-            while length:
-                piece = _some(answer, min(chunk, length), item)
-                length -= len(piece)
-                yield piece
+            for size in sizes or _chunks(length):
+                yield _some(answer, size, item)
 
     def _skip(self, answer: Answer, item: Descriptor, offset: int, length: int) -> int:
         """How many bytes of the answer's body come before the wanted ones, after checking that it holds those."""
@@ -150,6 +158,13 @@ class Blobs:
                 while len(self._links) >= _LINKS:
                     self._links.pop(next(iter(self._links)))
                 self._links[digest] = (url, time.monotonic() + LINK_AGE)
+
+
+def _chunks(length: int) -> Iterator[int]:
+    while length:
+        size = min(_CHUNK, length)
+        length -= size
+        yield size
 
 
 def _some(answer: Answer, size: int, item: Descriptor) -> bytes:

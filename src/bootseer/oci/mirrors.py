@@ -52,11 +52,15 @@ class Mirrors:
             except BootseerError as exc:
                 self.failed(endpoint, exc, name, what)
             else:
-                if len(self.all) > 1:
-                    with self._lock:
-                        _put(self._served, name, endpoint)
+                self.served(endpoint, name)
                 return answer
         raise AssertionError("the registry itself is always asked")
+
+    def served(self, endpoint: Endpoint, name: str) -> None:
+        """Take note of who gave ``name``, in case it is `damaged`."""
+        if len(self.all) > 1:
+            with self._lock:
+                _put(self._served, name, endpoint)
 
     def failed(self, endpoint: Endpoint, exc: BootseerError, name: str, what: str) -> None:
         """Take note that ``endpoint`` does not give ``name``; raises ``exc`` when it is the registry itself."""

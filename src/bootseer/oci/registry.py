@@ -178,6 +178,22 @@ class Registry:
             f"blob {item.digest[:19]}",
         )
 
+    def read_pieces(self, item: Descriptor, offset: int, lengths: Sequence[int]) -> Iterator[bytes]:
+        """As `read_range`, in pieces of these lengths, each as soon as it is there. What fails after some of them is
+        gone on with at the next mirror."""
+        came = 0
+        for endpoint in self._mirrors.candidates(item.digest):
+            try:
+                for piece in self._blobs[id(endpoint)].pieces(item, offset, lengths[came:]):
+                    if not came:
+                        self._mirrors.served(endpoint, item.digest)
+                    offset += len(piece)
+                    came += 1
+                    yield piece
+                return
+            except BootseerError as exc:
+                self._mirrors.failed(endpoint, exc, item.digest, f"blob {item.digest[:19]}")
+
     def has_blob(self, digest: str) -> bool:
         """Whether the registry itself has the blob. A redirect to its storage counts as yes."""
         what = f"blob {digest}"

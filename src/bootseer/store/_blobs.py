@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bootseer.errors import DataError, from_os_error
@@ -21,6 +22,11 @@ class BlobReader(RangeReader):
         if offset + length > self.size:
             raise DataError(f"{self._key} ends at {self.size}, wanted {offset + length}")
         return self._registry.read_range(self._item, offset, length)
+
+    def pieces(self, offset: int, lengths: Sequence[int]) -> Iterator[bytes]:
+        if offset + sum(lengths) > self.size:
+            raise DataError(f"{self._key} ends at {self.size}, wanted {offset + sum(lengths)}")
+        return self._registry.read_pieces(self._item, offset, lengths)
 
     def original(self, offset: int, length: int) -> bytes | None:
         if not self._registry.mirrored:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,10 @@ class ObjectInfo(msgspec.Struct, frozen=True):
     size: int
 
 
+_READ = 1 << 20
+"""Bytes read at once where a store cannot stream."""
+
+
 class RangeReader(abc.ABC):
     """Repeated range reads of one object, safe to call from several threads at once."""
 
@@ -35,6 +39,21 @@ class RangeReader(abc.ABC):
 
         Raises `DataError` when the object is shorter, `UnavailableError` when the store does not answer.
         """
+
+    def pieces(self, offset: int, lengths: Sequence[int]) -> Iterator[bytes]:
+        """What follows ``offset`` in pieces of these lengths, each as soon as it is there. Raises as `read` does,
+        perhaps after some of them. Here: by reads of about 1 MiB; a store that can stream does so in one request."""
+        first = 0
+        while first < len(lengths):
+            last, size = first + 1, lengths[first]
+            while last < len(lengths) and size + lengths[last] <= _READ:
+                size += lengths[last]
+                last += 1
+            data, at = self.read(offset, size), 0
+            for length in lengths[first:last]:
+                yield data[at : at + length]
+                at += length
+            offset, first = offset + size, last
 
     def original(self, offset: int, length: int) -> bytes | None:
         """As `read`, but past any mirror, for who got damaged bytes; None where that would ask the same again."""

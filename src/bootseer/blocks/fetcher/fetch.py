@@ -17,7 +17,7 @@ from bootseer.blocks.cache.cache import CacheFile
 from bootseer.blocks.fetcher.board import Board
 from bootseer.blocks.fetcher.clock import Clock
 from bootseer.blocks.fetcher.crew import Crew
-from bootseer.blocks.fetcher.hotstream import HotStream
+from bootseer.blocks.fetcher.hotstream import HotStream, Pieces
 from bootseer.blocks.fetcher.landing import Landing
 from bootseer.blocks.fetcher.pilot import Pilot
 from bootseer.blocks.fetcher.source import Source, Sources
@@ -55,7 +55,7 @@ class Fetcher:
         streams = max(1, streams)
         self._cache = cache
         self._sources = Sources(sources)
-        self._stream_sources: list[Source] = []
+        self._stream_sources: list[Pieces] = []
         self._board = Board(cache.map, cache.ready, window=window, streams=streams, quiet=quiet, deadline=deadline)
         self.stats = self._board.stats
         self._landing = Landing(self._board, cache, self._sources, make_room)

@@ -5,26 +5,79 @@ Pure bookkeeping without threads; the fetcher calls it under its lock, and its t
 
 from __future__ import annotations
 
+import contextlib
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from typing import Protocol
 
 from bootseer.blocks.fetcher.queue import STREAM, Batch, Frame, Priority
-from bootseer.blocks.fetcher.source import Source
 
 _FIRST_RATE = 100e6
-"""Bytes per second believed before the first range came: a reader of the first seconds rather waits a little."""
-_SMALLEST = 256 << 10
-_LARGEST = 4 << 20
-_QUICK = 0.03
-_SLOW = 0.12
-"""A range should take between these many seconds: longer, and who waits for its first block waits for all of it;
-shorter, and the latency of the request shows."""
+"""Bytes per second believed before the first bytes came: a reader of the first seconds rather waits a little."""
+_ALONE = 16 << 20
+_BESIDE = 4 << 20
+"""Bytes of a range that comes alone, in its order; and of one beside others, which share the way with it and so keep
+the blocks at its head waiting."""
+_LEAD = 0.02
+"""Seconds before the end of a range when the next one is asked for: what a request takes until its answer begins."""
+_STUCK = 1.0
+"""Seconds without a byte after which a range keeps the next one waiting no more."""
+_MOST = 3
+_TRIAL = 0.15
+_TRIAL_BYTES = 2 << 20
+_GAIN = 1.25
+"""How much quicker one more range at once must be over a trial of so many seconds and bytes, to be kept."""
+_PART = 256 << 10
+"""Bytes that are landed at once, at least: no reader waits for more than the frames that came with its own."""
 _WIDEST_GAP = 128 << 10
 """Bytes of frames not wanted any more that are read anyway rather than begin another range."""
 _PATIENCE = 30.0
 """Seconds without a range before the rest comes from the packs: an outage hits those, too, and ends."""
+_RECENT = 64
+
+
+class Pieces(Protocol):
+    """Where a hot pack is read: `bootseer.blocks.fetcher.source.StoreSource`."""
+
+    name: str
+
+    def pieces(self, offset: int, lengths: Sequence[int]) -> Generator[bytes, None, None]: ...
+
+    def close(self) -> None: ...
+
+
+class Lanes:
+    """How many ranges are asked for at once: one, whose blocks come in their order, unless more are quicker together,
+    as where a store limits each connection or one thread cannot decompress what the link brings."""
+
+    def __init__(self) -> None:
+        self.count = 1
+        self.settled = False
+        self._best = 0.0
+        self._began: float | None = None
+        self._bytes = 0
+
+    def came(self, now: float, length: int) -> None:
+        """Bytes came; perhaps a trial is over."""
+        if self.settled:
+            return
+        if self._began is None:
+            self._began, self._bytes = now, 0
+            return
+        self._bytes += length
+        seconds = now - self._began
+        if seconds < _TRIAL or self._bytes < _TRIAL_BYTES:
+            return
+        self._began = None
+        if self._bytes / seconds > _GAIN * self._best:
+            self._best = self._bytes / seconds
+            self.settled = self.count == _MOST
+            self.count = min(self.count + 1, _MOST)
+        else:
+            self.count -= 1
+            self.settled = True
 
 
 class HotStream:
@@ -33,7 +86,7 @@ class HotStream:
     """
 
     def __init__(
-        self, blocks: Sequence[int], lengths: Sequence[int], base: int, source: Source, per_frame: int = 1
+        self, blocks: Sequence[int], lengths: Sequence[int], base: int, source: Pieces, per_frame: int = 1
     ) -> None:
         self.source = source
         self._blocks = blocks
@@ -43,10 +96,11 @@ class HotStream:
             self._starts.append(self._starts[-1] + length)
         self._frame_of = {block: entry // per_frame for entry, block in enumerate(blocks)}
         self._next = 0
-        self._flying = 0
-        self._segment = 1 << 20
-        self._came: deque[tuple[float, int]] = deque(maxlen=8)
+        self._flying: dict[int, tuple[int, float]] = {}
+        """Ranges under way, by their ends: from where on they have not come, and when they last got on."""
+        self._came: deque[tuple[float, int]] = deque(maxlen=_RECENT)
         self._trouble: float | None = None
+        self.lanes = Lanes()
 
     @property
     def pending(self) -> bool:
@@ -55,7 +109,16 @@ class HotStream:
     @property
     def flying(self) -> bool:
         """Whether ranges are asked for that have not come yet."""
-        return self._flying > 0
+        return bool(self._flying)
+
+    @property
+    def room(self) -> bool:
+        """Whether another range may be asked for."""
+        if len(self._flying) > _MOST:
+            return False
+        lead, now = _LEAD * self.rate, time.monotonic()
+        busy = sum(end - at > lead and now - since < _STUCK for end, (at, since) in self._flying.items())
+        return busy < self.lanes.count
 
     def take(self, missing: Callable[[int], bool]) -> Batch | None:
         """The next range with blocks that are ``missing``; None at the end."""
@@ -68,7 +131,8 @@ class HotStream:
         offset = starts[first]
         wanted: list[int] = []
         frames: list[Frame] = []
-        while at < end and starts[at] - offset < self._segment and starts[at] - starts[last] <= _WIDEST_GAP:
+        size = _ALONE if self.lanes.settled and self.lanes.count == 1 else _BESIDE
+        while at < end and starts[at] - offset < size and starts[at] - starts[last] <= _WIDEST_GAP:
             blocks = self._blocks_of(at)
             if some := list(filter(missing, blocks)):
                 wanted += some
@@ -77,27 +141,45 @@ class HotStream:
             at += 1
         self._next = last
         length = starts[last] - offset
+        now = time.monotonic()
         if not self._flying and not self._came:
-            self._came.append((time.monotonic(), 0))
-        self._flying += length
+            self._came.append((now, 0))
+        self._flying[offset + length] = offset, now
         return Batch(Priority.HOT, wanted, offset, length, STREAM, frames)
 
     def _blocks_of(self, frame: int) -> Sequence[int]:
         return self._blocks[frame * self._per_frame : (frame + 1) * self._per_frame]
 
-    def came(self, batch: Batch, seconds: float) -> None:
-        """A range is in the cache, ``seconds`` after its thread took it."""
-        self._flying -= batch.length
+    def parts(self, batch: Batch) -> Generator[tuple[Batch, bytes], None, None]:
+        """Read the range: its parts with their bytes, as they come. Raises as `Pieces.pieces`. Not under a lock."""
+        parts: list[Batch | None] = []
+        lengths: list[int] = []
+        at = batch.offset
+        for part in batch.parts(_PART):
+            if part.offset > at:
+                parts.append(None)
+                lengths.append(part.offset - at)
+            parts.append(part)
+            lengths.append(part.length)
+            at = part.offset + part.length
+        with contextlib.closing(self.source.pieces(batch.offset, lengths)) as pieces:
+            for this, raw in zip(parts, pieces, strict=True):
+                if this is not None:
+                    yield this, raw
+
+    def came(self, batch: Batch, part: Batch) -> None:
+        """``part`` of a range is in the cache."""
+        now, end, upto = time.monotonic(), batch.offset + batch.length, part.offset + part.length
+        at, _ = self._flying.pop(end, (upto, now))
+        if upto < end:
+            self._flying[end] = upto, now
         self._trouble = None
-        self._came.append((time.monotonic(), batch.length))
-        if seconds < _QUICK:
-            self._segment = min(2 * self._segment, _LARGEST)
-        elif seconds > _SLOW:
-            self._segment = max(self._segment // 2, _SMALLEST)
+        self._came.append((now, upto - at))
+        self.lanes.came(now, upto - at)
 
     def put_back(self, batch: Batch) -> bool:
         """The source did not answer. False: for so long by now that the stream is not worth another try."""
-        self._flying -= batch.length
+        self._flying.pop(batch.offset + batch.length, None)
         self._came.clear()
         now = time.monotonic()
         if self._trouble is None:
@@ -108,7 +190,7 @@ class HotStream:
 
     @property
     def rate(self) -> float:
-        """Bytes per second over the last few ranges."""
+        """Bytes per second of late."""
         if len(self._came) < 2:
             return _FIRST_RATE
         seconds = self._came[-1][0] - self._came[0][0]
@@ -117,14 +199,16 @@ class HotStream:
     def due(self, block: int) -> float | None:
         """Seconds until ``block`` comes by itself; None when it does not (any more)."""
         frame = self._frame_of.get(block)
-        if frame is None or frame < self._next:
+        if frame is None:
             return None
-        return (self._starts[frame + 1] - self._starts[self._next] + self._flying) / self.rate
-
-    @property
-    def backlog(self) -> float:
-        """Seconds until what is asked for by now has come."""
-        return self._flying / self.rate
+        upto = self._starts[frame + 1]
+        if frame >= self._next:
+            ahead = upto - self._starts[self._next] + sum(end - at for end, (at, _) in self._flying.items())
+            return ahead / self.rate
+        for end, (at, _) in self._flying.items():
+            if at < upto <= end:
+                return (upto - at) * len(self._flying) / self.rate
+        return None
 
     @property
     def order(self) -> list[int]:

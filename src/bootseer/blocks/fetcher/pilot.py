@@ -5,6 +5,7 @@ Lock: that of the `Board` (see there); it is not held while a source is asked.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 
@@ -34,32 +35,33 @@ class Pilot:
         """Fetch the batch of ``flight``. Never raises: what fails is told to its readers, or goes back in the queue."""
         batch = flight.batch
         try:
-            self._fly(flight)
+            if flight.stream is not None:
+                self._follow(flight, flight.stream)
+            else:
+                self._fly(flight)
         except Exception as exc:
             log.exception("fetching blocks %d..%d failed", batch.blocks[0], batch.blocks[-1])
             if flight.stream is not None:
-                self._board.leave(batch, flight.stream, repr(exc))
+                self._board.leave(flight.batch, flight.stream, repr(exc))
             else:
                 for block in batch.blocks:
                     self._landing.finish([(block, None, UnavailableError(f"fetching block {block} failed: {exc!r}"))])
 
     def _fly(self, flight: Flight) -> None:
-        board, batch, stream = self._board, flight.batch, flight.stream
+        board, batch = self._board, flight.batch
         delay = _FIRST_DELAY
         while True:
             flight.started = time.monotonic()
             try:
-                raw = self._read(batch, stream)
+                raw = self._sources.read(batch.pack, batch.offset, batch.length)
+                board.count(batch.priority, batch.length)
                 break
             except UnavailableError as exc:
-                if not self._again(flight, stream, exc, delay):
+                if not self._again(flight, exc, delay):
                     return
                 delay = min(2 * delay, _LAST_DELAY)
             except BootseerError as exc:
                 log.warning("%s", exc)
-                if stream is not None:
-                    board.leave(batch, stream, str(exc))
-                    return
                 if not isinstance(exc, DataError):
                     self._refuse(batch, exc)
                     return
@@ -75,29 +77,58 @@ class Pilot:
         if lost and not board.closing.wait(_FIRST_DELAY):
             board.put_back(batch.only(lost), None)
 
-    def _read(self, batch: Batch, stream: HotStream | None) -> bytes:
-        if stream is None:
-            raw = self._sources.read(batch.pack, batch.offset, batch.length)
-        else:
-            raw = stream.source.read(0, batch.offset, batch.length)
-        self._board.count(batch.priority, batch.length)
-        return raw
+    def _follow(self, flight: Flight, stream: HotStream) -> None:
+        """A range of the hot stream: its frames land while the rest of it arrives."""
+        board = self._board
+        flight.started = time.monotonic()
+        try:
+            with contextlib.closing(stream.parts(flight.batch)) as parts:
+                for part, raw in parts:
+                    board.count(part.priority, part.length)
+                    lost = self._landing.land(part, raw)
+                    with board.lock:
+                        if flight.abandoned:
+                            return
+                        flight.started = time.monotonic()  # it gets on
+                        if board.schedule.advanced(flight, stream, part):
+                            board.work_came.notify()
+                    if lost and not board.closing.wait(_FIRST_DELAY):
+                        board.put_back(part.only(lost), None)
+                    if board.schedule.full:
+                        board.put_back(flight.batch, stream)
+                        return
+                    if board.closing.is_set():
+                        return
+        except UnavailableError as exc:
+            self._interrupted(flight, stream, exc)
+        except BootseerError as exc:
+            log.warning("%s", exc)
+            board.leave(flight.batch, stream, str(exc))
 
-    def _again(self, flight: Flight, stream: HotStream | None, exc: UnavailableError, delay: float) -> bool:
+    def _interrupted(self, flight: Flight, stream: HotStream, exc: UnavailableError) -> None:
+        """The rest of a range did not come."""
+        board = self._board
+        with board.lock:
+            board.stats.retries += 1
+            self._sources.heed(exc)  # it lies in the same store
+            rest = self._sources.rest
+            board.schedule.refused(flight.batch, now := time.monotonic(), exc, until=now + rest if rest else 0.0)
+        if not flight.abandoned:
+            board.put_back(flight.batch, stream)
+
+    def _again(self, flight: Flight, exc: UnavailableError, delay: float) -> bool:
         """The source did not answer. True: try the same batch again (a reader waits for it)."""
         board, batch = self._board, flight.batch
         with board.lock:
             board.stats.retries += 1
             now = time.monotonic()
-            if stream is not None:
-                self._sources.heed(exc)  # it lies in the same store
             rest = self._sources.rest
             board.schedule.refused(batch, now, exc, until=now + rest if rest else 0.0)
             if flight.abandoned:
                 return False
             waited_for = any(block in board.waiting for block in batch.blocks)
         if batch.priority is not Priority.DEMAND or not waited_for or board.closing.is_set():
-            board.put_back(batch, stream)
+            board.put_back(batch, None)
             return False
         log.warning("fetch of blocks %d..%d: %s; trying again", batch.blocks[0], batch.blocks[-1], exc)
         flight.started = now + max(delay, rest)

@@ -9,6 +9,8 @@ import logging
 import math
 from collections.abc import Collection, Container, Sequence
 
+import msgspec
+
 from bootseer.blocks.fetcher.flight import Concurrency, FetchStats, Flight, Pace
 from bootseer.blocks.fetcher.hotstream import HotStream
 from bootseer.blocks.fetcher.queue import STREAM, Batch, FetchQueue, Priority
@@ -19,8 +21,6 @@ _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 30.0
 _BACKGROUND_STREAMS = 2
 """So that a reader's request never queues behind more than two large ones on a slow link."""
-_STREAM_FLIGHTS = 3
-"""Two ranges of the hot pack on the way while the one before is decompressed and written."""
 _SMALL = 256 << 10
 """Requests up to this size tell how long a direct fetch takes."""
 _BEAT = 0.005
@@ -64,7 +64,10 @@ class Schedule:
         """
         direct = self.pace.seconds * (1 + self._queue.demanded / self._streams)
         if self._queue.in_flight(block):
-            late = self._stream.backlog if self._stream is not None else 0.0
+            late = self._coming(block)
+            if late > direct and self._may_hedge(block):
+                self._twice(block)
+                return None
         elif (late := self._due(block, now)) <= direct:
             self._stats.stream_waits += 1
         else:
@@ -72,6 +75,11 @@ class Schedule:
             self._queue.demand(block)
             return None
         return now + 2 * max(late, direct) + _BEAT
+
+    def _coming(self, block: int) -> float:
+        """Seconds until ``block``, which is on its way, is there: far down in a range of the stream, or soon."""
+        due = self._stream.due(block) if self._stream is not None else None
+        return due or 0.0
 
     def _due(self, block: int, now: float) -> float:
         due = self._stream.due(block) if self._stream is not None and now >= self.pause_until else None
@@ -82,16 +90,22 @@ class Schedule:
         too much was fetched twice already; ask again in a while, then it is done."""
         if any(flight.batch.priority is Priority.DEMAND and block in flight.batch.blocks for flight in flights):
             return True
-        length = self._queue.length(block)
-        if self._hedged + length > _HEDGE_FREE + _HEDGE_SHARE * self._stats.demand_bytes and block not in self._again:
+        if not self._may_hedge(block) and block not in self._again:
             self._again.add(block)
             return False
         self._again.discard(block)
-        self._hedged += length
+        self._twice(block)
+        return True
+
+    def _may_hedge(self, block: int) -> bool:
+        most = _HEDGE_FREE + _HEDGE_SHARE * self._stats.demand_bytes
+        return self._hedged + self._queue.length(block) <= most
+
+    def _twice(self, block: int) -> None:
+        self._hedged += self._queue.length(block)
         self._stats.hedges += 1
         self._queue.done([block])
         self._queue.demand(block)
-        return True
 
     def hot(self, order: Sequence[int]) -> None:
         """A hot list, which comes after the stream."""
@@ -137,7 +151,7 @@ class Schedule:
         flying = [flight.batch for flight in flights]
         if now < self.pause_until or len(flying) >= self._room.limit:
             return None
-        if (batch := self._queue.take_ahead() or self._take_stream(flying)) is not None:
+        if (batch := self._queue.take_ahead() or self._take_stream()) is not None:
             return batch
         if (self._stream is None or not self._stream.pending) and (batch := self._queue.take_hot()) is not None:
             return batch
@@ -150,8 +164,8 @@ class Schedule:
             return None
         return self._queue.take_background()
 
-    def _take_stream(self, flying: Sequence[Batch]) -> Batch | None:
-        if self._stream is None or sum(batch.pack == STREAM for batch in flying) >= _STREAM_FLIGHTS:
+    def _take_stream(self) -> Batch | None:
+        if self._stream is None or not self._stream.room:
             return None
         batch = self._stream.take(self._queue.missing)
         if batch is not None:
@@ -170,10 +184,16 @@ class Schedule:
 
     def landed(self, flight: Flight, seconds: float) -> None:
         """The blocks of ``flight`` are where they belong, ``seconds`` after its request began."""
-        if flight.stream is not None:
-            flight.stream.came(flight.batch, seconds)
-        elif flight.batch.priority is Priority.DEMAND and flight.batch.length <= _SMALL:
+        if flight.batch.priority is Priority.DEMAND and flight.batch.length <= _SMALL:
             self.pace.add(seconds)
+
+    def advanced(self, flight: Flight, stream: HotStream, part: Batch) -> bool:
+        """``part`` of a range of ``stream`` is where it belongs. True: the next range may be asked for."""
+        if part.offset == flight.batch.offset:
+            self.answered()
+        stream.came(flight.batch, part)
+        flight.batch = msgspec.structs.replace(flight.batch, blocks=flight.batch.blocks[len(part.blocks) :])
+        return stream.pending and stream.room
 
     def refused(self, batch: Batch, now: float, why: object, *, until: float = 0.0) -> None:
         """The source did not answer, or refuses: fewer requests at once, and prefetch pauses, at least ``until``."""

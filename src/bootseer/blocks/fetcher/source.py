@@ -6,7 +6,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -71,6 +71,18 @@ class StoreSource:
             if len(data) != length:
                 raise DataError(f"{name} gave {len(data)} bytes for {length} at {offset}")
             return data
+
+    def pieces(self, offset: int, lengths: Sequence[int]) -> Generator[bytes, None, None]:
+        """What pack 0 has from ``offset`` on, in pieces of these lengths, each as soon as it is there; raises as `read`
+        does, perhaps after some of them."""
+        with self._reader(0) as reader:
+            try:
+                for length, piece in zip(lengths, reader.pieces(offset, lengths), strict=True):
+                    if len(piece) != length:
+                        raise DataError(f"{self.name} gave {len(piece)} bytes for {length}")
+                    yield piece
+            except OSError as exc:
+                raise UnavailableError(str(from_os_error(exc, f"read {self.name}"))) from exc
 
     def original(self, pack: int, offset: int, length: int) -> bytes | None:
         """As `read`, past the store's mirrors; None when it has none."""
