@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bootseer import erofs
 from bootseer.blocks import _hash
 from bootseer.blocks.profiles import pagelist
-from bootseer.blocks.profiles.pagelist import LONGEST, PageList, PageRange, build
+from bootseer.blocks.profiles.pagelist import LONGEST, PageList, PageRange, _joined, build
 from bootseer.blocks.profiles.trace import UNIT, Touch, Trace
 from bootseer.errors import DataError
 from bootseer.store.folder import FolderStore
@@ -122,9 +122,29 @@ def test_what_half_of_the_starts_touched_in_their_order(tmp_path: Path) -> None:
     once = trace((0, at[b"b"], 2), (1, at[b"c"], 1))
     pages = build([often, once, often], "fuse", TREE, meta, 5)
     found = [(one.path, one.offset // UNIT, one.length // UNIT) for one in pages.ranges]
-    more = [(b"b", at, min(LONGEST, 202 - at)) for at in range(LONGEST, 202, LONGEST)]
-    assert found == [(b"b", 0, LONGEST), (b"a", 0, 2), *more]
+    assert found == [*((b"b", at, min(LONGEST, 202 - at)) for at in range(0, 202, LONGEST)), (b"a", 0, 2)]
     for one in pages.ranges:
         assert data[one.data : one.data + 1] == one.path
     assert pages.size == 204 * UNIT
     assert msgspec.structs.asdict(pages)["created"] == 5
+
+
+def test_neighbours_are_joined_where_they_are_touched_at_about_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pagelist, "_WINDOW", 4)
+    extents = [(0, 100, b"x", 0), (200, 100, b"y", 50)]
+    units = [210, 9, 8, 211, 10, 150, 209, 7]
+    found = [(one.path, one.offset // UNIT, one.data // UNIT, one.length // UNIT) for one in _joined(units, extents)]
+    assert found == [(b"y", 60, 210, 2), (b"x", 8, 8, 2), (b"x", 10, 10, 1), (b"y", 59, 209, 1), (b"x", 7, 7, 1)]
+
+
+@given(st.permutations(range(60)), st.integers(1, 80))
+def test_each_unit_of_a_file_is_in_one_range(units: list[int], window: int) -> None:
+    extents = [(0, 20, b"x", 3), (20, 7, b"y", 0), (30, 20, b"x", 40)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pagelist, "_WINDOW", window)
+        ranges = list(_joined(units, extents))
+    covered = [one.data // UNIT + at for one in ranges for at in range(one.length // UNIT)]
+    assert sorted(covered) == [*range(27), *range(30, 50)]
+    for one in ranges:
+        data, _, path, first = next(extent for extent in reversed(extents) if extent[0] * UNIT <= one.data)
+        assert (one.path, one.offset) == (path, first * UNIT + one.data - data * UNIT)

@@ -10,7 +10,7 @@ import statistics
 import struct
 import time
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from mmap import mmap
 from typing import NamedTuple
 
@@ -27,11 +27,10 @@ from bootseer.store import Store
 MAGIC = b"BSPAGELI"
 VERSION = 1
 MAX_STORED = 4 << 20
-"""Bytes of a list in a store; that of a torch start has 0.1 MB."""
+"""Bytes of a list in a store."""
 MAX_RANGES, MAX_FILES = 1 << 18, 1 << 16
-"""A torch start has 15,000 and 4,200."""
 MAX_UNITS = 1 << 19
-"""Units that a list may have, 2 GiB: making one takes 350 bytes of memory for each, in a fetcher beside the job."""
+"""Units that a list may have, 2 GiB: making one takes memory for each, in a fetcher beside the job."""
 FRESH = profiles.DAY
 """Seconds after which some starts are recorded in full again, as jobs change, and renew a list."""
 ENOUGH = 3
@@ -48,8 +47,8 @@ _MAX_BYTES = 16 << 20
 _LEVEL = 9
 _TRACES = 5
 """Traces that a list is made of: the newest."""
-_NEAR = 64
-"""Ranges back to which a touch may be joined: readers of several files, and of several places of one, alternate."""
+_WINDOW = 2048
+"""Units, 8 MiB, whose order among each other counts for less than that few ranges have them."""
 
 
 class PageRange(NamedTuple):
@@ -157,7 +156,7 @@ def load(store: Store, key: str, tree: str, size: int) -> PageList:
 def build(traces: Sequence[Trace], driver: str, tree: str, meta: bytes | mmap, created: int) -> PageList:
     """The list of what at least half of the selected ``traces`` touched, in the order of the median first touch.
 
-    ``meta``: the tree's metadata, which says what file each unit belongs to. Takes a second or two for an image. Raises
+    ``meta``: the tree's metadata, which says what file each unit belongs to. Raises
     `DataError` when there are too many units.
     """
     used = sorted(profiles.select(traces, driver), key=lambda trace: trace.began)[-_TRACES:]
@@ -173,7 +172,7 @@ def build(traces: Sequence[Trace], driver: str, tree: str, meta: bytes | mmap, c
         for order, (unit, seen) in enumerate(times.items())
         if 2 * len(seen) >= len(used)
     )
-    return PageList(tree, driver, created, list(_joined((unit for _, _, unit in ranked), _extents(meta))))
+    return PageList(tree, driver, created, list(_joined([unit for _, _, unit in ranked], _extents(meta))))
 
 
 def _extents(meta: bytes | mmap) -> list[tuple[int, int, bytes, int]]:
@@ -190,24 +189,25 @@ def _extents(meta: bytes | mmap) -> list[tuple[int, int, bytes, int]]:
     return sorted(found)
 
 
-def _joined(units: Iterable[int], extents: list[tuple[int, int, bytes, int]]) -> Iterator[PageRange]:
-    """Units in order as ranges of files. One that goes on where a recent range of its file ends belongs to that."""
+def _joined(units: Sequence[int], extents: list[tuple[int, int, bytes, int]]) -> Iterator[PageRange]:
+    """Units in order as ranges of files. Neighbours that are touched within `_WINDOW` units of each other are read one
+    after another, at the turn of the first: starts jump about in a library, and each jump costs an event."""
     starts = [extent[0] for extent in extents]
-    made: list[list[int]] = []  # extent's file in `names`, first unit there, first unit of the data, units
-    names: list[bytes] = []
-    ends: dict[tuple[bytes, int, int], int] = {}
-    for unit in units:
-        index = bisect_right(starts, unit) - 1
-        if index < 0 or unit >= extents[index][0] + extents[index][1]:
-            continue  # of no file: padding that the kernel's readahead brought
-        data, _, path, first = extents[index]
-        offset = first + unit - data
-        at = ends.pop((path, offset, unit), None)
-        if at is None or len(made) - at > _NEAR or made[at][2] >= LONGEST:
-            at = len(made)
-            made.append([offset, unit, 0])
-            names.append(path)
-        made[at][2] += 1
-        ends[path, offset + 1, unit + 1] = at
-    for path, (offset, data, count) in zip(names, made, strict=True):
-        yield PageRange(path, offset * UNIT, data * UNIT, count * UNIT)
+    for begin in range(0, len(units), _WINDOW):
+        placed = []
+        for turn, unit in enumerate(units[begin : begin + _WINDOW]):
+            index = bisect_right(starts, unit) - 1
+            if index >= 0 and unit < extents[index][0] + extents[index][1]:  # else padding: readahead brought it
+                data, _, path, first = extents[index]
+                placed.append((path, first + unit - data, unit, turn))
+        runs: list[list[tuple[bytes, int, int, int]]] = []
+        for one in sorted(placed):
+            path, offset, unit, _ = runs[-1][-1] if runs else (b"", 0, 0, 0)
+            if (path, offset + 1, unit + 1) == one[:3]:
+                runs[-1].append(one)
+            else:
+                runs.append([one])
+        for run in sorted(runs, key=lambda run: min(turn for *_, turn in run)):
+            for at in range(0, len(run), LONGEST):
+                path, offset, unit, _ = run[at]
+                yield PageRange(path, offset * UNIT, unit * UNIT, min(LONGEST, len(run) - at) * UNIT)

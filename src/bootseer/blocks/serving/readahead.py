@@ -7,26 +7,28 @@ stream, it never asks for a block. Advice: what goes wrong is a line in the log,
 What was read ahead is not seen when the job touches it, so such a start adds nothing to the profile. When a list is a
 day old (`pagelist.FRESH`), one start in two goes without on some nodes, is recorded in full and renews it.
 
-Concurrency: one thread, in the fetcher process. A file is open for one call only, and `still` ends the thread within
-one: an unmount must not find the mount in use.
+Concurrency: one thread, in the fetcher process. It looks at each range whether it is to end (`still`), and then has no
+file open any more: an unmount must not find the mount in use.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
+import operator
 import os
 import random
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from bootseer import faults
-from bootseer.blocks.formats import hotpack
+from bootseer.blocks.fetcher import hotpack
 from bootseer.blocks.profiles import pagelist
-from bootseer.blocks.profiles.pagelist import PageList
+from bootseer.blocks.profiles.pagelist import PageList, PageRange
 from bootseer.blocks.profiles.profiles import Nodes, ProfileKey
 from bootseer.blocks.serving.shared import Count, Shared
 from bootseer.errors import BootseerError, NotFoundError
@@ -45,7 +47,7 @@ _BLOCK_SECONDS = 20.0
 """The hot stream may keep this thread waiting for so long, together; what has not come then is left to the job."""
 _LOOK = 0.002
 _LOOK_MOUNT = 0.02
-"""On a node with a thousand mounts a look takes 4 ms."""
+"""A look reads all mounts of the node, of which there may be a thousand."""
 
 
 class Readahead:
@@ -129,24 +131,34 @@ class Readahead:
         counts[Count.INCOMPLETE] = 1  # before the first page that a touch will not be seen of
         counts[Count.READAHEAD_TID] = threading.get_native_id()
         began = time.monotonic()
-        for one in pages.ranges:
-            if not self._ready(one.data, one.length):
+        try:
+            for path, ranges in itertools.groupby(pages.ranges, key=operator.attrgetter("path")):
                 if self._stop.is_set():
                     break
-                continue
-            if self._regular(one.path):
-                try:
-                    self._advise(one.path, one.offset, one.length)
-                except OSError as exc:
-                    log.info("the readahead in tree %s ends: %s", self._digest[:12], exc)
-                    break
-                counts[Count.READ_AHEAD] += one.length
-            if self._stop.is_set():
-                break
+                self._file(path, ranges)
+        except OSError as exc:
+            log.info("the readahead in tree %s ends: %s", self._digest[:12], exc)
         log.info(
             "%d of %d bytes read ahead in %.1f s, %.1f of them for the hot stream",
             counts[Count.READ_AHEAD], pages.size, time.monotonic() - began, self._waited,
         )  # fmt: skip
+
+    def _file(self, path: bytes, ranges: Iterable[PageRange]) -> None:
+        """Read ``ranges``, all of one file, ahead. The file is open from the first that is there to the last."""
+        with contextlib.ExitStack() as opened:
+            fd = -1
+            for one in ranges:
+                if self._ready(one.data, one.length):
+                    if fd < 0:
+                        if not self._regular(path):
+                            return
+                        fd = os.open(self._full(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+                        opened.callback(os.close, fd)
+                        faults.point("blocks.readahead.open")
+                    os.posix_fadvise(fd, one.offset, one.length, os.POSIX_FADV_WILLNEED)
+                    self._shared.counts[Count.READ_AHEAD] += one.length
+                if self._stop.is_set():
+                    return
 
     def _ready(self, data: int, length: int) -> bool:
         """Whether the blocks of a range are there, after a while."""
@@ -176,14 +188,6 @@ class Readahead:
 
     def _full(self, path: bytes) -> bytes:
         return os.fsencode(self._target) + b"/" + path
-
-    def _advise(self, path: bytes, offset: int, length: int) -> None:
-        fd = os.open(self._full(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            faults.point("blocks.readahead.open")
-            os.posix_fadvise(fd, offset, length, os.POSIX_FADV_WILLNEED)
-        finally:
-            os.close(fd)
 
 
 def _available() -> int:
