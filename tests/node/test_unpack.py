@@ -256,7 +256,7 @@ def test_threads_end_and_no_descriptor_leaks(tmp_path: Path) -> None:
     with pytest.raises(DataError):
         apply(tmp_path / "bad", [[Member("ok")], [Member("../no")], [Member("x" * 50, data=b"1" * 5_000_000)]])
     assert [t.name for t in threading.enumerate() if t.name.startswith("oci-")] == []
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= before, "others may be collected meanwhile"
 
 
 def test_sparse_files_stay_sparse(tmp_path: Path) -> None:
