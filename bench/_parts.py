@@ -31,9 +31,13 @@ _JOB = Path(__file__).parent / "job"
 TORCH = Recipe(
     name="torch",
     job=_JOB,
-    packages=("torch", "numpy", "safetensors", "transformers==5.23.0", "tokenizers==0.23.3"),
-    disk_gib=35.0,
-)
+    packages=(
+        "torch", "numpy", "safetensors", "transformers==5.23.0", "tokenizers==0.23.3", "torchvision==0.29.2",
+        "accelerate==1.15.0", "datasets==5.2.0", "peft==0.21.2", "bitsandbytes==0.50.2", "tensorboard==2.21.0",
+        "opencv-python-headless==5.0.0.93", "nvidia-cuda-nvcc==13.5.37",
+    ),
+    disk_gib=38.0,
+)  # fmt: skip
 SMALL = Recipe(
     name="small",
     job=_JOB,

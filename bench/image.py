@@ -3,7 +3,7 @@
     python bench/image.py [--quick] [--runs N] [--variants A,B,...] [--append] [--plot FILE] [--out report.json]
 
 Readiness is the time from asking for a start to the job's first useful output: ``import torch, transformers`` and a
-forward pass of a tiny Llama, in an image of 6 GB (``--quick``: numpy, pandas and scikit-learn, 0.8 GB). Registry and
+forward pass of a tiny Llama, in an image of 7 GB (``--quick``: numpy, pandas and scikit-learn, 0.8 GB). Registry and
 store are behind a link of ``--rate`` Mbit/s (network namespace, tc tbf); variants ending in ``-10ms`` reach them
 through a proxy that adds ``--rtt`` seconds. Every start has an empty page cache and, but for ``local`` and ``warm``, an
 empty node. The variants of a round run one after another, then the next round. Ours are ``hot`` (three starts recorded
