@@ -73,6 +73,13 @@ def compute(report: Report, say: Say) -> None:
         n = runs.count(hot(), recorded, field="reads")
         report.figure("slow_faults", value, unit="ratio", target="<= 0.01", n=n, of="median")
 
+    def listed() -> None:
+        """Read ahead, and touched by no start."""
+        driver = hot().removeprefix("hot-")
+        value = runs.of(f"page-list-{driver}", "unused")
+        n = int(runs.of(f"page-list-{driver}", "starts"))
+        report.figure("readahead_waste", value, unit="ratio", target="<= 0.2", n=n, of="median")
+
     def complete() -> None:
         ours = runs.first("read-filled-fanotify", "read-complete")
         plain = f"{ours}-plain"
@@ -101,6 +108,7 @@ def compute(report: Report, say: Say) -> None:
         ("stall_vs_on_demand", stall),
         ("slow_faults", slow),
         ("waste", lambda: single("waste", "<= 0.2", hot().replace("hot", "record"), "waste")),
+        ("readahead_waste", listed),
         ("complete_vs_erofs", complete),
         ("recording_overhead", recording),
         ("conversion_vs_tools", lambda: ratio("conversion_vs_tools", "<= 1", "convert", "convert-tools")),

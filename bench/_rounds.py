@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -22,8 +23,11 @@ import _site
 from _node import Order, Outcome
 from bootseer import image, report
 from bootseer.blocks import tree
-from bootseer.blocks.formats.manifest import LocalTree, localize
+from bootseer.blocks.formats.manifest import LocalTree, localize, localize_manifest
 from bootseer.blocks.profiles import pagelist
+from bootseer.blocks.profiles.pagelist import PageList
+from bootseer.blocks.profiles.profiles import ProfileKey, load_own
+from bootseer.blocks.profiles.trace import UNIT, Trace
 from bootseer.demo import workplace
 from bootseer.demo.site import WITH_US
 from bootseer.errors import BootseerError
@@ -94,6 +98,9 @@ class Bench:
         for name in OTHERS[2:]:
             if name in self.variants:
                 self._guarded(name, 1, partial(self._read, name))
+        for driver in DRIVERS:
+            if f"warm-{driver}" in chosen:
+                self._guarded(f"page-list-{driver}", 1, partial(self._listed, driver))
 
     def _guarded(self, name: str, number: int, action: Callable[[], Run | None]) -> None:
         """Add the run; or, when it fails, its reason."""
@@ -212,6 +219,25 @@ class Bench:
         _drop_caches()
         return convert(self.site.ref(), self.work / "conversion", number)
 
+    def _listed(self, driver: str) -> Run:
+        """What of the page list of ``driver`` those starts did not touch that it is not made of, and that nothing was
+        read ahead of: the ``warm`` ones. Those without recording leave a millisecond of it, which is not compared."""
+        url = self.site.store()
+        assert url is not None
+        store = open_store(url)
+        size = localize_manifest(store, self.digest, self.work / "parts").manifest.data_size
+        keys = [info.key for info in store.list(ProfileKey(f"bench-{driver}").prefix(self.digest))]
+        keys = [key for key in keys if key.endswith(f".{driver}.pages")]
+        traces = load_own(store, self.digest, ProfileKey(f"warm-{driver}"), size)
+        longest = max((trace.touches[-1].ms for trace in traces if trace.touches), default=0)
+        whole = [trace for trace in traces if trace.touches and 2 * trace.touches[-1].ms >= longest]
+        if not keys or not whole:
+            raise BootseerError(f"there is no page list of {driver}, or no start to compare it with")
+        pages = pagelist.load(store, keys[0], self.digest, size)
+        wasted = statistics.median(unused(pages, trace) for trace in whole)
+        details = {"ranges": len(pages.ranges), "starts": len(whole), "unused": round(wasted, 4)}
+        return Run(variant=f"page-list-{driver}", n=1, seconds=0.0, bytes={"listed": pages.size}, details=details)
+
     def _read(self, name: str) -> None:
         """Readings through our mount beside plain ones; the runs are noted here."""
         assert self.full is not None
@@ -238,6 +264,13 @@ class Bench:
             yield place
         finally:
             workplace.remove(place)
+
+
+def unused(pages: PageList, trace: Trace) -> float:
+    """The share of the list's bytes that the start which left ``trace`` did not touch."""
+    touched = {unit for touch in trace.touches for unit in range(touch.unit, touch.unit + touch.count)}
+    listed = [unit for one in pages.ranges for unit in range(one.data // UNIT, (one.data + one.length) // UNIT)]
+    return sum(unit not in touched for unit in listed) / max(len(listed), 1)
 
 
 def _communicate(process: subprocess.Popen[bytes]) -> bytes:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from bootseer.blocks.profiles.pagelist import PageList, PageRange
+from bootseer.blocks.profiles.trace import UNIT, Touch, Trace
 from bootseer.report import Report, Run
 
 BENCH = Path(__file__).parents[2] / "bench"
@@ -51,6 +53,18 @@ def test_figures_rest_on_medians_of_the_runs_that_ended_well(bench):
     assert not found["complete_vs_erofs"].met
     assert "readiness_vs_nydus" not in found
     assert any("readiness_vs_nydus:" in line for line in said)
+
+
+def test_what_is_read_ahead_for_nobody_is_waste(bench):
+    trace = Trace("ab" * 32, 1 << 20, 1, True, "fuse", (Touch(0, 9, 5, 3), Touch(2, 9, 100, 1)))
+    ranges = [PageRange(b"a", 0, 4 * UNIT, 3 * UNIT), PageRange(b"b", 0, 100 * UNIT, UNIT)]
+    unused = bench("_rounds").unused
+    assert unused(PageList("ab" * 32, "fuse", 1, ranges), trace) == 0.25
+    assert unused(PageList("ab" * 32, "fuse", 1, []), trace) == 0
+    document = Report(name="image", runs=[*runs("hot-fuse", 6.0), *runs("page-list-fuse", 0.0, unused=0.25, starts=3)])
+    bench("_figures").compute(document, lambda line: None)
+    (figure,) = document.figures
+    assert (figure.name, figure.value, figure.n, figure.met) == ("readahead_waste", 0.25, 3, False)
 
 
 def test_the_drivers_share_no_runs(bench):
