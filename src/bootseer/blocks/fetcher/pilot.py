@@ -112,9 +112,11 @@ class Pilot:
             board.stats.retries += 1
             self._sources.heed(exc)  # it lies in the same store
             rest = self._sources.rest
-            board.schedule.refused(flight.batch, now := time.monotonic(), exc, until=now + rest if rest else 0.0)
-        if not flight.abandoned:
-            board.put_back(flight.batch, stream)
+            now = time.monotonic()
+            board.schedule.refused(flight.batch, now, exc, until=now + rest if rest else 0.0)
+            if not flight.abandoned:
+                board.schedule.put_back(flight.batch, stream)
+                board.work_came.notify_all()
 
     def _again(self, flight: Flight, exc: UnavailableError, delay: float) -> bool:
         """The source did not answer. True: try the same batch again (a reader waits for it)."""
