@@ -69,7 +69,12 @@ def main() -> int:
     options = parser.parse_args()
     if options.quick:
         options.sample, options.rounds = 16, 1
-    pieces = sample(options.file or default(), options.sample * MIB)
+    try:
+        pieces = sample(options.file or default(), options.sample * MIB)
+    except (OSError, NotFoundError) as exc:
+        parser.error(str(exc))
+    if not pieces:
+        parser.error(f"{options.file} has less than 4 MiB")
     total = sum(map(len, pieces))
     document = report.new("hotpack")
     seen: dict[tuple[int, int], list[tuple[int, float, float]]] = {choice: [] for choice in CHOICES}

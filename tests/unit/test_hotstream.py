@@ -47,6 +47,11 @@ def taken(stream: HotStream) -> Batch:
     return batch
 
 
+def short_ranges(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    for name in ("_FIRST", "_BESIDE"):
+        monkeypatch.setattr(hotstream, name, size)
+
+
 class Clock:
     """Stands still until it is told."""
 
@@ -94,7 +99,7 @@ def test_a_frame_comes_whole_while_one_of_its_blocks_is_missing() -> None:
 
 
 def test_the_due_time_follows_rate_and_position() -> None:
-    stream = HotStream(list(range(100)), [1 << 20] * 100, 0, NoSource())
+    stream = HotStream(list(range(100)), [1 << 18] * 100, 0, NoSource())
     near, far = stream.due(1), stream.due(90)
     assert near is not None
     assert far is not None
@@ -110,7 +115,7 @@ def test_the_due_time_follows_rate_and_position() -> None:
 
 
 def test_a_range_beside_others_comes_slower() -> None:
-    stream = HotStream(list(range(100)), [1 << 20] * 100, 0, NoSource())
+    stream = HotStream(list(range(100)), [1 << 18] * 100, 0, NoSource())
     one = taken(stream)
     alone = stream.due(3)
     other = taken(stream)
@@ -119,6 +124,35 @@ def test_a_range_beside_others_comes_slower() -> None:
     assert stream.due(3) == 2 * alone
     assert stream.due(7) == 2 * alone
     assert stream.due(8) == pytest.approx(alone / 4 * 9), "behind what is under way"
+
+
+def test_ranges_take_half_a_second_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    stream = HotStream(list(range(1000)), [1 << 14] * 1000, 0, NoSource())
+    first = taken(stream)
+    assert first.length == 1 << 20, "nobody knows how fast it comes"
+    for part in first.parts(1):
+        clock.now += part.length / 2e6
+        stream.came(first, part)
+    assert taken(stream).length == pytest.approx(1e6, rel=0.02)
+    slow = HotStream(list(range(100)), [1 << 18] * 100, 0, NoSource())
+    part = next(taken(slow).parts(1))
+    clock.now += 10.0
+    slow.came(part, part)
+    assert taken(slow).length == 256 << 10
+
+
+def test_a_slow_link_is_not_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    stream = HotStream(list(range(100)), [600_000] * 100, 0, NoSource())
+    stream.lanes.settled = True
+    batch = taken(stream)
+    clock.now += 1.2
+    assert not stream.room, "the first part may take longer"
+    for part in batch.parts(1):
+        clock.now += 1.2
+        assert not stream.room
+        stream.came(batch, part)
 
 
 def test_an_outage_does_not_count_as_slowness(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,8 +172,13 @@ def test_the_next_range_is_asked_for_before_the_end_of_one(monkeypatch: pytest.M
     stream = HotStream(list(range(1000)), [1 << 18] * 1000, 0, NoSource())
     stream.lanes.settled = True
     assert stream.room
-    batch = taken(stream)
+    first = taken(stream)
     assert not stream.room
+    clock.now += 0.001
+    stream.came(first, first)
+    batch = taken(stream)
+    stream._came.clear()
+    stream._came.append((clock.now, 0))
     room = []
     for part in batch.parts(1):  # 13 MB/s: 262 KB, a part, are 0.02 s
         clock.now += 0.02
@@ -152,11 +191,25 @@ def test_the_next_range_is_asked_for_before_the_end_of_one(monkeypatch: pytest.M
 def test_a_range_that_is_stuck_keeps_others_waiting_for_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     stream = HotStream(list(range(1000)), [1 << 18] * 1000, 0, NoSource())
+    stream.lanes.settled = True
+    first = taken(stream)
+    clock.now += 0.01
+    stream.came(first, first)
     for _ in range(4):
         taken(stream)
         assert not stream.room
         clock.now += 1.01
     assert not stream.room, "not for ever more of them"
+
+
+def test_a_first_range_that_is_stuck_keeps_others_waiting_a_little_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    stream = HotStream(list(range(1000)), [1 << 18] * 1000, 0, NoSource())
+    taken(stream)
+    clock.now += 4.9
+    assert not stream.room
+    clock.now += 0.2
+    assert stream.room
 
 
 @pytest.mark.parametrize(
@@ -193,7 +246,8 @@ def test_ranges_are_long_where_one_fills_the_link(monkeypatch: pytest.MonkeyPatc
         for part in batch.parts(1):
             clock.now += part.length / 100e6
             stream.came(batch, part)
-    assert set(sizes) == {4}
+    assert sizes[0] == 1
+    assert set(sizes[1:]) == {4}
     assert taken(stream).length == 16 << 20
 
 
@@ -628,7 +682,7 @@ def test_a_reader_waits_for_the_stream_when_it_is_near(rig: Rig, monkeypatch: py
     fetcher = rig.fetcher(streams=2)
     opened = rig.open()
     stream = opened.stream()
-    monkeypatch.setattr(hotstream, "_BESIDE", 1)
+    short_ranges(monkeypatch, 1)
     fetcher._board.schedule.pace.add(100.0)
     rig.store.hold()
     fetcher.stream(stream)
@@ -650,7 +704,7 @@ def test_a_reader_of_the_far_end_goes_around_the_stream(rig: Rig, monkeypatch: p
     slow = RateLimitedStore(rig.blob.store, rate=200_000.0)
     opened = rig.open(slow)
     stream = opened.stream()
-    monkeypatch.setattr(hotstream, "_BESIDE", 4096)
+    short_ranges(monkeypatch, 4096)
     stream._came.append((time.monotonic() - 1.0, 0))
     stream._came.append((time.monotonic(), 200_000))
     fetcher = rig.fetcher()
@@ -662,6 +716,27 @@ def test_a_reader_of_the_far_end_goes_around_the_stream(rig: Rig, monkeypatch: p
     assert rig.right([last])
     assert len(rig.direct) == 1
     assert fetcher.stats.direct_misses == 1
+
+
+def test_readers_of_one_block_share_one_request(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    short_ranges(monkeypatch, 1)
+    opened = rig.open()
+    stream = opened.stream()
+    stream._came += [(time.monotonic() - 1.0, 0), (time.monotonic(), 20_000)]  # the end of the pack is far
+    fetcher = rig.fetcher()
+    rig.store.hold()
+    fetcher.stream(stream)
+    done = [threading.Event() for _ in range(6)]
+    last = rig.order[-1]
+    for one in done:
+        fetcher.submit(last, last, lambda *_, one=one: one.set())
+        until(lambda: len(rig.direct) >= 1)
+    rig.store.release()
+    assert all(one.wait(5) for one in done)
+    assert len(rig.direct) == 1
+    assert fetcher.stats.hedges == 0
+    assert fetcher.wait(5)
+    assert rig.right(rig.order)
 
 
 def test_who_waits_for_a_stream_that_hangs_is_served_directly(rig: Rig) -> None:
@@ -693,7 +768,7 @@ def test_readers_and_stream_under_trouble(rig: Rig, monkeypatch: pytest.MonkeyPa
             rig.store.flip(rig.blob.map.packs[0].key, rig.blob.map.offsets[block] + 2000, times=1)
     opened = rig.open(rig.blob.store)
     stream = msgspec.structs.replace(opened, source=StoreSource(rig.store, rig.key)).stream()
-    monkeypatch.setattr(hotstream, "_BESIDE", 20_000)
+    short_ranges(monkeypatch, 20_000)
     fetcher = rig.fetcher()
     fetcher.stream(stream)
     fetcher.background()
@@ -726,7 +801,7 @@ def test_readers_and_stream_under_trouble(rig: Rig, monkeypatch: pytest.MonkeyPa
 def test_a_full_cache_ends_the_stream(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BOOTSEER_FAULTS", "blocks.cache.write=enospc")
     stream = rig.open().stream()
-    monkeypatch.setattr(hotstream, "_BESIDE", 4096)
+    short_ranges(monkeypatch, 4096)
     fetcher = rig.fetcher()
     fetcher.stream(stream)
     until(lambda: fetcher.full)

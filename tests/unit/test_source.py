@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 from hypothesis import given
@@ -54,12 +54,13 @@ def packs(store: Store, count: int) -> BlockMap:
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(0, 20), st.integers(1, 90))
 def test_a_store_that_cannot_stream_reads_pieces_together(lengths: list[int], offset: int, at_once: int) -> None:
+    reads: list[int] = []
+
     class Reader(RangeReader):
         size = 2000
-        reads: ClassVar[list[int]] = []
 
         def read(self, offset: int, length: int) -> bytes:
-            self.reads.append(length)
+            reads.append(length)
             return bytes(at % 251 for at in range(offset, offset + length))
 
         def close(self) -> None: ...
@@ -69,7 +70,8 @@ def test_a_store_that_cannot_stream_reads_pieces_together(lengths: list[int], of
         pieces = list(Reader().pieces(offset, lengths))
     assert list(map(len, pieces)) == lengths
     assert b"".join(pieces) == bytes(at % 251 for at in range(offset, offset + sum(lengths)))
-    assert all(length <= at_once or length in lengths for length in Reader.reads)
+    assert all(length <= at_once or length in lengths for length in reads)
+    assert all(one + other > at_once for one, other in itertools.pairwise(reads)), "together where they fit"
 
 
 def test_pieces_that_are_left_in_the_middle_keep_nothing_open(store: Counting) -> None:

@@ -24,7 +24,7 @@ class ObjectInfo(msgspec.Struct, frozen=True):
     size: int
 
 
-_READ = 1 << 20
+_READ = 2 << 20
 """Bytes read at once where a store cannot stream."""
 
 
@@ -42,7 +42,7 @@ class RangeReader(abc.ABC):
 
     def pieces(self, offset: int, lengths: Sequence[int]) -> Iterator[bytes]:
         """What follows ``offset`` in pieces of these lengths, each as soon as it is there. Raises as `read` does,
-        perhaps after some of them. Here: by reads of about 1 MiB; a store that can stream does so in one request."""
+        perhaps after some of them. Here: by reads of about 2 MiB; a store that can stream does so in one request."""
         first = 0
         while first < len(lengths):
             last, size = first + 1, lengths[first]

@@ -74,16 +74,10 @@ class Board:
             self.schedule.put_back(batch, stream)
             self.work_came.notify_all()
 
-    def leave(self, batch: Batch, stream: HotStream, why: str) -> None:
-        """``stream`` is of no use, as its ``batch`` has shown."""
-        with self.lock:
-            self.schedule.leave(batch, stream, why)
-            self.work_came.notify_all()
-
-    def count(self, priority: Priority, length: int) -> None:
+    def count(self, priority: Priority, length: int, *, requests: int = 1) -> None:
         """A source answered with ``length`` bytes."""
         with self.lock:
-            self.stats.requests += 1
+            self.stats.requests += requests
             if priority is Priority.DEMAND:
                 self.stats.demand_bytes += length
             elif priority is Priority.HOT:

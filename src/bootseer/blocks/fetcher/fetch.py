@@ -87,7 +87,7 @@ class Fetcher:
             if pending:
                 board.waiting.add(request)
                 for block in pending:
-                    if (late := board.schedule.want(block, now)) is not None:
+                    if (late := board.schedule.want(block, now, board.flights)) is not None:
                         board.waiting.alarm(late, request, block)
                 # One thread: if one request cannot bring all, that thread wakes the next.
                 board.work_came.notify()

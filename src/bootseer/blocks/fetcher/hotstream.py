@@ -20,10 +20,14 @@ _ALONE = 16 << 20
 _BESIDE = 4 << 20
 """Bytes of a range that comes alone, in its order; and of one beside others, which share the way with it and so keep
 the blocks at its head waiting."""
+_FIRST = 1 << 20
+_SPAN = 0.5
+"""Bytes of the first range, whose time nobody knows; and seconds that another one may take by the rate of late."""
 _LEAD = 0.02
 """Seconds before the end of a range when the next one is asked for: what a request takes until its answer begins."""
 _STUCK = 1.0
-"""Seconds without a byte after which a range keeps the next one waiting no more."""
+_STUCK_FIRST = 5.0
+"""Seconds without news after which a range keeps the next one waiting no more, at least; while no rate is known."""
 _MOST = 3
 _TRIAL = 0.15
 _TRIAL_BYTES = 2 << 20
@@ -94,6 +98,7 @@ class HotStream:
         self._starts = array("Q", [base])
         for length in lengths:
             self._starts.append(self._starts[-1] + length)
+        self._part = _PART + max(lengths, default=0)  # bytes at most
         self._frame_of = {block: entry // per_frame for entry, block in enumerate(blocks)}
         self._next = 0
         self._flying: dict[int, tuple[int, float]] = {}
@@ -116,8 +121,11 @@ class HotStream:
         """Whether another range may be asked for."""
         if len(self._flying) > _MOST:
             return False
-        lead, now = _LEAD * self.rate, time.monotonic()
-        busy = sum(end - at > lead and now - since < _STUCK for end, (at, since) in self._flying.items())
+        lead, stuck, now = 0.0, _STUCK_FIRST, time.monotonic()
+        if self._known:
+            # On a slow link a part takes longer than a second, and others beside it longer still.
+            lead, stuck = _LEAD * self.rate, max(_STUCK, 3 * self._part * len(self._flying) / self.rate)
+        busy = sum(end - at > lead and now - since < stuck for end, (at, since) in self._flying.items())
         return busy < self.lanes.count
 
     def take(self, missing: Callable[[int], bool]) -> Batch | None:
@@ -132,6 +140,7 @@ class HotStream:
         wanted: list[int] = []
         frames: list[Frame] = []
         size = _ALONE if self.lanes.settled and self.lanes.count == 1 else _BESIDE
+        size = max(min(size, int(_SPAN * self.rate)), _PART) if self._known else _FIRST
         while at < end and starts[at] - offset < size and starts[at] - starts[last] <= _WIDEST_GAP:
             blocks = self._blocks_of(at)
             if some := list(filter(missing, blocks)):
@@ -189,9 +198,13 @@ class HotStream:
         return now - self._trouble < _PATIENCE
 
     @property
+    def _known(self) -> bool:
+        return len(self._came) > 1
+
+    @property
     def rate(self) -> float:
         """Bytes per second of late."""
-        if len(self._came) < 2:
+        if not self._known:
             return _FIRST_RATE
         seconds = self._came[-1][0] - self._came[0][0]
         return sum(length for _, length in list(self._came)[1:]) / max(seconds, 1e-3)

@@ -42,7 +42,7 @@ class Pilot:
         except Exception as exc:
             log.exception("fetching blocks %d..%d failed", batch.blocks[0], batch.blocks[-1])
             if flight.stream is not None:
-                self._board.leave(flight.batch, flight.stream, repr(exc))
+                self._give_back(flight, flight.stream, repr(exc))
             else:
                 for block in batch.blocks:
                     self._landing.finish([(block, None, UnavailableError(f"fetching block {block} failed: {exc!r}"))])
@@ -84,7 +84,7 @@ class Pilot:
         try:
             with contextlib.closing(stream.parts(flight.batch)) as parts:
                 for part, raw in parts:
-                    board.count(part.priority, part.length)
+                    board.count(part.priority, part.length, requests=part.offset == flight.batch.offset)
                     lost = self._landing.land(part, raw)
                     with board.lock:
                         if flight.abandoned:
@@ -95,7 +95,7 @@ class Pilot:
                     if lost and not board.closing.wait(_FIRST_DELAY):
                         board.put_back(part.only(lost), None)
                     if board.schedule.full:
-                        board.put_back(flight.batch, stream)
+                        self._give_back(flight, stream)
                         return
                     if board.closing.is_set():
                         return
@@ -103,7 +103,19 @@ class Pilot:
             self._interrupted(flight, stream, exc)
         except BootseerError as exc:
             log.warning("%s", exc)
-            board.leave(flight.batch, stream, str(exc))
+            self._give_back(flight, stream, str(exc))
+
+    def _give_back(self, flight: Flight, stream: HotStream, why: str = "") -> None:
+        """What has not come of a range is for others to fetch, unless they do. ``why``: the stream is of no use."""
+        board = self._board
+        with board.lock:
+            if flight.abandoned:
+                return
+            if why:
+                board.schedule.leave(flight.batch, stream, why)
+            else:
+                board.schedule.put_back(flight.batch, stream)
+            board.work_came.notify_all()
 
     def _interrupted(self, flight: Flight, stream: HotStream, exc: UnavailableError) -> None:
         """The rest of a range did not come."""
@@ -114,9 +126,7 @@ class Pilot:
             rest = self._sources.rest
             now = time.monotonic()
             board.schedule.refused(flight.batch, now, exc, until=now + rest if rest else 0.0)
-            if not flight.abandoned:
-                board.schedule.put_back(flight.batch, stream)
-                board.work_came.notify_all()
+        self._give_back(flight, stream)
 
     def _again(self, flight: Flight, exc: UnavailableError, delay: float) -> bool:
         """The source did not answer. True: try the same batch again (a reader waits for it)."""

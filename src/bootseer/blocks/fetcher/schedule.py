@@ -24,6 +24,8 @@ _BACKGROUND_STREAMS = 2
 _SMALL = 256 << 10
 """Requests up to this size tell how long a direct fetch takes."""
 _BEAT = 0.005
+_FAR = 2.0
+"""Seconds that no reader waits for a range, whatever was fetched twice already."""
 _HEDGE_SHARE = 0.1
 _HEDGE_FREE = 4 << 20
 """Bytes that may be fetched a second time: a share of what readers asked for, and these."""
@@ -57,15 +59,15 @@ class Schedule:
 
     # -- wishes ------------------------------------------------------------------------------------------------
 
-    def want(self, block: int, now: float) -> float | None:
+    def want(self, block: int, now: float, flights: Collection[Flight]) -> float | None:
         """A reader waits for ``block``. None: it is demanded; else it comes with a prefetch, and is late at that time.
 
         A block of the stream is left to it when it is due sooner than a direct fetch takes.
         """
         direct = self.pace.seconds * (1 + self._queue.demanded / self._streams)
         if self._queue.in_flight(block):
-            late = self._coming(block)
-            if late > direct and self._may_hedge(block):
+            late = self._coming(block, flights)
+            if late > direct and (late > _FAR or self._may_hedge(block)):
                 self._twice(block)
                 return None
         elif (late := self._due(block, now)) <= direct:
@@ -76,8 +78,10 @@ class Schedule:
             return None
         return now + 2 * max(late, direct) + _BEAT
 
-    def _coming(self, block: int) -> float:
+    def _coming(self, block: int, flights: Collection[Flight]) -> float:
         """Seconds until ``block``, which is on its way, is there: far down in a range of the stream, or soon."""
+        if any(flight.stream is None and block in flight.batch.blocks for flight in flights):
+            return 0.0
         due = self._stream.due(block) if self._stream is not None else None
         return due or 0.0
 

@@ -190,7 +190,7 @@ def _extents(meta: bytes | mmap) -> list[tuple[int, int, bytes, int]]:
 
 
 def _joined(units: Sequence[int], extents: list[tuple[int, int, bytes, int]]) -> Iterator[PageRange]:
-    """Units in order as ranges of files. Neighbours that are touched within `_WINDOW` units of each other are read one
+    """Units in order as ranges of files. Neighbours within one window of `_WINDOW` units of that order are read one
     after another, at the turn of the first: starts jump about in a library, and each jump costs an event."""
     starts = [extent[0] for extent in extents]
     for begin in range(0, len(units), _WINDOW):

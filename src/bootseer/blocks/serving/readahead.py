@@ -144,27 +144,36 @@ class Readahead:
         )  # fmt: skip
 
     def _file(self, path: bytes, ranges: Iterable[PageRange]) -> None:
-        """Read ``ranges``, all of one file, ahead. The file is open from the first that is there to the last."""
-        with contextlib.ExitStack() as opened:
-            fd = -1
+        """Read ``ranges``, all of one file, ahead. The file is not open while one of them is waited for."""
+        fd = -1
+        try:
             for one in ranges:
+                if fd >= 0 and not self._there(one.data, one.length):
+                    os.close(fd)
+                    fd = -1
                 if self._ready(one.data, one.length):
                     if fd < 0:
                         if not self._regular(path):
                             return
                         fd = os.open(self._full(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-                        opened.callback(os.close, fd)
                         faults.point("blocks.readahead.open")
                     os.posix_fadvise(fd, one.offset, one.length, os.POSIX_FADV_WILLNEED)
                     self._shared.counts[Count.READ_AHEAD] += one.length
                 if self._stop.is_set():
                     return
+        finally:
+            if fd >= 0:
+                os.close(fd)
+
+    def _there(self, data: int, length: int) -> bool:
+        """Whether the blocks of a range are there."""
+        shared = self._shared
+        first, last = data >> shared.shift, (min(data + length, shared.size) - 1) >> shared.shift
+        return shared.ready.find(b"\0", first, last + 1) < 0
 
     def _ready(self, data: int, length: int) -> bool:
         """Whether the blocks of a range are there, after a while."""
-        shared = self._shared
-        first, last = data >> shared.shift, (min(data + length, shared.size) - 1) >> shared.shift
-        while shared.ready.find(b"\0", first, last + 1) >= 0:
+        while not self._there(data, length):
             if self._waited >= _BLOCK_SECONDS or self._stop.wait(_LOOK):
                 return False
             self._waited += _LOOK
