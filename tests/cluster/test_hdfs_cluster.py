@@ -205,17 +205,18 @@ with HadoopCluster(Path(sys.argv[1]), 1) as cluster:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_cluster_ends_with_its_owner(tmp_path, number):
-    owner = subprocess.Popen(
-        [sys.executable, "-c", OWNER, str(tmp_path / "hdfs")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    )
+    with open(said := tmp_path / "said", "wb") as errors:
+        owner = subprocess.Popen(
+            [sys.executable, "-c", OWNER, str(tmp_path / "hdfs")],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            start_new_session=True,
+        )
     with owner:
         assert owner.stdout is not None
         pids = [int(pid) for pid in owner.stdout.readline().split()]
-        assert len(pids) == 2
+        assert len(pids) == 2, said.read_text()
         os.killpg(owner.pid, number)
         owner.wait(30)
     until = time.monotonic() + 10

@@ -119,9 +119,10 @@ def test_the_fourth_start_finds_everything_read(site: Site) -> None:
     for name in FILES:
         assert (made.target / name).read_bytes() == (site.source / name).read_bytes()
     status = made.status()
-    assert status.reads == before, "the job asked for pages that were there"
+    # not all: Linux may take any of the pages back, and with DAMON's reclaim it takes a few within a second
+    assert status.reads - before < len(site.pages().ranges) / 2, "the job asked for pages that were there"
     assert (made.target / "d/other").read_bytes() == (site.source / "d/other").read_bytes()
-    assert made.status().reads > before
+    assert made.status().reads > status.reads
     made.ready()
     until(lambda: made.status().recording not in ("recording", "publishing"), 20, "the end of the recording")
     assert made.status().recording == "read ahead"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from xml.sax.saxutils import escape
 
+from bootseer.errors import UnavailableError
 from bootseer.testing._jvm import jars, java_argv
 
 _LOG4J = """log4j.rootLogger={level},out
@@ -36,13 +38,23 @@ _SETTINGS = {
 }
 
 
+_PORTS = range(15_000, 32_000)
+"""Below those that Linux gives to outgoing connections and to who asks for any port (ip_local_port_range): a JVM takes
+its port seconds after it was chosen, and again at each restart."""
+
+
 def free_ports(address: str, count: int) -> list[int]:
-    """Ports that nobody listens on at ``address`` now."""
+    """Ports that nobody listens on at ``address`` now. Raises `UnavailableError` when there are too few."""
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for sock in sockets:
-            sock.bind((address, 0))
-        return [int(sock.getsockname()[1]) for sock in sockets]
+        found: list[int] = []
+        for port in random.sample(_PORTS, len(_PORTS)):
+            if len(found) == count:
+                return found
+            sock = stack.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                sock.bind((address, port))
+                found.append(port)
+    raise UnavailableError(f"fewer than {count} ports from {_PORTS[0]} to {_PORTS[-1]} are free at {address}")
 
 
 class Site:
