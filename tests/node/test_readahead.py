@@ -131,6 +131,21 @@ def test_the_fourth_start_finds_everything_read(site: Site) -> None:
     assert len(site.keys(".trace")) == pagelist.ENOUGH
 
 
+def test_the_hot_pack_is_found_while_the_block_map_comes(site: Site) -> None:
+    """The server that waits for its tree is told beforehand which one it will be."""
+    made = site.mount("empty")
+    until(lambda: "foreseen hot pack 'profiles/" in log_of(made), 20, "the end of the prefetch")
+    assert "0 traces" not in log_of(made), "what comes after the pack is looked for as ever"
+
+
+def test_of_another_tree_and_job_nothing_is_foreseen(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    announce = tree.announce
+    monkeypatch.setattr(tree, "announce", lambda digest, job: [announce(digest, "other"), announce(digest, "third")])
+    made = site.mount("empty")
+    until(lambda: "traces and hot pack 'profiles/" in log_of(made), 20, "the end of the prefetch")
+    assert (made.target / "big").read_bytes() == (site.source / "big").read_bytes()
+
+
 def test_without_the_setting_nothing_is_read_ahead(site: Site) -> None:
     made = site.mount("empty", readahead=False)
     until(lambda: 0 < made.status().hot_total == made.status().hot_ready, 20, "the hot blocks")

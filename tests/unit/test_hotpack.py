@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from bootseer.blocks import _hash
 from bootseer.blocks.cache.cache import CacheFile
-from bootseer.blocks.fetcher import hotpack
+from bootseer.blocks.fetcher import hotpack, hotsearch
 from bootseer.blocks.fetcher.hotpack import HotPack
 from bootseer.blocks.formats.blockmap import BlockMap, ObjectRef
 from bootseer.blocks.formats.decode import opened
@@ -293,8 +293,8 @@ class Shelf:
     def names(self) -> list[str]:
         return [info.key for info in self.store.list(FOLDER)]
 
-    def load(self) -> hotpack.Opened | None:
-        found = hotpack.load(self.store, [FOLDER], TREE, map_digest(self.cache.map), self.cache.map)
+    def load(self) -> hotsearch.Opened | None:
+        found = hotsearch.load(self.store, FOLDER, TREE, map_digest(self.cache.map), self.cache.map)
         if found is not None:
             found.source.close()
         return found
@@ -373,7 +373,7 @@ def test_a_store_that_is_down_costs_a_line(shelf: Shelf, caplog: pytest.LogCaptu
 
 
 def test_a_large_index_comes_in_two_requests(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hotpack, "_FIRST_READ", 140)
+    monkeypatch.setattr(hotsearch, "_FIRST_READ", 140)
     shelf.publish(5)
     shelf.store.reads.clear()
     found = shelf.load()

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from bootseer.blocks import _hash
 from bootseer.blocks.cache.cache import CacheFile
-from bootseer.blocks.fetcher import hotpack, hotstream, landing
+from bootseer.blocks.fetcher import hotpack, hotsearch, hotstream, landing
 from bootseer.blocks.fetcher.fetch import Fetcher
-from bootseer.blocks.fetcher.hotpack import Opened
+from bootseer.blocks.fetcher.hotsearch import Opened
 from bootseer.blocks.fetcher.hotstream import HotStream, Lanes
 from bootseer.blocks.fetcher.queue import STREAM, Batch, Frame, Priority
 from bootseer.blocks.fetcher.source import StoreSource
@@ -353,7 +353,7 @@ class Rig:
 
     def open(self, store: object = None) -> Opened:
         digest = _hash.hexdigest(self.blob.map.encode())
-        found = hotpack.load(store or self.store, [FOLDER], TREE, digest, self.blob.map)  # type: ignore[arg-type]
+        found = hotsearch.load(store or self.store, FOLDER, TREE, digest, self.blob.map)  # type: ignore[arg-type]
         assert found is not None
         self.store.reads.clear()
         return found

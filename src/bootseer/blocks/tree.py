@@ -26,7 +26,7 @@ from bootseer.blocks.profiles.profiles import ProfileKey
 from bootseer.blocks.serving import _process, control
 from bootseer.blocks.serving.control import Request, TreeStatus
 from bootseer.blocks.serving.spec import FUSE_FOLDER, SPEC, ServerSpec
-from bootseer.blocks.serving.standby import FORK, SERVER, ahead, standby
+from bootseer.blocks.serving.standby import FORK, SERVER, ahead, announce, standby
 from bootseer.config import Config
 from bootseer.errors import BootseerError, NotFoundError, from_os_error
 from bootseer.kernel import mount as mounts
@@ -147,6 +147,8 @@ def _mount(
 ) -> TreeMount:
     """`mount`, absolute paths; ``beside``: a thread to fetch the meta with while the map is fetched and the server
     begins."""
+    if profile is not None:
+        announce(digest, profile.job)
     tree = localize_manifest(store, digest, cache_dir)
     meta = beside.submit(localize_meta, store, tree)
     # Here, while the server's process still starts: it finds the map on the disk.

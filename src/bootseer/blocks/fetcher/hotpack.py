@@ -19,11 +19,10 @@ import msgspec
 
 from bootseer import faults
 from bootseer.blocks import _hash
-from bootseer.blocks.fetcher.hotstream import HotStream
 from bootseer.blocks.fetcher.source import StoreSource
 from bootseer.blocks.formats.blockmap import BlockMap, frame_bound, little
 from bootseer.blocks.formats.pack import compress
-from bootseer.errors import BootseerError, DataError, from_os_error
+from bootseer.errors import DataError, from_os_error
 from bootseer.store import ObjectInfo, Store
 
 log = logging.getLogger(__name__)
@@ -39,15 +38,13 @@ MAX_FRAME = 4 << 20
 _HEADER = struct.Struct("<8sHHIQ32s32sQI20x")
 _ENTRY_V1 = struct.Struct("<II")
 _NUMBER = 4
-_FIRST_READ = 256 << 10
-"""Header and index of a 2 GB hot set in one request."""
 _FRAME = 1 << 20
 """Bytes of blocks: neighbours in time are of one kind, often of one file. What this and the level save, and what they
 cost: ``bench/hotpack.py``, and the table in ``docs/internals/hotpack.md``."""
 _LEVEL = 12
 _QUICK_LEVEL = 3
 """Once somebody waits for the end."""
-_AHEAD = 3600 * 10**9
+_DRIFT = 3600 * 10**9
 """Clocks may differ by this; a pack from a later time has no time: it would be the newest for ever."""
 _SHARE = 0.25
 """Of a core. A low priority would be simpler, but a thread that does not run while
@@ -253,7 +250,7 @@ def publish(store: Store, folder: str, path: Path, pack: HotPack) -> str:
     store.put(key, path)
     faults.point("blocks.hotpack.before-retire")
     left = set()
-    for info in _packs(store, folder):
+    for info in packs_in(store, folder):
         created = _created(store, info) if info.key != key else None
         if created is not None and (created, info.key) < (pack.created, key):
             store.delete(info.key)
@@ -277,71 +274,21 @@ def _created(store: Store, info: ObjectInfo) -> int:
     try:
         raw = source.read(0, 0, min(info.size, _HEADER.size))
         shape_of(raw)
-        return _made(int(_HEADER.unpack_from(raw)[7]))
+        return made_at(int(_HEADER.unpack_from(raw)[7]))
     except DataError:
         return -1
     finally:
         source.close()
 
 
-def _made(created: int) -> int:
-    return created if created <= time.time_ns() + _AHEAD else -1
+def made_at(created: int) -> int:
+    """When a pack was made that says ``created``; one from the future is the oldest."""
+    return created if created <= time.time_ns() + _DRIFT else -1
 
 
-def _packs(store: Store, folder: str) -> Iterator[ObjectInfo]:
+def packs_in(store: Store, folder: str) -> Iterator[ObjectInfo]:
+    """The hot packs in the store folder ``profiles/<tree>/<job>``, as the store lists them."""
     for info in store.list(folder):
         name = info.key.rpartition("/")[2]
         if name.startswith("hot-") and name.endswith(".pack"):
             yield info
-
-
-# -- using one -----------------------------------------------------------------------------------------------------
-
-
-class Opened(msgspec.Struct, frozen=True):
-    """A hot pack in a store."""
-
-    pack: HotPack
-    key: str
-    source: StoreSource
-
-    def stream(self) -> HotStream:
-        """For `bootseer.blocks.fetcher.fetch.Fetcher.stream`, which then owns ``source``."""
-        return HotStream(self.pack.blocks, self.pack.lengths, self.pack.base, self.source, self.pack.per_frame)
-
-
-def load(store: Store, folders: Sequence[str], tree: str, map_digest: str, blocks: BlockMap) -> Opened | None:
-    """The newest good hot pack below the first of ``folders`` (``profiles/<tree>/<job>``) that has one.
-
-    Any trouble is one log line. The caller closes its ``source``.
-    """
-    for folder in folders:
-        best: Opened | None = None
-        try:
-            for info in _packs(store, folder):
-                found = _open(store, info, tree, map_digest, blocks)
-                if found is None:
-                    continue
-                if best is None or _made(best.pack.created) < _made(found.pack.created):
-                    best, found = found, best
-                if found is not None:
-                    found.source.close()
-        except BootseerError as exc:
-            log.warning("cannot look for a hot pack in %s: %s", folder, exc)
-        if best is not None:
-            return best
-    return None
-
-
-def _open(store: Store, info: ObjectInfo, tree: str, map_digest: str, blocks: BlockMap) -> Opened | None:
-    source = StoreSource(store, info.key)
-    try:
-        raw = source.read(0, 0, min(info.size, _FIRST_READ))
-        missing = min(index_size(*shape_of(raw)), info.size) - len(raw)
-        if missing > 0:
-            raw += source.read(0, len(raw), missing)
-        return Opened(HotPack.decode(raw, info.size, tree, map_digest, blocks), info.key, source)
-    except BootseerError as exc:
-        log.warning("ignoring hot pack %s: %s", info.key, exc)
-        source.close()
-        return None

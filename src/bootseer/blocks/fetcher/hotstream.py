@@ -86,13 +86,22 @@ class Lanes:
 
 class HotStream:
     """Fetches ``blocks`` (each once) in this order. Their frames, of ``per_frame`` blocks and ``lengths`` bytes each,
-    follow one another in pack 0 of ``source`` from byte ``base`` on.
+    follow one another in pack 0 of ``source`` from byte ``base`` on. The first range ends with the frame that makes it
+    ``first`` bytes long (0: as long as one is whose time nobody knows).
     """
 
     def __init__(
-        self, blocks: Sequence[int], lengths: Sequence[int], base: int, source: Pieces, per_frame: int = 1
+        self,
+        blocks: Sequence[int],
+        lengths: Sequence[int],
+        base: int,
+        source: Pieces,
+        per_frame: int = 1,
+        *,
+        first: int = 0,
     ) -> None:
         self.source = source
+        self._first = max(first, 0)
         self._blocks = blocks
         self._per_frame = per_frame
         self._starts = array("Q", [base])
@@ -140,7 +149,7 @@ class HotStream:
         wanted: list[int] = []
         frames: list[Frame] = []
         size = _ALONE if self.lanes.settled and self.lanes.count == 1 else _BESIDE
-        size = max(min(size, int(_SPAN * self.rate)), _PART) if self._known else _FIRST
+        size = max(min(size, int(_SPAN * self.rate)), _PART) if self._known else self._first or _FIRST
         while at < end and starts[at] - offset < size and starts[at] - starts[last] <= _WIDEST_GAP:
             blocks = self._blocks_of(at)
             if some := list(filter(missing, blocks)):

@@ -17,8 +17,9 @@ from pathlib import Path
 import msgspec
 
 from bootseer import faults
-from bootseer.blocks.fetcher import hotpack
+from bootseer.blocks.fetcher import hotpack, hotsearch
 from bootseer.blocks.fetcher.fetch import Fetcher
+from bootseer.blocks.fetcher.hotsearch import Opened, Sight
 from bootseer.blocks.formats.blockmap import BlockMap
 from bootseer.blocks.profiles import pagelist, profiles
 from bootseer.blocks.profiles.profiles import ProfileKey
@@ -62,18 +63,19 @@ def begin(
     *,
     driver: Callable[[], str],
     tell: Callable[[Plan], None] = lambda plan: None,
+    seen: Callable[[], Sequence[Sight] | None] = lambda: None,
 ) -> Plan:
     """Start the prefetch: the hot pack as a stream, at once, then what the traces know besides.
 
     ``driver`` waits until that is chosen, and is asked only when the stream is on its way. ``tell`` hears of the stream
-    when it begins.
+    when it begins. ``seen``: what `hotsearch.look` has found for ``key`` already; None where nobody has looked.
     Blocking: one listing and a request or two before the stream starts, and then for its whole length: loading and
     merging traces takes the interpreter from those who fetch, and what they know comes after the stream anyway. Without
     a hot pack the hot list comes in ranges of the packs; without any profile nothing happens, and a miss fetches its
     window.
     """
     try:
-        return _begin(fetcher, store, key, target, driver, tell)
+        return _begin(fetcher, store, key, target, driver, tell, seen)
     except BootseerError as exc:
         log.warning("no prefetch of tree %s: %s", target.tree[:12], exc)
     except Exception:
@@ -88,16 +90,18 @@ def _begin(
     target: Target,
     driver: Callable[[], str],
     tell: Callable[[Plan], None],
+    seen: Callable[[], Sequence[Sight] | None],
 ) -> Plan:
-    def pack_in(folder: str) -> hotpack.Opened | None:
-        return hotpack.load(store, [folder], target.tree, target.map_digest, target.map)
-
     traces: list[Trace] = []
-    opened = pack_in(key.prefix(target.tree))
+    sights = seen()
+    if sights is not None:
+        opened = hotsearch.choose(sights, target.tree, target.map_digest, target.map)
+    else:
+        opened = _pack_in(key.prefix(target.tree), store, target)
     if opened is None:
         # A job's own traces say more about it than another job's pack.
         traces = profiles.load_own(store, target.tree, key, target.map.size)
-        opened = pack_in(f"profiles/{target.tree}") if not traces else None
+        opened = _pack_in(f"profiles/{target.tree}", store, target) if not traces else None
     order: dict[int, None] = {}
     if opened is not None:
         order = dict.fromkeys(opened.pack.blocks)
@@ -112,6 +116,10 @@ def _begin(
         fetcher.hot(more)
         order |= dict.fromkeys(more)
     return Plan(list(order), len(traces), opened.key if opened is not None else "")
+
+
+def _pack_in(folder: str, store: Store, target: Target) -> Opened | None:
+    return hotsearch.load(store, folder, target.tree, target.map_digest, target.map)
 
 
 def renew(
@@ -159,7 +167,7 @@ def renew_pages(store: Store, key: ProfileKey, target: Target, *, driver: str, m
 
 
 def _renew_pages(store: Store, key: ProfileKey, target: Target, driver: str, meta: Path) -> str:
-    known = hotpack.load(store, [key.prefix(target.tree)], target.tree, target.map_digest, target.map)
+    known = _pack_in(key.prefix(target.tree), store, target)
     if known is None:
         return "no hot pack"
     known.source.close()
@@ -202,7 +210,7 @@ def _renew(
     order = [block for block in profiles.merge(traces, target.map, driver) if not target.map.is_zero(block)]
     if not order:
         return "no traces"
-    known = hotpack.load(store, [folder], target.tree, target.map_digest, target.map)
+    known = _pack_in(folder, store, target)
     if known is not None:
         known.source.close()
         if _covers(known.pack.blocks, order):

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from bootseer.blocks.cache import cacheparts
 from bootseer.blocks.fetcher import prefetch
 from bootseer.blocks.fetcher.fetch import Fetcher
+from bootseer.blocks.fetcher.hotsearch import Sight
 from bootseer.blocks.fetcher.prefetch import Plan, Target
 from bootseer.blocks.formats.manifest import LocalTree
 from bootseer.blocks.profiles.profiles import ProfileKey
+from bootseer.blocks.serving.foresight import Foresight
 from bootseer.store import Store
 
 log = logging.getLogger(__name__)
@@ -24,7 +26,8 @@ log = logging.getLogger(__name__)
 class Ahead:
     """Prefetches ``tree`` by the profile ``key`` (None: nothing) with ``fetcher``; then, with ``fill``, all the rest.
 
-    ``driver`` waits until that is chosen. What goes wrong is a line in the log: then blocks come on demand.
+    ``driver`` waits until that is chosen; ``foresight`` may know the hot pack already. What goes wrong is a line in the
+    log: then blocks come on demand.
     """
 
     def __init__(
@@ -34,6 +37,7 @@ class Ahead:
         key: ProfileKey | None,
         fetcher: Fetcher,
         driver: Callable[[], str],
+        foresight: Foresight | None,
         *,
         fill: bool,
     ) -> None:
@@ -43,6 +47,8 @@ class Ahead:
         self.thread = threading.Thread(target=self._run, name="prefetch", daemon=True)
         self._tree, self._store, self._key, self._fetcher = tree, store, key, fetcher
         self._driver = driver
+        self._foresight = foresight
+        self._foreseen = False
         self._fill = fill
 
     def keep_hot(self, blocks: set[int]) -> None:
@@ -53,18 +59,29 @@ class Ahead:
         try:
             if self._key is not None:
                 self._begin(self._key)
+            elif self._foresight is not None:
+                self._foresight.close()
             if self._fill:
                 self._fetcher.background()
         except Exception:
             log.exception("prefetch failed; blocks come on demand")
 
     def _begin(self, key: ProfileKey) -> None:
-        self.plan = prefetch.begin(self._fetcher, self._store, key, self.target, driver=self._driver, tell=self._note)
+        self.plan = prefetch.begin(
+            self._fetcher, self._store, key, self.target, driver=self._driver, tell=self._note, seen=self._seen
+        )
         if self.plan.order:
             self.keep_hot(set(self.plan.order))
-        log.info(
-            "%d hot blocks, from %d traces and hot pack %r", len(self.plan.order), self.plan.traces, self.plan.pack
-        )
+        plan = self.plan
+        how = "foreseen " if self._foreseen else ""
+        log.info("%d hot blocks, from %d traces and %shot pack %r", len(plan.order), plan.traces, how, plan.pack)
+
+    def _seen(self) -> Sequence[Sight] | None:
+        if self._foresight is None:
+            return None
+        seen = self._foresight.take()
+        self._foreseen = seen is not None
+        return seen
 
     def _note(self, plan: Plan) -> None:
         self.plan = plan

@@ -31,6 +31,7 @@ from bootseer.blocks.serving.ahead import Ahead
 from bootseer.blocks.serving.channel import Channel
 from bootseer.blocks.serving.control import ControlServer, TreeStatus
 from bootseer.blocks.serving.driver import DISK_SLACK
+from bootseer.blocks.serving.foresight import Foresight
 from bootseer.blocks.serving.link import Link, Note
 from bootseer.blocks.serving.members import secede
 from bootseer.blocks.serving.pulse import keep_beating
@@ -67,7 +68,14 @@ class FetcherProcess:
     """One fetcher. `run` returns when the holder says that the front is gone, or nobody else is left."""
 
     def __init__(
-        self, spec: ServerSpec, folder: Path, store: Store, link: Link, channel: Channel, before: Inherited | None
+        self,
+        spec: ServerSpec,
+        folder: Path,
+        store: Store,
+        link: Link,
+        channel: Channel,
+        before: Inherited | None,
+        foresight: Foresight | None = None,
     ) -> None:
         self._spec = spec
         self._folder = folder
@@ -80,6 +88,10 @@ class FetcherProcess:
         self._told_complete = False
         self._tree = localize(store, spec.digest, Path(spec.cache_dir), meta=False)
         self._key = profiles.ProfileKey(spec.profile) if spec.profile is not None else None
+        if foresight is not None and foresight.of != (spec.digest, spec.profile):
+            foresight.close()
+            foresight = None
+        self._foresight = foresight
         self._chosen = threading.Event()
         self._driver = ""
         self._readahead: Readahead | None = None
@@ -187,7 +199,9 @@ class FetcherProcess:
             make_room=partial(nodecache.make_some, Path(spec.cache_dir), _ROOM, keep=self._tree.cache.name),
         )
         key = self._key if not self._cache.complete else None
-        self._ahead = Ahead(self._tree, self._store, key, self._fetcher, self._trace_driver, fill=spec.background_fill)
+        self._ahead = Ahead(
+            self._tree, self._store, key, self._fetcher, self._trace_driver, self._foresight, fill=spec.background_fill
+        )
 
     def _choose(self, driver: str) -> None:
         self._driver = driver

@@ -35,6 +35,7 @@ FORK = ("fork",)
 that."""
 _END_SECONDS = 2.0
 _GROUP_SECONDS = 0.3
+_LOOK = "look"
 PID = "pid"
 """File in a server's state folder that names the process."""
 
@@ -107,6 +108,13 @@ def _await_group(group: int) -> None:
         while time.monotonic() < until:
             os.killpg(group, 0)
             time.sleep(0.005)
+
+
+def announce(tree: str, job: str) -> None:
+    """Have the server that `take` would give look for the hot pack of ``job`` already."""
+    if _waiting:
+        with contextlib.suppress(OSError):  # `take` finds out
+            os.write(_waiting[-1].tell_fd, json.dumps([_LOOK, tree, job]).encode() + b"\n")
 
 
 def take(command: Sequence[str], folder: Path, logfile: Path) -> Starting | None:
@@ -184,7 +192,8 @@ class Met:
         self._store_for, self._url = store_for, url
         self._store: Store | None = None
         # Beside, as a store that does not answer must not hold up a tree that needs none.
-        threading.Thread(target=self._meet, name="warm-up", daemon=True).start()
+        self._thread = threading.Thread(target=self._meet, name="warm-up", daemon=True)
+        self._thread.start()
 
     def _meet(self) -> None:
         try:
@@ -198,14 +207,24 @@ class Met:
         store = self._store
         return store if store is not None and url in (self._url, store.url) else self._store_for(url)
 
+    def known(self) -> Store | None:
+        """The store when it is open; None where it cannot be."""
+        self._thread.join()
+        return self._store
 
-def await_folder() -> tuple[Path, Path] | None:
-    """In the server: wait for the folder to serve, turn to its log, return both; None when the other side has gone."""
+
+def await_folder(look: Callable[[str, str], object]) -> tuple[Path, Path] | None:
+    """In the server: wait for the folder to serve, turn to its log, return both; None when the other side has gone.
+    ``look`` hears of the tree and job that are `announced <announce>`."""
     with open(0, "rb", closefd=False) as told:
-        line = told.readline()
-    if not line:
-        return None
-    folder, logfile = json.loads(line)
+        for line in told:
+            words = json.loads(line)
+            if words[0] != _LOOK:
+                break
+            look(*words[1:])
+        else:
+            return None
+    folder, logfile = words
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)

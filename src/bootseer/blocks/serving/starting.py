@@ -20,6 +20,7 @@ import msgspec
 from bootseer.blocks.serving import driver, standby
 from bootseer.blocks.serving.child import Child
 from bootseer.blocks.serving.fetcherd import FetcherProcess
+from bootseer.blocks.serving.foresight import Foresight
 from bootseer.blocks.serving.fronts import FanotifyFront, Front, FuseFront, group_of
 from bootseer.blocks.serving.holder import Holder
 from bootseer.blocks.serving.kept import Ends, Kept, calm
@@ -51,7 +52,7 @@ def serve(answer: Callable[[str], None], store_for: StoreFor, folder: Path | Non
     fetcher = Child("fetcher", lambda: _first_fetcher(ends, store_for, folder, url), prepare)
     try:
         if folder is None:
-            found = standby.await_folder()
+            found = standby.await_folder(lambda tree, job: ends.link.send(Note("look", tree=tree, job=job)))
             if found is None:
                 return 0
             folder, logfile = found
@@ -137,23 +138,29 @@ class _FetcherError(BootseerError):
 def _first_fetcher(ends: Ends, store_for: StoreFor, folder: Path | None, url: str) -> int:
     """In the fetcher."""
     link = ends.far_link
+    foresight: Foresight | None = None
     if folder is None:
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)
-        store_for = standby.Met(store_for, url).store
+        met = standby.Met(store_for, url)
         try:
-            got = link.receive(timeout=1 << 20)
+            while (got := link.receive(timeout=1 << 20)) is not None and got[0].do == "look":
+                if foresight is not None:
+                    foresight.close()
+                foresight = Foresight(met.known, got[0].tree, got[0].job)
         except UnavailableError:
             return 0
         if got is None:
             return 0
         folder = Path(got[0].path)
         standby.turn_to(Path(got[0].log))
+        store_for = met.store
     try:
         spec = read_spec(folder)
         os.chdir("/")
-        process = FetcherProcess(spec, folder, store_for(spec.store_url), link, ends.far_channel, None)
+        store = store_for(spec.store_url)
+        process = FetcherProcess(spec, folder, store, link, ends.far_channel, None, foresight)
     except BootseerError as exc:
         link.send(Note("failed", code=exc.exit_code, text=str(exc)))
         return exc.exit_code
