@@ -24,6 +24,8 @@ in the same report, and a ratio's baseline ran in the same session. Small machin
 one run it says so.
 """
 
+_CPU = ("job_cpu_seconds", "cpu_seconds")
+
 
 def sections() -> Iterator[str]:
     """One section per report, in name order."""
@@ -53,12 +55,14 @@ def command(report: dict[str, Any]) -> str:
 def runs(found: list[dict[str, Any]]) -> Iterator[str]:
     """One line per variant; every single run is in the report."""
     found = [run for run in found if ":scan-" not in run["variant"]]  # these are drawn
-    yield "\n| variant | runs | median seconds | least to most | median MB moved |\n|---|---|---|---|---|"
+    busy = any("job_cpu_seconds" in run.get("details", {}) for run in found)
+    more, line = (" median CPU seconds of the job, of the machine |", "---|") if busy else ("", "")
+    yield f"\n| variant | runs | median seconds | least to most | median MB moved |{more}\n|---|---|---|---|---|{line}"
     for variant in dict.fromkeys(run["variant"] for run in found):
         mine = [run for run in found if run["variant"] == variant]
         good = sorted(run["seconds"] for run in mine if not run.get("failed"))
         if not good:
-            yield f"| {variant} | 0 | {mine[0]['failed']} | | |"
+            yield f"| {variant} | 0 | {mine[0]['failed']} | | |{' |' * busy}"
             continue
         bytes_of = [run["bytes"] for run in mine if run.get("bytes")]
         moved = ", ".join(
@@ -66,7 +70,14 @@ def runs(found: list[dict[str, Any]]) -> Iterator[str]:
             for key in (bytes_of[0] if bytes_of else ())
         )
         span = f"{good[0]:.4g} to {good[-1]:.4g}" if len(good) > 1 else ""
-        yield f"| {variant} | {len(good)} | {statistics.median(good):.4g} | {span} | {moved} |"
+        used = f" {_busy(mine)} |" if busy else ""
+        yield f"| {variant} | {len(good)} | {statistics.median(good):.4g} | {span} | {moved} |{used}"
+
+
+def _busy(found: list[dict[str, Any]]) -> str:
+    """CPU seconds of the runs that say them."""
+    said = [[run["details"][key] for run in found if key in run.get("details", {})] for key in _CPU]
+    return ", ".join(f"{statistics.median(values):.2f}" if values else "?" for values in said) if any(said) else ""
 
 
 def chart(report: dict[str, Any]) -> Iterator[str]:

@@ -42,7 +42,7 @@ def readiness(runs: list[Run], order: list[str]) -> str:
         y = _TOP + index * _ROW
         middle = statistics.median(seconds)
         ours = name.startswith(("hot", "on-demand", "warm"))
-        colour = _LOCAL if name == "local" else _OURS if ours else _OTHERS
+        colour = _LOCAL if name.startswith("local") else _OURS if ours else _OTHERS
         lines.append(f'<text x="{_LEFT - 8}" y="{y + 13}" text-anchor="end">{html.escape(name)}</text>')
         lines.append(f'<rect x="{_LEFT}" y="{y + 3}" width="{x(middle) - _LEFT:.1f}" height="13" fill="{colour}"/>')
         span = f'x1="{x(min(seconds)):.1f}" x2="{x(max(seconds)):.1f}" y1="{y + 9.5}" y2="{y + 9.5}"'

@@ -52,7 +52,16 @@ def starts() -> list[str]:
         for driver in DRIVERS
         for kind, suffix in (("hot", ""), ("hot", FAR), ("on-demand", ""), ("warm", ""), ("warm", "-norecord"))
     ]
-    return ["local", *ours, "nydus", "nydus-prefetch", f"nydus{FAR}", f"nydus-prefetch{FAR}", "containerd"]
+    return [
+        "local",
+        "local-warm",
+        *ours,
+        "nydus",
+        "nydus-prefetch",
+        f"nydus{FAR}",
+        f"nydus-prefetch{FAR}",
+        "containerd",
+    ]
 
 
 SPARE = ["hot-fuse-10ms", "warm-fuse", "warm-fuse-norecord", "read-filled-fuse"]
@@ -82,7 +91,7 @@ class Bench:
         """Convert and record what the variants need, then the rounds, then the readings."""
         chosen = [name for name in starts() if name in self.variants]
         self._convert()
-        if any(name == "local" or name.startswith("read-") for name in self.variants):
+        if any(name.startswith(("local", "read-")) for name in self.variants):
             self._complete()
         for driver in DRIVERS:
             if any(name.startswith((f"hot-{driver}", f"warm-{driver}")) for name in chosen):
@@ -173,10 +182,12 @@ class Bench:
         far = name.endswith(FAR)
         with self._place() as place:
             kind, _, driver = name.removesuffix(FAR).removesuffix("-norecord").rpartition("-")
-            if name == "local":
+            if name.startswith("local"):
                 order = self._order("local", place)
                 assert self.full is not None
                 order.options = {"meta": str(self.full.meta), "data": str(self.full.cache / "data")}
+                if name == "local-warm":
+                    order.options["warm"] = "yes"
             elif name.startswith("nydus"):
                 order = self._order("nydus", place)
                 order.options = {

@@ -5,10 +5,10 @@
 Readiness is the time from asking for a start to the job's first useful output: ``import torch, transformers`` and a
 forward pass of a tiny Llama, in an image of 7 GB (``--quick``: numpy, pandas and scikit-learn, 0.8 GB). Registry and
 store are behind a link of ``--rate`` Mbit/s (network namespace, tc tbf); variants ending in ``-10ms`` reach them
-through a proxy that adds ``--rtt`` seconds. Every start has an empty page cache and, but for ``local`` and ``warm``, an
-empty node. The variants of a round run one after another, then the next round. Ours are ``hot`` (three starts recorded
-before through the same driver), ``on-demand`` (without a profile), ``warm`` (its hot blocks on the node already) with
-and without recording.
+through a proxy that adds ``--rtt`` seconds. Every start has an empty page cache (all but ``local-warm``, which is what
+the job needs by itself) and, but for ``local`` and ``warm``, an empty node. The variants of a round run one after
+another, then the next round. Ours are ``hot`` (three starts recorded before through the same driver), ``on-demand``
+(without a profile), ``warm`` (its hot blocks on the node already) with and without recording.
 
 Needs root, a docker-registry, runc or crun, ``scripts/bench-peers`` for the peers, and 40 GB of disk in the development
 cache, where the image stays. A variant that cannot run is listed with its reason. ``--append`` adds runs to the report
