@@ -23,7 +23,7 @@ import _site
 from _node import Order, Outcome
 from bootseer import image, report
 from bootseer.blocks import tree
-from bootseer.blocks.formats.manifest import LocalTree, localize, localize_manifest
+from bootseer.blocks.cache.localtree import LocalTree, localize, localize_manifest
 from bootseer.blocks.profiles import pagelist
 from bootseer.blocks.profiles.pagelist import PageList
 from bootseer.blocks.profiles.profiles import ProfileKey, load_own

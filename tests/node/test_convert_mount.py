@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bootseer import image, oci
-from bootseer.blocks.formats.manifest import localize
+from bootseer.blocks.cache.localtree import localize
 from bootseer.blocks.formats.pack import decompress
 from bootseer.kernel import mount
 from bootseer.oci.write import Compression

@@ -12,7 +12,7 @@ import pytest
 
 from bootseer import faults, image, oci
 from bootseer.blocks import _hash
-from bootseer.blocks.formats.manifest import LocalTree, localize
+from bootseer.blocks.cache.localtree import LocalTree, localize
 from bootseer.blocks.formats.pack import decompress
 from bootseer.erofs import Reader
 from bootseer.errors import DataError, FullError, NotFoundError

@@ -20,10 +20,10 @@ import pytest
 
 from bootseer import erofs
 from bootseer.blocks import tree
+from bootseer.blocks.cache.localtree import localize
 from bootseer.blocks.extract import extract
 from bootseer.blocks.fetcher.pull import Pull, runs
 from bootseer.blocks.fetcher.source import StoreSource
-from bootseer.blocks.formats.manifest import localize
 from bootseer.blocks.offline import look
 from bootseer.blocks.profiles import profiles
 from bootseer.blocks.profiles.trace import UNIT, Touch, Trace

@@ -21,8 +21,8 @@ from bootseer.blocks.cache import bitmap, cachelock, cacheparts, evict, nodecach
 from bootseer.blocks.cache.cache import CacheFile
 from bootseer.blocks.cache.cachelock import Hold, maintain
 from bootseer.blocks.cache.cacheparts import Part
+from bootseer.blocks.cache.localtree import localize
 from bootseer.blocks.cache.nodecache import Limits
-from bootseer.blocks.formats.manifest import localize
 from bootseer.blocks.formats.publish import publish
 from bootseer.cli.image import app
 from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, UnavailableError

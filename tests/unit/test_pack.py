@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from bootseer.blocks import _hash
 from bootseer.blocks._zstd import unpack
+from bootseer.blocks.cache.localtree import localize
 from bootseer.blocks.formats.blockmap import BlockMap, ObjectRef, encoded_size
 from bootseer.blocks.formats.known import KnownBlocks
-from bootseer.blocks.formats.manifest import localize
 from bootseer.blocks.formats.pack import Packed, PackWriter, compress, decompress
 from bootseer.blocks.formats.publish import TreeWriter
 from bootseer.errors import DataError, FullError, UnavailableError

@@ -12,8 +12,9 @@ import msgspec
 import pytest
 
 from bootseer.blocks import _hash
+from bootseer.blocks.cache.localtree import localize
 from bootseer.blocks.formats.blockmap import ObjectRef
-from bootseer.blocks.formats.manifest import TreeManifest, TreeRef, localize
+from bootseer.blocks.formats.manifest import TreeManifest, TreeRef
 from bootseer.blocks.formats.pack import PackWriter, compress, decompress
 from bootseer.blocks.formats.publish import publish
 from bootseer.errors import DataError, FullError, NotFoundError, UnavailableError

@@ -18,10 +18,10 @@ from pathlib import Path
 
 from bootseer import faults
 from bootseer.blocks.attributes import Attributes
+from bootseer.blocks.cache.localtree import localize
 from bootseer.blocks.fetcher.pull import STALLED_SECONDS, Pull, runs
 from bootseer.blocks.fetcher.source import StoreSource
 from bootseer.blocks.formats.blockmap import BlockMap
-from bootseer.blocks.formats.manifest import localize
 from bootseer.blocks.formats.pack import Progress
 from bootseer.blocks.profiles import profiles
 from bootseer.blocks.profiles.profiles import ProfileKey

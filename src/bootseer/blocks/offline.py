@@ -11,12 +11,12 @@ from pathlib import Path
 import msgspec
 
 from bootseer.blocks.cache.cache import CacheFile
+from bootseer.blocks.cache.localtree import LocalTree, localize
 from bootseer.blocks.extract import extract
 from bootseer.blocks.fetcher.fetch import Fetcher
 from bootseer.blocks.fetcher.pull import BlockReader
 from bootseer.blocks.fetcher.source import StoreSource
 from bootseer.blocks.formats.blockmap import BlockMap
-from bootseer.blocks.formats.manifest import LocalTree, localize
 from bootseer.blocks.formats.pack import Progress
 from bootseer.blocks.profiles import profiles
 from bootseer.blocks.profiles.profiles import ProfileKey

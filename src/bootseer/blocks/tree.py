@@ -18,8 +18,9 @@ from pathlib import Path
 import msgspec
 
 from bootseer.blocks.cache.cachelock import DATA
+from bootseer.blocks.cache.localtree import localize_manifest, localize_map, localize_meta
 from bootseer.blocks.fetcher.fetch import DEMAND_WINDOW
-from bootseer.blocks.formats.manifest import TreeRef, localize_manifest, localize_map, localize_meta
+from bootseer.blocks.formats.manifest import TreeRef
 from bootseer.blocks.formats.publish import publish
 from bootseer.blocks.offline import extract, prefetch
 from bootseer.blocks.profiles.profiles import ProfileKey

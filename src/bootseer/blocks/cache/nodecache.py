@@ -20,7 +20,7 @@ import msgspec
 from bootseer.blocks.cache import evict
 from bootseer.blocks.cache.cachelock import maintain, unheld
 from bootseer.blocks.cache.cacheparts import Part, disk_bytes, map_of, parts, used
-from bootseer.blocks.formats.manifest import LocalTree
+from bootseer.blocks.cache.localtree import LocalTree
 from bootseer.errors import BootseerError
 
 log = logging.getLogger(__name__)

@@ -11,11 +11,11 @@ import threading
 from collections.abc import Callable, Sequence
 
 from bootseer.blocks.cache import cacheparts
+from bootseer.blocks.cache.localtree import LocalTree
 from bootseer.blocks.fetcher import prefetch
 from bootseer.blocks.fetcher.fetch import Fetcher
 from bootseer.blocks.fetcher.hotsearch import Sight
 from bootseer.blocks.fetcher.prefetch import Plan, Target
-from bootseer.blocks.formats.manifest import LocalTree
 from bootseer.blocks.profiles.profiles import ProfileKey
 from bootseer.blocks.serving.foresight import Foresight
 from bootseer.store import Store

@@ -21,9 +21,9 @@ from typing import NamedTuple
 from bootseer.blocks.cache import nodecache
 from bootseer.blocks.cache.borrowed import Borrowed
 from bootseer.blocks.cache.cache import CacheFile
+from bootseer.blocks.cache.localtree import localize
 from bootseer.blocks.fetcher.fetch import Fetcher
 from bootseer.blocks.fetcher.source import StoreSource
-from bootseer.blocks.formats.manifest import localize
 from bootseer.blocks.profiles import profiles
 from bootseer.blocks.profiles.recording import Recording
 from bootseer.blocks.serving import takeover
