@@ -9,8 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,6 +24,7 @@ from bootseer.config import Config
 from bootseer.errors import FullError
 from bootseer.kernel import mount as mounts
 from bootseer.store.folder import FolderStore
+from bootseer.testing.waits import until
 
 pytestmark = pytest.mark.root
 
@@ -92,13 +92,6 @@ def wrong_and_failed(made: TreeMount, number: int) -> tuple[list[int], list[int]
                 raise
             failed.append(file)
     return wrong, failed
-
-
-def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "did not happen in time"
-        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")
@@ -198,8 +191,8 @@ def test_what_is_mounted_is_checked_beside_the_mount(site: Site) -> None:
     made = site.mount()
     for file in range(0, FILES, 2):
         (made.target / f"f{file}").read_bytes()
-    time.sleep(2.5)  # one turn of the bitmap
     before = made.status()
+    until(lambda: (part := site.part()) is not None and part.blocks_ready == before.blocks_ready, 20, "the bitmap")
     part = site.part()
     assert part is not None
     found = cachecheck.check(site.cache, part, repair=True)

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from bootseer.config import Config
 from bootseer.errors import UnavailableError
 from bootseer.kernel import mount as mounts
 from bootseer.store.folder import FolderStore
+from bootseer.testing.waits import until
 
 pytestmark = pytest.mark.root
 
@@ -139,13 +140,6 @@ def node(base: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator
 
 
 both = pytest.mark.parametrize("node", ["fanotify", "fuse"], indirect=True)
-
-
-def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "did not happen in time"
-        time.sleep(0.01)
 
 
 def alive(pid: int) -> bool:

@@ -12,13 +12,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bootseer import erofs
 from bootseer.blocks import tree
+from bootseer.blocks.cache import cacheparts
 from bootseer.blocks.formats.blockmap import BlockMap
 from bootseer.blocks.formats.manifest import TreeManifest
 from bootseer.blocks.profiles.trace import Trace
@@ -27,6 +28,7 @@ from bootseer.config import Config
 from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError
 from bootseer.kernel import mount as mounts
 from bootseer.store.folder import FolderStore
+from bootseer.testing.waits import until
 
 pytestmark = pytest.mark.root
 
@@ -163,13 +165,6 @@ def read_or_errno(path: Path) -> bytes | int | None:
         return path.read_bytes()
     except OSError as exc:
         return exc.errno
-
-
-def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "did not happen in time"
-        time.sleep(0.02)
 
 
 def test_the_tree_is_the_same_and_nothing_is_left(site: Site) -> None:
@@ -473,8 +468,8 @@ def test_a_server_that_cannot_start_says_why(site: Site) -> None:
 def test_a_killed_server_is_an_error_and_the_next_mount_continues(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     made = site.mount()
     (made.target / "big1").read_bytes()
-    time.sleep(2.5)  # one turn of the bitmap
     before = made.status()
+    until(lambda: cacheparts.parts(site.folder / "cache")[0].blocks_ready >= before.blocks_ready, 20)
     kill_all(before.pid)
     with pytest.raises(OSError, match=r"abort|not connected|Input/output"):
         (made.target / "big2").read_bytes()
@@ -497,8 +492,7 @@ def test_killed_while_filling_then_right_bytes(site: Site, monkeypatch: pytest.M
     made = site.mount()
     monkeypatch.delenv("BOOTSEER_FAULTS")
     assert fingerprint(made.target) == site.want
-    time.sleep(2.5)  # one turn of the bitmap
-    until(lambda: made.status().fetcher_restarts > 0)
+    until(lambda: made.status().fetcher_restarts > 0, 20)
     pid = made.status().pid
     kill_all(pid)
     # Straight over the dead one: the mount cleans up by itself, except for the target.

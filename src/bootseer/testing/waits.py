@@ -13,7 +13,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def until(condition: Callable[[], object], seconds: float = 5.0, what: str = "what was waited for") -> None:
+def until(condition: Callable[[], object], seconds: float = 10.0, what: str = "what was waited for") -> None:
     """Raises `TimeoutError` when ``condition`` does not become true within ``seconds``."""
     end = time.monotonic() + seconds
     while not condition():
