@@ -140,9 +140,10 @@ def test_the_hot_pack_is_found_while_the_block_map_comes(site: Site) -> None:
 
 def test_of_another_tree_and_job_nothing_is_foreseen(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     announce = tree.announce
-    monkeypatch.setattr(tree, "announce", lambda digest, job: [announce(digest, "other"), announce(digest, "third")])
+    monkeypatch.setattr(tree, "announce", lambda profile: [announce(f"{profile}/a"), announce(f"{profile}/b")])
     made = site.mount("empty")
     until(lambda: "traces and hot pack 'profiles/" in log_of(made), 20, "the end of the prefetch")
+    assert "foreseen" not in log_of(made)
     assert (made.target / "big").read_bytes() == (site.source / "big").read_bytes()
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -100,6 +101,39 @@ def test_one_that_died_is_replaced(tmp_path: Path, digest: str, caplog: pytest.L
         finally:
             made.unmount()
     assert "starting another" in caplog.text
+
+
+def test_an_announcement_reaches_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Descriptors of servers that others take meanwhile are closed, and their numbers given out again."""
+    monkeypatch.setattr(standby, "_waiting", [])
+    stop = threading.Event()
+    seen: list[BaseException] = []
+
+    def announce() -> None:
+        try:
+            while not stop.is_set():
+                standby.announce("profiles/x")
+        except BaseException as exc:
+            seen.append(exc)
+
+    thread = threading.Thread(target=announce)
+    thread.start()
+    foreign = 0
+    try:
+        for _ in range(200):
+            reading, tell = os.pipe()
+            standby._waiting.append(standby._Waiting(tell, None))  # type: ignore[arg-type]
+            standby.take(standby.SERVER, Path("/x"), Path("/y"))
+            other, mine = os.pipe()
+            os.set_blocking(other, False)
+            with contextlib.suppress(BlockingIOError):
+                foreign += len(os.read(other, 100))
+            for fd in (reading, other, mine):
+                os.close(fd)
+    finally:
+        stop.set()
+        thread.join()
+    assert (foreign, seen) == (0, [])
 
 
 def test_a_dead_server_of_this_kind_is_found_and_cleared(tmp_path: Path, digest: str) -> None:

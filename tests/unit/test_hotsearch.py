@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
+import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,11 +15,14 @@ from bootseer.blocks import _hash
 from bootseer.blocks.cache.cache import CacheFile
 from bootseer.blocks.fetcher import hotpack, hotsearch
 from bootseer.blocks.fetcher.fetch import Fetcher
-from bootseer.blocks.fetcher.hotsearch import Head, Opened
+from bootseer.blocks.fetcher.hotsearch import Head, Opened, Sight
 from bootseer.blocks.fetcher.hotstream import HotStream
+from bootseer.blocks.fetcher.queue import Batch
 from bootseer.blocks.fetcher.source import StoreSource
+from bootseer.blocks.serving import foresight
 from bootseer.blocks.serving.foresight import Foresight
 from bootseer.errors import UnavailableError
+from bootseer.store import ObjectInfo
 from bootseer.store.folder import FolderStore
 from bootseer.testing import lazy
 from bootseer.testing.source import FlakyStore
@@ -101,6 +104,7 @@ class Rig:
     def __init__(self, folder: Path) -> None:
         self.blob = lazy.make(folder / "blob", lazy.content(COUNT * 4096))
         self.store = FlakyStore(self.blob.store)
+        self.store.streams = True
         self.digest = _hash.hexdigest(self.blob.map.encode())
         self.cache: CacheFile = self.blob.open_cache(folder / "cache")
         self.order = list(range(COUNT))[::-1]
@@ -192,6 +196,37 @@ def test_a_head_that_breaks_off_is_asked_for_again(rig: Rig, monkeypatch: pytest
     assert fetcher.stats.retries == 1
 
 
+def test_where_nothing_streams_there_is_no_head(rig: Rig) -> None:
+    """It would be read in one piece, beside the block map, before the index can be looked at."""
+    key = rig.publish(1)
+    rig.store.streams = False
+    opened = rig.found()
+    assert isinstance(opened.source, StoreSource)
+    size = rig.blob.store.stat(key).size
+    assert rig.store.reads == [(key, 0, size)]
+    rig.fetched(opened)
+    assert rig.store.reads[1:] == [(key, opened.pack.base, size - opened.pack.base)]
+
+
+def test_a_listing_that_breaks_off_leaves_nothing_open(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.publish(1)
+    seen: list[Sight] = []
+    see = hotsearch._see
+
+    def broken(store: FlakyStore, folder: str) -> Iterator[ObjectInfo]:
+        yield from store.list(folder)
+        raise UnavailableError("the listing breaks off")
+
+    monkeypatch.setattr(hotpack, "packs_in", broken)
+    monkeypatch.setattr(hotsearch, "_see", lambda *args: seen.append(see(*args)) or seen[-1])
+    with pytest.raises(UnavailableError, match="breaks off"):
+        hotsearch.look(rig.store, FOLDER, head=True)
+    (sight,) = seen
+    assert sight.source is not None
+    with pytest.raises(UnavailableError, match="closed"):
+        sight.source.read(0, 1 << 19, 1)
+
+
 def test_only_the_newest_is_kept_open(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     rig.publish(2, rig.order[:50])
     rig.publish(1)
@@ -208,19 +243,66 @@ def test_only_the_newest_is_kept_open(rig: Rig, caplog: pytest.LogCaptureFixture
     opened.source.close()
 
 
-def test_a_first_range_is_as_long_as_it_is_said_to_be() -> None:
-    class Nothing:
-        name = "nothing"
+# -- the stream ----------------------------------------------------------------------------------------------------
 
-        def pieces(self, offset: int, lengths: Sequence[int]) -> Iterator[bytes]:
-            raise AssertionError
 
-        def close(self) -> None: ...
+class Nothing:
+    name = "nothing"
 
-    stream = HotStream(range(100), array("I", [100_000] * 100), 0, Nothing(), first=350_000)  # type: ignore[arg-type]
-    batch = stream.take(lambda _: True)
+    def pieces(self, offset: int, lengths: Sequence[int]) -> Generator[bytes, None, None]:
+        raise AssertionError
+
+    def close(self) -> None: ...
+
+
+def stream_of(lengths: list[int], *, base: int = 0, head: int) -> HotStream:
+    return HotStream(list(range(len(lengths))), array("I", lengths), base, Nothing(), head=head)
+
+
+def taken(stream: HotStream, missing: Callable[[int], bool] = lambda _: True) -> Batch:
+    batch = stream.take(missing)
     assert batch is not None
-    assert batch.length == 400_000
+    return batch
+
+
+@pytest.mark.parametrize(
+    ("head", "length"), [(1_000_100, 1_000_000), (1_000_099, 900_000), (10_000_100, 10_000_000), (100_099, 1_100_000)]
+)
+def test_the_first_range_is_what_has_been_asked_for(head: int, length: int) -> None:
+    stream = stream_of([100_000] * 100, base=100, head=head)
+    assert taken(stream).length == length
+
+
+def test_the_first_range_ends_there_wherever_it_begins() -> None:
+    stream = stream_of([100_000] * 100, head=1_000_000)
+    batch = taken(stream, lambda block: block >= 4)
+    assert (batch.offset, batch.length) == (400_000, 600_000)
+    assert taken(stream).offset == 1_000_000
+
+
+def test_what_waits_says_nothing_of_the_rate() -> None:
+    """Bytes that came while the block map did arrive at once; the link may bring a hundredth of that."""
+    stream = stream_of([100_000] * 400, head=2_000_000)
+    batch = taken(stream)
+    assert stream.room, "behind it the next range is asked for at once"
+    second = taken(stream)
+    assert second.length < 1_200_000
+    assert not stream.room, "and no third before it is known how long that takes"
+    for part in batch.parts(1 << 18):
+        stream.came(batch, part)
+    assert stream.rate == HotStream([], [], 0, Nothing()).rate, "not known yet"
+    assert stream.lanes._began is None
+    time.sleep(0.1)
+    stream.came(second, next(second.parts(1 << 18)))
+    assert stream.rate < 4e6
+
+
+def test_a_head_that_is_asked_for_again_is_a_range_like_others() -> None:
+    stream = stream_of([100_000] * 400, head=4_000_000)
+    batch = taken(stream)
+    assert batch.length == 4_000_000
+    assert stream.put_back(batch)
+    assert taken(stream).length < 1_200_000
 
 
 # -- foresight -----------------------------------------------------------------------------------------------------
@@ -228,37 +310,70 @@ def test_a_first_range_is_as_long_as_it_is_said_to_be() -> None:
 
 def test_foresight_finds_the_pack_of_its_job(rig: Rig) -> None:
     key = rig.publish(1)
-    foresight = Foresight(lambda: rig.store, TREE, JOB)
-    sights = foresight.take()
-    assert sights is not None
+    sights = Foresight(lambda: rig.store, FOLDER).take(rig.store, FOLDER)
     assert [sight.info.key for sight in sights] == [key]
     opened = hotsearch.choose(sights, TREE, rig.digest, rig.blob.map)
     assert opened is not None
-    opened.source.close()
-    assert Foresight(lambda: rig.store, TREE, "other").take() == []
+    rig.fetched(opened)
+    assert Foresight(lambda: rig.store, f"{FOLDER}-other").take(rig.store, FOLDER) == ()
 
 
-@pytest.mark.parametrize("trouble", ["no store", "down", "broken"])
-def test_foresight_that_fails_says_that_nobody_looked(rig: Rig, trouble: str) -> None:
+@pytest.mark.parametrize("trouble", ["no store", "another store", "down", "broken"])
+def test_foresight_that_fails_gives_nothing(rig: Rig, trouble: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     rig.publish(1)
     rig.store.down = trouble == "down"
 
     def store() -> FlakyStore | None:
         if trouble == "broken":
-            raise ZeroDivisionError
-        return None if trouble == "no store" else rig.store
+            raise ZeroDivisionError("broken")
+        return {"no store": None, "another store": FlakyStore(rig.blob.store)}.get(trouble, rig.store)
 
-    assert Foresight(store, TREE, JOB).take() is None
+    assert Foresight(store, FOLDER).take(rig.store, FOLDER) == ()
+    assert ("nothing foreseen" in caplog.text) == (trouble in ("down", "broken"))
+
+
+def test_a_store_that_hangs_is_not_waited_for(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foresight, "_PATIENCE", 0.1)
+    heads = opened_heads(monkeypatch)
+    rig.publish(1)
+    rig.store.hold()
+    look = Foresight(lambda: rig.store, FOLDER)
+    assert look.take(rig.store, FOLDER) == ()
+    rig.store.release()
+    until(lambda: [head._source._closed for head in heads] == [True])
 
 
 def test_foresight_that_nobody_wants_leaves_nothing_open(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.publish(1)
-    closed = threading.Event()
-    monkeypatch.setattr(Head, "close", lambda self: (self._source.close(), closed.set()))
+    heads = opened_heads(monkeypatch)
     rig.store.hold()
-    foresight = Foresight(lambda: rig.store, TREE, JOB)
-    until(lambda: len(rig.store.reads) == 1)
-    foresight.close()  # at once, though the store does not answer
-    assert not closed.is_set()
+    look = Foresight(lambda: rig.store, FOLDER)
+    until(lambda: rig.store.reads)
+    look.close()  # at once, though the store does not answer
     rig.store.release()
-    assert closed.wait(5)
+    until(lambda: [head._source._closed for head in heads] == [True])
+
+
+def test_what_is_not_taken_is_closed_after_a_while(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server that was told waits on, when the tree is served already."""
+    monkeypatch.setattr(foresight, "_KEPT", 0.1)
+    rig.publish(1)
+    heads = opened_heads(monkeypatch)
+    look = Foresight(lambda: rig.store, FOLDER)
+    until(lambda: [head._source._closed for head in heads] == [True])
+    assert heads[0]._coming is None
+    assert look.take(rig.store, FOLDER) == ()
+
+
+def opened_heads(monkeypatch: pytest.MonkeyPatch) -> list[Head]:
+    """All that are made from now on."""
+    made: list[Head] = []
+    begin = Head.__init__
+
+    def noted(self: Head, source: StoreSource, size: int, length: int) -> None:
+        begin(self, source, size, length)
+        made.append(self)
+
+    monkeypatch.setattr(Head, "__init__", noted)
+    return made

@@ -149,7 +149,7 @@ def _mount(
     """`mount`, absolute paths; ``beside``: a thread to fetch the meta with while the map is fetched and the server
     begins."""
     if profile is not None:
-        announce(digest, profile.job)
+        announce(profile.prefix(digest))
     tree = localize_manifest(store, digest, cache_dir)
     meta = beside.submit(localize_meta, store, tree)
     # Here, while the server's process still starts: it finds the map on the disk.

@@ -14,6 +14,8 @@ from bootseer.store.base import RangeReader
 
 
 class BlobReader(RangeReader):
+    streams = True
+
     def __init__(self, registry: Registry, item: Descriptor, key: str) -> None:
         self._registry, self._item, self._key = registry, item, key
         self.size = item.size

@@ -16,8 +16,11 @@ from bootseer.store import ObjectInfo, RangeReader, Store
 class _Reader(RangeReader):
     """Range reads that go through ``around(offset, length, read)``."""
 
-    def __init__(self, inner: RangeReader, around: Callable[[int, int, Callable[[], bytes]], bytes]) -> None:
+    def __init__(
+        self, inner: RangeReader, around: Callable[[int, int, Callable[[], bytes]], bytes], *, streams: bool = False
+    ) -> None:
         self.size = inner.size
+        self.streams = streams
         self._inner = inner
         self._around = around
 
@@ -89,11 +92,13 @@ class FlakyStore(CheckedStore):
     """A store that fails as told; nothing goes wrong until then.
 
     ``down``: every operation raises `UnavailableError`. ``reads``: the (key, offset, length) of all range reads so far.
+    ``streams``: what its readers say of themselves.
     """
 
     def __init__(self, inner: Store) -> None:
         super().__init__(inner)
         self.down = False
+        self.streams = False
         self.reads: list[tuple[str, int, int]] = []
         self._lock = threading.Lock()
         self._failures = 0
@@ -122,7 +127,11 @@ class FlakyStore(CheckedStore):
 
     def open(self, key: str) -> RangeReader:
         self._check()
-        return _Reader(self.inner.open(key), lambda offset, length, read: self._read(key, offset, length, read))
+        return _Reader(
+            self.inner.open(key),
+            lambda offset, length, read: self._read(key, offset, length, read),
+            streams=self.streams,
+        )
 
     def _read(self, key: str, offset: int, length: int, read: Callable[[], bytes]) -> bytes:
         with self._lock:

@@ -29,6 +29,8 @@ _FIRST_READ = 256 << 10
 _HEAD = 2 << 20
 """Bytes asked for with the index. What is not read waits in the socket, and no more of it than fits there is under way
 beside the block map."""
+_WORTH = 256 << 10
+"""Bytes read to the end that nobody needs, rather than lose their connection."""
 
 
 class Head:
@@ -71,9 +73,10 @@ class Head:
                     have += next(coming)
                 yield bytes(have[at : at + length])
                 at += length
-            with contextlib.suppress(BootseerError):
-                for _ in coming:  # less than a frame; a connection that is left in the middle is lost
-                    pass
+            if self.length - len(have) <= _WORTH:
+                with contextlib.suppress(BootseerError):
+                    for _ in coming:
+                        pass
 
     def close(self) -> None:
         if (coming := self._take()) is not None:
@@ -108,26 +111,32 @@ class Opened(msgspec.Struct, frozen=True):
 
     def stream(self) -> HotStream:
         """For `bootseer.blocks.fetcher.fetch.Fetcher.stream`, which then owns ``source``."""
-        pack, source, first = self.pack, self.source, 0
-        if isinstance(source, Head):
-            first = source.length - pack.base
-            if source.length < pack.size:  # a range ends behind the frame in which it is long enough
-                first -= max(pack.lengths)
-        return HotStream(pack.blocks, pack.lengths, pack.base, source, pack.per_frame, first=first)
+        pack, source = self.pack, self.source
+        head = source.length if isinstance(source, Head) else 0
+        return HotStream(pack.blocks, pack.lengths, pack.base, source, pack.per_frame, head=head)
 
 
 def look(store: Store, folder: str, *, head: bool = False) -> list[Sight]:
-    """The hot packs in the store folder ``profiles/<tree>/<job>``, to be closed. ``head``: for the stream of one.
+    """The hot packs in the store folder ``profiles/<tree>/<job>``, to be closed. ``head``: with a `Head` each, where
+    the store can stream.
 
     Raises `BootseerError` when the folder cannot be listed.
     """
-    return [_see(store, info, head) for info in hotpack.packs_in(store, folder)]
+    found: list[Sight] = []
+    try:
+        for info in hotpack.packs_in(store, folder):
+            found.append(_see(store, info, head))
+    except BaseException:
+        for sight in found:
+            sight.close()
+        raise
+    return found
 
 
 def _see(store: Store, info: ObjectInfo, head: bool) -> Sight:
     plain = StoreSource(store, info.key)
     try:
-        source = Head(plain, info.size, _FIRST_READ + _HEAD) if head else plain
+        source = Head(plain, info.size, _FIRST_READ + _HEAD) if head and plain.streams() else plain
         raw = source.read(0, 0, min(info.size, _FIRST_READ))
         missing = min(hotpack.index_size(*hotpack.shape_of(raw)), info.size) - len(raw)
         if missing > 0:

@@ -5,6 +5,7 @@ Pure bookkeeping without threads; the fetcher calls it under its lock, and its t
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import time
 from array import array
@@ -86,8 +87,8 @@ class Lanes:
 
 class HotStream:
     """Fetches ``blocks`` (each once) in this order. Their frames, of ``per_frame`` blocks and ``lengths`` bytes each,
-    follow one another in pack 0 of ``source`` from byte ``base`` on. The first range ends with the frame that makes it
-    ``first`` bytes long (0: as long as one is whose time nobody knows).
+    follow one another in pack 0 of ``source`` from byte ``base`` on. Those before byte ``head`` have been asked for
+    already: they are one range, and what waits of them says nothing of the rate.
     """
 
     def __init__(
@@ -98,10 +99,10 @@ class HotStream:
         source: Pieces,
         per_frame: int = 1,
         *,
-        first: int = 0,
+        head: int = 0,
     ) -> None:
         self.source = source
-        self._first = max(first, 0)
+        self._head = head
         self._blocks = blocks
         self._per_frame = per_frame
         self._starts = array("Q", [base])
@@ -134,7 +135,10 @@ class HotStream:
         if self._known:
             # On a slow link a part takes longer than a second, and others beside it longer still.
             lead, stuck = _LEAD * self.rate, max(_STUCK, 3 * self._part * len(self._flying) / self.rate)
-        busy = sum(end - at > lead and now - since < stuck for end, (at, since) in self._flying.items())
+        busy = sum(
+            end - at > lead and now - since < stuck and (self._known or end > self._head)
+            for end, (at, since) in self._flying.items()
+        )
         return busy < self.lanes.count
 
     def take(self, missing: Callable[[int], bool]) -> Batch | None:
@@ -149,7 +153,9 @@ class HotStream:
         wanted: list[int] = []
         frames: list[Frame] = []
         size = _ALONE if self.lanes.settled and self.lanes.count == 1 else _BESIDE
-        size = max(min(size, int(_SPAN * self.rate)), _PART) if self._known else self._first or _FIRST
+        size = max(min(size, int(_SPAN * self.rate)), _PART) if self._known else _FIRST
+        if begun := starts[at + 1] <= self._head:
+            size = starts[bisect.bisect_right(starts, self._head) - 1] - offset
         while at < end and starts[at] - offset < size and starts[at] - starts[last] <= _WIDEST_GAP:
             blocks = self._blocks_of(at)
             if some := list(filter(missing, blocks)):
@@ -158,6 +164,8 @@ class HotStream:
                 last = at + 1
             at += 1
         self._next = last
+        if begun:
+            self._head = starts[last]  # the rest of it is not taken
         length = starts[last] - offset
         now = time.monotonic()
         if not self._flying and not self._came:
@@ -192,13 +200,18 @@ class HotStream:
         if upto < end:
             self._flying[end] = upto, now
         self._trouble = None
-        self._came.append((now, upto - at))
-        self.lanes.came(now, upto - at)
+        if upto > self._head:
+            self._came.append((now, upto - at))
+            self.lanes.came(now, upto - at)
+        elif not self._known:
+            self._came.clear()
+            self._came.append((now, 0))
 
     def put_back(self, batch: Batch) -> bool:
         """The source did not answer. False: for so long by now that the stream is not worth another try."""
         self._flying.pop(batch.offset + batch.length, None)
         self._came.clear()
+        self._head = 0
         now = time.monotonic()
         if self._trouble is None:
             self._trouble = now

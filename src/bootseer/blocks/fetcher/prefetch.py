@@ -63,12 +63,12 @@ def begin(
     *,
     driver: Callable[[], str],
     tell: Callable[[Plan], None] = lambda plan: None,
-    seen: Callable[[], Sequence[Sight] | None] = lambda: None,
+    seen: Callable[[], Sequence[Sight]] = tuple,
 ) -> Plan:
     """Start the prefetch: the hot pack as a stream, at once, then what the traces know besides.
 
     ``driver`` waits until that is chosen, and is asked only when the stream is on its way. ``tell`` hears of the stream
-    when it begins. ``seen``: what `hotsearch.look` has found for ``key`` already; None where nobody has looked.
+    when it begins. ``seen``: what `hotsearch.look` has found for ``key`` already.
     Blocking: one listing and a request or two before the stream starts, and then for its whole length: loading and
     merging traces takes the interpreter from those who fetch, and what they know comes after the stream anyway. Without
     a hot pack the hot list comes in ranges of the packs; without any profile nothing happens, and a miss fetches its
@@ -90,13 +90,11 @@ def _begin(
     target: Target,
     driver: Callable[[], str],
     tell: Callable[[Plan], None],
-    seen: Callable[[], Sequence[Sight] | None],
+    seen: Callable[[], Sequence[Sight]],
 ) -> Plan:
     traces: list[Trace] = []
-    sights = seen()
-    if sights is not None:
-        opened = hotsearch.choose(sights, target.tree, target.map_digest, target.map)
-    else:
+    opened = hotsearch.choose(seen(), target.tree, target.map_digest, target.map)
+    if opened is None:
         opened = _pack_in(key.prefix(target.tree), store, target)
     if opened is None:
         # A job's own traces say more about it than another job's pack.

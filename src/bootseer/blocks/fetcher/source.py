@@ -84,6 +84,11 @@ class StoreSource:
             except OSError as exc:
                 raise UnavailableError(str(from_os_error(exc, f"read {self.name}"))) from exc
 
+    def streams(self) -> bool:
+        """Whether `pieces` come in one request, while they are taken. Raises as `read` does: it opens pack 0."""
+        with self._reader(0) as reader:
+            return reader.streams
+
     def original(self, pack: int, offset: int, length: int) -> bytes | None:
         """As `read`, past the store's mirrors; None when it has none."""
         with self._reader(pack) as reader:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from bootseer.blocks.cache import cacheparts
 from bootseer.blocks.cache.localtree import LocalTree
@@ -48,7 +48,7 @@ class Ahead:
         self._tree, self._store, self._key, self._fetcher = tree, store, key, fetcher
         self._driver = driver
         self._foresight = foresight
-        self._foreseen = False
+        self._foreseen: Collection[str] = ()
         self._fill = fill
 
     def keep_hot(self, blocks: set[int]) -> None:
@@ -68,19 +68,25 @@ class Ahead:
 
     def _begin(self, key: ProfileKey) -> None:
         self.plan = prefetch.begin(
-            self._fetcher, self._store, key, self.target, driver=self._driver, tell=self._note, seen=self._seen
+            self._fetcher,
+            self._store,
+            key,
+            self.target,
+            driver=self._driver,
+            tell=self._note,
+            seen=lambda: self._seen(key),
         )
         if self.plan.order:
             self.keep_hot(set(self.plan.order))
         plan = self.plan
-        how = "foreseen " if self._foreseen else ""
+        how = "foreseen " if plan.pack in self._foreseen else ""
         log.info("%d hot blocks, from %d traces and %shot pack %r", len(plan.order), plan.traces, how, plan.pack)
 
-    def _seen(self) -> Sequence[Sight] | None:
+    def _seen(self, key: ProfileKey) -> Sequence[Sight]:
         if self._foresight is None:
-            return None
-        seen = self._foresight.take()
-        self._foreseen = seen is not None
+            return ()
+        seen = self._foresight.take(self._store, key.prefix(self._tree.digest))
+        self._foreseen = {sight.info.key for sight in seen}
         return seen
 
     def _note(self, plan: Plan) -> None:

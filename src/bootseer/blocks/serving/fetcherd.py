@@ -88,9 +88,6 @@ class FetcherProcess:
         self._told_complete = False
         self._tree = localize(store, spec.digest, Path(spec.cache_dir), meta=False)
         self._key = profiles.ProfileKey(spec.profile) if spec.profile is not None else None
-        if foresight is not None and foresight.of != (spec.digest, spec.profile):
-            foresight.close()
-            foresight = None
         self._foresight = foresight
         self._chosen = threading.Event()
         self._driver = ""

@@ -1,6 +1,6 @@
 """What a fetcher looks for in the store before it knows the tree's block map: the job's hot pack.
 
-Concurrency: one thread, which ends with what it has found.
+Concurrency: one thread per look. Under the lock: what was found, until somebody takes it.
 """
 
 from __future__ import annotations
@@ -8,46 +8,70 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 
 from bootseer.blocks.fetcher import hotsearch
 from bootseer.blocks.fetcher.hotsearch import Sight
-from bootseer.blocks.profiles.profiles import ProfileKey
 from bootseer.errors import BootseerError
 from bootseer.store import Store
 
 log = logging.getLogger(__name__)
 
+_KEPT = 30.0
+"""Seconds for which what was found is kept open: the tree may come from a server that runs already."""
+_PATIENCE = 5.0
+"""Seconds that the start of a prefetch waits for a look that began before it."""
+
 
 class Foresight:
-    """Looks for the hot pack of ``job`` and ``tree`` in the store that ``store`` waits for (None: there is none)."""
+    """Looks for hot packs in the store folder ``folder`` of the store that ``store`` waits for (None: there is none).
 
-    def __init__(self, store: Callable[[], Store | None], tree: str, job: str) -> None:
-        self.of = tree, job
-        self._found: Future[Sequence[Sight] | None] = Future()
+    Advice: what goes wrong is a log line of who takes it, which then looks for itself.
+    """
+
+    def __init__(self, store: Callable[[], Store | None], folder: str) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._found: Sequence[Sight] = ()
+        self._store: Store | None = None
+        self._trouble: BaseException | None = None
+        self._looked = threading.Event()
+        self._over = threading.Event()
         threading.Thread(target=self._look, args=(store,), name="foresight", daemon=True).start()
 
-    def _look(self, store: Callable[[], Store | None]) -> None:
-        tree, job = self.of
-        found = None
+    def _look(self, store_for: Callable[[], Store | None]) -> None:
+        found: Sequence[Sight] = ()
         try:
-            if (met := store()) is not None:
-                found = hotsearch.look(met, ProfileKey(job).prefix(tree), head=True)
-        except BootseerError as exc:
-            log.info("%s", exc)  # who asks instead hears it, too
-        except Exception:
-            log.exception("looking for the hot pack of tree %s failed", tree[:12])
-        self._found.set_result(found)
+            if (store := store_for()) is not None:
+                found = hotsearch.look(store, self._folder, head=True)
+                self._store = store
+        except Exception as exc:
+            self._trouble = exc
+        with self._lock:
+            if not self._over.is_set():
+                self._found, found = found, ()
+        for sight in found:
+            sight.close()
+        self._looked.set()
+        self._over.wait(_KEPT)
+        self.close()
 
-    def take(self) -> Sequence[Sight] | None:
-        """What was found, now the caller's, when it is; None: nobody could look."""
-        return self._found.result()
+    def take(self, store: Store, folder: str) -> Sequence[Sight]:
+        """What was found, now the caller's; nothing where another store or folder was looked at, or that takes long."""
+        if folder == self._folder and self._looked.wait(_PATIENCE) and store is self._store:
+            with self._lock:
+                found, self._found = self._found, ()
+                self._over.set()
+            return found
+        if self._trouble is not None:
+            expected = isinstance(self._trouble, BootseerError)
+            log.info("nothing foreseen: %s", self._trouble, exc_info=None if expected else self._trouble)
+        self.close()
+        return ()
 
     def close(self) -> None:
         """Nobody wants to know. Does not wait."""
-
-        def end(found: Future[Sequence[Sight] | None]) -> None:
-            for sight in found.result() or ():
-                sight.close()
-
-        self._found.add_done_callback(end)
+        with self._lock:
+            found, self._found = self._found, ()
+            self._over.set()
+        for sight in found:
+            sight.close()

@@ -24,13 +24,13 @@ _SEND_SECONDS = 5.0
 class Note(msgspec.Struct, omit_defaults=True):
     """One note; which other fields matter depends on ``do``.
 
-    Holder to fetcher: ``look`` (for the hot pack of ``tree`` and ``job``, which will be asked for), ``folder`` (serve
-    that: ``path``, ``log``), ``serving`` (``driver``; the fanotify group comes
-    along), ``refused`` (``code``, ``text``), ``local`` (the tree needs no front any more), ``left`` (the front is gone,
-    finish), ``busy`` (somebody still uses the files of a tree that all have left), ``staying``. Fetcher to holder:
-    ``serve`` (``complete``, ``missing`` bytes; shared memory, data file and lock come along), ``failed`` (``code``,
-    ``text``), ``started``, ``complete``, ``leave``, ``stay`` (a new mount: do not leave), ``behind`` (all is given up
-    and persisted; a hot pack is still being made, for which nobody need wait).
+    Holder to fetcher: ``look`` (in the store folder ``path``: its hot packs will be asked for), ``folder`` (serve that:
+    ``path``, ``log``), ``serving`` (``driver``; the fanotify group comes along), ``refused`` (``code``, ``text``),
+    ``local`` (the tree needs no front any more), ``left`` (the front is gone, finish), ``busy`` (somebody still uses
+    the files of a tree that all have left), ``staying``. Fetcher to holder: ``serve`` (``complete``, ``missing`` bytes;
+    shared memory, data file and lock come along), ``failed`` (``code``, ``text``), ``started``, ``complete``,
+    ``leave``, ``stay`` (a new mount: do not leave), ``behind`` (all is given up and persisted; a hot pack is still
+    being made, for which nobody need wait).
     ``number``: of a question (``leave``, ``stay``), and the same in its answer (``left``, ``busy``, ``staying``); 0:
     nobody asked.
     """
@@ -41,8 +41,6 @@ class Note(msgspec.Struct, omit_defaults=True):
     driver: str = ""
     path: str = ""
     log: str = ""
-    tree: str = ""
-    job: str = ""
     complete: bool = False
     missing: int = 0
     number: int = 0

@@ -3,8 +3,8 @@
 Starting one takes longer than all the rest of a mount, nearly all of it imports (``python -X importtime -c "import
 bootseer.blocks.serving.server"``); a caller that knows it will mount something starts the process beforehand, or lets
 it be forked from this one (`FORK`). It ends by itself when this process does.
-Concurrency: the waiting ones are kept in one list of this process; taking one is a single ``pop``. In the server, one
-thread meets the store (`Met`).
+Concurrency: the waiting ones are kept in one list of this process; under its lock they are announced to, taken and
+ended. In the server, one thread meets the store (`Met`).
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ class _Waiting(NamedTuple):
 
 
 _waiting: list[_Waiting] = []
+_lock = threading.Lock()
 
 
 @contextlib.contextmanager
@@ -82,8 +83,9 @@ def standby(store_url: str, count: int = 1, *, fork: bool = False) -> Iterator[N
     finally:
         for one in mine:
             with contextlib.suppress(ValueError):
-                _waiting.remove(one)
-                os.close(one.tell_fd)
+                with _lock:
+                    _waiting.remove(one)
+                    os.close(one.tell_fd)
                 # It answers nothing and ends: by then nothing of it is left that its starter could trip over.
                 select.select([one.server.answer_fd], [], [], _END_SECONDS)
                 one.server.reap()
@@ -110,30 +112,33 @@ def _await_group(group: int) -> None:
             time.sleep(0.005)
 
 
-def announce(tree: str, job: str) -> None:
-    """Have the server that `take` would give look for the hot pack of ``job`` already."""
-    if _waiting:
-        with contextlib.suppress(OSError):  # `take` finds out
-            os.write(_waiting[-1].tell_fd, json.dumps([_LOOK, tree, job]).encode() + b"\n")
+def announce(profile: str) -> None:
+    """Have the server that `take` would give look for hot packs in the store folder ``profile`` already."""
+    line = json.dumps([_LOOK, profile]).encode() + b"\n"
+    with _lock, contextlib.suppress(IndexError, OSError):  # none waits; or it is gone, which `take` finds out
+        os.write(_waiting[-1].tell_fd, line)
 
 
 def take(command: Sequence[str], folder: Path, logfile: Path) -> Starting | None:
     """Let a waiting server serve ``folder``; None when there is none."""
     if tuple(command) not in (SERVER, FORK):
         return None
-    try:
-        one = _waiting.pop()
-    except IndexError:
-        return None
-    try:
-        os.write(one.tell_fd, json.dumps([str(folder), str(logfile)]).encode() + b"\n")
-    except OSError as exc:
-        log.warning("the block server started beforehand is gone (%s); starting another", exc)
-        one.server.reap()
-        return None
-    finally:
-        os.close(one.tell_fd)
-    return one.server
+    line = json.dumps([str(folder), str(logfile)]).encode() + b"\n"
+    with _lock:
+        try:
+            one = _waiting.pop()
+        except IndexError:
+            return None
+        try:
+            os.write(one.tell_fd, line)
+            return one.server
+        except OSError as exc:
+            trouble = exc
+        finally:
+            os.close(one.tell_fd)
+    log.warning("the block server started beforehand is gone (%s); starting another", trouble)
+    one.server.reap()
+    return None
 
 
 def spawn(argv: Sequence[str], *more: str, stdin: int, out: IO[bytes] | int) -> Starting:
@@ -191,13 +196,16 @@ class Met:
     def __init__(self, store_for: Callable[[str], Store], url: str) -> None:
         self._store_for, self._url = store_for, url
         self._store: Store | None = None
+        self._opened = threading.Event()
         # Beside, as a store that does not answer must not hold up a tree that needs none.
-        self._thread = threading.Thread(target=self._meet, name="warm-up", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._meet, name="warm-up", daemon=True).start()
 
     def _meet(self) -> None:
         try:
-            self._store = self._store_for(self._url)
+            try:
+                self._store = self._store_for(self._url)
+            finally:
+                self._opened.set()
             self._store.exists("trees/none")
         except BootseerError as exc:
             log.info("%s", exc)
@@ -209,19 +217,19 @@ class Met:
 
     def known(self) -> Store | None:
         """The store when it is open; None where it cannot be."""
-        self._thread.join()
+        self._opened.wait()
         return self._store
 
 
-def await_folder(look: Callable[[str, str], object]) -> tuple[Path, Path] | None:
+def await_folder(look: Callable[[str], object]) -> tuple[Path, Path] | None:
     """In the server: wait for the folder to serve, turn to its log, return both; None when the other side has gone.
-    ``look`` hears of the tree and job that are `announced <announce>`."""
+    ``look`` hears of the profile that is `announced <announce>`."""
     with open(0, "rb", closefd=False) as told:
         for line in told:
             words = json.loads(line)
             if words[0] != _LOOK:
                 break
-            look(*words[1:])
+            look(words[1])
         else:
             return None
     folder, logfile = words

@@ -52,7 +52,7 @@ def serve(answer: Callable[[str], None], store_for: StoreFor, folder: Path | Non
     fetcher = Child("fetcher", lambda: _first_fetcher(ends, store_for, folder, url), prepare)
     try:
         if folder is None:
-            found = standby.await_folder(lambda tree, job: ends.link.send(Note("look", tree=tree, job=job)))
+            found = standby.await_folder(lambda profile: ends.link.send(Note("look", path=profile)))
             if found is None:
                 return 0
             folder, logfile = found
@@ -148,7 +148,7 @@ def _first_fetcher(ends: Ends, store_for: StoreFor, folder: Path | None, url: st
             while (got := link.receive(timeout=1 << 20)) is not None and got[0].do == "look":
                 if foresight is not None:
                     foresight.close()
-                foresight = Foresight(met.known, got[0].tree, got[0].job)
+                foresight = Foresight(met.known, got[0].path)
         except UnavailableError:
             return 0
         if got is None:
