@@ -130,8 +130,12 @@ def test_damaged_blobs(small: Site, nodes: Callable[..., Node], place: Path, how
         assert len(large) >= 4
         made = node.mount()
         for path in large:
-            for _ in range(1 if how == "truncate" else 5):
-                damage(path, how, rand)
+            raw = kept[path]
+            if how == "truncate":  # not much: a registry breaks off such answers, and each read waits for its deadline
+                path.write_bytes(raw[: rand.randrange(len(raw) * 3 // 4, len(raw))])
+            else:
+                for _ in range(5):
+                    damage(path, how, rand)
         with crowd_of(small, node, made.target) as crowd:
             found = crowd.join(60)
         right(crowd, found)
