@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import shutil
 import sys
 import tempfile
@@ -146,18 +145,10 @@ def overlay(lower: Path, work: Path) -> Iterator[Path]:
         mounts.unmount(target)
 
 
-def run_job(rootfs: Path, order: Order, config: oci.ImageConfig) -> dict[str, Any]:
-    """The job in a container on ``rootfs``, by the runtime that all variants but containerd's own use. Returns the
-    seconds that it kept a processor busy, the runtime's own included."""
-    before = _busy()
+def run_job(rootfs: Path, order: Order, config: oci.ImageConfig) -> None:
+    """The job in a container on ``rootfs``, by the runtime that all variants but containerd's own use."""
     if code := image.runtime.run(rootfs, config, order.command, state_dir=Path(order.work, "state")):
         raise BootseerError(f"the job ended with code {code}")
-    return {"job_cpu_seconds": round(_busy() - before, 2)}
-
-
-def _busy() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def local(order: Order, record: ImageRecord, clock: Clock) -> dict[str, Any]:
@@ -169,7 +160,8 @@ def local(order: Order, record: ImageRecord, clock: Clock) -> dict[str, Any]:
     clock.start(warm=warm)
     with _local(order) as rootfs:
         clock.lap("mounted")
-        return run_job(rootfs, order, record.config)
+        run_job(rootfs, order, record.config)
+    return {}
 
 
 @contextlib.contextmanager
@@ -229,7 +221,7 @@ def lazy(order: Order, record: ImageRecord, clock: Clock) -> dict[str, Any]:
             undo.callback(mounted.unmount)
             rootfs = undo.enter_context(overlay(work / "lower", work))
         clock.lap("mounted")
-        used = run_job(rootfs, order, record.config)
+        run_job(rootfs, order, record.config)
         status = mounted.status()
         after = _recorded(mounted, pack=order.settle) if order.job is not None else status
     if status.driver != order.driver:
@@ -237,7 +229,7 @@ def lazy(order: Order, record: ImageRecord, clock: Clock) -> dict[str, Any]:
     said: dict[str, Any] = msgspec.to_builtins(status)
     if status.bytes_hot and not order.cache and not status.read_ahead_bytes:
         said["waste"] = round(after.hot_unused_bytes / status.bytes_hot, 4)
-    said |= {**used, "recording": after.recording, "new_hot_pack": after.hot_pack if order.settle else ""}
+    said |= {"recording": after.recording, "new_hot_pack": after.hot_pack if order.settle else ""}
     return {key: value for key, value in said.items() if key not in ("id", "digest", "targets") and "pid" not in key}
 
 
@@ -309,7 +301,8 @@ def nydus(order: Order, record: ImageRecord, clock: Clock) -> dict[str, Any]:
         undo.enter_context(lower)
         rootfs = undo.enter_context(overlay(lower.target, work))
         clock.lap("mounted")
-        return run_job(rootfs, order, record.config)
+        run_job(rootfs, order, record.config)
+    return {}
 
 
 if __name__ == "__main__":

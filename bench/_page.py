@@ -24,8 +24,6 @@ in the same report, and a ratio's baseline ran in the same session. Small machin
 one run it says so.
 """
 
-_CPU = ("job_cpu_seconds", "cpu_seconds")
-
 
 def sections() -> Iterator[str]:
     """One section per report, in name order."""
@@ -55,8 +53,8 @@ def command(report: dict[str, Any]) -> str:
 def runs(found: list[dict[str, Any]]) -> Iterator[str]:
     """One line per variant; every single run is in the report."""
     found = [run for run in found if ":scan-" not in run["variant"]]  # these are drawn
-    busy = any("job_cpu_seconds" in run.get("details", {}) for run in found)
-    more, line = (" median CPU seconds of the job, of the machine |", "---|") if busy else ("", "")
+    busy = any("cpu_seconds" in run.get("details", {}) for run in found)
+    more, line = (" median CPU seconds of the machine |", "---|") if busy else ("", "")
     yield f"\n| variant | runs | median seconds | least to most | median MB moved |{more}\n|---|---|---|---|---|{line}"
     for variant in dict.fromkeys(run["variant"] for run in found):
         mine = [run for run in found if run["variant"] == variant]
@@ -76,8 +74,8 @@ def runs(found: list[dict[str, Any]]) -> Iterator[str]:
 
 def _busy(found: list[dict[str, Any]]) -> str:
     """CPU seconds of the runs that say them."""
-    said = [[run["details"][key] for run in found if key in run.get("details", {})] for key in _CPU]
-    return ", ".join(f"{statistics.median(values):.2f}" if values else "?" for values in said) if any(said) else ""
+    said = [run["details"]["cpu_seconds"] for run in found if "cpu_seconds" in run.get("details", {})]
+    return f"{statistics.median(said):.2f}" if said else ""
 
 
 def chart(report: dict[str, Any]) -> Iterator[str]:
