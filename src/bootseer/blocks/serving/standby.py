@@ -35,6 +35,7 @@ FORK = ("fork",)
 that."""
 _END_SECONDS = 2.0
 _GROUP_SECONDS = 0.3
+_OPEN_SECONDS = 1.0
 _LOOK = "look"
 PID = "pid"
 """File in a server's state folder that names the process."""
@@ -211,12 +212,13 @@ class Met:
             log.info("%s", exc)
 
     def store(self, url: str) -> Store:
-        """That store, or the one at ``url`` where it is another or is not open yet."""
+        """That store, or the one at ``url`` where it is another or takes long to open."""
+        self._opened.wait(_OPEN_SECONDS)
         store = self._store
         return store if store is not None and url in (self._url, store.url) else self._store_for(url)
 
     def known(self) -> Store | None:
-        """The store when it is open; None where it cannot be."""
+        """The store when it is open, however long that takes; None where it cannot be. For a thread of its own."""
         self._opened.wait()
         return self._store
 
