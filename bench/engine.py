@@ -1,6 +1,5 @@
 """What single parts of the image engine cost; the pages in docs/internals name this command beside their numbers.
 
-
 `sweep` and `canary` need root, and are left out without. Each part runs ``--rounds`` times, the parts by turns, so
 that what else the machine does hits all alike. Seconds of the wall clock, medians; `decode` in CPU time.
 
@@ -13,11 +12,15 @@ that what else the machine does hits all alike. Seconds of the wall clock, media
     index       which file each part of their data belongs to
     sweep       the denial of what a dead keeper may have left
     canary      the trial of the fanotify driver
+    write       512 MiB in pieces of 256 KiB at 400 MB/s into a sparse file of /var/tmp, as the hot stream writes: what
+                its writes of more than a millisecond took, all together
+    write+sync  the same while the file is synced, from 0.7 s on
 """
 
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import os
 import random
 import statistics
@@ -142,6 +145,31 @@ def kernel(work: Path) -> Iterator[tuple[str, Part]]:
     yield "canary", lambda: timed(lambda: canary.fanotify_works(work, work, fresh=True))
 
 
+def writing(work: Path) -> Iterator[tuple[str, Part]]:
+    piece = random.Random(5).randbytes(256 << 10)
+    places = [(block << 20) + at for block in range(512) for at in range(0, 1 << 20, len(piece))]
+    spread = random.Random(6).sample(range(7000), 512)
+
+    def write(sync: bool) -> float:
+        late = 0.0
+        with open(work / "data", "wb", buffering=0) as file, concurrent.futures.ThreadPoolExecutor(1) as beside:
+            os.ftruncate(file.fileno(), 7000 << 20)
+            began = time.perf_counter()
+            synced: concurrent.futures.Future[None] | None = None
+            for number, place in enumerate(places):
+                time.sleep(max(0.0, began + number * len(piece) / 400e6 - time.perf_counter()))
+                if sync and synced is None and time.perf_counter() - began > 0.7:
+                    synced = beside.submit(os.fdatasync, file.fileno())
+                at = (spread[place >> 20] << 20) + place % (1 << 20)
+                took = timed(lambda at=at: os.pwrite(file.fileno(), piece, at))
+                late += took if took > 1e-3 else 0.0
+        os.unlink(work / "data")
+        return late
+
+    yield "write", lambda: write(False)
+    yield "write+sync", lambda: write(True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one round")
@@ -150,7 +178,7 @@ def main() -> int:
     options = parser.parse_args()
     document = report.new("engine")
     with tempfile.TemporaryDirectory(prefix="bench-engine-", dir="/var/tmp") as work:
-        parts = dict([*decoding(), *maps(), *tree(), *kernel(Path(work))])
+        parts = dict([*decoding(), *maps(), *tree(), *kernel(Path(work)), *writing(Path(work))])
         for number in range(1, 2 if options.quick else options.rounds + 1):
             for name, part in parts.items():
                 try:
@@ -159,7 +187,7 @@ def main() -> int:
                     document.runs.append(report.Run(variant=name, n=number, failed=str(exc)))
     for name in parts:
         took = [run.seconds for run in document.runs if run.variant == name and run.seconds is not None]
-        print(f"{name:8} {statistics.median(took) * 1e3:10.3f} ms" if took else f"{name:8}     failed")
+        print(f"{name:10} {statistics.median(took) * 1e3:10.3f} ms" if took else f"{name:10}     failed")
     if options.out:
         document.write(options.out)
     return 0

@@ -157,6 +157,12 @@ class Fetcher:
             return board.work_done.wait_for(lambda: board.closing.is_set() or board.idle(), timeout)
 
     @property
+    def prefetching(self) -> bool:
+        """Whether hot stream or hot list are still on their way."""
+        with self._board.lock:
+            return self._board.schedule.prefetching
+
+    @property
     def closed(self) -> bool:
         return self._board.closing.is_set()
 

@@ -146,6 +146,11 @@ class Schedule:
         return self._stream is not None and (self._stream.pending or self._stream.flying)
 
     @property
+    def prefetching(self) -> bool:
+        """Whether hot stream or hot list are still on their way."""
+        return self.streaming or self._queue.hot_pending
+
+    @property
     def demanded(self) -> bool:
         return self._queue.demanded > 0
 

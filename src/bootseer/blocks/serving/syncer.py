@@ -1,9 +1,14 @@
-"""The sync thread of a fetcher: has what the cache file got persisted, every two seconds while there is news."""
+"""The sync thread of a fetcher: has what the cache file got persisted, every two seconds while there is news.
+
+But not beside the prefetch: a write to a file that is being synced may wait for the disk, hundreds of milliseconds on
+ext4, and the readers of what comes behind it wait, too (``scripts/bench engine``: write, write+sync).
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 from bootseer.blocks.cache.cache import CacheFile
@@ -12,16 +17,28 @@ from bootseer.blocks.serving.shared import Count
 log = logging.getLogger(__name__)
 
 _SYNC_SECONDS = 2.0
+_REST_SECONDS = 15.0
+"""A longer prefetch is synced beside, or a crash would lose much of it."""
 
 
-def keep_synced(cache: CacheFile, counts: memoryview, stop: threading.Event, also: Callable[[], None]) -> None:
-    """Sync data and bitmap of ``cache`` until ``stop``; trouble is a log line and `Count.BROKEN`. ``also`` is called
-    each time, and must not raise."""
+def keep_synced(
+    cache: CacheFile,
+    counts: memoryview,
+    stop: threading.Event,
+    also: Callable[[], None],
+    *,
+    prefetching: Callable[[], bool],
+) -> None:
+    """Sync data and bitmap of ``cache`` until ``stop``, in the first seconds only while nothing is
+    ``prefetching``; trouble is a log line and `Count.BROKEN`. ``also`` is called each time, and must not raise."""
     failed = False
+    rest_until = time.monotonic() + _REST_SECONDS
     while not stop.wait(_SYNC_SECONDS):
         also()
         if cache.broken:
             counts[Count.BROKEN] = 1
+            continue
+        if prefetching() and time.monotonic() < rest_until:
             continue
         try:
             if not cache.durable:
