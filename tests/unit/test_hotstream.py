@@ -19,7 +19,7 @@ from bootseer.blocks.cache.cache import CacheFile
 from bootseer.blocks.fetcher import hotpack, hotsearch, hotstream, landing
 from bootseer.blocks.fetcher.fetch import Fetcher
 from bootseer.blocks.fetcher.hotsearch import Opened
-from bootseer.blocks.fetcher.hotstream import HotStream, Lanes
+from bootseer.blocks.fetcher.hotstream import HotStream
 from bootseer.blocks.fetcher.queue import STREAM, Batch, Frame, Priority
 from bootseer.blocks.fetcher.source import StoreSource
 from bootseer.errors import BootseerError, DataError, UnavailableError
@@ -136,9 +136,9 @@ def test_ranges_take_half_a_second_at_most(monkeypatch: pytest.MonkeyPatch) -> N
         stream.came(first, part)
     assert taken(stream).length == pytest.approx(1e6, rel=0.02)
     slow = HotStream(list(range(100)), [1 << 18] * 100, 0, NoSource())
-    part = next(taken(slow).parts(1))
+    first = taken(slow)
     clock.now += 10.0
-    slow.came(part, part)
+    slow.came(first, next(first.parts(1)))
     assert taken(slow).length == 256 << 10
 
 
@@ -210,30 +210,6 @@ def test_a_first_range_that_is_stuck_keeps_others_waiting_a_little_longer(monkey
     assert not stream.room
     clock.now += 0.2
     assert stream.room
-
-
-@pytest.mark.parametrize(
-    ("rates", "lanes"),
-    [
-        ((100e6, 100e6), 1),  # a link that one fills
-        ((100e6, 120e6), 1),
-        ((100e6, 199e6, 200e6), 2),
-        ((90e6, 180e6, 270e6), 3),  # a limit for each connection
-        ((1e6, 1e6), 1),
-    ],
-)
-def test_more_ranges_at_once_only_where_they_are_quicker(rates: Sequence[float], lanes: int) -> None:
-    """``rates``: bytes per second with one, two, three."""
-    tried, now = Lanes(), 0.0
-    most = 0
-    for _ in range(100_000):
-        if tried.settled:
-            break
-        most = max(most, tried.count)
-        now += 65536 / rates[tried.count - 1]
-        tried.came(now, 65536)
-    assert tried.settled
-    assert (tried.count, most) == (lanes, len(rates))
 
 
 def test_ranges_are_long_where_one_fills_the_link(monkeypatch: pytest.MonkeyPatch) -> None:

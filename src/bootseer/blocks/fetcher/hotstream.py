@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from typing import Protocol
 
+from bootseer.blocks.fetcher.lanes import MOST, Lanes
 from bootseer.blocks.fetcher.queue import STREAM, Batch, Frame, Priority
 
 _FIRST_RATE = 100e6
@@ -29,11 +30,6 @@ _LEAD = 0.02
 _STUCK = 1.0
 _STUCK_FIRST = 5.0
 """Seconds without news after which a range keeps the next one waiting no more, at least; while no rate is known."""
-_MOST = 3
-_TRIAL = 0.15
-_TRIAL_BYTES = 2 << 20
-_GAIN = 1.25
-"""How much quicker one more range at once must be over a trial of so many seconds and bytes, to be kept."""
 _PART = 256 << 10
 """Bytes that are landed at once, at least: no reader waits for more than the frames that came with its own."""
 _WIDEST_GAP = 128 << 10
@@ -51,38 +47,6 @@ class Pieces(Protocol):
     def pieces(self, offset: int, lengths: Sequence[int]) -> Generator[bytes, None, None]: ...
 
     def close(self) -> None: ...
-
-
-class Lanes:
-    """How many ranges are asked for at once: one, whose blocks come in their order, unless more are quicker together,
-    as where a store limits each connection or one thread cannot decompress what the link brings."""
-
-    def __init__(self) -> None:
-        self.count = 1
-        self.settled = False
-        self._best = 0.0
-        self._began: float | None = None
-        self._bytes = 0
-
-    def came(self, now: float, length: int) -> None:
-        """Bytes came; perhaps a trial is over."""
-        if self.settled:
-            return
-        if self._began is None:
-            self._began, self._bytes = now, 0
-            return
-        self._bytes += length
-        seconds = now - self._began
-        if seconds < _TRIAL or self._bytes < _TRIAL_BYTES:
-            return
-        self._began = None
-        if self._bytes / seconds > _GAIN * self._best:
-            self._best = self._bytes / seconds
-            self.settled = self.count == _MOST
-            self.count = min(self.count + 1, _MOST)
-        else:
-            self.count -= 1
-            self.settled = True
 
 
 class HotStream:
@@ -129,17 +93,18 @@ class HotStream:
     @property
     def room(self) -> bool:
         """Whether another range may be asked for."""
-        if len(self._flying) > _MOST:
-            return False
-        lead, stuck, now = 0.0, _STUCK_FIRST, time.monotonic()
+        return len(self._flying) <= MOST and self._busy(time.monotonic()) < self.lanes.count
+
+    def _busy(self, now: float) -> int:
+        """Ranges under way that the next one is to wait for."""
+        lead, stuck = 0.0, _STUCK_FIRST
         if self._known:
             # On a slow link a part takes longer than a second, and others beside it longer still.
             lead, stuck = _LEAD * self.rate, max(_STUCK, 3 * self._part * len(self._flying) / self.rate)
-        busy = sum(
+        return sum(
             end - at > lead and now - since < stuck and (self._known or end > self._head)
             for end, (at, since) in self._flying.items()
         )
-        return busy < self.lanes.count
 
     def take(self, missing: Callable[[int], bool]) -> Batch | None:
         """The next range with blocks that are ``missing``; None at the end."""
@@ -202,7 +167,7 @@ class HotStream:
         self._trouble = None
         if upto > self._head:
             self._came.append((now, upto - at))
-            self.lanes.came(now, upto - at)
+            self.lanes.came(now, upto - at, self._busy(now))
         elif not self._known:
             self._came.clear()
             self._came.append((now, 0))
