@@ -66,6 +66,19 @@ def test_where_no_thread_takes_more_of_them_trials_end_too() -> None:
     assert lanes.count == 1
 
 
+def test_an_outage_makes_no_number_look_slow() -> None:
+    """With a limit for each connection, and 10 s without an answer while three are tried."""
+    lanes, now, pieces = Lanes(), 0.0, 0
+    while not lanes.settled:
+        now += PIECE / (lanes.count * 90e6)
+        lanes.came(now, PIECE, lanes.count)
+        pieces += lanes.count == MOST
+        if pieces == 5:
+            now += 10.0
+            lanes.interrupted()
+    assert lanes.count == MOST
+
+
 def test_nothing_changes_any_more_when_they_are_settled() -> None:
     lanes, _ = tried(lambda _, __: 100e6)
     for now in range(100):

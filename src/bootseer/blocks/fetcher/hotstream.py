@@ -177,6 +177,7 @@ class HotStream:
         self._flying.pop(batch.offset + batch.length, None)
         self._came.clear()
         self._head = 0
+        self.lanes.interrupted()
         now = time.monotonic()
         if self._trouble is None:
             self._trouble = now

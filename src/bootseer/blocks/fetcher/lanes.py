@@ -49,6 +49,10 @@ class Lanes:
             self._began = None
             self._tried(self._bytes / seconds)
 
+    def interrupted(self) -> None:
+        """The store did not answer for a while: that trial says nothing."""
+        self._began = self._since = None
+
     def _tried(self, rate: float) -> None:
         if self.count > self._proven:
             self._more = rate
