@@ -227,6 +227,46 @@ def test_ranges_are_long_where_one_fills_the_link(monkeypatch: pytest.MonkeyPatc
     assert taken(stream).length == 16 << 20
 
 
+def streamed(clock: Clock, each: Callable[[int], float]) -> HotStream:
+    """A stream of 1 GiB whose ranges bring ``each(n)`` bytes per second where n are under way, by four threads."""
+    stream = HotStream(list(range(4096)), [1 << 18] * 4096, 0, NoSource())
+    flying: list[tuple[Batch, list[Batch]]] = []
+    left: dict[int, float] = {}
+    while stream.pending or flying:
+        while len(flying) < 4 and stream.pending and stream.room:
+            batch = taken(stream)
+            flying.append((batch, list(batch.parts(1))))
+            left[batch.offset] = flying[-1][1][0].length
+        rate = each(len(flying))
+        batch, parts = min(flying, key=lambda one: left[one[0].offset])
+        took = left[batch.offset] / rate
+        clock.now += took
+        for other, _ in flying:
+            left[other.offset] -= took * rate
+        stream.came(batch, parts.pop(0))
+        if parts:
+            left[batch.offset] = parts[0].length
+        else:
+            flying.remove((batch, parts))
+    return stream
+
+
+@pytest.mark.parametrize("limit", [3e6, 10e6, 30e6, 60e6, 100e6, 300e6])
+def test_a_limit_for_each_connection_takes_more_at_once(monkeypatch: pytest.MonkeyPatch, limit: float) -> None:
+    """As fast as three at once, but for the trials. Where the next range is asked for long before the end of one, two
+    are as many already."""
+    clock = Clock(monkeypatch)
+    began = clock.now
+    assert streamed(clock, lambda _: limit).lanes.count >= 2
+    assert clock.now - began < 1.35 * (1 << 30) / (3 * limit)
+
+
+@pytest.mark.parametrize("link", [3e6, 10e6, 100e6, 400e6, 2e9])
+def test_a_link_that_one_fills_takes_one(monkeypatch: pytest.MonkeyPatch, link: float) -> None:
+    lanes = streamed(Clock(monkeypatch), lambda count: link / count).lanes
+    assert (lanes.count, lanes.settled) == (1, True)
+
+
 def test_a_stream_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     stream = HotStream(list(range(10)), [100] * 10, 0, NoSource())

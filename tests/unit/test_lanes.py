@@ -49,12 +49,12 @@ def test_a_slow_beginning_does_not_make_more_of_them_look_quicker() -> None:
 
 
 def test_a_trial_begins_when_the_ranges_of_the_one_before_have_come() -> None:
-    """Two bring twice as much; the second one ends a tenth of a second after it is not asked for any more."""
+    """Two bring twice as much; the second one ends a while after it is not asked for any more."""
     left = [0.0]
 
     def flying(lanes: Lanes, now: float) -> int:
         if lanes.count == 2:
-            left[0] = now + 0.1
+            left[0] = now + 0.3
         return 2 if now < left[0] else lanes.count
 
     lanes, _ = tried(lambda now, count: min(2, count if now >= left[0] else 2) * 50e6, flying)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -22,7 +23,7 @@ class Cache:
     def __init__(self) -> None:
         self.folder = "cache"
         self.broken = self.durable = False
-        self.synced = 0
+        self.synced = self.unsynced = 0
         self.fails: OSError | None = None
 
     def sync(self) -> None:
@@ -38,7 +39,8 @@ def syncing(
     """The thread at work; gives its counts and how often it has looked."""
     monkeypatch.setattr(syncer, "_SYNC_SECONDS", 0.01)
     monkeypatch.setattr(syncer, "_REST_SECONDS", rest)
-    seen = SimpleNamespace(counts=memoryview(bytearray(8 * 64)).cast("q"), looks=0)
+    seen = SimpleNamespace(counts=memoryview(bytearray(8 << 10)).cast("q"), looks=0)
+    seen.counts[Count.BEGAN_NS] = time.monotonic_ns()
     stop = threading.Event()
 
     def look() -> None:
@@ -70,6 +72,15 @@ def test_a_long_prefetch_is_synced_beside(monkeypatch: pytest.MonkeyPatch) -> No
         until(lambda: cache.synced > 0)
 
 
+def test_a_large_prefetch_is_synced_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = Cache()
+    with syncing(cache, lambda: True, monkeypatch, rest=60.0) as seen:
+        until(lambda: seen.looks > 5)
+        assert cache.synced == 0
+        cache.unsynced = 3 << 30
+        until(lambda: cache.synced > 0)
+
+
 def test_what_is_durable_is_not_synced_again(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = Cache()
     cache.durable = True
@@ -85,7 +96,7 @@ def test_trouble_is_told_once_and_tried_again(
     cache.fails = OSError(errno.ENOSPC, "No space left on device")
     with syncing(cache, lambda: False, monkeypatch, rest=60.0) as seen:
         until(lambda: seen.looks > 5)
-        assert [record.message for record in caplog.records] == [
+        assert [record.message for record in caplog.records if record.name == syncer.__name__] == [
             "cannot persist the bitmap of block cache cache: [Errno 28] No space left on device"
         ]
         cache.fails = None

@@ -141,6 +141,11 @@ class CacheFile:
         return self.ready_count == self.map.count
 
     @property
+    def unsynced(self) -> int:
+        """Bytes of blocks that a crash would lose, about."""
+        return (self.ready_count - max(self._synced, 0)) << self.map.shift
+
+    @property
     def durable(self) -> bool:
         """Whether the bitmap on disk names every block that is ready."""
         return self._synced == self.ready_count

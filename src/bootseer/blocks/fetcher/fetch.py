@@ -158,7 +158,7 @@ class Fetcher:
 
     @property
     def prefetching(self) -> bool:
-        """Whether hot stream or hot list are still on their way."""
+        """Whether the hot stream is on its way, or ranges of a hot list have not been asked for yet."""
         with self._board.lock:
             return self._board.schedule.prefetching
 

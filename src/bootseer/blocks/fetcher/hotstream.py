@@ -26,7 +26,8 @@ _FIRST = 1 << 20
 _SPAN = 0.5
 """Bytes of the first range, whose time nobody knows; and seconds that another one may take by the rate of late."""
 _LEAD = 0.02
-"""Seconds before the end of a range when the next one is asked for: what a request takes until its answer begins."""
+"""Seconds before the end of a range when the next one is asked for, half of it at most: what a request takes until its
+answer begins."""
 _STUCK = 1.0
 _STUCK_FIRST = 5.0
 """Seconds without news after which a range keeps the next one waiting no more, at least; while no rate is known."""
@@ -93,18 +94,29 @@ class HotStream:
     @property
     def room(self) -> bool:
         """Whether another range may be asked for."""
-        return len(self._flying) <= MOST and self._busy(time.monotonic()) < self.lanes.count
+        lead = 0.0
+        if self._known and self._flying:
+            lead = min(_LEAD * self.rate / len(self._flying), self._size / 2)
+        return len(self._flying) <= MOST and self._busy(time.monotonic(), lead) < self.lanes.count
 
-    def _busy(self, now: float) -> int:
-        """Ranges under way that the next one is to wait for."""
-        lead, stuck = 0.0, _STUCK_FIRST
+    def _busy(self, now: float, lead: float = 0.0) -> int:
+        """Ranges under way with more than ``lead`` bytes to come, but for those that are stuck."""
+        stuck = _STUCK_FIRST
         if self._known:
             # On a slow link a part takes longer than a second, and others beside it longer still.
-            lead, stuck = _LEAD * self.rate, max(_STUCK, 3 * self._part * len(self._flying) / self.rate)
+            stuck = max(_STUCK, 3 * self._part * len(self._flying) / self.rate)
         return sum(
             end - at > lead and now - since < stuck and (self._known or end > self._head)
             for end, (at, since) in self._flying.items()
         )
+
+    @property
+    def _size(self) -> int:
+        """Bytes of the next range."""
+        if not self._known:
+            return _FIRST
+        size = _ALONE if self.lanes.settled and self.lanes.count == 1 else _BESIDE
+        return max(min(size, int(_SPAN * self.rate)), _PART)
 
     def take(self, missing: Callable[[int], bool]) -> Batch | None:
         """The next range with blocks that are ``missing``; None at the end."""
@@ -117,8 +129,7 @@ class HotStream:
         offset = starts[first]
         wanted: list[int] = []
         frames: list[Frame] = []
-        size = _ALONE if self.lanes.settled and self.lanes.count == 1 else _BESIDE
-        size = max(min(size, int(_SPAN * self.rate)), _PART) if self._known else _FIRST
+        size = self._size
         if begun := starts[at + 1] <= self._head:
             size = starts[bisect.bisect_right(starts, self._head) - 1] - offset
         while at < end and starts[at] - offset < size and starts[at] - starts[last] <= _WIDEST_GAP:
@@ -195,7 +206,7 @@ class HotStream:
         if not self._known:
             return _FIRST_RATE
         seconds = self._came[-1][0] - self._came[0][0]
-        return sum(length for _, length in list(self._came)[1:]) / max(seconds, 1e-3)
+        return max(sum(length for _, length in list(self._came)[1:]) / max(seconds, 1e-3), 1.0)
 
     def due(self, block: int) -> float | None:
         """Seconds until ``block`` comes by itself; None when it does not (any more)."""

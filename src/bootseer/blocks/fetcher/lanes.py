@@ -34,13 +34,13 @@ class Lanes:
         self._bytes = 0
 
     def came(self, now: float, length: int, flying: int) -> None:
-        """``length`` bytes came, and ``flying`` ranges are on their way; perhaps a trial is over."""
+        """``length`` bytes came, and ``flying`` ranges are on their way that are not stuck; perhaps a trial is over."""
         if self.settled:
             return
         if self._began is None:
             self._since = now if self._since is None else self._since
-            # Those of the trial before end first; but there may be no thread for as many.
-            if flying == self.count or now - self._since >= _TRIAL:
+            # Those of the trial before end first; and there may be no thread for as many.
+            if flying == self.count or (flying < self.count and now - self._since >= _TRIAL):
                 self._began, self._bytes, self._since = now, 0, None
             return
         self._bytes += length

@@ -147,7 +147,7 @@ class Schedule:
 
     @property
     def prefetching(self) -> bool:
-        """Whether hot stream or hot list are still on their way."""
+        """Whether the hot stream is on its way, or ranges of a hot list have not been asked for yet."""
         return self.streaming or self._queue.hot_pending
 
     @property

@@ -18,7 +18,8 @@ log = logging.getLogger(__name__)
 
 _SYNC_SECONDS = 2.0
 _REST_SECONDS = 15.0
-"""A longer prefetch is synced beside, or a crash would lose much of it."""
+_REST_BYTES = 2 << 30
+"""A prefetch that is longer or larger is synced beside: a crash would lose much of it, and an unmount wait for it."""
 
 
 def keep_synced(
@@ -29,16 +30,16 @@ def keep_synced(
     *,
     prefetching: Callable[[], bool],
 ) -> None:
-    """Sync data and bitmap of ``cache`` until ``stop``, in the first seconds only while nothing is
+    """Sync data and bitmap of ``cache`` until ``stop``, in the first seconds of the start only while nothing is
     ``prefetching``; trouble is a log line and `Count.BROKEN`. ``also`` is called each time, and must not raise."""
     failed = False
-    rest_until = time.monotonic() + _REST_SECONDS
+    rest_until = counts[Count.BEGAN_NS] / 1e9 + _REST_SECONDS
     while not stop.wait(_SYNC_SECONDS):
         also()
         if cache.broken:
             counts[Count.BROKEN] = 1
             continue
-        if prefetching() and time.monotonic() < rest_until:
+        if time.monotonic() < rest_until and cache.unsynced < _REST_BYTES and prefetching():
             continue
         try:
             if not cache.durable:
