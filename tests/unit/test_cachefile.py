@@ -55,6 +55,20 @@ def test_written_blocks_are_there_after_reopening(tmp_path: Path, blob: LazyBlob
             assert cache.read(block * 4096, blob.map.length_of(block)) == piece(blob, block)
 
 
+def test_what_a_crash_would_lose_is_counted(tmp_path: Path, blob: LazyBlob) -> None:
+    assert any(blob.map.is_zero(block) for block in range(blob.map.count))
+    with blob.open_cache(tmp_path / "c") as cache:
+        assert cache.unsynced == 0, "zero blocks need no disk"
+        for block in real_blocks(blob)[:3]:
+            cache.write(block, piece(blob, block))
+        assert cache.unsynced == 3 * 4096
+        cache.sync()
+        assert cache.unsynced == 0
+    with blob.open_cache(tmp_path / "c") as cache:
+        cache.write(real_blocks(blob)[3], piece(blob, real_blocks(blob)[3]))
+        assert cache.unsynced == 4096
+
+
 def test_complete(tmp_path: Path, blob: LazyBlob) -> None:
     with blob.open_cache(tmp_path / "c") as cache:
         for block in real_blocks(blob):

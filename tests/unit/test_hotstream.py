@@ -262,9 +262,14 @@ def test_a_limit_for_each_connection_takes_more_at_once(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("link", [3e6, 10e6, 100e6, 400e6, 2e9])
-def test_a_link_that_one_fills_takes_one(monkeypatch: pytest.MonkeyPatch, link: float) -> None:
+def test_a_link_that_one_fills_takes_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, link: float
+) -> None:
+    caplog.set_level("INFO", hotstream.__name__)
     lanes = streamed(Clock(monkeypatch), lambda count: link / count).lanes
     assert (lanes.count, lanes.settled) == (1, True)
+    said = [record.message for record in caplog.records if record.name == hotstream.__name__]
+    assert [text.partition(" (")[0] for text in said] == ["hot pack: ranges at once from now on: 1"]
 
 
 def test_a_stream_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

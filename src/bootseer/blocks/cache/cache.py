@@ -142,8 +142,8 @@ class CacheFile:
 
     @property
     def unsynced(self) -> int:
-        """Bytes of blocks that a crash would lose, about."""
-        return (self.ready_count - max(self._synced, 0)) << self.map.shift
+        """Bytes of blocks that a crash would lose, about; zero blocks need no disk."""
+        return (self.ready_count - max(self._synced, len(self.map.zeros))) << self.map.shift
 
     @property
     def durable(self) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import logging
 import time
 from array import array
 from collections import deque
@@ -15,6 +16,8 @@ from typing import Protocol
 
 from bootseer.blocks.fetcher.lanes import MOST, Lanes
 from bootseer.blocks.fetcher.queue import STREAM, Batch, Frame, Priority
+
+log = logging.getLogger(__name__)
 
 _FIRST_RATE = 100e6
 """Bytes per second believed before the first bytes came: a reader of the first seconds rather waits a little."""
@@ -178,7 +181,8 @@ class HotStream:
         self._trouble = None
         if upto > self._head:
             self._came.append((now, upto - at))
-            self.lanes.came(now, upto - at, self._busy(now))
+            if self.lanes.came(now, upto - at, self._busy(now)):
+                log.info("hot pack: ranges at once from now on: %d (%.0f MB/s)", self.lanes.count, self.rate / 1e6)
         elif not self._known:
             self._came.clear()
             self._came.append((now, 0))

@@ -33,21 +33,23 @@ class Lanes:
         self._began: float | None = None
         self._bytes = 0
 
-    def came(self, now: float, length: int, flying: int) -> None:
-        """``length`` bytes came, and ``flying`` ranges are on their way that are not stuck; perhaps a trial is over."""
+    def came(self, now: float, length: int, flying: int) -> bool:
+        """``length`` bytes came, and ``flying`` ranges are on their way that are not stuck. True: that was the end of
+        the last trial."""
         if self.settled:
-            return
+            return False
         if self._began is None:
             self._since = now if self._since is None else self._since
             # Those of the trial before end first; and there may be no thread for as many.
             if flying == self.count or (flying < self.count and now - self._since >= _TRIAL):
                 self._began, self._bytes, self._since = now, 0, None
-            return
+            return False
         self._bytes += length
         seconds = now - self._began
         if seconds >= _TRIAL and self._bytes >= _TRIAL_BYTES:
             self._began = None
             self._tried(self._bytes / seconds)
+        return self.settled
 
     def interrupted(self) -> None:
         """The store did not answer for a while: that trial says nothing."""

@@ -214,8 +214,8 @@ class FetcherProcess:
     def run(self) -> None:
         """Serve until the end, leave nothing behind."""
         ours = (self._cache, self._shared.counts, self._stop, self._at_sync)
-        rest = {"prefetching": lambda: self._fetcher.prefetching}
-        syncer = threading.Thread(target=keep_synced, args=ours, kwargs=rest, name="sync", daemon=True)
+        keep = partial(keep_synced, prefetching=lambda: self._fetcher.prefetching)
+        syncer = threading.Thread(target=keep, args=ours, name="sync", daemon=True)
         threads = [self._ahead.thread, syncer]
         wants = Wants(self._channel, self._fetcher, self._cache, self._stop, from_memory=self._driver == "fuse")
         wanted = threading.Thread(target=wants.run, name="wanted", daemon=True)
