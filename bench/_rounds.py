@@ -23,11 +23,11 @@ import _site
 from _node import Order, Outcome
 from bootseer import image, report
 from bootseer.blocks import tree
-from bootseer.blocks.cache.localtree import LocalTree, localize, localize_manifest
-from bootseer.blocks.profiles import pagelist
-from bootseer.blocks.profiles.pagelist import PageList
+from bootseer.blocks.cache.metadata import LocalTree, localize, localize_manifest
+from bootseer.blocks.formats import pagelist
+from bootseer.blocks.formats.pagelist import PageList
+from bootseer.blocks.formats.trace import UNIT, Trace
 from bootseer.blocks.profiles.profiles import ProfileKey, load_own
-from bootseer.blocks.profiles.trace import UNIT, Trace
 from bootseer.demo import workplace
 from bootseer.demo.site import WITH_US
 from bootseer.errors import BootseerError

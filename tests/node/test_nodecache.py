@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from bootseer import erofs
-from bootseer.blocks import cachecheck, tree
-from bootseer.blocks.cache import cacheparts, nodecache
-from bootseer.blocks.cache.cacheparts import Part
+from bootseer.blocks import tree
+from bootseer.blocks.cache import check, eviction, inventory
+from bootseer.blocks.cache.inventory import Part
 from bootseer.blocks.serving.driver import DISK_SLACK
 from bootseer.blocks.tree import TreeMount
 from bootseer.config import Config
@@ -55,7 +55,7 @@ class Site:
         return made
 
     def part(self, number: int = 0) -> Part | None:
-        found = [part for part in cacheparts.parts(self.cache) if self.digests[number] in part.trees]
+        found = [part for part in inventory.parts(self.cache) if self.digests[number] in part.trees]
         return found[0] if found else None
 
     def log(self, number: int) -> str:
@@ -162,10 +162,10 @@ def test_what_is_mounted_stays(site: Site) -> None:
     part = site.part()
     assert part is not None
     assert part.in_use
-    assert nodecache.collect(site.cache, 1 << 40).gone == []
+    assert eviction.collect(site.cache, 1 << 40).gone == []
     assert wrong_and_failed(made, 0) == ([], [])
     made.unmount()
-    until(lambda: nodecache.collect(site.cache, 1 << 40).bytes > 0)
+    until(lambda: eviction.collect(site.cache, 1 << 40).bytes > 0)
     assert site.part() is None
     assert wrong_and_failed(site.mount(), 0) == ([], [])
 
@@ -179,11 +179,11 @@ def test_what_only_the_kernel_uses_stays(site: Site) -> None:
     assert part.mounts == [str(made.target)]
     # The hint may be missing, as in another mount namespace; the data file itself says it.
     blind = Part(**{name: getattr(part, name) for name in part.__struct_fields__} | {"mounts": [], "owner": 0})
-    assert list(nodecache._steps(site.cache, [blind], 1 << 40, False, True)) == []
-    assert nodecache.collect(site.cache, 1 << 40).gone == []
-    assert not cachecheck.check(site.cache, part, repair=True).bad
+    assert list(eviction._steps(site.cache, [blind], 1 << 40, False, True)) == []
+    assert eviction.collect(site.cache, 1 << 40).gone == []
+    assert not check.check(site.cache, part, repair=True).bad
     mounts.unmount(made.target)
-    (gone,) = nodecache.collect(site.cache, 1 << 40).gone
+    (gone,) = eviction.collect(site.cache, 1 << 40).gone
     assert gone.whole
 
 
@@ -195,7 +195,7 @@ def test_what_is_mounted_is_checked_beside_the_mount(site: Site) -> None:
     until(lambda: (part := site.part()) is not None and part.blocks_ready == before.blocks_ready, 20, "the bitmap")
     part = site.part()
     assert part is not None
-    found = cachecheck.check(site.cache, part, repair=True)
+    found = check.check(site.cache, part, repair=True)
     assert (found.in_use, found.bad, found.trouble) == (True, [], "")
     assert 0 < found.checked <= before.blocks_ready
     assert made.status().blocks_ready == before.blocks_ready, "nothing missing was fetched for a check"
@@ -204,10 +204,10 @@ def test_what_is_mounted_is_checked_beside_the_mount(site: Site) -> None:
         at = data.read().index(first[:4096])
         data.seek(at)
         data.write(b"damage")
-    assert len(cachecheck.check(site.cache, part, repair=True).bad) == 1
-    assert cachecheck.check(site.cache, part, repair=True).damaged
+    assert len(check.check(site.cache, part, repair=True).bad) == 1
+    assert check.check(site.cache, part, repair=True).damaged
     made.unmount()
-    until(lambda: cachecheck.check(site.cache, part, repair=True).dropped == 1)
+    until(lambda: check.check(site.cache, part, repair=True).dropped == 1)
     assert wrong_and_failed(site.mount(), 0) == ([], [])
 
 
@@ -283,16 +283,16 @@ def test_a_full_disk_gives_right_bytes_or_an_error(small: Site) -> None:
     assert wrong_and_failed(last, 1) == ([], [])
     part = small.part(1)
     assert part is not None
-    assert cachecheck.check(small.cache, part).bad == []
+    assert check.check(small.cache, part).bad == []
 
 
 _COLLECT_ALWAYS = """
 import random, sys, time
 from pathlib import Path
-from bootseer.blocks.cache import nodecache
+from bootseer.blocks.cache import eviction
 count = 0
 while not Path(sys.argv[1], "stop").exists():
-    count += len(nodecache.collect(Path(sys.argv[1], "cache"), random.choice([1_000_000, 1 << 40])).gone)
+    count += len(eviction.collect(Path(sys.argv[1], "cache"), random.choice([1_000_000, 1 << 40])).gone)
     time.sleep(random.random() / 20)
 print(count)
 """

@@ -22,7 +22,7 @@ import pytest
 
 from bootseer import erofs
 from bootseer.blocks import tree
-from bootseer.blocks.cache.cache import in_use
+from bootseer.blocks.cache.blockfile import in_use
 from bootseer.blocks.serving import _process, driver
 from bootseer.blocks.tree import TreeMount
 from bootseer.config import Config

@@ -13,9 +13,9 @@ import pytest
 
 from bootseer import erofs
 from bootseer.blocks import tree
-from bootseer.blocks.profiles import pagelist
-from bootseer.blocks.profiles.pagelist import PageList, PageRange
-from bootseer.blocks.profiles.trace import UNIT
+from bootseer.blocks.formats import pagelist
+from bootseer.blocks.formats.pagelist import PageList, PageRange
+from bootseer.blocks.formats.trace import UNIT
 from bootseer.blocks.tree import ProfileKey, TreeMount
 from bootseer.config import Config
 from bootseer.store.folder import FolderStore

@@ -19,10 +19,10 @@ import pytest
 
 from bootseer import erofs
 from bootseer.blocks import tree
-from bootseer.blocks.cache import cacheparts
+from bootseer.blocks.cache import inventory
 from bootseer.blocks.formats.blockmap import BlockMap
 from bootseer.blocks.formats.manifest import TreeManifest
-from bootseer.blocks.profiles.trace import Trace
+from bootseer.blocks.formats.trace import Trace
 from bootseer.blocks.tree import ProfileKey, TreeMount
 from bootseer.config import Config
 from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError
@@ -469,7 +469,7 @@ def test_a_killed_server_is_an_error_and_the_next_mount_continues(site: Site, ca
     made = site.mount()
     (made.target / "big1").read_bytes()
     before = made.status()
-    until(lambda: cacheparts.parts(site.folder / "cache")[0].blocks_ready >= before.blocks_ready, 20)
+    until(lambda: inventory.parts(site.folder / "cache")[0].blocks_ready >= before.blocks_ready, 20)
     kill_all(before.pid)
     with pytest.raises(OSError, match=r"abort|not connected|Input/output"):
         (made.target / "big2").read_bytes()

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.blocks.profiles.pagelist import PageList, PageRange
-from bootseer.blocks.profiles.trace import UNIT, Touch, Trace
+from bootseer.blocks.formats.pagelist import PageList, PageRange
+from bootseer.blocks.formats.trace import UNIT, Touch, Trace
 from bootseer.report import Report, Run
 
 BENCH = Path(__file__).parents[2] / "bench"

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from bootseer.blocks.cache.blockfile import CacheFile, in_use
 from bootseer.blocks.cache.borrowed import Borrowed
-from bootseer.blocks.cache.cache import CacheFile, in_use
-from bootseer.blocks.cache.cachelock import maintain
+from bootseer.blocks.cache.locks import maintain
 from bootseer.errors import UnavailableError
 from bootseer.testing import lazy
 

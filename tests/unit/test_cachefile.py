@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bootseer.blocks.cache.cache import CacheFile
+from bootseer.blocks.cache.blockfile import CacheFile
 from bootseer.errors import UnavailableError
 from bootseer.testing import lazy
 from bootseer.testing.lazy import LazyBlob

@@ -20,13 +20,13 @@ import pytest
 
 from bootseer import erofs
 from bootseer.blocks import tree
-from bootseer.blocks.cache.localtree import localize
-from bootseer.blocks.extract import extract
-from bootseer.blocks.fetcher.pull import Pull, runs
-from bootseer.blocks.fetcher.source import StoreSource
+from bootseer.blocks.cache.metadata import localize
+from bootseer.blocks.extract.tree import extract
+from bootseer.blocks.fetch.pull import Pull, runs
+from bootseer.blocks.fetch.source import StoreSource
+from bootseer.blocks.formats.trace import UNIT, Touch, Trace
 from bootseer.blocks.offline import look
 from bootseer.blocks.profiles import profiles
-from bootseer.blocks.profiles.trace import UNIT, Touch, Trace
 from bootseer.erofs import xattr
 from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError
 from bootseer.store.folder import FolderStore
@@ -192,7 +192,7 @@ def test_hot_files_come_first_and_files_are_never_half_there(site: Site, monkeyp
 
 def test_a_crash_leaves_whole_files_only(site: Site) -> None:
     script = (
-        "import sys; from pathlib import Path; from bootseer.blocks.extract import extract\n"
+        "import sys; from pathlib import Path; from bootseer.blocks.extract.tree import extract\n"
         "from bootseer.store.folder import FolderStore\n"
         f"extract(FolderStore(Path({str(site.folder / 'store')!r})), {site.digest!r}, Path(sys.argv[1]))"
     )
@@ -222,7 +222,7 @@ def test_a_full_disk_in_between(site: Site, monkeypatch: pytest.MonkeyPatch) -> 
 def test_without_root_it_says_what_is_missing(site: Site) -> None:
     script = (
         "import logging, os, sys; logging.basicConfig()\n"
-        "from pathlib import Path; from bootseer.blocks.extract import extract\n"
+        "from pathlib import Path; from bootseer.blocks.extract.tree import extract\n"
         "from bootseer.store.folder import FolderStore\n"
         "os.setgroups([]); os.setgid(12345); os.setuid(12345)\n"
         f"extract(FolderStore(Path({str(site.folder / 'store')!r})), {site.digest!r}, Path(sys.argv[1]))"
@@ -392,7 +392,7 @@ def test_a_failure_at_the_end_leaves_nothing_behind_closed_folders(tmp_path: Pat
 
     site = Published(tmp_path, fill)
     script = (
-        "import os, sys; from pathlib import Path; from bootseer.blocks.extract import extract\n"
+        "import os, sys; from pathlib import Path; from bootseer.blocks.extract.tree import extract\n"
         "from bootseer.store.folder import FolderStore\n"
         "if not os.geteuid(): os.setgroups([]); os.setgid(12345); os.setuid(12345)\n"
         "utime = os.utime\n"

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.blocks.cache.cache import CacheFile
-from bootseer.blocks.fetcher.fetch import Fetcher
-from bootseer.blocks.fetcher.flight import FetchStats, Flight
-from bootseer.blocks.fetcher.queue import Batch, FetchQueue, Frame, Priority
-from bootseer.blocks.fetcher.schedule import Schedule
-from bootseer.blocks.fetcher.source import Source, StoreSource
-from bootseer.blocks.fetcher.waiting import Request
+from bootseer.blocks.cache.blockfile import CacheFile
+from bootseer.blocks.fetch.deadlines import Request
+from bootseer.blocks.fetch.fetcher import Fetcher
+from bootseer.blocks.fetch.flight import FetchStats, Flight
+from bootseer.blocks.fetch.queue import Batch, FetchQueue, Frame, Priority
+from bootseer.blocks.fetch.schedule import Schedule
+from bootseer.blocks.fetch.source import Source, StoreSource
 from bootseer.errors import BootseerError, DataError, NotFoundError, PrivilegeError, UnavailableError
 from bootseer.testing import lazy
 from bootseer.testing.lazy import LazyBlob
@@ -571,7 +571,7 @@ def _unforeseen(*_: object) -> None:
 
 
 def test_a_reader_whose_deadline_passes_unnoticed_looks_for_itself(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bootseer.blocks.fetcher.fetch._GRACE", 0.1)
+    monkeypatch.setattr("bootseer.blocks.fetch.fetcher._GRACE", 0.1)
     fetcher = rig.fetcher(deadline=0.2)
     monkeypatch.setattr(fetcher, "submit", lambda first, last, done: None)
     with pytest.raises(UnavailableError, match="unnoticed"):

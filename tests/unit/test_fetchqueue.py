@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.blocks import _hash
-from bootseer.blocks.fetcher.queue import Batch, FetchQueue, Frame, Priority
+from bootseer.blocks.fetch.queue import Batch, FetchQueue, Frame, Priority
 from bootseer.blocks.formats.blockmap import BlockMap, ObjectRef
 
 BLOCK = 4096

@@ -8,8 +8,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.blocks.fetcher.flight import Concurrency, Pace
-from bootseer.blocks.fetcher.waiting import DEADLINE, Request, Waiting
+from bootseer.blocks.fetch.deadlines import DEADLINE, Request, Waiting
+from bootseer.blocks.fetch.flight import Concurrency, Pace
 from bootseer.errors import DataError
 
 

@@ -15,11 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.blocks import _hash
-from bootseer.blocks.cache.cache import CacheFile
-from bootseer.blocks.fetcher import hotpack, hotsearch
-from bootseer.blocks.fetcher.hotpack import HotPack
+from bootseer.blocks.cache.blockfile import CacheFile
+from bootseer.blocks.fetch import hotsearch
+from bootseer.blocks.formats import hotpack
 from bootseer.blocks.formats.blockmap import BlockMap, ObjectRef
-from bootseer.blocks.formats.decode import opened
+from bootseer.blocks.formats.frames import opened
+from bootseer.blocks.formats.hotpack import HotPack
 from bootseer.errors import DataError, FullError
 from bootseer.testing import lazy
 from bootseer.testing.source import FlakyStore

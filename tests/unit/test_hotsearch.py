@@ -12,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bootseer.blocks import _hash
-from bootseer.blocks.cache.cache import CacheFile
-from bootseer.blocks.fetcher import hotpack, hotsearch
-from bootseer.blocks.fetcher.fetch import Fetcher
-from bootseer.blocks.fetcher.hotsearch import Head, Opened, Sight
-from bootseer.blocks.fetcher.hotstream import HotStream
-from bootseer.blocks.fetcher.queue import Batch
-from bootseer.blocks.fetcher.source import StoreSource
+from bootseer.blocks.cache.blockfile import CacheFile
+from bootseer.blocks.fetch import hotsearch
+from bootseer.blocks.fetch.fetcher import Fetcher
+from bootseer.blocks.fetch.hotsearch import Head, Opened, Sight
+from bootseer.blocks.fetch.queue import Batch
+from bootseer.blocks.fetch.source import StoreSource
+from bootseer.blocks.fetch.stream import HotStream
+from bootseer.blocks.formats import hotpack
 from bootseer.blocks.serving import foresight
 from bootseer.blocks.serving.foresight import Foresight
 from bootseer.errors import UnavailableError

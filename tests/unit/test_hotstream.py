@@ -15,13 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.blocks import _hash
-from bootseer.blocks.cache.cache import CacheFile
-from bootseer.blocks.fetcher import hotpack, hotsearch, hotstream, landing
-from bootseer.blocks.fetcher.fetch import Fetcher
-from bootseer.blocks.fetcher.hotsearch import Opened
-from bootseer.blocks.fetcher.hotstream import HotStream
-from bootseer.blocks.fetcher.queue import STREAM, Batch, Frame, Priority
-from bootseer.blocks.fetcher.source import StoreSource
+from bootseer.blocks.cache.blockfile import CacheFile
+from bootseer.blocks.fetch import hotsearch, landing, stream
+from bootseer.blocks.fetch.fetcher import Fetcher
+from bootseer.blocks.fetch.hotsearch import Opened
+from bootseer.blocks.fetch.queue import STREAM, Batch, Frame, Priority
+from bootseer.blocks.fetch.source import StoreSource
+from bootseer.blocks.fetch.stream import HotStream
+from bootseer.blocks.formats import hotpack
 from bootseer.errors import BootseerError, DataError, UnavailableError
 from bootseer.store import RangeReader
 from bootseer.testing import lazy
@@ -49,7 +50,7 @@ def taken(stream: HotStream) -> Batch:
 
 def short_ranges(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     for name in ("_FIRST", "_BESIDE"):
-        monkeypatch.setattr(hotstream, name, size)
+        monkeypatch.setattr(stream, name, size)
 
 
 class Clock:
@@ -265,10 +266,10 @@ def test_a_limit_for_each_connection_takes_more_at_once(monkeypatch: pytest.Monk
 def test_a_link_that_one_fills_takes_one(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, link: float
 ) -> None:
-    caplog.set_level("INFO", hotstream.__name__)
+    caplog.set_level("INFO", stream.__name__)
     lanes = streamed(Clock(monkeypatch), lambda count: link / count).lanes
     assert (lanes.count, lanes.settled) == (1, True)
-    said = [record.message for record in caplog.records if record.name == hotstream.__name__]
+    said = [record.message for record in caplog.records if record.name == stream.__name__]
     assert [text.partition(" (")[0] for text in said] == ["hot pack: ranges at once from now on: 1"]
 
 
@@ -607,7 +608,7 @@ def _unforeseen() -> list[int]:
 
 
 def test_an_outage_of_the_pack_alone_does_not_stop_the_prefetch(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bootseer.blocks.fetcher.hotstream._PATIENCE", 0.3)
+    monkeypatch.setattr("bootseer.blocks.fetch.stream._PATIENCE", 0.3)
 
     class Picky(FlakyStore):
         def _read(self, key: str, offset: int, length: int, read: Callable[[], bytes]) -> bytes:
@@ -653,7 +654,7 @@ class Dripping(FlakyStore):
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hotstream, "_PART", 1)
+    monkeypatch.setattr(stream, "_PART", 1)
 
 
 @pytest.mark.usefixtures("small_parts")

@@ -12,10 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from bootseer import image
+from bootseer.blocks.formats.trace import UNIT, Process, Touch, Trace
 from bootseer.blocks.offline import look
 from bootseer.blocks.profiles import profiles
 from bootseer.blocks.profiles.profiles import ProfileKey
-from bootseer.blocks.profiles.trace import UNIT, Process, Touch, Trace
 from bootseer.cli.image import app
 from bootseer.errors import BootseerError
 from bootseer.image import record as records

@@ -11,12 +11,12 @@ import pytest
 
 from bootseer import erofs
 from bootseer.blocks import tree
+from bootseer.blocks.formats.trace import UNIT, Process, Touch, Trace
 from bootseer.blocks.offline import OpenTree, look
-from bootseer.blocks.profiles import insight, profiles
+from bootseer.blocks.profiles import explain, profiles
 from bootseer.blocks.profiles.insight_diff import Side, compare
-from bootseer.blocks.profiles.insight_waste import explain
+from bootseer.blocks.profiles.insight_waste import explain as judge
 from bootseer.blocks.profiles.profiles import ProfileKey
-from bootseer.blocks.profiles.trace import UNIT, Process, Touch, Trace
 from bootseer.errors import NotFoundError
 from bootseer.store.folder import FolderStore
 
@@ -63,7 +63,7 @@ def test_usage_by_file_folder_process_and_time(site: Site) -> None:
         site.touch(2000, 9, b"small"),
         processes=(Process(7, "python", 3, "/job"), Process(9, "sh")),
     )
-    found = insight.usage(trace, site.index)
+    found = explain.usage(trace, site.index)
     assert [(one.path, one.size, one.touched, one.seconds) for one in found.files] == [
         ("/lib/c", 2 * BLOCK, 16 * UNIT, 0.5),
         ("/bin/a", 2 * BLOCK, 3 * UNIT, 0.0),
@@ -86,7 +86,7 @@ def test_usage_by_file_folder_process_and_time(site: Site) -> None:
 
 
 def test_usage_of_nothing(site: Site) -> None:
-    found = insight.usage(site.trace(), site.index)
+    found = explain.usage(site.trace(), site.index)
     assert (found.files, found.folders, found.processes, found.timeline) == ([], [], [], [])
 
 
@@ -97,16 +97,16 @@ def test_starts_are_found_by_job_and_by_digest(site: Site, caplog: pytest.LogCap
         assert profiles.publish(site.store, ProfileKey(job), trace, site.map) == "published"
     site.store.put(f"profiles/{site.digest}/one/{'0' * 64}.trace", b"rubbish")
     with caplog.at_level(logging.WARNING):
-        starts = insight.recorded(site.store, site.digest, site.map.size)
+        starts = explain.recorded(site.store, site.digest, site.map.size)
     assert "ignoring trace" in caplog.text
     assert [one.trace.began for one in starts] == [3, 5]
-    assert [one.trace.began for one in insight.select(starts, "one")] == [5]
-    assert [one.trace.began for one in insight.select(starts, "two words")] == [3]
-    assert insight.select(starts, starts[0].digest[:8]) == starts[:1]
-    assert insight.select(starts, "") == starts
+    assert [one.trace.began for one in explain.select(starts, "one")] == [5]
+    assert [one.trace.began for one in explain.select(starts, "two words")] == [3]
+    assert explain.select(starts, starts[0].digest[:8]) == starts[:1]
+    assert explain.select(starts, "") == starts
     with pytest.raises(NotFoundError, match="recorded are"):
-        insight.select(starts, "three")
-    assert [one.job for one in insight.recorded(site.store, site.digest, site.map.size, "one")] == ["one"]
+        explain.select(starts, "three")
+    assert [one.job for one in explain.recorded(site.store, site.digest, site.map.size, "one")] == ["one"]
 
 
 def test_two_runs_of_one_image(site: Site) -> None:
@@ -152,20 +152,20 @@ def test_two_images(site: Site, tmp_path: Path) -> None:
 def test_waste_and_misses(site: Site) -> None:
     before = site.trace(site.touch(0, 1, b"bin/a", 0, 2), site.touch(1, 1, b"bin/b"))
     run = site.trace(site.touch(0, 1, b"bin/a", UNIT, 1), site.touch(1, 1, b"lib/c", 0, 3), site.touch(2, 1, b"small"))
-    found = explain(run, [before], site.map, site.index)
+    found = judge(run, [before], site.map, site.index)
     assert found.runs == 1
     assert (found.hot, found.waste, found.waste_share) == (2 * BLOCK, BLOCK, 0.5)
     assert [(one.path, one.bytes, one.share) for one in found.wasted_files] == [("/bin/b", BLOCK, 1.0)]
     assert [(one.path, one.bytes) for one in found.missed_files] == [("/lib/c", 3 * UNIT), ("/small", 5)]
     assert found.misses == BLOCK + site.map.length_of(site.map.count - 1)
     assert 0 < found.waste_stored < BLOCK
-    nothing = explain(run, [], site.map, site.index)
+    nothing = judge(run, [], site.map, site.index)
     assert (nothing.hot, nothing.waste, nothing.misses_share) == (0, 0, 1.0)
 
 
 def test_a_prefetch_goes_by_traces_of_its_driver(site: Site) -> None:
     other = msgspec.structs.replace(site.trace(site.touch(0, 1, b"bin/a", 0, 2)), driver="fanotify")
     same = site.trace(site.touch(0, 1, b"bin/b"))
-    found = explain(same, [other, same], site.map, site.index)
+    found = judge(same, [other, same], site.map, site.index)
     assert (found.runs, found.hot, found.waste, found.misses) == (1, BLOCK, 0, 0)
-    assert explain(same, [other], site.map, site.index).runs == 1
+    assert judge(same, [other], site.map, site.index).runs == 1

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from bootseer.blocks.fetcher.lanes import MOST, Lanes
+from bootseer.blocks.fetch.lanes import MOST, Lanes
 
 PIECE = 65536
 

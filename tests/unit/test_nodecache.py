@@ -16,14 +16,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from bootseer.blocks import cachecheck, offline
-from bootseer.blocks.cache import bitmap, cachelock, cacheparts, evict, nodecache
-from bootseer.blocks.cache.cache import CacheFile
-from bootseer.blocks.cache.cachelock import Hold, maintain
-from bootseer.blocks.cache.cacheparts import Part
-from bootseer.blocks.cache.localtree import localize
-from bootseer.blocks.cache.nodecache import Limits
-from bootseer.blocks.formats.publish import publish
+from bootseer.blocks import offline
+from bootseer.blocks.cache import check, evict, eviction, inventory, locks
+from bootseer.blocks.cache.blockfile import CacheFile
+from bootseer.blocks.cache.eviction import Limits
+from bootseer.blocks.cache.inventory import Part
+from bootseer.blocks.cache.locks import Hold, maintain
+from bootseer.blocks.cache.metadata import localize
+from bootseer.blocks.formats import bitmap
+from bootseer.blocks.publish.tree import publish
 from bootseer.cli.image import app
 from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, UnavailableError
 from bootseer.store.folder import FolderStore
@@ -59,16 +60,16 @@ class Node:
         os.utime(self.cache / "trees" / digest, (when, when))
 
     def folder(self, digest: str) -> Path:
-        manifest = cacheparts.manifest_of(self.cache, digest)
+        manifest = inventory.manifest_of(self.cache, digest)
         assert manifest is not None
         return self.cache / "blocks" / manifest.map.digest
 
     def hot(self, digest: str, blocks: range) -> None:
         folder = self.folder(digest)
-        cacheparts.keep_hot(folder, bytes.fromhex(folder.name), COUNT, blocks)
+        inventory.keep_hot(folder, bytes.fromhex(folder.name), COUNT, blocks)
 
     def part(self, digest: str) -> Part:
-        (found,) = [part for part in cacheparts.parts(self.cache) if digest in part.trees]
+        (found,) = [part for part in inventory.parts(self.cache) if digest in part.trees]
         return found
 
     def open(self, digest: str) -> CacheFile:
@@ -106,16 +107,16 @@ def node(tmp_path: Path) -> Node:
 
 def test_what_is_there(node: Node) -> None:
     node.hot(node.trees[1], range(10))
-    found = cacheparts.parts(node.cache)
+    found = inventory.parts(node.cache)
     assert [part.trees for part in found] == [[tree] for tree in node.trees]
     assert [(part.blocks_ready, part.blocks_total) for part in found] == [(COUNT, COUNT)] * 3
     assert [part.hot_total for part in found] == [None, 10, None]
     assert all(part.disk_bytes >= (COUNT - 2) * BLOCK and not part.in_use for part in found)
-    assert sum(part.disk_bytes for part in found) == pytest.approx(cacheparts.used(node.cache), abs=1 << 16)
+    assert sum(part.disk_bytes for part in found) == pytest.approx(inventory.used(node.cache), abs=1 << 16)
     with CacheFile.open(node.folder(node.trees[2]), localize(node.store, node.trees[2], node.cache).map, b"x" * 32):
         assert node.part(node.trees[2]).owner == os.getpid()
         assert str(os.getpid()) in node.call("ls")
-    assert cacheparts.parts(node.cache / "nothing") == []
+    assert inventory.parts(node.cache / "nothing") == []
     rows = json.loads(node.call("ls", "--json"))["parts"]
     assert [row["trees"] for row in rows] == [[tree] for tree in node.trees]
     assert rows[1]["hot_ready"] == 10
@@ -125,7 +126,7 @@ def test_looking_takes_no_lock_and_counts_as_no_use(node: Node) -> None:
     before = node.part(node.trees[0]).last_use
     node.call("ls")
     node.call("verify")
-    nodecache.collect(node.cache, 1, dry_run=True)
+    eviction.collect(node.cache, 1, dry_run=True)
     assert node.part(node.trees[0]).last_use == before
     node.ready(node.trees[0])
     assert node.part(node.trees[0]).last_use > before + 500
@@ -135,7 +136,7 @@ def test_cold_blocks_of_the_longest_unused_go_first(node: Node) -> None:
     old, middle, new = node.trees
     node.hot(middle, range(10))
     node.hot(new, range(5))
-    done = nodecache.collect(node.cache, 8 * BLOCK)
+    done = eviction.collect(node.cache, 8 * BLOCK)
     (gone,) = done.gone
     assert (gone.trees, gone.whole, gone.blocks) == ([middle], False, 9)
     assert gone.bytes >= 8 * BLOCK
@@ -148,7 +149,7 @@ def test_then_whole_trees_and_never_more_than_needed(node: Node) -> None:
     old, middle, new = node.trees
     node.hot(new, range(38))
     size = node.part(old).disk_bytes
-    done = nodecache.collect(node.cache, size)
+    done = eviction.collect(node.cache, size)
     assert [(one.trees, one.whole) for one in done.gone] == [([new], False), ([old], True)]
     assert not (node.cache / "trees" / old).exists()
     assert len(list((node.cache / "blocks").iterdir())) == 2
@@ -161,9 +162,9 @@ def test_then_whole_trees_and_never_more_than_needed(node: Node) -> None:
 def test_a_dry_run_says_the_same_and_does_nothing(node: Node) -> None:
     node.hot(node.trees[1], range(10))
     need = 100 * BLOCK
-    would = nodecache.collect(node.cache, need, dry_run=True)
-    assert cacheparts.used(node.cache) > 100 * BLOCK
-    did = nodecache.collect(node.cache, need)
+    would = eviction.collect(node.cache, need, dry_run=True)
+    assert inventory.used(node.cache) > 100 * BLOCK
+    did = eviction.collect(node.cache, need)
     assert [(one.trees, one.whole, one.blocks) for one in would.gone] == [
         (one.trees, one.whole, one.blocks) for one in did.gone
     ]
@@ -187,7 +188,7 @@ def test_what_is_in_use_stays(node: Node, use: str) -> None:
         path = folder / "data" if use == "data" else node.cache / "trees" / tree / "meta"
         kept = path.open("rb")
     before = node.part(tree)
-    done = nodecache.collect(node.cache, 1 << 40)
+    done = eviction.collect(node.cache, 1 << 40)
     gone = [one.trees for one in done.gone if one.whole]
     assert gone == [[one] for one in (node.trees if use == "meta" else node.trees[1:])]
     if use != "meta":
@@ -196,7 +197,7 @@ def test_what_is_in_use_stays(node: Node, use: str) -> None:
     if not isinstance(kept, Hold):
         kept.close()  # type: ignore[attr-defined]
     del kept
-    nodecache.collect(node.cache, 1 << 40)
+    eviction.collect(node.cache, 1 << 40)
     assert not (node.cache / "trees" / tree).exists()
     assert not folder.exists()
 
@@ -231,16 +232,16 @@ def test_a_folder_that_goes_while_it_is_made_is_made_again(tmp_path: Path, monke
         made(path, *arguments, **more)
 
     monkeypatch.setattr(Path, "mkdir", mkdir)
-    os.close(cachelock.take_lock(folder))
+    os.close(locks.take_lock(folder))
     assert (folder / "lock").exists()
     (tmp_path / "file").write_text("")
     with pytest.raises(FileExistsError):
-        cachelock.take_lock(tmp_path / "file")
+        locks.take_lock(tmp_path / "file")
 
 
 def test_a_lock_that_was_removed_meanwhile_is_worth_nothing(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = node.folder(node.trees[0])
-    real = cachelock._lock
+    real = locks._lock
     left = [1]
 
     def lock(fd: int) -> bool:
@@ -249,9 +250,9 @@ def test_a_lock_that_was_removed_meanwhile_is_worth_nothing(node: Node, monkeypa
             (folder / "lock").unlink()
         return real(fd)
 
-    monkeypatch.setattr(cachelock, "_lock", lock)
-    fd = cachelock.take_lock(folder)
-    assert cachelock.is_at(fd, folder / "lock")
+    monkeypatch.setattr(locks, "_lock", lock)
+    fd = locks.take_lock(folder)
+    assert locks.is_at(fd, folder / "lock")
     left.append(1)
     with maintain(folder) as quiet:
         assert quiet is None
@@ -261,7 +262,7 @@ def test_a_lock_that_was_removed_meanwhile_is_worth_nothing(node: Node, monkeypa
 _OPEN = """
 import sys
 from pathlib import Path
-from bootseer.blocks.cache.cachelock import is_at, take_lock
+from bootseer.blocks.cache.locks import is_at, take_lock
 fd = take_lock(Path(sys.argv[1]))
 print("in its place" if is_at(fd, Path(sys.argv[1]) / "lock") else "an orphan")
 """
@@ -269,8 +270,8 @@ print("in its place" if is_at(fd, Path(sys.argv[1]) / "lock") else "an orphan")
 _COLLECT = """
 import sys
 from pathlib import Path
-from bootseer.blocks.cache import nodecache
-nodecache.collect(Path(sys.argv[1]), int(sys.argv[2]))
+from bootseer.blocks.cache import eviction
+eviction.collect(Path(sys.argv[1]), int(sys.argv[2]))
 """
 
 POINTS = [
@@ -311,7 +312,7 @@ def test_a_collection_that_dies_or_fails_leaves_no_wrong_byte(tmp_path: Path, po
         node.fill(tree)
         assert len(node.ready(tree)) == COUNT
         assert not any(check.damaged for check in checked(node))
-        nodecache.collect(node.cache, 1 << 40)
+        eviction.collect(node.cache, 1 << 40)
         assert not list((node.cache / "blocks").iterdir())
         assert not list((node.cache / "trees").iterdir())
 
@@ -319,11 +320,11 @@ def test_a_collection_that_dies_or_fails_leaves_no_wrong_byte(tmp_path: Path, po
 _COLLECT_ALWAYS = """
 import random, sys, time
 from pathlib import Path
-from bootseer.blocks.cache import nodecache
+from bootseer.blocks.cache import eviction
 end = time.monotonic() + float(sys.argv[2])
 count = 0
 while time.monotonic() < end:
-    count += len(nodecache.collect(Path(sys.argv[1]), random.choice([100_000, 1 << 40])).gone)
+    count += len(eviction.collect(Path(sys.argv[1]), random.choice([100_000, 1 << 40])).gone)
     time.sleep(random.random() / 50)
 print(count)
 """
@@ -357,7 +358,7 @@ def test_the_control_a_hole_before_the_bitmap_is_seen(node: Node) -> None:
 
 
 def test_the_limits(node: Node) -> None:
-    used = cacheparts.used(node.cache)
+    used = inventory.used(node.cache)
     disk = os.statvfs(node.cache)
     free = disk.f_bavail * disk.f_frsize
     assert Limits(0, 0).excess(node.cache) == 0
@@ -370,19 +371,19 @@ def test_the_limits(node: Node) -> None:
     assert Limits(1, 0).excess(node.cache) == 0
     assert Limits().excess(node.cache / "nothing") == 0
     keep = node.folder(node.trees[0]).name
-    nodecache.make_room(node.cache, Limits(BLOCK, 0), keep=keep)
-    assert [part.trees for part in cacheparts.parts(node.cache)] == [[node.trees[0]]]
-    assert not nodecache.make_some(node.cache, 1, keep=keep)
+    eviction.make_room(node.cache, Limits(BLOCK, 0), keep=keep)
+    assert [part.trees for part in inventory.parts(node.cache)] == [[node.trees[0]]]
+    assert not eviction.make_some(node.cache, 1, keep=keep)
 
 
 def test_one_collection_at_a_time(node: Node) -> None:
     fd = os.open(node.cache / "blocks", os.O_RDONLY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
-        assert nodecache.collect(node.cache, 1 << 40, patience=0.05).busy
+        assert eviction.collect(node.cache, 1 << 40, patience=0.05).busy
     finally:
         os.close(fd)
-    assert len(cacheparts.parts(node.cache)) == 3
+    assert len(inventory.parts(node.cache)) == 3
 
 
 def test_damaged_parts_are_listed_and_go_too(node: Node) -> None:
@@ -393,17 +394,17 @@ def test_damaged_parts_are_listed_and_go_too(node: Node) -> None:
     (node.cache / "trees" / three / "map").write_bytes(b"x")
     (node.cache / "trees" / "README").write_text("not ours")
     node.hot(three, range(3))
-    found = cacheparts.parts(node.cache)
+    found = inventory.parts(node.cache)
     assert sorted(map(len, (part.trees for part in found))) == [0, 1, 1, 1]
     assert node.part(two).blocks_total == 0
-    nodecache.collect(node.cache, 1 << 40)
+    eviction.collect(node.cache, 1 << 40)
     assert not list((node.cache / "blocks").iterdir())
     assert [path.name for path in (node.cache / "trees").iterdir()] == ["README"]
 
 
-def checked(node: Node, *, repair: bool = False, store: bool = False) -> list[cachecheck.Check]:
-    found = sorted(cacheparts.parts(node.cache), key=lambda part: [node.trees.index(tree) for tree in part.trees])
-    return [cachecheck.check(node.cache, part, repair=repair, store=node.store if store else None) for part in found]
+def checked(node: Node, *, repair: bool = False, store: bool = False) -> list[check.Check]:
+    found = sorted(inventory.parts(node.cache), key=lambda part: [node.trees.index(tree) for tree in part.trees])
+    return [check.check(node.cache, part, repair=repair, store=node.store if store else None) for part in found]
 
 
 @pytest.mark.parametrize("store", [False, True])
@@ -439,23 +440,23 @@ def test_damage_in_what_is_in_use_is_left(node: Node) -> None:
 def test_missing_blocks_are_no_damage(node: Node) -> None:
     tree = node.trees[0]
     node.hot(tree, range(20))
-    nodecache.collect(node.cache, 10 * BLOCK)
+    eviction.collect(node.cache, 10 * BLOCK)
     (found, *_) = checked(node)
     assert found.bad == []
     assert found.checked == len(node.ready(tree)) < COUNT
 
 
 def test_the_commands(node: Node) -> None:
-    before = cacheparts.used(node.cache)
+    before = inventory.used(node.cache)
     assert "gave back 0 B" in node.call("gc", BOOTSEER_CACHE_LIMIT="0", BOOTSEER_CACHE_KEEP_FREE="0")
     assert "would give back" in node.call("gc", "--to", "700k", "--dry-run")
-    assert cacheparts.used(node.cache) == before
+    assert inventory.used(node.cache) == before
     assert "gave back" in node.call("gc", BOOTSEER_CACHE_LIMIT="1900000", BOOTSEER_CACHE_KEEP_FREE="0")
-    assert len(cacheparts.parts(node.cache)) == 2
+    assert len(inventory.parts(node.cache)) == 2
     found = json.loads(node.call("gc", "--to", "0.7M", "--json"))
     assert [one["whole"] for one in found["gone"]] == [True]
     node.call("gc", "--all")
-    assert cacheparts.parts(node.cache) == []
+    assert inventory.parts(node.cache) == []
     assert "gave back 0 B" in node.call("gc", "--all")
     for args, kind in ((("gc", "--to", "x"), ConfigError), (("gc", "--to", "1", "--all"), ConfigError)):
         with pytest.raises(kind):

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from bootseer.blocks import _hash
 from bootseer.blocks._zstd import unpack
-from bootseer.blocks.cache.localtree import localize
+from bootseer.blocks.cache.metadata import localize
 from bootseer.blocks.formats.blockmap import BlockMap, ObjectRef, encoded_size
-from bootseer.blocks.formats.known import KnownBlocks
-from bootseer.blocks.formats.pack import Packed, PackWriter, compress, decompress
-from bootseer.blocks.formats.publish import TreeWriter
+from bootseer.blocks.publish.dedup import KnownBlocks
+from bootseer.blocks.publish.packs import Packed, PackWriter, compress, decompress
+from bootseer.blocks.publish.tree import TreeWriter
 from bootseer.errors import DataError, FullError, UnavailableError
 from bootseer.store.folder import FolderStore
 from bootseer.testing import lazy
@@ -206,14 +206,14 @@ def test_packs_in_the_work_folder_are_bounded(tmp_path: Path) -> None:
 
 
 def test_too_many_packs_are_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bootseer.blocks.formats.packspool.MAX_PACKS", 3)
+    monkeypatch.setattr("bootseer.blocks.publish.spool.MAX_PACKS", 3)
     bench.pack(noise(1, 1), noise(1, 2), noise(1, 3))
     with pytest.raises(DataError, match="more than 3 packs"):
         bench.pack(*(noise(1, seed) for seed in range(4)))
 
 
 def test_what_could_never_be_mounted_is_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bootseer.blocks.formats.pack.MAX_ENCODED", encoded_size(256, 1))
+    monkeypatch.setattr("bootseer.blocks.publish.packs.MAX_ENCODED", encoded_size(256, 1))
     assert len(bench.pack(noise(256, 1)).map.encode()) == encoded_size(256, 1)
     with pytest.raises(DataError, match="too large"):
         bench.pack(noise(257, 1))
@@ -308,7 +308,7 @@ def test_known_blocks_are_looked_at_for_a_bounded_time(
 ) -> None:
     trees = Published(tmp_path)
     digests = [trees.publish(noise(20, seed)) for seed in range(3)]
-    monkeypatch.setattr("bootseer.blocks.formats.known._SECONDS", -1.0)
+    monkeypatch.setattr("bootseer.blocks.publish.dedup._SECONDS", -1.0)
     with caplog.at_level("INFO"):
         assert len(KnownBlocks.of_trees(trees.store, digests, BLOCK)) == 0
     assert "blocks of 0 trees are looked for" in caplog.text
@@ -333,9 +333,9 @@ def test_the_index_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     trees = Published(tmp_path)
     digests = [trees.publish(noise(20, seed)) for seed in range(3)]
     assert len(KnownBlocks.of_trees(trees.store, digests, BLOCK)) == 60
-    monkeypatch.setattr("bootseer.blocks.formats.known.MAX_TREES", 2)
+    monkeypatch.setattr("bootseer.blocks.publish.dedup.MAX_TREES", 2)
     assert len(KnownBlocks.of_trees(trees.store, digests, BLOCK)) == 40
-    monkeypatch.setattr("bootseer.blocks.formats.known.MAX_MAP_BYTES", 1500)
+    monkeypatch.setattr("bootseer.blocks.publish.dedup.MAX_MAP_BYTES", 1500)
     assert len(KnownBlocks.of_trees(trees.store, digests, BLOCK)) == 20
 
 

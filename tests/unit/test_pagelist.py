@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from bootseer import erofs
 from bootseer.blocks import _hash
-from bootseer.blocks.profiles import pagelist
-from bootseer.blocks.profiles.pagelist import LONGEST, PageList, PageRange, _joined, build
-from bootseer.blocks.profiles.trace import UNIT, Touch, Trace
+from bootseer.blocks.formats import pagelist
+from bootseer.blocks.formats.pagelist import LONGEST, PageList, PageRange, _joined, build
+from bootseer.blocks.formats.trace import UNIT, Touch, Trace
 from bootseer.errors import DataError
 from bootseer.store.folder import FolderStore
 

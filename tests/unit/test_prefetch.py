@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from bootseer.blocks import _hash
-from bootseer.blocks.cache.cache import CacheFile
-from bootseer.blocks.fetcher import prefetch
-from bootseer.blocks.fetcher.fetch import Fetcher
-from bootseer.blocks.fetcher.prefetch import Plan, Target
-from bootseer.blocks.fetcher.source import StoreSource
+from bootseer.blocks.cache.blockfile import CacheFile
+from bootseer.blocks.fetch import prefetch
+from bootseer.blocks.fetch.fetcher import Fetcher
+from bootseer.blocks.fetch.prefetch import Plan, Target
+from bootseer.blocks.fetch.source import StoreSource
+from bootseer.blocks.formats.trace import UNIT, Touch, Trace
 from bootseer.blocks.profiles import profiles
 from bootseer.blocks.profiles.profiles import ProfileKey
-from bootseer.blocks.profiles.trace import UNIT, Touch, Trace
 from bootseer.testing import lazy
 from bootseer.testing.source import FlakyStore
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from bootseer.blocks import _hash
+from bootseer.blocks.formats.trace import MAX_TOUCHES, UNIT, Touch, Trace
 from bootseer.blocks.profiles import profiles
 from bootseer.blocks.profiles.profiles import Nodes, ProfileKey
-from bootseer.blocks.profiles.trace import MAX_TOUCHES, UNIT, Touch, Trace
 from bootseer.store.folder import FolderStore
 from bootseer.testing import lazy
 from bootseer.testing.source import FlakyStore

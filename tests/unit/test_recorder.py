@@ -10,10 +10,10 @@ from typing import cast
 import pytest
 
 from bootseer.blocks.cache.borrowed import Borrowed
-from bootseer.blocks.fetcher import prefetch
-from bootseer.blocks.fetcher.prefetch import Plan
+from bootseer.blocks.fetch import prefetch
+from bootseer.blocks.fetch.prefetch import Plan
+from bootseer.blocks.formats.trace import Trace
 from bootseer.blocks.profiles import profiles
-from bootseer.blocks.profiles.trace import Trace
 from bootseer.blocks.serving.recorder import Purpose, Recorder
 from bootseer.blocks.serving.shared import Count
 from bootseer.store import Store

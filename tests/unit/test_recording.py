@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from bootseer.blocks.formats.trace import UNIT, Process, Touch, Trace
 from bootseer.blocks.profiles.readers import Readers
 from bootseer.blocks.profiles.recording import Recording
-from bootseer.blocks.profiles.trace import UNIT, Process, Touch, Trace
 from bootseer.blocks.serving.shared import Count, Shared
 
 TREE = "ab" * 32

@@ -16,9 +16,9 @@ from types import TracebackType
 import pytest
 
 from bootseer import oci
-from bootseer.blocks.fetcher import hotsearch
-from bootseer.blocks.fetcher.hotsearch import Head
-from bootseer.blocks.fetcher.source import StoreSource
+from bootseer.blocks.fetch import hotsearch
+from bootseer.blocks.fetch.hotsearch import Head
+from bootseer.blocks.fetch.source import StoreSource
 from bootseer.errors import BootseerError, DataError, UnavailableError, UnsupportedError
 from bootseer.oci import endpoint, retry, spec
 from bootseer.oci.registry import Registry

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bootseer.blocks.cache import evict
-from bootseer.blocks.cache.cachelock import Quiet, take_lock
+from bootseer.blocks.cache.locks import Quiet, take_lock
 from bootseer.blocks.serving import driver, pulse, takeover
 from bootseer.blocks.serving.child import Child
 from bootseer.blocks.serving.guarded import guard_in_use

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bootseer.blocks.profiles.trace import first_touches
+from bootseer.blocks.formats.trace import first_touches
 from bootseer.blocks.serving.channel import Again, Came, Channel, Wanted, request_id
 from bootseer.blocks.serving.shared import UNIT, Count, Shared
 from bootseer.errors import DataError, UnavailableError

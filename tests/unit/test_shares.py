@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.blocks.shares import Shares
+from bootseer.blocks.extract.extents import Shares
 
 COUNT, SHIFT = 8, 4
 SIZE = COUNT << SHIFT

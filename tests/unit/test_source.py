@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.blocks.fetcher.source import Sources, StoreSource
+from bootseer.blocks.fetch.source import Sources, StoreSource
 from bootseer.blocks.formats.blockmap import BlockMap, ObjectRef
 from bootseer.errors import DataError, NotFoundError, UnavailableError
 from bootseer.store import RangeReader, Store, base

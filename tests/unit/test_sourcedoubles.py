@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.blocks.fetcher.source import StoreSource
+from bootseer.blocks.fetch.source import StoreSource
 from bootseer.errors import DataError, UnavailableError
 from bootseer.store.folder import FolderStore
 from bootseer.testing.source import FlakyStore, RateLimitedStore

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.blocks import _hash
-from bootseer.blocks.profiles.trace import UNIT, Process, Touch, Trace, first_touches
+from bootseer.blocks.formats.trace import UNIT, Process, Touch, Trace, first_touches
 from bootseer.errors import DataError
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "blocks"

@@ -12,11 +12,11 @@ import msgspec
 import pytest
 
 from bootseer.blocks import _hash
-from bootseer.blocks.cache.localtree import localize
+from bootseer.blocks.cache.metadata import localize
 from bootseer.blocks.formats.blockmap import ObjectRef
 from bootseer.blocks.formats.manifest import TreeManifest, TreeRef
-from bootseer.blocks.formats.pack import PackWriter, compress, decompress
-from bootseer.blocks.formats.publish import publish
+from bootseer.blocks.publish.packs import PackWriter, compress, decompress
+from bootseer.blocks.publish.tree import publish
 from bootseer.errors import DataError, FullError, NotFoundError, UnavailableError
 from bootseer.store import RangeReader, Store
 from bootseer.store.folder import FolderStore
@@ -195,7 +195,7 @@ def test_a_hostile_manifest_is_refused(text: bytes) -> None:
 _PUBLISH = """
 import sys
 from pathlib import Path
-from bootseer.blocks.formats.publish import publish
+from bootseer.blocks.publish.tree import publish
 from bootseer.store.folder import FolderStore
 folder = Path(sys.argv[1])
 publish(FolderStore(folder / "store"), folder / "in" / "meta", folder / "in" / "data", block_size=4096)
@@ -326,7 +326,7 @@ def test_meta_that_is_something_else_takes_no_memory_and_leaves_nothing(rig: Rig
 
 @pytest.mark.parametrize("limit", ["MAX_META", "MAX_ENCODED"])
 def test_a_tree_that_no_reader_accepts_is_not_published(rig: Rig, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
-    monkeypatch.setattr(f"bootseer.blocks.formats.publish.{limit}", 100)
+    monkeypatch.setattr(f"bootseer.blocks.publish.tree.{limit}", 100)
     with pytest.raises(DataError, match="too large to be mounted"):
         rig.publish()
     assert list(rig.store.list("trees")) == []

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import msgspec
 
-from bootseer.blocks.cache.cache import CacheFile
-from bootseer.blocks.cache.localtree import LocalTree, localize
-from bootseer.blocks.extract import extract
-from bootseer.blocks.fetcher.fetch import Fetcher
-from bootseer.blocks.fetcher.pull import BlockReader
-from bootseer.blocks.fetcher.source import StoreSource
+from bootseer.blocks.cache.blockfile import CacheFile
+from bootseer.blocks.cache.metadata import LocalTree, localize
+from bootseer.blocks.extract.tree import extract
+from bootseer.blocks.fetch.fetcher import Fetcher
+from bootseer.blocks.fetch.pull import BlockReader
+from bootseer.blocks.fetch.source import StoreSource
 from bootseer.blocks.formats.blockmap import BlockMap
-from bootseer.blocks.formats.pack import Progress
 from bootseer.blocks.profiles import profiles
 from bootseer.blocks.profiles.profiles import ProfileKey
+from bootseer.blocks.publish.packs import Progress
 from bootseer.erofs import Reader
 from bootseer.errors import DataError, FullError, NotWritableError, UnavailableError
 from bootseer.store import Store, open_store

@@ -17,13 +17,13 @@ from pathlib import Path
 
 import msgspec
 
-from bootseer.blocks.cache.cachelock import DATA
-from bootseer.blocks.cache.localtree import localize_manifest, localize_map, localize_meta
-from bootseer.blocks.fetcher.fetch import DEMAND_WINDOW
+from bootseer.blocks.cache.locks import DATA
+from bootseer.blocks.cache.metadata import localize_manifest, localize_map, localize_meta
+from bootseer.blocks.fetch.fetcher import DEMAND_WINDOW
 from bootseer.blocks.formats.manifest import TreeRef
-from bootseer.blocks.formats.publish import publish
 from bootseer.blocks.offline import extract, prefetch
 from bootseer.blocks.profiles.profiles import ProfileKey
+from bootseer.blocks.publish.tree import publish
 from bootseer.blocks.serving import _process, control
 from bootseer.blocks.serving.control import Request, TreeStatus
 from bootseer.blocks.serving.spec import FUSE_FOLDER, SPEC, ServerSpec

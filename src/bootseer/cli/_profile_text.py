@@ -12,7 +12,7 @@ from bootseer.cli._image import count_text, print_table, share_text, size_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from bootseer.blocks.profiles.insight import Recorded, Usage
+    from bootseer.blocks.profiles.explain import Recorded, Usage
     from bootseer.blocks.profiles.insight_waste import FileShare
 
 _Row = TypeVar("_Row")
@@ -25,7 +25,7 @@ def when(one: Recorded) -> str:
 
 def row_of(one: Recorded) -> dict[str, object]:
     """What ``--json`` and the list of starts say of a start."""
-    from bootseer.blocks.profiles.trace import UNIT
+    from bootseer.blocks.formats.trace import UNIT
 
     trace = one.trace
     return {

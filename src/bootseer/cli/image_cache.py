@@ -15,8 +15,8 @@ from bootseer.cli._image import AsJson, Bars, StoreUrl, count_text, print_json, 
 from bootseer.errors import ConfigError, DataError, NotFoundError
 
 if TYPE_CHECKING:
-    from bootseer.blocks.cache.cacheparts import Part
-    from bootseer.blocks.cachecheck import Check
+    from bootseer.blocks.cache.check import Check
+    from bootseer.blocks.cache.inventory import Part
 
 app = typer.Typer(no_args_is_help=True, help="The node cache: blocks of images on this node's disk")
 
@@ -27,16 +27,16 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 @app.command()
 def ls(as_json: AsJson = False) -> None:
     """List the trees in the cache, longest unused first."""
-    from bootseer.blocks.cache import cacheparts
+    from bootseer.blocks.cache import inventory
 
     cache = _cache()
-    found = cacheparts.parts(cache)
-    extra = {name: cacheparts.disk_bytes([cache / name]) for name in ("overlays", "work")}
+    found = inventory.parts(cache)
+    extra = {name: inventory.disk_bytes([cache / name]) for name in ("overlays", "work")}
     if as_json:
-        print_json({"folder": str(cache), "disk_bytes": cacheparts.used(cache), "other_bytes": extra, "parts": found})
+        print_json({"folder": str(cache), "disk_bytes": inventory.used(cache), "other_bytes": extra, "parts": found})
         return
     names = ("tree", "on disk", "blocks", "hot", "last use", "in use by")
-    total = f"{cache}: {size_text(cacheparts.used(cache))}"
+    total = f"{cache}: {size_text(inventory.used(cache))}"
     print_table(total, names, (_row(part) for part in found), left=("tree", "in use by"))
     for name, size in extra.items():
         if size:
@@ -54,21 +54,21 @@ def gc(
 
     Without --to or --all only what the limits in the settings ask for (cache_limit, cache_keep_free).
     """
-    from bootseer.blocks.cache import cacheparts, nodecache
+    from bootseer.blocks.cache import eviction, inventory
 
     if to and everything:
         raise ConfigError("--to and --all contradict each other")
     cache, config = _cache(), settings.load()
-    before = cacheparts.used(cache)
+    before = inventory.used(cache)
     if everything:
         need = before + 1
     elif to:
         need = before - _size(to)
     else:
-        need = nodecache.Limits(config.cache_limit, config.cache_keep_free).excess(cache)
-    done = nodecache.Collection()
+        need = eviction.Limits(config.cache_limit, config.cache_keep_free).excess(cache)
+    done = eviction.Collection()
     if need > 0:
-        done = nodecache.collect(cache, need, dry_run=dry_run, patience=_PATIENCE, whole=everything)
+        done = eviction.collect(cache, need, dry_run=dry_run, patience=_PATIENCE, whole=everything)
     if as_json:
         print_json({"before": before, "bytes": done.bytes, "busy": done.busy, "dry_run": dry_run, "gone": done.gone})
         return
@@ -96,12 +96,11 @@ def verify(
 
     With --repair and --store damaged blocks are fetched again at once. Mounted trees are checked, but not changed.
     """
-    from bootseer.blocks import cachecheck
-    from bootseer.blocks.cache import cacheparts
+    from bootseer.blocks.cache import check, inventory
     from bootseer.store import open_store
 
     cache = _cache()
-    found = [part for part in cacheparts.parts(cache) if not tree or any(one.startswith(tree) for one in part.trees)]
+    found = [part for part in inventory.parts(cache) if not tree or any(one.startswith(tree) for one in part.trees)]
     if tree and not found:
         raise NotFoundError(f"no tree {tree} is in the cache {cache}", hint="bootseer image cache ls lists them")
     source = open_store(store) if store and repair else None
@@ -110,7 +109,7 @@ def verify(
         for part in found:
             name = (part.trees[0] if part.trees else part.map)[:12]
             checks.append(
-                cachecheck.check(
+                check.check(
                     cache,
                     part,
                     repair=repair,

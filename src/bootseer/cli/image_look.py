@@ -103,7 +103,7 @@ def extract(
     owners and device nodes are not kept.
     """
     from bootseer import image
-    from bootseer.blocks.extract import extract as bring
+    from bootseer.blocks.extract.tree import extract as bring
     from bootseer.blocks.profiles.profiles import ProfileKey
     from bootseer.store import open_store
 

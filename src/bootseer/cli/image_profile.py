@@ -26,10 +26,10 @@ from bootseer.errors import DataError, NotFoundError, from_os_error
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from bootseer.blocks.formats.trace import Trace
     from bootseer.blocks.offline import OpenTree
-    from bootseer.blocks.profiles.insight import Recorded
+    from bootseer.blocks.profiles.explain import Recorded
     from bootseer.blocks.profiles.insight_diff import Side
-    from bootseer.blocks.profiles.trace import Trace
     from bootseer.blocks.serving.control import TreeStatus
 
 app = typer.Typer(no_args_is_help=True, help="What earlier starts of an image touched")
@@ -54,19 +54,19 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """List the recorded starts of an image, and what one of them touched."""
-    from bootseer.blocks.profiles import insight
+    from bootseer.blocks.profiles import explain
 
     with _opened(ref, store, plain_http) as opened:
-        starts = insight.select(_recorded(opened, store), job) if job else _recorded(opened, store)
+        starts = explain.select(_recorded(opened, store), job) if job else _recorded(opened, store)
         if not starts:
             if as_json:
                 print_json({"traces": [], "chosen": None, "start": None})
             else:
                 typer.echo(f"no start of {ref} has been recorded yet")
             return
-        chosen = insight.select(starts, trace)[-1] if trace else _newest(starts)
+        chosen = explain.select(starts, trace)[-1] if trace else _newest(starts)
         index = opened.reader.owner_index()
-        found = insight.usage(chosen.trace, index)
+        found = explain.usage(chosen.trace, index)
         if plot is not None:
             _draw(plot, starts)
     if as_json:
@@ -140,17 +140,17 @@ def explain(
     --job chooses the start; what it was prefetched by are earlier starts of its job, of any job while that had none.
     Waste was prefetched and not touched; a miss was touched and not prefetched.
     """
-    from bootseer.blocks.profiles import insight
+    from bootseer.blocks.profiles import explain
     from bootseer.blocks.profiles.insight_waste import explain as judge
 
     status = _read_status(last_run) if last_run is not None else None
     with _opened(ref, store, plain_http) as opened:
         starts = _recorded(opened, store)
         # The job chooses the start that is judged; it was prefetched by starts of other jobs while its own had none.
-        of_job = insight.select(starts, job)
+        of_job = explain.select(starts, job)
         if not of_job:
             raise NotFoundError(f"no start of {ref} has been recorded yet", hint="run it once with image run --job")
-        chosen = insight.select(of_job, run)[-1] if run else _newest(of_job)
+        chosen = explain.select(of_job, run)[-1] if run else _newest(of_job)
         before = _before(chosen, starts)
         found = judge(chosen.trace, before, opened.map, opened.reader.owner_index())
     if as_json:
@@ -180,10 +180,10 @@ def _opened(ref: str, store: str, plain_http: bool | None) -> OpenTree:
 
 
 def _recorded(opened: OpenTree, store: str) -> list[Recorded]:
-    from bootseer.blocks.profiles import insight
+    from bootseer.blocks.profiles import explain
     from bootseer.store import open_store
 
-    return insight.recorded(open_store(store or settings.load().store_url), opened.digest, opened.map.size)
+    return explain.recorded(open_store(store or settings.load().store_url), opened.digest, opened.map.size)
 
 
 def _newest(starts: Sequence[Recorded]) -> Recorded:
@@ -198,12 +198,12 @@ def _before(run: Recorded, starts: Sequence[Recorded]) -> list[Trace]:
 
 
 def _side(selector: str, store: str, plain_http: bool | None) -> Side:
-    from bootseer.blocks.profiles import insight
+    from bootseer.blocks.profiles import explain
     from bootseer.blocks.profiles.insight_diff import Side
 
     ref, _, what = selector.partition("#")
     with _opened(ref, store, plain_http) as opened:
-        starts = insight.select(_recorded(opened, store), what)
+        starts = explain.select(_recorded(opened, store), what)
         if not starts:
             raise NotFoundError(f"no start of {ref} has been recorded yet", hint="run it once with image run --job")
         return Side([one.trace for one in starts], opened.reader.owner_index(), opened.map)
@@ -224,10 +224,10 @@ def _read_status(path: Path) -> TreeStatus:
 
 
 def _draw(path: Path, starts: Sequence[Recorded]) -> None:
-    from bootseer.blocks.profiles import insight, insight_plot
+    from bootseer.blocks.profiles import explain, insight_plot
 
     newest = list(starts)[-8:]
-    series = [(f"{one.job} {text.when(one)} {one.digest[:8]}", insight.timeline(one.trace)) for one in newest]
+    series = [(f"{one.job} {text.when(one)} {one.digest[:8]}", explain.timeline(one.trace)) for one in newest]
     try:
         path.write_text(insight_plot.svg(series), encoding="utf-8")
     except OSError as exc:

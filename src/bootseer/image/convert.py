@@ -16,10 +16,10 @@ from typing import NamedTuple, Required, TypedDict, Unpack
 
 from bootseer import erofs, faults, oci
 from bootseer.blocks.formats.blockmap import DEFAULT_BLOCK
-from bootseer.blocks.formats.known import KnownBlocks
 from bootseer.blocks.formats.manifest import tree_key
-from bootseer.blocks.formats.packspool import FOLDER_BYTES
-from bootseer.blocks.formats.publish import TreeWriter
+from bootseer.blocks.publish.dedup import KnownBlocks
+from bootseer.blocks.publish.spool import FOLDER_BYTES
+from bootseer.blocks.publish.tree import TreeWriter
 from bootseer.errors import DataError, NotFoundError, from_os_error
 from bootseer.image import record as records
 from bootseer.image._work import check_space, work_folder

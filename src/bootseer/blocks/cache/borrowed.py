@@ -19,8 +19,8 @@ import threading
 import time
 from pathlib import Path
 
-from bootseer.blocks.cache.cache import CacheFile
-from bootseer.blocks.cache.cachelock import DATA
+from bootseer.blocks.cache.blockfile import CacheFile
+from bootseer.blocks.cache.locks import DATA
 from bootseer.blocks.formats.blockmap import BlockMap
 from bootseer.errors import UnavailableError
 

@@ -1,6 +1,6 @@
 """Giving disk space of one cache folder back: single blocks by holes in the data file, or all of it.
 
-What is used is never touched (`cachelock.maintain`). A crash at any moment leaves right bytes: a block leaves the
+What is used is never touched (`locks.maintain`). A crash at any moment leaves right bytes: a block leaves the
 bitmap, durably, before its bytes leave the disk; a folder loses its bitmap, durably, before anything else.
 """
 
@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from bootseer import faults
-from bootseer.blocks.cache import bitmap
-from bootseer.blocks.cache.cachelock import Quiet, unheld
+from bootseer.blocks.cache.locks import Quiet, unheld
+from bootseer.blocks.formats import bitmap
 from bootseer.blocks.formats.blockmap import BlockMap
 from bootseer.kernel import _libc
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from bootseer.blocks.formats.blockmap import BlockMap
-from bootseer.blocks.profiles.insight import bytes_by_file, path_text, ranges_of, units_of
-from bootseer.blocks.profiles.trace import UNIT, Trace
+from bootseer.blocks.formats.trace import UNIT, Trace
+from bootseer.blocks.profiles.explain import bytes_by_file, path_text, ranges_of, units_of
 from bootseer.erofs import ExtentIndex
 
 

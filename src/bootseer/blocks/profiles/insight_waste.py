@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from bootseer.blocks.formats.blockmap import BlockMap
+from bootseer.blocks.formats.trace import UNIT, Trace
 from bootseer.blocks.profiles import profiles
-from bootseer.blocks.profiles.insight import bytes_by_file, path_text, ranges_of, units_of
-from bootseer.blocks.profiles.trace import UNIT, Trace
+from bootseer.blocks.profiles.explain import bytes_by_file, path_text, ranges_of, units_of
 from bootseer.erofs import ExtentIndex
 
 

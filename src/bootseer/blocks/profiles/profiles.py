@@ -21,7 +21,7 @@ import msgspec
 
 from bootseer.blocks import _hash
 from bootseer.blocks.formats.blockmap import BlockMap
-from bootseer.blocks.profiles.trace import MAX_BYTES, UNIT, Trace
+from bootseer.blocks.formats.trace import MAX_BYTES, UNIT, Trace
 from bootseer.errors import BootseerError, DataError
 from bootseer.store import ObjectInfo, Store
 

@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from bootseer.blocks.profiles.trace import MAX_CGROUP, MAX_COMM, MAX_PROCESSES, Process
+from bootseer.blocks.formats.trace import MAX_CGROUP, MAX_COMM, MAX_PROCESSES, Process
 
 RANKS = ("BOOTSEER_RANK", "RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
 """Variables that carry a rank, the first that is a number counts. torchrun sets RANK, srun SLURM_PROCID, mpirun the

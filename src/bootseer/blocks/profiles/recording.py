@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from bootseer.blocks.formats.trace import Trace, first_touches
 from bootseer.blocks.profiles.readers import Readers
-from bootseer.blocks.profiles.trace import Trace, first_touches
 
 
 class TouchLog(Protocol):

@@ -10,12 +10,12 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Sequence
 
-from bootseer.blocks.cache import cacheparts
-from bootseer.blocks.cache.localtree import LocalTree
-from bootseer.blocks.fetcher import prefetch
-from bootseer.blocks.fetcher.fetch import Fetcher
-from bootseer.blocks.fetcher.hotsearch import Sight
-from bootseer.blocks.fetcher.prefetch import Plan, Target
+from bootseer.blocks.cache import inventory
+from bootseer.blocks.cache.metadata import LocalTree
+from bootseer.blocks.fetch import prefetch
+from bootseer.blocks.fetch.fetcher import Fetcher
+from bootseer.blocks.fetch.hotsearch import Sight
+from bootseer.blocks.fetch.prefetch import Plan, Target
 from bootseer.blocks.profiles.profiles import ProfileKey
 from bootseer.blocks.serving.foresight import Foresight
 from bootseer.store import Store
@@ -53,7 +53,7 @@ class Ahead:
 
     def keep_hot(self, blocks: set[int]) -> None:
         """Remember hot ``blocks`` for when space is short."""
-        cacheparts.keep_hot(self._tree.cache, self._tree.map_digest, self._tree.map.count, blocks)
+        inventory.keep_hot(self._tree.cache, self._tree.map_digest, self._tree.map.count, blocks)
 
     def _run(self) -> None:
         try:

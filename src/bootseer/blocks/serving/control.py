@@ -90,7 +90,7 @@ class TreeStatus(msgspec.Struct, kw_only=True):
     read ahead); and what it touched besides."""
     hot_missed_bytes: int = 0
     hot_pack: str = ""
-    """The hot pack in use; after the recording what became of the new one: `bootseer.blocks.fetcher.prefetch.renew`."""
+    """The hot pack in use; after the recording what became of the new one: `bootseer.blocks.fetch.prefetch.renew`."""
     recording: str = "off"
     """``off``, ``recording``, or how the trace ended: ``published``, ``published incomplete``, ``not needed``,
     ``left to others``, ``read ahead`` (so there is nothing to learn from it), ``empty``, ``failed``."""

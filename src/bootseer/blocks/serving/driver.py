@@ -8,8 +8,8 @@ import logging
 import os
 from pathlib import Path
 
-from bootseer.blocks.cache.cache import in_use
-from bootseer.blocks.cache.cachelock import DATA
+from bootseer.blocks.cache.blockfile import in_use
+from bootseer.blocks.cache.locks import DATA
 from bootseer.blocks.serving.takeover import raise_descriptor_limit
 from bootseer.errors import BootseerError, FullError, UnavailableError, UnsupportedError
 from bootseer.kernel import canary, fanotify

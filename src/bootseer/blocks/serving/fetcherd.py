@@ -18,12 +18,12 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from bootseer.blocks.cache import nodecache
+from bootseer.blocks.cache import eviction
+from bootseer.blocks.cache.blockfile import CacheFile
 from bootseer.blocks.cache.borrowed import Borrowed
-from bootseer.blocks.cache.cache import CacheFile
-from bootseer.blocks.cache.localtree import localize
-from bootseer.blocks.fetcher.fetch import Fetcher
-from bootseer.blocks.fetcher.source import StoreSource
+from bootseer.blocks.cache.metadata import localize
+from bootseer.blocks.fetch.fetcher import Fetcher
+from bootseer.blocks.fetch.source import StoreSource
 from bootseer.blocks.profiles import profiles
 from bootseer.blocks.profiles.recording import Recording
 from bootseer.blocks.serving import takeover
@@ -128,10 +128,10 @@ class FetcherProcess:
     def _begin(self) -> None:
         """Make what the processes share, hand it to the holder, hear which driver it takes."""
         blocks, spec = self._tree.map, self._spec
-        coming = nodecache.missing_bytes(self._tree)
+        coming = eviction.missing_bytes(self._tree)
         slack = DISK_SLACK if coming and spec.driver != "fuse" else 0
-        limits = nodecache.Limits(spec.cache_limit, spec.cache_keep_free)
-        nodecache.make_room(Path(spec.cache_dir), limits, coming=coming + slack, keep=self._tree.cache.name)
+        limits = eviction.Limits(spec.cache_limit, spec.cache_keep_free)
+        eviction.make_room(Path(spec.cache_dir), limits, coming=coming + slack, keep=self._tree.cache.name)
         units = -(-blocks.size // UNIT)
         self._shared = Shared.create(blocks.count, units, size=blocks.size, block_size=blocks.block_size)
         self._cache = CacheFile.open(self._tree.cache, blocks, self._tree.map_digest, ready=self._shared.ready)
@@ -193,7 +193,7 @@ class FetcherProcess:
             window=spec.demand_window,
             deadline=spec.demand_deadline,
             quiet=spec.fill_quiet,
-            make_room=partial(nodecache.make_some, Path(spec.cache_dir), _ROOM, keep=self._tree.cache.name),
+            make_room=partial(eviction.make_some, Path(spec.cache_dir), _ROOM, keep=self._tree.cache.name),
         )
         key = self._key if not self._cache.complete else None
         self._ahead = Ahead(
@@ -242,8 +242,8 @@ class FetcherProcess:
             self._cache.close()
             if control is not None:
                 control.close()
-            limits = nodecache.Limits(self._spec.cache_limit, self._spec.cache_keep_free)
-            nodecache.make_room(Path(self._spec.cache_dir), limits)
+            limits = eviction.Limits(self._spec.cache_limit, self._spec.cache_keep_free)
+            eviction.make_room(Path(self._spec.cache_dir), limits)
         if more:
             self._stay_behind()
 

@@ -9,8 +9,8 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
-from bootseer.blocks.fetcher import hotsearch
-from bootseer.blocks.fetcher.hotsearch import Sight
+from bootseer.blocks.fetch import hotsearch
+from bootseer.blocks.fetch.hotsearch import Sight
 from bootseer.errors import BootseerError
 from bootseer.store import Store
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from bootseer.blocks.cache.cache import in_use
+from bootseer.blocks.cache.blockfile import in_use
 from bootseer.blocks.serving import driver, takeover
 from bootseer.blocks.serving.channel import Channel
 from bootseer.blocks.serving.keeper import Keeper

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bootseer.blocks.cache.cachelock import DATA
+from bootseer.blocks.cache.locks import DATA
 from bootseer.blocks.serving.channel import Channel
 from bootseer.blocks.serving.latereads import LateReads
 from bootseer.blocks.serving.shared import Count, Shared

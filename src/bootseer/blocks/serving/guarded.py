@@ -10,8 +10,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from bootseer.blocks.cache.cache import in_use
-from bootseer.blocks.cache.cachelock import DATA
+from bootseer.blocks.cache.blockfile import in_use
+from bootseer.blocks.cache.locks import DATA
 from bootseer.kernel import _libc
 
 _GROUP = "anon_inode:[fanotify]"

@@ -26,9 +26,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from bootseer import faults
-from bootseer.blocks.fetcher import hotpack
-from bootseer.blocks.profiles import pagelist
-from bootseer.blocks.profiles.pagelist import PageList, PageRange
+from bootseer.blocks.formats import hotpack, pagelist
+from bootseer.blocks.formats.pagelist import PageList, PageRange
 from bootseer.blocks.profiles.profiles import Nodes, ProfileKey
 from bootseer.blocks.serving.shared import Count, Shared
 from bootseer.errors import BootseerError, NotFoundError

@@ -18,9 +18,9 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from bootseer.blocks.cache.borrowed import Borrowed
-from bootseer.blocks.fetcher import prefetch
+from bootseer.blocks.fetch import prefetch
+from bootseer.blocks.formats.trace import Trace
 from bootseer.blocks.profiles import profiles
-from bootseer.blocks.profiles.trace import Trace
 from bootseer.blocks.serving.shared import Count
 from bootseer.store import Store
 

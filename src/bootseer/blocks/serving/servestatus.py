@@ -6,10 +6,10 @@ import os
 import time
 from typing import NamedTuple
 
-from bootseer.blocks.cache.cache import CacheFile
-from bootseer.blocks.fetcher.fetch import Fetcher
-from bootseer.blocks.fetcher.flight import FetchStats
-from bootseer.blocks.fetcher.prefetch import Plan
+from bootseer.blocks.cache.blockfile import CacheFile
+from bootseer.blocks.fetch.fetcher import Fetcher
+from bootseer.blocks.fetch.flight import FetchStats
+from bootseer.blocks.fetch.prefetch import Plan
 from bootseer.blocks.serving.control import TreeStatus
 from bootseer.blocks.serving.recorder import Recorder
 from bootseer.blocks.serving.shared import Count

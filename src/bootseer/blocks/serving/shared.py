@@ -24,7 +24,7 @@ import threading
 import time
 from typing import NamedTuple
 
-from bootseer.blocks.cache.bitmap import Ready
+from bootseer.blocks.formats.bitmap import Ready
 from bootseer.errors import DataError, from_os_error
 
 UNIT = 4096
@@ -86,7 +86,7 @@ class Count:
     READAHEAD_TID = 48
     """The thread that does so: a read of its is not the job's."""
     FETCH = 96
-    """From here on the fields of `bootseer.blocks.fetcher.flight.FetchStats`, summed over all fetchers."""
+    """From here on the fields of `bootseer.blocks.fetch.flight.FetchStats`, summed over all fetchers."""
     # holder
     BEGAN_NS = 64
     """`time.monotonic_ns` of the start of serving; touches count from here."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from bootseer.blocks.fetcher.fetch import DEMAND_WINDOW
+from bootseer.blocks.fetch.fetcher import DEMAND_WINDOW
 
 SPEC = "spec.json"
 FUSE_FOLDER = "fuse"

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from bootseer.blocks.cache.cache import CacheFile
+from bootseer.blocks.cache.blockfile import CacheFile
 from bootseer.blocks.serving.shared import Count
 
 log = logging.getLogger(__name__)

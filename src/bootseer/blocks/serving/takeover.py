@@ -16,7 +16,7 @@ import struct
 import time
 from collections.abc import Iterable
 
-from bootseer.blocks.cache.cache import in_use
+from bootseer.blocks.cache.blockfile import in_use
 from bootseer.blocks.serving.shared import JOURNAL_SLOTS, Count, Shared
 from bootseer.errors import BootseerError
 from bootseer.kernel import fanotify

@@ -11,8 +11,8 @@ import os
 import threading
 from functools import partial
 
-from bootseer.blocks.cache.cache import CacheFile
-from bootseer.blocks.fetcher.fetch import Fetcher
+from bootseer.blocks.cache.blockfile import CacheFile
+from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.blocks.serving.channel import Again, Came, Channel, Wanted
 from bootseer.errors import BootseerError, UnavailableError
 

@@ -17,13 +17,14 @@ from pathlib import Path
 import msgspec
 
 from bootseer import faults
-from bootseer.blocks.fetcher import hotpack, hotsearch
-from bootseer.blocks.fetcher.fetch import Fetcher
-from bootseer.blocks.fetcher.hotsearch import Opened, Sight
+from bootseer.blocks.fetch import hotsearch
+from bootseer.blocks.fetch.fetcher import Fetcher
+from bootseer.blocks.fetch.hotsearch import Opened, Sight
+from bootseer.blocks.formats import hotpack, pagelist
 from bootseer.blocks.formats.blockmap import BlockMap
-from bootseer.blocks.profiles import pagelist, profiles
+from bootseer.blocks.formats.trace import Trace
+from bootseer.blocks.profiles import profiles
 from bootseer.blocks.profiles.profiles import ProfileKey
-from bootseer.blocks.profiles.trace import Trace
 from bootseer.errors import BootseerError, DataError, NotFoundError
 from bootseer.store import Store
 

@@ -18,8 +18,8 @@ import msgspec
 import zstandard
 
 from bootseer.blocks import _hash, _zstd
+from bootseer.blocks.formats.trace import DRIVERS, UNIT, Trace
 from bootseer.blocks.profiles import profiles
-from bootseer.blocks.profiles.trace import DRIVERS, UNIT, Trace
 from bootseer.erofs import Reader
 from bootseer.errors import DataError
 from bootseer.store import Store

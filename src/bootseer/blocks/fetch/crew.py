@@ -10,8 +10,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from bootseer.blocks.fetcher.board import Board
-from bootseer.blocks.fetcher.flight import Flight
+from bootseer.blocks.fetch.board import Board
+from bootseer.blocks.fetch.flight import Flight
 
 log = logging.getLogger(__name__)
 

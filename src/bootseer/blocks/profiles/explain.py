@@ -13,8 +13,8 @@ from typing import TypeVar
 import msgspec
 
 from bootseer.blocks import _hash
+from bootseer.blocks.formats.trace import UNIT, Process, Trace
 from bootseer.blocks.profiles import profiles
-from bootseer.blocks.profiles.trace import UNIT, Process, Trace
 from bootseer.erofs import ExtentIndex
 from bootseer.errors import BootseerError, DataError, NotFoundError
 from bootseer.store import Store

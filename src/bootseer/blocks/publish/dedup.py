@@ -10,9 +10,9 @@ import time
 from collections.abc import Iterable
 
 from bootseer.blocks.formats.blockmap import BlockMap, ObjectRef
-from bootseer.blocks.formats.decode import verified
+from bootseer.blocks.formats.frames import verified
 from bootseer.blocks.formats.manifest import TreeManifest, fetch, tree_key
-from bootseer.blocks.formats.pack import Place
+from bootseer.blocks.publish.packs import Place
 from bootseer.errors import BootseerError, DataError, NotFoundError
 from bootseer.store import Store
 

@@ -13,15 +13,15 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from bootseer.blocks.cache.cache import CacheFile
-from bootseer.blocks.fetcher.board import Board
-from bootseer.blocks.fetcher.clock import Clock
-from bootseer.blocks.fetcher.crew import Crew
-from bootseer.blocks.fetcher.hotstream import HotStream, Pieces
-from bootseer.blocks.fetcher.landing import Landing
-from bootseer.blocks.fetcher.pilot import Pilot
-from bootseer.blocks.fetcher.source import Source, Sources
-from bootseer.blocks.fetcher.waiting import Done, Request
+from bootseer.blocks.cache.blockfile import CacheFile
+from bootseer.blocks.fetch.board import Board
+from bootseer.blocks.fetch.clock import Clock
+from bootseer.blocks.fetch.crew import Crew
+from bootseer.blocks.fetch.deadlines import Done, Request
+from bootseer.blocks.fetch.landing import Landing
+from bootseer.blocks.fetch.source import Source, Sources
+from bootseer.blocks.fetch.stream import HotStream, Pieces
+from bootseer.blocks.fetch.workers import Pilot
 from bootseer.errors import BootseerError, UnavailableError
 
 log = logging.getLogger(__name__)

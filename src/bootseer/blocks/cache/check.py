@@ -1,6 +1,6 @@
 """Checking what a node cache holds against the hashes of its block maps, on all cores.
 
-A folder that nothing uses is owned for a second at a time (`cachelock.maintain`), so that a mount waits no longer than
+A folder that nothing uses is owned for a second at a time (`locks.maintain`), so that a mount waits no longer than
 that; what a mount uses is read through its data file beside the mount, and only reported. Ready blocks are those of the
 bitmap on disk. Folders in use are read from the page cache where they are in it, others from the disk.
 """
@@ -18,11 +18,12 @@ from pathlib import Path
 import msgspec
 
 from bootseer.blocks import _hash
-from bootseer.blocks.cache import bitmap, evict
-from bootseer.blocks.cache.cache import CacheFile
-from bootseer.blocks.cache.cachelock import DATA, Quiet, maintain
-from bootseer.blocks.cache.cacheparts import Part, manifest_of, map_of, mount_points
-from bootseer.blocks.fetcher.source import Sources, StoreSource
+from bootseer.blocks.cache import evict
+from bootseer.blocks.cache.blockfile import CacheFile
+from bootseer.blocks.cache.inventory import Part, manifest_of, map_of, mount_points
+from bootseer.blocks.cache.locks import DATA, Quiet, maintain
+from bootseer.blocks.fetch.source import Sources, StoreSource
+from bootseer.blocks.formats import bitmap
 from bootseer.blocks.formats.blockmap import BlockMap
 from bootseer.errors import BootseerError
 from bootseer.store import Store

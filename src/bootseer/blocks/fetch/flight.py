@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from bootseer.blocks.fetcher.queue import Batch
+from bootseer.blocks.fetch.queue import Batch
 
 if TYPE_CHECKING:
-    from bootseer.blocks.fetcher.hotstream import HotStream
+    from bootseer.blocks.fetch.stream import HotStream
 
 
 class FetchStats(msgspec.Struct):

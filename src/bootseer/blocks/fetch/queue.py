@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from bootseer.blocks.cache.bitmap import Ready
+from bootseer.blocks.formats.bitmap import Ready
 from bootseer.blocks.formats.blockmap import BlockMap
 
 STREAM = -1

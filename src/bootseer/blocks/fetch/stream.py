@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from typing import Protocol
 
-from bootseer.blocks.fetcher.lanes import MOST, Lanes
-from bootseer.blocks.fetcher.queue import STREAM, Batch, Frame, Priority
+from bootseer.blocks.fetch.lanes import MOST, Lanes
+from bootseer.blocks.fetch.queue import STREAM, Batch, Frame, Priority
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ _RECENT = 64
 
 
 class Pieces(Protocol):
-    """Where a hot pack is read: `bootseer.blocks.fetcher.source.StoreSource`."""
+    """Where a hot pack is read: `bootseer.blocks.fetch.source.StoreSource`."""
 
     name: str
 

@@ -14,12 +14,12 @@ import threading
 import time
 from collections import deque
 
-from bootseer.blocks.cache.bitmap import Ready
-from bootseer.blocks.fetcher.flight import FetchStats, Flight
-from bootseer.blocks.fetcher.hotstream import HotStream
-from bootseer.blocks.fetcher.queue import Batch, FetchQueue, Priority
-from bootseer.blocks.fetcher.schedule import Schedule
-from bootseer.blocks.fetcher.waiting import Request, Waiting
+from bootseer.blocks.fetch.deadlines import Request, Waiting
+from bootseer.blocks.fetch.flight import FetchStats, Flight
+from bootseer.blocks.fetch.queue import Batch, FetchQueue, Priority
+from bootseer.blocks.fetch.schedule import Schedule
+from bootseer.blocks.fetch.stream import HotStream
+from bootseer.blocks.formats.bitmap import Ready
 from bootseer.blocks.formats.blockmap import BlockMap
 
 

@@ -17,15 +17,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bootseer import faults
-from bootseer.blocks.attributes import Attributes
-from bootseer.blocks.cache.localtree import localize
-from bootseer.blocks.fetcher.pull import STALLED_SECONDS, Pull, runs
-from bootseer.blocks.fetcher.source import StoreSource
+from bootseer.blocks.cache.metadata import localize
+from bootseer.blocks.extract.attributes import Attributes
+from bootseer.blocks.extract.extents import Shares
+from bootseer.blocks.fetch.pull import STALLED_SECONDS, Pull, runs
+from bootseer.blocks.fetch.source import StoreSource
 from bootseer.blocks.formats.blockmap import BlockMap
-from bootseer.blocks.formats.pack import Progress
 from bootseer.blocks.profiles import profiles
 from bootseer.blocks.profiles.profiles import ProfileKey
-from bootseer.blocks.shares import Shares
+from bootseer.blocks.publish.packs import Progress
 from bootseer.erofs import Inode, Reader
 from bootseer.errors import BootseerError, DataError, from_os_error
 from bootseer.store import Store

@@ -18,9 +18,9 @@ from typing import NamedTuple
 import msgspec
 
 from bootseer.blocks.cache import evict
-from bootseer.blocks.cache.cachelock import maintain, unheld
-from bootseer.blocks.cache.cacheparts import Part, disk_bytes, map_of, parts, used
-from bootseer.blocks.cache.localtree import LocalTree
+from bootseer.blocks.cache.inventory import Part, disk_bytes, map_of, parts, used
+from bootseer.blocks.cache.locks import maintain, unheld
+from bootseer.blocks.cache.metadata import LocalTree
 from bootseer.errors import BootseerError
 
 log = logging.getLogger(__name__)

@@ -11,9 +11,9 @@ from collections.abc import Collection, Container, Sequence
 
 import msgspec
 
-from bootseer.blocks.fetcher.flight import Concurrency, FetchStats, Flight, Pace
-from bootseer.blocks.fetcher.hotstream import HotStream
-from bootseer.blocks.fetcher.queue import STREAM, Batch, FetchQueue, Priority
+from bootseer.blocks.fetch.flight import Concurrency, FetchStats, Flight, Pace
+from bootseer.blocks.fetch.queue import STREAM, Batch, FetchQueue, Priority
+from bootseer.blocks.fetch.stream import HotStream
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """What a node cache holds: per block map a folder of blocks, and the trees that are made of them.
 
 Looking changes nothing and takes no lock, so that a mount is never in the way; what it says of use (``/proc/locks``,
-``/proc/self/mountinfo``) is a hint. Whoever wants to change a folder asks `cachelock.maintain`.
+``/proc/self/mountinfo``) is a hint. Whoever wants to change a folder asks `locks.maintain`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from bootseer.blocks import _hash
-from bootseer.blocks.cache import bitmap
+from bootseer.blocks.formats import bitmap
 from bootseer.blocks.formats.blockmap import BlockMap
 from bootseer.blocks.formats.manifest import TreeManifest
 from bootseer.errors import BootseerError

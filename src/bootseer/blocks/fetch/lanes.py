@@ -1,6 +1,6 @@
 """How many ranges of a hot stream are asked for at once.
 
-Pure bookkeeping without threads; `bootseer.blocks.fetcher.hotstream` calls it.
+Pure bookkeeping without threads; `bootseer.blocks.fetch.stream` calls it.
 """
 
 from __future__ import annotations

@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable, Sequence
 
 from bootseer.blocks._hash import Buffer
-from bootseer.blocks.cache.cache import CacheFile
+from bootseer.blocks.cache.blockfile import CacheFile
 from bootseer.blocks.cache.room import Room
-from bootseer.blocks.fetcher.board import Board
-from bootseer.blocks.fetcher.queue import STREAM, Batch
-from bootseer.blocks.fetcher.source import Sources
-from bootseer.blocks.fetcher.waiting import Request
-from bootseer.blocks.formats.decode import opened
+from bootseer.blocks.fetch.board import Board
+from bootseer.blocks.fetch.deadlines import Request
+from bootseer.blocks.fetch.queue import STREAM, Batch
+from bootseer.blocks.fetch.source import Sources
+from bootseer.blocks.formats.frames import opened
 from bootseer.errors import BootseerError, DataError, UnavailableError
 
 log = logging.getLogger(__name__)

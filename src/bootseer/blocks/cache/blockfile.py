@@ -22,9 +22,9 @@ from pathlib import Path
 
 from bootseer import faults
 from bootseer.blocks import _hash
-from bootseer.blocks.cache import bitmap
-from bootseer.blocks.cache.bitmap import Ready
-from bootseer.blocks.cache.cachelock import DATA, take_lock
+from bootseer.blocks.cache.locks import DATA, take_lock
+from bootseer.blocks.formats import bitmap
+from bootseer.blocks.formats.bitmap import Ready
 from bootseer.blocks.formats.blockmap import BlockMap
 from bootseer.errors import UnavailableError, from_os_error
 

@@ -9,12 +9,12 @@ import contextlib
 import logging
 import time
 
-from bootseer.blocks.fetcher.board import Board
-from bootseer.blocks.fetcher.flight import Flight
-from bootseer.blocks.fetcher.hotstream import HotStream
-from bootseer.blocks.fetcher.landing import Landing
-from bootseer.blocks.fetcher.queue import Batch, Priority
-from bootseer.blocks.fetcher.source import Sources
+from bootseer.blocks.fetch.board import Board
+from bootseer.blocks.fetch.flight import Flight
+from bootseer.blocks.fetch.landing import Landing
+from bootseer.blocks.fetch.queue import Batch, Priority
+from bootseer.blocks.fetch.source import Sources
+from bootseer.blocks.fetch.stream import HotStream
 from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError
 
 log = logging.getLogger(__name__)

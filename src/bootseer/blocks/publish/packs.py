@@ -30,7 +30,7 @@ from bootseer.blocks.formats.blockmap import (
     frame_bound,
     zero_hash,
 )
-from bootseer.blocks.formats.packspool import FOLDER_BYTES, PACK_LIMIT, Entry, PackSpool
+from bootseer.blocks.publish.spool import FOLDER_BYTES, PACK_LIMIT, Entry, PackSpool
 from bootseer.errors import DataError
 
 __all__ = [

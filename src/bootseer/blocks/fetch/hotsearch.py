@@ -14,11 +14,11 @@ from collections.abc import Generator, Sequence
 
 import msgspec
 
-from bootseer.blocks.fetcher import hotpack
-from bootseer.blocks.fetcher.hotpack import HotPack
-from bootseer.blocks.fetcher.hotstream import HotStream
-from bootseer.blocks.fetcher.source import StoreSource
+from bootseer.blocks.fetch.source import StoreSource
+from bootseer.blocks.fetch.stream import HotStream
+from bootseer.blocks.formats import hotpack
 from bootseer.blocks.formats.blockmap import BlockMap
+from bootseer.blocks.formats.hotpack import HotPack
 from bootseer.errors import BootseerError, DataError
 from bootseer.store import ObjectInfo, Store
 
@@ -110,7 +110,7 @@ class Opened(msgspec.Struct, frozen=True):
     source: StoreSource | Head
 
     def stream(self) -> HotStream:
-        """For `bootseer.blocks.fetcher.fetch.Fetcher.stream`, which then owns ``source``."""
+        """For `bootseer.blocks.fetch.fetcher.Fetcher.stream`, which then owns ``source``."""
         pack, source = self.pack, self.source
         head = source.length if isinstance(source, Head) else 0
         return HotStream(pack.blocks, pack.lengths, pack.base, source, pack.per_frame, head=head)

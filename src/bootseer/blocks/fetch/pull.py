@@ -8,10 +8,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from bootseer.blocks.fetcher.source import Source
+from bootseer.blocks.fetch.source import Source
 from bootseer.blocks.formats.blockmap import BlockMap
-from bootseer.blocks.formats.decode import verified
-from bootseer.blocks.formats.pack import Progress
+from bootseer.blocks.formats.frames import verified
+from bootseer.blocks.publish.packs import Progress
 from bootseer.errors import DataError, UnavailableError
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from bootseer import faults
 from bootseer.blocks import _hash
 from bootseer.blocks.formats.blockmap import DEFAULT_BLOCK, MAX_ENCODED, ObjectRef
 from bootseer.blocks.formats.manifest import MAX_META, TreeManifest, TreeRef, tree_key
-from bootseer.blocks.formats.pack import Known, PackWriter, Progress, compress
+from bootseer.blocks.publish.packs import Known, PackWriter, Progress, compress
 from bootseer.errors import DataError, NotFoundError, from_os_error
 from bootseer.store import Store
 

@@ -19,9 +19,9 @@ import msgspec
 
 from bootseer import faults
 from bootseer.blocks import _hash
-from bootseer.blocks.fetcher.source import StoreSource
+from bootseer.blocks.fetch.source import StoreSource
 from bootseer.blocks.formats.blockmap import BlockMap, frame_bound, little
-from bootseer.blocks.formats.pack import compress
+from bootseer.blocks.publish.packs import compress
 from bootseer.errors import DataError, from_os_error
 from bootseer.store import ObjectInfo, Store
 
@@ -165,7 +165,7 @@ def shape_of(raw: bytes) -> tuple[int, int, int]:
 
 
 class Ready(Protocol):
-    """Where blocks are read from: a `bootseer.blocks.cache.cache.CacheFile`."""
+    """Where blocks are read from: a `bootseer.blocks.cache.blockfile.CacheFile`."""
 
     @property
     def map(self) -> BlockMap: ...
@@ -264,7 +264,7 @@ def publish(store: Store, folder: str, path: Path, pack: HotPack) -> str:
 
 def pages_key(key: str, driver: str) -> str:
     """The store key of the page list of ``driver`` that belongs to the hot pack ``key``; see
-    `bootseer.blocks.profiles.pagelist`."""
+    `bootseer.blocks.formats.pagelist`."""
     return f"{key.removesuffix('.pack')}.{driver}.pages"
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from bootseer.blocks.formats.blockmap import BlockMap
-from bootseer.blocks.formats.decode import verified
+from bootseer.blocks.formats.frames import verified
 from bootseer.errors import BootseerError, DataError, UnavailableError, from_os_error
 from bootseer.store import RangeReader, Store
 

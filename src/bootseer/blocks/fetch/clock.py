@@ -9,10 +9,10 @@ import logging
 import threading
 import time
 
-from bootseer.blocks.fetcher.board import Board
-from bootseer.blocks.fetcher.crew import Crew
-from bootseer.blocks.fetcher.flight import Flight
-from bootseer.blocks.fetcher.waiting import DEADLINE, Request
+from bootseer.blocks.fetch.board import Board
+from bootseer.blocks.fetch.crew import Crew
+from bootseer.blocks.fetch.deadlines import DEADLINE, Request
+from bootseer.blocks.fetch.flight import Flight
 from bootseer.errors import UnavailableError
 
 log = logging.getLogger(__name__)

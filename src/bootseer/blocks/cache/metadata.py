@@ -14,7 +14,7 @@ import msgspec
 
 from bootseer.blocks import _hash
 from bootseer.blocks._zstd import unpack
-from bootseer.blocks.cache.cachelock import Hold
+from bootseer.blocks.cache.locks import Hold
 from bootseer.blocks.formats.blockmap import BlockMap, ObjectRef
 from bootseer.blocks.formats.manifest import TreeManifest, fetch, tree_key
 from bootseer.errors import DataError, from_os_error

@@ -1,0 +1,1 @@
+"""A whole tree as a plain folder, for hosts where nothing may be mounted."""

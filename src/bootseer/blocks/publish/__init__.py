@@ -1,0 +1,1 @@
+"""How a tree gets into a store: packs of compressed blocks first, the manifest last."""
