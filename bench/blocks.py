@@ -26,7 +26,7 @@ from _reading import sequential, small
 from bootseer import erofs, report
 from bootseer.blocks import tree
 from bootseer.blocks.serving import server
-from bootseer.blocks.serving.control import TreeStatus
+from bootseer.blocks.serving.protocol import TreeStatus
 from bootseer.config import Config
 from bootseer.kernel import mount as mounts
 from bootseer.store import Store, open_store

@@ -18,7 +18,6 @@ from bootseer import erofs
 from bootseer.blocks import tree
 from bootseer.blocks.cache import check, eviction, inventory
 from bootseer.blocks.cache.inventory import Part
-from bootseer.blocks.serving.driver import DISK_SLACK
 from bootseer.blocks.tree import TreeMount
 from bootseer.config import Config
 from bootseer.errors import FullError
@@ -35,14 +34,14 @@ SIZE = 300_000
 class Site:
     """Two published trees of 7 MB, and a node whose cache is in ``base``."""
 
-    def __init__(self, store: FolderStore, digests: list[str], base: Path, driver: str) -> None:
-        self.store, self.digests, self.base, self.driver = store, digests, base, driver
+    def __init__(self, store: FolderStore, digests: list[str], base: Path) -> None:
+        self.store, self.digests, self.base = store, digests, base
         self.cache = base / "cache"
         self.state = base / "state"
         self.mounted: list[TreeMount] = []
 
     def mount(self, number: int = 0, **set: object) -> TreeMount:
-        values = {"background_fill": False, "demand_deadline": 10.0, "driver": self.driver, "cache_keep_free": 0, **set}
+        values = {"background_fill": False, "demand_deadline": 10.0, "cache_keep_free": 0, **set}
         made = tree.mount(
             self.store.url,
             self.digests[number],
@@ -108,15 +107,15 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[FolderStore, li
     return store, digests
 
 
-@pytest.fixture(params=["fanotify", "fuse"])
-def site(published: tuple[FolderStore, list[str]], tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Site]:
-    site = Site(*published, tmp_path, request.param)
+@pytest.fixture
+def site(published: tuple[FolderStore, list[str]], tmp_path: Path) -> Iterator[Site]:
+    site = Site(*published, tmp_path)
     yield site
     site.close()
 
 
-@pytest.fixture(params=["fanotify", "fuse"])
-def small(published: tuple[FolderStore, list[str]], tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Site]:
+@pytest.fixture
+def small(published: tuple[FolderStore, list[str]], tmp_path: Path) -> Iterator[Site]:
     """The cache is on an ext4 of its own, of 140 MB."""
     disk, place = tmp_path / "disk", tmp_path / "place"
     place.mkdir()
@@ -124,7 +123,7 @@ def small(published: tuple[FolderStore, list[str]], tmp_path: Path, request: pyt
         file.truncate(140 << 20)
     subprocess.run(["mkfs.ext4", "-q", "-F", "-m", "0", disk], check=True, timeout=30)
     subprocess.run(["mount", "-o", "loop", disk, place], check=True, timeout=30)
-    site = Site(*published, place, request.param)
+    site = Site(*published, place)
     site.state = tmp_path / "state"
     try:
         yield site
@@ -168,23 +167,6 @@ def test_what_is_mounted_stays(site: Site) -> None:
     until(lambda: eviction.collect(site.cache, 1 << 40).bytes > 0)
     assert site.part() is None
     assert wrong_and_failed(site.mount(), 0) == ([], [])
-
-
-@pytest.mark.parametrize("site", ["fanotify"], indirect=True)
-def test_what_only_the_kernel_uses_stays(site: Site) -> None:
-    made = site.complete()
-    kill_all(made.status().pid)
-    part = site.part()
-    assert part is not None
-    assert part.mounts == [str(made.target)]
-    # The hint may be missing, as in another mount namespace; the data file itself says it.
-    blind = Part(**{name: getattr(part, name) for name in part.__struct_fields__} | {"mounts": [], "owner": 0})
-    assert list(eviction._steps(site.cache, [blind], 1 << 40, False, True)) == []
-    assert eviction.collect(site.cache, 1 << 40).gone == []
-    assert not check.check(site.cache, part, repair=True).bad
-    mounts.unmount(made.target)
-    (gone,) = eviction.collect(site.cache, 1 << 40).gone
-    assert gone.whole
 
 
 def test_what_is_mounted_is_checked_beside_the_mount(site: Site) -> None:
@@ -235,15 +217,8 @@ def test_a_full_disk_makes_room_at_mount(small: Site) -> None:
     old = small.mount(0)
     assert wrong_and_failed(old, 0) == ([], [])
     old.unmount()
-    fill_up(small.base, 4_000_000 + (DISK_SLACK if small.driver == "fanotify" else 0))
-    if small.driver == "fanotify":
-        os.rename(small.cache / "blocks", small.base / "elsewhere")
-        with pytest.raises(FullError, match="the fanotify driver needs"):
-            small.mount(1)
-        shutil.rmtree(small.cache / "blocks")
-        os.rename(small.base / "elsewhere", small.cache / "blocks")
+    fill_up(small.base, 4_000_000)
     new = small.mount(1)
-    assert new.status().driver == small.driver
     assert small.part(0) is None
     assert wrong_and_failed(new, 1) == ([], [])
 
@@ -269,15 +244,14 @@ def test_a_full_disk_gives_right_bytes_or_an_error(small: Site) -> None:
     ballast = fill_up(small.base, 2_000_000)
     wrong, failed = wrong_and_failed(new, 1)
     assert wrong == []
-    assert bool(failed) == (small.driver == "fanotify"), "only FUSE can serve from memory"
+    assert failed == [], "what cannot be kept is served from memory"
     assert new.status().cache_full
     assert wrong_and_failed(used, 0) == ([], [])
     new.unmount()
     # On with what a full disk could keep.
-    again = small.mount(1) if small.driver == "fuse" else None
-    if again is not None:
-        assert wrong_and_failed(again, 1) == ([], [])
-        again.unmount()
+    again = small.mount(1)
+    assert wrong_and_failed(again, 1) == ([], [])
+    again.unmount()
     ballast.unlink()
     last = small.mount(1)
     assert wrong_and_failed(last, 1) == ([], [])

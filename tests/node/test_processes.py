@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 import random
-import resource
 import shutil
 import signal
 import subprocess
@@ -22,8 +20,8 @@ import pytest
 
 from bootseer import erofs
 from bootseer.blocks import tree
-from bootseer.blocks.cache.blockfile import in_use
-from bootseer.blocks.serving import _process, driver
+from bootseer.blocks.serving import client
+from bootseer.blocks.serving.protocol import Request
 from bootseer.blocks.tree import TreeMount
 from bootseer.config import Config
 from bootseer.errors import UnavailableError
@@ -45,30 +43,29 @@ TROUBLED = (
     sys.executable,
     "-c",
     """import errno, os, sys, time
-from bootseer.blocks.serving import holder, holderwatch, oom
+from bootseer.blocks.serving import supervisor
 from bootseer.blocks.serving.server import main
-from bootseer.kernel import _libc
 
 def when(name, real, act):
-    def fake(*args):
+    def fake(*args, **more):
         if os.path.exists(os.environ["BOOTSEER_TROUBLE"] + name):
             act()
-        return real(*args)
+        return real(*args, **more)
     return fake
 
 def fail(number):
     raise OSError(number, os.strerror(number))
 
-holder._FRONT_SILENCE = holder._FETCHER_SILENCE = holderwatch._HOLDER_SILENCE = 3.0
+supervisor._SERVER_SILENCE = supervisor._FETCHER_SILENCE = 3.0
 os.fork = when("fork", os.fork, lambda: fail(errno.EAGAIN))
-_libc.fanotify_init = when("init", _libc.fanotify_init, lambda: fail(errno.EMFILE))
-oom.protect = when("slow", oom.protect, lambda: time.sleep(0.4))
-class Child(holder.Child):
+supervisor.FetcherProcess = when("fetcher", supervisor.FetcherProcess, lambda: fail(errno.EIO))
+supervisor.Supervisor._serve_fuse = when("slow", supervisor.Supervisor._serve_fuse, lambda: time.sleep(0.4))
+class Child(supervisor.Child):
     def __init__(self, name, *args):
         super().__init__(name, *args)
         if name == "fetcher":
-            when("twin", int, lambda: time.sleep(0.6))()
-holder.Child = Child
+            when("twice", int, lambda: time.sleep(0.6))()
+supervisor.Child = Child
 sys.exit(main(sys.argv[1:]))
 """,
 )
@@ -76,6 +73,8 @@ sys.exit(main(sys.argv[1:]))
 FILES = 24
 FILE_SIZE = 400_000
 DEADLINE = 20.0
+ERRORS = (errno.EIO, errno.ECONNABORTED, errno.ENOTCONN)
+"""What a reader gets whose FUSE server is gone for good."""
 
 
 @pytest.fixture(scope="module")
@@ -92,15 +91,15 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Node:
-    def __init__(self, base: Path, folder: Path, driver: str) -> None:
-        self.base, self.folder, self.driver = base, folder, driver
+    def __init__(self, base: Path, folder: Path) -> None:
+        self.base, self.folder = base, folder
         self.digest = (base / "digest").read_text()
         self.store = folder / "store"
         shutil.copytree(base / "store", self.store)
         self.mounted: list[TreeMount] = []
 
     def mount(self, name: str = "mnt", *, slow: bool = True, command: Sequence[str] = (), **set: object) -> TreeMount:
-        settings = {"background_fill": False, "demand_deadline": DEADLINE, "driver": self.driver, **set}
+        settings = {"background_fill": False, "demand_deadline": DEADLINE, **set}
         made = tree.mount(
             str(self.store),
             self.digest,
@@ -131,15 +130,12 @@ class Node:
 
 
 @pytest.fixture
-def node(base: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Node]:
-    node = Node(base, tmp_path, getattr(request, "param", "fanotify"))
+def node(base: Path, tmp_path: Path) -> Iterator[Node]:
+    node = Node(base, tmp_path)
     yield node
     for made in node.mounted:
         made.unmount()
     until(node.clean)
-
-
-both = pytest.mark.parametrize("node", ["fanotify", "fuse"], indirect=True)
 
 
 def alive(pid: int) -> bool:
@@ -195,12 +191,7 @@ def read(path: Path) -> bytes | int | None:
         return exc.errno
 
 
-@pytest.mark.parametrize(
-    ("node", "who"),
-    [("fanotify", "fetcher"), ("fanotify", "front"), ("fanotify", "holder"), ("fanotify", "any"), ("fuse", "fetcher"),
-     ("fuse", "front"), ("fuse", "holder"), ("fuse", "any")],
-    indirect=["node"],
-)  # fmt: skip
+@pytest.mark.parametrize("who", ["fetcher", "FUSE server", "supervisor", "any"])
 def test_killed_again_and_again_while_readers_read(node: Node, who: str) -> None:
     made = node.mount()
     rand = random.Random(who)
@@ -209,7 +200,7 @@ def test_killed_again_and_again_while_readers_read(node: Node, who: str) -> None
     while readers.busy and kills < 10:
         with contextlib.suppress(UnavailableError):
             status = made.status()
-            pids = {"holder": status.pid, "front": status.front_pid, "fetcher": status.fetcher_pid}
+            pids = {"supervisor": status.pid, "FUSE server": status.server_pid, "fetcher": status.fetcher_pid}
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pids[who if who != "any" else rand.choice(list(pids))], signal.SIGKILL)
                 kills += 1
@@ -220,15 +211,11 @@ def test_killed_again_and_again_while_readers_read(node: Node, who: str) -> None
     assert kills > 3
     until(lambda: alive(made.status().pid))
     status = made.status()
-    restarts = {
-        "holder": status.holder_restarts, "front": status.front_restarts, "fetcher": status.fetcher_restarts
-    }  # fmt: skip
-    assert sum(restarts.values()) >= kills - 1
+    assert status.supervisor_restarts + status.server_restarts + status.fetcher_restarts >= kills - 1
     assert (status.failed_reads, status.denied) == (0, 0)
 
 
-@both
-def test_reads_that_a_dead_front_took_are_answered_by_the_next(node: Node) -> None:
+def test_reads_that_a_dead_server_took_are_answered_by_the_next(node: Node) -> None:
     made = node.mount(slow=False)
     before = made.status()
     os.kill(before.fetcher_pid, signal.SIGSTOP)
@@ -237,103 +224,19 @@ def test_reads_that_a_dead_front_took_are_answered_by_the_next(node: Node) -> No
             pool.submit(read, made.target / f"f{index:02}") for index in range(6)
         ]
         time.sleep(0.3)
-        os.kill(before.front_pid, signal.SIGKILL)
+        os.kill(before.server_pid, signal.SIGKILL)
         time.sleep(0.3)
         assert not any(future.done() for future in futures)
         os.kill(before.fetcher_pid, signal.SIGCONT)
         for index, future in enumerate(futures):
             assert future.result(DEADLINE) == node.want(f"f{index:02}")
     status = made.status()
-    assert (status.front_restarts, status.fetcher_restarts, status.denied) == (1, 0, 0)
+    assert (status.server_restarts, status.fetcher_restarts, status.denied) == (1, 0, 0)
     assert status.taken_over >= 6
 
 
-def test_holder_and_keeper_dead_at_once_is_an_error_not_zeros(node: Node) -> None:
-    made = node.mount(slow=False)
-    status = made.status()
-    with ThreadPoolExecutor(1) as pool:
-        os.kill(status.fetcher_pid, signal.SIGSTOP)
-        future = pool.submit(read, made.target / "f00")
-        time.sleep(0.2)
-        for number in (signal.SIGSTOP, signal.SIGKILL):
-            os.kill(status.pid, number)
-            os.kill(status.front_pid, number)
-        os.kill(status.fetcher_pid, signal.SIGCONT)
-        assert future.result(DEADLINE) == errno.EIO
-    assert read(made.target / "f01") == errno.EIO
-    made.unmount()
-    until(lambda: not alive(status.fetcher_pid), 20)
-
-
-def test_control_run_without_anybody_to_hold_the_group_zeros_are_seen(node: Node) -> None:
-    """The kernel fails open. If this test fails, the others above prove nothing."""
-    made = node.mount()
-    readers = Readers(node, made.target)
-    time.sleep(0.3)
-    kill_group(made.status().pid)
-    readers.join()
-    assert readers.wrong
-    assert all("zeros" in line for line in readers.wrong)
-
-
-def test_a_mount_without_its_server_is_not_joined(node: Node) -> None:
-    made = node.mount(slow=False)
-    kill_group(made.status().pid)
-    with pytest.raises(UnavailableError, match="in use"):
-        node.mount("other", slow=False)
-    made.unmount()
-    again = node.mount("other", slow=False)
-    assert read(again.target / "f00") == node.want("f00")
-
-
-def test_a_late_mark_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "data"
-    path.write_bytes(bytes(4096))
-    fd = os.open(path, os.O_RDWR)
-    assert not in_use(fd)
-    with open(path, "rb"):
-        assert in_use(fd)
-        with pytest.raises(UnavailableError, match="in use without a guard"):
-            driver.guard(fd, tmp_path)
-    driver.guard(fd, tmp_path).close()
-    os.close(fd)
-
-
-def test_a_complete_tree_needs_no_process(node: Node) -> None:
-    made = node.mount(slow=False, background_fill=True, fill_quiet=0.1)
-    made.ready()
-    until(lambda: made.status().driver == "local")
-    status = made.status()
-    assert status.complete
-    assert status.front_pid == 0
-    kill_group(status.pid)
-    shutil.rmtree(node.store)
-    for index in range(FILES):
-        assert read(made.target / f"f{index:02}") == node.want(f"f{index:02}")
-    made.unmount()
-    until(node.clean)
-    again = node.mount(slow=False)
-    assert again.status().driver == "local"
-    assert hashlib.sha256((again.target / "f03").read_bytes()).digest() == hashlib.sha256(node.want("f03")).digest()
-
-
-def test_a_detached_mount_in_use_keeps_its_keeper(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bootseer.blocks.serving._process._BUSY_SECONDS", 0.2)
-    made = node.mount(slow=False)
-    pid = made.status().pid
-    with open(made.target / "f05", "rb") as file:
-        made.unmount()
-        assert not mounts.is_mounted(made.target)
-        assert made.status().lingering
-        os.kill(made.status().fetcher_pid, signal.SIGKILL)
-        os.kill(pid, signal.SIGTERM)
-        assert file.read() == node.want("f05")
-    until(node.clean)
-    until(lambda: not alive(pid))
-
-
 def test_a_lingering_server_serves_the_next_mount(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bootseer.blocks.serving._process._BUSY_SECONDS", 0.2)
+    monkeypatch.setattr("bootseer.blocks.serving.client._BUSY_SECONDS", 0.2)
     made = node.mount(slow=False)
     pid = made.status().pid
     with open(made.target / "f05", "rb") as file:
@@ -357,46 +260,11 @@ def test_sigterm_waits_for_the_unmount(node: Node) -> None:
     until(lambda: not alive(pid))
 
 
-def test_no_fetcher_means_errors_soon_and_recovery(node: Node) -> None:
-    made = node.mount(slow=False)
-    status = made.status()
-    hidden = [(node.folder / "cache" / "trees", node.folder / "hidden-trees"), (node.store, node.folder / "hidden")]
-    for path, away in hidden:
-        path.rename(away)
-    os.kill(status.fetcher_pid, signal.SIGKILL)
-    began = time.monotonic()
-    assert read(made.target / "f00") == errno.EIO
-    assert time.monotonic() - began < DEADLINE
-    shutil.rmtree(hidden[0][0], ignore_errors=True)
-    shutil.rmtree(hidden[1][0], ignore_errors=True)
-    for path, away in hidden:
-        away.rename(path)
-    until(lambda: read(made.target / "f01") == node.want("f01"), 15)
-
-
-def test_too_few_descriptors_give_errors_not_zeros(node: Node) -> None:
-    made = node.mount(slow=False)
-    status = made.status()
-    os.kill(status.fetcher_pid, signal.SIGSTOP)
-    used = len(os.listdir(f"/proc/{status.front_pid}/fd"))
-    resource.prlimit(status.front_pid, resource.RLIMIT_NOFILE, (used + 6, used + 6))
-    with ThreadPoolExecutor(FILES) as pool:
-        futures = [pool.submit(read, made.target / f"f{index:02}") for index in range(FILES)]
-        time.sleep(0.5)
-        os.kill(status.fetcher_pid, signal.SIGCONT)
-        found = [future.result(DEADLINE) for future in futures]
-    errors = {what for what in found if isinstance(what, int)}
-    assert errors <= {errno.EPERM, errno.EIO}
-    assert errors
-    assert all(what == node.want(f"f{index:02}") for index, what in enumerate(found) if isinstance(what, bytes))
-
-
 def right(node: Node, target: Path, names: range = range(FILES)) -> bool:
     """Whether a reader gets right bytes, or at worst errors."""
     return all(read(target / f"f{i:02}") == node.want(f"f{i:02}") for i in names)
 
 
-@both
 def test_a_full_disk_keeps_nobody_from_joining_and_leaving(node: Node) -> None:
     made = node.mount(slow=False)
     pid = made.status().pid
@@ -410,60 +278,6 @@ def test_a_full_disk_keeps_nobody_from_joining_and_leaving(node: Node) -> None:
     (node.folder / "state" / "trees" / node.digest[:16] / "targets.json.tmp").rmdir()
 
 
-def test_an_error_reply_kills_nobody(node: Node) -> None:
-    made = node.mount(slow=False)
-    pid = made.status().pid
-    os.kill(pid, signal.SIGSTOP)  # so that the fetcher cannot confirm, and answers with an error
-    try:
-        with pytest.raises(UnavailableError, match="does not answer to 'stay'"):
-            node.mount("other", slow=False)
-        with pytest.raises(UnavailableError, match="does not answer to 'leave'"):
-            made.unmount()
-    finally:
-        os.kill(pid, signal.SIGCONT)
-    made.unmount()
-    until(lambda: not alive(pid))
-
-
-def test_a_stopped_holder_of_a_tree_in_use_is_not_killed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bootseer.blocks.serving._process._BUSY_SECONDS", 0.2)
-    made = node.mount(slow=False)
-    pid = made.status().pid
-    folder = node.folder / "state" / "trees" / node.digest[:16]
-    with open(made.target / "f05", "rb") as file:
-        os.kill(pid, signal.SIGSTOP)
-        with pytest.raises(UnavailableError):
-            made.unmount(timeout=1)
-        with pytest.raises(UnavailableError, match="read zeros"):
-            _process.await_exit(folder, pid, 0.2)
-        with pytest.raises(UnavailableError, match="read zeros"):
-            _process.clear(folder)
-        assert file.read() == node.want("f05")
-        os.kill(pid, signal.SIGCONT)
-    made.unmount()
-    until(lambda: not alive(pid))
-
-
-def test_a_stopped_server_that_nobody_needs_is_killed(node: Node) -> None:
-    made = node.mount(slow=False)
-    status = made.status()
-    folder = node.folder / "state" / "trees" / node.digest[:16]
-    mounts.unmount(made.target)
-    for pid in (status.pid, status.front_pid, status.fetcher_pid):
-        os.kill(pid, signal.SIGSTOP)
-    _process.await_exit(folder, status.pid, 0.2)
-    until(lambda: not any(map(alive, (status.pid, status.front_pid, status.fetcher_pid))))
-    _process.clear(folder)
-
-
-def test_a_stranger_with_the_number_of_a_server_lives(tmp_path: Path) -> None:
-    with subprocess.Popen(["sleep", "100"], start_new_session=True) as stranger:
-        _process.await_exit(tmp_path, stranger.pid, 0.1)
-        assert stranger.poll() is None
-        stranger.kill()
-
-
-@both
 def test_a_mount_and_an_unmount_while_the_fetcher_is_dead(node: Node) -> None:
     made = node.mount(slow=False)
     pid = made.status().pid
@@ -496,95 +310,149 @@ def trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trouble:
     return Trouble(tmp_path / "trouble")
 
 
-@pytest.mark.parametrize("who", ["fetcher", "front", "holder"])
+@pytest.mark.parametrize("who", ["fetcher", "FUSE server", "supervisor"])
 def test_no_process_can_be_started_for_a_while(node: Node, trouble: Trouble, who: str) -> None:
     made = node.mount(command=TROUBLED)
     status = made.status()
-    pids = {"holder": status.pid, "front": status.front_pid, "fetcher": status.fetcher_pid}
+    pids = {"supervisor": status.pid, "FUSE server": status.server_pid, "fetcher": status.fetcher_pid}
     with trouble("fork"):
         os.kill(pids.pop(who), signal.SIGKILL)
         time.sleep(1.5)
         assert all(map(alive, pids.values()))
     until(lambda: read(made.target / "f05") == node.want("f05"))
     until(lambda: alive(made.status().pid))
-    os.kill(made.status().front_pid, signal.SIGKILL)
+    os.kill(made.status().server_pid, signal.SIGKILL)
     assert read(made.target / "f06") == node.want("f06")
 
 
-@both
-@pytest.mark.parametrize("who", ["fetcher", "front"])
+@pytest.mark.parametrize("who", ["fetcher", "FUSE server"])
 def test_a_process_without_a_sign_of_life_is_replaced(node: Node, trouble: Trouble, who: str) -> None:
     made = node.mount(command=TROUBLED)
     status = made.status()
-    pid = status.fetcher_pid if who == "fetcher" else status.front_pid
+    pid = status.fetcher_pid if who == "fetcher" else status.server_pid
     os.kill(pid, signal.SIGSTOP)
     assert read(made.target / "f05") == node.want("f05")
     assert not alive(pid)
     assert "no sign of life" in node.log
 
 
-def test_a_silent_holder_is_replaced(node: Node, trouble: Trouble) -> None:
-    made = node.mount(command=TROUBLED)
-    pid = made.status().pid
-    os.kill(pid, signal.SIGSTOP)
-    until(lambda: not alive(pid), 15)
-    until(lambda: made.status().holder_restarts == 1)
-    assert alive(made.status().pid)
-
-
-def holder_dies_while_another_starts(made: TreeMount, trouble: Trouble, how: str, pid: int, after: float) -> None:
+def supervisor_dies_while_another_starts(made: TreeMount, trouble: Trouble, how: str, pid: int, after: float) -> None:
     status = made.status()
     with trouble(how):
         os.kill(pid, signal.SIGKILL)
         time.sleep(after)
         os.kill(status.pid, signal.SIGKILL)
-    until(lambda: made.status().holder_restarts == 1)
+    until(lambda: made.status().supervisor_restarts == 1)
 
 
-def test_the_holder_dies_while_a_keeper_starts(node: Node, trouble: Trouble) -> None:
+def test_the_supervisor_dies_while_a_fetcher_starts(node: Node, trouble: Trouble) -> None:
     made = node.mount(command=TROUBLED)
-    holder_dies_while_another_starts(made, trouble, "slow", made.status().front_pid, 0.2)
-    os.kill(made.status().front_pid, signal.SIGKILL)
-    assert right(node, made.target, range(4))
-
-
-def test_the_holder_dies_while_a_fetcher_starts(node: Node, trouble: Trouble) -> None:
-    made = node.mount(command=TROUBLED)
-    holder_dies_while_another_starts(made, trouble, "twin", made.status().fetcher_pid, 0.3)
+    supervisor_dies_while_another_starts(made, trouble, "twice", made.status().fetcher_pid, 0.3)
     assert made.status().fetcher_restarts == 1
     assert right(node, made.target)
 
 
-def test_who_must_not_die_is_kept_from_the_oom_killer(node: Node) -> None:
-    def score(pid: int) -> int:
-        return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+def test_the_supervisor_dies_while_a_fuse_server_starts(node: Node, trouble: Trouble) -> None:
+    made = node.mount(command=TROUBLED)
+    supervisor_dies_while_another_starts(made, trouble, "slow", made.status().server_pid, 0.2)
+    os.kill(made.status().server_pid, signal.SIGKILL)
+    assert right(node, made.target, range(4))
 
-    mine = score(os.getpid())
-    try:
-        Path("/proc/self/oom_score_adj").write_text("-1000")
-    except OSError:
-        expected = mine  # not allowed here, and said in the log
-    else:
-        expected = -1000
-        Path("/proc/self/oom_score_adj").write_text(str(mine))
+
+def test_all_killed_at_once_is_an_error_and_the_next_mount_is_right(node: Node) -> None:
+    """A FUSE mount fails closed."""
+    made = node.mount()
+    readers = Readers(node, made.target)
+    time.sleep(0.3)
+    kill_group(made.status().pid)
+    readers.join()
+    assert readers.wrong
+    assert not any("zeros" in line for line in readers.wrong)
+    made.unmount()
+    again = node.mount(slow=False)
+    assert right(node, again.target)
+
+
+def test_supervisor_and_server_dead_at_once_is_an_error_and_ends_the_fetcher(node: Node) -> None:
     made = node.mount(slow=False)
     status = made.status()
-    assert score(status.pid) == score(status.front_pid) == expected
-    assert ("CAP_SYS_RESOURCE" in node.log) == (expected == mine)
-    assert score(status.fetcher_pid) == mine
-    os.kill(status.fetcher_pid, signal.SIGKILL)
-    assert right(node, made.target, range(1))
-    assert score(made.status().fetcher_pid) == mine
+    with ThreadPoolExecutor(1) as pool:
+        os.kill(status.fetcher_pid, signal.SIGSTOP)
+        future = pool.submit(read, made.target / "f00")
+        time.sleep(0.2)
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            os.kill(status.pid, number)
+            os.kill(status.server_pid, number)
+        os.kill(status.fetcher_pid, signal.SIGCONT)
+        assert future.result(DEADLINE) in ERRORS
+    assert read(made.target / "f01") in ERRORS
+    made.unmount()
+    until(lambda: not alive(status.fetcher_pid), 20)
 
 
-@pytest.mark.parametrize("node", ["auto"], indirect=True)
-def test_no_guard_for_want_of_descriptors_is_served_through_fuse(node: Node, trouble: Trouble) -> None:
-    first = node.mount(command=TROUBLED)
-    assert first.status().driver == "fanotify"
-    first.unmount()
+def test_a_tree_that_is_complete_is_mounted_without_a_server(node: Node) -> None:
+    made = node.mount(slow=False, background_fill=True, fill_quiet=0.1)
+    made.ready()
+    until(lambda: made.status().complete)
+    made.unmount()
     until(node.clean)
-    shutil.rmtree(node.folder / "cache")
-    with trouble("init"):
-        made = node.mount(command=TROUBLED)
-        assert made.status().driver == "fuse"
-        assert right(node, made.target, range(2))
+    shutil.rmtree(node.store / "packs", ignore_errors=True)
+    again = node.mount(slow=False)
+    status = again.status()
+    assert (status.driver, status.server_pid, status.fetcher_pid) == ("local", 0, 0)
+    assert status.complete
+    kill_group(status.pid)
+    assert right(node, again.target)
+
+
+def test_a_detached_mount_in_use_keeps_its_server(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bootseer.blocks.serving.client._BUSY_SECONDS", 0.2)
+    made = node.mount(slow=False)
+    pid = made.status().pid
+    with open(made.target / "f05", "rb") as file:
+        made.unmount()
+        assert not mounts.is_mounted(made.target)
+        assert made.status().lingering
+        os.kill(made.status().fetcher_pid, signal.SIGKILL)
+        os.kill(pid, signal.SIGTERM)
+        assert file.read() == node.want("f05")
+    until(node.clean)
+    until(lambda: not alive(pid))
+
+
+def test_no_fetcher_means_errors_soon_and_recovery(node: Node, trouble: Trouble) -> None:
+    made = node.mount(command=TROUBLED)
+    with trouble("fetcher"):
+        os.kill(made.status().fetcher_pid, signal.SIGKILL)
+        began = time.monotonic()
+        assert read(made.target / "f00") == errno.EIO
+        assert time.monotonic() - began < DEADLINE
+    until(lambda: read(made.target / "f01") == node.want("f01"), 15)
+
+
+def test_a_stopped_supervisor_is_waited_for_and_not_killed(node: Node) -> None:
+    made = node.mount(slow=False)
+    pid = made.status().pid
+    folder = node.folder / "state" / "trees" / node.digest[:16]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(UnavailableError, match="does not answer"):
+            client.ask(folder, Request("status"), timeout=0.5)
+        assert read(made.target / "f00") == node.want("f00")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    made.unmount()
+    until(lambda: not alive(pid))
+
+
+def test_a_stopped_server_that_nobody_needs_is_killed(node: Node) -> None:
+    made = node.mount(slow=False)
+    status = made.status()
+    folder = node.folder / "state" / "trees" / node.digest[:16]
+    mounts.unmount(made.target)
+    pids = (status.pid, status.server_pid, status.fetcher_pid)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    client.await_exit(folder, 0.2)
+    until(lambda: not any(map(alive, pids)))
+    client.clear(folder)

@@ -29,8 +29,8 @@ FILES = ("big", "d/one", "d/two")
 class Site:
     """A published tree, and a node."""
 
-    def __init__(self, base: Path, folder: Path, driver: str) -> None:
-        self.folder, self.driver = folder, driver
+    def __init__(self, base: Path, folder: Path) -> None:
+        self.folder = folder
         self.source, self.meta = base / "tree", base / "meta"
         self.size = (base / "data").stat().st_size
         self.digest = (base / "digest").read_text()
@@ -39,7 +39,7 @@ class Site:
         self.mounted: list[TreeMount] = []
 
     def mount(self, cache: str, job: str = "job", **set: object) -> TreeMount:
-        settings = {"background_fill": False, "demand_deadline": 20.0, "driver": self.driver, **set}
+        settings = {"background_fill": False, "demand_deadline": 20.0, **set}
         made = tree.mount(
             self.store.url, self.digest, self.folder / "mnt", cache_dir=self.folder / cache,
             state_dir=self.folder / "state", profile=ProfileKey(job), config=Config(**settings),  # type: ignore[arg-type]
@@ -52,7 +52,7 @@ class Site:
 
     def pages(self) -> PageList:
         (key,) = self.keys(".pages")
-        assert key.endswith(f".{self.driver}.pages")
+        assert key.endswith(".fuse.pages")
         return PageList.decode(self.store.get(key), self.digest, self.size)
 
     def replace(self, pages: PageList) -> None:
@@ -60,7 +60,7 @@ class Site:
         self.store.put(key, pages.encode(), overwrite=True)
 
 
-@pytest.fixture(scope="module", params=["fanotify", "fuse"])
+@pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     """A published tree, and three recorded starts that read `FILES` through the driver that the folder is named for."""
     folder = tmp_path_factory.mktemp("base") / request.param
@@ -136,15 +136,6 @@ def test_the_hot_pack_is_found_while_the_block_map_comes(site: Site) -> None:
     made = site.mount("empty")
     until(lambda: "foreseen hot pack 'profiles/" in log_of(made), 20, "the end of the prefetch")
     assert "0 traces" not in log_of(made), "what comes after the pack is looked for as ever"
-
-
-def test_of_another_tree_and_job_nothing_is_foreseen(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    announce = tree.announce
-    monkeypatch.setattr(tree, "announce", lambda profile: [announce(f"{profile}/a"), announce(f"{profile}/b")])
-    made = site.mount("empty")
-    until(lambda: "traces and hot pack 'profiles/" in log_of(made), 20, "the end of the prefetch")
-    assert "foreseen" not in log_of(made)
-    assert (made.target / "big").read_bytes() == (site.source / "big").read_bytes()
 
 
 def test_without_the_setting_nothing_is_read_ahead(site: Site) -> None:

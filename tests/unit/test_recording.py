@@ -15,7 +15,7 @@ import pytest
 from bootseer.blocks.formats.trace import UNIT, Process, Touch, Trace
 from bootseer.blocks.profiles.readers import Readers
 from bootseer.blocks.profiles.recording import Recording
-from bootseer.blocks.serving.shared import Count, Shared
+from bootseer.blocks.serving.shared_memory import Count, Shared
 
 TREE = "ab" * 32
 

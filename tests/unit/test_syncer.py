@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from bootseer.blocks.serving import syncer
-from bootseer.blocks.serving.shared import Count
+from bootseer.blocks.serving.shared_memory import Count
 from bootseer.testing.waits import until
 
 

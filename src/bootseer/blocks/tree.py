@@ -1,9 +1,9 @@
 """Lazy trees: publish a directory tree once, mount it anywhere while its bytes still arrive.
 
 A tree is a two-part EROFS image: ``meta`` is local before the mount, ``data`` is served by a block server
-(``blocks.serving.server``), a process of its own session that outlives the caller. Several mounts of one tree with
-the same ``state_dir`` share one server. State of a running tree, in ``<state_dir>/trees/``: ``<id>/`` (spec, control
-socket, FUSE mount point), ``<id>.log`` and ``<id>.lock`` (held while mounting and unmounting).
+(``blocks.serving.server``), processes of their own session that outlive the caller. Several mounts of one tree with the
+same ``state_dir`` share one server. State of a running tree, in ``<state_dir>/trees/``: ``<id>/`` (spec, control socket,
+FUSE mount point), ``<id>.log`` and ``<id>.lock`` (held while mounting and unmounting).
 """
 
 from __future__ import annotations
@@ -22,31 +22,29 @@ from bootseer.blocks.cache.metadata import localize_manifest, localize_map, loca
 from bootseer.blocks.fetch.fetcher import DEMAND_WINDOW
 from bootseer.blocks.formats.manifest import TreeRef
 from bootseer.blocks.offline import extract, prefetch
-from bootseer.blocks.profiles.profiles import ProfileKey
+from bootseer.blocks.profiles.library import ProfileKey
 from bootseer.blocks.publish.tree import publish
-from bootseer.blocks.serving import _process, control
-from bootseer.blocks.serving.control import Request, TreeStatus
-from bootseer.blocks.serving.spec import FUSE_FOLDER, SPEC, ServerSpec
-from bootseer.blocks.serving.standby import FORK, SERVER, ahead, announce, standby
+from bootseer.blocks.serving import client
+from bootseer.blocks.serving.prestart import SERVER, prestart, prestart_one
+from bootseer.blocks.serving.protocol import FUSE_FOLDER, SPEC, GoneError, Request, ServerSpec, TreeStatus
 from bootseer.config import Config
 from bootseer.errors import BootseerError, NotFoundError, from_os_error
 from bootseer.kernel import mount as mounts
 from bootseer.store import Store, open_store
 
 __all__ = [
-    "FORK",
     "SERVER",
     "ProfileKey",
     "TreeMount",
     "TreeRef",
     "TreeStatus",
-    "ahead",
     "attach",
     "extract",
     "mount",
     "prefetch",
+    "prestart",
+    "prestart_one",
     "publish",
-    "standby",
 ]
 
 log = logging.getLogger(__name__)
@@ -66,24 +64,24 @@ class TreeMount:
 
     def status(self) -> TreeStatus:
         """Counters of the block server. Raises `UnavailableError` when it is gone."""
-        return control.ask(self._folder, Request("status"))
+        return client.ask(self._folder, Request("status"))
 
     def ready(self) -> None:
         """The job is ready: recording stops and its trace is published, the rest is filled without hesitation."""
-        control.ask(self._folder, Request("ready"))
+        client.ask(self._folder, Request("ready"))
 
     def unmount(self, *, timeout: float = _EXIT_SECONDS) -> None:
         """Unmount; the last mount of a tree ends its server, which publishes its trace first. Safe to call twice. A hot
         pack that is still to be made is finished behind this, by a process that nobody waits for, within a minute.
 
-        A target in use is detached lazily after 5 s, a server that has not ended after ``timeout`` is killed; both
-        with a log line. Raises `UnavailableError` when the server lives but does not answer, or does not end and must
-        not be killed because readers would get zeros: call it again later.
+        A target in use is detached lazily after 5 s; its server then stays until nobody uses it any more. A server that
+        has not ended after ``timeout`` is killed. Both leave a log line. Raises `UnavailableError` when the server lives
+        but does not answer: call it again later.
         """
-        with _process.locked(self._folder):
+        with client.locked(self._folder):
             with contextlib.suppress(BootseerError):  # then the target is in use for a moment, which is waited for
-                control.ask(self._folder, Request("still", str(self.target)), timeout=_STILL_SECONDS)
-            _process.unmount_target(self.target)
+                client.ask(self._folder, Request("still", str(self.target)), timeout=_STILL_SECONDS)
+            client.unmount_target(self.target)
             self._leave(timeout)
 
     def _leave(self, timeout: float) -> None:
@@ -91,8 +89,8 @@ class TreeMount:
         if not self._folder.exists():
             return
         try:
-            left = control.ask(self._folder, Request("remove", str(self.target)))
-        except control.GoneError as exc:  # any other error says that it lives, and others may use it
+            left = client.ask(self._folder, Request("remove", str(self.target)))
+        except GoneError as exc:  # any other error says that it lives, and others may use it
             log.warning("%s; cleaning up after it", exc)
         else:
             if left.targets:
@@ -100,8 +98,8 @@ class TreeMount:
             if left.lingering:
                 log.warning("tree %s is still in use somewhere; its server stays until that ends", self.id)
                 return
-            _process.await_exit(self._folder, left.pid, timeout)
-        _process.clear(self._folder)
+            client.await_exit(self._folder, timeout)
+        client.clear(self._folder)
 
 
 def mount(
@@ -120,84 +118,55 @@ def mount(
     """Mount the tree ``digest`` read-only on ``target`` (made when missing); hot blocks start to arrive at once.
 
     ``profile`` says whose traces to prefetch by and to add to (None: neither). ``config`` gives the time limits, the
-    number of streams and whether to fill in the background. ``server`` is the command that serves, or `FORK`;
-    ``store`` is the one at ``store_url``, when the caller has it open. On any failure nothing stays mounted or
-    running. Raises `NotFoundError` (no such tree), `DataError`, `UnavailableError`, `PrivilegeError`,
-    `UnsupportedError`, `FullError`.
+    number of streams and whether to fill in the background. ``server`` is the command that serves; ``store`` is the one
+    at ``store_url``, when the caller has it open. On any failure nothing stays mounted or running. Raises
+    `NotFoundError` (no such tree), `DataError`, `UnavailableError`, `PrivilegeError`, `UnsupportedError`, `FullError`.
     """
-    state_dir = Path(os.path.abspath(state_dir))
-    with ahead(store_url, state_dir, server), ThreadPoolExecutor(1) as beside:
-        cache_dir, target = Path(os.path.abspath(cache_dir)), Path(os.path.abspath(target))
-        store = store or open_store(store_url)
-        return _mount(
-            store, digest, target, cache_dir, state_dir, profile, config or Config(), demand_window, server, beside
-        )
-
-
-def _mount(
-    store: Store,
-    digest: str,
-    target: Path,
-    cache_dir: Path,
-    state_dir: Path,
-    profile: ProfileKey | None,
-    settings: Config,
-    demand_window: int,
-    server: Sequence[str],
-    beside: ThreadPoolExecutor,
-) -> TreeMount:
-    """`mount`, absolute paths; ``beside``: a thread to fetch the meta with while the map is fetched and the server
-    begins."""
-    if profile is not None:
-        announce(profile.prefix(digest))
-    tree = localize_manifest(store, digest, cache_dir)
-    meta = beside.submit(localize_meta, store, tree)
-    # Here, while the server's process still starts: it finds the map on the disk.
-    localize_map(store, tree)
+    settings = config or Config()
+    state_dir, cache_dir, target = (Path(os.path.abspath(path)) for path in (state_dir, cache_dir, target))
     id = digest[:16]
     folder = state_dir / "trees" / id
-    with _process.locked(folder):
-        if mounts.is_mounted(target):
-            raise BootseerError(f"cannot mount tree {id} on {target}: something is mounted there", hint="unmount it")
-        spec = ServerSpec(
-            id=id,
-            store_url=store.url,
-            digest=digest,
-            cache_dir=str(cache_dir),
-            target=str(target),
-            profile=profile.job if profile is not None else None,
-            record_seconds=settings.record_seconds,
-            demand_deadline=settings.demand_deadline,
-            fetch_streams=settings.fetch_streams,
-            background_fill=settings.background_fill,
-            fill_quiet=settings.fill_quiet,
-            demand_window=demand_window,
-            driver=settings.driver,
-            readahead=settings.readahead,
-            cache_limit=settings.cache_limit,
-            cache_keep_free=settings.cache_keep_free,
-        )
-        driver = _process.join_or_start(folder, spec, server)
-        try:
-            target.mkdir(parents=True, exist_ok=True)
-            meta.result()
-            data = (folder / FUSE_FOLDER if driver == "fuse" else tree.cache) / DATA
-            # A loop device reads past the mark: missing blocks would be zeros.
-            mounts.mount_erofs(
-                tree.meta,
-                data if tree.manifest.data_size else None,
-                target,
-                loops=driver != "fanotify",
-                direct=driver == "fuse",
+    with prestart_one(state_dir, server), ThreadPoolExecutor(1) as beside:
+        store = store or open_store(store_url)
+        tree = localize_manifest(store, digest, cache_dir)
+        meta = beside.submit(localize_meta, store, tree)
+        localize_map(store, tree)  # the server finds it on the disk
+        with client.locked(folder):
+            if mounts.is_mounted(target):
+                raise BootseerError(
+                    f"cannot mount tree {id} on {target}: something is mounted there", hint="unmount it"
+                )
+            spec = ServerSpec(
+                id=id,
+                store_url=store.url,
+                digest=digest,
+                cache_dir=str(cache_dir),
+                target=str(target),
+                profile=profile.job if profile is not None else None,
+                record_seconds=settings.record_seconds,
+                demand_deadline=settings.demand_deadline,
+                fetch_streams=settings.fetch_streams,
+                background_fill=settings.background_fill,
+                fill_quiet=settings.fill_quiet,
+                demand_window=demand_window,
+                readahead=settings.readahead,
+                cache_limit=settings.cache_limit,
+                cache_keep_free=settings.cache_keep_free,
             )
-        except BaseException as exc:
+            lazy = client.join_or_start(folder, spec, server) == "fuse"
             try:
-                TreeMount(target, id, digest, folder)._leave(_EXIT_SECONDS)
-            except BootseerError as more:
-                log.warning("%s", more)
-            if isinstance(exc, OSError):
-                raise from_os_error(exc, f"mount tree {id} on {target}") from exc
-            raise
+                target.mkdir(parents=True, exist_ok=True)
+                meta.result()
+                data = (folder / FUSE_FOLDER if lazy else tree.cache) / DATA
+                mounts.mount_erofs(tree.meta, data if tree.manifest.data_size else None, target, direct=lazy)
+            except BaseException as exc:
+                try:
+                    TreeMount(target, id, digest, folder)._leave(_EXIT_SECONDS)
+                except BootseerError as more:
+                    log.warning("%s", more)
+                if isinstance(exc, OSError):
+                    raise from_os_error(exc, f"mount tree {id} on {target}") from exc
+                raise
     return TreeMount(target, id, digest, folder)
 
 
@@ -211,9 +180,9 @@ def attach(what: str | Path, state_dir: Path) -> TreeMount:
     target = os.path.abspath(what)
     for folder in sorted(base.glob("*/")) if base.is_dir() else []:
         try:
-            status = control.ask(folder, Request("status"))
+            status = client.ask(folder, Request("status"))
         except BootseerError as exc:
-            if not isinstance(exc, control.GoneError):
+            if not isinstance(exc, GoneError):
                 silent = exc
             elif (left := _left_by_the_dead(folder)) and left.target == target:
                 return TreeMount(Path(target), left.id, left.digest, folder)

@@ -101,7 +101,6 @@ def mount(
             job=job or None,
             writable=not read_only,
             plain_http=plain_http,
-            server=tree.FORK,
         )
     if as_json:
         print_json(mounted.record)
@@ -156,7 +155,6 @@ def run(
             config=config,
             job=job or None,
             plain_http=plain_http,
-            server=tree.FORK,
         )
         undo.callback(mounted.unmount)
         mount_seconds = time.monotonic() - began

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from bootseer.blocks.offline import OpenTree
     from bootseer.blocks.profiles.explain import Recorded
     from bootseer.blocks.profiles.insight_diff import Side
-    from bootseer.blocks.serving.control import TreeStatus
+    from bootseer.blocks.serving.protocol import TreeStatus
 
 app = typer.Typer(no_args_is_help=True, help="What earlier starts of an image touched")
 
@@ -212,7 +212,7 @@ def _side(selector: str, store: str, plain_http: bool | None) -> Side:
 def _read_status(path: Path) -> TreeStatus:
     import msgspec
 
-    from bootseer.blocks.serving.control import TreeStatus
+    from bootseer.blocks.serving.protocol import TreeStatus
 
     try:
         raw = msgspec.json.decode(path.read_bytes())

@@ -103,15 +103,14 @@ def mount(
     """Mount the converted image ``ref`` on the folder ``target`` (made when missing).
 
     ``job`` names the profile to prefetch by and to record into (None: the default one). ``record`` skips looking up
-    ``ref``; ``server`` is the command that serves blocks, or `tree.FORK` (see `tree.mount`). On any failure nothing
-    stays mounted.
+    ``ref``; ``server`` is the command that serves blocks (see `tree.mount`). On any failure nothing stays mounted.
     Raises `NotFoundError` (no such image, or not converted), `UnavailableError`, `PrivilegeError`, `FullError`,
     `UnsupportedError` (no FUSE, EROFS or overlayfs).
     """
     if os.geteuid() != 0:
         raise PrivilegeError(f"mounting {ref} needs root", hint="run with sudo")
     # The block server starts while the registry is asked.
-    with tree.ahead(store_url, Path(config.state_dir), server):
+    with tree.prestart_one(Path(config.state_dir), server):
         store = open_store(store_url)
         if record is None:
             allowed = _preflight(ref, plain_http)

@@ -12,25 +12,23 @@ from collections.abc import Callable
 
 log = logging.getLogger(__name__)
 
-_SHORTEST = 0.02
-_LONGEST = 5.0
+_SHORTEST_PAUSE = 0.02
+_LONGEST_PAUSE = 5.0
 
 
 class Child:
-    """Process ``name``, running ``body`` after ``prepare``; its exit code is what ``body`` returns.
+    """Process ``name``, running ``body``; its exit code is what ``body`` returns.
 
     ``before`` is the one it replaces: failures in a row are counted on, and `wait_seconds` grows with them. Call
     `succeeded` once it does its work: a later death is not its start's fault. One that could not be forked (no memory,
     too many processes) has ``pid`` 0 and counts as dead.
     """
 
-    def __init__(
-        self, name: str, body: Callable[[], int], prepare: Callable[[], None], before: Child | None = None
-    ) -> None:
+    def __init__(self, name: str, body: Callable[[], int], before: Child | None = None) -> None:
         self.name = name
         self.failures: int = 1 if before is None else before.failures + 1
         self._begun = time.monotonic()
-        self.pid, self.pidfd = 0, -1
+        self.pid, self._pidfd = 0, -1
         self._status: int | None = None
         if before is not None:
             before.forget()
@@ -42,7 +40,6 @@ class Child:
         if not pid:
             code = 70
             try:
-                prepare()
                 code = body()
             except BaseException:
                 log.exception("%s %d failed", name, os.getpid())
@@ -50,7 +47,7 @@ class Child:
                 logging.shutdown()
                 os._exit(code)
         try:
-            self.pidfd = os.pidfd_open(pid)
+            self._pidfd = os.pidfd_open(pid)
         except OSError as exc:
             log.error("cannot watch the %s, killing it: %s", name, exc)
             os.kill(pid, signal.SIGKILL)
@@ -63,31 +60,35 @@ class Child:
         """A process that somebody else started, of our own process group. One that is gone already counts as dead."""
         self = cls.__new__(cls)
         self.name, self.pid, self.failures, self._begun = name, pid, 0, time.monotonic()
-        self.pidfd, self._status = -1, None
-        with contextlib.suppress(ProcessLookupError):
-            self.pidfd = os.pidfd_open(pid)
-            if os.getpgid(pid) != os.getpgid(0):
-                self.forget()
+        self._pidfd, self._status = -1, None
+        if pid:
+            with contextlib.suppress(ProcessLookupError):
+                self._pidfd = os.pidfd_open(pid)
+                if os.getpgid(pid) != os.getpgid(0):
+                    self.forget()
         return self
+
+    def fileno(self) -> int:
+        """A descriptor that is readable once the process has ended; -1 when that was seen already."""
+        return self._pidfd
 
     @property
     def dead(self) -> bool:
-        if self.pidfd < 0:
+        if self._pidfd < 0:
             return True
-        poll = select.poll()
-        poll.register(self.pidfd, select.POLLIN)
-        if not poll.poll(0):
+        if not self._ended(0):
             return False
-        self._reap()
-        return True
-
-    def _reap(self) -> None:
-        """Take the exit code of a process that has ended, so that no zombie stays."""
         if self._status is None:
             with contextlib.suppress(ChildProcessError):  # adopted
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
                 if pid:
                     self._status = status
+        return True
+
+    def _ended(self, seconds: float) -> bool:
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return bool(poll.poll(int(seconds * 1000)))
 
     @property
     def code(self) -> int:
@@ -106,35 +107,23 @@ class Child:
     @property
     def wait_seconds(self) -> float:
         """How long to wait until another may be started in place of this dead one; bounds the rate."""
-        pause = _SHORTEST if not self.failures else min(_SHORTEST * 4**self.failures, _LONGEST)
+        pause = _SHORTEST_PAUSE if not self.failures else min(_SHORTEST_PAUSE * 4**self.failures, _LONGEST_PAUSE)
         return max(0.0, self._begun + pause - time.monotonic())
 
-    @property
-    def due(self) -> bool:
-        return self.wait_seconds <= 0
+    def kill(self) -> None:
+        if self._pidfd >= 0:
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
-    def kill(self, number: int = signal.SIGKILL) -> None:
-        with contextlib.suppress(ProcessLookupError, OSError):
-            signal.pidfd_send_signal(self.pidfd, number)
-
-    def end(self, seconds: float, number: int = 0) -> None:
-        """Send signal ``number``, give it ``seconds`` to end, then kill it and see that it is gone."""
-        if number:
-            self.kill(number)
-        if self.pidfd >= 0:
-            poll = select.poll()
-            poll.register(self.pidfd, select.POLLIN)
-            if not poll.poll(int(seconds * 1000)):
-                if seconds:
-                    log.warning("%s %d does not end; killing it", self.name, self.pid)
-                self.kill()
-                poll.poll(5000)
-            if poll.poll(0):
-                self._reap()
+    def end(self) -> None:
+        """Kill it and see that it is gone."""
+        self.kill()
+        if self._pidfd >= 0 and self._ended(5.0):
+            _ = self.dead  # no zombie stays
         self.forget()
 
     def forget(self) -> None:
         """Close the pidfd; the process is not watched any more."""
-        if self.pidfd >= 0:
-            os.close(self.pidfd)
-            self.pidfd = -1
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1

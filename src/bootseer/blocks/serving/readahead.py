@@ -1,14 +1,16 @@
 """The readahead of a served tree: has the mount read what starts of the job read, before the job does.
 
-What the job finds in the page cache of the mount costs it neither an event nor a wait for the disk, and ranges read as
-a whole take fewer events than the reads of a start. Only blocks that are ready are read: this thread waits for the hot
-stream, it never asks for a block. Advice: what goes wrong is a line in the log, and the job reads for itself.
+What the job finds in the page cache of the mount costs it neither a request to the FUSE server nor a wait for the disk,
+and ranges read as a whole take fewer requests than the reads of a start. Only blocks that are ready are read: this thread
+waits for the hot stream, it never asks for a block. Advice: what goes wrong is a line in the log, and the job reads for
+itself.
 
-What was read ahead is not seen when the job touches it, so such a start adds nothing to the profile. When a list is a
-day old (`pagelist.FRESH`), one start in two goes without on some nodes, is recorded in full and renews it.
+What was read ahead is not seen when the job touches it, so such a start adds nothing to the profile. Until a page list is
+made of several starts, and when it is a day old (`PageList.fresh`), one start in two goes without on some nodes, is
+recorded in full and renews it.
 
-Concurrency: one thread, in the fetcher process. It looks at each range whether it is to end (`still`), and then has no
-file open any more: an unmount must not find the mount in use.
+One thread, in the fetcher process. It looks at each range whether it is to end (`stop`), and then has no file open any
+more: an unmount must not find the mount in use.
 """
 
 from __future__ import annotations
@@ -26,20 +28,22 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from bootseer import faults
-from bootseer.blocks.formats import hotpack, pagelist
+from bootseer.blocks.formats import hotpack
 from bootseer.blocks.formats.pagelist import PageList, PageRange
-from bootseer.blocks.profiles.profiles import Nodes, ProfileKey
-from bootseer.blocks.serving.shared import Count, Shared
+from bootseer.blocks.profiles import library
+from bootseer.blocks.profiles.library import Nodes, ProfileKey
+from bootseer.blocks.serving.shared_memory import Count, SharedMemory
 from bootseer.errors import BootseerError, NotFoundError
 from bootseer.kernel import mount as mounts
 from bootseer.store import Store
 
 log = logging.getLogger(__name__)
 
-_SHARE = 0.25
+_MEMORY_SHARE = 0.25
 """Of the memory that is available, what the ranges may take."""
-_SURVEY = 0.5
-"""Of the starts with an old list, those that are recorded in full: a job that starts once a week is to gain, too."""
+_RECORDED_SHARE = 0.5
+"""Of the starts whose list is not fresh, those that are recorded in full: a job that starts once a week is to gain, too.
+"""
 _MOUNT_SECONDS = 10.0
 _PACK_SECONDS = 10.0
 _BLOCK_SECONDS = 20.0
@@ -50,39 +54,32 @@ _LOOK_MOUNT = 0.02
 
 
 class Readahead:
-    """Reads ahead in the mount of tree ``digest`` on ``target``, which ``driver`` serves, by the profile ``key``.
+    """Reads ahead in the mount of tree ``digest`` on ``target`` by the profile ``key``.
 
     ``pack`` gives the key of the hot pack in use, once it is known; `start` it when the tree is served.
     """
 
     def __init__(
-        self,
-        store: Store,
-        digest: str,
-        key: ProfileKey,
-        shared: Shared,
-        target: str,
-        driver: str,
-        pack: Callable[[], str],
+        self, store: Store, key: ProfileKey, shared: SharedMemory, target: str, digest: str, pack: Callable[[], str]
     ) -> None:
         self._store, self._digest, self._key, self._shared = store, digest, key, shared
-        self._target, self._driver, self._pack = Path(target), driver, pack
+        self._target, self._pack = Path(target), pack
         self._stop = threading.Event()
         self._waited = 0.0
         self._folders: dict[bytes, bool] = {b"": True}
-        self.thread = threading.Thread(target=self._run, name="readahead", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="readahead", daemon=True)
 
     def start(self) -> None:
-        self.thread.start()
+        self._thread.start()
 
-    def still(self, target: str = "") -> None:
+    def stop(self, target: str = "") -> None:
         """No file of the mount on ``target`` (empty: of any) is opened any more when this returns, nor later; but for
         one that is being read from a disk that takes longer than a second."""
         if target not in ("", str(self._target)):
             return
         self._stop.set()
-        if self.thread.ident is not None:
-            self.thread.join(1.0)
+        if self._thread.ident is not None:
+            self._thread.join(1.0)
 
     def _run(self) -> None:
         try:
@@ -103,14 +100,13 @@ class Readahead:
         if not pack.startswith(f"{self._key.prefix(self._digest)}/"):
             return None  # another job's: this one is to be recorded
         try:
-            key = hotpack.pages_key(pack, self._driver)
-            pages = pagelist.load(self._store, key, self._digest, self._shared.size)
+            pages = library.load_pages(self._store, hotpack.pages_key(pack), self._digest, self._shared.size)
         except NotFoundError:
-            return None  # too few starts have been recorded
-        if not pages.fresh and random.random() < _SURVEY and Nodes.of(os.environ).chosen(self._digest):
+            return None  # no start has been recorded
+        if not pages.fresh and random.random() < _RECORDED_SHARE and Nodes.of(os.environ).chosen(self._digest):
             log.info("tree %s: no readahead, this start is recorded in full", self._digest[:12])
             return None
-        if pages.size > _SHARE * (available := _available()):
+        if pages.size > _MEMORY_SHARE * (available := _available()):
             log.info("no readahead: its %d bytes are too much for the %d that are free", pages.size, available)
             return None
         return pages
@@ -147,10 +143,10 @@ class Readahead:
         fd = -1
         try:
             for one in ranges:
-                if fd >= 0 and not self._there(one.data, one.length):
+                if fd >= 0 and not self._shared.is_ready(one.data, one.length):
                     os.close(fd)
                     fd = -1
-                if self._ready(one.data, one.length):
+                if self._await_ready(one):
                     if fd < 0:
                         if not self._regular(path):
                             return
@@ -164,15 +160,9 @@ class Readahead:
             if fd >= 0:
                 os.close(fd)
 
-    def _there(self, data: int, length: int) -> bool:
-        """Whether the blocks of a range are there."""
-        shared = self._shared
-        first, last = data >> shared.shift, (min(data + length, shared.size) - 1) >> shared.shift
-        return shared.ready.find(b"\0", first, last + 1) < 0
-
-    def _ready(self, data: int, length: int) -> bool:
+    def _await_ready(self, one: PageRange) -> bool:
         """Whether the blocks of a range are there, after a while."""
-        while not self._there(data, length):
+        while not self._shared.is_ready(one.data, one.length):
             if self._waited >= _BLOCK_SECONDS or self._stop.wait(_LOOK):
                 return False
             self._waited += _LOOK

@@ -1,21 +1,27 @@
-"""The block server: the program that serves one lazy tree on a node, as a holder, a fetcher and a front.
+"""The block server: the program that serves one lazy tree on a node, as a supervisor, a FUSE server and a fetcher.
 
-Started by ``tree.mount`` as ``python -m bootseer.blocks.serving.server STATE_FOLDER ANSWER_FD`` with its spec in
-``STATE_FOLDER/spec.json``, or beforehand as ``... server - ANSWER_FD STORE_URL``, see `standby`. It answers ``ok PID
-DRIVER`` when the tree may be mounted, or ``error CODE TEXT``.
+``python -m bootseer.blocks.serving.server STATE_FOLDER ANSWER_FD``, with its `ServerSpec` in ``STATE_FOLDER/spec.json``;
+or ``... server - ANSWER_FD``, which imports everything and then waits on standard input for the folder and the log file
+(see `prestart`). It answers ``ok DRIVER`` when the tree may be mounted, or ``error CODE TEXT``.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import json
 import logging
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from bootseer.blocks.serving import starting
-from bootseer.blocks.serving.sparing import Sparing
-from bootseer.errors import BootseerError
+import msgspec
+
+from bootseer.blocks.serving import supervisor
+from bootseer.blocks.serving.log_limit import LogRateLimit
+from bootseer.blocks.serving.protocol import LOCK, SPEC, ServerSpec
+from bootseer.errors import BootseerError, UnavailableError
 from bootseer.store import Store, open_store
 
 log = logging.getLogger(__name__)
@@ -24,31 +30,33 @@ log = logging.getLogger(__name__)
 def main(argv: list[str], *, store_for: Callable[[str], Store] = open_store) -> int:
     """Serve until the end. The first process returns at once: the server is nobody's child to wait for.
 
-    ``argv``: the folder with the spec, and the descriptor to answer on; or ``-``, the descriptor and a store's URL:
-    wait for the folder on standard input. ``store_for`` opens the store; benchmarks pass one that wraps it with a rate
-    limit.
+    ``argv``: the folder with the spec (``-``: to be told), and the descriptor to answer on. ``store_for`` opens the
+    store, in the fetcher; benchmarks pass one that wraps it with a rate limit.
     """
     answer_fd = int(argv[1])
     if os.fork():
         return 0
+
+    def answer(text: str) -> None:
+        nonlocal answer_fd
+        fd, answer_fd = answer_fd, -1
+        if fd >= 0:
+            with contextlib.suppress(OSError):  # nobody waits any more
+                os.write(fd, text.encode())
+            os.close(fd)
+
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"
     )
     for handler in logging.getLogger().handlers:
-        handler.addFilter(Sparing())
-
-    def answer(text: str) -> None:
-        nonlocal answer_fd
-        if answer_fd >= 0:
-            if text:
-                os.write(answer_fd, text.encode())
-            os.close(answer_fd)
-            answer_fd = -1
-
+        handler.addFilter(LogRateLimit())
     try:
-        if argv[0] == "-":
-            return starting.serve(answer, store_for, None, argv[2])
-        return starting.serve(answer, store_for, Path(argv[0]))
+        folder = _told() if argv[0] == "-" else Path(argv[0])
+        if folder is None:
+            return 0
+        spec = msgspec.json.decode((folder / SPEC).read_bytes(), type=ServerSpec)
+        os.chdir("/")
+        running = supervisor.start(spec, folder, store_for, _lock(folder), answer)
     except BootseerError as exc:
         log.error("%s", exc)
         answer(f"error {exc.exit_code} {exc}\n")
@@ -57,6 +65,38 @@ def main(argv: list[str], *, store_for: Callable[[str], Store] = open_store) -> 
         log.exception("the block server failed")
         answer(f"error 70 {exc!r}\n")
         return 70
+    answer(f"ok {running.driver}\n")
+    return running.run()
+
+
+def _told() -> Path | None:
+    """Wait for the folder to serve and turn to its log; None when the other side has gone."""
+    with open(0, "rb", closefd=False) as told:
+        line = told.readline()
+    if not line:
+        return None
+    folder, logfile = json.loads(line)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    out = os.open(logfile, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    os.close(out)
+    os.close(null)
+    return Path(folder)
+
+
+def _lock(folder: Path) -> int:
+    """Show that a server lives in ``folder``, for as long as one of its processes does."""
+    fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise UnavailableError(f"another block server lives in {folder}") from None
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, b"%d\n" % os.getpgid(0), 0)
+    return fd
 
 
 if __name__ == "__main__":

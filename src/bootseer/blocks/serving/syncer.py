@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from bootseer.blocks.cache.blockfile import CacheFile
-from bootseer.blocks.serving.shared import Count
+from bootseer.blocks.serving.shared_memory import Count
 
 log = logging.getLogger(__name__)
 

@@ -1,5 +1,5 @@
-"""A log that repeats itself is cut: a damaged store and a job that tries again and again made 50 MB of it in a minute,
-where ``state_dir`` may be memory."""
+"""A rate limit for log lines: a damaged store and a job that tries again and again made 50 MB of log in a minute, where
+``state_dir`` may be memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import time
 
 
-class Sparing(logging.Filter):
+class LogRateLimit(logging.Filter):
     """Passes ``most`` lines of one kind (level and unformatted text) per ``seconds``; the next one that passes says how
     many were left out. For a handler; a race between threads miscounts a line, no more."""
 

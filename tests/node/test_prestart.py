@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import pytest
 
 from bootseer import erofs
 from bootseer.blocks import tree
-from bootseer.blocks.serving import standby
+from bootseer.blocks.serving import prestart
 from bootseer.config import Config
 from bootseer.store import open_store
 
@@ -48,10 +47,10 @@ def waiting() -> set[int]:
 
 
 def test_a_mount_takes_the_waiting_server(tmp_path: Path, digest: str) -> None:
-    with tree.standby(str(tmp_path)):
+    with tree.prestart():
         made = mounted(tmp_path, digest)
         try:
-            assert standby._waiting == []
+            assert prestart._waiting == []
             command = Path("/proc", str(made.status().pid), "cmdline").read_bytes()
             assert b"\0-\0" in command
             assert (tmp_path / "mnt/file").read_bytes() == (tmp_path / "tree/file").read_bytes()
@@ -61,8 +60,8 @@ def test_a_mount_takes_the_waiting_server(tmp_path: Path, digest: str) -> None:
 
 def test_an_unused_one_ends_with_the_context(tmp_path: Path) -> None:
     before = waiting()
-    with tree.standby(str(tmp_path), 2):
-        assert len(standby._waiting) == 2
+    with tree.prestart(2):
+        assert len(prestart._waiting) == 2
     end = time.monotonic() + 10
     while waiting() - before and time.monotonic() < end:
         time.sleep(0.05)
@@ -72,7 +71,7 @@ def test_an_unused_one_ends_with_the_context(tmp_path: Path) -> None:
 def test_it_ends_when_its_owner_is_killed() -> None:
     before = waiting()
     code = (
-        "from bootseer.blocks import tree; import time\nwith tree.standby('/x'): print(1, flush=True); time.sleep(60)"
+        "from bootseer.blocks import tree; import time\nwith tree.prestart(): print(1, flush=True); time.sleep(60)"
     )
     owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert owner.stdout is not None
@@ -87,7 +86,7 @@ def test_it_ends_when_its_owner_is_killed() -> None:
 
 
 def test_one_that_died_is_replaced(tmp_path: Path, digest: str, caplog: pytest.LogCaptureFixture) -> None:
-    with tree.standby(str(tmp_path)):
+    with tree.prestart():
         end = time.monotonic() + 10
         while not waiting() and time.monotonic() < end:
             time.sleep(0.05)
@@ -103,41 +102,8 @@ def test_one_that_died_is_replaced(tmp_path: Path, digest: str, caplog: pytest.L
     assert "starting another" in caplog.text
 
 
-def test_an_announcement_reaches_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Descriptors of servers that others take meanwhile are closed, and their numbers given out again."""
-    monkeypatch.setattr(standby, "_waiting", [])
-    stop = threading.Event()
-    seen: list[BaseException] = []
-
-    def announce() -> None:
-        try:
-            while not stop.is_set():
-                standby.announce("profiles/x")
-        except BaseException as exc:
-            seen.append(exc)
-
-    thread = threading.Thread(target=announce)
-    thread.start()
-    foreign = 0
-    try:
-        for _ in range(200):
-            reading, tell = os.pipe()
-            standby._waiting.append(standby._Waiting(tell, None))  # type: ignore[arg-type]
-            standby.take(standby.SERVER, Path("/x"), Path("/y"))
-            other, mine = os.pipe()
-            os.set_blocking(other, False)
-            with contextlib.suppress(BlockingIOError):
-                foreign += len(os.read(other, 100))
-            for fd in (reading, other, mine):
-                os.close(fd)
-    finally:
-        stop.set()
-        thread.join()
-    assert (foreign, seen) == (0, [])
-
-
 def test_a_dead_server_of_this_kind_is_found_and_cleared(tmp_path: Path, digest: str) -> None:
-    with tree.standby(str(tmp_path)):
+    with tree.prestart():
         made = mounted(tmp_path, digest)
     os.kill(made.status().pid, signal.SIGKILL)
     made.unmount()

@@ -1,4 +1,4 @@
-"""The FUSE front over a real mount: the test is its holder and its fetcher."""
+"""The FUSE server of a tree over a real mount: the test is its supervisor and its fetcher."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from bootseer.blocks.serving import fusefront, latereads
-from bootseer.blocks.serving.channel import Again, Came, Channel, Wanted
-from bootseer.blocks.serving.shared import Count, Shared
+from bootseer.blocks.serving import fuse_server
+from bootseer.blocks.serving.ipc import Came, Channel, Message, Repeat, Wanted
+from bootseer.blocks.serving.shared_memory import Count, SharedMemory
 from bootseer.kernel import fuse, mount
 from bootseer.testing.waits import until
 
@@ -31,7 +32,7 @@ DATA = random.Random(3).randbytes(SIZE)
 
 
 class Tree:
-    """A mounted data file, all of its blocks missing; `front` forks a front, the methods play the fetcher."""
+    """A mounted data file, all of its blocks missing; `serve` forks a FUSE server, the methods play the fetcher."""
 
     def __init__(self, folder: Path, seconds: float = 30) -> None:
         self.folder = folder / "fuse"
@@ -39,29 +40,35 @@ class Tree:
         self.path = self.folder / "data"
         self.fd = os.open(folder / "cache", os.O_RDWR | os.O_CREAT)
         os.truncate(self.fd, SIZE)
-        self.shared = Shared.create(COUNT, -(-SIZE // 4096), size=SIZE, block_size=BLOCK)
+        self.shared = SharedMemory(COUNT, size=SIZE, block_size=BLOCK)
         self.counts = self.shared.counts
         self.counts[Count.DEADLINE_MS] = int(seconds * 1000)
         self.near, self.far = Channel.pair()
-        self.device = fusefront.mount(self.folder, 128 << 10)
+        self.device = fuse_server.mount(self.folder, 128 << 10)
         self.pid = 0
 
-    def front(self, holder: int | None = None, revive: Callable[[], int] | None = None) -> None:
-        self.counts[Count.FRONT_STARTS] += 1
-        holder = holder or os.getpid()
+    def serve(self, supervisor: int | None = None, succeed: Callable[[int], NoReturn] | None = None) -> None:
+        self.counts[Count.SERVER_STARTS] += 1
+        supervisor = supervisor or os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
             try:
-                own = {*self.device.fds, self.fd, self.shared.fd, self.near.fileno()}
+                own = {*self.device.fds, self.fd, self.near.fileno(), 300}
                 for fd in range(3, 256):
-                    if fd not in own:
+                    if fd not in own and "bootseer-shared" not in _target(fd):
                         with contextlib.suppress(OSError):
                             os.close(fd)
-                fusefront.run(self.shared, self.device, self.near, self.fd, holder, revive=revive)
+                fuse_server.FuseServer(
+                    self.shared, self.device, self.near, self.fd, supervisor, succeed=succeed
+                ).run()
                 os._exit(0)
             finally:
                 os._exit(1)
-        until(lambda: self.counts[Count.FRONT_READY] == self.counts[Count.FRONT_STARTS])
+        until(lambda: self.counts[Count.SERVER_READY] == self.counts[Count.SERVER_STARTS])
+
+    def receive(self, seconds: float = 0.0) -> Message | None:
+        got = self.far.receive(timeout=seconds)
+        return got[0] if got is not None else None
 
     def kill(self) -> None:
         os.kill(self.pid, signal.SIGKILL)
@@ -69,7 +76,7 @@ class Tree:
         self.pid = 0
 
     def wanted(self, seconds: float = 5) -> Wanted:
-        message = self.far.receive(timeout=seconds)
+        message = self.receive(seconds)
         assert isinstance(message, Wanted), message
         return message
 
@@ -100,7 +107,6 @@ class Tree:
         self.device.close()
         if self.pid:
             self.kill()
-        self.shared.close()
         self.near.close()
         self.far.close()
         os.close(self.fd)
@@ -109,7 +115,7 @@ class Tree:
 @pytest.fixture
 def tree(tmp_path: Path) -> Iterator[Tree]:
     tree = Tree(tmp_path)
-    tree.front()
+    tree.serve()
     yield tree
     tree.close()
 
@@ -119,12 +125,12 @@ def test_ready_blocks_ask_nobody(tree: Tree) -> None:
     assert tree.path.read_bytes() == DATA
     for offset, length in ((5, 100), (BLOCK - 1, 3 * BLOCK), (SIZE - 10, 100)):
         assert tree.read(offset, length).result(5) == DATA[offset : offset + length]
-    assert tree.far.receive() is None
+    assert tree.receive() is None
     assert tree.counts[Count.READS] > 0
     assert tree.counts[Count.SLOW_FAULTS] == 0
 
 
-def test_the_front_ends_with_the_mount(tree: Tree) -> None:
+def test_the_server_ends_with_the_mount(tree: Tree) -> None:
     mount.unmount(tree.folder)
     assert os.waitpid(tree.pid, 0)[1] == 0
     tree.pid = 0
@@ -149,7 +155,7 @@ def test_bytes_that_cannot_be_cached_come_along(tree: Tree) -> None:
     wanted = tree.wanted()
     fd = os.memfd_create("bytes")
     os.write(fd, DATA[wanted.first * BLOCK : (wanted.last + 1) * BLOCK])
-    assert tree.far.send(Came(wanted.id, fd=fd))
+    assert tree.far.send(Came(wanted.id), fd=fd)
     os.close(fd)
     assert got.result(5) == DATA[7 * BLOCK + 4096 : 7 * BLOCK + 8192]
 
@@ -159,7 +165,7 @@ def test_a_failed_block_is_an_error_and_then_asked_for_again(tree: Tree, lie: bo
     got = tree.read(0, 4096)
     seen = []
     while not got.done():  # the kernel may repeat a failed readahead
-        message = tree.far.receive(timeout=0.05)
+        message = tree.receive(0.05)
         if isinstance(message, Wanted):
             seen.append(message.id)
             tree.far.send(Came(message.id, 0 if lie else errno.EIO))
@@ -177,7 +183,7 @@ def test_a_failed_block_is_an_error_and_then_asked_for_again(tree: Tree, lie: bo
 def test_a_fetcher_that_starts_anew_is_told_again(tree: Tree) -> None:
     reads = [tree.read(block * BLOCK, 100) for block in range(8)]
     lost = {tree.wanted().id for _ in range(8)}
-    assert tree.far.send(Again())
+    assert tree.far.send(Repeat())
     again = [tree.wanted() for _ in range(8)]
     assert {wanted.id for wanted in again} == lost
     tree.fill(0, 7)
@@ -186,14 +192,14 @@ def test_a_fetcher_that_starts_anew_is_told_again(tree: Tree) -> None:
     assert [read.result(5) for read in reads] == [DATA[at : at + 100] for at in range(0, 8 * BLOCK, BLOCK)]
 
 
-def test_a_killed_front_is_replaced_and_no_reader_notices(tree: Tree) -> None:
+def test_a_killed_server_is_replaced_and_no_reader_notices(tree: Tree) -> None:
     reads = [tree.read(block * BLOCK, 100) for block in range(12)]
     before = {tree.wanted().id for _ in range(12)}
     tree.kill()
     reads += [tree.read(block * BLOCK, 100) for block in range(12, 16)]
     time.sleep(0.05)
     assert not any(read.done() for read in reads)
-    tree.front()
+    tree.serve()
     after = [tree.wanted() for _ in range(16)]
     assert not before & {wanted.id for wanted in after}
     tree.far.send(Came(before.pop()))  # an answer to the dead one
@@ -213,11 +219,11 @@ def test_many_kills_under_load(tree: Tree) -> None:
 
     def fetch() -> None:
         while not over.is_set():
-            message = tree.far.receive(timeout=0.05)
+            message = tree.receive(0.05)
             if isinstance(message, Wanted):
                 fd = os.memfd_create("bytes")
                 os.write(fd, DATA[message.first * BLOCK : (message.last + 1) * BLOCK])
-                tree.far.send(Came(message.id, fd=fd))  # never cached, so that it is asked for again and again
+                tree.far.send(Came(message.id), fd=fd)  # never cached, so that it is asked for again and again
                 os.close(fd)
 
     def read(number: int) -> None:
@@ -241,7 +247,7 @@ def test_many_kills_under_load(tree: Tree) -> None:
         for _ in range(12):
             time.sleep(0.05)
             tree.kill()
-            tree.front()
+            tree.serve()
         before = list(done)
         until(lambda: all(now > then for now, then in zip(done, before, strict=True)))
     finally:
@@ -254,19 +260,19 @@ def test_many_kills_under_load(tree: Tree) -> None:
     assert wrong == []
 
 
-def test_without_its_holder_it_ends_and_readers_get_errors(tmp_path: Path) -> None:
+def test_without_its_supervisor_it_ends_and_readers_get_errors(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
-    holder = os.fork()
-    if holder == 0:
+    supervisor = os.fork()
+    if supervisor == 0:
         signal.pause()
     try:
-        tree.front(holder)
+        tree.serve(supervisor)
         got = tree.read(0, 4096)
         tree.wanted()
-        tree.device.close()  # as the holder's death would
+        tree.device.close()  # as the supervisor's death would
         tree.device = fuse.Device(tree.folder, None, ())
-        os.kill(holder, signal.SIGKILL)
-        os.waitpid(holder, 0)
+        os.kill(supervisor, signal.SIGKILL)
+        os.waitpid(supervisor, 0)
         with pytest.raises(OSError, match=r"Input/output error|abort|not connected"):
             got.result(5)
         until(lambda: os.waitpid(tree.pid, os.WNOHANG)[0])
@@ -277,45 +283,49 @@ def test_without_its_holder_it_ends_and_readers_get_errors(tmp_path: Path) -> No
         tree.close()
 
 
-def test_a_dead_holder_is_replaced(tmp_path: Path) -> None:
+def test_a_dead_supervisor_is_replaced(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
-    holder = os.fork()
-    if holder == 0:
+    supervisor = os.fork()
+    if supervisor == 0:
         signal.pause()
     told, tell = os.pipe()
     os.dup2(tell, 300)  # out of the reach of what the front closes
 
-    def revive() -> int:
-        pid = os.fork()
-        if pid == 0:
-            with contextlib.suppress(BaseException):
-                alive = b"" if any(not _is_open(fd) for fd in tree.device.fds) else str(os.getpid()).encode()
-                os.write(300, alive + b" ")
-                signal.pause()
-            os._exit(0)
-        return pid
+    def succeed(server: int) -> NoReturn:
+        with contextlib.suppress(BaseException):
+            alive = b"" if any(not _is_open(fd) for fd in tree.device.fds) else str(os.getpid()).encode()
+            os.write(300, alive + b" ")
+            signal.pause()
+        os._exit(0)
 
     pids: list[int] = []
     try:
-        tree.front(holder, revive)
+        tree.serve(supervisor, succeed)
         got = tree.read(0, 4096)
         wanted = tree.wanted()
         for _ in range(3):
-            os.kill(pids[-1] if pids else holder, signal.SIGKILL)
+            os.kill(pids[-1] if pids else supervisor, signal.SIGKILL)
             pids.append(int(os.read(told, 20)))
         assert not got.done()
         tree.fill(0, 0)
         tree.far.send(Came(wanted.id))
         assert got.result(5) == DATA[:4096]
-        assert tree.counts[Count.FRONT_STARTS] == 1
+        assert tree.counts[Count.SERVER_STARTS] == 1
     finally:
-        os.waitpid(holder, 0)
+        os.waitpid(supervisor, 0)
         tree.close()
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for fd in (told, tell, 300):
             os.close(fd)
+
+
+def _target(fd: int) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return ""
 
 
 def _is_open(fd: int) -> bool:
@@ -327,14 +337,14 @@ def _is_open(fd: int) -> bool:
 
 
 def test_a_block_that_does_not_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(latereads, "_SLACK", 0.1)
+    monkeypatch.setattr(fuse_server, "_SLACK", 0.1)
     tree = Tree(tmp_path, seconds=0.1)
     try:
-        tree.front()
+        tree.serve()
         with pytest.raises(OSError, match=os.strerror(errno.EIO)):
             tree.read(0, 4096).result(5)
         assert tree.counts[Count.DENIED] >= 1
-        tree.counts[Count.DOOMED] = 1
+        tree.counts[Count.HOPELESS] = 1
         with pytest.raises(OSError, match=os.strerror(errno.EIO)):
             tree.read(0, 4096).result(5)
     finally:
@@ -366,7 +376,7 @@ def test_signals_to_a_waiting_reader(tree: Tree, fatal: bool) -> None:
         tree.fill(0, 0)
         tree.far.send(Came(wanted.id))
         # had the request been answered EINTR, the fault would be repeated, as one that nobody answers
-        assert tree.far.receive(timeout=0.2) is None
+        assert tree.receive(0.2) is None
         until(lambda: os.waitpid(pid, os.WNOHANG)[0])
         assert os.read(told, 200) == DATA[:100]
     os.close(told)
@@ -379,7 +389,7 @@ def test_first_touches_are_noted(tree: Tree) -> None:
     tree.counts[Count.RECORDING] = 1
     tree.read(5 * BLOCK, 4096).result(5)
     tree.read(9 * BLOCK, 8192).result(5)
-    touches = tree.shared.touch_log.since(0)
+    touches = tree.shared.trace.since(0)
     units = [unit for _, _, first, count in touches for unit in range(first, first + count)]
     assert {5 * BLOCK // 4096, 9 * BLOCK // 4096, 9 * BLOCK // 4096 + 1} <= set(units)
     assert all(pid for _, pid, _, _ in touches)

@@ -1,0 +1,270 @@
+"""What a program does with a block server: start or join one, ask it, see it out, clean up after one that died."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from bootseer import errors
+from bootseer.blocks.serving import prestart
+from bootseer.blocks.serving.control_server import read_line
+from bootseer.blocks.serving.protocol import (
+    FUSE_FOLDER,
+    LOCK,
+    SOCKET,
+    SPEC,
+    TARGETS,
+    GoneError,
+    Reply,
+    Request,
+    ServerSpec,
+    StoppingError,
+    TreeStatus,
+)
+from bootseer.errors import BootseerError, UnavailableError, from_os_error
+from bootseer.kernel import mount as mounts
+
+log = logging.getLogger(__name__)
+
+_START_SECONDS = 60.0
+_BUSY_SECONDS = 5.0
+_GRACE_SECONDS = 3.0
+_LOCK_SECONDS = 120.0
+_ATTEMPT_SECONDS = 8.0
+_PATIENCE = 30.0
+"""A server on an overloaded node, or one whose disk is stuck, may take this long to answer; it is not dead."""
+_LOG_BYTES = 4 << 20
+_LOOK_SECONDS = 0.005
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One process at a time mounts or unmounts the tree whose state is in ``folder``."""
+    path = folder.with_suffix(".lock")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as exc:
+        raise from_os_error(exc, f"open {path}") from exc
+    try:
+        until = time.monotonic() + _LOCK_SECONDS
+        while not _flock(fd):
+            if time.monotonic() >= until:
+                raise UnavailableError(f"another process mounts or unmounts tree {folder.name} for too long")
+            time.sleep(0.02)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _flock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+# -- asking ------------------------------------------------------------------------------------------------------------
+
+
+def ask(folder: Path, request: Request, *, timeout: float = _PATIENCE) -> TreeStatus:
+    """One request to the server whose state is in ``folder``; every request may be repeated, and is.
+
+    Raises `GoneError` when there is no such server, `UnavailableError` when it does not answer within ``timeout``
+    seconds (then it may well live), and the error of its own that it answers with. While a process of the server lives
+    without a supervisor, another is about to start, so that is waited for.
+    """
+    until = time.monotonic() + timeout
+    while True:
+        try:
+            return _ask(folder, request, min(_ATTEMPT_SECONDS, max(0.1, until - time.monotonic())))
+        except (OSError, msgspec.MsgspecError, StoppingError) as exc:
+            if isinstance(exc, ConnectionRefusedError | FileNotFoundError) and not alive(folder):
+                raise GoneError(f"no block server answers in {folder}: {exc}") from None
+            if time.monotonic() >= until:
+                raise UnavailableError(
+                    f"the block server in {folder} does not answer: {exc}",
+                    hint="it may be overloaded, or its disk be stuck; its log says more",
+                ) from None
+        time.sleep(0.05)
+
+
+def _ask(folder: Path, request: Request, timeout: float) -> TreeStatus:
+    # Through a descriptor of the folder: a socket's own path may have 107 bytes only.
+    fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.settimeout(timeout)
+            sock.connect(f"/proc/self/fd/{fd}/{SOCKET}")
+            sock.sendall(msgspec.json.encode(request) + b"\n")
+            reply = msgspec.json.decode(read_line(sock), type=Reply)
+    finally:
+        os.close(fd)
+    if reply.status is None:
+        text = f"block server in {folder}: {reply.error}"
+        raise StoppingError(text) if reply.stopping else _error(reply.code, text)
+    return reply.status
+
+
+def _error(code: int, text: str) -> BootseerError:
+    """The error with this exit code."""
+    kinds = {
+        kind.exit_code: kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, BootseerError)
+    }
+    return kinds.get(code, BootseerError)(text)
+
+
+# -- starting ----------------------------------------------------------------------------------------------------------
+
+
+def join_or_start(folder: Path, spec: ServerSpec, command: Sequence[str]) -> str:
+    """See to it that a server for ``spec`` runs and knows its target; returns its driver, ``fuse`` or ``local``. Raises
+    what kept it from starting."""
+    if folder.exists():
+        try:
+            status = ask(folder, Request("add", spec.target))
+        except GoneError as exc:  # any other error says that it lives, and others may use it
+            log.warning("%s; cleaning up after it", exc)
+            clear(folder)
+        else:
+            if status.digest != spec.digest:
+                raise BootseerError(f"tree id {spec.id} is taken by {status.digest}")
+            return status.driver
+    try:
+        (folder / FUSE_FOLDER).mkdir(parents=True, mode=0o700)
+        (folder / SPEC).write_bytes(msgspec.json.encode(spec))
+        return _start(folder, command)
+    except BaseException as exc:
+        clear(folder)
+        if isinstance(exc, OSError):
+            raise from_os_error(exc, f"start a block server in {folder}") from exc
+        raise
+
+
+def _start(folder: Path, command: Sequence[str]) -> str:
+    path = folder.with_suffix(".log")
+    if path.exists() and path.stat().st_size > _LOG_BYTES:
+        os.replace(path, path.with_suffix(".log.old"))
+    server = prestart.take(command, folder, path)
+    if server is None:
+        with open(path, "ab") as out:
+            server = prestart.spawn([*command, str(folder)], stdin=subprocess.DEVNULL, out=out)
+    try:
+        answer = _read_answer(server.answer_fd)
+        if not answer.startswith(("ok ", "error ")):
+            server.kill()
+            raise UnavailableError("the block server did not start", hint=f"see {path}")
+    finally:
+        server.reap()
+    word, _, rest = answer.partition(" ")
+    if word == "error":
+        code, _, text = rest.partition(" ")
+        raise _error(int(code), text)
+    return rest
+
+
+def _read_answer(fd: int) -> str:
+    until = time.monotonic() + _START_SECONDS
+    data = b""
+    while not data.endswith(b"\n"):
+        ready, _, _ = select.select([fd], [], [], max(0.0, until - time.monotonic()))
+        piece = os.read(fd, 4096) if ready else b""
+        if not piece:
+            break
+        data += piece
+    return data.decode(errors="replace").strip()
+
+
+# -- the end -----------------------------------------------------------------------------------------------------------
+
+
+def unmount_target(target: Path) -> None:
+    """Unmount the EROFS on ``target``; lazily, with a log line, when it stays in use."""
+    until = time.monotonic() + _BUSY_SECONDS
+    while mounts.is_mounted(target):
+        late = time.monotonic() >= until
+        if late:
+            log.warning("%s is in use; detaching it, its users keep it until they end", target)
+        try:
+            mounts.unmount(target, lazy=late)
+        except BootseerError:
+            if late:
+                raise
+            time.sleep(0.05)
+
+
+def alive(folder: Path) -> bool:
+    """Whether a process of the server of ``folder`` lives; one that finishes a hot pack behind it does not count."""
+    try:
+        fd = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        return not _flock(fd)
+    finally:
+        os.close(fd)
+
+
+def await_exit(folder: Path, timeout: float) -> None:
+    """Wait until no process of the server of ``folder`` lives; kill them, with a log line, when that takes longer than
+    ``timeout`` seconds: the FUSE mount fails closed, who still reads gets errors."""
+    if _ended(folder, timeout):
+        return
+    group = int((folder / LOCK).read_text())
+    log.warning("the block server in %s has not ended within %g s; killing process group %d", folder, timeout, group)
+    if group not in (0, 1, os.getpgid(0)):
+        with contextlib.suppress(ProcessLookupError):  # while one of them lives the number is nobody else's
+            os.killpg(group, signal.SIGKILL)
+    if not _ended(folder, 5.0):
+        raise UnavailableError(f"the block server in {folder} cannot be killed", hint="its disk or its store may hang")
+
+
+def _ended(folder: Path, timeout: float) -> bool:
+    until = time.monotonic() + timeout
+    while alive(folder):
+        if time.monotonic() >= until:
+            return False
+        time.sleep(_LOOK_SECONDS)
+    return True
+
+
+def clear(folder: Path) -> None:
+    """Remove what a server that ended or died left: stuck processes, a dead FUSE mount, its state files."""
+    await_exit(folder, _GRACE_SECONDS)  # one that failed to start is about to end by itself
+    if mounts.is_mounted(folder / FUSE_FOLDER):
+        log.warning("detaching the FUSE mount that a block server left in %s", folder)
+        mounts.unmount(folder / FUSE_FOLDER, lazy=True)
+    _remove_state(folder)
+
+
+def _remove_state(folder: Path) -> None:
+    for name in (SPEC, TARGETS, f"{TARGETS}.tmp", SOCKET, LOCK):
+        (folder / name).unlink(missing_ok=True)
+    for path in (folder / FUSE_FOLDER, folder):
+        with contextlib.suppress(FileNotFoundError):
+            path.rmdir()
+
+
+def clear_unwatched(folder: Path) -> None:
+    """In a server that ends by itself: remove its state, unless somebody waits for its end or is about to use it."""
+    with contextlib.suppress(OSError):
+        fd = os.open(folder.with_suffix(".lock"), os.O_RDWR | os.O_CLOEXEC)
+        try:
+            if _flock(fd):
+                _remove_state(folder)
+        finally:
+            os.close(fd)

@@ -1,0 +1,271 @@
+"""The fetcher process of a served tree: network, verification, cache file, recording.
+
+It may be killed at any time: the supervisor forks another, which goes on with the shared memory and the descriptors of
+the dead one. Threads: the fetcher's own, ``requests`` (of the FUSE server), ``sync`` (bitmap, counters), ``prefetch``,
+``readahead``, ``hotpack`` (after the recording); the main thread answers the supervisor and waits for the end of the
+recording.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from bootseer.blocks.cache import eviction, inventory
+from bootseer.blocks.cache.blockfile import CacheFile
+from bootseer.blocks.cache.metadata import LocalTree
+from bootseer.blocks.fetch import prefetch
+from bootseer.blocks.fetch.fetcher import Fetcher, FetchStats
+from bootseer.blocks.fetch.prefetch import Plan, Target
+from bootseer.blocks.fetch.source import StoreSource
+from bootseer.blocks.profiles.library import ProfileKey
+from bootseer.blocks.profiles.recording import Recording
+from bootseer.blocks.serving.ipc import Answer, Came, Channel, Detached, Question, Repeat, Started, Wanted
+from bootseer.blocks.serving.protocol import FetcherStatus, ServerSpec
+from bootseer.blocks.serving.readahead import Readahead
+from bootseer.blocks.serving.recorder import Recorder
+from bootseer.blocks.serving.shared_memory import Count, SharedMemory
+from bootseer.blocks.serving.syncer import keep_synced
+from bootseer.errors import BootseerError, UnavailableError
+from bootseer.store import Store
+
+log = logging.getLogger(__name__)
+
+_TICK = 0.2
+_MAKE_ROOM = 256 << 20
+"""Bytes that other trees give back when the disk is full."""
+_SEND_SECONDS = 1.0
+
+
+class FetcherProcess:
+    """One fetcher. `run` returns when the supervisor says that the last mount is gone, or nobody else is left.
+
+    ``cache``: as the supervisor opened it; this process goes on with its descriptors. ``detach`` is called when this
+    process belongs to the server no more.
+    """
+
+    def __init__(
+        self,
+        spec: ServerSpec,
+        tree: LocalTree,
+        store: Store,
+        shared: SharedMemory,
+        cache: CacheFile,
+        link: Channel,
+        reads: Channel,
+        detach: Callable[[], None],
+    ) -> None:
+        counts = shared.counts
+        self._spec, self._tree, self._store, self._shared, self._link = spec, tree, store, shared, link
+        self._detach = detach
+        self._stop = threading.Event()
+        self._cache = CacheFile.resume(
+            tree.cache, tree.map, tree.map_digest, ready=shared.ready, lock_fd=cache.lock_fd, data_fd=cache.fileno(),
+            broken=bool(counts[Count.BROKEN]),
+        )  # fmt: skip
+        names = FetchStats.__struct_fields__
+        self._fetched_before = [counts[Count.FETCH + index] for index in range(len(names))]
+        self._fetcher = Fetcher(
+            self._cache,
+            [StoreSource(store, tree.map)],
+            streams=spec.fetch_streams,
+            window=spec.demand_window,
+            deadline=spec.demand_deadline,
+            quiet=spec.fill_quiet,
+            make_room=partial(eviction.make_some, Path(spec.cache_dir), _MAKE_ROOM, keep=tree.cache.name),
+        )
+        if counts[Count.JOB_READY]:
+            self._fetcher.eager()
+        self._key = ProfileKey(spec.profile) if spec.profile is not None and tree.map.size else None
+        self._target = Target(tree.digest, tree.map_digest.hex(), tree.map)
+        self._plan = Plan()
+        recording = Recording(
+            shared.trace, tree.digest, tree.map.size, began=counts[Count.BEGAN_UNIX], clock=counts[Count.BEGAN_NS] / 1e9
+        )
+        self._recorder = Recorder(
+            recording, counts, store, self._key, self._target, tree, self._cache, plan=lambda: self._plan,
+            keep_hot=self._keep_hot,
+        )  # fmt: skip
+        self._requests = ReadRequests(reads, self._fetcher, self._cache, self._stop)
+        self._readahead: Readahead | None = None
+        if spec.readahead and self._key is not None and counts[Count.RECORDING] and counts[Count.FETCHER_STARTS] == 1:
+            self._readahead = Readahead(store, self._key, shared, spec.target, tree.digest, lambda: self._plan.pack)
+
+    def run(self) -> None:
+        """Serve until the end, leave nothing behind."""
+        sync = partial(
+            keep_synced, self._cache, self._shared.counts, self._stop, self._keep_counters,
+            prefetching=lambda: self._fetcher.prefetching,
+        )  # fmt: skip
+        threads = [
+            threading.Thread(target=run, name=name, daemon=True)
+            for run, name in ((self._prefetch, "prefetch"), (sync, "sync"))
+        ]
+        more = False
+        try:
+            for thread in threads:
+                thread.start()
+            # Not joined: it waits for messages, and the end of the process ends it.
+            threading.Thread(target=self._requests.run, name="requests", daemon=True).start()
+            if self._readahead is not None:
+                self._readahead.start()
+            self._link.send(Started(), timeout=_SEND_SECONDS)
+            self._serve()
+        finally:
+            self._stop.set()
+            if self._readahead is not None:
+                self._readahead.stop()
+            self._recorder.end()
+            more = self._recorder.finish()
+            self._fetcher.close()
+            for thread in threads:
+                if thread.ident is not None:
+                    thread.join(10.0)
+            self._keep_counters()
+            self._cache.close()
+            spec = self._spec
+            eviction.make_room(Path(spec.cache_dir), eviction.Limits(spec.cache_limit, spec.cache_keep_free))
+        if more:
+            # The unmount is over, the tree may be mounted anew: nobody waits for this process, or ends it.
+            log.info("tree %s is left; process %d finishes its hot pack", self._spec.id, os.getpid())
+            os.setsid()
+            self._detach()
+            self._tree.hold.release()
+            self._link.send(Detached(), timeout=_SEND_SECONDS)
+            self._recorder.finish_detached()
+
+    def _serve(self) -> None:
+        counts = self._shared.counts
+        while True:
+            try:
+                got = self._link.receive(timeout=_TICK)
+            except UnavailableError:
+                log.critical("supervisor and FUSE server of tree %s are gone", self._spec.id)
+                return
+            if got is not None and isinstance(got[0], Question):
+                if got[0].do == "finish":
+                    return
+                if got[0].do == "still" and self._readahead is not None:
+                    self._readahead.stop(got[0].target)
+                self._link.send(Answer(got[0].number, self._status()), timeout=_SEND_SECONDS)
+            self._recorder.poll()
+            age = (time.monotonic_ns() - counts[Count.BEGAN_NS]) / 1e9
+            if counts[Count.JOB_READY] or age >= self._spec.record_seconds:
+                self._recorder.end()
+                self._fetcher.eager()
+
+    def _status(self) -> FetcherStatus:
+        self._keep_counters()
+        hot, recorder = self._plan.order, self._recorder
+        return FetcherStatus(
+            cache_full=self._fetcher.full,
+            hot_total=len(hot),
+            hot_ready=sum(self._cache.ready[block] for block in hot),
+            hot_unused_bytes=recorder.use.unused_bytes,
+            hot_missed_bytes=recorder.use.missed_bytes,
+            hot_pack=recorder.hot_pack or self._plan.pack,
+            recording=recorder.state,
+        )
+
+    def _keep_counters(self) -> None:
+        """What all fetchers of the tree have fetched, for the next one and for the status."""
+        stats = self._fetcher.stats
+        for index, name in enumerate(FetchStats.__struct_fields__):
+            self._shared.counts[Count.FETCH + index] = self._fetched_before[index] + getattr(stats, name)
+
+    # -- other threads ---------------------------------------------------------------------------------------------
+
+    def _prefetch(self) -> None:
+        """Prefetch by the profile, then fill in the background. What goes wrong is a line in the log: then blocks come
+        on demand."""
+        try:
+            if self._key is not None and not self._cache.complete:
+                plan = prefetch.begin(self._fetcher, self._store, self._key, self._target, tell=self._note_plan)
+                self._note_plan(plan)
+                if plan.order:
+                    self._keep_hot(set(plan.order))
+                log.info("%d hot blocks, from %d traces and hot pack %r", len(plan.order), plan.traces, plan.pack)
+            if self._spec.background_fill:
+                self._fetcher.background()
+        except Exception:
+            log.exception("prefetch failed; blocks come on demand")
+
+    def _note_plan(self, plan: Plan) -> None:
+        self._plan = plan
+
+    def _keep_hot(self, blocks: set[int]) -> None:
+        """Remember hot blocks for when space is short."""
+        inventory.keep_hot(self._tree.cache, self._tree.map_digest, self._tree.map.count, blocks)
+
+
+class ReadRequests:
+    """Takes what the FUSE server wants over ``channel``, has it fetched, answers; until ``stop`` is set or the other end
+    is gone. One thread receives; answers are sent by the fetcher's threads as blocks come."""
+
+    def __init__(self, channel: Channel, fetcher: Fetcher, cache: CacheFile, stop: threading.Event) -> None:
+        self._channel = channel
+        self._fetcher = fetcher
+        self._cache = cache
+        self._stop = stop
+        self._open: set[int] = set()
+
+    def run(self) -> None:
+        """Have the FUSE server repeat what it wants, then serve."""
+        self._channel.send(Repeat(), timeout=_SEND_SECONDS)
+        while not self._stop.is_set():
+            try:
+                got = self._channel.receive(timeout=0.5)
+            except BootseerError as exc:
+                log.error("%s", exc)
+                return
+            if got is not None and isinstance(got[0], Wanted) and got[0].id not in self._open:
+                self._fetch(got[0])
+
+    def _fetch(self, message: Wanted) -> None:
+        if not message.first <= message.last < self._cache.map.count:
+            self._channel.send(Came(message.id, errno.EIO), timeout=_SEND_SECONDS)
+            return
+        self._open.add(message.id)
+        try:
+            self._fetcher.submit(message.first, message.last, partial(self._came, message))
+        except UnavailableError as exc:
+            self._came(message, exc, {})
+
+    def _came(self, message: Wanted, error: BootseerError | None, memory: dict[int, bytes]) -> None:
+        number, fd = 0, -1
+        if error is not None:
+            log.error("blocks %d..%d, wanted by process %d: %s", message.first, message.last, message.pid, error)
+            number = errno.EIO
+        elif memory:
+            fd = self._in_memory(message, memory)
+            number = 0 if fd >= 0 else errno.EIO
+        self._open.discard(message.id)
+        if not self._channel.send(Came(message.id, number), fd=fd, timeout=_SEND_SECONDS):
+            log.warning("the FUSE server does not take the answer to request %d", message.id)
+        if fd >= 0:
+            os.close(fd)
+
+    def _in_memory(self, message: Wanted, memory: dict[int, bytes]) -> int:
+        """A memfd with the blocks of a request some of which could not be cached; -1 when that fails too."""
+        blocks = self._cache.map
+        fd = -1
+        try:
+            fd = os.memfd_create("bootseer-blocks", os.MFD_CLOEXEC)
+            with os.fdopen(fd, "wb", closefd=False) as out:
+                for block in range(message.first, message.last + 1):
+                    data = memory.get(block)
+                    if data is None:
+                        data = self._cache.read(block << blocks.shift, blocks.length_of(block))
+                    out.write(data)
+        except OSError as exc:
+            log.error("blocks %d..%d cannot be handed over: %s", message.first, message.last, exc)
+            if fd >= 0:
+                os.close(fd)
+            return -1
+        return fd

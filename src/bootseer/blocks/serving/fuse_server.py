@@ -1,0 +1,359 @@
+"""The FUSE server of a tree: it answers the kernel's reads of the one file ``data``, and does nothing else.
+
+One process: a few FUSE workers, and the main thread, which polls the channel to the fetcher and a pidfd of the
+supervisor. No network, no decompression. A read whose blocks are ready is answered at once from the data file; any other
+is put off, asked for over the channel, and answered when its blocks came, so waiting readers hold no worker.
+
+The supervisor opened the mount (`mount`) and keeps its descriptors. When this process is killed readers wait; the next
+one finds what was negotiated in ``SharedMemory.note``, and has the kernel send again what its predecessor took (Linux
+6.9). When the supervisor is killed this process forks the next one, which only needs the descriptors and never comes
+near the locks that the workers may hold at that moment. When that fails, readers get EIO: the mount fails closed with
+this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import logging
+import mmap
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from bootseer.blocks.cache.locks import DATA
+from bootseer.blocks.serving.ipc import Came, Channel, Repeat, Wanted, request_id
+from bootseer.blocks.serving.shared_memory import Count, SharedMemory
+from bootseer.errors import BootseerError, UnavailableError
+from bootseer.kernel import fuse
+
+log = logging.getLogger(__name__)
+
+WORKERS = 2
+"""Threads that answer. None of them ever waits for a block."""
+_MAPPED = 32 << 10
+"""Reads from here on are answered out of a mapping of the data file: one copy and one system call less, see the table
+in docs/internals/fuse.md. Smaller reads of pages that are not in memory would each pull in 128 KiB around them."""
+_HANDLE = 1
+"""The only file handle `fuse.SingleFile` gives out."""
+_SLACK = 5.0
+"""The fetcher has this many seconds more than its own deadline to say that it failed."""
+
+
+def options(max_readahead: int) -> fuse.Options:
+    """How the mount of a tree's data file is made."""
+    return fuse.Options(name="bootseer-blocks", max_readahead=max_readahead, allow_other=True)
+
+
+def mount(folder: Path, max_readahead: int) -> fuse.Device:
+    """In the supervisor: mount on ``folder``. Uses of the mount wait until a server has answered the kernel's first
+    request. Raises what `fuse.Device.open` raises."""
+    return fuse.Device.open(folder, options(max_readahead), workers=WORKERS)
+
+
+class FuseServer:
+    """Serves ``device`` until the mount ends.
+
+    ``data_fd``: the cache's data file, as long as the tree's data. When the supervisor (process ``supervisor``) has
+    died, ``succeed(pid of this process)`` is called in a child of this process, to be the next one. Without it the end
+    of the supervisor is this process's too.
+    """
+
+    def __init__(
+        self,
+        shared: SharedMemory,
+        device: fuse.Device,
+        channel: Channel,
+        data_fd: int,
+        supervisor: int,
+        *,
+        max_readahead: int = 128 << 10,
+        succeed: Callable[[int], NoReturn] | None = None,
+    ) -> None:
+        self._shared, self._device, self._channel, self._data_fd = shared, device, channel, data_fd
+        self._supervisor, self._watched = supervisor, -1
+        self._succeed = succeed
+        self._options = options(max_readahead)
+        self._generation = shared.counts[Count.SERVER_STARTS]
+        self._wake, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._mapped = memoryview(b"")
+        if shared.size:
+            self._mapped = memoryview(mmap.mmap(data_fd, shared.size, prot=mmap.PROT_READ))
+        self._server: fuse.Server | None = None
+        self._pending = PendingReads(shared, channel, data_fd, answer=self._answer, rouse=self._rouse)
+
+    def run(self) -> None:
+        """Serve; returns when it is over. Raises `BootseerError` when the kernel does not let it serve."""
+        server = self._server = self._serve()
+        threading.Thread(target=self._await_end, args=(server,), name="end", daemon=True).start()
+        self._shared.counts[Count.SERVER_READY] = self._generation
+        poll = select.poll()
+        poll.register(self._channel.fileno(), select.POLLIN)
+        poll.register(self._wake, select.POLLIN)
+        self._watch_supervisor(poll)
+        try:
+            while not server.wait(0):
+                for fd, _ in poll.poll(self._pending.timeout() if self._watched >= 0 else 0):
+                    if fd == self._channel.fileno():
+                        self._pending.take_messages()
+                    elif fd == self._wake:
+                        with contextlib.suppress(BlockingIOError):
+                            os.read(self._wake, 4096)
+                    elif fd == self._watched:
+                        poll.unregister(fd)
+                        os.close(fd)
+                        self._watched = -1
+                self._pending.send()
+                self._pending.expire()
+                if self._watched < 0:
+                    self._replace_supervisor()
+                    self._watch_supervisor(poll)
+        except BootseerError as exc:
+            log.error("the FUSE server ends: %s", exc)
+        finally:
+            self._pending.fail_all()
+
+    def _watch_supervisor(self, poll: select.poll) -> None:
+        """Have ``poll`` tell when the supervisor has ended, unless it has."""
+        try:
+            self._watched = os.pidfd_open(self._supervisor)
+        except ProcessLookupError:
+            return
+        poll.register(self._watched, select.POLLIN)
+
+    def _replace_supervisor(self) -> None:
+        """Raises `UnavailableError` when there is none to be had."""
+        what = f"the supervisor {self._supervisor} of {self._device.mountpoint} died"
+        if self._succeed is None:
+            raise UnavailableError(f"{what}: readers get errors")
+        log.warning("%s; starting another", what)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self._supervisor, os.WNOHANG)
+        time.sleep(0.01)  # bounds the rate
+        server = os.getpid()
+        try:
+            self._supervisor = os.fork()
+        except OSError as exc:
+            raise UnavailableError(f"{what} and no other can be started ({exc.strerror}): readers get errors") from exc
+        if not self._supervisor:
+            os.close(self._wake)
+            os.close(self._waker)
+            self._succeed(server)
+
+    def _serve(self) -> fuse.Server:
+        operations = fuse.SingleFile(DATA, self._shared.size, self._read)
+        note = self._shared.note
+        if not note:
+            server = fuse.Server(
+                operations, self._device.mountpoint, workers=WORKERS, options=self._options, device=self._device
+            )
+            self._server = server
+            server.start()
+            assert server.negotiated
+            self._shared.note = server.negotiated.encode()
+            return server
+        negotiated = fuse.Negotiated.decode(note)
+        log.warning("FUSE server %d takes over %s", self._generation, self._device.mountpoint)
+        sizes = {_HANDLE: self._shared.size}
+        with self._pending.lock:  # reads come before this returns; those that miss wait until there is a `_server`
+            self._server = server = fuse.Server.resume(
+                operations, self._device, negotiated, workers=WORKERS, options=self._options, sizes=sizes
+            )
+        return server
+
+    def _await_end(self, server: fuse.Server) -> None:
+        server.wait()
+        self._rouse()
+
+    def _rouse(self) -> None:
+        with contextlib.suppress(OSError):  # full: it is awake
+            os.write(self._waker, b".")
+
+    def _answer(self, ctx: fuse.Context, result: fuse.ReadResult | OSError) -> None:
+        assert self._server is not None
+        self._server.answer(ctx, result)
+
+    def _read(self, offset: int, size: int, ctx: fuse.Context) -> fuse.ReadResult:
+        """In the workers, the hot path: answer from the data file what is ready."""
+        shared = self._shared
+        counts = shared.counts
+        end = min(offset + size, shared.size)
+        if offset >= end:
+            return b""
+        ahead = ctx.pid == counts[Count.READAHEAD_TID]
+        counts[Count.READS] += not ahead
+        if ctx.resent:
+            counts[Count.TAKEN_OVER] += 1
+        if counts[Count.RECORDING]:
+            shared.trace.touch(offset, end - offset, ctx.pid)
+        first, last = offset >> shared.shift, (end - 1) >> shared.shift
+        if shared.ready.find(b"\0", first, last + 1) < 0:
+            return self._mapped[offset:end] if end - offset >= _MAPPED else (self._data_fd, offset)
+        if ahead:  # by a list that lies: nothing is fetched for it, and the job's own read asks again
+            raise OSError(errno.EIO, "not there to be read ahead")
+        return self._pending.miss(first, last, ctx)
+
+
+class _Waiting(NamedTuple):
+    ctx: fuse.Context
+    first: int
+    last: int
+    began: int
+
+
+class PendingReads:
+    """Reads that wait for blocks: asked for over ``channel``, answered when these came, or with an error.
+
+    Workers call `miss`, the main thread the rest; one lock, of the table and of the counters of slow reads. ``answer``
+    tells the kernel; ``rouse`` wakes the main thread, which has a deadline to mind then.
+    """
+
+    def __init__(
+        self,
+        shared: SharedMemory,
+        channel: Channel,
+        data_fd: int,
+        *,
+        answer: Callable[[fuse.Context, fuse.ReadResult | OSError], object],
+        rouse: Callable[[], None],
+    ) -> None:
+        self._shared, self._channel, self._data_fd = shared, channel, data_fd
+        self._answer_kernel, self._rouse = answer, rouse
+        self._generation = shared.counts[Count.SERVER_STARTS]
+        self._numbers = itertools.count()
+        self._patience = shared.counts[Count.DEADLINE_MS] * 1_000_000 + int(_SLACK * 1e9)
+        self.lock = threading.Lock()
+        """While it is held no read is entered."""
+        self._waiting: dict[int, _Waiting] = {}
+        self._unsent: deque[int] = deque()
+
+    # -- in the workers --------------------------------------------------------------------------------------------
+
+    def miss(self, first: int, last: int, ctx: fuse.Context) -> fuse.ReadResult:
+        """A read of blocks ``first`` to ``last``, some of which are missing."""
+        if self._shared.counts[Count.HOPELESS]:
+            self._shared.counts[Count.FAILED_READS] += 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        id = request_id(self._generation, next(self._numbers))
+        ctx.on_interrupt = lambda: self._interrupted(id)
+        with self.lock:
+            self._waiting[id] = _Waiting(ctx, first, last, time.monotonic_ns())
+            idle = len(self._waiting) == 1
+        if not self._channel.send(Wanted(id, first, last, ctx.pid)):
+            self._unsent.append(id)
+            idle = True
+        if ctx.interrupted:  # before there was somebody to tell
+            self._interrupted(id)
+        if idle:  # the main thread has to mind a deadline now
+            self._rouse()
+        return fuse.LATER
+
+    def _interrupted(self, id: int) -> None:
+        """A reader got a signal. Let it go if that is the end of it; else EINTR would turn into EIO on its way up
+        through EROFS, and a mere SIGCHLD would fail a read."""
+        with self.lock:
+            waiting = self._waiting.get(id)
+            if waiting is None or not _is_dying(waiting.ctx.pid):
+                return
+            del self._waiting[id]
+        self._answer_kernel(waiting.ctx, InterruptedError(errno.EINTR, os.strerror(errno.EINTR)))
+
+    # -- in the main thread ----------------------------------------------------------------------------------------
+
+    def take_messages(self) -> None:
+        """See to what the fetcher says."""
+        while (got := self._channel.receive()) is not None:
+            message, fd = got
+            try:
+                if isinstance(message, Came):
+                    self._came(message, fd)
+                elif isinstance(message, Repeat):
+                    with self.lock:
+                        self._unsent = deque(self._waiting)
+            finally:
+                if fd >= 0:
+                    os.close(fd)
+
+    def _came(self, message: Came, fd: int) -> None:
+        with self.lock:
+            waiting = self._waiting.pop(message.id, None)
+        if waiting is None:
+            return
+        ctx, number = waiting.ctx, message.errno
+        result: fuse.ReadResult | OSError = (self._data_fd, ctx.offset)
+        if not number and fd >= 0:
+            result = (fd, ctx.offset - (waiting.first << self._shared.shift))
+        elif not number and self._shared.ready.find(b"\0", waiting.first, waiting.last + 1) >= 0:
+            log.error("blocks %d..%d came but are not in the cache", waiting.first, waiting.last)
+            number = errno.EIO
+        if number:
+            result = OSError(number, os.strerror(number))
+        self._settle(waiting, result)
+
+    def _settle(self, waiting: _Waiting, result: fuse.ReadResult | OSError) -> None:
+        counts = self._shared.counts
+        counts[Count.SLOW_FAULTS] += 1
+        counts[Count.STALL_NS] += max(0, time.monotonic_ns() - waiting.began)
+        if isinstance(result, OSError):
+            counts[Count.FAILED_READS] += 1
+        self._answer_kernel(waiting.ctx, result)
+
+    def send(self) -> None:
+        """Ask for what could not be asked for before."""
+        unsent = self._unsent
+        while unsent:
+            waiting = self._waiting.get(unsent[0])
+            if waiting is not None:
+                message = Wanted(unsent[0], waiting.first, waiting.last, waiting.ctx.pid)
+                if not self._channel.send(message):
+                    return  # no room, or no fetcher: `timeout` brings us back
+            unsent.popleft()
+
+    def expire(self) -> None:
+        """Errors for who has waited for too long, or waits without hope."""
+        now = time.monotonic_ns()
+        hopeless = self._shared.counts[Count.HOPELESS]
+        with self.lock:
+            late = [id for id, waiting in self._waiting.items() if hopeless or now - waiting.began >= self._patience]
+            expired = [self._waiting.pop(id) for id in late]
+        for waiting in expired:
+            log.error("blocks %d..%d did not come; a read fails", waiting.first, waiting.last)
+            self._shared.counts[Count.DENIED] += 1
+            self._settle(waiting, OSError(errno.EIO, os.strerror(errno.EIO)))
+
+    def timeout(self) -> int | None:
+        """Milliseconds until something is due; a second at most while readers wait: there may be no hope any more."""
+        if self._unsent:
+            return 20
+        with self.lock:
+            oldest = next(iter(self._waiting.values()), None)
+        if oldest is None:
+            return None
+        left = (self._patience - (time.monotonic_ns() - oldest.began)) // 1_000_000
+        return max(1, min(left + 1, 1000))
+
+    def fail_all(self) -> None:
+        """This process ends: errors for who still waits."""
+        with self.lock:
+            found = list(self._waiting.values())
+            self._waiting.clear()
+        for waiting in found:
+            self._answer_kernel(waiting.ctx, OSError(errno.EIO, os.strerror(errno.EIO)))
+
+
+def _is_dying(pid: int) -> bool:
+    """Whether SIGKILL is pending for thread ``pid``: the kernel turns every fatal signal into that."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            for line in file:
+                if line.startswith((b"SigPnd:", b"ShdPnd:")) and int(line.split()[1], 16) & 1 << 8:
+                    return True
+    except (OSError, ValueError):
+        pass
+    return False

@@ -1,0 +1,138 @@
+"""What a block server is told, what it says of itself, and the names of the files through which it is reached.
+
+A server's state folder is ``<state_dir>/trees/<id>/``, mode 0700. Requests and replies are one JSON line each over the
+Unix socket in it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from bootseer.blocks.fetch.fetcher import DEMAND_WINDOW
+from bootseer.errors import BootseerError, UnavailableError
+
+SPEC = "spec.json"
+FUSE_FOLDER = "fuse"
+SOCKET = "control.sock"
+TARGETS = "targets.json"
+"""The mounts of the tree, for the supervisor that replaces a dead one."""
+LOCK = "server.lock"
+"""Locked (flock) while a process of the server lives; its text is the server's process group."""
+MAX_LINE = 1 << 16
+
+
+class ServerSpec(msgspec.Struct, kw_only=True):
+    """What a block server must know. Sizes in bytes, times in seconds; ``profile`` None: no prefetch, no recording."""
+
+    id: str
+    store_url: str
+    digest: str
+    cache_dir: str
+    target: str
+    profile: str | None = None
+    record_seconds: float = 120.0
+    demand_deadline: float = 60.0
+    fetch_streams: int = 6
+    background_fill: bool = True
+    fill_quiet: float = 120.0
+    demand_window: int = DEMAND_WINDOW
+    readahead: bool = True
+    cache_limit: float = 0.0
+    cache_keep_free: float = 0.0
+    """As in `Config`; 0: no limit."""
+    max_readahead: int = 128 << 10
+    """Where the kernel reads through the page cache of the data file; 0 would make each 4 KiB a request."""
+
+
+class Request(msgspec.Struct):
+    """``do``: ``status``, ``ready``, ``add`` or ``remove`` (of the mount ``target``), ``still`` (use no file of that
+    mount any more: it is about to be unmounted)."""
+
+    do: str
+    target: str = ""
+
+
+class TreeStatus(msgspec.Struct, kw_only=True):
+    """A running lazy tree. Bytes are stored bytes, that is, what came over the network; times in seconds."""
+
+    id: str
+    digest: str
+    pid: int
+    """The supervisor, which restarts the other two."""
+    server_pid: int = 0
+    """The FUSE server; 0 when the tree is complete and the kernel reads it by itself."""
+    fetcher_pid: int = 0
+    driver: str = "fuse"
+    """``fuse``, or ``local``: everything was on this node when the tree was mounted, the kernel reads it by itself."""
+    server_restarts: int = 0
+    fetcher_restarts: int = 0
+    supervisor_restarts: int = 0
+    lingering: bool = False
+    """All targets are gone, but somebody still uses what was mounted there: the server stays until that ends."""
+    targets: list[str] = []
+    blocks_total: int = 0
+    blocks_ready: int = 0
+    complete: bool = False
+    """Every block is on this node: the store is needed no more."""
+    cache_full: bool = False
+    hot_total: int = 0
+    hot_ready: int = 0
+    bytes_demand: int = 0
+    bytes_hot: int = 0
+    bytes_background: int = 0
+    reads: int = 0
+    """Requests of the kernel; of a part of a file each."""
+    slow_faults: int = 0
+    stall_seconds: float = 0.0
+    """Summed over readers, which may wait at the same time."""
+    failed_reads: int = 0
+    denied: int = 0
+    """Reads that failed without an answer of a fetcher."""
+    taken_over: int = 0
+    """Reads that a restarted FUSE server answered for the one before."""
+    bad_blocks: int = 0
+    retries: int = 0
+    direct_misses: int = 0
+    """Missing blocks fetched because a reader wanted them."""
+    hedges: int = 0
+    """Blocks requested a second time, because their first request did not bring them in time."""
+    read_ahead_bytes: int = 0
+    """Of the mount, read before the job. Neither that nor what the job then finds there is among `reads`."""
+    hot_unused_bytes: int = 0
+    """Of the prefetched stored bytes, those that the recorded start never touched (unknown, so 0, where anything was
+    read ahead); and what it touched besides."""
+    hot_missed_bytes: int = 0
+    hot_pack: str = ""
+    """The hot pack in use; after the recording what became of the new one, see
+    `bootseer.blocks.profiles.hotpack_builder.renew`."""
+    recording: str = "off"
+    """``off``, ``recording``, or how the trace ended, see `bootseer.blocks.serving.recorder`."""
+    uptime: float = 0.0
+
+
+class FetcherStatus(msgspec.Struct):
+    """The part of `TreeStatus` that only the fetcher knows."""
+
+    cache_full: bool = False
+    hot_total: int = 0
+    hot_ready: int = 0
+    hot_unused_bytes: int = 0
+    hot_missed_bytes: int = 0
+    hot_pack: str = ""
+    recording: str = "off"
+
+
+class Reply(msgspec.Struct):
+    status: TreeStatus | None = None
+    error: str = ""
+    code: int = BootseerError.exit_code
+    stopping: bool = False
+    """The server ends: ask again, soon nobody will answer."""
+
+
+class GoneError(UnavailableError):
+    """Nobody listens any more: the server ended or died."""
+
+
+class StoppingError(BootseerError):
+    """This server is about to end."""

@@ -1,0 +1,196 @@
+"""Memory that the processes of a served tree share, and that outlives each of them: one memfd.
+
+Who writes what, so that nothing needs a lock across processes (each cell has one writing process at a time):
+
+| part | writer | reader |
+|---|---|---|
+| ``ready``: one byte per block | fetcher, after the verified bytes are in the cache file | FUSE server |
+| access trace and ``seen``: first touches of 4 KiB units | FUSE server | fetcher |
+| ``counts``: named counters and flags, see `Count` | as said there | all |
+| ``note``: what the FUSE server negotiated with the kernel | FUSE server | the next FUSE server |
+
+A process may be killed between any two instructions. What others rely on is therefore written last: a ready byte after
+the block's data, ``Count.TOUCHES`` after the touch.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import threading
+import time
+
+from bootseer.blocks.formats.bitmap import Ready
+from bootseer.errors import from_os_error
+
+UNIT = 4096
+"""Bytes of a unit of the access trace."""
+TOUCH_LIMIT = 1 << 20
+"""Touches kept at most, as in a trace; a torch start makes about 15,000."""
+
+_TOUCH = struct.Struct("<IIQI4x")
+_NOTE = struct.Struct("<I")
+_PAGE = mmap.PAGESIZE
+_COUNTS = 512
+
+
+class Count:
+    """Cells of ``SharedMemory.counts`` (u64). The comment names the writer."""
+
+    # FUSE server
+    READS = 0
+    SLOW_FAULTS = 1
+    STALL_NS = 2
+    FAILED_READS = 3
+    TOUCHES = 4
+    TOUCHES_LOST = 5
+    """Touches that found the trace full: it is incomplete."""
+    DENIED = 6
+    """Requests that a FUSE server answered with an error that no fetcher gave: after its deadline."""
+    TAKEN_OVER = 7
+    """Requests that a FUSE server answered for a dead predecessor."""
+    SERVER_READY = 8
+    """The generation of the FUSE server that serves."""
+    SERVER_BEAT = 9
+    """Heartbeat, see `bootseer.blocks.serving.heartbeat`."""
+    # fetcher
+    RECORDING = 32
+    """1 while first touches are to be noted."""
+    BROKEN = 33
+    """1 after a failed fdatasync: nothing is added to the cache any more."""
+    INCOMPLETE = 34
+    """1 when touches may have been missed: the recording joined a warm mount, or pages were read ahead."""
+    RECORDED = 35
+    """1 once the recording has ended and was published, or will not be."""
+    FETCHER_BEAT = 36
+    READ_AHEAD = 37
+    """Bytes of the mount that the fetcher had the kernel read before the job."""
+    READAHEAD_TID = 38
+    """The thread that does so: a read of its is not the job's."""
+    FETCH = 96
+    """From here on the fields of `bootseer.blocks.fetch.fetcher.FetchStats`, summed over all fetchers."""
+    # supervisor
+    BEGAN_NS = 64
+    """`time.monotonic_ns` of the start of serving; touches count from here."""
+    BEGAN_UNIX = 65
+    SUPERVISOR_PID = 66
+    SERVER_PID = 67
+    FETCHER_PID = 68
+    SERVER_STARTS = 69
+    """Also the generation of the FUSE server, part of its request numbers."""
+    FETCHER_STARTS = 70
+    SUPERVISOR_STARTS = 71
+    HOPELESS = 72
+    """1 while fetchers fail one after the other: a missing block is answered EIO at once."""
+    DEADLINE_MS = 73
+    """How long a FUSE server waits for a fetcher's answer before it fails the request itself."""
+    JOB_READY = 74
+
+
+class SharedMemory:
+    """The mapped memory; a fork inherits it. ``size`` and ``block_size`` are those of the data file, in bytes.
+
+    ``blocks`` of the data file each have a byte in ``ready``.
+    """
+
+    def __init__(self, blocks: int, *, size: int, block_size: int) -> None:
+        """Fresh memory, all zero. Raises `BootseerError`."""
+        self.size, self.block_size = size, block_size
+        self.shift = max(0, block_size.bit_length() - 1)
+        units = -(-size // UNIT)
+        limit = min(TOUCH_LIMIT, max(1, units))
+        lengths = [_COUNTS * 8, _PAGE, limit * _TOUCH.size, units, blocks]
+        parts = []
+        try:
+            fd = os.memfd_create("bootseer-shared", os.MFD_CLOEXEC)  # takes memory only for pages in use
+            try:
+                os.ftruncate(fd, sum(map(_pages, lengths)))
+                at = 0
+                for length in lengths:
+                    parts.append(mmap.mmap(fd, max(1, length), offset=at))
+                    at += _pages(length)
+            finally:
+                os.close(fd)
+        except OSError as exc:
+            raise from_os_error(exc, "make shared memory") from exc
+        counts, self._note, touches, seen, ready = parts
+        self.counts = memoryview(counts).cast("Q")
+        """Counters and flags by the names of `Count`."""
+        self.ready: Ready = ready if blocks else bytearray()
+        self.trace = AccessTrace(self.counts, touches, seen, limit)
+
+    @property
+    def note(self) -> bytes:
+        """What the FUSE server left for its successor (empty: nothing); at most 4 KiB."""
+        (length,) = _NOTE.unpack_from(self._note)
+        return self._note[_NOTE.size : _NOTE.size + length]
+
+    @note.setter
+    def note(self, data: bytes) -> None:
+        if len(data) > _PAGE - _NOTE.size:
+            raise ValueError(f"a note of {len(data)} bytes is too long")
+        _NOTE.pack_into(self._note, 0, 0)
+        self._note[_NOTE.size : _NOTE.size + len(data)] = data
+        _NOTE.pack_into(self._note, 0, len(data))
+
+    def is_ready(self, offset: int, length: int) -> bool:
+        """Whether each block of these bytes is ready; ``length`` is over 0, and what is behind the end does not count."""
+        last = (min(offset + length, self.size) - 1) >> self.shift
+        return self.ready.find(b"\0", offset >> self.shift, last + 1) < 0
+
+
+class AccessTrace:
+    """First touches of 4 KiB units, in the order they happened. One FUSE server writes, from any of its threads."""
+
+    def __init__(self, counts: memoryview, touches: mmap.mmap, seen: mmap.mmap, limit: int) -> None:
+        self._counts = counts
+        self._touches = touches
+        self._seen = seen
+        self._limit = limit
+        self._lock = threading.Lock()
+
+    def touch(self, offset: int, length: int, pid: int) -> None:
+        """A read of ``length`` bytes (at least one, inside the file) at ``offset`` by thread ``pid``.
+
+        Does nothing unless ``Count.RECORDING`` is set; costs one scan of ``seen`` where the units are known.
+        """
+        seen, touches = self._seen, self._touches
+        if not self._counts[Count.RECORDING]:
+            return
+        first = offset // UNIT
+        end = (offset + length - 1) // UNIT + 1
+        # Without the lock: a unit only ever turns from 0 to 1.
+        if seen.find(b"\0", first, end) < 0:
+            return
+        ms = min((time.monotonic_ns() - self._counts[Count.BEGAN_NS]) // 1_000_000, 0xFFFFFFFF)
+        with self._lock:
+            while (unit := seen.find(b"\0", first, end)) >= 0:
+                stop = seen.find(b"\1", unit, end)
+                stop = end if stop < 0 else stop
+                number = self._counts[Count.TOUCHES]
+                if number >= self._limit:
+                    self._counts[Count.TOUCHES_LOST] += 1
+                    return
+                _TOUCH.pack_into(touches, number * _TOUCH.size, max(0, ms), pid & 0xFFFFFFFF, unit, stop - unit)
+                self._counts[Count.TOUCHES] = number + 1
+                seen[unit:stop] = b"\1" * (stop - unit)
+                first = stop
+
+    def forked(self) -> None:
+        """In a child forked from a process with threads: one of these may have held the lock in that moment."""
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return self._counts[Count.TOUCHES]
+
+    def since(self, start: int) -> list[tuple[int, int, int, int]]:
+        """Touches from number ``start`` on: (milliseconds since the mount, pid, first unit, units)."""
+        end = len(self)
+        if start >= end:
+            return []
+        return list(_TOUCH.iter_unpack(self._touches[start * _TOUCH.size : end * _TOUCH.size]))
+
+
+def _pages(length: int) -> int:
+    return -(-max(1, length) // _PAGE) * _PAGE

@@ -1,0 +1,497 @@
+"""The supervisor: parent of the FUSE server and the fetcher of one tree. It keeps every descriptor and restarts both.
+
+One process, one thread, one poll loop; no network, no store. It opens the node's copy of the tree, mounts FUSE and forks
+the others; they are never exec'd, so a new one is there within milliseconds with everything imported and opened. It
+answers the control socket and decides alone who may join and when the server ends.
+
+The FUSE server has all of this too: when the supervisor is killed, the FUSE server forks a child that goes on as the
+supervisor. So no single death costs a reader an error (``docs/internals/blocks-concurrency.md``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+import msgspec
+
+from bootseer.blocks.cache import eviction
+from bootseer.blocks.cache.blockfile import CacheFile
+from bootseer.blocks.cache.metadata import LocalTree, localize
+from bootseer.blocks.fetch.fetcher import FetchStats
+from bootseer.blocks.serving import client, fuse_server
+from bootseer.blocks.serving.child import Child
+from bootseer.blocks.serving.control_server import ControlServer
+from bootseer.blocks.serving.fetcher_process import FetcherProcess
+from bootseer.blocks.serving.heartbeat import BEAT_SECONDS, Watch, keep_beating
+from bootseer.blocks.serving.ipc import Answer, Channel, Detached, Question, Started
+from bootseer.blocks.serving.protocol import (
+    FUSE_FOLDER,
+    TARGETS,
+    FetcherStatus,
+    Request,
+    ServerSpec,
+    StoppingError,
+    TreeStatus,
+)
+from bootseer.blocks.serving.shared_memory import Count, SharedMemory
+from bootseer.errors import BootseerError, UnavailableError, UnsupportedError
+from bootseer.kernel import fuse, mount
+from bootseer.store import Store
+
+log = logging.getLogger(__name__)
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_START_SECONDS = 60.0
+_FINISH_SECONDS = 60.0
+"""For the fetcher to publish and persist, once the last mount is gone."""
+_LEAVE_SECONDS = 0.3
+"""The kernel may need a moment to let go of what was just unmounted."""
+_RETRY_SECONDS = 0.25
+_ANSWER_SECONDS = 1.5
+_SERVER_SILENCE = 10.0
+_FETCHER_SILENCE = 20.0
+"""Seconds without a heartbeat after which a process is killed, and another takes its place."""
+_HOPELESS = 4
+"""After so many starts in a row that came to nothing, readers get errors at once instead of waiting."""
+
+
+class Inherited(NamedTuple):
+    """What outlives each process of a server: every one of them has it by fork."""
+
+    spec: ServerSpec
+    folder: Path
+    store_for: Callable[[str], Store]
+    tree: LocalTree
+    shared: SharedMemory
+    cache: CacheFile
+    """Opened, for its descriptors; the fetcher goes on with it by `CacheFile.resume`."""
+    control: ControlServer
+    link: tuple[Channel, Channel]
+    """Supervisor's end, fetcher's end."""
+    reads: tuple[Channel, Channel]
+    """FUSE server's end, fetcher's end."""
+    device: fuse.Device | None
+    """None: every block was here from the beginning, and no FUSE is needed."""
+    lock: int
+    """Descriptor of the locked `protocol.LOCK`: while it is open somewhere, the server lives."""
+
+
+def start(
+    spec: ServerSpec, folder: Path, store_for: Callable[[str], Store], lock: int, answer: Callable[[str], None]
+) -> Supervisor:
+    """Open the node's copy of the tree, mount FUSE unless every block is here, start the processes; returns when the
+    tree may be mounted. ``lock``: see `Inherited`; ``answer("")`` closes, in a child, what only this process answers on.
+
+    Raises `UnavailableError` (another server owns the cache), `DataError`, `FullError`, `UnsupportedError` (no FUSE).
+    """
+    cache_dir = Path(spec.cache_dir)
+    tree = localize(None, spec.digest, cache_dir, meta=False)
+    limits = eviction.Limits(spec.cache_limit, spec.cache_keep_free)
+    eviction.make_room(cache_dir, limits, coming=eviction.missing_bytes(tree), keep=tree.cache.name)
+    blocks = tree.map
+    shared = SharedMemory(blocks.count, size=blocks.size, block_size=blocks.block_size)
+    cache = CacheFile.open(tree.cache, blocks, tree.map_digest, ready=shared.ready)
+    device = None
+    try:
+        control = ControlServer(folder)
+        if not cache.complete:
+            device = fuse_server.mount(folder / FUSE_FOLDER, spec.max_readahead)
+        inherited = Inherited(
+            spec, folder, store_for, tree, shared, cache, control, Channel.pair(), Channel.pair(), device, lock
+        )
+        supervisor = Supervisor(inherited, [spec.target], answer)
+        supervisor.begin()
+    except BaseException:
+        if device is not None:
+            with contextlib.suppress(BootseerError):
+                mount.unmount(device.mountpoint, lazy=True, force=True)
+        cache.close()
+        raise
+    log.info("tree %s is served by the %s driver", spec.id, supervisor.driver)
+    return supervisor
+
+
+class Supervisor:
+    """Supervises one served tree whose mounts are ``targets``: `begin`, then `run` until it is over."""
+
+    def __init__(
+        self, inherited: Inherited, targets: list[str], answer: Callable[[str], None] = lambda text: None
+    ) -> None:
+        self._inherited = inherited
+        self._answer = answer
+        self._spec = inherited.spec
+        self._counts = inherited.shared.counts
+        self._link = inherited.link[0]
+        self._device = inherited.device
+        self._targets = targets
+        self._server: Child | None = None
+        self._fetcher: Child | None = None
+        self._leaving = self._lingering = self._finishing = self._detached = False
+        self._next_try = 0.0
+        self._number = os.getpid() << 20
+        self._watch_server = Watch(self._counts, Count.SERVER_BEAT, _SERVER_SILENCE)
+        self._watch_fetcher = Watch(self._counts, Count.FETCHER_BEAT, _FETCHER_SILENCE)
+        self._wakeup = (-1, -1)
+        self._counts[Count.SUPERVISOR_PID] = os.getpid()
+        self._counts[Count.SUPERVISOR_STARTS] += 1
+
+    @property
+    def driver(self) -> str:
+        return "local" if self._inherited.device is None else "fuse"
+
+    def begin(self) -> None:
+        """Start the other processes. Raises `UnavailableError` when the FUSE server does not come up."""
+        counts, spec = self._counts, self._spec
+        counts[Count.BEGAN_NS] = time.monotonic_ns()
+        counts[Count.BEGAN_UNIX] = int(time.time())
+        counts[Count.DEADLINE_MS] = int(spec.demand_deadline * 1000)
+        self._keep_targets()
+        if self._device is None:
+            if spec.profile is not None and self._inherited.shared.size:
+                log.info("tree %s is complete on this node: this start is not recorded, see trace.md", spec.id)
+            return
+        counts[Count.RECORDING] = counts[Count.RECORDED] = 0
+        if spec.profile is not None and self._inherited.shared.size:
+            counts[Count.RECORDING] = 1
+        try:
+            self._start_fetcher()
+            self._start_server()
+            until = time.monotonic() + _START_SECONDS
+            while not counts[Count.SERVER_READY]:
+                if (self._server is not None and self._server.dead) or time.monotonic() >= until:
+                    raise UnavailableError(f"the FUSE server of tree {spec.id} did not start")
+                time.sleep(0.0005)
+        except BaseException:
+            for child in (self._server, self._fetcher):
+                if child is not None:
+                    child.end()
+            raise
+
+    def run(self) -> int:
+        """Keep the others running until the tree is left or its FUSE mount is gone. The exit code."""
+        self._wakeup = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(self._wakeup[1], warn_on_full_buffer=False)
+        for number in _SIGNALS:
+            signal.signal(number, lambda *_: self._told_to_end())
+        while True:
+            try:
+                if self._step():
+                    break
+            except Exception:  # the tree is served on: nobody else would restart its processes
+                log.exception("the supervisor of tree %s goes on after this", self._spec.id)
+                time.sleep(_RETRY_SECONDS)
+        log.info("the server of tree %s ends", self._spec.id)
+        if self._fetcher is None:
+            self._inherited.cache.close()
+        client.clear_unwatched(self._inherited.folder)
+        return 0
+
+    # -- the loop --------------------------------------------------------------------------------------------------
+
+    def _told_to_end(self) -> None:
+        self._leaving = True
+        self._next_try = 0.0
+
+    def _step(self) -> bool:
+        """Wait for something, see to it. Whether this was the end."""
+        self._wait()
+        while (got := self._link.receive()) is not None:
+            if isinstance(got[0], Started) and self._fetcher is not None:
+                self._fetcher.succeeded()
+                self._counts[Count.HOPELESS] = 0
+            elif isinstance(got[0], Detached):
+                self._detached = True
+        self._inherited.control.answer(self._handle)
+        if self._finishing:
+            return self._finished()
+        if self._leaving and time.monotonic() >= self._next_try:
+            self._leave()
+        self._end_silent()
+        self._restart()
+        return False
+
+    def _wait(self) -> None:
+        poll = select.poll()
+        for fd in (self._link.fileno(), self._inherited.control.fileno(), self._wakeup[0]):
+            poll.register(fd, select.POLLIN)
+        waits = [2 * BEAT_SECONDS]
+        for child in (self._fetcher, self._server):
+            if child is not None and child.dead:
+                waits.append(child.wait_seconds if not self._finishing else 0.0)
+            elif child is not None:
+                poll.register(child.fileno(), select.POLLIN)
+        if self._leaving:
+            waits.append(max(0.0, self._next_try - time.monotonic()))
+        poll.poll(int(min(waits) * 1000) + 1)
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wakeup[0], 64)
+
+    def _end_silent(self) -> None:
+        for child, watch in ((self._fetcher, self._watch_fetcher), (self._server, self._watch_server)):
+            if child is not None and not child.dead and watch.silent():
+                log.error("%s %d gives no sign of life; killing it", child.name, child.pid)
+                child.kill()
+                watch.restart()
+
+    def _restart(self) -> None:
+        counts, fetcher, server = self._counts, self._fetcher, self._server
+        if fetcher is not None and fetcher.dead:
+            if fetcher.failures >= _HOPELESS and not counts[Count.HOPELESS]:
+                log.error("no fetcher stays alive: reads of missing blocks fail until one does")
+                counts[Count.HOPELESS] = 1
+            if fetcher.wait_seconds <= 0:
+                log.warning("the fetcher ended (%s); starting another", fetcher.ending)
+                self._start_fetcher()
+        if server is None or not server.dead:
+            return
+        if not self._mounted:
+            log.info("the FUSE mount of tree %s is gone", self._spec.id)
+            self._finish()
+            return
+        if counts[Count.SERVER_READY] == counts[Count.SERVER_STARTS]:
+            server.succeeded()
+        if server.failures >= _HOPELESS or server.code == UnsupportedError.exit_code:
+            log.error("no FUSE server stays alive: readers get errors from now on")
+            self._close_device()
+            self._server = None
+        elif server.wait_seconds <= 0:
+            log.warning("the FUSE server ended (%s); starting another", server.ending)
+            self._start_server()
+
+    # -- children --------------------------------------------------------------------------------------------------
+
+    def _start_fetcher(self) -> None:
+        self._counts[Count.FETCHER_STARTS] += 1
+        self._fetcher = Child("fetcher", self._fetch, self._fetcher)
+        if self._fetcher.pid:
+            self._counts[Count.FETCHER_PID] = self._fetcher.pid
+        self._watch_fetcher.restart()
+
+    def _start_server(self) -> None:
+        self._counts[Count.SERVER_STARTS] += 1
+        supervisor = os.getpid()  # not getppid in the child: this process may be dead by then
+        self._server = Child("FUSE server", lambda: self._serve_fuse(supervisor), self._server)
+        self._counts[Count.SERVER_PID] = self._server.pid
+        self._watch_server.restart()
+
+    def _in_child(self) -> None:
+        self._answer("")
+        for number in _SIGNALS:  # signals to the process group are the supervisor's business
+            signal.signal(number, signal.SIG_IGN)
+        if self._wakeup[0] >= 0:
+            signal.set_wakeup_fd(-1)
+            for fd in self._wakeup:
+                os.close(fd)
+        for child in (self._fetcher, self._server):
+            if child is not None:
+                child.forget()
+
+    def _fetch(self) -> int:
+        """In a fetcher."""
+        counts, mine = self._counts, os.getpid()
+        # Before anything else: the supervisor may die before it writes the number, and the next one starts a second.
+        counts[Count.FETCHER_PID] = mine
+        self._in_child()
+        kept = self._inherited
+        for end in (kept.link[0], kept.reads[0], kept.control):  # they must end with those that use them
+            end.close()
+        self._close_device()
+        keep_beating(counts, Count.FETCHER_BEAT, lambda: counts[Count.FETCHER_PID] != mine)
+        FetcherProcess(
+            kept.spec, kept.tree, kept.store_for(kept.spec.store_url), kept.shared, kept.cache, kept.link[1],
+            kept.reads[1], detach=lambda: os.close(kept.lock),
+        ).run()  # fmt: skip
+        return 0
+
+    def _serve_fuse(self, supervisor: int) -> int:
+        """In a FUSE server."""
+        self._in_child()
+        assert self._device is not None
+        keep_beating(self._counts, Count.SERVER_BEAT)
+        kept = self._inherited
+        try:
+            fuse_server.FuseServer(
+                kept.shared, self._device, kept.reads[0], kept.cache.fileno(), supervisor,
+                max_readahead=self._spec.max_readahead, succeed=self._succeed,
+            ).run()  # fmt: skip
+        except BootseerError as exc:
+            log.error("%s", exc)
+            return exc.exit_code
+        return 0
+
+    def _succeed(self, server: int) -> NoReturn:
+        """In a child of the FUSE server ``server``, whose supervisor died: be the next one."""
+        code = 70
+        try:
+            self._inherited.shared.trace.forked()
+            successor = Supervisor(self._inherited, self._known_targets())
+            successor._server = Child.adopt("FUSE server", server)
+            successor._fetcher = Child.adopt("fetcher", self._counts[Count.FETCHER_PID])
+            log.warning("process %d supervises tree %s from now on", os.getpid(), self._spec.id)
+            code = successor.run()
+        except BaseException:
+            log.exception("the supervisor failed")
+        finally:
+            os._exit(code)
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    def _handle(self, request: Request) -> TreeStatus:
+        """Raises `StoppingError` (mount anew) and `BootseerError`."""
+        if self._finishing:
+            raise StoppingError("the block server is stopping")
+        if request.do == "ready":
+            self._counts[Count.JOB_READY] = 1
+        elif request.do == "add":
+            self._leaving = self._lingering = False
+            self._counts[Count.INCOMPLETE] = 1
+            if request.target not in self._targets:
+                self._targets.append(request.target)
+                self._keep_targets()
+        elif request.do == "remove":
+            self._targets = [target for target in self._targets if target != request.target]
+            self._keep_targets()
+            if not self._targets:
+                self._leave(_LEAVE_SECONDS)
+        elif request.do == "still":
+            self._ask("still", request.target)
+        elif request.do != "status":
+            raise BootseerError(f"unknown request {request.do!r}")
+        return self._status()
+
+    def _ask(self, do: str, target: str = "") -> FetcherStatus:
+        """The fetcher's answer; an empty one when it gives none in time: it may just be restarted."""
+        if self._fetcher is None or self._fetcher.dead or self._finishing:
+            return FetcherStatus()
+        self._number += 1
+        until = time.monotonic() + _ANSWER_SECONDS
+        if self._link.send(Question(self._number, do, target)):
+            while (left := until - time.monotonic()) > 0 and not self._fetcher.dead:
+                got = self._link.receive(timeout=min(left, 0.1))
+                if got is not None and isinstance(got[0], Started):
+                    self._fetcher.succeeded()
+                    self._counts[Count.HOPELESS] = 0
+                elif got is not None and isinstance(got[0], Answer) and got[0].number == self._number:
+                    return got[0].status
+        log.warning("the fetcher of tree %s does not answer to %r", self._spec.id, do)
+        return FetcherStatus()
+
+    def _status(self) -> TreeStatus:
+        said = self._ask("status")
+        counts, shared = self._counts, self._inherited.shared
+        names = FetchStats.__struct_fields__
+        fetched = FetchStats(*[counts[Count.FETCH + index] for index in range(len(names))])
+        ready = bytes(shared.ready[:]).count(1)
+        return TreeStatus(
+            id=self._spec.id,
+            digest=self._spec.digest,
+            pid=os.getpid(),
+            server_pid=counts[Count.SERVER_PID] if self._server is not None else 0,
+            fetcher_pid=counts[Count.FETCHER_PID],
+            driver=self.driver,
+            server_restarts=max(0, counts[Count.SERVER_STARTS] - 1),
+            fetcher_restarts=max(0, counts[Count.FETCHER_STARTS] - 1),
+            supervisor_restarts=counts[Count.SUPERVISOR_STARTS] - 1,
+            lingering=self._lingering,
+            targets=list(self._targets),
+            blocks_total=len(shared.ready),
+            blocks_ready=ready,
+            complete=ready == len(shared.ready),
+            bytes_demand=fetched.demand_bytes,
+            bytes_hot=fetched.hot_bytes,
+            bytes_background=fetched.background_bytes,
+            reads=counts[Count.READS],
+            slow_faults=counts[Count.SLOW_FAULTS],
+            stall_seconds=counts[Count.STALL_NS] / 1e9,
+            failed_reads=counts[Count.FAILED_READS],
+            denied=counts[Count.DENIED],
+            taken_over=counts[Count.TAKEN_OVER],
+            bad_blocks=fetched.bad_blocks,
+            retries=fetched.retries,
+            direct_misses=fetched.direct_misses,
+            hedges=fetched.hedges,
+            read_ahead_bytes=counts[Count.READ_AHEAD],
+            uptime=(time.monotonic_ns() - counts[Count.BEGAN_NS]) / 1e9,
+            **msgspec.structs.asdict(said),
+        )
+
+    def _keep_targets(self) -> None:
+        """Write the mounts for the next supervisor. Best effort: a full disk must not keep a tree from being mounted or
+        unmounted."""
+        folder = self._inherited.folder
+        tmp = folder / f"{TARGETS}.tmp"
+        try:
+            tmp.write_bytes(msgspec.json.encode(self._targets))
+            os.replace(tmp, folder / TARGETS)
+        except OSError as exc:
+            log.warning("cannot keep the mounts of tree %s: %s", self._spec.id, exc)
+
+    def _known_targets(self) -> list[str]:
+        try:
+            return msgspec.json.decode((self._inherited.folder / TARGETS).read_bytes(), type=list[str])
+        except (OSError, msgspec.MsgspecError) as exc:
+            log.warning("the mounts of tree %s are not known any more: %s", self._spec.id, exc)
+            return [self._spec.target]
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _mounted(self) -> bool:
+        device = self._device
+        return device is not None and device.entry is not None and mount.find(device.entry.target) == device.entry
+
+    def _leave(self, patience: float = 0.0) -> None:
+        """All targets are gone, or a signal said to end: finish once nobody uses the FUSE mount any more. A mount that
+        was detached while in use would give its users errors without us."""
+        self._leaving = True
+        until = time.monotonic() + patience
+        while self._mounted and not self._unmounted():
+            if time.monotonic() >= until:
+                if not self._lingering:
+                    log.warning("tree %s is still in use; its server stays until that ends", self._spec.id)
+                self._lingering = True
+                self._next_try = time.monotonic() + _RETRY_SECONDS
+                return
+            time.sleep(0.01)
+        self._finish()
+
+    def _unmounted(self) -> bool:
+        assert self._device is not None
+        try:
+            mount.unmount(self._device.mountpoint)
+        except BootseerError:
+            return False
+        return True
+
+    def _finish(self) -> None:
+        """Nobody reads any more: end the FUSE server, have the fetcher publish and persist."""
+        self._leaving = self._finishing = True
+        if self._server is not None:
+            self._server.end()
+            self._server = None
+        self._close_device()
+        self._next_try = time.monotonic() + _FINISH_SECONDS
+        if self._fetcher is not None:
+            self._link.send(Question(0, "finish"), timeout=1.0)
+
+    def _finished(self) -> bool:
+        if self._fetcher is None or self._detached or self._fetcher.dead:
+            return True
+        if time.monotonic() >= self._next_try:
+            log.warning("the fetcher does not finish; killing it")
+            self._fetcher.end()
+        return False
+
+    def _close_device(self) -> None:
+        device, self._device = self._device, None
+        if device is not None:
+            with contextlib.suppress(OSError):
+                device.close()
