@@ -58,9 +58,7 @@ class Tree:
                     if fd not in own and "bootseer-shared" not in _target(fd):
                         with contextlib.suppress(OSError):
                             os.close(fd)
-                fuse_server.FuseServer(
-                    self.shared, self.device, self.near, self.fd, supervisor, succeed=succeed
-                ).run()
+                fuse_server.FuseServer(self.shared, self.device, self.near, self.fd, supervisor, succeed=succeed).run()
                 os._exit(0)
             finally:
                 os._exit(1)

@@ -70,9 +70,7 @@ def test_an_unused_one_ends_with_the_context(tmp_path: Path) -> None:
 
 def test_it_ends_when_its_owner_is_killed() -> None:
     before = waiting()
-    code = (
-        "from bootseer.blocks import tree; import time\nwith tree.prestart(): print(1, flush=True); time.sleep(60)"
-    )
+    code = "from bootseer.blocks import tree; import time\nwith tree.prestart(): print(1, flush=True); time.sleep(60)"
     owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert owner.stdout is not None
     owner.stdout.readline()

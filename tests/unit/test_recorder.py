@@ -4,32 +4,26 @@ from __future__ import annotations
 
 import threading
 import time
-from pathlib import Path
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from bootseer.blocks.cache.borrowed import Borrowed
-from bootseer.blocks.fetch import prefetch
 from bootseer.blocks.fetch.prefetch import Plan
 from bootseer.blocks.formats.trace import Trace
-from bootseer.blocks.profiles import profiles
-from bootseer.blocks.serving.recorder import Purpose, Recorder
-from bootseer.blocks.serving.shared import Count
-from bootseer.store import Store
+from bootseer.blocks.profiles.library import ProfileKey
+from bootseer.blocks.serving.recorder import Recorder
+from bootseer.blocks.serving.shared_memory import Count
 
 
-class Source:
-    driver = "fuse"
-
-    def __init__(self, trouble: Exception) -> None:
-        self._trouble = trouble
+class Failing:
+    """A recording in trouble."""
 
     def poll(self) -> int:
-        raise self._trouble
+        raise ValueError("unforeseen")
 
     def trace(self, *, complete: bool = True) -> Trace:
-        raise self._trouble
+        raise ValueError("unforeseen")
 
 
 @pytest.fixture
@@ -37,20 +31,17 @@ def counts() -> memoryview:
     return memoryview(bytearray(256 * 8)).cast("Q")
 
 
+def recorder_of(counts: memoryview, key: ProfileKey | None) -> Recorder:
+    """Only what the end of a recording needs."""
+    tree = cast(Any, SimpleNamespace(digest="ab" * 32, cache=None, meta=None))
+    cache = cast(Any, SimpleNamespace(blocks_now=lambda: SimpleNamespace(close=lambda: None)))
+    none = cast(Any, None)
+    return Recorder(cast(Any, Failing()), counts, none, key, none, tree, cache, plan=Plan, keep_hot=lambda blocks: None)
+
+
 @pytest.fixture
 def recorder(counts: memoryview) -> Recorder:
-    """Only what the end of a recording needs."""
-    purpose = Purpose(
-        cast(Store, None),
-        profiles.ProfileKey("train"),
-        cast(prefetch.Target, None),
-        cast(Borrowed, None),
-        Path("/nonexistent"),
-        Path("/nonexistent"),
-        Plan,
-        lambda blocks: None,
-    )
-    return Recorder("tree", Source(ValueError("unforeseen")), counts, purpose)
+    return recorder_of(counts, ProfileKey("train"))
 
 
 def test_a_recording_that_fails_costs_a_line(
@@ -59,6 +50,7 @@ def test_a_recording_that_fails_costs_a_line(
     recorder.end()
     assert counts[Count.RECORDED] == 1, "no other fetcher tries this again"
     recorder.finish()
+    recorder.finish_detached()
     assert recorder.state == "failed"
     assert "is not published" in caplog.text
 
@@ -68,12 +60,12 @@ def test_a_poll_that_fails_ends_the_recording(recorder: Recorder, counts: memory
     assert recorder.state == "failed"
     assert counts[Count.RECORDED] == 1
     recorder.end()
-    recorder.finish()
+    assert not recorder.finish()
     assert recorder.state == "failed"
 
 
 def test_publishing_holds_nobody_up(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    def slow(purpose: Purpose) -> bool:
+    def slow(key: ProfileKey) -> bool:
         time.sleep(0.5)
         return False
 
@@ -92,16 +84,15 @@ def test_without_a_thread_to_be_had_nothing_is_published(recorder: Recorder, mon
     monkeypatch.setattr(threading.Thread, "start", start)
     recorder.end()
     assert recorder.state == "failed"
-    recorder.finish()
+    assert not recorder.finish()
 
 
 def test_what_is_recorded(recorder: Recorder, counts: memoryview) -> None:
-    source = Source(ValueError("unforeseen"))
-    off = Recorder("tree", source, counts, None)
+    off = recorder_of(counts, None)
     off.poll()
     off.end()
     off.finish()
     assert (off.state, recorder.state) == ("off", "recording")
     recorder.end()
     recorder.finish()
-    assert Recorder("tree", source, counts, recorder._purpose).state == "ended"
+    assert recorder_of(counts, ProfileKey("train")).state == "ended"

@@ -80,7 +80,13 @@ def test_messages_cross_and_wait_for_a_new_process() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(pid, 0)
     assert fetcher.receive() is None  # it took the message with it
-    for message in (Repeat(), Started(), Came(id, 5), Question(1, "still", "/t"), Answer(1, FetcherStatus(hot_total=3))):
+    for message in (
+        Repeat(),
+        Started(),
+        Came(id, 5),
+        Question(1, "still", "/t"),
+        Answer(1, FetcherStatus(hot_total=3)),
+    ):
         fetcher.send(message)
         assert near.receive(timeout=5) == (message, -1)
     fd = os.memfd_create("bytes")

@@ -2,8 +2,8 @@
 
 A tree is a two-part EROFS image: ``meta`` is local before the mount, ``data`` is served by a block server
 (``blocks.serving.server``), processes of their own session that outlive the caller. Several mounts of one tree with the
-same ``state_dir`` share one server. State of a running tree, in ``<state_dir>/trees/``: ``<id>/`` (spec, control socket,
-FUSE mount point), ``<id>.log`` and ``<id>.lock`` (held while mounting and unmounting).
+same ``state_dir`` share one server. State of a running tree, in ``<state_dir>/trees/``: ``<id>/`` (spec, control
+socket, FUSE mount point), ``<id>.log`` and ``<id>.lock`` (held while mounting and unmounting).
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class TreeMount:
         pack that is still to be made is finished behind this, by a process that nobody waits for, within a minute.
 
         A target in use is detached lazily after 5 s; its server then stays until nobody uses it any more. A server that
-        has not ended after ``timeout`` is killed. Both leave a log line. Raises `UnavailableError` when the server lives
-        but does not answer: call it again later.
+        has not ended after ``timeout`` is killed. Both leave a log line. Raises `UnavailableError` when the server
+        lives but does not answer: call it again later.
         """
         with client.locked(self._folder):
             with contextlib.suppress(BootseerError):  # then the target is in use for a moment, which is waited for

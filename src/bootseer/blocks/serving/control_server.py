@@ -1,4 +1,5 @@
-"""The control socket of a block server: one JSON line each way per connection, answered by the supervisor's own loop."""
+"""The control socket of a block server: one JSON line each way per connection, answered by the supervisor's own
+loop."""
 
 from __future__ import annotations
 

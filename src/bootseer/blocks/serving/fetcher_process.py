@@ -41,6 +41,8 @@ _TICK = 0.2
 _MAKE_ROOM = 256 << 20
 """Bytes that other trees give back when the disk is full."""
 _SEND_SECONDS = 1.0
+_DETACHED_NAME = "bootseer-pack"
+"""What ``ps`` calls a process that finishes a hot pack behind its server."""
 
 
 class FetcherProcess:
@@ -135,6 +137,7 @@ class FetcherProcess:
             # The unmount is over, the tree may be mounted anew: nobody waits for this process, or ends it.
             log.info("tree %s is left; process %d finishes its hot pack", self._spec.id, os.getpid())
             os.setsid()
+            Path("/proc/self/comm").write_text(_DETACHED_NAME)
             self._detach()
             self._tree.hold.release()
             self._link.send(Detached(), timeout=_SEND_SECONDS)
@@ -205,8 +208,8 @@ class FetcherProcess:
 
 
 class ReadRequests:
-    """Takes what the FUSE server wants over ``channel``, has it fetched, answers; until ``stop`` is set or the other end
-    is gone. One thread receives; answers are sent by the fetcher's threads as blocks come."""
+    """Takes what the FUSE server wants over ``channel``, has it fetched, answers; until ``stop`` is set or the other
+    end is gone. One thread receives; answers are sent by the fetcher's threads as blocks come."""
 
     def __init__(self, channel: Channel, fetcher: Fetcher, cache: CacheFile, stop: threading.Event) -> None:
         self._channel = channel

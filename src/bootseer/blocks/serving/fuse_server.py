@@ -1,14 +1,14 @@
 """The FUSE server of a tree: it answers the kernel's reads of the one file ``data``, and does nothing else.
 
 One process: a few FUSE workers, and the main thread, which polls the channel to the fetcher and a pidfd of the
-supervisor. No network, no decompression. A read whose blocks are ready is answered at once from the data file; any other
-is put off, asked for over the channel, and answered when its blocks came, so waiting readers hold no worker.
+supervisor. No network, no decompression. A read whose blocks are ready is answered at once from the data file; any
+other is put off, asked for over the channel, and answered when its blocks came, so waiting readers hold no worker.
 
 The supervisor opened the mount (`mount`) and keeps its descriptors. When this process is killed readers wait; the next
 one finds what was negotiated in ``SharedMemory.note``, and has the kernel send again what its predecessor took (Linux
 6.9). When the supervisor is killed this process forks the next one, which only needs the descriptors and never comes
-near the locks that the workers may hold at that moment. When that fails, readers get EIO: the mount fails closed with
-this process.
+near the locks that the workers may hold at that moment. The mount fails closed: with all its processes gone, readers
+get errors.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ _MAPPED = 32 << 10
 in docs/internals/fuse.md. Smaller reads of pages that are not in memory would each pull in 128 KiB around them."""
 _HANDLE = 1
 """The only file handle `fuse.SingleFile` gives out."""
+_FORK_SECONDS = 0.1
+"""Between two tries to replace a supervisor."""
 _SLACK = 5.0
 """The fetcher has this many seconds more than its own deadline to say that it failed."""
 
@@ -77,7 +79,7 @@ class FuseServer:
         succeed: Callable[[int], NoReturn] | None = None,
     ) -> None:
         self._shared, self._device, self._channel, self._data_fd = shared, device, channel, data_fd
-        self._supervisor, self._watched = supervisor, -1
+        self._supervisor, self._watched, self._next_fork = supervisor, -1, 0.0
         self._succeed = succeed
         self._options = options(max_readahead)
         self._generation = shared.counts[Count.SERVER_STARTS]
@@ -99,7 +101,7 @@ class FuseServer:
         self._watch_supervisor(poll)
         try:
             while not server.wait(0):
-                for fd, _ in poll.poll(self._pending.timeout() if self._watched >= 0 else 0):
+                for fd, _ in poll.poll(self._pending.timeout() if self._watched >= 0 else 20):
                     if fd == self._channel.fileno():
                         self._pending.take_messages()
                     elif fd == self._wake:
@@ -111,7 +113,7 @@ class FuseServer:
                         self._watched = -1
                 self._pending.send()
                 self._pending.expire()
-                if self._watched < 0:
+                if self._watched < 0 and time.monotonic() >= self._next_fork:
                     self._replace_supervisor()
                     self._watch_supervisor(poll)
         except BootseerError as exc:
@@ -128,19 +130,21 @@ class FuseServer:
         poll.register(self._watched, select.POLLIN)
 
     def _replace_supervisor(self) -> None:
-        """Raises `UnavailableError` when there is none to be had."""
+        """Fork the next supervisor; where that cannot be, try again in a while. Raises `UnavailableError` when there is
+        not to be one."""
         what = f"the supervisor {self._supervisor} of {self._device.mountpoint} died"
         if self._succeed is None:
             raise UnavailableError(f"{what}: readers get errors")
         log.warning("%s; starting another", what)
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self._supervisor, os.WNOHANG)
-        time.sleep(0.01)  # bounds the rate
+        self._next_fork = time.monotonic() + _FORK_SECONDS
         server = os.getpid()
         try:
             self._supervisor = os.fork()
         except OSError as exc:
-            raise UnavailableError(f"{what} and no other can be started ({exc.strerror}): readers get errors") from exc
+            log.critical("no other supervisor can be started now: %s", exc)
+            return
         if not self._supervisor:
             os.close(self._wake)
             os.close(self._waker)

@@ -1,9 +1,9 @@
 """Messages between the processes of one block server, over SOCK_SEQPACKET pairs that outlive each process.
 
-The supervisor keeps both ends of both pairs (supervisor and fetcher; FUSE server and fetcher), so a message that is sent
-while the other side is being restarted waits for it. Every message may therefore come twice or not at all: a fetcher
-that starts says `Repeat`, and the FUSE server repeats what it still wants; questions carry a number, and their answers
-the same one. Nothing here blocks unless it is given a timeout.
+The supervisor keeps both ends of both pairs (supervisor and fetcher; FUSE server and fetcher), so a message that is
+sent while the other side is being restarted waits for it. Every message may therefore come twice or not at all: a
+fetcher that starts says `Repeat`, and the FUSE server repeats what it still wants; questions carry a number, and their
+answers the same one. Nothing here blocks unless it is given a timeout.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Repeat(msgspec.Struct, tag=3, array_like=True, frozen=True):
 
 
 class Question(msgspec.Struct, tag=4, array_like=True, frozen=True):
-    """Supervisor to fetcher: ``do`` is ``status`` or ``still`` (see `protocol.Request`), or ``finish`` (the last mount is
-    gone: finish, and end)."""
+    """Supervisor to fetcher: ``do`` is ``status`` or ``still`` (see `protocol.Request`), or ``finish`` (the last mount
+    is gone: finish, and end)."""
 
     number: int
     do: str

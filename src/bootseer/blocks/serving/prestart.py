@@ -1,8 +1,8 @@
 """Block servers that have started Python and wait to be told what to serve.
 
 Starting one takes longer than all the rest of a mount, nearly all of it imports (``python -X importtime -c "import
-bootseer.blocks.serving.server"``); a program that knows it will mount something starts the process beforehand. It ends by
-itself when this process does. The waiting ones are kept in one list of this process, with a lock.
+bootseer.blocks.serving.server"``); a program that knows it will mount something starts the process beforehand. It ends
+by itself when this process does. The waiting ones are kept in one list of this process, with a lock.
 """
 
 from __future__ import annotations

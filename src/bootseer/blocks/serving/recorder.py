@@ -7,6 +7,7 @@ server are gone, for a minute at most.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -17,7 +18,8 @@ import msgspec
 from bootseer.blocks.cache.blockfile import CacheFile
 from bootseer.blocks.cache.metadata import LocalTree
 from bootseer.blocks.fetch.prefetch import Plan, Target
-from bootseer.blocks.profiles import hotpack_builder, library, merge
+from bootseer.blocks.profiles import hotpack_builder, library
+from bootseer.blocks.profiles.merge import HotUse, blocks_of, hot_use
 from bootseer.blocks.profiles.recording import Recording
 from bootseer.blocks.serving.shared_memory import Count
 from bootseer.store import Store
@@ -32,13 +34,14 @@ _STOP_SECONDS = 5.0
 
 
 class Recorder:
-    """Polls ``recording`` and publishes it once, for the starts with profile ``key`` (None: this start is not recorded).
+    """Polls ``recording`` and publishes it once, for the starts with profile ``key`` (None: this start is not
+    recorded).
 
     ``plan``: what this start fetched ahead, as far as that is known when asked. ``keep_hot`` remembers hot blocks for
     when space is short. One thread calls; publishing has its own. `state`, `use` and `hot_pack` may be read from any
-    thread. `state` is ``off``, ``recording``, ``publishing``, ``ended`` (by a fetcher before this one), or how the trace
-    ended: what `library.publish` says, ``left to others`` (nodes of the job), ``read ahead`` (there is nothing to learn
-    from it), ``failed``.
+    thread. `state` is ``off``, ``recording``, ``publishing``, ``ended`` (by a fetcher before this one), or how the
+    trace ended: what `library.publish` says, ``left to others`` (nodes of the job), ``read ahead`` (there is nothing to
+    learn from it), ``failed``.
     """
 
     def __init__(
@@ -61,7 +64,7 @@ class Recorder:
         self._hurry = threading.Event()
         self._stop = threading.Event()
         self._traced = threading.Event()
-        self.use = library.HotUse()
+        self.use = HotUse()
         """How well what was fetched ahead met what was read."""
         self.hot_pack = ""
         """What became of the new hot pack; empty: none was begun."""
@@ -120,7 +123,7 @@ class Recorder:
     def _publish(self, key: library.ProfileKey) -> None:
         """Publish the trace, then a hot pack and a page list. What goes wrong is a line in the log."""
         try:
-            with self._cache.blocks_now() as blocks:
+            with contextlib.closing(self._cache.blocks_now()) as blocks:
                 more = self._publish_trace(key)
                 self._traced.set()
                 if more:
@@ -145,9 +148,9 @@ class Recorder:
         store, target, counts = self._store, self._target, self._counts
         trace = self._recording.trace(complete=not (counts[Count.INCOMPLETE] or counts[Count.TOUCHES_LOST]))
         order = self._plan().order
-        self.use = library.hot_use(order, trace, target.map)
+        self.use = hot_use(order, trace, target.map)
         if trace.touches:
-            self._keep_hot({*order, *merge.blocks_of(trace, target.map)})
+            self._keep_hot({*order, *blocks_of(trace, target.map)})
         if counts[Count.READ_AHEAD]:  # what the job used of it was not to be seen: nothing to learn from
             self.use = msgspec.structs.replace(self.use, unused_blocks=0, unused_bytes=0)
             self.state = "read ahead"
@@ -158,4 +161,4 @@ class Recorder:
         else:
             self.state = "left to others"
         log.info("trace of %d touches: %s; %s", len(trace.touches), self.state, self.use)
-        return bool(trace.touches) and self.state not in ("failed", "left to others", library.READS_EVERYTHING)
+        return bool(trace.touches) and self.state not in ("failed", "left to others", "reads everything")

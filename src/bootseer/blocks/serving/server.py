@@ -1,8 +1,9 @@
 """The block server: the program that serves one lazy tree on a node, as a supervisor, a FUSE server and a fetcher.
 
-``python -m bootseer.blocks.serving.server STATE_FOLDER ANSWER_FD``, with its `ServerSpec` in ``STATE_FOLDER/spec.json``;
-or ``... server - ANSWER_FD``, which imports everything and then waits on standard input for the folder and the log file
-(see `prestart`). It answers ``ok DRIVER`` when the tree may be mounted, or ``error CODE TEXT``.
+``python -m bootseer.blocks.serving.server STATE_FOLDER ANSWER_FD``, with its `ServerSpec` in
+``STATE_FOLDER/spec.json``; or ``... server - ANSWER_FD``, which imports everything and then waits on standard input for
+the folder and the log file (see `prestart`). It answers ``ok DRIVER`` when the tree may be mounted, or ``error CODE
+TEXT``.
 """
 
 from __future__ import annotations

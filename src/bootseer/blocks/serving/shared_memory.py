@@ -135,7 +135,8 @@ class SharedMemory:
         _NOTE.pack_into(self._note, 0, len(data))
 
     def is_ready(self, offset: int, length: int) -> bool:
-        """Whether each block of these bytes is ready; ``length`` is over 0, and what is behind the end does not count."""
+        """Whether each block of these bytes is ready; ``length`` is over 0, and what is behind the end does not
+        count."""
         last = (min(offset + length, self.size) - 1) >> self.shift
         return self.ready.find(b"\0", offset >> self.shift, last + 1) < 0
 

@@ -1,8 +1,8 @@
 """The supervisor: parent of the FUSE server and the fetcher of one tree. It keeps every descriptor and restarts both.
 
-One process, one thread, one poll loop; no network, no store. It opens the node's copy of the tree, mounts FUSE and forks
-the others; they are never exec'd, so a new one is there within milliseconds with everything imported and opened. It
-answers the control socket and decides alone who may join and when the server ends.
+One process, one thread, one poll loop; no network, no store. It opens the node's copy of the tree, mounts FUSE and
+forks the others; they are never exec'd, so a new one is there within milliseconds with everything imported and opened.
+It answers the control socket and decides alone who may join and when the server ends.
 
 The FUSE server has all of this too: when the supervisor is killed, the FUSE server forks a child that goes on as the
 supervisor. So no single death costs a reader an error (``docs/internals/blocks-concurrency.md``).
@@ -88,7 +88,8 @@ def start(
     spec: ServerSpec, folder: Path, store_for: Callable[[str], Store], lock: int, answer: Callable[[str], None]
 ) -> Supervisor:
     """Open the node's copy of the tree, mount FUSE unless every block is here, start the processes; returns when the
-    tree may be mounted. ``lock``: see `Inherited`; ``answer("")`` closes, in a child, what only this process answers on.
+    tree may be mounted. ``lock``: see `Inherited`; ``answer("")`` closes, in a child, what only this process answers
+    on.
 
     Raises `UnavailableError` (another server owns the cache), `DataError`, `FullError`, `UnsupportedError` (no FUSE).
     """
