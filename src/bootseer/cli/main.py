@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import signal
@@ -40,22 +41,25 @@ def _root(
     logging.basicConfig(level=level, format="bootseer: %(levelname)s: %(name)s: %(message)s", stream=sys.stderr)
 
 
-def _assemble() -> None:
+@functools.cache
+def assemble() -> typer.Typer:
+    """The whole command line, with all verbs; they are imported here, and not with this module."""
     from bootseer.cli import completion, demo, doctor, env, fs, image, profile, run
 
     for module, name in ((profile, "profile"), (image, "image"), (env, "env"), (fs, "fs")):
         app.add_typer(module.app, name=name)
     for module in (run, demo, doctor, completion):
         module.register(app)
+    return app
 
 
 def main() -> None:
     """Entry point. Exit codes: ``docs/reference/exit-codes.md``."""
-    _assemble()
+    command = assemble()
     for number in _ENDINGS:
         signal.signal(number, _end)
     try:
-        app()
+        command()
     except BootseerError as exc:
         _fail(exc)
     except OSError as exc:
