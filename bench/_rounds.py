@@ -27,7 +27,7 @@ from bootseer.blocks.cache.metadata import LocalTree, localize, localize_manifes
 from bootseer.blocks.formats import pagelist
 from bootseer.blocks.formats.pagelist import PageList
 from bootseer.blocks.formats.trace import UNIT, Trace
-from bootseer.blocks.profiles.profiles import ProfileKey, load_own
+from bootseer.blocks.profiles.library import ProfileKey, load_own
 from bootseer.demo import workplace
 from bootseer.demo.site import WITH_US
 from bootseer.errors import BootseerError

@@ -9,11 +9,11 @@ from typing import cast
 
 import pytest
 
-from bootseer.blocks.cache.borrowed import Borrowed
+from bootseer.blocks.cache.blockfile import ReadyBlocks
 from bootseer.blocks.fetch import prefetch
 from bootseer.blocks.fetch.prefetch import Plan
 from bootseer.blocks.formats.trace import Trace
-from bootseer.blocks.profiles import profiles
+from bootseer.blocks.profiles import library
 from bootseer.blocks.serving.recorder import Purpose, Recorder
 from bootseer.blocks.serving.shared import Count
 from bootseer.store import Store
@@ -42,9 +42,9 @@ def recorder(counts: memoryview) -> Recorder:
     """Only what the end of a recording needs."""
     purpose = Purpose(
         cast(Store, None),
-        profiles.ProfileKey("train"),
+        library.ProfileKey("train"),
         cast(prefetch.Target, None),
-        cast(Borrowed, None),
+        lambda: cast(ReadyBlocks, None),
         Path("/nonexistent"),
         Path("/nonexistent"),
         Plan,

@@ -22,7 +22,7 @@ from bootseer.blocks.cache.metadata import localize_manifest, localize_map, loca
 from bootseer.blocks.fetch.fetcher import DEMAND_WINDOW
 from bootseer.blocks.formats.manifest import TreeRef
 from bootseer.blocks.offline import extract, prefetch
-from bootseer.blocks.profiles.profiles import ProfileKey
+from bootseer.blocks.profiles.library import ProfileKey
 from bootseer.blocks.publish.tree import publish
 from bootseer.blocks.serving import _process, control
 from bootseer.blocks.serving.control import Request, TreeStatus

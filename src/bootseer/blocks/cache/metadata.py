@@ -5,6 +5,7 @@ In the node cache: ``<cache_dir>/trees/<digest>/``. A `Hold` keeps them there wh
 
 from __future__ import annotations
 
+import logging
 import os
 import uuid
 from collections.abc import Iterable, Iterator
@@ -16,9 +17,11 @@ from bootseer.blocks import _hash
 from bootseer.blocks._zstd import unpack
 from bootseer.blocks.cache.locks import Hold
 from bootseer.blocks.formats.blockmap import BlockMap, ObjectRef
-from bootseer.blocks.formats.manifest import TreeManifest, fetch, tree_key
+from bootseer.blocks.formats.manifest import TreeManifest, tree_key
 from bootseer.errors import DataError, from_os_error
 from bootseer.store import Store
+
+log = logging.getLogger(__name__)
 
 
 class TreeParts(msgspec.Struct, frozen=True):
@@ -101,6 +104,28 @@ def localize_meta(store: Store, tree: TreeParts) -> None:
             _keep(tree.meta, _verified(unpack(stored, manifest.meta.size), manifest.meta, tree.digest))
     except OSError as exc:
         raise from_os_error(exc, f"keep tree {tree.digest[:12]} in cache {tree.meta.parent}") from exc
+
+
+def fetch(store: Store, ref: ObjectRef) -> bytes:
+    """The object's bytes, verified; where a mirror has them wrong, those of the store itself.
+
+    Raises `DataError`, `NotFoundError`, `UnavailableError`.
+    """
+    what = f"object {ref.key} in store {store.url}"
+    with store.open(ref.key) as reader:
+        if reader.size != ref.size:
+            raise DataError(f"{what} has {reader.size} bytes, not {ref.size}")
+        trouble = DataError(f"{what} is damaged: its hash differs")
+        try:
+            raw: bytes | None = reader.read(0, ref.size)
+        except DataError as exc:
+            raw, trouble = None, exc
+        if raw is None or _hash.hexdigest(raw) != ref.digest:
+            raw = reader.original(0, ref.size)
+            if raw is None or _hash.hexdigest(raw) != ref.digest:
+                raise trouble
+            log.warning("%s was damaged at a mirror; the store itself has it right", what)
+    return raw
 
 
 def _kept(path: Path, digest: str) -> bytes | None:

@@ -19,19 +19,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bootseer.blocks.cache import eviction
-from bootseer.blocks.cache.blockfile import CacheFile
-from bootseer.blocks.cache.borrowed import Borrowed
+from bootseer.blocks.cache.blockfile import CacheFile, ReadyBlocks
 from bootseer.blocks.cache.metadata import localize
 from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.blocks.fetch.source import StoreSource
-from bootseer.blocks.profiles import profiles
+from bootseer.blocks.profiles import library
 from bootseer.blocks.profiles.recording import Recording
 from bootseer.blocks.serving import takeover
 from bootseer.blocks.serving.ahead import Ahead
 from bootseer.blocks.serving.channel import Channel
 from bootseer.blocks.serving.control import ControlServer, TreeStatus
 from bootseer.blocks.serving.driver import DISK_SLACK
-from bootseer.blocks.serving.foresight import Foresight
 from bootseer.blocks.serving.link import Link, Note
 from bootseer.blocks.serving.members import secede
 from bootseer.blocks.serving.pulse import keep_beating
@@ -75,7 +73,6 @@ class FetcherProcess:
         link: Link,
         channel: Channel,
         before: Inherited | None,
-        foresight: Foresight | None = None,
     ) -> None:
         self._spec = spec
         self._folder = folder
@@ -83,12 +80,12 @@ class FetcherProcess:
         self._link = link
         self._channel = channel
         self._stop = threading.Event()
+        self._left_blocks: ReadyBlocks | None = None
         self._holder = Questions(link, spec.id)
         self._lingering = False
         self._told_complete = False
         self._tree = localize(store, spec.digest, Path(spec.cache_dir), meta=False)
-        self._key = profiles.ProfileKey(spec.profile) if spec.profile is not None else None
-        self._foresight = foresight
+        self._key = library.ProfileKey(spec.profile) if spec.profile is not None else None
         self._chosen = threading.Event()
         self._driver = ""
         self._readahead: Readahead | None = None
@@ -97,7 +94,6 @@ class FetcherProcess:
         else:
             self._go_on(before)
         counts = self._shared.counts
-        self._lent = Borrowed(self._cache)
         recording = Recording(
             self._shared.touch_log,
             spec.digest,
@@ -121,9 +117,13 @@ class FetcherProcess:
             return None
         ahead = self._ahead
         return Purpose(
-            self._store, self._key, ahead.target, self._lent, self._tree.cache, self._tree.meta,
+            self._store, self._key, ahead.target, self._blocks_now, self._tree.cache, self._tree.meta,
             lambda: ahead.plan, ahead.keep_hot,
         )  # fmt: skip
+
+    def _blocks_now(self) -> ReadyBlocks:
+        """What a hot pack is made of; after the unmount, what was ready then."""
+        return self._left_blocks or self._cache.blocks_now()
 
     def _begin(self) -> None:
         """Make what the processes share, hand it to the holder, hear which driver it takes."""
@@ -196,9 +196,7 @@ class FetcherProcess:
             make_room=partial(eviction.make_some, Path(spec.cache_dir), _ROOM, keep=self._tree.cache.name),
         )
         key = self._key if not self._cache.complete else None
-        self._ahead = Ahead(
-            self._tree, self._store, key, self._fetcher, self._trace_driver, self._foresight, fill=spec.background_fill
-        )
+        self._ahead = Ahead(self._tree, self._store, key, self._fetcher, fill=spec.background_fill)
 
     def _choose(self, driver: str) -> None:
         self._driver = driver
@@ -238,7 +236,8 @@ class FetcherProcess:
                 if thread.ident is not None:
                     thread.join(10.0)
             self._serving.keep_count()
-            self._lent.leave()
+            if more:
+                self._left_blocks = self._cache.blocks_now()
             self._cache.close()
             if control is not None:
                 control.close()

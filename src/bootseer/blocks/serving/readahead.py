@@ -26,9 +26,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from bootseer import faults
-from bootseer.blocks.formats import hotpack, pagelist
+from bootseer.blocks.formats import hotpack
 from bootseer.blocks.formats.pagelist import PageList, PageRange
-from bootseer.blocks.profiles.profiles import Nodes, ProfileKey
+from bootseer.blocks.profiles import library
+from bootseer.blocks.profiles.library import Nodes, ProfileKey
 from bootseer.blocks.serving.shared import Count, Shared
 from bootseer.errors import BootseerError, NotFoundError
 from bootseer.kernel import mount as mounts
@@ -103,8 +104,8 @@ class Readahead:
         if not pack.startswith(f"{self._key.prefix(self._digest)}/"):
             return None  # another job's: this one is to be recorded
         try:
-            key = hotpack.pages_key(pack, self._driver)
-            pages = pagelist.load(self._store, key, self._digest, self._shared.size)
+            key = hotpack.pages_key(pack)
+            pages = library.load_pages(self._store, key, self._digest, self._shared.size)
         except NotFoundError:
             return None  # too few starts have been recorded
         if not pages.fresh and random.random() < _SURVEY and Nodes.of(os.environ).chosen(self._digest):

@@ -7,6 +7,7 @@ gone, for a minute at most.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -17,10 +18,11 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from bootseer.blocks.cache.borrowed import Borrowed
+from bootseer.blocks.cache.blockfile import ReadyBlocks
 from bootseer.blocks.fetch import prefetch
 from bootseer.blocks.formats.trace import Trace
-from bootseer.blocks.profiles import profiles
+from bootseer.blocks.profiles import hotpack_builder, library
+from bootseer.blocks.profiles.merge import HotUse, blocks_of, hot_use
 from bootseer.blocks.serving.shared import Count
 from bootseer.store import Store
 
@@ -37,8 +39,6 @@ _LOOK_SECONDS = 0.01
 class Source(Protocol):
     """Where the trace comes from: a `bootseer.blocks.profiles.recording.Recording`."""
 
-    driver: str
-
     def poll(self) -> int: ...
 
     def trace(self, *, complete: bool = True) -> Trace: ...
@@ -50,9 +50,9 @@ class Purpose(NamedTuple):
     when space is short."""
 
     store: Store
-    key: profiles.ProfileKey
+    key: library.ProfileKey
     target: prefetch.Target
-    cache: Borrowed
+    cache: Callable[[], ReadyBlocks]
     folder: Path
     meta: Path
     plan: Callable[[], prefetch.Plan]
@@ -74,7 +74,7 @@ class Recorder:
         self._hurry = threading.Event()
         self._stop = threading.Event()
         self._traced = threading.Event()
-        self.use = profiles.HotUse()
+        self.use = HotUse()
         """How well what was fetched ahead met what was read."""
         self.hot_pack = ""
         """What became of the new hot pack; empty: none was begun."""
@@ -125,13 +125,11 @@ class Recorder:
             return
         until = time.monotonic() + _BEHIND_SECONDS
         while self._renewal.is_alive() and time.monotonic() < until:
-            self._purpose.cache.give_way()
             self._renewal.join(_LOOK_SECONDS)
         if self._renewal.is_alive():
             log.warning("the hot pack of tree %s takes too long; it is left to the next start", self._id)
             self._stop.set()
             self._renewal.join(_STOP_SECONDS)
-        self._purpose.cache.close()
 
     def _publish(self, purpose: Purpose) -> None:
         """Publish the trace, then a hot pack. Advice: what goes wrong is a line in the log."""
@@ -150,16 +148,16 @@ class Recorder:
         store, key, target, counts = purpose.store, purpose.key, purpose.target, self._counts
         trace = self._source.trace(complete=not (counts[Count.INCOMPLETE] or counts[Count.TOUCHES_LOST]))
         order = purpose.plan().order
-        self.use = profiles.hot_use(order, trace, target.map)
+        self.use = hot_use(order, trace, target.map)
         if trace.touches:
-            purpose.keep_hot({*order, *profiles.blocks_of(trace, target.map)})
+            purpose.keep_hot({*order, *blocks_of(trace, target.map)})
         if counts[Count.READ_AHEAD]:  # what the job used of it was not to be seen: nothing to learn from
             self.use = msgspec.structs.replace(self.use, unused_blocks=0, unused_bytes=0)
             self.state = "read ahead"
             return False
-        nodes = profiles.Nodes.of(os.environ)
-        if profiles.left_to_me(store, key, target.tree, nodes, self._hurry):
-            self.state = profiles.publish(store, key, trace, target.map)
+        nodes = library.Nodes.of(os.environ)
+        if library.left_to_me(store, key, target.tree, nodes, self._hurry):
+            self.state = library.publish(store, key, trace, target.map)
         else:
             self.state = "left to others"
         log.info("trace of %d touches: %s; %s", len(trace.touches), self.state, self.use)
@@ -167,20 +165,18 @@ class Recorder:
 
     def _renew(self, purpose: Purpose) -> None:
         self.hot_pack = "being made"
-        made = prefetch.renew(
-            purpose.store,
-            purpose.key,
-            purpose.target,
-            purpose.cache,
-            driver=self._source.driver,
-            work=purpose.folder,
-            stop=self._stop,
-            hurry=self._hurry,
-        )
+        with contextlib.closing(purpose.cache()) as ready:
+            made = hotpack_builder.renew(
+                purpose.store,
+                purpose.key,
+                purpose.target,
+                ready,
+                work=purpose.folder,
+                stop=self._stop,
+                hurry=self._hurry,
+            )
         log.info("hot pack: %s", made)
         if not self._stop.is_set():
-            pages = prefetch.renew_pages(
-                purpose.store, purpose.key, purpose.target, driver=self._source.driver, meta=purpose.meta
-            )
+            pages = hotpack_builder.renew_pages(purpose.store, purpose.key, purpose.target, meta=purpose.meta)
             log.info("page list: %s", pages)
         self.hot_pack = made

@@ -7,8 +7,7 @@ import time
 from typing import NamedTuple
 
 from bootseer.blocks.cache.blockfile import CacheFile
-from bootseer.blocks.fetch.fetcher import Fetcher
-from bootseer.blocks.fetch.flight import FetchStats
+from bootseer.blocks.fetch.fetcher import Fetcher, FetchStats
 from bootseer.blocks.fetch.prefetch import Plan
 from bootseer.blocks.serving.control import TreeStatus
 from bootseer.blocks.serving.recorder import Recorder
@@ -86,7 +85,6 @@ class Serving(NamedTuple):
             bad_blocks=fetched.bad_blocks,
             retries=fetched.retries,
             direct_misses=fetched.direct_misses,
-            stream_waits=fetched.stream_waits,
             hedges=fetched.hedges,
             read_ahead_bytes=counts[Count.READ_AHEAD],
             hot_unused_bytes=recorder.use.unused_bytes,

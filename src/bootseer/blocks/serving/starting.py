@@ -20,7 +20,6 @@ import msgspec
 from bootseer.blocks.serving import driver, standby
 from bootseer.blocks.serving.child import Child
 from bootseer.blocks.serving.fetcherd import FetcherProcess
-from bootseer.blocks.serving.foresight import Foresight
 from bootseer.blocks.serving.fronts import FanotifyFront, Front, FuseFront, group_of
 from bootseer.blocks.serving.holder import Holder
 from bootseer.blocks.serving.kept import Ends, Kept, calm
@@ -138,7 +137,6 @@ class _FetcherError(BootseerError):
 def _first_fetcher(ends: Ends, store_for: StoreFor, folder: Path | None, url: str) -> int:
     """In the fetcher."""
     link = ends.far_link
-    foresight: Foresight | None = None
     if folder is None:
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
@@ -146,9 +144,7 @@ def _first_fetcher(ends: Ends, store_for: StoreFor, folder: Path | None, url: st
         met = standby.Met(store_for, url)
         try:
             while (got := link.receive(timeout=1 << 20)) is not None and got[0].do == "look":
-                if foresight is not None:
-                    foresight.close()
-                foresight = Foresight(met.known, got[0].path)
+                continue
         except UnavailableError:
             return 0
         if got is None:
@@ -160,7 +156,7 @@ def _first_fetcher(ends: Ends, store_for: StoreFor, folder: Path | None, url: st
         spec = read_spec(folder)
         os.chdir("/")
         store = store_for(spec.store_url)
-        process = FetcherProcess(spec, folder, store, link, ends.far_channel, None, foresight)
+        process = FetcherProcess(spec, folder, store, link, ends.far_channel, None)
     except BootseerError as exc:
         link.send(Note("failed", code=exc.exit_code, text=str(exc)))
         return exc.exit_code
