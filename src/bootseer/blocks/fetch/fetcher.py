@@ -382,10 +382,8 @@ class Fetcher:
                     settled += self._served
                     self._served.clear()
                     for request, block in self._waiting.due(now):
-                        if not request.settled:
-                            self._ring(request, block, now)
-                            if request.settled:
-                                settled.append(request)
+                        if self._settled_by_alarm(request, block, now):
+                            settled.append(request)
                     for flight in [one for one in self._flights if one.stream is not None]:
                         if now - flight.started >= self._deadline:
                             self._abandon(flight)
@@ -398,15 +396,17 @@ class Fetcher:
             for request in settled:
                 request.answer()
 
-    def _ring(self, request: Request, block: int, now: float) -> None:
-        """Under the lock: an alarm is due. No failure of one ends the clock."""
+    def _settled_by_alarm(self, request: Request, block: int, now: float) -> bool:
+        """Under the lock: an alarm is due. Whether it settles ``request``. No failure of one ends the clock."""
+        before = request.settled
         try:
-            if block == DEADLINE:
+            if block == DEADLINE and not before:
                 self._expire(request, now)
-            else:
+            elif not before:
                 self._fetch_late(block)
         except Exception:
             log.exception("an alarm of the fetcher failed")
+        return request.settled and not before
 
     def _fetch_late(self, block: int) -> None:
         """Under the lock: a reader has waited long enough for ``block``; fetch it directly, unless that is so."""

@@ -23,7 +23,7 @@ from bootseer.blocks._zstd import compress
 from bootseer.blocks.cache.blockfile import ReadyBlocks
 from bootseer.blocks.formats import hotpack
 from bootseer.blocks.formats.hotpack import HotPack
-from bootseer.blocks.formats.pagelist import LONGEST, PageList, PageRange, is_plain
+from bootseer.blocks.formats.pagelist import ENOUGH, LONGEST, PageList, PageRange, is_plain
 from bootseer.blocks.formats.trace import UNIT, Trace
 from bootseer.blocks.profiles import library
 from bootseer.blocks.profiles.library import ProfileKey, Target, newest_pack
@@ -32,12 +32,10 @@ from bootseer.erofs import Reader
 from bootseer.errors import BootseerError, DataError, NotFoundError, from_os_error
 from bootseer.store import ObjectInfo, Store
 
-__all__ = ["ENOUGH", "ReadyBlocks", "build", "build_pages", "publish", "renew", "renew_pages"]
+__all__ = ["ReadyBlocks", "build", "build_pages", "publish", "renew", "renew_pages"]
 
 log = logging.getLogger(__name__)
 
-ENOUGH = 1
-"""Complete traces from which a page list is made: the first recorded start helps the next one."""
 _FRAME = 1 << 20
 """Bytes of blocks: neighbours in time are of one kind, often of one file. What this and the level save, and what they
 cost: ``bench/hotpack.py``, and the table in ``docs/internals/hotpack.md``."""
@@ -223,7 +221,8 @@ def renew_pages(store: Store, key: ProfileKey, target: Target, *, meta: Path) ->
     """Make and publish the page list of the newest hot pack, unless it has one that is fresh and says the same.
 
     Takes a few seconds. ``meta``: the tree's metadata. Returns what happened: ``published``, ``not needed``, ``no hot
-    pack``, ``too few starts`` (see `ENOUGH`), ``made elsewhere``, ``retired`` (the pack, meanwhile) or ``failed``.
+    pack``, ``too few starts`` (see `pagelist.ENOUGH`), ``made elsewhere``, ``retired`` (the pack, meanwhile) or
+    ``failed``.
     """
     try:
         return _renew_pages(store, key, target, meta)
