@@ -27,7 +27,7 @@ from bootseer.blocks.cache.metadata import LocalTree, localize, localize_manifes
 from bootseer.blocks.formats import pagelist
 from bootseer.blocks.formats.pagelist import PageList
 from bootseer.blocks.formats.trace import UNIT, Trace
-from bootseer.blocks.profiles.profiles import ProfileKey, load_own
+from bootseer.blocks.profiles.library import ProfileKey, load_own, load_pages
 from bootseer.demo import workplace
 from bootseer.demo.site import WITH_US
 from bootseer.errors import BootseerError
@@ -244,7 +244,7 @@ class Bench:
         whole = [trace for trace in traces if trace.touches and 2 * trace.touches[-1].ms >= longest]
         if not keys or not whole:
             raise BootseerError(f"there is no page list of {driver}, or no start to compare it with")
-        pages = pagelist.load(store, keys[0], self.digest, size)
+        pages = load_pages(store, keys[0], self.digest, size)
         wasted = statistics.median(unused(pages, trace) for trace in whole)
         details = {"ranges": len(pages.ranges), "starts": len(whole), "unused": round(wasted, 4)}
         return Run(variant=f"page-list-{driver}", n=1, seconds=0.0, bytes={"listed": pages.size}, details=details)

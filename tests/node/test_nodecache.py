@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +19,6 @@ from bootseer.blocks.cache import check, eviction, inventory
 from bootseer.blocks.cache.inventory import Part
 from bootseer.blocks.tree import TreeMount
 from bootseer.config import Config
-from bootseer.errors import FullError
 from bootseer.kernel import mount as mounts
 from bootseer.store.folder import FolderStore
 from bootseer.testing.waits import until

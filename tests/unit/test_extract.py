@@ -21,14 +21,13 @@ import pytest
 from bootseer import erofs
 from bootseer.blocks import tree
 from bootseer.blocks.cache.metadata import localize
-from bootseer.blocks.extract.tree import extract
-from bootseer.blocks.fetch.pull import Pull, runs
+from bootseer.blocks.extract.tree import _Files, extract
 from bootseer.blocks.fetch.source import StoreSource
 from bootseer.blocks.formats.trace import UNIT, Touch, Trace
 from bootseer.blocks.offline import look
-from bootseer.blocks.profiles import profiles
+from bootseer.blocks.profiles import library
 from bootseer.erofs import xattr
-from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError
+from bootseer.errors import BootseerError, DataError, NotFoundError, PrivilegeError, UnavailableError
 from bootseer.store.folder import FolderStore
 
 ROOT = os.geteuid() == 0
@@ -176,7 +175,7 @@ def test_hot_files_come_first_and_files_are_never_half_there(site: Site, monkeyp
     (extent, *_) = reader.extents(reader.stat(b"middle"))
     touch = Touch(1, 1, extent.data_offset // UNIT, extent.length // UNIT)
     trace = Trace(site.digest, local.map.size, 0, True, "fuse", (touch,))
-    assert profiles.publish(site.store, profiles.ProfileKey("me"), trace, local.map) == "published"
+    assert library.publish(site.store, library.ProfileKey("me"), trace, local.map) == "published"
     read, plain, seen = StoreSource.read, site.folder / "plain", []
 
     def watched(self: StoreSource, pack: int, offset: int, length: int) -> bytes:
@@ -184,7 +183,7 @@ def test_hot_files_come_first_and_files_are_never_half_there(site: Site, monkeyp
         return read(self, pack, offset, length)
 
     monkeypatch.setattr(StoreSource, "read", watched)
-    extract(site.store, site.digest, plain, profile=profiles.ProfileKey("me"), streams=1)
+    extract(site.store, site.digest, plain, profile=library.ProfileKey("me"), streams=1)
     assert {"middle": 70_000} in seen
     assert {"a-big": 700_000} not in seen
     assert fingerprint(plain) == site.want
@@ -258,30 +257,25 @@ def test_a_look_inside(site: Site) -> None:
         assert opened.reader.entries(opened.reader.stat(b"sub/deep")) == []
 
 
-def test_runs_keep_the_order_and_leave_zeros_out(site: Site) -> None:
-    data = site.folder / "other"
-    data.write_bytes(os.urandom(200_000) + bytes(300_000) + os.urandom(400_000))
-    digest = tree.publish(site.store, site.folder / "meta", data, block_size=64 << 10).digest
-    blocks = localize(site.store, digest, site.folder / "look").map
-    zero = next(block for block in range(blocks.count) if blocks.is_zero(block))
-    some = [block for block in range(blocks.count) if not blocks.is_zero(block)]
-    assert runs(blocks, [some[2], some[0], zero, some[0]], 1 << 20) == [
-        range(some[2], some[2] + 1),
-        range(some[0], some[0] + 1),
-    ]
-    together = runs(blocks, range(blocks.count), 128 << 10)
-    assert [block for run in together for block in run] == some
-    assert max(len(run) for run in together) == 2
-
-
-def test_what_take_raises_ends_the_pull(site: Site) -> None:
-    local = localize(site.store, site.digest, site.folder / "look")
-
-    def take(run: range, data: bytes) -> None:
+def test_a_failure_to_write_ends_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def take(self: object, block: int, data: bytes) -> None:
         raise RuntimeError("no")
 
+    monkeypatch.setattr("bootseer.blocks.extract.tree._Extraction.take", take)
     with pytest.raises(RuntimeError, match="no"):
-        Pull(StoreSource(site.store, local.map), local.map, runs(local.map, range(local.map.count)), take).run()
+        extract(site.store, site.digest, site.folder / "plain")
+    assert os.listdir(site.folder / "plain") == []
+
+
+def test_a_refusal_is_said_at_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: StoreSource, pack: int, offset: int, length: int) -> bytes:
+        raise PrivilegeError("not for you")
+
+    monkeypatch.setattr(StoreSource, "read", refuse)
+    began = time.monotonic()
+    with pytest.raises(PrivilegeError, match="not for you"):
+        extract(site.store, site.digest, site.folder / "plain")
+    assert time.monotonic() - began < 10
 
 
 class Published:
@@ -375,7 +369,7 @@ def test_files_that_share_their_indexes_are_refused(tmp_path: Path, monkeypatch:
 
 
 def test_a_file_that_is_not_whole_is_noticed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Pull, "run", lambda self, progress=None: None)
+    monkeypatch.setattr("bootseer.blocks.extract.tree.fetch_all", lambda *args, **settings: True)
     with pytest.raises(DataError, match="not whole"):
         extract(site.store, site.digest, site.folder / "plain")
     assert os.listdir(site.folder / "plain") == []
@@ -416,41 +410,25 @@ def test_a_failure_at_the_end_leaves_nothing_behind_closed_folders(tmp_path: Pat
     assert os.listdir(home / "plain") == []
 
 
-def test_nothing_is_taken_after_the_end(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`Pull.run` waits for a take in progress, and none begins after an error, even where bytes came meanwhile."""
+def test_nothing_is_taken_after_the_end(site: Site) -> None:
+    """The end waits for a write in progress, and none begins after it, even where bytes come later."""
     local = localize(site.store, site.digest, site.folder / "look")
-    wanted = runs(local.map, range(local.map.count), 64 << 10)[:3]
-    events: list[str] = []
-    entered, fetched, failed, late = (threading.Event() for _ in range(4))
-    fetch = Pull._fetch
+    entered, events = threading.Event(), []
 
-    def fetching(self: Pull, run: range) -> bytes | None:
-        data = fetch(self, run)
-        if run == wanted[2]:
-            fetched.set()
-            failed.wait(20)
-            time.sleep(0.3)
-            late.set()
-        return data
-
-    def take(run: range, data: bytes) -> None:
-        if run == wanted[0]:
+    class Slow:
+        def take(self, block: int, data: bytes) -> None:
             entered.set()
-            failed.wait(20)
             time.sleep(0.5)
-            events.append("slow")
-        elif run == wanted[1]:
-            assert entered.wait(20)
-            assert fetched.wait(20)
-            failed.set()
-            raise RuntimeError("no")
-        else:
-            events.append("late")
+            events.append(block)
 
-    monkeypatch.setattr(Pull, "_fetch", fetching)
-    with pytest.raises(RuntimeError, match="no"):
-        Pull(StoreSource(site.store, local.map), local.map, wanted, take, streams=3).run()
-    assert events == ["slow"]
-    assert late.wait(20)
-    time.sleep(0.2)
-    assert events == ["slow"]
+    sink = _Files(Slow(), local.map, site.folder)  # type: ignore[arg-type]
+    block = next(block for block in range(local.map.count) if not local.map.is_zero(block))
+    writer = threading.Thread(target=sink.write, args=(block, bytes(local.map.length_of(block))))
+    writer.start()
+    assert entered.wait(5)
+    sink.close()
+    assert events == [block]
+    with pytest.raises(OSError, match="over"):
+        sink.write(block + 1, b"x")
+    assert events == [block]
+    writer.join(5)

@@ -12,10 +12,8 @@ import pytest
 
 from bootseer.blocks.cache.blockfile import CacheFile
 from bootseer.blocks.fetch.deadlines import Request
-from bootseer.blocks.fetch.fetcher import Fetcher
-from bootseer.blocks.fetch.flight import FetchStats, Flight
-from bootseer.blocks.fetch.queue import Batch, FetchQueue, Frame, Priority
-from bootseer.blocks.fetch.schedule import Schedule
+from bootseer.blocks.fetch.fetcher import Fetcher, Flight
+from bootseer.blocks.fetch.queue import Batch, Frame, Priority
 from bootseer.blocks.fetch.source import Source, StoreSource
 from bootseer.errors import BootseerError, DataError, NotFoundError, PrivilegeError, UnavailableError
 from bootseer.testing import lazy
@@ -226,7 +224,7 @@ def test_single_flight(rig: Rig) -> None:
     threads = [threading.Thread(target=fetcher.demand, args=(block, block)) for _ in range(8)]
     for thread in threads:
         thread.start()
-    until(lambda: fetcher._board.waiting.count(block) == 8)
+    until(lambda: len(fetcher._waiting.all()) == 8)
     rig.store.release()
     for thread in threads:
         thread.join(5)
@@ -386,7 +384,7 @@ def test_a_reader_does_not_wait_for_a_pause_of_prefetch(rig: Rig) -> None:
     fetcher.hot(rig.real)
     until(lambda: fetcher.stats.retries >= 4)
     rig.store.down = False
-    fetcher._board.schedule.pause_until = time.monotonic() + 3600
+    fetcher._pause_until = time.monotonic() + 3600
     began = time.monotonic()
     fetcher.demand(rig.real[0], rig.real[0])
     assert time.monotonic() - began < 3
@@ -492,13 +490,13 @@ def test_after_a_long_outage_everything_works_again(rig: Rig, kind: str) -> None
     outage(fetcher, rig, 40)
     rig.store.down = False
     rig.store.release()
-    fetcher._board.deadline = 10.0
+    fetcher._deadline = 10.0
     fetcher.demand(rig.real[0], rig.real[0])
     assert rig.right(rig.real[0])
     fetcher.background()
     assert fetcher.wait(10), "threads for prefetch must be left, too"
     assert rig.cache.complete
-    until(lambda: sum(thread.is_alive() for thread in fetcher._crew.threads) == 6)
+    until(lambda: sum(thread.is_alive() for thread in fetcher._threads) == 6)
 
 
 def test_a_flight_that_tries_again_is_not_left_behind(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
@@ -538,7 +536,7 @@ def test_without_threads_to_be_had_readers_still_get_their_answers(rig: Rig, mon
     assert isinstance(first.one(), UnavailableError)
     assert isinstance(second.one(), UnavailableError)
     monkeypatch.undo()
-    until(lambda: len([thread for thread in fetcher._crew.threads if thread.is_alive()]) == 2)
+    until(lambda: len([thread for thread in fetcher._threads if thread.is_alive()]) == 2)
     rig.store.release()
     fetcher.submit(rig.real[2], rig.real[2], third)
     until(lambda: bool(third.all))
@@ -559,7 +557,7 @@ def _no_thread(thread: threading.Thread) -> None:
 def test_an_alarm_that_fails_stops_no_clock(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     fetcher = rig.fetcher(deadline=0.2)
     rig.store.hold()
-    monkeypatch.setattr(fetcher._board.schedule, "abandon", _unforeseen)
+    monkeypatch.setattr(fetcher, "_abandon", _unforeseen)
     for block in rig.real[:2]:
         answers = Answers()
         fetcher.submit(block, block, answers)
@@ -667,39 +665,10 @@ def test_who_is_refused_does_not_march_on(rig: Rig, says: Make, kind: str) -> No
     with pytest.raises(PrivilegeError):
         fetcher.demand(rig.real[0], rig.real[0])
     source.trouble = None
-    fetcher._board.schedule.pause_until = 0.0
+    fetcher._pause_until = 0.0
     assert fetcher.wait(5)
     assert rig.cache.complete or kind == "hot"
     assert all(rig.right(block) for block in rig.real[::3])
-
-
-class FakeMap:
-    count = 4096
-    block_size = 65536
-    shift = 16
-    lengths = (60_000,) * 4096
-
-
-def a_schedule() -> tuple[Schedule, FetchStats]:
-    stats = FetchStats()
-    queue = FetchQueue(FakeMap(), bytearray(4096))  # type: ignore[arg-type]
-    return Schedule(queue, set(), stats, streams=3, quiet=0.0), stats
-
-
-def test_what_is_fetched_twice_is_bounded() -> None:
-    class Map:
-        count = 4096
-        block_size = 65536
-        shift = 16
-        lengths = [60_000] * 4096
-
-    queue = FetchQueue(Map(), bytearray(4096))  # type: ignore[arg-type]
-    stats = FetchStats()
-    schedule = Schedule(queue, set(), stats, streams=3, quiet=0.0)
-    assert sum(schedule.hedge(block, []) for block in range(200)) == (4 << 20) // 60_000
-    assert schedule.hedge(199, []), "at the second look"
-    stats.demand_bytes = 6_000_000
-    assert sum(schedule.hedge(block, []) for block in range(200, 300)) == 9, "and a tenth of what was asked for"
 
 
 def test_while_room_is_made_the_threads_go_on(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -771,37 +740,37 @@ def test_a_young_flight_is_not_left_for_an_old_reader(rig: Rig) -> None:
     fetcher = rig.fetcher()
     block = rig.real[0]
     batch = Batch(Priority.DEMAND, [block], 0, 1, 0, [Frame(0, 1, [block])])
-    young, old = (Flight(batch, time.monotonic() - age, False) for age in (1.0, 6.0))
+    young, old = (Flight(batch, False, None) for _ in range(2))
+    young.started -= 1.0
+    old.started -= 6.0
     request = Request({block}, Answers(), time.monotonic())
-    with fetcher._board.lock:
-        fetcher._board.flights |= {young, old}
-        fetcher._board.waiting.add(request)
-        fetcher._clock.expire(request)
-        fetcher._board.flights.discard(young)
+    with fetcher._lock:
+        fetcher._flights |= {young, old}
+        fetcher._waiting.add(request)
+        fetcher._expire(request, time.monotonic())
+        fetcher._flights.discard(young)
     assert not young.abandoned
     assert old.abandoned
 
 
-def test_a_request_that_was_left_says_nothing_about_the_pace(rig: Rig) -> None:
-    fetcher = rig.fetcher(streams=1, deadline=0.6)
-    rig.store.hold()
+def test_pauses_of_prefetch_double_until_an_answer_and_readers_cause_none(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    fetcher = rig.fetcher(streams=1, deadline=0.3)
+    rig.store.down = True
     with pytest.raises(UnavailableError):
         fetcher.demand(rig.real[0], rig.real[0])
-    rig.store.release()
-    until(lambda: rig.right(rig.real[0]))
-    time.sleep(0.1)
-    assert fetcher._board.schedule.pace.seconds < 0.1
-
-
-def test_pauses_of_prefetch_double_until_an_answer_and_readers_cause_none() -> None:
-    hot, demand = (Batch(priority, [0], 0, 1, 0, [Frame(0, 1, [0])]) for priority in (Priority.HOT, Priority.DEMAND))
-    schedule, _ = a_schedule()
-    schedule.refused(demand, 10.0, "down")
-    assert schedule.pause_until == 0.0
-    pauses = []
-    for now in (10.0, 20.0, 30.0):
-        schedule.refused(hot, now, "down")
-        pauses.append(round(schedule.pause_until - now, 3))
-    schedule.answered()
-    schedule.refused(hot, 40.0, "down")
-    assert [*pauses, round(schedule.pause_until - 40.0, 3)] == [0.05, 0.1, 0.2, 0.05]
+    assert "prefetch pauses" not in caplog.text
+    fetcher.hot(rig.real[3:8])
+    until(lambda: caplog.text.count("prefetch pauses") == 3)
+    assert [f"prefetch pauses for {pause} s:" in caplog.text for pause in (0.05, 0.1, 0.2, 0.4)] == [
+        True,
+        True,
+        True,
+        False,
+    ]
+    rig.store.down = False
+    until(lambda: rig.right(rig.real[3]))
+    rig.store.down = True
+    fetcher.hot(rig.real[20:28])
+    until(lambda: caplog.text.count("pauses for 0.05 s") == 2)

@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 
 from bootseer.blocks import _hash
 from bootseer.blocks.cache.blockfile import CacheFile
-from bootseer.blocks.fetch import hotsearch
 from bootseer.blocks.formats import hotpack
 from bootseer.blocks.formats.blockmap import BlockMap, ObjectRef
 from bootseer.blocks.formats.frames import opened
 from bootseer.blocks.formats.hotpack import HotPack
+from bootseer.blocks.profiles import hotpack_builder, library
+from bootseer.blocks.profiles.library import StoredPack, Target
 from bootseer.errors import DataError, FullError
 from bootseer.testing import lazy
 from bootseer.testing.source import FlakyStore
@@ -169,7 +170,24 @@ def test_an_absurd_count_allocates_nothing(blob: lazy.LazyBlob) -> None:
 
 
 def build(cache: CacheFile, path: Path, order: list[int], created: int = 5) -> HotPack | None:
-    return hotpack.build(cache, order, path, tree=TREE, map_digest=map_digest(cache.map), created=created, share=1.0)
+    return make(cache, order, path, map_digest=map_digest(cache.map), created=created, share=1.0)
+
+
+def make(
+    cache: CacheFile,
+    order: list[int],
+    path: Path,
+    *,
+    map_digest: str = TREE,
+    created: int = 1,
+    stop: threading.Event | None = None,
+    hurry: threading.Event | None = None,
+    share: float = 0.25,
+) -> HotPack | None:
+    stop, hurry = stop or threading.Event(), hurry or threading.Event()
+    return hotpack_builder.build(
+        cache, order, path, tree=TREE, map_digest=map_digest, created=created, stop=stop, hurry=hurry, share=share
+    )
 
 
 def test_a_built_pack_holds_the_blocks(cache: CacheFile, tmp_path: Path) -> None:
@@ -194,7 +212,7 @@ def test_a_built_pack_holds_the_blocks(cache: CacheFile, tmp_path: Path) -> None
 def test_the_blocks_of_a_frame_are_in_the_order_of_the_file(
     cache: CacheFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hotpack, "_FRAME", 4 * 4096)
+    monkeypatch.setattr(hotpack_builder, "_FRAME", 4 * 4096)
     order = real(cache.map)[::-1][:10]
     pack = build(cache, tmp_path / "hot", order)
     assert pack is not None
@@ -205,7 +223,7 @@ def test_the_blocks_of_a_frame_are_in_the_order_of_the_file(
 def test_who_is_in_a_hurry_gets_a_larger_pack_soon(
     cache: CacheFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hotpack, "_FRAME", 4096)
+    monkeypatch.setattr(hotpack_builder, "_FRAME", 4096)
     levels: list[int] = []
     hurry = threading.Event()
 
@@ -215,11 +233,11 @@ def test_who_is_in_a_hurry_gets_a_larger_pack_soon(
             hurry.set()
         return b"x"
 
-    monkeypatch.setattr(hotpack, "compress", noted)
+    monkeypatch.setattr(hotpack_builder, "compress", noted)
     path = tmp_path / "hot"
     order = real(cache.map)[:6]
-    assert hotpack.build(cache, order, path, tree=TREE, map_digest=TREE, created=1, hurry=hurry, share=1.0)
-    assert levels == [hotpack._LEVEL] * 3 + [hotpack._QUICK_LEVEL] * 3
+    assert make(cache, order, path, hurry=hurry, share=1.0)
+    assert levels == [hotpack_builder._LEVEL] * 3 + [hotpack_builder._QUICK_LEVEL] * 3
 
 
 def test_what_is_not_in_the_cache_is_left_out(blob: lazy.LazyBlob, tmp_path: Path) -> None:
@@ -237,9 +255,7 @@ def test_a_stopped_build_leaves_nothing(cache: CacheFile, tmp_path: Path) -> Non
     stop.set()
     folder = tmp_path / "work"
     folder.mkdir()
-    assert (
-        hotpack.build(cache, real(cache.map), folder / "hot", tree=TREE, map_digest=TREE, created=1, stop=stop) is None
-    )
+    assert make(cache, real(cache.map), folder / "hot", stop=stop) is None
     assert list(folder.iterdir()) == []
 
 
@@ -248,12 +264,10 @@ def test_a_build_rests_most_of_the_time(cache: CacheFile, tmp_path: Path, monkey
         time.sleep(0.01)
         return b"x"
 
-    monkeypatch.setattr(hotpack, "compress", slow)
-    monkeypatch.setattr(hotpack, "_FRAME", 4096)
+    monkeypatch.setattr(hotpack_builder, "compress", slow)
+    monkeypatch.setattr(hotpack_builder, "_FRAME", 4096)
     began = time.monotonic()
-    assert hotpack.build(
-        cache, real(cache.map)[:5], tmp_path / "hot", tree=TREE, map_digest=TREE, created=1, share=0.25
-    )
+    assert make(cache, real(cache.map)[:5], tmp_path / "hot", share=0.25)
     assert time.monotonic() - began >= 0.2
 
 
@@ -271,7 +285,7 @@ def test_no_space_is_said(cache: CacheFile, tmp_path: Path, monkeypatch: pytest.
     def full(*_: object) -> bytes:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(hotpack, "compress", full)
+    monkeypatch.setattr(hotpack_builder, "compress", full)
     with pytest.raises(FullError):
         build(cache, tmp_path / "hot", real(cache.map))
     assert not (tmp_path / "hot").exists()
@@ -289,16 +303,13 @@ class Shelf:
         path = self.work / f"hot-{created}"
         pack = build(self.cache, path, order or real(self.cache.map), created)
         assert pack is not None
-        return hotpack.publish(self.store, FOLDER, path, pack)
+        return hotpack_builder.publish(self.store, FOLDER, path, pack)
 
     def names(self) -> list[str]:
         return [info.key for info in self.store.list(FOLDER)]
 
-    def load(self) -> hotsearch.Opened | None:
-        found = hotsearch.load(self.store, FOLDER, TREE, map_digest(self.cache.map), self.cache.map)
-        if found is not None:
-            found.source.close()
-        return found
+    def load(self) -> StoredPack | None:
+        return library.newest_pack(self.store, FOLDER, Target(TREE, map_digest(self.cache.map), self.cache.map))
 
 
 @pytest.fixture
@@ -374,7 +385,7 @@ def test_a_store_that_is_down_costs_a_line(shelf: Shelf, caplog: pytest.LogCaptu
 
 
 def test_a_large_index_comes_in_two_requests(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hotsearch, "_FIRST_READ", 140)
+    monkeypatch.setattr(library, "_FIRST_READ", 140)
     shelf.publish(5)
     shelf.store.reads.clear()
     found = shelf.load()

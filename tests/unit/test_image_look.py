@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from bootseer import image
 from bootseer.blocks.formats.trace import UNIT, Process, Touch, Trace
 from bootseer.blocks.offline import look
-from bootseer.blocks.profiles import profiles
-from bootseer.blocks.profiles.profiles import ProfileKey
+from bootseer.blocks.profiles import library
+from bootseer.blocks.profiles.library import ProfileKey
 from bootseer.cli.image import app
 from bootseer.errors import BootseerError
 from bootseer.image import record as records
@@ -73,7 +73,7 @@ class Site:
                 record.tree, opened.map.size, began, True, "fuse", tuple(touches), (Process(7, "python", 0, "/job"),)
             )
             before = {info.key for info in self.store.list("profiles")}
-            assert profiles.publish(self.store, ProfileKey(job), trace, opened.map) == "published"
+            assert library.publish(self.store, ProfileKey(job), trace, opened.map) == "published"
         ((key),) = {info.key for info in self.store.list("profiles")} - before
         return key.rpartition("/")[2].removesuffix(".trace")
 

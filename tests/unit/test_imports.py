@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2] / "src/bootseer"
 PARTS = {"image", "env", "stripefs"}
-BLOCKS = ["formats", "cache", "profiles", "fetcher", "serving"]
+BLOCKS = ["formats", "cache", "publish", "profiles", "fetch", "extract", "serving"]
 """Sub-packages of `bootseer.blocks`, from below; modules beside them are on top, those with an underscore below."""
 
 

@@ -13,10 +13,10 @@ from bootseer import erofs
 from bootseer.blocks import tree
 from bootseer.blocks.formats.trace import UNIT, Process, Touch, Trace
 from bootseer.blocks.offline import OpenTree, look
-from bootseer.blocks.profiles import explain, profiles
-from bootseer.blocks.profiles.insight_diff import Side, compare
-from bootseer.blocks.profiles.insight_waste import explain as judge
-from bootseer.blocks.profiles.profiles import ProfileKey
+from bootseer.blocks.profiles import explain, library
+from bootseer.blocks.profiles.compare import Side, compare
+from bootseer.blocks.profiles.explain import explain as judge
+from bootseer.blocks.profiles.library import ProfileKey
 from bootseer.errors import NotFoundError
 from bootseer.store.folder import FolderStore
 
@@ -94,18 +94,18 @@ def test_starts_are_found_by_job_and_by_digest(site: Site, caplog: pytest.LogCap
     ones = site.trace(site.touch(0, 1, b"bin/a"), began=5)
     other = site.trace(site.touch(0, 1, b"lib/c"), began=3)
     for job, trace in (("one", ones), ("two words", other)):
-        assert profiles.publish(site.store, ProfileKey(job), trace, site.map) == "published"
+        assert library.publish(site.store, ProfileKey(job), trace, site.map) == "published"
     site.store.put(f"profiles/{site.digest}/one/{'0' * 64}.trace", b"rubbish")
     with caplog.at_level(logging.WARNING):
         starts = explain.recorded(site.store, site.digest, site.map.size)
     assert "ignoring trace" in caplog.text
     assert [one.trace.began for one in starts] == [3, 5]
-    assert [one.trace.began for one in explain.select(starts, "one")] == [5]
-    assert [one.trace.began for one in explain.select(starts, "two words")] == [3]
-    assert explain.select(starts, starts[0].digest[:8]) == starts[:1]
-    assert explain.select(starts, "") == starts
+    assert [one.trace.began for one in explain.choose(starts, "one")] == [5]
+    assert [one.trace.began for one in explain.choose(starts, "two words")] == [3]
+    assert explain.choose(starts, starts[0].digest[:8]) == starts[:1]
+    assert explain.choose(starts, "") == starts
     with pytest.raises(NotFoundError, match="recorded are"):
-        explain.select(starts, "three")
+        explain.choose(starts, "three")
     assert [one.job for one in explain.recorded(site.store, site.digest, site.map.size, "one")] == ["one"]
 
 
@@ -163,9 +163,8 @@ def test_waste_and_misses(site: Site) -> None:
     assert (nothing.hot, nothing.waste, nothing.misses_share) == (0, 0, 1.0)
 
 
-def test_a_prefetch_goes_by_traces_of_its_driver(site: Site) -> None:
-    other = msgspec.structs.replace(site.trace(site.touch(0, 1, b"bin/a", 0, 2)), driver="fanotify")
-    same = site.trace(site.touch(0, 1, b"bin/b"))
-    found = judge(same, [other, same], site.map, site.index)
-    assert (found.runs, found.hot, found.waste, found.misses) == (1, BLOCK, 0, 0)
-    assert judge(same, [other], site.map, site.index).runs == 1
+def test_who_was_left_out_of_a_recording_is_named(site: Site) -> None:
+    run = msgspec.structs.replace(
+        site.trace(site.touch(0, 1, b"bin/b")), processes=(Process(1, "python"), Process(2, "cat"))
+    )
+    assert judge(run, [], site.map, site.index).left_out == [Process(2, "cat")]

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from bootseer import erofs
 from bootseer.blocks import _hash
 from bootseer.blocks.formats import pagelist
-from bootseer.blocks.formats.pagelist import LONGEST, PageList, PageRange, _joined, build
+from bootseer.blocks.formats.pagelist import LONGEST, PageList, PageRange
 from bootseer.blocks.formats.trace import UNIT, Touch, Trace
+from bootseer.blocks.profiles import hotpack_builder, library
+from bootseer.blocks.profiles.hotpack_builder import _joined, build_pages
 from bootseer.errors import DataError
 from bootseer.store.folder import FolderStore
 
@@ -88,10 +90,10 @@ def test_absurd_ones_are_refused_before_they_cost_anything(monkeypatch: pytest.M
     store = FolderStore(tmp_path)
     store.put("a.pages", bytes(pagelist.MAX_STORED + 1))
     with pytest.raises(DataError, match="bytes"):
-        pagelist.load(store, "a.pages", TREE, SIZE)
-    large = Trace(TREE, SIZE, 1, True, "fuse", (Touch(0, 9, 0, pagelist.MAX_UNITS + 1),))
+        library.load_pages(store, "a.pages", TREE, SIZE)
+    large = Trace(TREE, SIZE, 1, True, "fuse", (Touch(0, 9, 0, hotpack_builder._MAX_UNITS + 1),))
     with pytest.raises(DataError, match="GiB"):
-        build([large], "fuse", TREE, b"", 5)
+        build_pages([large], TREE, b"", 5)
 
 
 def test_another_tree_or_a_newer_version_is_refused() -> None:
@@ -120,7 +122,7 @@ def test_what_half_of_the_starts_touched_in_their_order(tmp_path: Path) -> None:
 
     often = trace((0, at[b"b"], 2), (3, at[b"a"], 1), (4, at[b"b"] + 2, 200), (9, at[b"a"] + 1, 1))
     once = trace((0, at[b"b"], 2), (1, at[b"c"], 1))
-    pages = build([often, once, often], "fuse", TREE, meta, 5)
+    pages = build_pages([often, once, often], TREE, meta, 5)
     found = [(one.path, one.offset // UNIT, one.length // UNIT) for one in pages.ranges]
     assert found == [*((b"b", at, min(LONGEST, 202 - at)) for at in range(0, 202, LONGEST)), (b"a", 0, 2)]
     for one in pages.ranges:
@@ -130,7 +132,7 @@ def test_what_half_of_the_starts_touched_in_their_order(tmp_path: Path) -> None:
 
 
 def test_neighbours_are_joined_where_they_are_touched_at_about_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pagelist, "_WINDOW", 4)
+    monkeypatch.setattr(hotpack_builder, "_WINDOW", 4)
     extents = [(0, 100, b"x", 0), (200, 100, b"y", 50)]
     units = [210, 9, 8, 211, 10, 150, 209, 7]
     found = [(one.path, one.offset // UNIT, one.data // UNIT, one.length // UNIT) for one in _joined(units, extents)]
@@ -141,7 +143,7 @@ def test_neighbours_are_joined_where_they_are_touched_at_about_the_same_time(mon
 def test_each_unit_of_a_file_is_in_one_range(units: list[int], window: int) -> None:
     extents = [(0, 20, b"x", 3), (20, 7, b"y", 0), (30, 20, b"x", 40)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pagelist, "_WINDOW", window)
+        patch.setattr(hotpack_builder, "_WINDOW", window)
         ranges = list(_joined(units, extents))
     covered = [one.data // UNIT + at for one in ranges for at in range(one.length // UNIT)]
     assert sorted(covered) == [*range(27), *range(30, 50)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterator
@@ -16,8 +17,8 @@ from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.blocks.fetch.prefetch import Plan, Target
 from bootseer.blocks.fetch.source import StoreSource
 from bootseer.blocks.formats.trace import UNIT, Touch, Trace
-from bootseer.blocks.profiles import profiles
-from bootseer.blocks.profiles.profiles import ProfileKey
+from bootseer.blocks.profiles import hotpack_builder, library
+from bootseer.blocks.profiles.library import ProfileKey
 from bootseer.testing import lazy
 from bootseer.testing.source import FlakyStore
 
@@ -46,17 +47,18 @@ class Rig:
         return Trace(TREE, self.blob.map.size, 0, complete, driver, touches)
 
     def publish(self, trace: Trace) -> None:
-        assert profiles.publish(self.blob.store, KEY, trace, self.blob.map).startswith("published")
+        assert library.publish(self.blob.store, KEY, trace, self.blob.map).startswith("published")
 
-    def renew(self, driver: str = "fuse", stop: threading.Event | None = None) -> str:
+    def renew(self, stop: threading.Event | None = None) -> str:
         work = self.folder / "work"
-        found = prefetch.renew(self.store, KEY, self.target, self.cache, driver=driver, work=work, stop=stop)
+        with contextlib.closing(self.cache.blocks_now()) as ready:
+            found = hotpack_builder.renew(self.store, KEY, self.target, ready, work=work, stop=stop)
         assert list(work.iterdir()) == []
         return found
 
     def begin(self, cache: CacheFile, key: ProfileKey = KEY) -> tuple[Plan, Fetcher]:
         fetcher = Fetcher(cache, [StoreSource(self.store, self.blob.map)], streams=3)
-        plan = prefetch.begin(fetcher, self.store, key, self.target, driver=lambda: "fuse")
+        plan = prefetch.begin(fetcher, self.store, key, self.target)
         assert fetcher.wait(10)
         fetcher.close()
         return plan, fetcher
@@ -107,7 +109,7 @@ def test_traces_are_looked_at_when_the_stream_has_ended(rig: Rig, tmp_path: Path
             told.append(plan)
 
         def begin() -> None:
-            plans.append(prefetch.begin(fetcher, rig.store, KEY, rig.target, driver=lambda: "fuse", tell=tell))
+            plans.append(prefetch.begin(fetcher, rig.store, KEY, rig.target, tell=tell))
 
         thread = threading.Thread(target=begin)
         thread.start()
@@ -136,7 +138,7 @@ def test_a_stream_that_is_cut_by_the_end_leaves_the_traces_alone(rig: Rig, tmp_p
             threading.Timer(0.1, lambda: fetcher.close(0.1)).start()
 
         began = time.monotonic()
-        assert [prefetch.begin(fetcher, rig.store, KEY, rig.target, driver=lambda: "fuse", tell=tell)] == told
+        assert [prefetch.begin(fetcher, rig.store, KEY, rig.target, tell=tell)] == told
         assert time.monotonic() - began < 5
         rig.store.release()
 
@@ -170,7 +172,7 @@ def test_traces_of_its_own_outrank_the_pack_of_another_job(rig: Rig, tmp_path: P
     rig.publish(rig.trace(*rig.real[:20]))
     rig.fill()
     assert rig.renew() == "published"
-    profiles.publish(rig.blob.store, ProfileKey("eval"), rig.trace(*rig.real[50:60]), rig.blob.map)
+    library.publish(rig.blob.store, ProfileKey("eval"), rig.trace(*rig.real[50:60]), rig.blob.map)
     with rig.blob.open_cache(tmp_path / "other") as cache:
         plan, _ = rig.begin(cache, ProfileKey("eval"))
     assert plan == Plan(rig.real[50:60], 1, "")

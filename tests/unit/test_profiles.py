@@ -5,12 +5,15 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from bootseer.blocks import _hash
-from bootseer.blocks.formats.trace import MAX_TOUCHES, UNIT, Touch, Trace
-from bootseer.blocks.profiles import profiles
-from bootseer.blocks.profiles.profiles import Nodes, ProfileKey
+from bootseer.blocks.formats.blockmap import BlockMap, ObjectRef
+from bootseer.blocks.formats.trace import MAX_TOUCHES, UNIT, Process, Touch, Trace
+from bootseer.blocks.profiles import library
+from bootseer.blocks.profiles.library import Nodes, ProfileKey
+from bootseer.blocks.profiles.merge import HotUse, hot_use, merge
 from bootseer.store.folder import FolderStore
 from bootseer.testing import lazy
 from bootseer.testing.source import FlakyStore
@@ -42,84 +45,106 @@ def names(store: FolderStore) -> list[str]:
 
 
 def load(store: FolderStore, key: ProfileKey = KEY) -> list[Trace]:
-    return profiles.load(store, TREE, key, BLOCKS * 4 * UNIT)
+    return library.load(store, TREE, key, BLOCKS * 4 * UNIT)
 
 
 def test_merge_orders_by_median_first_touch(blob: lazy.LazyBlob) -> None:
     runs = [trace(3, 1, 2), trace(3, 2, 1), trace(1, 3, 2)]
-    assert profiles.merge(runs, blob.map) == [3, 1, 2]
+    assert merge(runs, blob.map) == [3, 1, 2]
 
 
 def test_what_few_runs_touch_comes_last(blob: lazy.LazyBlob) -> None:
     runs = [trace(9, 1, 2), trace(1, 2), trace(1, 2)]
-    assert profiles.merge(runs, blob.map) == [1, 2, 9]
+    assert merge(runs, blob.map) == [1, 2, 9]
 
 
 def test_a_touch_over_a_border_counts_for_both_blocks(blob: lazy.LazyBlob) -> None:
     wide = Trace(TREE, blob.map.size, 0, True, "fuse", (Touch(0, 1, 3, 6),))
-    assert profiles.merge([wide], blob.map) == [0, 1, 2]
+    assert merge([wide], blob.map) == [0, 1, 2]
 
 
 def test_incomplete_traces_count_only_alone(blob: lazy.LazyBlob) -> None:
-    assert profiles.merge([trace(1), trace(5, complete=False)], blob.map) == [1]
-    assert profiles.merge([trace(5, complete=False)], blob.map) == [5]
+    assert merge([trace(1), trace(5, complete=False)], blob.map) == [1]
+    assert merge([trace(5, complete=False)], blob.map) == [5]
 
 
-def driven(base: Trace, driver: str) -> Trace:
-    return Trace.decode(msg(base, driver=driver))
+def test_traces_of_any_driver_are_merged(blob: lazy.LazyBlob) -> None:
+    runs = [msgspec.structs.replace(trace(1, 2), driver=driver) for driver in ("fuse", "fanotify", "unknown")]
+    assert merge(runs, blob.map) == [1, 2]
 
 
-def test_traces_of_the_same_driver_are_preferred(blob: lazy.LazyBlob) -> None:
-    runs = [driven(trace(1, 2), "fuse"), driven(trace(5, 6), "fanotify"), driven(trace(7, complete=False), "fanotify")]
-    assert profiles.merge(runs, blob.map, "fanotify") == [5, 6]
-    assert profiles.merge(runs[:1], blob.map, "fanotify") == [1, 2]
-    assert profiles.merge([runs[0], runs[2]], blob.map, "fanotify") == [1, 2], "complete outranks the driver"
+def large_map(count: int = 2048) -> BlockMap:
+    """Blocks of 64 KiB; 2,048 of them are 128 MiB."""
+    pack = ObjectRef("ab" * 32, 10 * count)
+    return BlockMap(65536, count * 65536, [pack], bytes(32 * count), range(0, 10 * count, 10), [10] * count)
+
+
+@pytest.mark.parametrize(("count", "share", "state"), [
+    (2048, 0.5, "published"), (2048, 0.51, "reads everything"), (1024, 0.51, "published"),
+])  # fmt: skip
+def test_a_start_that_reads_everything_is_not_published(
+    store: FolderStore, count: int, share: float, state: str
+) -> None:
+    blocks = large_map(count)
+    touches = tuple(Touch(block, 100 + block % 9, block * 16, 1) for block in range(int(share * count)))
+    assert library.publish(store, KEY, Trace(TREE, blocks.size, 0, True, "fuse", touches), blocks) == state
+    assert len(names(store)) == (state == "published")
+
+
+def test_a_start_of_a_scan_only_is_not_published_and_what_was_left_out_is_named(store: FolderStore) -> None:
+    blocks = large_map()
+    cat = Process(7, "cat")
+    only = Trace(TREE, blocks.size, 0, True, "fuse", (), (cat,))
+    assert library.publish(store, KEY, only, blocks) == "reads everything"
+    beside = Trace(TREE, blocks.size, 0, True, "fuse", (Touch(0, 8, 3, 1),), (cat, Process(8, "python")))
+    assert library.publish(store, KEY, beside, blocks) == "published"
+    assert [library.left_out(one) for one in library.load(store, TREE, KEY, blocks.size)] == [[cat]]
 
 
 def test_what_hardly_any_run_touches_is_left_out(blob: lazy.LazyBlob) -> None:
     runs = [trace(1, 2, began=run) for run in range(8)]
-    assert profiles.merge([*runs[:7], trace(1, 2, 9)], blob.map) == [1, 2, 9]
-    assert profiles.merge([*runs, trace(1, 2, 9)], blob.map) == [1, 2]
+    assert merge([*runs[:7], trace(1, 2, 9)], blob.map) == [1, 2, 9]
+    assert merge([*runs, trace(1, 2, 9)], blob.map) == [1, 2]
 
 
 def test_waste_and_misses_are_counted(blob: lazy.LazyBlob) -> None:
     lengths = blob.map.lengths
-    use = profiles.hot_use([1, 2, 3, 4], trace(2, 3, 9), blob.map)
+    use = hot_use([1, 2, 3, 4], trace(2, 3, 9), blob.map)
     assert (use.blocks, use.unused_blocks, use.missed_blocks) == (4, 2, 1)
     assert use.bytes == sum(lengths[1:5])
     assert use.unused_bytes == lengths[1] + lengths[4]
     assert use.missed_bytes == lengths[9]
-    assert profiles.hot_use([], trace(), blob.map) == profiles.HotUse()
+    assert hot_use([], trace(), blob.map) == HotUse()
 
 
 def test_other_objects_beside_the_traces_are_no_traces(
     store: FolderStore, blob: lazy.LazyBlob, caplog: pytest.LogCaptureFixture
 ) -> None:
-    profiles.publish(store, KEY, trace(1), blob.map)
+    library.publish(store, KEY, trace(1), blob.map)
     store.put(f"profiles/{TREE}/train/hot-{'0' * 64}.pack", b"x")
     assert load(store) == [trace(1)]
     assert caplog.text == ""
 
 
 def test_published_traces_come_back(store: FolderStore, blob: lazy.LazyBlob) -> None:
-    assert profiles.publish(store, KEY, trace(1, 2), blob.map) == "published"
+    assert library.publish(store, KEY, trace(1, 2), blob.map) == "published"
     assert load(store) == [trace(1, 2)]
     (name,) = names(store)
     assert name == f"profiles/{TREE}/train/{_hash.hexdigest(trace(1, 2).encode())}.trace"
 
 
 def test_an_incomplete_trace_never_joins_a_complete_one(store: FolderStore, blob: lazy.LazyBlob) -> None:
-    assert profiles.publish(store, KEY, trace(1, complete=False), blob.map) == "published incomplete"
-    assert profiles.publish(store, KEY, trace(1, 2), blob.map) == "published"
-    assert profiles.publish(store, KEY, trace(7, complete=False), blob.map) == "not needed"
-    assert profiles.merge(load(store), blob.map) == [1, 2]
+    assert library.publish(store, KEY, trace(1, complete=False), blob.map) == "published incomplete"
+    assert library.publish(store, KEY, trace(1, 2), blob.map) == "published"
+    assert library.publish(store, KEY, trace(7, complete=False), blob.map) == "not needed"
+    assert merge(load(store), blob.map) == [1, 2]
 
 
 def test_three_traces_are_enough_unless_there_is_news(store: FolderStore, blob: lazy.LazyBlob) -> None:
     for began in range(3):
-        assert profiles.publish(store, KEY, trace(1, 2, began=began), blob.map) == "published"
-    assert profiles.publish(store, KEY, trace(1, 2, began=9), blob.map) == "not needed"
-    assert profiles.publish(store, KEY, trace(1, 2, 3), blob.map) == "published"
+        assert library.publish(store, KEY, trace(1, 2, began=began), blob.map) == "published"
+    assert library.publish(store, KEY, trace(1, 2, began=9), blob.map) == "not needed"
+    assert library.publish(store, KEY, trace(1, 2, 3), blob.map) == "published"
     assert len(names(store)) == 4
 
 
@@ -127,22 +152,22 @@ def test_one_a_day_is_news_and_takes_the_place_of_the_oldest(
     store: FolderStore, blob: lazy.LazyBlob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or a profile would never forget what jobs no longer read."""
-    monkeypatch.setattr(profiles, "MAX_TRACES", 3)
-    day = int(profiles.DAY)
+    monkeypatch.setattr(library, "MAX_TRACES", 3)
+    day = int(library.DAY)
     for began in (2, 1, 3):
-        profiles.publish(store, KEY, trace(1, 2, began=began), blob.map)
-    assert profiles.publish(store, KEY, trace(1, began=day), blob.map) == "not needed"
-    assert profiles.publish(store, KEY, trace(1, complete=False, began=day + 9), blob.map) == "not needed"
-    assert profiles.publish(store, KEY, trace(1, began=day + 9), blob.map) == "published"
+        library.publish(store, KEY, trace(1, 2, began=began), blob.map)
+    assert library.publish(store, KEY, trace(1, began=day), blob.map) == "not needed"
+    assert library.publish(store, KEY, trace(1, complete=False, began=day + 9), blob.map) == "not needed"
+    assert library.publish(store, KEY, trace(1, began=day + 9), blob.map) == "published"
     assert sorted(one.began for one in load(store)) == [2, 3, day + 9]
 
 
 def test_a_profile_does_not_grow_without_end(
     store: FolderStore, blob: lazy.LazyBlob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(profiles, "MAX_TRACES", 4)
+    monkeypatch.setattr(library, "MAX_TRACES", 4)
     for began in range(6):
-        profiles.publish(store, KEY, trace(began, began=began), blob.map)
+        library.publish(store, KEY, trace(began, began=began), blob.map)
     assert len(names(store)) == 4
 
 
@@ -166,36 +191,36 @@ def test_of_many_nodes_a_few_publish() -> None:
 def test_who_is_not_chosen_publishes_only_where_nobody_did(
     store: FolderStore, blob: lazy.LazyBlob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(profiles, "_LONGEST_DELAY", 0.01)
+    monkeypatch.setattr(library, "_LONGEST_DELAY", 0.01)
     other = next(one for at in range(99) if not (one := Nodes(f"n{at}", "", 10**6)).chosen(TREE))
     hurry = threading.Event()
-    assert profiles.left_to_me(store, KEY, TREE, Nodes(), hurry)
-    assert profiles.left_to_me(store, KEY, TREE, other, hurry)
-    profiles.publish(store, KEY, trace(1), blob.map)
-    assert not profiles.left_to_me(store, KEY, TREE, other, hurry)
+    assert library.left_to_me(store, KEY, TREE, Nodes(), hurry)
+    assert library.left_to_me(store, KEY, TREE, other, hurry)
+    library.publish(store, KEY, trace(1), blob.map)
+    assert not library.left_to_me(store, KEY, TREE, other, hurry)
     hurry.set()
-    assert not profiles.left_to_me(store, KEY, TREE, other, hurry)
-    assert profiles.left_to_me(store, KEY, TREE, Nodes(), hurry)
+    assert not library.left_to_me(store, KEY, TREE, other, hurry)
+    assert library.left_to_me(store, KEY, TREE, Nodes(), hurry)
 
 
 def test_traces_too_many_are_removed(store: FolderStore, blob: lazy.LazyBlob, monkeypatch: pytest.MonkeyPatch) -> None:
     for began in range(6):
-        profiles.publish(store, KEY, trace(began, began=began), blob.map)
-    monkeypatch.setattr(profiles, "MAX_TRACES", 4)
+        library.publish(store, KEY, trace(began, began=began), blob.map)
+    monkeypatch.setattr(library, "MAX_TRACES", 4)
     read = load(store)
-    assert profiles.trim(store, KEY.prefix(TREE)) == 2
-    assert profiles.trim(store, KEY.prefix(TREE)) == 0
+    assert library.trim(store, KEY.prefix(TREE)) == 2
+    assert library.trim(store, KEY.prefix(TREE)) == 0
     assert load(store) == read, "those that nobody read are gone"
 
 
 def test_nothing_touched_is_not_published(store: FolderStore, blob: lazy.LazyBlob) -> None:
-    assert profiles.publish(store, KEY, trace(), blob.map) == "empty"
+    assert library.publish(store, KEY, trace(), blob.map) == "empty"
     assert names(store) == []
 
 
 def test_another_job_falls_back_to_all(store: FolderStore, blob: lazy.LazyBlob) -> None:
-    profiles.publish(store, KEY, trace(1), blob.map)
-    profiles.publish(store, ProfileKey("eval"), trace(2), blob.map)
+    library.publish(store, KEY, trace(1), blob.map)
+    library.publish(store, ProfileKey("eval"), trace(2), blob.map)
     assert load(store) == [trace(1)]
     assert sorted(touch.unit for found in load(store, ProfileKey("new")) for touch in found.touches) == [5, 9]
 
@@ -213,7 +238,7 @@ def test_any_job_name_is_a_safe_folder(job: str, folder: str | None) -> None:
 def test_bad_traces_are_ignored_with_a_line(
     store: FolderStore, blob: lazy.LazyBlob, caplog: pytest.LogCaptureFixture
 ) -> None:
-    profiles.publish(store, KEY, trace(1), blob.map)
+    library.publish(store, KEY, trace(1), blob.map)
     base = f"profiles/{TREE}/train"
     good = trace(2).encode()
     flipped = good[:80] + bytes([good[80] ^ 1]) + good[81:]
@@ -238,6 +263,6 @@ def test_a_store_that_is_down_costs_a_line_only(
 ) -> None:
     flaky = FlakyStore(store)
     flaky.down = True
-    assert profiles.load(flaky, TREE, KEY, 1) == []
-    assert profiles.publish(flaky, KEY, trace(1), blob.map) == "failed"
+    assert library.load(flaky, TREE, KEY, 1) == []
+    assert library.publish(flaky, KEY, trace(1), blob.map) == "failed"
     assert caplog.text.count("is down") == 2

@@ -16,15 +16,10 @@ from types import TracebackType
 import pytest
 
 from bootseer import oci
-from bootseer.blocks.fetch import hotsearch
-from bootseer.blocks.fetch.hotsearch import Head
-from bootseer.blocks.fetch.source import StoreSource
 from bootseer.errors import BootseerError, DataError, UnavailableError, UnsupportedError
 from bootseer.oci import endpoint, retry, spec
 from bootseer.oci.registry import Registry
 from bootseer.oci.transport import Transport, TransportError
-from bootseer.store._blobs import BlobReader
-from bootseer.testing.waits import until
 
 BLOB = bytes(range(256)) * 40
 ITEM = spec.Descriptor("x", spec.digest_of(BLOB), len(BLOB))
@@ -354,59 +349,6 @@ def test_another_goes_on_where_a_mirror_breaks_off() -> None:
     with Server(ranges(BLOB)) as server, Server(cut(9)) as mirror, server.client(f"http://{mirror.address}") as client:
         assert b"".join(client.read_pieces(ITEM, 100, [300, 300, 300])) == BLOB[100:1000]
         assert [headers["range"] for _, headers in server.seen] == ["bytes=400-999"]
-
-
-def head_on(client: Registry, length: int) -> Head:
-    """The blob as a hot pack whose beginning is asked for."""
-
-    class One:
-        url = "registry://one"
-
-        def open(self, key: str) -> BlobReader:
-            return BlobReader(client, ITEM, key)
-
-    return Head(StoreSource(One(), "x"), len(BLOB), length)  # type: ignore[arg-type]
-
-
-def test_a_head_comes_when_it_is_taken_and_keeps_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hotsearch, "_FIRST_READ", 1000)
-    with Server(ranges(BLOB)) as server, server.client() as client:
-        head = head_on(client, 5000)
-        assert head.read(0, 0, 300) == BLOB[:300]
-        time.sleep(0.3)
-        assert b"".join(head.pieces(300, [2000, 1000])) == BLOB[300:3300]
-        assert client.idle_connections == 1, "the little that was left was read, too"
-        assert b"".join(head.pieces(3300, [1000])) == BLOB[3300:4300]
-        assert [headers["range"] for _, headers in server.seen] == ["bytes=0-4999", "bytes=3300-4299"]
-        head.close()
-
-
-@pytest.mark.parametrize("taken", [False, True])
-def test_a_head_that_is_left_gives_up_its_connection(monkeypatch: pytest.MonkeyPatch, taken: bool) -> None:
-    monkeypatch.setattr(hotsearch, "_FIRST_READ", 1000)
-    monkeypatch.setattr(hotsearch, "_WORTH", 1000)
-    with Server(ranges(BLOB)) as server, server.client() as client:
-        head = head_on(client, 9000)
-        if taken:
-            assert b"".join(head.pieces(0, [1500])) == BLOB[:1500]
-        else:
-            head.close()
-        until(lambda: server._open[0].fileno() < 0, what="the end of the connection")
-        assert client.idle_connections == 0
-        head.close()
-
-
-def test_a_head_that_is_cut_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hotsearch, "_FIRST_READ", 200)
-    with Server(cut(1)) as server, server.client() as client:
-        head = head_on(client, 5000)
-        pieces = head.pieces(0, [300, 300, 300])
-        assert [next(pieces), next(pieces)] == [BLOB[:300], BLOB[300:600]]
-        with pytest.raises(UnavailableError):
-            next(pieces)
-        assert list(head.pieces(600, [300])) == [BLOB[600:900]]
-        assert [headers["range"] for _, headers in server.seen] == ["bytes=0-4999", "bytes=600-899"]
-        head.close()
 
 
 def test_a_server_without_ranges_is_not_read_from_its_beginning_for_each_block() -> None:

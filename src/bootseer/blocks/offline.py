@@ -5,30 +5,30 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-import time
 from pathlib import Path
 
 import msgspec
 
 from bootseer.blocks.cache.blockfile import CacheFile
-from bootseer.blocks.cache.metadata import LocalTree, localize
+from bootseer.blocks.cache.metadata import localize
 from bootseer.blocks.extract.tree import extract
-from bootseer.blocks.fetch.fetcher import Fetcher
-from bootseer.blocks.fetch.pull import BlockReader
-from bootseer.blocks.fetch.source import StoreSource
+from bootseer.blocks.fetch.prefetch import fetch_all
+from bootseer.blocks.fetch.source import Sources, StoreSource
 from bootseer.blocks.formats.blockmap import BlockMap
-from bootseer.blocks.profiles import profiles
-from bootseer.blocks.profiles.profiles import ProfileKey
+from bootseer.blocks.profiles import library
+from bootseer.blocks.profiles.library import ProfileKey
+from bootseer.blocks.profiles.merge import merge
 from bootseer.blocks.publish.packs import Progress
 from bootseer.erofs import Reader
-from bootseer.errors import DataError, FullError, NotWritableError, UnavailableError
+from bootseer.errors import FullError, NotWritableError
 from bootseer.store import Store, open_store
 
 __all__ = ["OpenTree", "extract", "look", "prefetch"]
 
 log = logging.getLogger(__name__)
 
-_STALLED_SECONDS = 60.0
+_READ = 1 << 20
+"""Bytes of data that `BlockReader` reads at once."""
 
 
 def prefetch(
@@ -45,37 +45,12 @@ def prefetch(
     """
     store = open_store(store_url)
     tree = localize(store, digest, Path(os.path.abspath(cache_dir)))
-    traces = profiles.load(store, digest, profile, tree.map.size) if profile is not None else []
-    wanted = profiles.merge(traces, tree.map) if traces else list(range(tree.map.count))
+    traces = library.load(store, digest, profile, tree.map.size) if profile is not None else []
+    wanted = merge(traces, tree.map) if traces else list(range(tree.map.count))
     with CacheFile.open(tree.cache, tree.map, tree.map_digest) as cache:
-        _fill(store, tree, cache, wanted, streams, progress)
+        if not fetch_all(store, cache, wanted, streams=streams, progress=progress):
+            raise FullError(f"no space for tree {digest[:12]} in {cache.folder}", hint="free some space there")
         return sum(cache.ready[block] for block in wanted)
-
-
-def _fill(
-    store: Store, tree: LocalTree, cache: CacheFile, wanted: list[int], streams: int, progress: Progress | None
-) -> None:
-    """Fetch ``wanted``; gives up when nothing arrives for a minute."""
-    fetcher = Fetcher(cache, [StoreSource(store, tree.map)], streams=streams)
-    try:
-        fetcher.hot(wanted)
-        seen, since = -1, time.monotonic()
-        while not fetcher.wait(0.2):
-            if cache.ready_count != seen:
-                seen, since = cache.ready_count, time.monotonic()
-            elif time.monotonic() - since > _STALLED_SECONDS:
-                raise UnavailableError(f"no block of tree {tree.digest[:12]} came from {store.url} for a minute")
-            if progress is not None:
-                progress(sum(cache.ready[block] for block in wanted), len(wanted))
-        missing = [block for block in wanted if not cache.ready[block]]
-        if fetcher.full:
-            raise FullError(f"no space for tree {tree.digest[:12]} in {cache.folder}", hint="free some space there")
-        if missing:
-            raise DataError(f"{len(missing)} blocks of tree {tree.digest[:12]} are damaged in store {store.url}")
-        if progress is not None:
-            progress(len(wanted), len(wanted))
-    finally:
-        fetcher.close()
 
 
 class OpenTree(msgspec.Struct, frozen=True):
@@ -113,3 +88,36 @@ def look(store: Store, digest: str, cache_dir: Path) -> OpenTree:
     source = StoreSource(store, tree.map)
     data = BlockReader(source, tree.map)
     return OpenTree(digest, tree.map, Reader(meta, data.read, data_size=tree.map.size), source)
+
+
+class BlockReader:
+    """Reads of any range of a tree's data straight from a store, for looking at a few files: the last ``keep`` pieces
+    of a MiB stay in memory. For one thread."""
+
+    def __init__(self, source: StoreSource, blocks: BlockMap, keep: int = 8) -> None:
+        self._sources = Sources([source])
+        self._blocks = blocks
+        self._keep = keep
+        self._held: dict[int, bytes] = {}
+        self._per = max(1, _READ >> blocks.shift)
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Exactly the bytes, or fewer at the end of the data. Raises `DataError`, `UnavailableError`."""
+        end = min(offset + length, self._blocks.size)
+        out = bytearray()
+        while offset < end:
+            number = (offset >> self._blocks.shift) // self._per
+            start = number * self._per << self._blocks.shift
+            piece = self._piece(number)
+            out += piece[offset - start : end - start]
+            offset = start + len(piece)
+        return bytes(out)
+
+    def _piece(self, number: int) -> bytes:
+        if (data := self._held.pop(number, None)) is None:
+            first = number * self._per
+            data = self._sources.run(self._blocks, range(first, min(first + self._per, self._blocks.count)))
+        self._held[number] = data
+        while len(self._held) > self._keep:
+            del self._held[next(iter(self._held))]
+        return data

@@ -12,8 +12,7 @@ from bootseer.cli._image import count_text, print_table, share_text, size_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from bootseer.blocks.profiles.explain import Recorded, Usage
-    from bootseer.blocks.profiles.insight_waste import FileShare
+    from bootseer.blocks.profiles.explain import FileShare, Recorded, Usage
 
 _Row = TypeVar("_Row")
 
@@ -53,7 +52,7 @@ def print_starts(starts: Sequence[Recorded]) -> None:
 
 
 def print_summary(one: Recorded, found: Usage) -> None:
-    from bootseer.blocks.profiles.insight_plot import sparkline
+    from bootseer.cli._plot import sparkline
 
     share = share_text(found.touched / found.data_size) if found.data_size else "all"
     typer.echo(f"start {one.digest[:12]} touched {size_text(found.touched)}, {share} of {size_text(found.data_size)},")

@@ -89,7 +89,6 @@ def mount(
 ) -> None:
     """Mount a converted image on DIR; its bytes arrive as they are read."""
     from bootseer import image
-    from bootseer.blocks import tree
 
     config = settings.load()
     with terminable():
@@ -135,7 +134,6 @@ def run(
     import tempfile
 
     from bootseer import image
-    from bootseer.blocks import tree
 
     if os.geteuid() != 0:
         raise PrivilegeError(f"running {ref} needs root", hint="run with sudo")

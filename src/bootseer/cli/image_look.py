@@ -104,7 +104,7 @@ def extract(
     """
     from bootseer import image
     from bootseer.blocks.extract.tree import extract as bring
-    from bootseer.blocks.profiles.profiles import ProfileKey
+    from bootseer.blocks.profiles.library import ProfileKey
     from bootseer.store import open_store
 
     config = settings.load()

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from bootseer.blocks.formats.trace import Trace
     from bootseer.blocks.offline import OpenTree
+    from bootseer.blocks.profiles.compare import Side
     from bootseer.blocks.profiles.explain import Recorded
-    from bootseer.blocks.profiles.insight_diff import Side
     from bootseer.blocks.serving.protocol import TreeStatus
 
 app = typer.Typer(no_args_is_help=True, help="What earlier starts of an image touched")
@@ -57,14 +57,14 @@ def show(
     from bootseer.blocks.profiles import explain
 
     with _opened(ref, store, plain_http) as opened:
-        starts = explain.select(_recorded(opened, store), job) if job else _recorded(opened, store)
+        starts = explain.choose(_recorded(opened, store), job) if job else _recorded(opened, store)
         if not starts:
             if as_json:
                 print_json({"traces": [], "chosen": None, "start": None})
             else:
                 typer.echo(f"no start of {ref} has been recorded yet")
             return
-        chosen = explain.select(starts, trace)[-1] if trace else _newest(starts)
+        chosen = explain.choose(starts, trace)[-1] if trace else _newest(starts)
         index = opened.reader.owner_index()
         found = explain.usage(chosen.trace, index)
         if plot is not None:
@@ -98,7 +98,7 @@ def diff(
     REF#JOB means the starts of a job, REF#TRACE one start by the first digits of its digest (`profile show` prints
     them), REF all starts of an image.
     """
-    from bootseer.blocks.profiles.insight_diff import compare
+    from bootseer.blocks.profiles.compare import compare
 
     found = compare(_side(a, store, plain_http), _side(b, store, plain_http))
     if as_json:
@@ -141,16 +141,16 @@ def explain(
     Waste was prefetched and not touched; a miss was touched and not prefetched.
     """
     from bootseer.blocks.profiles import explain
-    from bootseer.blocks.profiles.insight_waste import explain as judge
+    from bootseer.blocks.profiles.explain import explain as judge
 
     status = _read_status(last_run) if last_run is not None else None
     with _opened(ref, store, plain_http) as opened:
         starts = _recorded(opened, store)
         # The job chooses the start that is judged; it was prefetched by starts of other jobs while its own had none.
-        of_job = explain.select(starts, job)
+        of_job = explain.choose(starts, job)
         if not of_job:
             raise NotFoundError(f"no start of {ref} has been recorded yet", hint="run it once with image run --job")
-        chosen = explain.select(of_job, run)[-1] if run else _newest(of_job)
+        chosen = explain.choose(of_job, run)[-1] if run else _newest(of_job)
         before = _before(chosen, starts)
         found = judge(chosen.trace, before, opened.map, opened.reader.owner_index())
     if as_json:
@@ -199,11 +199,11 @@ def _before(run: Recorded, starts: Sequence[Recorded]) -> list[Trace]:
 
 def _side(selector: str, store: str, plain_http: bool | None) -> Side:
     from bootseer.blocks.profiles import explain
-    from bootseer.blocks.profiles.insight_diff import Side
+    from bootseer.blocks.profiles.compare import Side
 
     ref, _, what = selector.partition("#")
     with _opened(ref, store, plain_http) as opened:
-        starts = explain.select(_recorded(opened, store), what)
+        starts = explain.choose(_recorded(opened, store), what)
         if not starts:
             raise NotFoundError(f"no start of {ref} has been recorded yet", hint="run it once with image run --job")
         return Side([one.trace for one in starts], opened.reader.owner_index(), opened.map)
@@ -224,11 +224,12 @@ def _read_status(path: Path) -> TreeStatus:
 
 
 def _draw(path: Path, starts: Sequence[Recorded]) -> None:
-    from bootseer.blocks.profiles import explain, insight_plot
+    from bootseer.blocks.profiles import explain
+    from bootseer.cli._plot import svg
 
     newest = list(starts)[-8:]
     series = [(f"{one.job} {text.when(one)} {one.digest[:8]}", explain.timeline(one.trace)) for one in newest]
     try:
-        path.write_text(insight_plot.svg(series), encoding="utf-8")
+        path.write_text(svg(series), encoding="utf-8")
     except OSError as exc:
         raise from_os_error(exc, f"write {path}") from exc

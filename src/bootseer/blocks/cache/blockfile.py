@@ -174,6 +174,10 @@ class CacheFile:
             raise OSError(errno.EIO, f"block cache {self.folder} was cut short")
         return data
 
+    def blocks_now(self) -> ReadyBlocks:
+        """What is ready now, for reading also after `close`."""
+        return ReadyBlocks(os.dup(self._fd), bytes(self.ready[:]), self.map)
+
     def write(self, block: int, data: _hash.Buffer) -> None:
         """Store the verified bytes of ``block``, or of several from there on, and mark them ready. Raises `OSError`
         (ENOSPC, EIO when broken); then none becomes ready."""
@@ -254,6 +258,36 @@ class CacheFile:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+class ReadyBlocks:
+    """The blocks of ``map`` that were ``ready`` (one byte per block) when this was made, read through ``fd``, a
+    descriptor of the data file that now belongs to this object.
+
+    The data file may have changed since, so whoever reads here compares each block with the map. One thread at a time.
+    """
+
+    def __init__(self, fd: int, ready: bytes, map: BlockMap) -> None:
+        self.map = map
+        self._fd = fd
+        self._ready = ready
+
+    def is_ready(self, first: int, last: int) -> bool:
+        """Whether all blocks from ``first`` to ``last`` (inclusive) were ready."""
+        return self._ready.find(b"\0", first, last + 1) < 0
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Raises `OSError`, also when the file is shorter."""
+        data = os.pread(self._fd, length, offset)
+        if len(data) != length:
+            raise OSError(errno.EIO, "the data file of a block cache was cut short")
+        return data
+
+    def close(self) -> None:
+        """Closing twice is allowed."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 def in_use(fd: int) -> bool:

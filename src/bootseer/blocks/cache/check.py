@@ -22,10 +22,10 @@ from bootseer.blocks.cache import evict
 from bootseer.blocks.cache.blockfile import CacheFile
 from bootseer.blocks.cache.inventory import Part, manifest_of, map_of, mount_points
 from bootseer.blocks.cache.locks import DATA, Quiet, maintain
-from bootseer.blocks.fetch.source import Sources, StoreSource
 from bootseer.blocks.formats import bitmap
 from bootseer.blocks.formats.blockmap import BlockMap
-from bootseer.errors import BootseerError
+from bootseer.blocks.formats.frames import verified
+from bootseer.errors import BootseerError, DataError
 from bootseer.store import Store
 
 log = logging.getLogger(__name__)
@@ -195,17 +195,25 @@ class _Look:
             self.fetched = len(which)
 
     def _fetch(self, store: Store, which: Sequence[int]) -> None:
-        sources = Sources([StoreSource(store, self._map)])
+        with CacheFile.open(self._folder, self._map, self._digest) as cache:
+            for block in which:
+                try:
+                    cache.write(block, _stored(store, self._map, block))
+                except OSError as exc:
+                    raise BootseerError(f"cannot write block {block} to {self._folder}: {exc.strerror}") from exc
+            cache.sync()
+
+
+def _stored(store: Store, blocks: BlockMap, block: int) -> bytes:
+    """The verified bytes of ``block``; where a mirror has them wrong, those of the store itself."""
+    offset, length = blocks.offsets[block], blocks.lengths[block]
+    with store.open(blocks.packs[blocks.pack_of[block]].key) as reader:
         try:
-            with CacheFile.open(self._folder, self._map, self._digest) as cache:
-                for block in which:
-                    try:
-                        cache.write(block, sources.block(self._map, block, lambda length: None))
-                    except OSError as exc:
-                        raise BootseerError(f"cannot write block {block} to {self._folder}: {exc.strerror}") from exc
-                cache.sync()
-        finally:
-            sources.close()
+            return verified(blocks, block, reader.read(offset, length))
+        except DataError:
+            if (original := reader.original(offset, length)) is None:
+                raise
+            return verified(blocks, block, original)
 
 
 def _is_hole(fd: int, offset: int, end: int) -> bool:

@@ -5,6 +5,7 @@ In the node cache: ``<cache_dir>/trees/<digest>/``. A `Hold` keeps them there wh
 
 from __future__ import annotations
 
+import logging
 import os
 import uuid
 from collections.abc import Iterable, Iterator
@@ -16,9 +17,11 @@ from bootseer.blocks import _hash
 from bootseer.blocks._zstd import unpack
 from bootseer.blocks.cache.locks import Hold
 from bootseer.blocks.formats.blockmap import BlockMap, ObjectRef
-from bootseer.blocks.formats.manifest import TreeManifest, fetch, tree_key
-from bootseer.errors import DataError, from_os_error
+from bootseer.blocks.formats.manifest import TreeManifest, tree_key
+from bootseer.errors import DataError, NotFoundError, from_os_error
 from bootseer.store import Store
+
+log = logging.getLogger(__name__)
 
 
 class TreeParts(msgspec.Struct, frozen=True):
@@ -43,8 +46,9 @@ class LocalTree(TreeParts, frozen=True):
         return bytes.fromhex(self.manifest.map.digest)
 
 
-def localize(store: Store, digest: str, cache_dir: Path, *, meta: bool = True) -> LocalTree:
+def localize(store: Store | None, digest: str, cache_dir: Path, *, meta: bool = True) -> LocalTree:
     """Bring manifest, map and meta of a tree into ``cache_dir``, verified; what is there and intact is not fetched.
+    Without a ``store`` all of it must be there, else `NotFoundError`.
 
     ``meta`` False: without it, for who only needs blocks. Raises `NotFoundError`, `DataError`, `UnavailableError`, or
     `FullError` and kin for the cache.
@@ -61,7 +65,7 @@ def localize(store: Store, digest: str, cache_dir: Path, *, meta: bool = True) -
     return tree
 
 
-def localize_manifest(store: Store, digest: str, cache_dir: Path) -> TreeParts:
+def localize_manifest(store: Store | None, digest: str, cache_dir: Path) -> TreeParts:
     """Bring only the manifest of a tree into ``cache_dir``. Raises as `localize`."""
     key = tree_key(digest)
     folder = cache_dir / "trees" / digest
@@ -69,7 +73,7 @@ def localize_manifest(store: Store, digest: str, cache_dir: Path) -> TreeParts:
         hold = Hold(folder)
         raw = _kept(folder / "manifest.json", digest)
         if raw is None:
-            raw = store.get(key)
+            raw = _needed(store, digest).get(key)
             TreeManifest.decode(raw, digest)
             _keep(folder / "manifest.json", [raw])
     except OSError as exc:
@@ -78,29 +82,57 @@ def localize_manifest(store: Store, digest: str, cache_dir: Path) -> TreeParts:
     return TreeParts(digest, manifest, folder / "meta", cache_dir / "blocks" / manifest.map.digest, hold)
 
 
-def localize_map(store: Store, tree: TreeParts) -> bytes:
+def localize_map(store: Store | None, tree: TreeParts) -> bytes:
     """Bring the block map of ``tree`` to where it belongs, verified, and return it as it is stored. Raises as
     `localize`."""
     path, ref = tree.meta.parent / "map", tree.manifest.map
     try:
         encoded = _kept(path, ref.digest)
         if encoded is None:
-            encoded = fetch(store, ref)
+            encoded = fetch(_needed(store, tree.digest), ref)
             _keep(path, [encoded])
     except OSError as exc:
         raise from_os_error(exc, f"keep tree {tree.digest[:12]} in cache {path.parent}") from exc
     return encoded
 
 
-def localize_meta(store: Store, tree: TreeParts) -> None:
+def localize_meta(store: Store | None, tree: TreeParts) -> None:
     """Bring the meta of ``tree`` to where it belongs, verified. Raises as `localize`."""
     manifest = tree.manifest
     try:
         if not tree.meta.exists() or _hash.file_hexdigest(tree.meta) != manifest.meta.digest:
-            stored = fetch(store, manifest.meta_stored)
+            stored = fetch(_needed(store, tree.digest), manifest.meta_stored)
             _keep(tree.meta, _verified(unpack(stored, manifest.meta.size), manifest.meta, tree.digest))
     except OSError as exc:
         raise from_os_error(exc, f"keep tree {tree.digest[:12]} in cache {tree.meta.parent}") from exc
+
+
+def fetch(store: Store, ref: ObjectRef) -> bytes:
+    """The object's bytes, verified; where a mirror has them wrong, those of the store itself.
+
+    Raises `DataError`, `NotFoundError`, `UnavailableError`.
+    """
+    what = f"object {ref.key} in store {store.url}"
+    with store.open(ref.key) as reader:
+        if reader.size != ref.size:
+            raise DataError(f"{what} has {reader.size} bytes, not {ref.size}")
+        trouble = DataError(f"{what} is damaged: its hash differs")
+        try:
+            raw: bytes | None = reader.read(0, ref.size)
+        except DataError as exc:
+            raw, trouble = None, exc
+        if raw is None or _hash.hexdigest(raw) != ref.digest:
+            raw = reader.original(0, ref.size)
+            if raw is None or _hash.hexdigest(raw) != ref.digest:
+                raise trouble
+            log.warning("%s was damaged at a mirror; the store itself has it right", what)
+    return raw
+
+
+def _needed(store: Store | None, digest: str) -> Store:
+    if store is None:
+        raise NotFoundError(f"tree {digest[:12]} is not whole in the node cache any more", hint="mount it again")
+    return store
 
 
 def _kept(path: Path, digest: str) -> bytes | None:

@@ -7,6 +7,7 @@ and with its attributes. So whoever looks early finds a file whole or not at all
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -17,14 +18,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bootseer import faults
+from bootseer.blocks._hash import Buffer
 from bootseer.blocks.cache.metadata import localize
 from bootseer.blocks.extract.attributes import Attributes
 from bootseer.blocks.extract.extents import Shares
-from bootseer.blocks.fetch.pull import STALLED_SECONDS, Pull, runs
-from bootseer.blocks.fetch.source import StoreSource
+from bootseer.blocks.fetch.prefetch import STALLED_SECONDS, fetch_all
+from bootseer.blocks.formats.bitmap import Ready
 from bootseer.blocks.formats.blockmap import BlockMap
-from bootseer.blocks.profiles import profiles
-from bootseer.blocks.profiles.profiles import ProfileKey
+from bootseer.blocks.profiles import library
+from bootseer.blocks.profiles.library import ProfileKey
+from bootseer.blocks.profiles.merge import merge
 from bootseer.blocks.publish.packs import Progress
 from bootseer.erofs import Inode, Reader
 from bootseer.errors import BootseerError, DataError, from_os_error
@@ -32,6 +35,8 @@ from bootseer.store import Store
 
 log = logging.getLogger(__name__)
 
+_WRITE_SECONDS = 30.0
+"""What is being written when an extraction ends may take so long."""
 _SHARED, _SHARED_FREE = 8, 16 << 20
 """Files may share data (mkfs.erofs stores equal chunks once), but what they have in all is at most so many times the
 data, and some: 300 files over the same 4 MiB wrote 1.2 GB from a store of 4 MB."""
@@ -67,16 +72,17 @@ def extract(
         raise from_os_error(exc, f"extract into {dest}") from exc
     try:
         tree = localize(store, digest, work)
-        traces = profiles.load(store, digest, profile, tree.map.size) if profile is not None else []
-        hot = profiles.merge(traces, tree.map)
+        traces = library.load(store, digest, profile, tree.map.size) if profile is not None else []
         site = _Extraction(Reader(tree.meta.read_bytes(), data_size=tree.map.size), tree.map, dest, work)
-        source = StoreSource(store, tree.map)
+        site.prepare()
+        wanted = list(dict.fromkeys(site.order(merge(traces, tree.map))))
+        sink = _Files(site, tree.map, work)
         try:
-            site.prepare()
-            wanted = runs(tree.map, site.order(hot))
-            Pull(source, tree.map, wanted, site.take, streams=streams, stalled=stalled).run(progress)
+            fetch_all(store, sink, wanted, streams=streams, stalled=stalled, progress=_in_bytes(progress, tree.map))
         finally:
-            source.close()
+            sink.close()
+        if sink.error is not None:
+            raise sink.error
         shutil.rmtree(work)
         site.finish()
     except BaseException as exc:
@@ -84,6 +90,13 @@ def extract(
         if isinstance(exc, OSError):
             raise from_os_error(exc, f"extract into {dest}") from exc
         raise
+
+
+def _in_bytes(progress: Progress | None, blocks: BlockMap) -> Progress | None:
+    """A ``progress`` that counts blocks, for one that counts bytes."""
+    if progress is None:
+        return None
+    return lambda done, total: progress(*(min(count << blocks.shift, blocks.size) for count in (done, total)))
 
 
 def _empty(folder: Path) -> None:
@@ -97,6 +110,47 @@ def _empty(folder: Path) -> None:
             shutil.rmtree(item, ignore_errors=True)
         else:
             item.unlink(missing_ok=True)
+
+
+class _Files:
+    """The files of an extraction, as the cache of a fetcher."""
+
+    def __init__(self, site: _Extraction, blocks: BlockMap, work: Path) -> None:
+        self.folder = work
+        self.map = blocks
+        self.ready: Ready = bytearray(blocks.count)
+        self.error: BaseException | None = None
+        """Why a block could not be written."""
+        self._site = site
+        self._cond = threading.Condition()
+        self._taken = bytearray(blocks.count)
+        self._writing = 0
+        self._closed = False
+
+    def write(self, block: int, data: Buffer) -> None:
+        """As `bootseer.blocks.cache.blockfile.CacheFile.write`."""
+        count = -(-len(data) >> self.map.shift)
+        with self._cond:
+            if self._closed or self.error is not None or self._taken.find(1, block, block + count) >= 0:
+                raise OSError(errno.EIO, "the extraction is over, or has this block")
+            self._taken[block : block + count] = b"\1" * count
+            self._writing += 1
+        try:
+            self._site.take(block, data)
+            self.ready[block : block + count] = b"\1" * count
+        except BaseException as exc:
+            self.error = self.error or exc
+            raise OSError(errno.EIO, f"cannot write a file: {exc}") from exc
+        finally:
+            with self._cond:
+                self._writing -= 1
+                self._cond.notify_all()
+
+    def close(self) -> None:
+        """Nothing is written after this, also by a thread that was stuck in a source."""
+        with self._cond:
+            self._closed = True
+            self._cond.wait_for(lambda: not self._writing, _WRITE_SECONDS)
 
 
 class _File:
@@ -116,7 +170,7 @@ class _File:
 
 class _Extraction:
     """The tree of ``reader`` on its way into ``dest``; ``work`` holds files that are not whole yet. `prepare`, then
-    `take` for all blocks of `order` (from any thread), then `finish`."""
+    `take` for all blocks of `order` (once each, from any thread), then `finish`."""
 
     def __init__(self, reader: Reader, blocks: BlockMap, dest: Path, work: Path) -> None:
         self._reader = reader
@@ -177,17 +231,19 @@ class _Extraction:
         self._skip_zeros()
 
     def order(self, hot: Sequence[int]) -> Iterator[int]:
-        """Blocks that files have bytes in: the hot ones, then all, ascending."""
+        """Blocks that files have bytes in and that are not all zero: the hot ones, then all, ascending."""
         needed = self._shares.needed()
+        for block in self._blocks.zeros:
+            needed[block] = 0
         yield from (block for block in hot if needed[block])
         block = needed.find(1)
         while block >= 0:
             yield block
             block = needed.find(1, block + 1)
 
-    def take(self, run: range, data: bytes) -> None:
-        """Write the bytes of blocks ``run`` to the files that have them; files that are whole now get their place."""
-        start = run.start << self._blocks.shift
+    def take(self, block: int, data: Buffer) -> None:
+        """Write the bytes from ``block`` on to the files that have them; files that are whole now get their place."""
+        start = block << self._blocks.shift
         whole = []
         for number, inner, low, high in self._shares.overlaps(start, start + len(data)):
             file = self._files[number]

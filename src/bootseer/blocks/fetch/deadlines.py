@@ -1,6 +1,6 @@
 """Who waits for which blocks: requests of readers, their deadlines, and the moments to look whether a block is late.
 
-Pure bookkeeping without threads; the fetcher calls it under its lock, and calls what `Done` it returns without it.
+Bookkeeping without threads or locks: the fetcher calls it under its lock, and `Request.answer` without it.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from bootseer.errors import BootseerError
 
@@ -37,7 +37,7 @@ class Request:
         self._done = done
 
     def answer(self) -> None:
-        """Tell the reader; not under a lock. What its callback raises ends here."""
+        """Tell the reader; not under a lock. An exception of its callback ends here, in the log."""
         try:
             self._done(self.error, {} if self.error is not None else self.memory)
         except Exception:
@@ -57,10 +57,6 @@ class Waiting:
     def __contains__(self, block: object) -> bool:
         return block in self._by_block
 
-    def count(self, block: int) -> int:
-        """How many requests wait for ``block``."""
-        return len(self._by_block.get(block, ()))
-
     def add(self, request: Request) -> None:
         for block in request.pending:
             self._by_block.setdefault(block, []).append(request)
@@ -79,7 +75,7 @@ class Waiting:
         return settled
 
     def settle(self, request: Request, error: BootseerError | None) -> None:
-        """Nothing else will be said about ``request``; its `answer` is the caller's duty."""
+        """Nothing else will be said about ``request``; the caller has to call its `answer`."""
         request.settled = True
         request.error = error
         for block in request.pending:
@@ -91,10 +87,8 @@ class Waiting:
     def all(self) -> list[Request]:
         return list({id(request): request for requests in self._by_block.values() for request in requests}.values())
 
-    # -- alarms ------------------------------------------------------------------------------------------------
-
     def alarm(self, at: float, request: Request, block: int) -> None:
-        """Return (``request``, ``block``) from `alarms` at monotonic time ``at``, unless it came before."""
+        """Return (``request``, ``block``) from `due` at monotonic time ``at``, unless it came before."""
         heapq.heappush(self._alarms, (at, next(self._serial), request, block))
         if len(self._alarms) > self._most:
             # One old request at the top must not keep those of a million that were settled since.
@@ -102,8 +96,8 @@ class Waiting:
             heapq.heapify(self._alarms)
             self._most = max(_FEW, 2 * len(self._alarms))
 
-    def alarms(self, now: float) -> Iterable[tuple[Request, int]]:
-        """What is due and still waited for."""
+    def due(self, now: float) -> list[tuple[Request, int]]:
+        """The alarms that are due, of what is still waited for."""
         due = []
         while self._alarms and self._alarms[0][0] <= now:
             _, _, request, block = heapq.heappop(self._alarms)

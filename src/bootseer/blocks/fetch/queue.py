@@ -306,9 +306,9 @@ class FetchQueue:
         """Demanded blocks that no request is on its way for yet."""
         return len(self._demand)
 
-    def length(self, block: int) -> int:
-        """Stored bytes of ``block``."""
-        return self._map.lengths[block]
+    def is_demanded(self, block: int) -> bool:
+        """Whether ``block`` is demanded, and no request is on its way for it yet."""
+        return block in self._demand
 
     def missing(self, block: int) -> bool:
         """Neither ready nor in flight."""

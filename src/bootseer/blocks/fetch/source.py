@@ -84,11 +84,6 @@ class StoreSource:
             except OSError as exc:
                 raise UnavailableError(str(from_os_error(exc, f"read {self.name}"))) from exc
 
-    def streams(self) -> bool:
-        """Whether `pieces` come in one request, while they are taken. Raises as `read` does: it opens pack 0."""
-        with self._reader(0) as reader:
-            return reader.streams
-
     def original(self, pack: int, offset: int, length: int) -> bytes | None:
         """As `read`, past the store's mirrors; None when it has none."""
         with self._reader(pack) as reader:
@@ -221,6 +216,46 @@ class Sources:
             raise trouble
         raise DataError(f"block {block} is damaged in every source ({self.name}): {trouble.message}")
 
+    def run(self, blocks: BlockMap, run: range) -> bytes:
+        """The verified bytes of consecutive blocks. Blocks whose frames follow one another come in one request; what
+        does not come so, or comes damaged, block by block. Raises as `block`."""
+        out: list[bytes] = []
+        for part in _adjacent(blocks, run):
+            first, last = part.start, part[-1]
+            if blocks.is_zero(first):
+                out.append(bytes(blocks.length_of(first)))
+                continue
+            at = blocks.offsets[first]
+            try:
+                raw = memoryview(self.read(blocks.pack_of[first], at, blocks.offsets[last] + blocks.lengths[last] - at))
+                begins = [blocks.offsets[block] - at for block in part]
+                out += [
+                    verified(blocks, block, raw[begin : begin + blocks.lengths[block]])
+                    for block, begin in zip(part, begins, strict=True)
+                ]
+            except (DataError, UnavailableError) as exc:
+                log.info("%s; trying once more", exc)
+                out += [self.block(blocks, block, lambda length: None) for block in part]
+        return b"".join(out)
+
     def close(self) -> None:
         for source in self._all:
             source.close()
+
+
+def _adjacent(blocks: BlockMap, run: range) -> Iterator[range]:
+    """``run`` cut where its frames do not follow each other in one pack."""
+    first = run.start
+    for block in run[1:]:
+        last = block - 1
+        follows = (
+            not blocks.is_zero(block)
+            and not blocks.is_zero(last)
+            and blocks.pack_of[block] == blocks.pack_of[last]
+            and blocks.offsets[block] == blocks.offsets[last] + blocks.lengths[last]
+        )
+        if not follows:
+            yield range(first, block)
+            first = block
+    if run:
+        yield range(first, run.stop)

@@ -1,172 +1,192 @@
-"""One flight from its request to its landing: read from the sources, try again, put back, or leave.
+"""What a thread of the fetcher does with the bytes of a request: verify the blocks and write them to the cache.
 
-Lock: that of the `Board` (see there); it is not held while a source is asked.
+Nothing here takes the lock of the fetcher or is called under it. `FreeSpace` has a lock of its own, which is held for
+moments only and never while something is called.
 """
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import logging
-import time
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
 
-from bootseer.blocks.fetch.board import Board
-from bootseer.blocks.fetch.flight import Flight
-from bootseer.blocks.fetch.landing import Landing
-from bootseer.blocks.fetch.queue import Batch, Priority
-from bootseer.blocks.fetch.source import Sources
-from bootseer.blocks.fetch.stream import HotStream
-from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError
+from bootseer.blocks._hash import Buffer
+from bootseer.blocks.fetch.queue import Batch
+from bootseer.blocks.formats.bitmap import Ready
+from bootseer.blocks.formats.blockmap import BlockMap
+from bootseer.blocks.formats.frames import opened
+from bootseer.errors import BootseerError, DataError
 
 log = logging.getLogger(__name__)
 
-_FIRST_DELAY = 0.05
-_LAST_DELAY = 2.0
+Came = tuple[int, bytes | None, BootseerError | None]
+"""A block with what became of it: written to the cache, or only its bytes, or an error."""
+
+_CHUNK = 1 << 20
+"""Uncompressed bytes verified and written before the readers of these blocks are told."""
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_MOST_PARKED = 64 << 20
+"""Bytes that may wait for space; making it takes seconds, and a fast store fills this in less than one."""
 
 
-class Pilot:
-    """Brings flights from ``sources`` (those of the hot stream from its own) to ``landing``; for many threads."""
+class BlockCache(Protocol):
+    """Where blocks go: a `bootseer.blocks.cache.blockfile.CacheFile`, or the files of a tree that is extracted."""
 
-    def __init__(self, board: Board, sources: Sources, landing: Landing) -> None:
-        self._board = board
-        self._sources = sources
-        self._landing = landing
+    folder: Path
+    map: BlockMap
+    ready: Ready
 
-    def fly(self, flight: Flight) -> None:
-        """Fetch the batch of ``flight``. Never raises: what fails is told to its readers, or goes back in the queue."""
-        batch = flight.batch
+    def write(self, block: int, data: Buffer) -> None:
+        """Store the verified bytes of ``block``, or of several from there on, and mark them ready. Raises `OSError`."""
+        ...
+
+
+class BlockWriter:
+    """Writes blocks to ``cache``, for many threads. ``tell`` hears what became of each block, ``full`` that blocks
+    cannot be written any more.
+
+    ``make_room`` is called when the disk is full, by a thread of its own; it says whether there is space now. ``idle``
+    is called when no block waits for space any more.
+    """
+
+    def __init__(
+        self,
+        cache: BlockCache,
+        tell: Callable[[Sequence[Came]], None],
+        full: Callable[[str], None],
+        make_room: Callable[[], bool] | None,
+        idle: Callable[[], None],
+    ) -> None:
+        self._cache = cache
+        self._tell = tell
+        self._full = full
+        self._space = FreeSpace(make_room, self._write_parked, idle)
+        self._chunk = max(1, _CHUNK >> cache.map.shift)
+
+    @property
+    def parked(self) -> bool:
+        """Whether blocks wait for space."""
+        return self._space.busy
+
+    def write_batch(self, batch: Batch, raw: bytes, first: set[int]) -> dict[int, DataError]:
+        """Verify and write the blocks of ``batch`` out of ``raw``, the frames with blocks of ``first`` first. Returns
+        those whose bytes are not what the map says."""
+        ready, wanted, view = self._cache.ready, set(batch.blocks), memoryview(raw)
+        frames = sorted(batch.frames, key=lambda frame: first.isdisjoint(frame.blocks)) if first else batch.frames
+        bad: dict[int, DataError] = {}
+        came: list[Came] = []
+        for start, length, blocks in frames:
+            # A reader in a hurry may have had some of them fetched meanwhile.
+            left = {block for block in blocks if block in wanted and not ready[block]}
+            came += [(block, None, None) for block in blocks if block in wanted and block not in left]
+            if left:
+                good, damaged = opened(self._cache.map, blocks, left, view[start : start + length])
+                bad.update(damaged)
+                for block, count, data in good:
+                    came += self._write_run(block, count, data)
+            if len(came) >= self._chunk or not first.isdisjoint(blocks):
+                self._tell(came)
+                came = []
+        self._tell(came)
+        return bad
+
+    def _write_run(self, block: int, count: int, data: Buffer) -> list[Came]:
+        """`write` of ``count`` blocks from ``block`` on."""
         try:
-            if flight.stream is not None:
-                self._follow(flight, flight.stream)
-            else:
-                self._fly(flight)
-        except Exception as exc:
-            log.exception("fetching blocks %d..%d failed", batch.blocks[0], batch.blocks[-1])
-            if flight.stream is not None:
-                self._give_back(flight, flight.stream, repr(exc))
-            else:
-                for block in batch.blocks:
-                    self._landing.finish([(block, None, UnavailableError(f"fetching block {block} failed: {exc!r}"))])
+            self._cache.write(block, data)
+        except OSError:
+            # Perhaps some of them have room.
+            kept = []
+            for at in range(count):
+                where = at << self._cache.map.shift
+                kept += self.write(block + at, bytes(data[where : where + self._cache.map.block_size]))
+            return kept
+        return [(one, None, None) for one in range(block, block + count)]
 
-    def _fly(self, flight: Flight) -> None:
-        board, batch = self._board, flight.batch
-        delay = _FIRST_DELAY
-        while True:
-            flight.started = time.monotonic()
-            try:
-                raw = self._sources.read(batch.pack, batch.offset, batch.length)
-                board.count(batch.priority, batch.length)
-                break
-            except UnavailableError as exc:
-                if not self._again(flight, exc, delay):
-                    return
-                delay = min(2 * delay, _LAST_DELAY)
-            except BootseerError as exc:
-                log.warning("%s", exc)
-                if not isinstance(exc, DataError):
-                    self._refuse(batch, exc)
-                    return
-                # Perhaps only a part of the range is damaged or cut off: look at each block on its own.
-                raw = b""
-                break
-        with board.lock:
-            board.schedule.answered()
-        lost = self._landing.land(batch, raw)
-        with board.lock:
-            if not flight.abandoned:
-                board.schedule.landed(flight, time.monotonic() - flight.started)
-        if lost and not board.closing.wait(_FIRST_DELAY):
-            board.put_back(batch.only(lost), None)
-
-    def _follow(self, flight: Flight, stream: HotStream) -> None:
-        """A range of the hot stream: its frames land while the rest of it arrives."""
-        board = self._board
-        flight.started = time.monotonic()
+    def write(self, block: int, data: bytes) -> list[Came]:
+        """Write the verified bytes of ``block``, or have them in memory for those who wait. Nothing comes back for a
+        block that waits for space: ``tell`` hears of it later."""
         try:
-            with contextlib.closing(stream.parts(flight.batch)) as parts:
-                for part, raw in parts:
-                    board.count(part.priority, part.length, requests=part.offset == flight.batch.offset)
-                    lost = self._landing.land(part, raw)
-                    with board.lock:
-                        if flight.abandoned:
-                            return
-                        flight.started = time.monotonic()  # it gets on
-                        if board.schedule.advanced(flight, stream, part):
-                            board.work_came.notify()
-                    if lost and not board.closing.wait(_FIRST_DELAY):
-                        board.put_back(part.only(lost), None)
-                    if board.schedule.full:
-                        self._give_back(flight, stream)
-                        return
-                    if board.closing.is_set():
-                        return
-        except UnavailableError as exc:
-            self._interrupted(flight, stream, exc)
-        except BootseerError as exc:
-            log.warning("%s", exc)
-            self._give_back(flight, stream, str(exc))
+            self._cache.write(block, data)
+        except OSError as exc:
+            if exc.errno in _NO_SPACE and self._space.park(block, data):
+                return []
+            self._full(_why(exc))
+            return [(block, data, None)]
+        return [(block, None, None)]
 
-    def _give_back(self, flight: Flight, stream: HotStream, why: str = "") -> None:
-        """What has not come of a range is for others to fetch, unless they do. ``why``: the stream is of no use."""
-        board = self._board
-        with board.lock:
-            if flight.abandoned:
-                return
-            if why:
-                board.schedule.leave(flight.batch, stream, why)
-            else:
-                board.schedule.put_back(flight.batch, stream)
-            board.work_came.notify_all()
+    def _write_parked(self, block: int, data: bytes) -> None:
+        """There is space now, or there will be none."""
+        memory: bytes | None = None
+        try:
+            self._cache.write(block, data)
+        except OSError as exc:
+            self._full(_why(exc))
+            memory = data
+        finally:
+            self._tell([(block, memory, None)])
 
-    def _interrupted(self, flight: Flight, stream: HotStream, exc: UnavailableError) -> None:
-        """The rest of a range did not come."""
-        board = self._board
-        with board.lock:
-            board.stats.retries += 1
-            self._sources.heed(exc)  # it lies in the same store
-            rest = self._sources.rest
-            now = time.monotonic()
-            board.schedule.refused(flight.batch, now, exc, until=now + rest if rest else 0.0)
-        self._give_back(flight, stream)
 
-    def _again(self, flight: Flight, exc: UnavailableError, delay: float) -> bool:
-        """The source did not answer. True: try the same batch again (a reader waits for it)."""
-        board, batch = self._board, flight.batch
-        with board.lock:
-            board.stats.retries += 1
-            now = time.monotonic()
-            rest = self._sources.rest
-            board.schedule.refused(batch, now, exc, until=now + rest if rest else 0.0)
-            if flight.abandoned:
+def _why(exc: OSError) -> str:
+    return "is full" if exc.errno in _NO_SPACE else f"cannot be written ({exc.strerror})"
+
+
+class FreeSpace:
+    """Verified blocks wait in memory while a thread of its own calls ``make`` (which may take its time, and says
+    whether there is space now). Then that thread calls ``write`` once for each block that was parked, and ``idle``.
+
+    After ``make`` has failed once it is not called again: what is in use stays in use.
+    """
+
+    def __init__(
+        self, make: Callable[[], bool] | None, write: Callable[[int, bytes], None], idle: Callable[[], None]
+    ) -> None:
+        self._make = make
+        self._write = write
+        self._idle = idle
+        self._lock = threading.Lock()
+        self._parked: list[tuple[int, bytes]] = []
+        self._bytes = 0
+        self.busy = False
+        """Whether a block is parked, or about to be written."""
+
+    def park(self, block: int, data: bytes) -> bool:
+        """The disk has no space for ``block``. False: nor will it have, or too much waits already."""
+        with self._lock:
+            if self._make is None or self._bytes + len(data) > _MOST_PARKED:
                 return False
-            waited_for = any(block in board.waiting for block in batch.blocks)
-        if batch.priority is not Priority.DEMAND or not waited_for or board.closing.is_set():
-            board.put_back(batch, None)
-            return False
-        log.warning("fetch of blocks %d..%d: %s; trying again", batch.blocks[0], batch.blocks[-1], exc)
-        flight.started = now + max(delay, rest)
-        # A new reader ends the pause: it must not wait for a store that is back already. But not every microsecond, and
-        # not where the source has said when to come again.
-        asked = board.asked
-        if not board.closing.wait(max(rest, _FIRST_DELAY)):
-            with board.lock:
-                board.hurry.wait_for(
-                    lambda: board.asked != asked or board.closing.is_set(), delay - _FIRST_DELAY - rest
-                )
-        return not board.closing.is_set()
+            if not self.busy:
+                try:
+                    threading.Thread(target=self._run, name="free-space", daemon=True).start()
+                except RuntimeError as exc:
+                    log.warning("cannot start a thread to free space with: %s", exc)
+                    return False
+                self.busy = True
+            self._parked.append((block, data))
+            self._bytes += len(data)
+            return True
 
-    def _refuse(self, batch: Batch, exc: BootseerError) -> None:
-        """The source says no, and would say so again: readers hear it at once, prefetch goes on after a pause. What is
-        gone is left; for the rest somebody may mend the permission."""
-        board = self._board
-        gone = isinstance(exc, NotFoundError)
-        with board.lock:
-            settled = [one for block in batch.blocks for one in board.waiting.came(block, None, exc)]
-            board.schedule.refused(batch, time.monotonic(), exc)
-            if gone:
-                board.queue.done(batch.blocks)
-                for block in batch.blocks:
-                    board.queue.give_up(block)
-            else:
-                board.schedule.put_back(batch, None)
-        for request in settled:
-            request.answer()
+    def _run(self) -> None:
+        try:
+            made = self._make is not None and self._make()
+        except Exception:
+            log.exception("freeing space failed")
+            made = False
+        if not made:
+            with self._lock:
+                self._make = None
+        while True:
+            with self._lock:
+                if not self._parked:
+                    self.busy = False
+                    break
+                block, data = self._parked.pop(0)
+                self._bytes -= len(data)
+            try:
+                self._write(block, data)
+            except Exception:
+                log.exception("block %d, for which space was freed, is lost", block)
+        self._idle()

@@ -6,26 +6,16 @@ checked against the block map, so a bad pack costs time and nothing else.
 
 from __future__ import annotations
 
-import logging
 import struct
-import threading
 import time
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import Protocol
+from collections.abc import Container
 
 import msgspec
 
-from bootseer import faults
 from bootseer.blocks import _hash
-from bootseer.blocks.fetch.source import StoreSource
 from bootseer.blocks.formats.blockmap import BlockMap, frame_bound, little
-from bootseer.blocks.publish.packs import compress
-from bootseer.errors import DataError, from_os_error
-from bootseer.store import ObjectInfo, Store
-
-log = logging.getLogger(__name__)
+from bootseer.errors import DataError
 
 MAGIC = b"BSHOTPCK"
 VERSION = 2
@@ -38,17 +28,9 @@ MAX_FRAME = 4 << 20
 _HEADER = struct.Struct("<8sHHIQ32s32sQI20x")
 _ENTRY_V1 = struct.Struct("<II")
 _NUMBER = 4
-_FRAME = 1 << 20
-"""Bytes of blocks: neighbours in time are of one kind, often of one file. What this and the level save, and what they
-cost: ``bench/hotpack.py``, and the table in ``docs/internals/hotpack.md``."""
-_LEVEL = 12
-_QUICK_LEVEL = 3
-"""Once somebody waits for the end."""
 _DRIFT = 3600 * 10**9
-"""Clocks may differ by this; a pack from a later time has no time: it would be the newest for ever."""
-_SHARE = 0.25
-"""Of a core. A low priority would be simpler, but a thread that does not run while
-it holds the interpreter's lock holds up the readers of this process."""
+"""Nanoseconds by which clocks may differ."""
+HEADER_SIZE = _HEADER.size
 
 
 class HotPack(msgspec.Struct, frozen=True):
@@ -161,134 +143,33 @@ def shape_of(raw: bytes) -> tuple[int, int, int]:
     return int(count), int(per_frame), int(version)
 
 
-# -- making one ----------------------------------------------------------------------------------------------------
+# -- names in a store ----------------------------------------------------------------------------------------------
 
 
-class Ready(Protocol):
-    """Where blocks are read from: a `bootseer.blocks.cache.blockfile.CacheFile`."""
-
-    @property
-    def map(self) -> BlockMap: ...
-
-    def is_ready(self, first: int, last: int) -> bool: ...
-
-    def read(self, offset: int, length: int) -> bytes: ...
+def pack_key(folder: str, digest: str) -> str:
+    """The store key of the hot pack whose bytes have this ``digest``, in the folder ``profiles/<tree>/<job>``."""
+    return f"{folder}/hot-{digest}.pack"
 
 
-def build(
-    cache: Ready,
-    order: Iterable[int],
-    path: Path,
-    *,
-    tree: str,
-    map_digest: str,
-    created: int,
-    stop: threading.Event | None = None,
-    hurry: threading.Event | None = None,
-    share: float = _SHARE,
-) -> HotPack | None:
-    """Write the hot pack of those blocks of ``order`` that ``cache`` has to ``path`` (a new file).
-
-    Works on one frame at a time and rests in between, so that it takes ``share`` of one core, until ``hurry`` is set:
-    from then on without rests, and with less compression. Within a frame blocks are in the order of the file: they come
-    at once anyway, and neighbours are written at once. Returns None when ``stop`` is set or no block is there. On None
-    and on any error there is no file. Raises `DataError` when the cache has a block that is not what the map says,
-    `FullError` and kin.
-    """
-    blocks = cache.map
-    wanted = [block for block in dict.fromkeys(order) if not blocks.is_zero(block) and cache.is_ready(block, block)]
-    wanted = wanted[:MAX_BLOCKS]
-    per_frame = max(1, _FRAME >> blocks.shift)
-    groups = [sorted(wanted[at : at + per_frame]) for at in range(0, len(wanted), per_frame)]
-    lengths = array("I")
-    made = False
-    stop, hurry = stop or threading.Event(), hurry or threading.Event()
-    try:
-        with open(path, "xb") as out:
-            out.seek(index_size(len(wanted), per_frame))
-            for group in groups:
-                began = time.monotonic()
-                frame = _frame(cache, group, _QUICK_LEVEL if hurry.is_set() else _LEVEL)
-                out.write(frame)
-                lengths.append(len(frame))
-                if stop.is_set() or (hurry.wait((time.monotonic() - began) * (1 / share - 1)) and stop.is_set()):
-                    break
-            else:
-                numbers = array("I", [block for group in groups for block in group])
-                pack = HotPack(tree, map_digest, created, blocks.block_size, numbers, lengths, per_frame)
-                out.seek(0)
-                out.write(pack.encode())
-                made = bool(wanted)
-    except OSError as exc:
-        raise from_os_error(exc, f"write a hot pack to {path}") from exc
-    finally:
-        if not made:
-            path.unlink(missing_ok=True)
-    return pack if made else None
+def is_pack(key: str) -> bool:
+    """Whether a store key names a hot pack."""
+    name = key.rpartition("/")[2]
+    return name.startswith("hot-") and name.endswith(".pack")
 
 
-def _frame(cache: Ready, group: Sequence[int], level: int) -> bytes:
-    blocks = cache.map
-    parts = []
-    for block in group:
-        faults.point("blocks.hotpack.block")
-        data = cache.read(block << blocks.shift, blocks.length_of(block))
-        if not blocks.matches(block, data):
-            raise DataError(f"block {block} in the cache is damaged")
-        parts.append(data)
-    return compress(b"".join(parts), level)
+def pages_key(key: str) -> str:
+    """The store key of the page list that belongs to the hot pack ``key``; see `bootseer.blocks.formats.pagelist`."""
+    return f"{key.removesuffix('.pack')}.fuse.pages"
 
 
-def publish(store: Store, folder: str, path: Path, pack: HotPack) -> str:
-    """Put the hot pack at ``path`` into the store folder ``profiles/<tree>/<job>``, then remove older ones of it.
-
-    Who reads an older one sees it vanish, and goes on with the packs. Returns the key.
-    """
-    digest = _hash.file_hexdigest(path)
-    key = f"{folder}/hot-{digest}.pack"
-    faults.point("blocks.hotpack.before-publish")
-    store.put(key, path)
-    faults.point("blocks.hotpack.before-retire")
-    left = set()
-    for info in packs_in(store, folder):
-        created = _created(store, info) if info.key != key else None
-        if created is not None and (created, info.key) < (pack.created, key):
-            store.delete(info.key)
-        else:
-            left.add(info.key)
-    for info in store.list(folder):
-        if info.key.endswith(".pages") and f"{info.key.rsplit('.', 2)[0]}.pack" not in left:
-            store.delete(info.key)
-    return key
+def is_pages_of(key: str, packs: Container[str]) -> bool:
+    """Whether a store key names the page list (of any driver) of one of ``packs``."""
+    return key.endswith(".pages") and f"{key.rsplit('.', 2)[0]}.pack" in packs
 
 
-def pages_key(key: str, driver: str) -> str:
-    """The store key of the page list of ``driver`` that belongs to the hot pack ``key``; see
-    `bootseer.blocks.formats.pagelist`."""
-    return f"{key.removesuffix('.pack')}.{driver}.pages"
-
-
-def _created(store: Store, info: ObjectInfo) -> int:
-    """When the pack was made; a damaged one or one from the future is the oldest. Raises `UnavailableError`."""
-    source = StoreSource(store, info.key)
-    try:
-        raw = source.read(0, 0, min(info.size, _HEADER.size))
-        shape_of(raw)
-        return made_at(int(_HEADER.unpack_from(raw)[7]))
-    except DataError:
-        return -1
-    finally:
-        source.close()
-
-
-def made_at(created: int) -> int:
-    """When a pack was made that says ``created``; one from the future is the oldest."""
+def created_at(raw: bytes) -> int:
+    """When the pack that begins with ``raw`` was made; one from the future counts as the oldest: it would otherwise be
+    the newest for ever. Raises `DataError`."""
+    shape_of(raw)
+    created = int(_HEADER.unpack_from(raw)[7])
     return created if created <= time.time_ns() + _DRIFT else -1
-
-
-def packs_in(store: Store, folder: str) -> Iterator[ObjectInfo]:
-    """The hot packs in the store folder ``profiles/<tree>/<job>``, as the store lists them."""
-    for info in store.list(folder):
-        name = info.key.rpartition("/")[2]
-        if name.startswith("hot-") and name.endswith(".pack"):
-            yield info

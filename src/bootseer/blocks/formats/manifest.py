@@ -6,16 +6,11 @@ BLAKE3 of the stored bytes). Everything a tree consists of is verified against t
 
 from __future__ import annotations
 
-import logging
-
 import msgspec
 
 from bootseer.blocks import _hash
 from bootseer.blocks.formats.blockmap import MAX_ENCODED, MAX_SIZE, ObjectRef, frame_bound
 from bootseer.errors import DataError, NotFoundError
-from bootseer.store import Store
-
-log = logging.getLogger(__name__)
 
 _FORMAT = "bootseer-tree"
 _VERSION = 2
@@ -86,25 +81,3 @@ def tree_key(digest: str) -> str:
     if not _hash.is_hexdigest(digest):
         raise NotFoundError(f"{digest!r} is not a tree digest", hint="it has 64 hexadecimal digits")
     return f"trees/{digest}.json"
-
-
-def fetch(store: Store, ref: ObjectRef) -> bytes:
-    """The object's bytes, verified; where a mirror has them wrong, those of the store itself.
-
-    Raises `DataError`, `NotFoundError`, `UnavailableError`.
-    """
-    what = f"object {ref.key} in store {store.url}"
-    with store.open(ref.key) as reader:
-        if reader.size != ref.size:
-            raise DataError(f"{what} has {reader.size} bytes, not {ref.size}")
-        trouble = DataError(f"{what} is damaged: its hash differs")
-        try:
-            raw: bytes | None = reader.read(0, ref.size)
-        except DataError as exc:
-            raw, trouble = None, exc
-        if raw is None or _hash.hexdigest(raw) != ref.digest:
-            raw = reader.original(0, ref.size)
-            if raw is None or _hash.hexdigest(raw) != ref.digest:
-                raise trouble
-            log.warning("%s was damaged at a mirror; the store itself has it right", what)
-    return raw

@@ -1,40 +1,32 @@
 """Page lists: which ranges of which files the starts of a job read, in the order they read them.
 
-Made of complete traces and the tree's own metadata, once enough starts agree; read by
-`bootseer.blocks.serving.readahead`. Format: ``docs/internals/pagelist.md``. Like a trace it is advice.
+`bootseer.blocks.profiles.hotpack_builder` makes them, `bootseer.blocks.serving.readahead` reads them. On disk:
+``docs/internals/pagelist.md``. Like a trace a list is advice.
 """
 
 from __future__ import annotations
 
-import statistics
 import struct
 import time
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from mmap import mmap
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
 import zstandard
 
 from bootseer.blocks import _hash, _zstd
-from bootseer.blocks.formats.trace import DRIVERS, UNIT, Trace
-from bootseer.blocks.profiles import profiles
-from bootseer.erofs import Reader
+from bootseer.blocks.formats.trace import DRIVERS, UNIT
 from bootseer.errors import DataError
-from bootseer.store import Store
 
 MAGIC = b"BSPAGELI"
 VERSION = 1
 MAX_STORED = 4 << 20
 """Bytes of a list in a store."""
 MAX_RANGES, MAX_FILES = 1 << 18, 1 << 16
-MAX_UNITS = 1 << 19
-"""Units that a list may have, 2 GiB: making one takes memory for each, in a fetcher beside the job."""
-FRESH = profiles.DAY
+FRESH = 86_400.0
 """Seconds after which some starts are recorded in full again, as jobs change, and renew a list."""
-ENOUGH = 3
-"""Complete traces of one driver that must agree before starts are read ahead of, and leave none."""
+ENOUGH = 1
+"""Complete traces from which a list is made: the first recorded start helps the next one."""
 LONGEST = 32
 """Units of one range, 128 KiB: of a longer one Linux reads no more ahead (``force_page_cache_ra``: the readahead window
 of the mount)."""
@@ -45,10 +37,6 @@ _RANGE = struct.Struct("<IIII")  # file, first unit in the file, first unit of t
 _SUM = 32
 _MAX_BYTES = 16 << 20
 _LEVEL = 9
-_TRACES = 5
-"""Traces that a list is made of: the newest."""
-_WINDOW = 2048
-"""Units, 8 MiB, whose order among each other counts for less than that few ranges have them."""
 
 
 class PageRange(NamedTuple):
@@ -115,7 +103,7 @@ class PageList(msgspec.Struct, frozen=True):
             (length,) = _NAME.unpack_from(body, at)
             path = body[at + _NAME.size : at + _NAME.size + length]
             at += _NAME.size + length
-            if len(path) != length or not _inside(path):
+            if len(path) != length or not is_plain(path):
                 raise DataError("bad page list: a name that no file of the tree has")
             paths.append(path)
         if end - at != count * _RANGE.size:
@@ -138,76 +126,6 @@ def _unpacked(packed: bytes) -> bytes:
     return _zstd.decompress(packed, size)
 
 
-def _inside(path: bytes) -> bool:
+def is_plain(path: bytes) -> bool:
     """Whether ``path`` is a plain path below the tree's root."""
     return bool(path) and b"\0" not in path and all(part not in (b"", b".", b"..") for part in path.split(b"/"))
-
-
-def load(store: Store, key: str, tree: str, size: int) -> PageList:
-    """The list ``key`` of a store, for the tree ``tree`` with ``size`` bytes of data.
-
-    Raises `NotFoundError`, `UnavailableError`, and `DataError` for what is no such list.
-    """
-    if (stored := store.stat(key).size) > MAX_STORED:
-        raise DataError(f"bad page list: {stored} bytes")
-    return PageList.decode(store.get(key), tree, size)
-
-
-def build(traces: Sequence[Trace], driver: str, tree: str, meta: bytes | mmap, created: int) -> PageList:
-    """The list of what at least half of the selected ``traces`` touched, in the order of the median first touch.
-
-    ``meta``: the tree's metadata, which says what file each unit belongs to. Raises
-    `DataError` when there are too many units.
-    """
-    used = sorted(profiles.select(traces, driver), key=lambda trace: trace.began)[-_TRACES:]
-    if any(sum(touch.count for touch in trace.touches) > MAX_UNITS for trace in used):
-        raise DataError(f"starts that read more than {MAX_UNITS * UNIT >> 30} GiB are not read ahead of")
-    times: dict[int, list[int]] = {}
-    for trace in used:
-        for touch in trace.touches:
-            for unit in range(touch.unit, touch.unit + touch.count):
-                times.setdefault(unit, []).append(touch.ms)
-    ranked = sorted(
-        (statistics.median(seen), order, unit)
-        for order, (unit, seen) in enumerate(times.items())
-        if 2 * len(seen) >= len(used)
-    )
-    return PageList(tree, driver, created, list(_joined([unit for _, _, unit in ranked], _extents(meta))))
-
-
-def _extents(meta: bytes | mmap) -> list[tuple[int, int, bytes, int]]:
-    """What files have of the data, ascending: first unit of the data, units, path, first unit in the file."""
-    reader = Reader(meta)
-    found: list[tuple[int, int, bytes, int]] = []
-    seen: set[int] = set()
-    for path, inode in reader.walk():
-        if inode.is_file and inode.nid not in seen and _inside(path):
-            seen.add(inode.nid)
-            for offset, data, size in reader.extents(inode):
-                if offset % UNIT == 0 and data % UNIT == 0:
-                    found.append((data // UNIT, -(-size // UNIT), path, offset // UNIT))
-    return sorted(found)
-
-
-def _joined(units: Sequence[int], extents: list[tuple[int, int, bytes, int]]) -> Iterator[PageRange]:
-    """Units in order as ranges of files. Neighbours within one window of `_WINDOW` units of that order are read one
-    after another, at the turn of the first: starts jump about in a library, and each jump costs an event."""
-    starts = [extent[0] for extent in extents]
-    for begin in range(0, len(units), _WINDOW):
-        placed = []
-        for turn, unit in enumerate(units[begin : begin + _WINDOW]):
-            index = bisect_right(starts, unit) - 1
-            if index >= 0 and unit < extents[index][0] + extents[index][1]:  # else padding: readahead brought it
-                data, _, path, first = extents[index]
-                placed.append((path, first + unit - data, unit, turn))
-        runs: list[list[tuple[bytes, int, int, int]]] = []
-        for one in sorted(placed):
-            path, offset, unit, _ = runs[-1][-1] if runs else (b"", 0, 0, 0)
-            if (path, offset + 1, unit + 1) == one[:3]:
-                runs[-1].append(one)
-            else:
-                runs.append([one])
-        for run in sorted(runs, key=lambda run: min(turn for *_, turn in run)):
-            for at in range(0, len(run), LONGEST):
-                path, offset, unit, _ = run[at]
-                yield PageRange(path, offset * UNIT, unit * UNIT, min(LONGEST, len(run) - at) * UNIT)

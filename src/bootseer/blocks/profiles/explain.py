@@ -6,20 +6,18 @@ Everything is in bytes of the tree's data, touched in units of 4 KiB; the kernel
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
 
-from bootseer.blocks import _hash
+from bootseer.blocks.formats.blockmap import BlockMap
 from bootseer.blocks.formats.trace import UNIT, Process, Trace
-from bootseer.blocks.profiles import profiles
+from bootseer.blocks.profiles import library
+from bootseer.blocks.profiles.merge import blocks_of, merge, select
 from bootseer.erofs import ExtentIndex
-from bootseer.errors import BootseerError, DataError, NotFoundError
+from bootseer.errors import NotFoundError
 from bootseer.store import Store
-
-log = logging.getLogger(__name__)
 
 _POINTS = 60
 
@@ -93,35 +91,25 @@ def recorded(store: Store, tree: str, size: int, job: str | None = None) -> list
     """
     folder = f"profiles/{tree}"
     if job is not None:
-        folder += f"/{profiles.ProfileKey(job).folder}"
+        folder += f"/{library.ProfileKey(job).folder}"
     found = []
     for info in store.list(folder):
         parts = info.key.split("/")
         if len(parts) != 4 or not parts[3].endswith(".trace"):
             continue
-        try:
-            raw = store.get(info.key)
-            digest = parts[3].removesuffix(".trace")
-            if _hash.hexdigest(raw) != digest:
-                raise DataError("its name is not its digest")
-            trace = Trace.decode(raw)
-            if trace.tree != tree or trace.size != size:
-                raise DataError("it is of another tree")
-        except BootseerError as exc:
-            log.warning("ignoring trace %s: %s", info.key, exc)
-            continue
-        found.append(Recorded(parts[2], digest, info.key, trace))
+        if (trace := library.read_trace(store, info, tree, size)) is not None:
+            found.append(Recorded(parts[2], parts[3].removesuffix(".trace"), info.key, trace))
     return sorted(found, key=lambda one: (one.trace.began, one.digest))
 
 
-def select(starts: Sequence[Recorded], what: str) -> list[Recorded]:
+def choose(starts: Sequence[Recorded], what: str) -> list[Recorded]:
     """Those of the job ``what``, or the one whose digest begins with it (at least 6 digits); all for an empty text.
 
     Raises `NotFoundError`.
     """
     if not what:
         return list(starts)
-    folder = profiles.ProfileKey(what).folder
+    folder = library.ProfileKey(what).folder
     found = [one for one in starts if one.job == folder]
     if not found and len(what) >= 6:
         found = [one for one in starts if one.digest.startswith(what.lower())]
@@ -245,3 +233,84 @@ def bytes_by_file(ranges: Iterable[tuple[int, int]], index: ExtentIndex) -> dict
 
 def path_text(path: bytes) -> str:
     return "/" + path.decode(errors="backslashreplace")
+
+
+# -- what a prefetch was good for ----------------------------------------------------------------------------------
+
+
+class FileShare(msgspec.Struct, frozen=True):
+    """``bytes`` of a file, ``share`` of all bytes of the list it is in."""
+
+    path: str
+    bytes: int
+    share: float
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """What a prefetch was good for in one run. Waste is what it brought and the run did not touch, a miss what the run
+    touched and it did not bring. ``*_stored`` are bytes as they come over the network."""
+
+    runs: int
+    """Earlier starts that the prefetch goes by; 0: there was none."""
+    hot: int
+    hot_stored: int
+    touched: int
+    """By the run, in whole blocks."""
+    waste: int
+    waste_stored: int
+    waste_share: float
+    misses: int
+    misses_stored: int
+    misses_share: float
+    """Of the blocks that the run touched."""
+    wasted_files: list[FileShare]
+    missed_files: list[FileShare]
+    left_out: list[Process]
+    """Processes of the run that read a large part of the tree; nothing here counts what they touched."""
+
+
+def explain(run: Trace, before: Sequence[Trace], blocks: BlockMap, index: ExtentIndex) -> Explanation:
+    """What a prefetch by the starts ``before`` was good for in ``run``.
+
+    Judged is the hot list that these traces merge to. A hot pack that the mount streamed was made of traces that were
+    there when it was built: what has been recorded since is not in it.
+    """
+    used = select(before)
+    hot = [block for block in merge(before, blocks) if not blocks.is_zero(block)]
+    touched = [block for block in blocks_of(run, blocks) if not blocks.is_zero(block)]
+    wasted, missed = sorted(set(hot) - set(touched)), sorted(set(touched) - set(hot))
+
+    def size(some: Iterable[int]) -> int:
+        return sum(map(blocks.length_of, some))
+
+    def stored(some: Iterable[int]) -> int:
+        return sum(blocks.lengths[block] for block in some)
+
+    units = units_of([run])
+    shift = blocks.shift
+    missing = set(missed)
+    return Explanation(
+        runs=len(used),
+        hot=size(hot),
+        hot_stored=stored(hot),
+        touched=size(touched),
+        waste=size(wasted),
+        waste_stored=stored(wasted),
+        waste_share=size(wasted) / size(hot) if hot else 0.0,
+        misses=size(missed),
+        misses_stored=stored(missed),
+        misses_share=size(missed) / size(touched) if touched else 0.0,
+        wasted_files=_shares(((block << shift, blocks.length_of(block)) for block in wasted), index),
+        # Of a missed block only what was touched: the rest of it is nobody's wish.
+        missed_files=_shares(
+            ranges_of((unit for unit in units if unit * UNIT >> shift in missing), blocks.size), index
+        ),
+        left_out=library.left_out(run),
+    )
+
+
+def _shares(ranges: Iterable[tuple[int, int]], index: ExtentIndex) -> list[FileShare]:
+    found = bytes_by_file(ranges, index)
+    total = sum(found.values())
+    rows = [FileShare(path_text(path), count, count / total) for path, count in found.items()]
+    return sorted(rows, key=lambda row: (-row.bytes, row.path))

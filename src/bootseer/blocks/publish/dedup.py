@@ -9,9 +9,10 @@ import logging
 import time
 from collections.abc import Iterable
 
+from bootseer.blocks.cache.metadata import fetch
 from bootseer.blocks.formats.blockmap import BlockMap, ObjectRef
 from bootseer.blocks.formats.frames import verified
-from bootseer.blocks.formats.manifest import TreeManifest, fetch, tree_key
+from bootseer.blocks.formats.manifest import TreeManifest, tree_key
 from bootseer.blocks.publish.packs import Place
 from bootseer.errors import BootseerError, DataError, NotFoundError
 from bootseer.store import Store

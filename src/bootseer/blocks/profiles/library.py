@@ -1,7 +1,7 @@
-"""Profiles: traces of earlier starts in a store, and the hot list they merge to.
+"""The profiles in a store: traces of earlier starts, and the hot pack and page list made of them.
 
-Keys: ``profiles/<tree digest>/<job>/<trace digest>.trace``, beside the hot pack made of them. Everything here is
-advice: any trouble is one log line and an empty answer, never an error for the job.
+Keys: ``profiles/<tree digest>/<job>/<trace digest>.trace``, and beside these ``hot-<digest>.pack`` and its page list.
+Everything here is advice: any trouble is one log line and an empty answer, never an error for the job.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ import logging
 import random
 import re
 import socket
-import statistics
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import msgspec
 
 from bootseer.blocks import _hash
+from bootseer.blocks.formats import hotpack
 from bootseer.blocks.formats.blockmap import BlockMap
-from bootseer.blocks.formats.trace import MAX_BYTES, UNIT, Trace
-from bootseer.errors import BootseerError, DataError
-from bootseer.store import ObjectInfo, Store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from bootseer.blocks.formats.hotpack import HotPack
+from bootseer.blocks.formats.pagelist import MAX_STORED, PageList
+from bootseer.blocks.formats.trace import MAX_BYTES, Process, Trace
+from bootseer.blocks.profiles.merge import blocks_of
+from bootseer.errors import BootseerError, DataError, UnavailableError, from_os_error
+from bootseer.store import ObjectInfo, RangeReader, Store
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,12 @@ MAX_TRACES = 32
 DAY = 86_400.0
 _ENOUGH = 3
 _NEWS = 0.01
-_RARE = 8
+SMALL_TREE = 64 << 20
+"""Bytes of data up to which a start may well read everything."""
+_EVERYTHING = 0.5
+"""A start of a larger tree that touches more than this share of its blocks says nothing of what is hot."""
+_FIRST_READ = 256 << 10
+"""Bytes: header and index of a hot pack of 2 GB in one request."""
 _READERS = 4
 _PUBLISHERS = 8
 """Nodes of a job that publish what they recorded, about: three traces without news are enough, and a node that is not
@@ -97,68 +102,68 @@ class Nodes(msgspec.Struct, frozen=True):
         return random.uniform(0.0, min(_LONGEST_DELAY, 0.5 * (self.count - 1)))
 
 
-def blocks_of(trace: Trace, blocks: BlockMap) -> dict[int, int]:
-    """Block -> milliseconds of its first touch."""
-    first: dict[int, int] = {}
-    for touch in trace.touches:
-        low = touch.unit * UNIT >> blocks.shift
-        high = ((touch.unit + touch.count) * UNIT - 1) >> blocks.shift
-        for block in range(low, min(high, blocks.count - 1) + 1):
-            first.setdefault(block, touch.ms)
-    return first
+class Target(msgspec.Struct, frozen=True):
+    """A tree that profiles are of: its digest, that of its block map (both hexadecimal), and the map."""
+
+    tree: str
+    map_digest: str
+    map: BlockMap
 
 
-def select(traces: Sequence[Trace], driver: str | None = None) -> list[Trace]:
-    """Those to go by: complete ones rather than incomplete ones, then those recorded through ``driver``.
+class StoredPack(NamedTuple):
+    """A hot pack in a store. ``created``: see `hotpack.created_at`."""
 
-    The second matters: a driver sees the kernel's readahead, which differs between drivers.
+    key: str
+    pack: HotPack
+    created: int
+
+
+def newest_pack(store: Store, folder: str, target: Target) -> StoredPack | None:
+    """The newest hot pack in ``folder`` (of a job, or of all jobs) that fits ``target``. A bad one, or a store that
+    does not answer, is a line in the log."""
+    best: StoredPack | None = None
+    try:
+        for info in store.list(folder):
+            if not hotpack.is_pack(info.key):
+                continue
+            try:
+                found = _read_index(store, info, target)
+            except BootseerError as exc:
+                log.warning("ignoring hot pack %s: %s", info.key, exc)
+                continue
+            if best is None or best.created < found.created:
+                best = found
+    except BootseerError as exc:
+        log.warning("cannot look for a hot pack in %s: %s", folder, exc)
+    return best
+
+
+def _read_index(store: Store, info: ObjectInfo, target: Target) -> StoredPack:
+    with store.open(info.key) as reader:
+        raw = read_range(reader, 0, min(info.size, _FIRST_READ), info.key)
+        size = min(hotpack.index_size(*hotpack.shape_of(raw)), info.size)
+        if size > len(raw):
+            raw += read_range(reader, len(raw), size - len(raw), info.key)
+    pack = HotPack.decode(raw, info.size, target.tree, target.map_digest, target.map)
+    return StoredPack(info.key, pack, hotpack.created_at(raw))
+
+
+def read_range(reader: RangeReader, offset: int, length: int, key: str) -> bytes:
+    """`RangeReader.read`, with `UnavailableError` for an error of the system."""
+    try:
+        return reader.read(offset, length)
+    except OSError as exc:
+        raise UnavailableError(str(from_os_error(exc, f"read {key}"))) from exc
+
+
+def load_pages(store: Store, key: str, tree: str, size: int) -> PageList:
+    """The page list ``key`` of a store, for the tree ``tree`` with ``size`` bytes of data.
+
+    Raises `NotFoundError`, `UnavailableError`, and `DataError` for what is no such list.
     """
-    best = [trace for trace in traces if trace.complete] or list(traces)
-    return [trace for trace in best if trace.driver == driver] or best
-
-
-def merge(traces: Sequence[Trace], blocks: BlockMap, driver: str | None = None) -> list[int]:
-    """The hot list: blocks in the order to fetch them.
-
-    A block's score is the share of runs that touched it, its place the median of its first touches; blocks that fewer
-    than half of the runs touched come after the others, and of many runs what hardly any touched is left out. Which
-    traces count: `select`.
-    """
-    times: dict[int, list[int]] = {}
-    used = select(traces, driver)
-    for trace in used:
-        for block, ms in blocks_of(trace, blocks).items():
-            times.setdefault(block, []).append(ms)
-    ranked = sorted(
-        (2 * len(seen) < len(used), statistics.median(seen), order, block)
-        for order, (block, seen) in enumerate(times.items())
-        if len(seen) * _RARE >= len(used)
-    )
-    return [block for _, _, _, block in ranked]
-
-
-class HotUse(msgspec.Struct, frozen=True):
-    """How well a hot list foretold a start: blocks and stored bytes fetched ahead, of these never touched (waste), and
-    touched though not in the list (misses)."""
-
-    blocks: int = 0
-    bytes: int = 0
-    unused_blocks: int = 0
-    unused_bytes: int = 0
-    missed_blocks: int = 0
-    missed_bytes: int = 0
-
-
-def hot_use(order: Iterable[int], trace: Trace, blocks: BlockMap) -> HotUse:
-    """Compare the hot list ``order`` with what the recorded start touched."""
-    hot = {block for block in order if not blocks.is_zero(block)}
-    touched = {block for block in blocks_of(trace, blocks) if not blocks.is_zero(block)}
-
-    def stored(some: Iterable[int]) -> int:
-        return sum(blocks.lengths[block] for block in some)
-
-    unused, missed = hot - touched, touched - hot
-    return HotUse(len(hot), stored(hot), len(unused), stored(unused), len(missed), stored(missed))
+    if (stored := store.stat(key).size) > MAX_STORED:
+        raise DataError(f"bad page list: {stored} bytes")
+    return PageList.decode(store.get(key), tree, size)
 
 
 def load(store: Store, tree: str, key: ProfileKey, size: int) -> list[Trace]:
@@ -182,13 +187,14 @@ def _read(store: Store, prefix: str, tree: str, size: int) -> Iterator[Trace]:
     with ThreadPoolExecutor(_READERS, thread_name_prefix="traces") as pool:
         found = (info for info in store.some(prefix) if info.key.endswith(".trace"))
         while taken < MAX_TRACES and (some := list(itertools.islice(found, MAX_TRACES - taken))):
-            for trace in pool.map(lambda info: _read_one(store, info, tree, size), some):
+            for trace in pool.map(lambda info: read_trace(store, info, tree, size), some):
                 if trace is not None:
                     taken += 1
                     yield trace
 
 
-def _read_one(store: Store, info: ObjectInfo, tree: str, size: int) -> Trace | None:
+def read_trace(store: Store, info: ObjectInfo, tree: str, size: int) -> Trace | None:
+    """A trace of ``tree``, whose data has ``size`` bytes; None, and a line in the log, for what is no such trace."""
     try:
         if info.size > MAX_BYTES:
             raise DataError(f"{info.size} bytes are too many")
@@ -205,11 +211,17 @@ def _read_one(store: Store, info: ObjectInfo, tree: str, size: int) -> Trace | N
 
 
 def publish(store: Store, key: ProfileKey, trace: Trace, blocks: BlockMap) -> str:
-    """Add ``trace`` to the profile if it says something new. Returns what happened, in a word for the status."""
+    """Add ``trace`` to the profile if it says something new. Returns what happened, in a few words for the status.
+
+    A start that read more than half of a tree (of more than `SMALL_TREE` bytes) ``reads everything``: of such a trace
+    nothing is learnt, and a hot pack of it would be the whole tree.
+    """
     try:
         mine = blocks_of(trace, blocks)
-        if not mine:
+        if not mine and not left_out(trace):
             return "empty"
+        if not mine or (blocks.size > SMALL_TREE and len(mine) > _EVERYTHING * blocks.count):
+            return "reads everything"
         known = list(_read(store, key.prefix(trace.tree), trace.tree, trace.size))
         complete = [other for other in known if other.complete]
         # one a day is news by itself: what jobs no longer read must leave the profile, too
@@ -227,6 +239,13 @@ def publish(store: Store, key: ProfileKey, trace: Trace, blocks: BlockMap) -> st
         log.warning("cannot publish the trace of tree %s: %s", trace.tree[:12], exc)
         return "failed"
     return "published" if trace.complete else "published incomplete"
+
+
+def left_out(trace: Trace) -> list[Process]:
+    """The processes whose touches `bootseer.blocks.profiles.recording` left out, as they read a large part of the tree:
+    the trace names them but has no touch of them."""
+    touched = {touch.pid for touch in trace.touches}
+    return [process for process in trace.processes if process.pid not in touched]
 
 
 def left_to_me(store: Store, key: ProfileKey, tree: str, nodes: Nodes, hurry: threading.Event) -> bool:

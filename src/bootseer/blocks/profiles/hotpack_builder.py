@@ -1,0 +1,361 @@
+"""Making the hot pack and the page list of a job after a recorded start, and putting them into the store.
+
+`renew` and `renew_pages` run when a trace was published. Both log trouble and never raise for it: a profile is advice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import mmap
+import statistics
+import threading
+import time
+import uuid
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from bootseer import faults
+from bootseer.blocks import _hash
+from bootseer.blocks._zstd import compress
+from bootseer.blocks.cache.blockfile import ReadyBlocks
+from bootseer.blocks.formats import hotpack
+from bootseer.blocks.formats.hotpack import HotPack
+from bootseer.blocks.formats.pagelist import ENOUGH, LONGEST, PageList, PageRange, is_plain
+from bootseer.blocks.formats.trace import UNIT, Trace
+from bootseer.blocks.profiles import library
+from bootseer.blocks.profiles.library import ProfileKey, Target, newest_pack
+from bootseer.blocks.profiles.merge import merge, select
+from bootseer.erofs import Reader
+from bootseer.errors import BootseerError, DataError, NotFoundError, from_os_error
+from bootseer.store import ObjectInfo, Store
+
+__all__ = ["ReadyBlocks", "build", "build_pages", "publish", "renew", "renew_pages"]
+
+log = logging.getLogger(__name__)
+
+_FRAME = 1 << 20
+"""Bytes of blocks: neighbours in time are of one kind, often of one file. What this and the level save, and what they
+cost: ``bench/hotpack.py``, and the table in ``docs/internals/hotpack.md``."""
+_LEVEL = 12
+_QUICK_LEVEL = 3
+"""Once somebody waits for the end."""
+_SHARE = 0.25
+"""Of a core. A low priority would be simpler, but a thread that does not run while
+it holds the interpreter's lock holds up the readers of this process."""
+_NEW = 0.01
+_OLD = 0.1
+"""A hot pack or page list is renewed when more than this share of what is wanted is not in it, or of it not wanted."""
+_THERE = 0.95
+"""Share of the hot list that must be in the cache: what is missing would be missing from the pack for good."""
+_CLAIM_SECONDS = 900.0
+_TRACES = 5
+"""Traces that a page list is made of: the newest."""
+_MAX_UNITS = 1 << 19
+"""Units that a page list may have, 2 GiB: making one takes memory for each, in a process beside the job."""
+_WINDOW = 2048
+"""Units, 8 MiB, whose order among each other counts for less than that few ranges have them."""
+
+
+def renew(
+    store: Store,
+    key: ProfileKey,
+    target: Target,
+    ready: ReadyBlocks,
+    *,
+    work: Path,
+    stop: threading.Event | None = None,
+    hurry: threading.Event | None = None,
+) -> str:
+    """Make and publish a new hot pack where that says something new. Takes a while: give it a thread of its own.
+
+    ``work``: a folder with space for the pack. ``stop`` ends it, ``hurry`` ends its rests. Returns what happened:
+    ``published``, ``not needed`` (there is a good one), ``no traces``, ``not ready`` (blocks are missing in the
+    cache), ``made elsewhere`` (another node is at it), ``stopped`` or ``failed``.
+    """
+    path = work / f".hotpack-{uuid.uuid4().hex}"
+    try:
+        return _renew(store, key, target, ready, path, stop or threading.Event(), hurry or threading.Event())
+    except BootseerError as exc:
+        log.warning("no new hot pack for tree %s: %s", target.tree[:12], exc)
+    except Exception:
+        log.exception("no new hot pack for tree %s", target.tree[:12])
+    finally:
+        path.unlink(missing_ok=True)
+    return "failed"
+
+
+def _renew(
+    store: Store,
+    key: ProfileKey,
+    target: Target,
+    ready: ReadyBlocks,
+    path: Path,
+    stop: threading.Event,
+    hurry: threading.Event,
+) -> str:
+    folder = key.prefix(target.tree)
+    traces = library.load_own(store, target.tree, key, target.map.size)
+    order = [block for block in merge(traces, target.map) if not target.map.is_zero(block)]
+    if not order:
+        return "no traces"
+    known = newest_pack(store, folder, target)
+    if known is not None and _like(known.pack.blocks, order):
+        return "not needed"
+    if sum(ready.is_ready(block, block) for block in order) < _THERE * len(order):
+        return "not ready"
+    with _claimed(store, f"{folder}/hot.claim") as mine:
+        if not mine:
+            return "made elsewhere"
+        library.trim(store, folder)
+        made = time.time_ns()
+        pack = build(
+            ready, order, path, tree=target.tree, map_digest=target.map_digest, created=made, stop=stop, hurry=hurry
+        )
+        if pack is None:
+            return "stopped"
+        log.info("hot pack of %d blocks, %d bytes", len(pack.blocks), pack.size)
+        publish(store, folder, path, pack)
+    return "published"
+
+
+def build(
+    ready: ReadyBlocks,
+    order: Iterable[int],
+    path: Path,
+    *,
+    tree: str,
+    map_digest: str,
+    created: int,
+    stop: threading.Event,
+    hurry: threading.Event,
+    share: float = _SHARE,
+) -> HotPack | None:
+    """Write the hot pack of those blocks of ``order`` that are ``ready`` to ``path`` (a new file).
+
+    Works on one frame at a time and rests in between, so that it takes ``share`` of one core, until ``hurry`` is set:
+    from then on without rests, and with less compression. Within a frame blocks are in the order of the file: they come
+    at once anyway, and neighbours are written at once. Returns None when ``stop`` is set or no block is there. On None
+    and on any error there is no file. Raises `DataError` when a block is not what the map says, `FullError` and kin.
+    """
+    blocks = ready.map
+    wanted = [block for block in dict.fromkeys(order) if not blocks.is_zero(block) and ready.is_ready(block, block)]
+    wanted = wanted[: hotpack.MAX_BLOCKS]
+    per_frame = max(1, _FRAME >> blocks.shift)
+    groups = [sorted(wanted[at : at + per_frame]) for at in range(0, len(wanted), per_frame)]
+    lengths = array("I")
+    made = False
+    try:
+        with open(path, "xb") as out:
+            out.seek(hotpack.index_size(len(wanted), per_frame))
+            for group in groups:
+                began = time.monotonic()
+                frame = _frame(ready, group, _QUICK_LEVEL if hurry.is_set() else _LEVEL)
+                out.write(frame)
+                lengths.append(len(frame))
+                if stop.is_set() or (hurry.wait((time.monotonic() - began) * (1 / share - 1)) and stop.is_set()):
+                    break
+            else:
+                numbers = array("I", [block for group in groups for block in group])
+                pack = HotPack(tree, map_digest, created, blocks.block_size, numbers, lengths, per_frame)
+                out.seek(0)
+                out.write(pack.encode())
+                made = bool(wanted)
+    except OSError as exc:
+        raise from_os_error(exc, f"write a hot pack to {path}") from exc
+    finally:
+        if not made:
+            path.unlink(missing_ok=True)
+    return pack if made else None
+
+
+def _frame(ready: ReadyBlocks, group: Sequence[int], level: int) -> bytes:
+    blocks = ready.map
+    parts = []
+    for block in group:
+        faults.point("blocks.hotpack.block")
+        data = ready.read(block << blocks.shift, blocks.length_of(block))
+        if not blocks.matches(block, data):
+            raise DataError(f"block {block} in the cache is damaged")
+        parts.append(data)
+    return compress(b"".join(parts), level)
+
+
+def publish(store: Store, folder: str, path: Path, pack: HotPack) -> str:
+    """Put the hot pack at ``path`` into the store folder ``profiles/<tree>/<job>``, then remove older ones of it and
+    their page lists.
+
+    Who reads an older one sees it vanish, and goes on with the packs. Returns the key.
+    """
+    key = hotpack.pack_key(folder, _hash.file_hexdigest(path))
+    faults.point("blocks.hotpack.before-publish")
+    store.put(key, path)
+    faults.point("blocks.hotpack.before-retire")
+    infos = list(store.list(folder))
+    left = set()
+    for info in infos:
+        if hotpack.is_pack(info.key):
+            if info.key != key and (_created(store, info), info.key) < (pack.created, key):
+                store.delete(info.key)
+            else:
+                left.add(info.key)
+    for info in infos:
+        if info.key.endswith(".pages") and not hotpack.is_pages_of(info.key, left):
+            store.delete(info.key)
+    return key
+
+
+def _created(store: Store, info: ObjectInfo) -> int:
+    """When the pack was made; a damaged one counts as the oldest. Raises `UnavailableError`."""
+    try:
+        with store.open(info.key) as reader:
+            size = min(info.size, hotpack.HEADER_SIZE)
+            return hotpack.created_at(library.read_range(reader, 0, size, info.key))
+    except DataError:
+        return -1
+
+
+def renew_pages(store: Store, key: ProfileKey, target: Target, *, meta: Path) -> str:
+    """Make and publish the page list of the newest hot pack, unless it has one that is fresh and says the same.
+
+    Takes a few seconds. ``meta``: the tree's metadata. Returns what happened: ``published``, ``not needed``, ``no hot
+    pack``, ``too few starts`` (see `pagelist.ENOUGH`), ``made elsewhere``, ``retired`` (the pack, meanwhile) or
+    ``failed``.
+    """
+    try:
+        return _renew_pages(store, key, target, meta)
+    except (BootseerError, OSError, ValueError) as exc:
+        log.warning("no page list for tree %s: %s", target.tree[:12], exc)
+    except Exception:
+        log.exception("no page list for tree %s", target.tree[:12])
+    return "failed"
+
+
+def _renew_pages(store: Store, key: ProfileKey, target: Target, meta: Path) -> str:
+    folder = key.prefix(target.tree)
+    known = newest_pack(store, folder, target)
+    if known is None:
+        return "no hot pack"
+    name = hotpack.pages_key(known.key)
+    old: PageList | None = None
+    with contextlib.suppress(NotFoundError, DataError):  # there is none, or one to be replaced
+        old = library.load_pages(store, name, target.tree, target.map.size)
+    traces = [trace for trace in library.load_own(store, target.tree, key, target.map.size) if trace.complete]
+    if len(traces) < ENOUGH:
+        return "too few starts"
+    with _claimed(store, f"{folder}/pages.claim") as mine:
+        if not mine:
+            return "made elsewhere"
+        with open(meta, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+            pages = build_pages(traces, target.tree, mapped, time.time_ns())
+        if old is not None and old.fresh and _like(_units(old), _units(pages)):
+            return "not needed"
+        faults.point("blocks.pagelist.before-publish")
+        if not store.exists(known.key):
+            return "retired"
+        store.put(name, pages.encode(), overwrite=True)
+    return "published"
+
+
+def build_pages(traces: Sequence[Trace], tree: str, meta: bytes | mmap.mmap, created: int) -> PageList:
+    """The list of what at least half of the newest ``traces`` touched, in the order of the median first touch; of one
+    trace, all that it touched.
+
+    ``meta``: the tree's metadata, which says what file each unit belongs to. Raises `DataError` when there are too many
+    units.
+    """
+    used = sorted(select(traces), key=lambda trace: trace.began)[-_TRACES:]
+    if any(sum(touch.count for touch in trace.touches) > _MAX_UNITS for trace in used):
+        raise DataError(f"starts that read more than {_MAX_UNITS * UNIT >> 30} GiB are not read ahead of")
+    times: dict[int, list[int]] = {}
+    for trace in used:
+        for touch in trace.touches:
+            for unit in range(touch.unit, touch.unit + touch.count):
+                times.setdefault(unit, []).append(touch.ms)
+    ranked = sorted(
+        (statistics.median(seen), order, unit)
+        for order, (unit, seen) in enumerate(times.items())
+        if 2 * len(seen) >= len(used)
+    )
+    return PageList(tree, "fuse", created, list(_joined([unit for _, _, unit in ranked], _extents(meta))))
+
+
+def _extents(meta: bytes | mmap.mmap) -> list[tuple[int, int, bytes, int]]:
+    """What files have of the data, ascending: first unit of the data, units, path, first unit in the file."""
+    reader = Reader(meta)
+    found: list[tuple[int, int, bytes, int]] = []
+    seen: set[int] = set()
+    for path, inode in reader.walk():
+        if inode.is_file and inode.nid not in seen and is_plain(path):
+            seen.add(inode.nid)
+            for offset, data, size in reader.extents(inode):
+                if offset % UNIT == 0 and data % UNIT == 0:
+                    found.append((data // UNIT, -(-size // UNIT), path, offset // UNIT))
+    return sorted(found)
+
+
+def _joined(units: Sequence[int], extents: list[tuple[int, int, bytes, int]]) -> Iterator[PageRange]:
+    """Units in order as ranges of files. Neighbours within one window of `_WINDOW` units of that order are read one
+    after another, at the turn of the first: starts jump about in a library, and each jump costs an event."""
+    starts = [extent[0] for extent in extents]
+    for begin in range(0, len(units), _WINDOW):
+        placed = []
+        for turn, unit in enumerate(units[begin : begin + _WINDOW]):
+            index = bisect_right(starts, unit) - 1
+            if index >= 0 and unit < extents[index][0] + extents[index][1]:  # else padding: readahead brought it
+                data, _, path, first = extents[index]
+                placed.append((path, first + unit - data, unit, turn))
+        runs: list[list[tuple[bytes, int, int, int]]] = []
+        for one in sorted(placed):
+            path, offset, unit, _ = runs[-1][-1] if runs else (b"", 0, 0, 0)
+            if (path, offset + 1, unit + 1) == one[:3]:
+                runs[-1].append(one)
+            else:
+                runs.append([one])
+        for run in sorted(runs, key=lambda run: min(turn for *_, turn in run)):
+            for at in range(0, len(run), LONGEST):
+                path, offset, unit, _ = run[at]
+                yield PageRange(path, offset * UNIT, unit * UNIT, min(LONGEST, len(run) - at) * UNIT)
+
+
+def _units(pages: PageList) -> set[int]:
+    return {unit for one in pages.ranges for unit in range(one.data // UNIT, (one.data + one.length) // UNIT)}
+
+
+def _like(have: Iterable[int], want: Iterable[int]) -> bool:
+    """Whether what is published (``have``) is good enough for what is wanted now."""
+    have, want = set(have), set(want)
+    return len(want - have) <= _NEW * len(want) and len(have - want) <= _OLD * len(have)
+
+
+@contextlib.contextmanager
+def _claimed(store: Store, key: str) -> Iterator[bool]:
+    """Of the nodes of one job that end their recording together one makes the pack: whether it is this one. A claim is
+    void after a while."""
+    mine = _claim(store, key)
+    try:
+        yield mine
+    finally:
+        if mine:
+            try:
+                store.delete(key)
+            except BootseerError as exc:
+                log.warning("cannot remove %s: %s", key, exc)
+
+
+def _claim(store: Store, key: str) -> bool:
+    now = time.time()
+    text = f"{now:.0f}".encode()
+    if store.put(key, text):
+        return True
+    try:
+        age = now - float(store.get(key)[:32])
+    except ValueError:
+        age = _CLAIM_SECONDS
+    if abs(age) < _CLAIM_SECONDS:  # clocks differ a little
+        return False
+    log.warning("taking over the making of a hot pack from a node that did not end it: %s", key)
+    store.put(key, text, overwrite=True)
+    return True
