@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+import _figures
 import _plot
 import _rounds
 import _stripes_plot
@@ -87,7 +88,8 @@ def chart(report: dict[str, Any]) -> Iterator[str]:
         yield f"\n![Read and write speed by stripe width and unit]({name})"
     if report["name"] == "image":
         name = "image-readiness.svg"
-        (ROOT / "docs" / name).write_text(_plot.readiness(done, _rounds.starts()))
+        _figures.rename(done)
+        (ROOT / "docs" / name).write_text(_plot.readiness(done, _rounds.STARTS))
         yield f"\n![Seconds to the first useful output, by variant]({name})"
 
 
