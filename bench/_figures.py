@@ -18,7 +18,7 @@ class Medians:
         self._runs = [run for run in runs if not run.failed]
 
     def of(self, variant: str, field: str = "seconds") -> float:
-        """``field``: ``seconds`` or a key of ``details``."""
+        """``field``: ``seconds`` or a key of ``details`` or ``bytes``."""
         if not (values := self._values(variant, field)):
             raise Missing(f"variant {variant} has no {field}")
         return statistics.median(values)
@@ -28,11 +28,9 @@ class Medians:
         return min(len(self._values(variant, field)) for variant in variants)
 
     def _values(self, variant: str, field: str) -> list[float]:
-        values = [run.seconds if field == "seconds" else run.details.get(field) for run in self._of(variant)]
+        of = [{**run.details, **run.bytes, "seconds": run.seconds} for run in self._runs if run.variant == variant]
+        values = [one.get(field) for one in of]
         return [float(value) for value in values if value is not None]
-
-    def _of(self, variant: str) -> list[Run]:
-        return [run for run in self._runs if run.variant == variant]
 
 
 class Missing(Exception):

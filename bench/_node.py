@@ -229,7 +229,7 @@ def _server(order: Order) -> Sequence[str]:
     """The command that serves. One of the bench's own takes the place of the product's, to be started beforehand."""
     command = tuple(order.server) or tree.SERVER
     if order.prestart:
-        standby.SERVER = command
+        standby.SERVER = command  # type: ignore[assignment]
     return command
 
 

@@ -14,6 +14,7 @@ import _figures
 import _plot
 import _rounds
 import _stripes_plot
+import ablate
 from _stripes_capped import CAP
 from bootseer.report import Run
 
@@ -42,6 +43,9 @@ def sections() -> Iterator[str]:
             met = "yes" if figure["met"] else "**no**"
             yield f"| `{figure['name']}` | {value} | {figure['of']} of {figure['n']} | {figure['target']} | {met} |"
         yield from chart(report)
+        if report["name"] == "ablate":
+            yield ""
+            yield from ablate.table([msgspec.convert(run, Run) for run in report["runs"]])
         yield from runs(report["runs"])
 
 

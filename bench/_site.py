@@ -50,6 +50,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rate", type=float, default=1000, help="Mbit/s of the link")
     parser.add_argument("--rtt", type=float, default=0.01, help="seconds of the -10ms variants' round trip")
     parser.add_argument("--store", choices=STORES, default="registry", help="where converted images go")
+    parser.add_argument("--append", action="store_true", help="add to the runs of the report that is there")
     parser.add_argument("--out", type=Path)
 
 

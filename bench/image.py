@@ -23,28 +23,13 @@ import sys
 import time
 from pathlib import Path
 
-import msgspec
-
 import _figures
 import _parts
 import _plot
+import _rounds
 import _site
 from _checkout import BEFORE, Checkout
 from _rounds import OTHERS, STARTS, Bench, say
-from bootseer import report
-from bootseer.errors import BootseerError
-
-
-def _document(options: argparse.Namespace) -> report.Report:
-    """A new report; or the one that is there, to add to."""
-    document = report.new("image-quick" if options.quick else "image")
-    if options.append and options.out and options.out.exists():
-        old = msgspec.json.decode(options.out.read_bytes(), type=report.Report)
-        if (old.name, old.machine) != (document.name, document.machine):
-            raise BootseerError(f"{options.out} is of another bench or machine", hint="leave out --append")
-        document.runs = old.runs
-        document.commit = " ".join(dict.fromkeys([*old.commit.split(), document.commit]))
-    return document
 
 
 def _options() -> argparse.Namespace:
@@ -56,7 +41,6 @@ def _options() -> argparse.Namespace:
                         " A trailing * stands for any ending")  # fmt: skip
     parser.add_argument("--without", help="variants to leave out, in the same form")
     parser.add_argument("--against", type=Path, metavar="DIR", help="another checkout whose starts are to be compared")
-    parser.add_argument("--append", action="store_true", help="add to the runs of the report that is there")
     parser.add_argument("--plot", type=Path, help="also draw the readiness of the variants, as SVG")
     _site.options(parser)
     options = parser.parse_args()
@@ -84,20 +68,8 @@ def _choose(options: argparse.Namespace) -> list[str]:
     return [name for name in chosen if name not in left_out]
 
 
-def main() -> int:
-    options = _options()
-    try:
-        _run(options)
-    except BootseerError as exc:
-        print(f"error: {exc}", file=sys.stderr)
-        return exc.exit_code
-    except KeyboardInterrupt:
-        return 130
-    return 0
-
-
 def _run(options: argparse.Namespace) -> None:
-    document = _document(options)
+    document = _rounds.document("image", options)
     variants = _choose(options)
     against = Checkout(options.against, BEFORE) if options.against else None
     parts = _parts.Parts(_parts.SMALL if options.quick else _parts.TORCH, say)
@@ -115,4 +87,4 @@ def _run(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(_rounds.main(_run, _options()))
