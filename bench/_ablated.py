@@ -8,6 +8,7 @@ server that is started beforehand is to begin as quickly as the product's own.
 
 from __future__ import annotations
 
+import importlib
 import sys
 import threading
 import time
@@ -24,6 +25,23 @@ _FROZEN_REQUEST = 3
 _FROZEN_SECONDS = 20.0
 
 
+class Patch(NamedTuple):
+    """``value`` takes the place of ``name`` in ``module``, which must be there: what was renamed is not taken away."""
+
+    module: str
+    name: str
+    value: object
+
+    def apply(self) -> None:
+        """Before the server begins."""
+        *outer, last = self.name.split(".")
+        holder: object = importlib.import_module(self.module)
+        for name in outer:
+            holder = getattr(holder, name)
+        getattr(holder, last)
+        setattr(holder, last, self.value)
+
+
 class Part(NamedTuple):
     """A part of the product, and how a start goes without it: by a patch of its server, or by settings."""
 
@@ -32,7 +50,7 @@ class Part(NamedTuple):
     """What happens in its place."""
     target: str
     """Of the percentage of a start's time that the part saves."""
-    patch: Callable[[], None] | None = None
+    patch: Patch | None = None
     settings: Mapping[str, str] = NONE
     prestart: bool = True
     """Whether a start without the part has its server started beforehand."""
@@ -42,35 +60,19 @@ class Part(NamedTuple):
     """Whether all starts of this comparison read from a store that leaves one range unanswered for a while."""
 
 
-def _no_hotpack() -> None:
-    from bootseer.blocks.fetcher import hotsearch
-
-    hotsearch.look = lambda *args, **kwargs: []
-
-
-def _no_sync_rest() -> None:
-    from bootseer.blocks.fetcher.fetch import Fetcher
-
-    Fetcher.prefetching = property(lambda self: False)  # type: ignore[assignment, method-assign]
-
-
-def _no_second_request() -> None:
-    from bootseer.blocks.fetcher.schedule import Schedule
-
-    Schedule._twice = lambda self, block: None  # type: ignore[method-assign]
-
-
 NO_FILL = {"BOOTSEER_BACKGROUND_FILL": "false"}
 PARTS = [
-    Part("hotpack", "the hot list comes in ranges of the packs", ">= 5", patch=_no_hotpack),
+    Part("hotpack", "the hot list comes in ranges of the packs", ">= 5",
+         patch=Patch("bootseer.blocks.fetcher.hotsearch", "look", lambda *args, **kwargs: [])),
     Part("readahead", "nothing is read ahead of the job", ">= 5", settings={"BOOTSEER_READAHEAD": "false"}),
     # The end of the recording begins the background fill, which is no part of this comparison.
     Part("recording", "nothing is recorded", ">= -2", settings={"BOOTSEER_RECORD_SECONDS": "0.001"}, both=NO_FILL),
     Part("prestart", "the server starts when the tree is mounted", ">= 5", prestart=False),
     Part("background-fill", "the rest of the image stays in the store", ">= -2", settings=NO_FILL),
-    Part("sync-rest", "the cache is synced while the prefetch lasts", ">= 5", patch=_no_sync_rest),
-    Part("second-request", "who waits for a block waits for the first request", ">= 5", patch=_no_second_request,
-         frozen=True),
+    Part("sync-rest", "the cache is synced while the prefetch lasts", ">= 5",
+         patch=Patch("bootseer.blocks.fetcher.fetch", "Fetcher.prefetching", False)),
+    Part("second-request", "who waits for a block waits for the first request", ">= 5", frozen=True,
+         patch=Patch("bootseer.blocks.fetcher.schedule", "Schedule._twice", lambda schedule, block: None)),
 ]  # fmt: skip
 
 
@@ -112,7 +114,7 @@ def main() -> int:
     name, how, *argv = sys.argv[1:]
     (part,) = (part for part in PARTS if part.name == name)
     if how == WITHOUT and part.patch is not None:
-        part.patch()
+        part.patch.apply()
     return server.main(argv, store_for=freezing if part.frozen else open_store)
 
 
