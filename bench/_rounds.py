@@ -30,10 +30,10 @@ from bootseer.blocks.profiles.pagelist import PageList
 from bootseer.blocks.profiles.profiles import ProfileKey, load_own
 from bootseer.blocks.profiles.trace import UNIT, Trace
 from bootseer.demo import workplace
-from bootseer.demo.site import WITH_US
 from bootseer.errors import BootseerError
 from bootseer.report import Run
 from bootseer.store import open_store
+from bootseer.testing.service import WITH_US
 
 NO_FILL = {"BOOTSEER_BACKGROUND_FILL": "false"}
 NO_RECORD = {**NO_FILL, "BOOTSEER_RECORD_SECONDS": "0.001"}
