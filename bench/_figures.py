@@ -68,9 +68,9 @@ def compute(report: Report, say: Say) -> None:
         n = runs.count(ours, other, field=field)
         report.figure(name, value, unit="ratio", target=target, n=n, of="median")
 
-    def single(name: str, target: str, variant: str, field: str) -> None:
+    def single(name: str, target: str, variant: str, field: str, unit: str = "ratio") -> None:
         n = runs.count(variant, field=field)
-        report.figure(name, runs.of(variant, field), unit="ratio", target=target, n=n, of="median")
+        report.figure(name, runs.of(variant, field), unit=unit, target=target, n=n, of="median")
 
     def slow(name: str, target: str) -> None:
         """Of the reads that a start makes where nothing was read ahead of it."""
@@ -107,6 +107,8 @@ def compute(report: Report, say: Say) -> None:
         ("waste", "<= 0.2", single, ("record", "waste")),
         ("readahead_waste", "<= 0.2", listed, ()),
         ("complete_vs_erofs", ">= 0.97", complete, ()),
+        ("filled_vs_erofs", ">= 0.6", ratio, ("read-filled", "read-filled-plain", "sequential_mb_per_s")),
+        ("filled_random_us", "<= 30", single, ("read-filled", "us_per_4k", "us")),
         ("recording_overhead", "<= 1.02", ratio, ("warm", "warm-norecord")),
         ("conversion_vs_tools", "<= 1", ratio, ("convert", "convert-tools")),
     ]

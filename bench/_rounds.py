@@ -48,6 +48,8 @@ STARTS = [
 """All variants that are starts, in the order of a round."""
 READINGS = ["read-complete", "read-filled"]
 OTHERS = ["convert", "convert-tools", *READINGS]
+_RECORDINGS = 3
+"""Starts that the profile of the others is made of."""
 _DEADLINE = 1000.0
 _GIVE_UP = 2
 """Failures after which a variant is not tried again."""
@@ -189,7 +191,7 @@ class Bench:
                 order.cache = self._warm(checkout) if number == 1 else ""
                 return self.outcome(name, number, order, checkout)
 
-        for number in range(1, pagelist.ENOUGH + 1):
+        for number in range(1, _RECORDINGS + 1):
             self.guarded(name, number, partial(start, number))
 
     def _warm(self, checkout: Checkout) -> str:
@@ -255,7 +257,7 @@ class Bench:
         store = open_store(self.site.store())
         size = localize_manifest(store, self.digest, self.work / "parts").manifest.data_size
         keys = [info.key for info in store.list(ProfileKey("bench").prefix(self.digest))]
-        keys = [key for key in keys if key.endswith(".fuse.pages")]
+        keys = [key for key in keys if key.endswith(".pages")]
         traces = load_own(store, self.digest, ProfileKey("warm"), size)
         longest = max((trace.touches[-1].ms for trace in traces if trace.touches), default=0)
         whole = [trace for trace in traces if trace.touches and 2 * trace.touches[-1].ms >= longest]

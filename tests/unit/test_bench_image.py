@@ -47,6 +47,8 @@ def test_figures_rest_on_medians_of_the_runs_that_ended_well(bench):
             Run(variant="nydus", n=1, failed="nydusd is not built"),
             *runs("read-complete-plain", 1.0, sequential_mb_per_s=1000, us_per_4k=10),
             *runs("read-complete", 1.0, sequential_mb_per_s=1000, us_per_4k=12.5),
+            *runs("read-filled-plain", 1.0, sequential_mb_per_s=1000, us_per_4k=10),
+            *runs("read-filled", 1.0, sequential_mb_per_s=700, us_per_4k=31),
         ],
     )
     found, said = figures(bench, document)
@@ -58,6 +60,8 @@ def test_figures_rest_on_medians_of_the_runs_that_ended_well(bench):
     assert found["stall_vs_on_demand"].value == pytest.approx(0.0125)
     assert found["complete_vs_erofs"].value == pytest.approx(0.8)
     assert not found["complete_vs_erofs"].met
+    assert (found["filled_vs_erofs"].value, found["filled_vs_erofs"].met) == (0.7, True)
+    assert (found["filled_random_us"].value, found["filled_random_us"].met) == (31, False)
     assert "readiness_vs_nydus" not in found
     assert any("readiness_vs_nydus:" in line for line in said)
 
