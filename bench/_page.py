@@ -43,7 +43,7 @@ def sections() -> Iterator[str]:
             met = "yes" if figure["met"] else "**no**"
             yield f"| `{figure['name']}` | {value} | {figure['of']} of {figure['n']} | {figure['target']} | {met} |"
         yield from chart(report)
-        if report["name"] == "ablate":
+        if report["name"].startswith("ablate"):
             yield ""
             yield from ablate.table([msgspec.convert(run, Run) for run in report["runs"]])
         yield from runs(report["runs"])

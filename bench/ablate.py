@@ -64,9 +64,8 @@ def compute(document: Report) -> None:
     document.figures.clear()
     for part in PARTS:
         if gains := gains_of(document.runs, part):
-            document.figure(
-                f"gain_{part.name}", statistics.median(gains), unit="%", target=part.target, n=len(gains), of="median"
-            )
+            gain = round(statistics.median(gains), 1)
+            document.figure(f"gain_{part.name}", gain, unit="%", target=part.target, n=len(gains), of="median")
 
 
 def gains_of(runs: list[Run], part: Part) -> list[float]:
