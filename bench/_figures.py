@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 
+from _checkout import BEFORE
 from bootseer.report import Report, Run
 
 Say = Callable[[str], None]
@@ -17,7 +18,7 @@ class Medians:
         self._runs = [run for run in runs if not run.failed]
 
     def of(self, variant: str, field: str = "seconds") -> float:
-        """``field``: ``seconds`` or a key of ``details``."""
+        """``field``: ``seconds`` or a key of ``details`` or ``bytes``."""
         if not (values := self._values(variant, field)):
             raise Missing(f"variant {variant} has no {field}")
         return statistics.median(values)
@@ -26,28 +27,40 @@ class Medians:
         """Runs that say ``field``, of the variant with the fewest."""
         return min(len(self._values(variant, field)) for variant in variants)
 
-    def first(self, *variants: str) -> str:
-        """The first of ``variants`` that has runs."""
-        for variant in variants:
-            if self._of(variant):
-                return variant
-        raise Missing(f"no run of {' or '.join(variants)}")
-
     def _values(self, variant: str, field: str) -> list[float]:
-        values = [run.seconds if field == "seconds" else run.details.get(field) for run in self._of(variant)]
+        of = [{**run.details, **run.bytes, "seconds": run.seconds} for run in self._runs if run.variant == variant]
+        values = [one.get(field) for one in of]
         return [float(value) for value in values if value is not None]
-
-    def _of(self, variant: str) -> list[Run]:
-        return [run for run in self._runs if run.variant == variant]
 
 
 class Missing(Exception):
     """A figure cannot be computed: says which runs it lacks."""
 
 
+def rename(runs: list[Run]) -> None:
+    """Reports of when there were two drivers say which of them a start went through: FUSE is the one that stayed."""
+    for run in runs:
+        run.variant = run.variant.replace("-fuse", "")
+
+
+def paired(runs: list[Run], ours: str, other: str) -> list[float]:
+    """Seconds of ``ours`` divided by those of ``other``, for each round in which both ended well."""
+    times = {(run.variant, run.n): run.seconds for run in runs if not run.failed and run.seconds}
+    rounds = sorted(n for variant, n in times if variant == ours and (other, n) in times)
+    return [times[ours, n] / times[other, n] for n in rounds]
+
+
+def show(report: Report) -> None:
+    """Print the figures."""
+    for figure in report.figures:
+        met = "met" if figure.met else "NOT MET"
+        print(f"{figure.name:28} {figure.value:9.4f} {figure.unit}  n={figure.n}  target {figure.target}  {met}")
+
+
 def compute(report: Report, say: Say) -> None:
     """Replace the figures of ``report``; says which cannot be computed and why."""
     report.figures.clear()
+    rename(report.runs)
     runs = Medians(report.runs)
 
     def ratio(name: str, target: str, ours: str, other: str, field: str = "seconds") -> None:
@@ -55,66 +68,56 @@ def compute(report: Report, say: Say) -> None:
         n = runs.count(ours, other, field=field)
         report.figure(name, value, unit="ratio", target=target, n=n, of="median")
 
-    def single(name: str, target: str, variant: str, field: str) -> None:
+    def single(name: str, target: str, variant: str, field: str, unit: str = "ratio") -> None:
         n = runs.count(variant, field=field)
-        report.figure(name, runs.of(variant, field), unit="ratio", target=target, n=n, of="median")
+        report.figure(name, runs.of(variant, field), unit=unit, target=target, n=n, of="median")
 
-    def hot(suffix: str = "") -> str:
-        return runs.first(f"hot-fanotify{suffix}", f"hot-fuse{suffix}")
-
-    def stall() -> None:
-        driver = hot().removeprefix("hot-")
-        ratio("stall_vs_on_demand", "<= 0.02", f"hot-{driver}", f"on-demand-{driver}", "stall_seconds")
-
-    def slow() -> None:
+    def slow(name: str, target: str) -> None:
         """Of the reads that a start makes where nothing was read ahead of it."""
-        recorded = hot().replace("hot", "record")
-        value = runs.of(hot(), "slow_faults") / runs.of(recorded, "reads")
-        n = runs.count(hot(), recorded, field="reads")
-        report.figure("slow_faults", value, unit="ratio", target="<= 0.01", n=n, of="median")
+        value = runs.of("hot", "slow_faults") / runs.of("record", "reads")
+        n = runs.count("hot", "record", field="reads")
+        report.figure(name, value, unit="ratio", target=target, n=n, of="median")
 
-    def listed() -> None:
+    def listed(name: str, target: str) -> None:
         """Read ahead, and touched by no start."""
-        driver = hot().removeprefix("hot-")
-        value = runs.of(f"page-list-{driver}", "unused")
-        n = int(runs.of(f"page-list-{driver}", "starts"))
-        report.figure("readahead_waste", value, unit="ratio", target="<= 0.2", n=n, of="median")
+        n = int(runs.of("page-list", "starts"))
+        report.figure(name, runs.of("page-list", "unused"), unit="ratio", target=target, n=n, of="median")
 
-    def complete() -> None:
-        ours = runs.first("read-filled-fanotify", "read-complete")
-        plain = f"{ours}-plain"
+    def complete(name: str, target: str) -> None:
+        ours, plain = "read-complete", "read-complete-plain"
         values = [
             runs.of(ours, "sequential_mb_per_s") / runs.of(plain, "sequential_mb_per_s"),
             runs.of(plain, "us_per_4k") / runs.of(ours, "us_per_4k"),
         ]
-        n = runs.count(ours, plain)
-        report.figure("complete_vs_erofs", min(values), unit="ratio", target=">= 0.97", n=n, of="median")
+        report.figure(name, min(values), unit="ratio", target=target, n=runs.count(ours, plain), of="median")
 
-    def recording() -> None:
-        driver = runs.first("warm-fanotify", "warm-fuse")
-        ratio("recording_overhead", "<= 1.02", driver, f"{driver}-norecord")
+    def before(name: str, target: str, ours: str) -> None:
+        if not (ratios := paired(report.runs, ours, f"{ours}{BEFORE}")):
+            raise Missing(f"no round has both {ours} and {ours}{BEFORE}")
+        say(f"{name}: {' '.join(f'{one:.3f}' for one in ratios)}")
+        report.figure(name, statistics.median(ratios), unit="ratio", target=target, n=len(ratios), of="median")
 
-    wanted: list[tuple[str, Callable[[], None]]] = [
-        *(
-            (f"readiness_vs_local_{driver}",
-             lambda driver=driver, target=target: ratio(
-                 f"readiness_vs_local_{driver}", target, f"hot-{driver}", "local"))
-            for driver, target in (("fanotify", "<= 1.05"), ("fuse", "<= 1.3"))
-        ),
-        ("readiness_vs_full_pull", lambda: ratio("readiness_vs_full_pull", "<= 0.0667", hot(), "containerd")),
-        ("readiness_vs_nydus", lambda: ratio("readiness_vs_nydus", "<= 0.4", hot(), "nydus")),
-        ("readiness_vs_nydus_10ms",
-         lambda: ratio("readiness_vs_nydus_10ms", "<= 0.4", hot("-10ms"), "nydus-10ms")),
-        ("stall_vs_on_demand", stall),
-        ("slow_faults", slow),
-        ("waste", lambda: single("waste", "<= 0.2", hot().replace("hot", "record"), "waste")),
-        ("readahead_waste", listed),
-        ("complete_vs_erofs", complete),
-        ("recording_overhead", recording),
-        ("conversion_vs_tools", lambda: ratio("conversion_vs_tools", "<= 1", "convert", "convert-tools")),
-    ]  # fmt: skip
-    for name, add in wanted:
+    wanted: list[tuple[str, str, Callable[..., None], tuple[str, ...]]] = [
+        ("readiness_vs_local", "<= 1.3", ratio, ("hot", "local")),
+        ("readiness_vs_full_pull", "<= 0.0667", ratio, ("hot", "containerd")),
+        ("readiness_vs_nydus", "<= 0.4", ratio, ("hot", "nydus")),
+        ("readiness_vs_nydus_10ms", "<= 0.4", ratio, ("hot-10ms", "nydus-10ms")),
+        ("stall_vs_on_demand", "<= 0.02", ratio, ("hot", "on-demand", "stall_seconds")),
+        ("slow_faults", "<= 0.01", slow, ()),
+        ("waste", "<= 0.2", single, ("record", "waste")),
+        ("readahead_waste", "<= 0.2", listed, ()),
+        ("complete_vs_erofs", ">= 0.97", complete, ()),
+        ("filled_vs_erofs", ">= 0.6", ratio, ("read-filled", "read-filled-plain", "sequential_mb_per_s")),
+        ("filled_random_us", "<= 30", single, ("read-filled", "us_per_4k", "us")),
+        ("recording_overhead", "<= 1.02", ratio, ("warm", "warm-norecord")),
+        ("conversion_vs_tools", "<= 1", ratio, ("convert", "convert-tools")),
+    ]
+    for variant in dict.fromkeys(run.variant for run in report.runs):
+        ours = variant.removesuffix(BEFORE)
+        if ours not in (variant, "record"):  # recordings are no pairs
+            wanted.append((f"{ours}_vs_before", "<= 1.05", before, (ours,)))
+    for name, target, add, words in wanted:
         try:
-            add()
+            add(name, target, *words)
         except Missing as exc:
             say(f"no figure {name}: {exc}")

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,8 @@ import _peers
 from bootseer import config as settings
 from bootseer import image, oci
 from bootseer.blocks import tree
-from bootseer.errors import BootseerError, UnsupportedError
+from bootseer.blocks.serving import standby
+from bootseer.errors import BootseerError
 from bootseer.image.record import ImageRecord
 from bootseer.kernel import mount as mounts
 
@@ -46,7 +47,6 @@ class Order(msgspec.Struct, kw_only=True):
     record: str
     """File with the `ImageRecord`."""
     store: str = ""
-    driver: str = ""
     job: str | None = None
     """Profile to prefetch by and record into; None: neither."""
     environ: dict[str, str] = {}
@@ -55,6 +55,9 @@ class Order(msgspec.Struct, kw_only=True):
     """Whether to wait for the hot pack to be made from the recording."""
     cache: str = ""
     """Node cache to use (default: an empty one below ``work``)."""
+    server: list[str] = []
+    """The command that serves (default: the product's own), and whether it is started beforehand as that one is."""
+    prestart: bool = True
     options: dict[str, str] = {}
     """What a peer needs to know; or where a local tree's ``meta`` and ``data`` are, and whether the page cache is to be
     ``warm`` (not empty)."""
@@ -71,11 +74,7 @@ class Outcome(msgspec.Struct, kw_only=True):
 
 
 class Clock:
-    """From `start` to the first line ``ready`` on standard output, which it stands in for while it is open.
-
-    It reads what the job says from the first `lap` on, so that there is no thread while something is mounted: a server
-    is forked only where there is none.
-    """
+    """From `start` to the first line ``ready`` on standard output, which it stands in for while it is open."""
 
     def __init__(self, link: str) -> None:
         self._counter = Path("/sys/class/net", link, "statistics/tx_bytes")
@@ -89,15 +88,13 @@ class Clock:
         os.dup2(writing, 1)
         os.close(writing)
         self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
         os.dup2(self._stdout, 1)
         os.close(self._stdout)
-        if self._thread.ident is not None:
-            self._thread.join(10)
-        else:
-            os.close(self._reading)
+        self._thread.join(10)
 
     def start(self, *, warm: bool = False) -> None:
         """Empty the page cache, or leave it ``warm``, then begin."""
@@ -107,10 +104,8 @@ class Clock:
         self._began = self._now()
 
     def lap(self, stage: str) -> None:
-        """Note how long everything so far took; now the job may speak."""
+        """Note how long everything so far took."""
         self.stages[stage] = round(time.monotonic() - self._began[0], 3)
-        if self._thread.ident is None:
-            self._thread.start()
 
     def outcome(self, details: dict[str, Any]) -> Outcome:
         if self._at is None:
@@ -198,25 +193,24 @@ def lazy(order: Order, record: ImageRecord, clock: Clock) -> dict[str, Any]:
             "BOOTSEER_CACHE_DIR": order.cache or str(work / "cache"),
             "BOOTSEER_STATE_DIR": str(work / "state"),
             "BOOTSEER_STORE": order.store,
-            "BOOTSEER_DRIVER": order.driver,
+            "BOOTSEER_DRIVER": "fuse",
             **order.environ,
         }
     )
-    if order.driver != getattr(config, "driver", "fuse"):
-        raise UnsupportedError(f"there is no driver {order.driver} here")
+    server = _server(order)
     with contextlib.ExitStack() as undo:
         mounted: image.ImageMount | tree.TreeMount
         clock.start()
         if order.job is not None:
             mounted = image.mount(
-                order.ref, work / "rootfs", store_url=order.store, config=config, job=order.job, server=tree.FORK
+                order.ref, work / "rootfs", store_url=order.store, config=config, job=order.job, server=server
             )
             undo.callback(mounted.unmount)
             rootfs = mounted.rootfs
         else:
             mounted = tree.mount(
                 order.store, record.tree, work / "lower", cache_dir=Path(config.cache_dir),
-                state_dir=Path(config.state_dir), profile=None, config=config,
+                state_dir=Path(config.state_dir), profile=None, config=config, server=server,
             )  # fmt: skip
             undo.callback(mounted.unmount)
             rootfs = undo.enter_context(overlay(work / "lower", work))
@@ -224,13 +218,19 @@ def lazy(order: Order, record: ImageRecord, clock: Clock) -> dict[str, Any]:
         run_job(rootfs, order, record.config)
         status = mounted.status()
         after = _recorded(mounted, pack=order.settle) if order.job is not None else status
-    if status.driver != order.driver:
-        raise UnsupportedError(f"asked for driver {order.driver}, got {status.driver}")
     said: dict[str, Any] = msgspec.to_builtins(status)
     if status.bytes_hot and not order.cache and not status.read_ahead_bytes:
         said["waste"] = round(after.hot_unused_bytes / status.bytes_hot, 4)
     said |= {"recording": after.recording, "new_hot_pack": after.hot_pack if order.settle else ""}
     return {key: value for key, value in said.items() if key not in ("id", "digest", "targets") and "pid" not in key}
+
+
+def _server(order: Order) -> Sequence[str]:
+    """The command that serves. One of the bench's own takes the place of the product's, to be started beforehand."""
+    command = tuple(order.server) or tree.SERVER
+    if order.prestart:
+        standby.SERVER = command  # type: ignore[assignment]
+    return command
 
 
 def _recorded(mounted: image.ImageMount | tree.TreeMount, *, pack: bool) -> tree.TreeStatus:
@@ -249,16 +249,11 @@ def _recorded(mounted: image.ImageMount | tree.TreeMount, *, pack: bool) -> tree
 
 
 def probe(order: Order) -> None:
-    """What is found out once per boot and kept is not part of a start: a working runtime, the canary of fanotify."""
-    state, cache = Path(order.work, "state"), Path(order.cache or Path(order.work, "cache"))
+    """What is found out once per boot and kept is not part of a start: a working container runtime."""
+    state = Path(order.work, "state")
     known = Path(order.work).parent / "probes"
     known.mkdir(exist_ok=True)
     image.runtime.find(known)
-    if order.driver == "fanotify":
-        from bootseer.kernel import canary
-
-        cache.mkdir(exist_ok=True)
-        canary.fanotify_works(cache, known)
     state.mkdir()
     for record in known.glob("*.json"):
         shutil.copy(record, state)

@@ -10,9 +10,11 @@ from typing import Any
 
 import msgspec
 
+import _figures
 import _plot
 import _rounds
 import _stripes_plot
+import ablate
 from _stripes_capped import CAP
 from bootseer.report import Run
 
@@ -41,6 +43,9 @@ def sections() -> Iterator[str]:
             met = "yes" if figure["met"] else "**no**"
             yield f"| `{figure['name']}` | {value} | {figure['of']} of {figure['n']} | {figure['target']} | {met} |"
         yield from chart(report)
+        if report["name"].startswith("ablate"):
+            yield ""
+            yield from ablate.table([msgspec.convert(run, Run) for run in report["runs"]])
         yield from runs(report["runs"])
 
 
@@ -87,7 +92,8 @@ def chart(report: dict[str, Any]) -> Iterator[str]:
         yield f"\n![Read and write speed by stripe width and unit]({name})"
     if report["name"] == "image":
         name = "image-readiness.svg"
-        (ROOT / "docs" / name).write_text(_plot.readiness(done, _rounds.starts()))
+        _figures.rename(done)
+        (ROOT / "docs" / name).write_text(_plot.readiness(done, _rounds.STARTS))
         yield f"\n![Seconds to the first useful output, by variant]({name})"
 
 

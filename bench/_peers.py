@@ -11,9 +11,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from bootseer.demo.site import service
 from bootseer.errors import BootseerError, UnavailableError, UnsupportedError
 from bootseer.kernel import mount as mounts
+from bootseer.testing.service import service
 
 NYDUS = "2.2.0"
 _START_SECONDS = 30.0

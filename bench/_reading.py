@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bootseer import config as settings
 from bootseer.blocks import tree
-from bootseer.errors import UnavailableError, UnsupportedError
+from bootseer.errors import UnavailableError
 from bootseer.kernel import mount as mounts
 from bootseer.report import Run
 
@@ -62,13 +62,11 @@ def largest(root: Path) -> Path:
 
 
 @contextlib.contextmanager
-def mounted(store: str, digest: str, work: Path, driver: str, cache: Path) -> Iterator[tree.TreeMount]:
+def mounted(store: str, digest: str, work: Path, cache: Path) -> Iterator[tree.TreeMount]:
     """Our mount on ``work/target`` with the node cache ``cache``."""
     config = settings.load(
-        {"BOOTSEER_CACHE_DIR": str(cache), "BOOTSEER_STATE_DIR": str(work / "state"), "BOOTSEER_DRIVER": driver}
+        {"BOOTSEER_CACHE_DIR": str(cache), "BOOTSEER_STATE_DIR": str(work / "state"), "BOOTSEER_DRIVER": "fuse"}
     )
-    if driver not in ("auto", getattr(config, "driver", "fuse")):
-        raise UnsupportedError(f"there is no driver {driver} here")
     made = tree.mount(
         store, digest, work / "target", cache_dir=cache, state_dir=work / "state", profile=None, config=config
     )

@@ -20,53 +20,38 @@ import _convert
 import _parts
 import _reading
 import _site
+from _checkout import BEFORE, HERE, Checkout
 from _node import Order, Outcome
 from bootseer import image, report
 from bootseer.blocks import tree
 from bootseer.blocks.cache.metadata import LocalTree, localize, localize_manifest
-from bootseer.blocks.formats import pagelist
 from bootseer.blocks.formats.pagelist import PageList
 from bootseer.blocks.formats.trace import UNIT, Trace
 from bootseer.blocks.profiles.library import ProfileKey, load_own, load_pages
 from bootseer.demo import workplace
-from bootseer.demo.site import WITH_US
 from bootseer.errors import BootseerError
 from bootseer.report import Run
 from bootseer.store import open_store
+from bootseer.testing.service import WITH_US
 
-NODE = Path(__file__).with_name("_node.py")
-DRIVERS = ("fanotify", "fuse")
 NO_FILL = {"BOOTSEER_BACKGROUND_FILL": "false"}
 NO_RECORD = {**NO_FILL, "BOOTSEER_RECORD_SECONDS": "0.001"}
 NO_READAHEAD = {"BOOTSEER_READAHEAD": "false"}
 FAR = "-10ms"
+OURS = ["hot", f"hot{FAR}", "on-demand", "warm", "warm-norecord"]
+"""Starts of our own, in the order of a round."""
+STARTS = [
+    "local", "local-warm", *OURS,
+    "nydus", "nydus-prefetch", f"nydus{FAR}", f"nydus-prefetch{FAR}", "containerd",
+]  # fmt: skip
+"""All variants that are starts, in the order of a round."""
+READINGS = ["read-complete", "read-filled"]
+OTHERS = ["convert", "convert-tools", *READINGS]
+_RECORDINGS = 3
+"""Starts that the profile of the others is made of."""
 _DEADLINE = 1000.0
 _GIVE_UP = 2
 """Failures after which a variant is not tried again."""
-
-
-def starts() -> list[str]:
-    """All variants that are starts, in the order of a round."""
-    ours = [
-        f"{kind}-{driver}{suffix}"
-        for driver in DRIVERS
-        for kind, suffix in (("hot", ""), ("hot", FAR), ("on-demand", ""), ("warm", ""), ("warm", "-norecord"))
-    ]
-    return [
-        "local",
-        "local-warm",
-        *ours,
-        "nydus",
-        "nydus-prefetch",
-        f"nydus{FAR}",
-        f"nydus-prefetch{FAR}",
-        "containerd",
-    ]
-
-
-SPARE = ["hot-fuse-10ms", "warm-fuse", "warm-fuse-norecord", "read-filled-fuse"]
-"""What no figure needs where the fanotify driver works; they run when they are named."""
-OTHERS = ["convert", "convert-tools", "read-complete", *(f"read-filled-{driver}" for driver in DRIVERS)]
 
 
 def say(line: str) -> None:
@@ -74,13 +59,37 @@ def say(line: str) -> None:
     print(f"==> {line}", file=sys.stderr, flush=True)
 
 
+def main(run: Callable[[argparse.Namespace], None], options: argparse.Namespace) -> int:
+    """Run a bench; its exit code."""
+    try:
+        run(options)
+    except BootseerError as exc:
+        print(f"error: {exc}", file=sys.stderr)
+        return exc.exit_code
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def document(name: str, options: argparse.Namespace) -> report.Report:
+    """A new report of the bench ``name``; or the one that is there, to add to."""
+    made = report.new(f"{name}-quick" if options.quick else name)
+    if options.append and options.out and options.out.exists():
+        old = msgspec.json.decode(options.out.read_bytes(), type=report.Report)
+        if (old.name, old.machine) != (made.name, made.machine):
+            raise BootseerError(f"{options.out} is of another bench or machine", hint="leave out --append")
+        made.runs = old.runs
+        made.commit = " ".join(dict.fromkeys([*old.commit.split(), made.commit]))
+    return made
+
+
 class Bench:
     """All runs of one invocation; ``document`` grows by them."""
 
     def __init__(self, options: argparse.Namespace, work: Path, site: _site.Site, parts: _parts.Parts,
-                 document: report.Report, variants: list[str]) -> None:  # fmt: skip
+                 document: report.Report, variants: list[str], against: Checkout | None = None) -> None:  # fmt: skip
         self.options, self.work, self.site, self.parts = options, work, site, parts
-        self.document, self.variants = document, variants
+        self.document, self.variants, self.against = document, variants, against
         self.before = Counter(run.variant for run in document.runs)
         self.failures: Counter[str] = Counter()
         self.record_file = work / "record.json"
@@ -89,29 +98,31 @@ class Bench:
 
     def run(self) -> None:
         """Convert and record what the variants need, then the rounds, then the readings."""
-        chosen = [name for name in starts() if name in self.variants]
-        self._convert()
+        chosen = [name for name in STARTS if name in self.variants]
+        checkouts = [HERE, self.against] if self.against else [HERE]
+        for checkout in checkouts:
+            self.convert(checkout)
         if any(name.startswith(("local", "read-")) for name in self.variants):
             self._complete()
-        for driver in DRIVERS:
-            if any(name.startswith((f"hot-{driver}", f"warm-{driver}")) for name in chosen):
-                for number in range(1, pagelist.ENOUGH + 1):
-                    self._guarded(f"record-{driver}", number, partial(self._record, driver, number))
+        if any(name.startswith(("hot", "warm")) for name in chosen):
+            for checkout in checkouts:
+                self.record(checkout)
         for number in range(1, self.options.runs + 1):
             for name in chosen:
-                self._guarded(name, number, partial(self._start, name, number))
+                # The two of a pair begin by turns: the second one finds another disk than the first.
+                for checkout in (checkouts[:: 1 if number % 2 else -1]) if name in OURS else [HERE]:
+                    self.guarded(f"{name}{checkout.suffix}", number, partial(self._start, name, number, checkout))
             if number <= self.options.conversions:
                 for name, convert in (("convert", _convert.ours), ("convert-tools", _convert.tools)):
                     if name in self.variants:
-                        self._guarded(name, number, partial(self._conversion, convert, number))
-        for name in OTHERS[2:]:
+                        self.guarded(name, number, partial(self._conversion, convert, number))
+        for name in READINGS:
             if name in self.variants:
-                self._guarded(name, 1, partial(self._read, name))
-        for driver in DRIVERS:
-            if f"warm-{driver}" in chosen:
-                self._guarded(f"page-list-{driver}", 1, partial(self._listed, driver))
+                self.guarded(name, 1, partial(self._read, name))
+        if "warm" in chosen:
+            self.guarded("page-list", 1, self._listed)
 
-    def _guarded(self, name: str, number: int, action: Callable[[], Run | None]) -> None:
+    def guarded(self, name: str, number: int, action: Callable[[], Run | None]) -> None:
         """Add the run; or, when it fails, its reason."""
         if self.failures[name] >= _GIVE_UP:
             return
@@ -124,7 +135,8 @@ class Bench:
             self.note(made)
 
     def note(self, run: Run) -> None:
-        run.n += self.before[run.variant]
+        """Add ``run`` to the report. Runs of a pair have the same number, also when they are added to others."""
+        run.n += self.before[run.variant.removesuffix(BEFORE)]
         self.document.runs.append(run)
         self.write()
         if run.failed:
@@ -138,12 +150,11 @@ class Bench:
         if self.options.out:
             self.document.write(self.options.out)
 
-    def _convert(self) -> None:
-        """The image into the site's store."""
-        store = self.site.store()
-        assert store is not None
-        say("conversion into the store of the runs")
+    def convert(self, checkout: Checkout = HERE) -> None:
+        """The image into the store of ``checkout``; by this one's code, as the formats are the same."""
         began = time.monotonic()
+        say(f"conversion into the store of the runs{checkout.suffix}")
+        store = self.site.store(suffix=_plain(checkout.suffix))
         record = image.convert(self.site.ref(), store, work_dir=self.work / "convert")
         self.record_file.write_bytes(msgspec.json.encode(record))
         self.digest = record.tree
@@ -152,7 +163,6 @@ class Bench:
     def _complete(self) -> None:
         """All of the tree in a node cache, without crossing the link."""
         store = self.site.store()
-        assert store is not None
         tree.prefetch(store, self.digest, cache_dir=self.work / "full")
         self.full = localize(open_store(store), self.digest, self.work / "full")
 
@@ -160,28 +170,36 @@ class Bench:
         return Order(how=how, work=str(place), link=self.site.node.link, command=self.parts.command,
                      ref=self.site.ref(far), record=str(self.record_file))  # fmt: skip
 
-    def _ours(self, place: Path, driver: str, job: str | None, *, far: bool = False) -> Order:
+    def ours(self, place: Path, job: str | None, *, far: bool = False, checkout: Checkout = HERE) -> Order:
+        """A start of ours in the folder ``place``."""
         order = self._order("lazy", place, far=far)
-        order.driver, order.job = driver, job
-        store = self.site.store(far)
-        if store is None:
-            raise BootseerError("the store cannot be reached through the latency proxy")
-        order.store = store
+        suffix = _plain(checkout.suffix)
+        order.job = f"{job}{suffix}" if job else None
+        order.store = self.site.store(far, suffix)
         return order
 
-    def _record(self, driver: str, number: int) -> Run:
-        """One of the starts that make the profile of ``driver``. The node cache of the first stays, for the ``warm``
-        variants; the others prefetch by what is known so far, on an empty node, and say how much of it was wasted."""
-        with self._place() as place:
-            order = self._ours(place, driver, f"bench-{driver}")
-            order.environ, order.settle = dict(NO_FILL), True
-            order.cache = str(self.work / f"warm-{driver}") if number == 1 else ""
-            return self._outcome(f"record-{driver}", number, order)
+    def record(self, checkout: Checkout = HERE) -> None:
+        """The starts that make the profile. The node cache of the first stays, for the ``warm`` variants; the others
+        prefetch by what is known so far, on an empty node, and say how much of it was wasted."""
+        name = f"record{checkout.suffix}"
 
-    def _start(self, name: str, number: int) -> Run:
+        def start(number: int) -> Run:
+            with self.place() as place:
+                order = self.ours(place, "bench", checkout=checkout)
+                order.environ, order.settle = dict(NO_FILL), True
+                order.cache = self._warm(checkout) if number == 1 else ""
+                return self.outcome(name, number, order, checkout)
+
+        for number in range(1, _RECORDINGS + 1):
+            self.guarded(name, number, partial(start, number))
+
+    def _warm(self, checkout: Checkout) -> str:
+        """The node cache of the ``warm`` variants."""
+        return str(self.work / f"warm{_plain(checkout.suffix)}")
+
+    def _start(self, name: str, number: int, checkout: Checkout) -> Run:
         far = name.endswith(FAR)
-        with self._place() as place:
-            kind, _, driver = name.removesuffix(FAR).removesuffix("-norecord").rpartition("-")
+        with self.place() as place:
             if name.startswith("local"):
                 order = self._order("local", place)
                 assert self.full is not None
@@ -196,24 +214,24 @@ class Bench:
                 }  # fmt: skip
             elif name == "containerd":
                 order = self._order("containerd", place)
-            else:
-                # warm starts leave their traces elsewhere: hot ones are to prefetch by starts like themselves
-                job = None if kind == "on-demand" else f"{'warm' if kind == 'warm' else 'bench'}-{driver}"
-                order = self._ours(place, driver, job, far=far)
-            if kind == "warm":
-                order.cache = str(self.work / f"warm-{driver}")
+            elif name.startswith("warm"):
+                # These leave their traces elsewhere: hot starts are to prefetch by starts like themselves.
+                order = self.ours(place, "warm", checkout=checkout)
+                order.cache = self._warm(checkout)
                 # with readahead there would be little to record, and little to compare
                 order.environ = {**(NO_RECORD if name.endswith("-norecord") else NO_FILL), **NO_READAHEAD}
-            return self._outcome(name, number, order)
+            else:
+                job = None if name == "on-demand" else "bench"
+                order = self.ours(place, job, far=far, checkout=checkout)
+            return self.outcome(f"{name}{checkout.suffix}", number, order, checkout)
 
-    def _outcome(self, name: str, number: int, order: Order) -> Run:
+    def outcome(self, name: str, number: int, order: Order, checkout: Checkout = HERE) -> Run:
         """Run the order on the node."""
-        argv = [sys.executable, str(NODE), msgspec.json.encode(order).decode()]
         log = self.work / "node.log"
         with open(log, "ab+") as err:
             at = err.tell()
             process = subprocess.Popen(
-                [*WITH_US, *self.site.node.argv(argv)],
+                [*WITH_US, *self.site.node.argv(checkout.argv(order))], env=checkout.environ(),
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=err, start_new_session=True,
             )  # fmt: skip
             output = _communicate(process)
@@ -223,6 +241,8 @@ class Bench:
             raise BootseerError(said[-1] if said else f"the start ended with code {process.returncode}")
         outcome = msgspec.json.decode(output.strip().split(b"\n")[-1], type=Outcome)
         details = {"cpu_seconds": outcome.cpu, **outcome.details}
+        if checkout.suffix:
+            details["commit"] = checkout.commit
         return Run(variant=name, n=number, seconds=outcome.seconds, stages=outcome.stages,
                    bytes={"link": outcome.link_bytes}, details=details)  # fmt: skip
 
@@ -230,36 +250,33 @@ class Bench:
         _drop_caches()
         return convert(self.site.ref(), self.work / "conversion", number)
 
-    def _listed(self, driver: str) -> Run:
-        """What of the page list of ``driver`` those starts did not touch that it is not made of, and that nothing was
-        read ahead of: the ``warm`` ones. Those without recording leave a millisecond of it, which is not compared."""
-        url = self.site.store()
-        assert url is not None
-        store = open_store(url)
+    def _listed(self) -> Run:
+        """What of the page list those starts did not touch that it is not made of, and that nothing was read ahead of:
+        the ``warm`` ones. Those without recording leave a millisecond of it, which is not compared."""
+        store = open_store(self.site.store())
         size = localize_manifest(store, self.digest, self.work / "parts").manifest.data_size
-        keys = [info.key for info in store.list(ProfileKey(f"bench-{driver}").prefix(self.digest))]
-        keys = [key for key in keys if key.endswith(f".{driver}.pages")]
-        traces = load_own(store, self.digest, ProfileKey(f"warm-{driver}"), size)
+        keys = [info.key for info in store.list(ProfileKey("bench").prefix(self.digest))]
+        keys = [key for key in keys if key.endswith(".pages")]
+        traces = load_own(store, self.digest, ProfileKey("warm"), size)
         longest = max((trace.touches[-1].ms for trace in traces if trace.touches), default=0)
         whole = [trace for trace in traces if trace.touches and 2 * trace.touches[-1].ms >= longest]
         if not keys or not whole:
-            raise BootseerError(f"there is no page list of {driver}, or no start to compare it with")
+            raise BootseerError("there is no page list, or no start to compare it with")
         pages = load_pages(store, keys[0], self.digest, size)
         wasted = statistics.median(unused(pages, trace) for trace in whole)
         details = {"ranges": len(pages.ranges), "starts": len(whole), "unused": round(wasted, 4)}
-        return Run(variant=f"page-list-{driver}", n=1, seconds=0.0, bytes={"listed": pages.size}, details=details)
+        return Run(variant="page-list", n=1, seconds=0.0, bytes={"listed": pages.size}, details=details)
 
     def _read(self, name: str) -> None:
         """Readings through our mount beside plain ones; the runs are noted here."""
         assert self.full is not None
         store = self.site.store()
-        assert store is not None
-        driver = name.removeprefix("read-filled-") if "filled" in name else "auto"
-        with self._place() as place:
-            cache = self.work / "full" if driver == "auto" else place / "cache"
-            with _reading.mounted(store, self.digest, place, driver, cache) as made:
+        filled = name == "read-filled"
+        with self.place() as place:
+            cache = place / "cache" if filled else self.work / "full"
+            with _reading.mounted(store, self.digest, place, cache) as made:
                 local = self.full
-                if driver != "auto":
+                if filled:
                     _reading.fill(made)
                     local = localize(open_store(store), self.digest, cache)
                 data = local.cache / "data"
@@ -267,7 +284,7 @@ class Bench:
                     self.note(run)
 
     @contextlib.contextmanager
-    def _place(self) -> Iterator[Path]:
+    def place(self) -> Iterator[Path]:
         """An empty folder for one run, deleted at its end with everything that a run that failed left there."""
         place = self.work / "place"
         place.mkdir()
@@ -275,6 +292,11 @@ class Bench:
             yield place
         finally:
             workplace.remove(place)
+
+
+def _plain(suffix: str) -> str:
+    """``suffix`` of a variant as names of folders, profiles and repositories have it."""
+    return suffix.replace("@", "-")
 
 
 def unused(pages: PageList, trace: Trace) -> float:

@@ -1,15 +1,18 @@
-"""The data centre of bench/image: a registry and a store behind one shaped link, and a second, longer way to both."""
+"""The data centre of the image benches: a registry and a store behind one shaped link, and a longer way to both."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
-import importlib.util
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import _parts
+from bootseer.demo import workplace
+from bootseer.errors import BootseerError, FullError, PrivilegeError, UnsupportedError
 from bootseer.testing.hadoop import HadoopCluster
 from bootseer.testing.latency import LatencyProxy
 from bootseer.testing.netns import Node, ShapedNetwork
@@ -32,16 +35,48 @@ class Site:
         """The image."""
         return f"{self.registry(far)}/{_parts.REPOSITORY}:1"
 
-    def store(self, far: bool = False) -> str | None:
-        """URL of the store with the converted image; None where it cannot be reached through the proxy."""
+    def store(self, far: bool = False, suffix: str = "") -> str:
+        """URL of the store with the converted image, or of another one whose name ends in ``suffix``. Raises
+        `UnsupportedError` where it cannot be reached through the proxy."""
+        if self._hdfs and far:
+            raise UnsupportedError("the store cannot be reached through the latency proxy")
         if self._hdfs:
-            return None if far else self._hdfs
-        return f"registry+http://{self.registry(far)}/{_parts.REPOSITORY}"
+            return f"{self._hdfs}{suffix}"
+        return f"registry+http://{self.registry(far)}/{_parts.REPOSITORY}{suffix}"
 
 
-def default_store() -> str:
-    """The registry itself where this version can use one as a store, else HDFS."""
-    return "registry" if importlib.util.find_spec("bootseer.store.registry") else "hdfs"
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add what the image benches have in common."""
+    parser.add_argument("--rate", type=float, default=1000, help="Mbit/s of the link")
+    parser.add_argument("--rtt", type=float, default=0.01, help="seconds of the -10ms variants' round trip")
+    parser.add_argument("--store", choices=STORES, default="registry", help="where converted images go")
+    parser.add_argument("--append", action="store_true", help="add to the runs of the report that is there")
+    parser.add_argument("--out", type=Path)
+
+
+@contextlib.contextmanager
+def prepared(parts: _parts.Parts, given: argparse.Namespace, *, nydus: bool = False) -> Iterator[tuple[Path, Site]]:
+    """The parts, made where they are missing; then a work folder and the site. One bench at a time: they share names
+    of network devices."""
+    if os.geteuid() != 0:
+        raise PrivilegeError("the bench mounts file systems and makes network namespaces", hint="run it with sudo")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    parts.folder.mkdir(parents=True, exist_ok=True)
+    with workplace.only_one(parts.folder.parent):
+        workplace.sweep(parts.folder)
+        try:
+            parts.prepare(nydus=nydus)
+        except BootseerError as exc:
+            if not nydus or isinstance(exc, FullError):
+                raise
+            parts.say(f"no nydus: {exc}")
+            parts.prepare(nydus=False)
+        work = workplace.make(parts.folder)
+        try:
+            with site(parts, work, rate_mbit=given.rate, rtt=given.rtt, store=given.store) as made:
+                yield work, made
+        finally:
+            workplace.remove(work)
 
 
 @contextlib.contextmanager

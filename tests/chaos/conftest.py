@@ -36,7 +36,7 @@ def small() -> Iterator[Site]:
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A folder on a disk, where EROFS mounts files and fanotify marks them."""
+    """A folder on a disk, where EROFS mounts files."""
     folder = Path(tempfile.mkdtemp(prefix="bootseer-pytest-chaos-", dir="/var/tmp"))
     yield folder
     shutil.rmtree(folder)
@@ -44,15 +44,15 @@ def place() -> Iterator[Path]:
 
 @pytest.fixture
 def node_of(place: Path) -> Iterator[Callable[..., Node]]:
-    """Makes nodes, and ends them: ``node_of(site, driver, rate=...)``. ``copy``: with a store of its own."""
+    """Makes nodes, and ends them: ``node_of(site, rate=...)``. ``copy``: with a store of its own."""
     nodes: list[Node] = []
 
-    def new(site: Site, driver: str = "fanotify", *, rate: float = 0.0, copy: bool = False) -> Node:
+    def new(site: Site, *, rate: float = 0.0, copy: bool = False) -> Node:
         folder = place / f"node{len(nodes)}"
         store = site.store
         if copy:
             store = Path(shutil.copytree(site.store, folder / "store"))
-        nodes.append(Node(folder, str(store), site.tree, driver, rate=rate))
+        nodes.append(Node(folder, str(store), site.tree, rate=rate))
         return nodes[-1]
 
     yield new

@@ -12,13 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.errors import BootseerError, UnavailableError, UnsupportedError
-from bootseer.kernel import _libc
+from bootseer.errors import BootseerError
 from bootseer.kernel import mount as mounts
 from bootseer.testing import ways
 from bootseer.testing.chaos import Chaos, Plan
 from bootseer.testing.crowd import Crowd, files_of
-from bootseer.testing.node import Node, short_queues
+from bootseer.testing.node import Node, pids
 from bootseer.testing.torture import Site
 from bootseer.testing.waits import until
 from bootseer.testing.weather import Weather
@@ -28,26 +27,22 @@ pytestmark = pytest.mark.root
 NodeOf = Callable[..., Node]
 RATE = 5e6
 
-both = pytest.mark.parametrize("driver", ["fanotify", "fuse"])
 
-
-@both
-def test_killed_again_and_again(site: Site, node_of: NodeOf, driver: str) -> None:
+def test_killed_again_and_again(site: Site, node_of: NodeOf) -> None:
     """Nothing but deaths: not even an error."""
-    node = node_of(site, driver, rate=RATE)
-    outcome = Chaos(node, site.reference, Plan(fetcher=20, front=8, holder=3, seconds=60)).run()
+    node = node_of(site, rate=RATE)
+    outcome = Chaos(node, site.reference, Plan(fetcher=20, server=8, supervisor=3, seconds=60)).run()
     assert outcome.clean, outcome.findings
-    assert outcome.done == {"fetcher": 20, "front": 8, "holder": 3}
+    assert outcome.done == {"fetcher": 20, "server": 8, "supervisor": 3}
     assert (outcome.lost, outcome.tally.errors) == (0, 0), outcome.findings
     assert outcome.restarts >= 25
     assert outcome.tally.files > 30
 
 
-@both
-def test_bad_weather(site: Site, node_of: NodeOf, driver: str) -> None:
-    """Errors are allowed: of readers that met a front without descriptors."""
-    node = node_of(site, driver, rate=RATE)
-    plan = Plan(fetcher=2, front=1, stop=2, outage=2, squall=2, poor=2, torn=0.5, seconds=60, seed=2)
+def test_bad_weather(site: Site, node_of: NodeOf) -> None:
+    """Errors are allowed: of readers that met a server without descriptors."""
+    node = node_of(site, rate=RATE)
+    plan = Plan(fetcher=2, server=1, stop=2, outage=2, squall=2, poor=2, torn=0.5, seconds=60, seed=2)
     outcome = Chaos(node, site.reference, plan).run()
     assert outcome.clean, outcome.findings
     assert outcome.done == plan.todo
@@ -58,16 +53,21 @@ def test_bad_weather(site: Site, node_of: NodeOf, driver: str) -> None:
 # -- controls: what the tests above would see ------------------------------------------------------------------------
 
 
-def test_control_without_anybody_to_hold_the_group_zeros_are_seen(site: Site, node_of: NodeOf, place: Path) -> None:
-    node = node_of(site, rate=2e6)
+def test_control_zeros_are_seen(site: Site, node_of: NodeOf, place: Path) -> None:
+    """The data file without the server has zeros where blocks are missing."""
+    node = node_of(site)
     made = node.mount()
-    files = files_of(site.reference, largest=64 << 20)
-    with Crowd(made.target, site.reference, place / "crowd", files=files) as crowd:
-        time.sleep(0.5)
-        assert crowd.tally().mismatches == 0
-        node.kill_all(made)
-        until(lambda: crowd.tally().zeros > 5, 20, "a page of zeros")
-    assert crowd.tally().mismatches >= crowd.tally().zeros
+    (made.target / "bulk/003").read_bytes()
+    made.unmount()
+    (place / "bare").mkdir()
+    mounts.mount_erofs(node.cache / "trees" / site.tree / "meta", node.data / "data", place / "bare")
+    try:
+        with Crowd(place / "bare", site.reference, place / "crowd", files=["bulk/018"], readers=1, passes=1) as crowd:
+            found = crowd.join(20)
+    finally:
+        mounts.unmount(place / "bare")
+    assert found.zeros > 0
+    assert found.mismatches >= found.zeros
     assert "wrong" in crowd.findings
 
 
@@ -85,84 +85,40 @@ def test_control_one_wrong_byte_is_seen(place: Path, way: str) -> None:
 
 
 def test_control_hangs_are_seen(site: Site, node_of: NodeOf, place: Path) -> None:
-    made = node_of(site, "fuse").mount()
-    front = made.status().front_pid
-    os.kill(front, signal.SIGSTOP)
+    made = node_of(site).mount()
+    server = pids(made.status())["server"]
+    os.kill(server, signal.SIGSTOP)
     try:
         with Crowd(
             made.target, site.reference, place / "crowd", files=["bulk/003"], readers=2, passes=1, limit=0.5
         ) as crowd:
             assert crowd.join(20).hangs == 2
     finally:
-        os.kill(front, signal.SIGCONT)
+        os.kill(server, signal.SIGCONT)
 
 
-@pytest.mark.parametrize("unlimited", [True, False])
-def test_queues_of_two_events(site: Site, node_of: NodeOf, place: Path, unlimited: bool) -> None:
-    """A full queue of events has the kernel allow what does not fit. Ours has no limit; the control has one."""
-    before = "from bootseer.kernel import fanotify; fanotify._FLAGS &= ~fanotify.FAN_UNLIMITED_QUEUE"
-    with short_queues():
-        made = node_of(site).mount(before="" if unlimited else before)
-    front = made.status().front_pid
-    os.kill(front, signal.SIGSTOP)
-    files = [name for name in files_of(site.reference) if name.startswith("bulk")]
-    with Crowd(made.target, site.reference, place / "crowd", files=files, passes=1) as crowd:
-        if unlimited:
-            until(lambda: crowd.reading() == 16, 30, "every reader to wait")
-        else:
-            until(lambda: crowd.tally().zeros > 0, 30, "a page of zeros")
-        os.kill(front, signal.SIGCONT)
-        found = crowd.join(60)
-    if unlimited:
-        assert found[3:] == (0, 0, 0, 0), crowd.findings
-
-
-# -- what must be refused --------------------------------------------------------------------------------------------
-
-
-def test_a_loop_device_over_the_marked_file_is_refused(
-    site: Site, node_of: NodeOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its reads raise no events: they would be zeros. Where the kernel mounts no files, FUSE is right."""
-    plain = _libc.mount
-
-    def no_files(source: str, target: str, fstype: str, flags: int, data: str) -> None:
-        if fstype == "erofs" and not source.startswith("/dev/"):
-            raise OSError(errno.ENOTBLK, os.strerror(errno.ENOTBLK), target)
-        plain(source, target, fstype, flags, data)
-
-    node = node_of(site)
-    monkeypatch.setattr(_libc, "mount", no_files)
-    with pytest.raises(UnsupportedError, match="loop"):
-        node.mount()
-    until(lambda: not node.left(), 10, "the end of the server")
-    made = node_of(site, "fuse").mount()
-    assert (made.target / "bulk/003").read_bytes() == (site.reference / "bulk/003").read_bytes()
-
-
-def test_a_mark_that_would_come_late_is_refused(site: Site, node_of: NodeOf, place: Path) -> None:
-    node = node_of(site)
+def test_all_processes_dead_at_once(site: Site, node_of: NodeOf, place: Path) -> None:
+    """Nobody is left to serve: errors, no zeros and no hangs. The unmount cleans up, and the tree can be mounted."""
+    node = node_of(site, rate=2e6)
     made = node.mount()
-    (made.target / "bulk/003").read_bytes()
+    files = files_of(site.reference, largest=64 << 20)
+    with Crowd(made.target, site.reference, place / "crowd", files=files) as crowd:
+        time.sleep(0.5)
+        node.kill_all(made)
+        until(lambda: crowd.tally().errors > 5, 20, "errors")
+        found = crowd.stop()
+    assert (found.mismatches, found.zeros, found.hangs) == (0, 0, 0), crowd.findings
     made.unmount()
-    (place / "bare").mkdir()
-    mounts.mount_erofs(node.cache / "trees" / site.tree / "meta", node.data / "data", place / "bare")
-    try:
-        assert (place / "bare/bulk/018").read_bytes() != (site.reference / "bulk/018").read_bytes()  # the control
-        with pytest.raises(UnavailableError, match="in use"):
-            node.mount()
-    finally:
-        mounts.unmount(place / "bare")
-    again = node.mount()
-    assert (again.target / "bulk/018").read_bytes() == (site.reference / "bulk/018").read_bytes()
+    assert node.left() == []
+    node.rate = 0.0
+    assert (node.mount().target / "bulk/003").read_bytes() == (site.reference / "bulk/003").read_bytes()
 
 
 # -- outages ---------------------------------------------------------------------------------------------------------
 
 
-@both
-def test_a_store_that_is_down_before_the_start(site: Site, node_of: NodeOf, driver: str) -> None:
-    node = node_of(site, driver, copy=True)
+def test_a_store_that_is_down_before_the_start(site: Site, node_of: NodeOf) -> None:
+    node = node_of(site, copy=True)
     store, hidden = Path(node.store_url), Path(f"{node.store_url}.hidden")
     store.rename(hidden)
     with pytest.raises(BootseerError):
@@ -172,10 +128,9 @@ def test_a_store_that_is_down_before_the_start(site: Site, node_of: NodeOf, driv
     assert (node.mount().target / "bulk/003").read_bytes() == (site.reference / "bulk/003").read_bytes()
 
 
-@both
-def test_a_store_that_goes_and_comes_back(site: Site, node_of: NodeOf, driver: str) -> None:
+def test_a_store_that_goes_and_comes_back(site: Site, node_of: NodeOf) -> None:
     """What is on the node is served; the rest is an error by its deadline, and right once the store is back."""
-    node = node_of(site, driver)
+    node = node_of(site)
     made = node.mount(demand_deadline=1.0)
     want = (site.reference / "bulk/003").read_bytes()
     assert (made.target / "bulk/003").read_bytes() == want
@@ -199,11 +154,10 @@ def test_a_store_that_goes_and_comes_back(site: Site, node_of: NodeOf, driver: s
 
 
 @pytest.mark.parametrize("what", ["mount", "unmount", "status"])
-@both
-def test_a_dead_fetcher_is_no_dead_server(site: Site, node_of: NodeOf, place: Path, driver: str, what: str) -> None:
+def test_a_dead_fetcher_is_no_dead_server(site: Site, node_of: NodeOf, place: Path, what: str) -> None:
     """Nobody listens until another fetcher is there. Who takes that for the end of the server and cleans up after it
-    takes the group from readers, who get zeros."""
-    node = node_of(site, driver, rate=RATE)
+    ends the mount under its readers."""
+    node = node_of(site, rate=RATE)
     made, other = node.mount(), node.mount("other")
     before = made.status()
     with Crowd(made.target, site.reference, place / "crowd", files=files_of(site.reference), readers=4) as crowd:

@@ -36,7 +36,6 @@ NodeOf = Callable[..., Node]
 KEY = ProfileKey("test")
 HOW = ["flip", "truncate", "duplicate", "swap"]
 
-both = pytest.mark.parametrize("driver", ["fanotify", "fuse"])
 each_way = pytest.mark.parametrize("how", HOW)
 
 
@@ -68,10 +67,9 @@ def healed(site: Site, node: Node) -> None:
 # -- the store -------------------------------------------------------------------------------------------------------
 
 
-@both
 @each_way
-def test_packs(small: Site, node_of: NodeOf, driver: str, how: str) -> None:
-    node = node_of(small, driver, copy=True)
+def test_packs(small: Site, node_of: NodeOf, how: str) -> None:
+    node = node_of(small, copy=True)
     rand = random.Random(how)
     for pack in packs(node):
         for _ in range(1 if how == "truncate" else 6):
@@ -85,9 +83,8 @@ def test_packs(small: Site, node_of: NodeOf, driver: str, how: str) -> None:
     assert read_all(small, made).errors == 0
 
 
-@both
-def test_damage_on_the_way_is_fetched_again(small: Site, node_of: NodeOf, driver: str) -> None:
-    node = node_of(small, driver)
+def test_damage_on_the_way_is_fetched_again(small: Site, node_of: NodeOf) -> None:
+    node = node_of(small)
     Weather(flip=0.25, cut=0.1, stale=0.1).make(node.weather)
     for _ in range(20):  # a damaged small part refuses the mount; those that came right are kept
         with contextlib.suppress(DataError):
@@ -143,7 +140,7 @@ def profiled(small: Site, tmp_path_factory: pytest.TempPathFactory) -> Site:
     """The store with a trace and a hot pack of one start."""
     folder = tmp_path_factory.mktemp("pytest-profiled")
     shutil.copytree(small.store, folder / "store")
-    node = Node(folder / "node", str(folder / "store"), small.tree, "auto")
+    node = Node(folder / "node", str(folder / "store"), small.tree)
     try:
         made = node.mount(profile=KEY)
         read_all(small, made)
@@ -160,7 +157,7 @@ def profiled(small: Site, tmp_path_factory: pytest.TempPathFactory) -> Site:
 @pytest.mark.parametrize("part", ["trace", "pack"])
 def test_profiles(profiled: Site, node_of: NodeOf, part: str, how: str) -> None:
     """They are advice: without them the start is slower, and nothing else."""
-    node = node_of(profiled, "fuse" if how == "flip" else "fanotify", copy=True)
+    node = node_of(profiled, copy=True)
     rand = random.Random(how)
     for path in Path(node.store_url, "profiles").rglob(f"*.{part}"):
         for _ in range(5 if how == "flip" else 1):
@@ -192,7 +189,7 @@ def test_small_parts_on_the_node(small: Site, node_of: NodeOf, part: str) -> Non
 @pytest.mark.parametrize("how", ["flip", "truncate", "duplicate", "swap", "empty", "extend"])
 def test_a_torn_bitmap(small: Site, node_of: NodeOf, how: str) -> None:
     """Nothing is believed to be here. The data file is random, so believing anything would be seen."""
-    node = node_of(small, "fuse" if how in ("flip", "extend") else "fanotify")
+    node = node_of(small)
     made = node.mount()
     (made.target / "bulk/003").read_bytes()
     made.unmount()

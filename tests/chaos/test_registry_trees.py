@@ -46,8 +46,8 @@ def login(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]
 def nodes(place: Path) -> Iterator[Callable[..., Node]]:
     made: list[Node] = []
 
-    def new(store: str, tree: str, driver: str = "fanotify", *, rate: float = 0.0) -> Node:
-        made.append(Node(place / f"node{len(made)}", store, tree, driver, rate=rate))
+    def new(store: str, tree: str, *, rate: float = 0.0) -> Node:
+        made.append(Node(place / f"node{len(made)}", store, tree, rate=rate))
         return made[-1]
 
     yield new
@@ -82,7 +82,7 @@ def test_tokens_that_end_soon(
         login(registry.address)
         store, tree = put(small, registry.address, place)
         tokens.lifetime, before = 2.0, len(tokens.issued)
-        node = nodes(store, tree, "fuse", rate=1.2e6)
+        node = nodes(store, tree, rate=1.2e6)
         made = node.mount()
         with crowd_of(small, node, made.target) as crowd:
             for _ in range(2):

@@ -27,8 +27,6 @@ NodeOf = Callable[..., Node]
 MOST = 64 << 20
 """Of larger files, data and samples are compared (`ways.regions`)."""
 
-both = pytest.mark.parametrize("driver", ["fanotify", "fuse"])
-
 
 @pytest.fixture(scope="session")
 def want(site: Site) -> Found:
@@ -79,11 +77,10 @@ def test_the_image_has_what_it_should(site: Site, want: Found) -> None:
     assert b"opaque/below" not in want
 
 
-@both
-def test_cold_with_one_reader_then_warm(site: Site, node_of: NodeOf, place: Path, want: Found, driver: str) -> None:
-    node = node_of(site, driver)
+def test_cold_with_one_reader_then_warm(site: Site, node_of: NodeOf, place: Path, want: Found) -> None:
+    node = node_of(site)
     made = node.mount()
-    assert made.status().driver == driver
+    assert made.status().driver == "fuse"
     compare(site, made.target, place)
     assert made.status().slow_faults > 0
     assert differences(scan(made.target, largest=MOST), want) == []
@@ -95,23 +92,20 @@ def test_cold_with_one_reader_then_warm(site: Site, node_of: NodeOf, place: Path
     compare(site, again.target, place, readers=2)
 
 
-@both
 @pytest.mark.parametrize("way", ways.WAYS)
-def test_cold_each_way(site: Site, node_of: NodeOf, place: Path, driver: str, way: str) -> None:
-    made = node_of(site, driver).mount()
+def test_cold_each_way(site: Site, node_of: NodeOf, place: Path, way: str) -> None:
+    made = node_of(site).mount()
     names = [name for name in files_of(site.reference) if not name.startswith("large")]
     compare(site, made.target, place, some=[way], readers=2, files=names)
 
 
-@both
-def test_cold_with_16_readers(site: Site, node_of: NodeOf, place: Path, driver: str) -> None:
-    made = node_of(site, driver).mount()
+def test_cold_with_16_readers(site: Site, node_of: NodeOf, place: Path) -> None:
+    made = node_of(site).mount()
     compare(site, made.target, place, readers=16, drop=0.3)
 
 
-@both
-def test_a_program_is_executed(site: Site, node_of: NodeOf, driver: str) -> None:
-    target = node_of(site, driver).mount().target
+def test_a_program_is_executed(site: Site, node_of: NodeOf) -> None:
+    target = node_of(site).mount().target
     want = hashlib.sha256((site.reference / "bulk/003").read_bytes()).hexdigest()
     for _ in range(2):
         done = subprocess.run(
@@ -125,9 +119,8 @@ def test_a_program_is_executed(site: Site, node_of: NodeOf, driver: str) -> None
     assert done.stdout.split()[0] == want
 
 
-@both
-def test_through_an_overlay(site: Site, node_of: NodeOf, place: Path, want: Found, driver: str) -> None:
-    made = node_of(site, driver).mount()
+def test_through_an_overlay(site: Site, node_of: NodeOf, place: Path, want: Found) -> None:
+    made = node_of(site).mount()
     for name in ("upper", "work", "merged"):
         (place / name).mkdir()
     target = place / "merged"
@@ -166,9 +159,8 @@ diff -r "$2/merged/sizes" "$3/sizes"
 """
 
 
-@both
-def test_in_a_user_namespace(site: Site, node_of: NodeOf, place: Path, driver: str) -> None:
-    made = node_of(site, driver).mount()
+def test_in_a_user_namespace(site: Site, node_of: NodeOf, place: Path) -> None:
+    made = node_of(site).mount()
     names = [
         name
         for name in files_of(site.reference)
@@ -183,9 +175,8 @@ def test_in_a_user_namespace(site: Site, node_of: NodeOf, place: Path, driver: s
     )  # fmt: skip
 
 
-@both
-def test_links_that_loop_and_lead_nowhere(site: Site, node_of: NodeOf, driver: str) -> None:
-    target = node_of(site, driver).mount().target
+def test_links_that_loop_and_lead_nowhere(site: Site, node_of: NodeOf) -> None:
+    target = node_of(site).mount().target
     for name in ("loop-0", "self"):
         with pytest.raises(OSError, match="Too many levels"):
             (target / "links" / name).read_bytes()

@@ -85,7 +85,7 @@ def test_a_target_that_is_not_there_resets_the_connection():
 
 def test_ended_connections_leave_no_descriptor_behind(proxy):
     def descriptors():
-        return len(os.listdir(f"/proc/{proxy._process.pid}/fd"))
+        return len(os.listdir(f"/proc/{proxy.pid}/fd"))
 
     before = descriptors()
     for _ in range(20):

@@ -28,7 +28,7 @@ from bootseer.kernel import mount as mounts
 from bootseer.store import open_store
 from bootseer.testing import torture
 from bootseer.testing.crowd import Crowd, Tally, files_of
-from bootseer.testing.node import Node, alive, damage, pids, short_queues
+from bootseer.testing.node import Node, alive, damage, pids, restarts
 from bootseer.testing.registry import DockerRegistry
 from bootseer.testing.tokens import TokenServer
 from bootseer.testing.torture import Site
@@ -40,9 +40,9 @@ log = logging.getLogger(__name__)
 DEADLINE = 30.0
 """A read of a missing block fails after this many seconds."""
 LIMIT = 3 * DEADLINE
-"""A read that takes longer hangs: the deadline may begin anew with another front, and the machine be busy."""
+"""A read that takes longer hangs: the deadline may begin anew with another server, and the machine be busy."""
 _BACK_SECONDS = 20.0
-_DISTURBANCES = ("fetcher", "front", "holder", "stop", "outage", "squall", "poor")
+_DISTURBANCES = ("fetcher", "server", "supervisor", "stop", "outage", "squall", "poor")
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,9 +50,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     fetcher: int = 20
     """``kill -9`` of the fetcher."""
-    front: int = 8
-    """... of the front."""
-    holder: int = 0
+    server: int = 8
+    """... of the FUSE server."""
+    supervisor: int = 0
+    """... of the supervisor."""
     stop: int = 0
     """SIGSTOP of the fetcher, for up to a second."""
     outage: int = 0
@@ -60,15 +61,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     squall: int = 0
     """For up to two seconds the store is slow, fails, gives wrong and too few bytes."""
     poor: int = 0
-    """The front has next to no descriptors, for up to half a second: reads fail."""
+    """The FUSE server has next to no descriptors, for up to half a second: reads may fail."""
     readers: int = 16
     seed: int = 1
     crashes: float = 0.2
     """Share of rounds that end with the death of everything after the unmount; the next one goes on with the cache."""
     torn: float = 0.2
     """Share of rounds after which the bitmap is damaged; the next one begins with that."""
-    short_queue: bool = True
-    """Set ``fs.fanotify.max_queued_events`` to 2 while mounting."""
     seconds: float = 600.0
     """Give up after that."""
 
@@ -83,12 +82,11 @@ class Outcome(msgspec.Struct, kw_only=True):
     done: dict[str, int] = {}
     rounds: int = 0
     lost: int = 0
-    """Rounds whose tree gave errors for good, as holder and front had died in the same moment."""
+    """Rounds whose tree gave errors for good, as supervisor and server had died in the same moment."""
     crashes: int = 0
     torn: int = 0
     restarts: int = 0
     taken_over: int = 0
-    denied: int = 0
     failed: int = 0
     bad_blocks: int = 0
     tally: Tally = Tally()
@@ -150,9 +148,8 @@ class Chaos:
             outcome.tally += crowd.stop()
             outcome.findings += crowd.findings
             outcome.lost += lost
-            outcome.restarts += last.front_restarts + last.fetcher_restarts + last.holder_restarts
+            outcome.restarts += restarts(last)
             outcome.taken_over += last.taken_over
-            outcome.denied += last.denied
             outcome.failed += last.failed_reads
             outcome.bad_blocks += last.bad_blocks
             Weather().make(node.weather)
@@ -160,7 +157,7 @@ class Chaos:
             self._crash(made)
         else:
             made.unmount()
-        # Killed readers may have left requests with the front: it stays until these are answered.
+        # Killed readers may have left requests with the server: it stays until these are answered.
         until(lambda: not node.left(), _BACK_SECONDS, f"the end of the server ({', '.join(node.left())})")
         if torn and (node.data / "bitmap").exists():
             outcome.torn += 1
@@ -169,8 +166,7 @@ class Chaos:
             node.forget_cache()
 
     def _mount(self) -> TreeMount:
-        with short_queues() if self._plan.short_queue else contextlib.nullcontext():
-            return self._node.mount(demand_deadline=DEADLINE)
+        return self._node.mount(demand_deadline=DEADLINE)
 
     def _crowd(self, made: TreeMount, passes: int, readers: int) -> Crowd:
         folder = self._node.folder / f"crowd-{self.outcome.rounds}-{passes}"
@@ -199,14 +195,14 @@ class Chaos:
     # -- disturbances ----------------------------------------------------------------------------------------------
 
     def _disturb(self, what: str, made: TreeMount, status: TreeStatus) -> None:
-        if what in ("fetcher", "front", "holder"):
+        if what in ("fetcher", "server", "supervisor"):
             if not self._kill(what, made, status):
                 return
         elif what == "stop":
             with self._stopped(status.fetcher_pid):
                 self._pause(self._rand.uniform(0.1, 1.0))
         elif what == "poor":
-            with self._poor(status.front_pid):
+            with self._poor(pids(status)["server"]):
                 self._pause(self._rand.uniform(0.1, 0.5))
         else:
             bad = Weather(down=True) if what == "outage" else Weather(fail=0.3, flip=0.3, cut=0.2, latency=0.02)
@@ -219,7 +215,7 @@ class Chaos:
             del self._todo[what]
 
     def _kill(self, who: str, made: TreeMount, status: TreeStatus) -> bool:
-        """Kill it, and wait until another is there. Without that wait, holder and front might die together."""
+        """Kill it, and wait until another is there. Without that wait, supervisor and server might die together."""
         pid = pids(status)[who]
         if not pid or not alive(pid):
             return False
@@ -282,18 +278,17 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--registry", action="store_true", help="from a registry whose tokens end after 30 s, instead of a folder"
     )
-    parser.add_argument("--driver", choices=["fanotify", "fuse", "both"], default="both")
-    parser.add_argument("--fetcher", type=int, default=200, help="kills of the fetcher per driver (%(default)s)")
-    parser.add_argument("--front", type=int, default=50, help="of the keeper or FUSE front (%(default)s)")
-    parser.add_argument("--holder", type=int, default=25)
+    parser.add_argument("--fetcher", type=int, default=200, help="kills of the fetcher (%(default)s)")
+    parser.add_argument("--server", type=int, default=50, help="of the FUSE server (%(default)s)")
+    parser.add_argument("--supervisor", type=int, default=25, help="of the supervisor (%(default)s)")
     parser.add_argument("--stop", type=int, default=10, help="times the fetcher is stopped for up to 1 s")
     parser.add_argument("--outage", type=int, default=10, help="of the store, up to 1 s each")
     parser.add_argument("--squall", type=int, default=10, help="times of wrong bytes and errors, up to 2 s each")
-    parser.add_argument("--poor", type=int, default=5, help="times without descriptors: these readers get errors")
+    parser.add_argument("--poor", type=int, default=5, help="times without descriptors: these readers may get errors")
     parser.add_argument("--readers", type=int, default=16)
     parser.add_argument("--rate", type=float, default=4.0, help="of the store, MB/s (%(default)s)")
     parser.add_argument("--seed", type=int, default=int(time.time()))
-    parser.add_argument("--minutes", type=float, default=30.0, help="give up after, per driver (%(default)s)")
+    parser.add_argument("--minutes", type=float, default=30.0, help="give up after (%(default)s)")
     parser.add_argument("--work-dir", type=Path, default=Path("/var/tmp"), help="a disk (%(default)s)")
     return parser.parse_args(argv)
 
@@ -303,10 +298,8 @@ def main(argv: Sequence[str]) -> int:
     logging.basicConfig(level=logging.ERROR, format="%(message)s")
     # Else a mount namespace that somebody makes meanwhile has copies of our mounts: trees would stay in use.
     mounts.private_namespace()
-    drivers = ["fanotify", "fuse"] if given.driver == "both" else [given.driver]
     place = Path(tempfile.mkdtemp(prefix="bootseer-chaos-", dir=given.work_dir))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    good = True
     undo = contextlib.ExitStack()
     try:
         site = torture.prepare(given.image or torture.write(place / "layout"), place)
@@ -319,23 +312,21 @@ def main(argv: Sequence[str]) -> int:
             seed=given.seed,
             seconds=given.minutes * 60,
         )
-        for driver in drivers:
-            node = Node(place / driver, store, site.tree, driver, rate=given.rate * 1e6)
-            try:
-                outcome = Chaos(node, site.reference, plan).run()
-            except BaseException:
-                print(f"{driver}: failed, seed {given.seed}; the end of its log:\n{node.log[-5000:]}", flush=True)
-                raise
-            finally:
-                node.close()
-            _print(driver, given.seed, outcome)
-            if tokens is not None:
-                print(f"  tokens     {len(tokens.issued)} so far")
-            good = good and outcome.clean and outcome.done == plan.todo
+        node = Node(place / "node", store, site.tree, rate=given.rate * 1e6)
+        try:
+            outcome = Chaos(node, site.reference, plan).run()
+        except BaseException:
+            print(f"failed, seed {given.seed}; the end of its log:\n{node.log[-5000:]}", flush=True)
+            raise
+        finally:
+            node.close()
+        _print(given.seed, outcome)
+        if tokens is not None:
+            print(f"  tokens     {len(tokens.issued)}")
     finally:
         undo.close()
         shutil.rmtree(place)
-    return 0 if good else 1
+    return 0 if outcome.clean and outcome.done == plan.todo else 1
 
 
 def _in_registry(site: Site, place: Path, undo: contextlib.ExitStack) -> tuple[str, TokenServer]:
@@ -351,15 +342,15 @@ def _in_registry(site: Site, place: Path, undo: contextlib.ExitStack) -> tuple[s
     return url, tokens
 
 
-def _print(driver: str, seed: int, outcome: Outcome) -> None:
+def _print(seed: int, outcome: Outcome) -> None:
     both = outcome.tally + outcome.final
-    print(f"{driver}: {'clean' if outcome.clean else 'NOT CLEAN'}, seed {seed}, {outcome.seconds:.0f} s")
+    print(f"{'clean' if outcome.clean else 'NOT CLEAN'}, seed {seed}, {outcome.seconds:.0f} s")
     print("  done       " + ", ".join(f"{name} {count}" for name, count in outcome.done.items()))
     print(f"  rounds     {outcome.rounds}, of them {outcome.crashes} crashes, {outcome.torn} torn bitmaps")
     print(f"  read       {both.files} files, {both.pieces} pieces, {both.bytes / 1e9:.1f} GB")
     print(f"  must be 0  mismatches {both.mismatches}, zeros {both.zeros}, hangs {both.hangs}, ", end="")
     print(f"errors in the end {outcome.final.errors}")
-    print(f"  errors     {outcome.tally.errors} reads, {outcome.lost} rounds lost, {outcome.denied} denied")
+    print(f"  errors     {outcome.tally.errors} reads, {outcome.lost} rounds lost")
     print(f"  mended     {outcome.restarts} restarts, {outcome.taken_over} reads taken over, ", end="")
     print(f"{outcome.bad_blocks} bad blocks fetched again", flush=True)
     for line in [line for line in outcome.findings.splitlines() if " wrong" in line][:20]:

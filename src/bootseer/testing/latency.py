@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
-import subprocess
 import sys
-import time
 from collections import deque
+from pathlib import Path
 from types import TracebackType
 
-from bootseer.errors import UnavailableError
+from bootseer.testing.service import service, wait_for_port
 
 _IN_FLIGHT = 8 << 20
 """Bytes held per direction before the sender is stopped: 10 times what 1 Gbit/s moves in 5 ms."""
-_START_SECONDS = 15.0
 
 
 class _Side(asyncio.Protocol):
@@ -136,7 +135,8 @@ class LatencyProxy:
     def __init__(self, target: str, *, rtt: float, host: str = "127.0.0.1") -> None:
         self.target, self.rtt, self.host = target, rtt, host
         self.port = 0
-        self._process: subprocess.Popen[bytes] | None = None
+        self.pid = 0
+        self._running = contextlib.ExitStack()
 
     @property
     def address(self) -> str:
@@ -146,29 +146,14 @@ class LatencyProxy:
         with socket.create_server((self.host, 0)) as probe:
             self.port = int(probe.getsockname()[1])
         argv = [sys.executable, "-m", __name__, self.host, str(self.port), *self.target.rsplit(":", 1), str(self.rtt)]
-        self._process = subprocess.Popen(["setpriv", "--pdeathsig", "TERM", "--", *argv], stdin=subprocess.DEVNULL)
-        end = time.monotonic() + _START_SECONDS
-        while time.monotonic() < end and self._process.poll() is None:
-            try:
-                socket.create_connection((self.host, self.port), timeout=1).close()
-                return self
-            except OSError:
-                time.sleep(0.02)
-        self._stop()
-        raise UnavailableError(f"the latency proxy did not listen on {self.address} within {_START_SECONDS:.0f} s")
+        with contextlib.ExitStack() as stack:
+            process = stack.enter_context(service(argv, Path(os.devnull)))
+            wait_for_port(self.host, self.port, "latency proxy", process)
+            self._running, self.pid = stack.pop_all(), process.pid
+        return self
 
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
-        self._stop()
-
-    def _stop(self) -> None:
-        if self._process is not None:
-            self._process.terminate()
-            try:
-                self._process.wait(5)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-            self._process = None
+        self._running.close()
 
 
 def main(argv: list[str]) -> int:

@@ -7,7 +7,7 @@ import os
 import random
 import shutil
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from bootseer.blocks import tree
@@ -18,8 +18,6 @@ from bootseer.kernel import mount as mounts
 from bootseer.testing.waits import until
 from bootseer.testing.weather import Weather, server
 
-QUEUE = Path("/proc/sys/fs/fanotify/max_queued_events")
-
 
 def alive(pid: int) -> bool:
     try:
@@ -28,24 +26,12 @@ def alive(pid: int) -> bool:
         return False
 
 
-@contextlib.contextmanager
-def short_queues(length: int = 2) -> Iterator[None]:
-    """Fanotify groups made meanwhile, by anybody on this machine, have queues of ``length`` events, unless they ask
-    for unlimited ones."""
-    before = QUEUE.read_text()
-    QUEUE.write_text(str(length))
-    try:
-        yield
-    finally:
-        QUEUE.write_text(before)
-
-
 class Node:
     """One node below ``folder``: caches, state and mount points. `close` ends and removes everything."""
 
-    def __init__(self, folder: Path, store_url: str, digest: str, driver: str, *, rate: float = 0.0) -> None:
+    def __init__(self, folder: Path, store_url: str, digest: str, *, rate: float = 0.0) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.store_url, self.digest, self.driver = folder, store_url, digest, driver
+        self.folder, self.store_url, self.digest = folder, store_url, digest
         self.rate = rate
         self.weather = folder / "weather"
         self.state = folder / "state"
@@ -57,7 +43,7 @@ class Node:
         self, name: str = "mnt", *, profile: ProfileKey | None = None, before: str = "", **set: object
     ) -> TreeMount:
         """``set``: settings; ``before``: see `weather.server`."""
-        settings = {"background_fill": False, "demand_deadline": 30.0, "driver": self.driver, **set}
+        settings = {"background_fill": False, "demand_deadline": 30.0, "driver": "fuse", **set}
         made = tree.mount(
             self.store_url,
             self.digest,
@@ -88,7 +74,7 @@ class Node:
         shutil.rmtree(self.cache, ignore_errors=True)
 
     def kill_all(self, made: TreeMount) -> None:
-        """Holder, front and fetcher at once: on the fanotify driver nobody holds the group then."""
+        """Supervisor, FUSE server and fetcher at once: nobody is left to start another."""
         group = os.getpgid(made.status().pid)
         os.killpg(group, signal.SIGKILL)
         until(lambda: not _members(group), 10.0, "the death of a block server")
@@ -117,7 +103,13 @@ class Node:
 
 
 def pids(status: TreeStatus) -> dict[str, int]:
-    return {"holder": status.pid, "front": status.front_pid, "fetcher": status.fetcher_pid}
+    """The processes that serve a tree, by name."""
+    return {"supervisor": status.pid, "server": status.server_pid, "fetcher": status.fetcher_pid}
+
+
+def restarts(status: TreeStatus) -> int:
+    """How often any of them was started anew."""
+    return status.server_restarts + status.fetcher_restarts + status.supervisor_restarts
 
 
 def damage(path: Path, how: str, rand: random.Random, *, unit: int = 4096) -> None:

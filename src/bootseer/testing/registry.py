@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 
 from bootseer.errors import UnavailableError, UnsupportedError
+from bootseer.testing.service import service
 from bootseer.testing.tokens import ISSUER, SERVICE, TokenServer
 
 _CONFIG = """\
@@ -34,56 +35,58 @@ auth: {{token: {{realm: "{realm}", service: {service}, issuer: {issuer}, rootcer
 USER, PASSWORD = "trainer", "correct-horse"
 _BCRYPT = "$2y$05$abcdefghijklmnopqrstuuZ0Fx87Pb/Aqb0E90lfvCwzXnaFKUHpS"
 """``PASSWORD``, as docker-registry wants it."""
+_START_SECONDS = 15.0
 
 
 class DockerRegistry:
     """Starts in ``__enter__``, stops in ``__exit__``. ``root`` keeps its images (default: a temporary folder).
 
-    ``namespace`` runs it inside that network namespace (``ip netns``). ``login`` wants ``USER`` and ``PASSWORD`` of
-    everybody, ``tokens`` a token of that server. Raises `UnsupportedError` when the program is
-    missing and `UnavailableError` when it does not answer within ``deadline`` seconds.
+    ``login`` wants ``USER`` and ``PASSWORD`` of everybody, ``tokens`` a token of that server. Raises `UnsupportedError`
+    when the program is missing and `UnavailableError` when it does not answer in time.
     """
 
     def __init__(
         self,
         *,
         host: str = "127.0.0.1",
-        port: int = 0,
         root: Path | None = None,
-        namespace: str | None = None,
         login: bool = False,
         tokens: TokenServer | None = None,
-        deadline: float = 15.0,
     ) -> None:
         self.host = host
-        self.port = port
+        self.port = 0
         self._keep = root
-        self._namespace = namespace
         self._login, self._tokens = login, tokens
-        self._deadline = deadline
-        self._process: subprocess.Popen[bytes] | None = None
-        self._temp: str | None = None
+        self._running = contextlib.ExitStack()
+        self._temp: Path | None = None
 
     @property
     def address(self) -> str:
         """``host:port``, as references begin."""
         return f"{self.host}:{self.port}"
 
-    def start(self) -> DockerRegistry:
+    def __enter__(self) -> DockerRegistry:
         program = shutil.which("docker-registry") or shutil.which("registry")
         if not program:
             raise UnsupportedError("no docker-registry here", hint="apt-get install docker-registry")
-        self._program = program
-        self._temp = tempfile.mkdtemp(prefix="bootseer-registry-", dir="/var/tmp")
-        root = self._keep or Path(self._temp, "data")
+        self._temp = Path(tempfile.mkdtemp(prefix="bootseer-registry-", dir="/var/tmp"))
+        root = self._keep or self._temp / "data"
         root.mkdir(parents=True, exist_ok=True)
-        if not self.port:
-            with socket.create_server((self.host if not self._namespace else "127.0.0.1", 0)) as probe:
-                self.port = probe.getsockname()[1]
-        config = Path(self._temp, "config.yml")
-        config.write_text(_CONFIG.format(root=root, address=self.address, auth=self._auth(Path(self._temp))))
-        self._launch()
+        with socket.create_server((self.host, 0)) as probe:
+            self.port = probe.getsockname()[1]
+        config = self._temp / "config.yml"
+        config.write_text(_CONFIG.format(root=root, address=self.address, auth=self._auth(self._temp)))
+        self._argv, self._log = [program, "serve", str(config)], self._temp / "log"
+        try:
+            self._launch()
+        except BaseException:
+            self._remove()
+            raise
         return self
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+        self._running.close()
+        self._remove()
 
     def _auth(self, folder: Path) -> str:
         if self._login:
@@ -96,68 +99,38 @@ class DockerRegistry:
         return ""
 
     def _launch(self) -> None:
-        assert self._temp
-        argv = [self._program, "serve", str(Path(self._temp, "config.yml"))]
-        if self._namespace:
-            argv = ["ip", "netns", "exec", self._namespace, *argv]
-        argv = ["setpriv", "--pdeathsig", "TERM", "--", *argv]  # it ends when this process is killed
-        self._log = Path(self._temp, "log")
-        with open(self._log, "wb") as log:
-            self._process = subprocess.Popen(argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        process = self._running.enter_context(service(self._argv, self._log))
         try:
-            self._wait()
+            self._wait(process)
         except BaseException:
-            self.stop()
+            self._running.close()
             raise
+
+    def _remove(self) -> None:
+        if self._temp:
+            shutil.rmtree(self._temp, ignore_errors=True)
 
     @contextlib.contextmanager
     def outage(self) -> Iterator[None]:
         """The registry is gone meanwhile, connections and all, and comes back with its images at the same address."""
-        self._kill()
+        self._running.close()
         try:
             yield
         finally:
             self._launch()
 
-    def stop(self) -> None:
-        """Stop the server and delete the temporary folder; safe to call twice."""
-        self._kill()
-        if self._temp:
-            shutil.rmtree(self._temp, ignore_errors=True)
-            self._temp = None
-
-    def _kill(self) -> None:
-        if self._process:
-            self._process.terminate()
-            try:
-                self._process.wait(5)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-            self._process = None
-
-    def __enter__(self) -> DockerRegistry:
-        return self.start()
-
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
-        self.stop()
-
-    def _wait(self) -> None:
-        assert self._process is not None
-        end = time.monotonic() + self._deadline
+    def _wait(self, process: subprocess.Popen[bytes]) -> None:
+        end = time.monotonic() + _START_SECONDS
         while time.monotonic() < end:
-            if self._process.poll() is not None:
+            if process.poll() is not None:
                 text = self._log.read_text(errors="replace").strip()[-300:]
                 raise UnavailableError(f"docker-registry at {self.address} ended at once: {text}")
             if self._answers():
                 return
             time.sleep(0.05)
-        raise UnavailableError(f"docker-registry at {self.address} did not answer within {self._deadline:.0f} s")
+        raise UnavailableError(f"docker-registry at {self.address} did not answer within {_START_SECONDS:.0f} s")
 
     def _answers(self) -> bool:
-        if self._namespace:
-            probe = ["ip", "netns", "exec", self._namespace, "bash", "-c", f"exec 3<>/dev/tcp/{self.host}/{self.port}"]
-            return subprocess.run(probe, capture_output=True, check=False, timeout=5).returncode == 0
         connection = http.client.HTTPConnection(self.host, self.port, timeout=1)
         try:
             connection.request("GET", "/v2/")

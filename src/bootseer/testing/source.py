@@ -13,7 +13,7 @@ from bootseer.oci.spec import Descriptor
 from bootseer.store import ObjectInfo, RangeReader, Store
 
 
-class _Reader(RangeReader):
+class WrappedReader(RangeReader):
     """Range reads that go through ``around(offset, length, read)``."""
 
     def __init__(
@@ -34,7 +34,7 @@ class _Reader(RangeReader):
         self._inner.close()
 
 
-class _Wrapper(Store):
+class WrappedStore(Store):
     def __init__(self, inner: Store) -> None:
         self.inner = inner
         self.url = inner.url
@@ -66,7 +66,7 @@ class _Wrapper(Store):
         self.inner.keep(key)
 
 
-class CheckedStore(_Wrapper):
+class CheckedStore(WrappedStore):
     """``inner``, where `_check` may raise before each operation that it knows of."""
 
     def _check(self) -> object: ...
@@ -127,7 +127,7 @@ class FlakyStore(CheckedStore):
 
     def open(self, key: str) -> RangeReader:
         self._check()
-        return _Reader(
+        return WrappedReader(
             self.inner.open(key),
             lambda offset, length, read: self._read(key, offset, length, read),
             streams=self.streams,
@@ -151,7 +151,7 @@ class FlakyStore(CheckedStore):
         return bytes(data)
 
 
-class RateLimitedStore(_Wrapper):
+class RateLimitedStore(WrappedStore):
     """A store behind one link of ``rate`` bytes per second, shared fairly, with ``latency`` seconds per request."""
 
     _SLICE = 64 << 10
@@ -191,7 +191,7 @@ class RateLimitedStore(_Wrapper):
             self._pass(length)
             return read()
 
-        return _Reader(self.inner.open(key), around)
+        return WrappedReader(self.inner.open(key), around)
 
     def put(self, key: str, data: bytes | Path, *, overwrite: bool = False) -> bool:
         self._pass(data.stat().st_size if isinstance(data, Path) else len(data))

@@ -18,7 +18,7 @@ import msgspec
 
 from bootseer.errors import UnavailableError
 from bootseer.store import RangeReader, Store
-from bootseer.testing.source import CheckedStore, RateLimitedStore, _Reader
+from bootseer.testing.source import CheckedStore, RateLimitedStore, WrappedReader
 
 
 class Weather(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,7 +78,7 @@ class WeatherStore(CheckedStore):
 
     def open(self, key: str) -> RangeReader:
         self._check()
-        return _Reader(self.inner.open(key), self._read)
+        return WrappedReader(self.inner.open(key), self._read)
 
     def _read(self, offset: int, length: int, read: Callable[[], bytes]) -> bytes:
         weather, chance = self._check(), self._random.random

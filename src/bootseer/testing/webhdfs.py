@@ -84,10 +84,6 @@ class WebHdfs:
         """Whether it still waits for its DataNodes to report their blocks; then nothing can be written."""
         return bool(self.bean("FSNamesystemState").get("FSState", "safeMode") != "Operational")
 
-    def corrupt_replicas(self) -> int:
-        """Blocks of which it knows a damaged replica; falls again when it has replaced that by a copy of a good one."""
-        return int(self.bean("FSNamesystem").get("CorruptBlocks", 0))
-
     def blocks(self, path: str) -> list[BlockAt]:
         """The blocks of a replicated file, in order."""
         found = self._operate("GET_BLOCK_LOCATIONS", path)["LocatedBlocks"]

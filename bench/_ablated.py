@@ -1,0 +1,122 @@
+"""The parts that bench/ablate takes away, one at a time; and the block server without one of them.
+
+    python bench/_ablated.py PART WITH|WITHOUT ...
+
+serves as ``python -m bootseer.blocks.serving.server ...`` does. Nothing of the product is imported before it serves: a
+server that is started beforehand is to begin as quickly as the product's own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from bootseer.store import Store
+
+WITH, WITHOUT = "with", "without"
+NONE: Mapping[str, str] = MappingProxyType({})
+_FROZEN_REQUEST = 3
+_FROZEN_SECONDS = 20.0
+
+
+class Patch(NamedTuple):
+    """``value`` takes the place of ``name`` in ``module``, which must be there: what was renamed is not taken away."""
+
+    module: str
+    name: str
+    value: object
+
+    def apply(self) -> None:
+        """Before the server begins."""
+        *outer, last = self.name.split(".")
+        holder: object = importlib.import_module(self.module)
+        for name in outer:
+            holder = getattr(holder, name)
+        getattr(holder, last)
+        setattr(holder, last, self.value)
+
+
+class Part(NamedTuple):
+    """A part of the product, and how a start goes without it: by a patch of its server, or by settings."""
+
+    name: str
+    without: str
+    """What happens in its place."""
+    target: str
+    """Of the percentage of a start's time that the part saves."""
+    patch: Patch | None = None
+    settings: Mapping[str, str] = NONE
+    prestart: bool = True
+    """Whether a start without the part has its server started beforehand."""
+    both: Mapping[str, str] = NONE
+    """Settings of the starts with the part, too."""
+    frozen: bool = False
+    """Whether all starts of this comparison read from a store that leaves one range unanswered for a while."""
+
+
+NO_FILL = {"BOOTSEER_BACKGROUND_FILL": "false"}
+PARTS = [
+    Part("hotpack", "the hot list comes in ranges of the packs", ">= 5",
+         patch=Patch("bootseer.blocks.fetcher.hotsearch", "look", lambda *args, **kwargs: [])),
+    Part("readahead", "nothing is read ahead of the job", ">= 5", settings={"BOOTSEER_READAHEAD": "false"}),
+    # The end of the recording begins the background fill, which is no part of this comparison.
+    Part("recording", "nothing is recorded", ">= -2", settings={"BOOTSEER_RECORD_SECONDS": "0.001"}, both=NO_FILL),
+    Part("prestart", "the server starts when the tree is mounted", ">= 5", prestart=False),
+    Part("background-fill", "the rest of the image stays in the store", ">= -2", settings=NO_FILL),
+    Part("sync-rest", "the cache is synced while the prefetch lasts", ">= 5",
+         patch=Patch("bootseer.blocks.fetcher.fetch", "Fetcher.prefetching", False)),
+    Part("second-request", "who waits for a block waits for the first request", ">= 5", frozen=True,
+         patch=Patch("bootseer.blocks.fetcher.schedule", "Schedule._twice", lambda schedule, block: None)),
+]  # fmt: skip
+
+
+def freezing(url: str) -> Store:
+    """The store at ``url``, where one request for a range of a hot pack is answered after `_FROZEN_SECONDS` only."""
+    from bootseer.store import RangeReader, open_store
+
+    requests = 0
+    lock = threading.Lock()
+
+    def delayed(call: Callable[..., Any]) -> Callable[..., Any]:
+        def after(*args: Any) -> Any:
+            nonlocal requests
+            with lock:
+                requests += 1
+                this = requests
+            if this == _FROZEN_REQUEST:
+                time.sleep(_FROZEN_SECONDS)
+            return call(*args)
+
+        return after
+
+    def reader_of(key: str) -> RangeReader:
+        reader = opened(key)
+        if key.startswith("profiles/") and key.endswith(".pack"):
+            reader.read, reader.pieces = delayed(reader.read), delayed(reader.pieces)  # type: ignore[method-assign]
+        return reader
+
+    store = open_store(url)
+    opened = store.open
+    store.open = reader_of  # type: ignore[method-assign]
+    return store
+
+
+def main() -> int:
+    from bootseer.blocks.serving import server
+    from bootseer.store import open_store
+
+    name, how, *argv = sys.argv[1:]
+    (part,) = (part for part in PARTS if part.name == name)
+    if how == WITHOUT and part.patch is not None:
+        part.patch.apply()
+    return server.main(argv, store_for=freezing if part.frozen else open_store)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""Servers in a session of their own, which end with whoever started them, also after Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from bootseer.errors import UnavailableError, UnsupportedError
+
+log = logging.getLogger(__name__)
+
+WITH_US = ("setpriv", "--pdeathsig", "TERM", "--")
+_READY_DEADLINE = 30.0
+_STOP_DEADLINE = 10.0
+
+
+@contextlib.contextmanager
+def service(argv: Sequence[str], logfile: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a server in a session of its own, its output in ``logfile``; the whole session is ended on the way out.
+
+    When this process is killed the kernel ends the server (``PR_SET_PDEATHSIG``).
+    """
+    if not shutil.which(argv[0]):
+        raise UnsupportedError(f"{argv[0]} is not installed", hint="run scripts/setup")
+    with open(logfile, "ab") as out:
+        process = subprocess.Popen(
+            [*WITH_US, *argv], stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        yield process
+    finally:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_STOP_DEADLINE)
+                break
+        else:
+            log.warning("%s (pid %d) did not stop", argv[0], process.pid)
+
+
+def wait_for_port(address: str, port: int, name: str, process: subprocess.Popen[bytes]) -> None:
+    """Wait until ``name`` listens. Raises `UnavailableError` after the deadline, or at once when it has ended."""
+    end = time.monotonic() + _READY_DEADLINE
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            raise UnavailableError(f"{name} ended at its start with code {process.returncode}")
+        with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=1):
+            if process.poll() is None:  # else it is somebody else who listens there
+                return
+        time.sleep(0.05)
+    raise UnavailableError(f"{name} did not listen on {address}:{port} within {_READY_DEADLINE:.0f} s")
