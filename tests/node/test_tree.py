@@ -244,7 +244,7 @@ def test_the_second_start_reads_the_hot_pack_alone(site: Site) -> None:
     (trace,) = [info for info in site.store.list("profiles") if info.key.endswith(".trace")]
     found = Trace.decode(site.store.get(trace.key))
     assert {one.comm for one in found.processes} == {Path("/proc/self/comm").read_text().strip()}
-    second = site.mount(cache="two")
+    second = site.mount(cache="two", readahead=False)
     until(lambda: 0 < second.status().hot_total == second.status().hot_ready)
     status = second.status()
     assert status.hot_pack.endswith(".pack")

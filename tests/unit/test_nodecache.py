@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bootseer.blocks import offline
-from bootseer.blocks.cache import check, evict, eviction, inventory, locks
+from bootseer.blocks.cache import check, eviction, inventory, locks
 from bootseer.blocks.cache.blockfile import CacheFile
 from bootseer.blocks.cache.eviction import Limits
 from bootseer.blocks.cache.inventory import Part
@@ -210,7 +210,7 @@ def test_who_comes_during_maintenance_waits_and_finds_its_way(node: Node) -> Non
         waiting = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         time.sleep(0.5)
         assert waiting.poll() is None
-        evict.remove_blocks(quiet)
+        eviction.remove_blocks(quiet)
     assert waiting.communicate(timeout=10)[0] == "in its place\n"
     fd = os.open(tree.cache / "lock", os.O_RDWR)
     os.close(fd)
@@ -351,7 +351,7 @@ def test_the_control_a_hole_before_the_bitmap_is_seen(node: Node) -> None:
     tree = node.trees[0]
     with maintain(node.folder(tree)) as quiet:
         assert quiet is not None
-        evict._libc.punch_hole(quiet.data_fd, 5 * BLOCK, BLOCK)
+        eviction._libc.punch_hole(quiet.data_fd, 5 * BLOCK, BLOCK)
     with pytest.raises(AssertionError, match="block 5 is wrong"):
         node.ready(tree)
     assert [check.bad for check in checked(node)] == [[5], [], []]

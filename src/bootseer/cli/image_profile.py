@@ -165,6 +165,8 @@ def explain(
         typer.echo(f"  wasted    {text.both(found.waste, found.waste_stored)}, {share_text(found.waste_share)} of it")
     typer.echo(f"touched     {size_text(found.touched)} in whole blocks")
     typer.echo(f"  missed    {text.both(found.misses, found.misses_stored)}, {share_text(found.misses_share)} of it")
+    for process in found.left_out:
+        typer.echo(f"left out    process {one_line(process.comm) or process.pid}: it read over a quarter of the data")
     if status is not None:
         moved = f"demand {size_text(status.bytes_demand)}, hot {size_text(status.bytes_hot)}"
         typer.echo(f"measured    moved by {moved}, background {size_text(status.bytes_background)}")

@@ -16,13 +16,12 @@ import errno
 import fcntl
 import logging
 import os
-import signal
 import threading
 from pathlib import Path
 
 from bootseer import faults
 from bootseer.blocks import _hash
-from bootseer.blocks.cache.locks import DATA, take_lock
+from bootseer.blocks.cache.locks import DATA, lease, take_lock
 from bootseer.blocks.formats import bitmap
 from bootseer.blocks.formats.bitmap import Ready
 from bootseer.blocks.formats.blockmap import BlockMap
@@ -296,11 +295,7 @@ def in_use(fd: int) -> bool:
     A write lease is granted only to the one open file description there is; descriptors shared with it by fork or
     over a socket do not count. True when the file system has no leases: then nobody can tell.
     """
-    try:
-        # Who opens the file between these calls has the kernel signal us: by one that is ignored by default, not SIGIO.
-        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
-        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-    except OSError:
+    if not lease(fd):
         return True
+    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     return False

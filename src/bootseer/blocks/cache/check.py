@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from bootseer.blocks import _hash
-from bootseer.blocks.cache import evict
+from bootseer.blocks.cache import eviction
 from bootseer.blocks.cache.blockfile import CacheFile
 from bootseer.blocks.cache.inventory import Part, manifest_of, map_of, mount_points
 from bootseer.blocks.cache.locks import DATA, Quiet, maintain
@@ -90,7 +90,7 @@ def check(
         dropped=look.dropped if look is not None else 0,
         fetched=look.fetched if look is not None else 0,
         bad_files=[str(path) for path in bad_files],
-        dropped_files=sum(evict.remove_small(path) for path in bad_files) if repair else 0,
+        dropped_files=sum(eviction.remove_small(path) for path in bad_files) if repair else 0,
         in_use=look.in_use if look is not None else part.in_use,
         trouble=look.trouble if look is not None else "no intact block map of it is here" if part.map else "",
     )
@@ -187,7 +187,7 @@ class _Look:
             if quiet is None:
                 self.in_use = True
                 return
-            evict.drop_blocks(quiet, self._map, which)
+            eviction.drop_blocks(quiet, self._map, which)
             self.dropped = len(which)
         self.in_use = False
         if store is not None:

@@ -97,7 +97,7 @@ def maintain(folder: Path) -> Iterator[Quiet | None]:
         except BlockingIOError:  # lent to who finishes a hot pack, and now asked back
             yield None
             return
-        yield Quiet(folder, data) if data < 0 or _lease(data) else None
+        yield Quiet(folder, data) if data < 0 or lease(data) else None
 
 
 class Hold:
@@ -164,7 +164,8 @@ def _sign(fd: int, text: bytes) -> None:
         os.ftruncate(fd, 32)
 
 
-def _lease(fd: int) -> bool:
+def lease(fd: int) -> bool:
+    """Take a write lease on a file, which is granted only to the one open file description there is."""
     try:
         # Who opens the file has the kernel signal us: by one that is ignored by default, not SIGIO.
         fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
