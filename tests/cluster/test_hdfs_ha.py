@@ -13,9 +13,9 @@ import pytest
 from bootseer import hdfs
 from bootseer.errors import BootseerError, UnavailableError
 from bootseer.hdfs import access
-from bootseer.hdfs.channel import Channel
 from bootseer.hdfs.namenode import NameNode, login_user
 from bootseer.hdfs.proto import hdfs_pb2 as wire
+from bootseer.hdfs.rpc import Channel
 from bootseer.testing._hadoopsite import Site, free_ports
 from bootseer.testing._jvm import Daemon
 

@@ -56,12 +56,6 @@ def test_wishes_burden_all_alike(count, replicas, files):
     assert names.asked == 1
 
 
-def test_companions_differ():
-    names, made = Names("hdfs://a:1", nodes(4)), Placement()
-    pairs = {frozenset(node.uuid for node in made.wish(names, 2)) for _ in range(4)}
-    assert len(pairs) == 4
-
-
 def test_more_replicas_than_datanodes():
     made = Placement()
     assert len(made.wish(Names("hdfs://a:1", nodes(2)), 3)) == 2
@@ -114,14 +108,7 @@ def test_a_failed_datanode_is_avoided_for_a_time(monkeypatch):
     assert placement.shunned() == [bad]
     for _ in range(8):
         assert bad not in made.wish(names, 3)
-    assert placement.due() == []
-    clock[0] += placement.ASK_AGAIN
-    assert placement.due() == [bad]
-    assert placement.due() == []  # asked already
     clock[0] += placement.SHUNNED
-    assert placement.shunned() == []
-    placement.shun([bad])
-    placement.forgive(bad)
     assert placement.shunned() == []
 
 

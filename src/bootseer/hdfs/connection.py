@@ -1,8 +1,8 @@
-"""One connection to a DataNode: a deadline for all it does in a turn, and another thread may cancel it.
+"""Connections to DataNodes for reading: a deadline for all that one does in a turn, and idle ones for the next read.
 
-A `Connection` has one user at a time, who begins each turn with `Connection.begin`. `Transfer` is the handle that other
-threads hold: `Transfer.cancel` shuts the socket down, which wakes its user wherever it waits. Connections are made and
-kept by `bootseer.hdfs.connections`.
+A `Connection` has one user at a time, who has it from `take` or `connect`, begins each turn with `Connection.begin`
+(`connect` has done so), and ends with `give_back` or `Connection.close`. All threads share the idle ones. `Transfer` is
+the handle that other threads hold: `Transfer.cancel` shuts the socket down, which wakes its user wherever it waits.
 
 Sockets are blocking, and the kernel keeps the deadline (``SO_RCVTIMEO``): so one ``recvmsg`` with ``MSG_WAITALL``
 gathers a MiB in many buffers without Python between, where sockets with Python's own timeouts poll before each call and
@@ -12,21 +12,28 @@ and Python would then begin it anew with its whole time.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import os
 import socket
 import struct
 import threading
 import time
 from collections.abc import Sequence
 
+from bootseer.hdfs.dial import Address, dial
 from bootseer.hdfs.replica_errors import Cancelled
+
+IDLE = 4.0
+"""Seconds after which a DataNode closes an idle connection (``dfs.datanode.socket.reuse.keepalive``)."""
+
+MOST_IDLE = 64
+"""Idle connections kept to all DataNodes together."""
 
 _TIMEVAL = struct.Struct("@ll")
 _LATE = 0.02  # a wait may end so much after the deadline; saves a system call per wait
 _PEEK = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)
 _VECTORS = 512  # buffers of one call; Linux takes 1024
-
-Address = tuple[str, int]
 
 
 class Transfer:
@@ -47,7 +54,8 @@ class Transfer:
         with self._lock:
             self.cancelled = True
             if self._socket is not None:
-                _shut(self._socket)
+                with contextlib.suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_RDWR)
 
     def attach(self, sock: socket.socket | None) -> None:
         """The socket that the read waits for; None: none, and the one before is no longer touched."""
@@ -57,15 +65,10 @@ class Transfer:
                 raise Cancelled("the read was cancelled")
 
 
-def _shut(sock: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)
-
-
 class Connection:
     """A connected socket to ``address``. Every wait ends by the deadline of `begin` with `TimeoutError`.
 
-    Other failures are `OSError`; `EOFError` when the other side closed.
+    Other failures are `OSError`; `EOFError` when the other side closed; `Cancelled`.
     """
 
     def __init__(self, sock: socket.socket, address: Address) -> None:
@@ -75,7 +78,7 @@ class Connection:
         self._until = 0.0
         self._limit = -1.0  # what the kernel was told last, in seconds
         self._polled = False
-        self._ahead = b""  # arrived, not asked for yet
+        self._unread = b""  # arrived, not asked for yet
 
     def begin(self, until: float, transfer: Transfer) -> None:
         """Begin a turn that ends by ``until`` (monotonic seconds)."""
@@ -99,14 +102,10 @@ class Connection:
         self._transfer.attach(None)
         self._transfer = Transfer()
 
-    def abandon(self) -> None:
-        """Close this process's copy; safe in a forked child."""
-        self._socket.close()
-
     @property
-    def in_step(self) -> bool:
+    def reusable(self) -> bool:
         """Nothing has arrived that was not asked for."""
-        return not self._ahead
+        return not self._unread
 
     def alive(self) -> bool:
         """Not closed by the other side, and nothing unread."""
@@ -148,30 +147,33 @@ class Connection:
 
     def some(self, size: int) -> bytes:
         """What there is, at least one and at most ``size`` bytes."""
-        if self._ahead:
-            data, self._ahead = self._ahead[:size], self._ahead[size:]
+        if self._unread:
+            data, self._unread = self._unread[:size], self._unread[size:]
             return data
         while True:
             self._check()
-            with contextlib.suppress(
-                BlockingIOError
-            ):  # the kernel's limit came first: `_check` knows whether it is time
-                if not (data := self._socket.recv(size)):
-                    raise self._closed()
-                return data
+            try:
+                data = self._socket.recv(size)
+            except BlockingIOError:
+                continue  # the kernel's limit came first: `_check` knows whether it is time
+            if not data:
+                raise self._closed()
+            return data
 
     def unread(self, data: bytes) -> None:
         """Give back what was received before its turn."""
-        self._ahead = data + self._ahead
+        self._unread = data + self._unread
 
-    def fill(self, views: Sequence[memoryview], count: int, *, quick: bool = False) -> None:
+    def fill(self, views: Sequence[memoryview], count: int, *, at_once: bool = False) -> None:
         """Receive exactly ``count`` bytes, the sum of all ``views``, into them in order.
 
-        ``quick``: they are near, so let the kernel wait for all; else `Transfer.received` is kept up to date meanwhile.
+        ``at_once``: let the kernel wait for all of them; else `Transfer.received` is kept up to date meanwhile.
         """
-        flags = socket.MSG_WAITALL if quick else 0
-        if self._ahead:
-            views, count = self._fill_ahead(views, count)
+        flags = socket.MSG_WAITALL if at_once else 0
+        if self._unread:
+            used = _copy(self._unread, views)
+            self._unread = self._unread[used:]
+            views, count = _rest(views, used), count - used
         while count:
             self._check()
             now = views if len(views) <= _VECTORS else views[:_VECTORS]
@@ -189,21 +191,20 @@ class Connection:
             if count:
                 views = _rest(views, got)
 
-    def _fill_ahead(self, views: Sequence[memoryview], count: int) -> tuple[Sequence[memoryview], int]:
-        used = 0
-        for view in views:
-            part = self._ahead[used : used + len(view)]
-            view[: len(part)] = part
-            used += len(part)
-            if len(part) < len(view):
-                break
-        self._ahead = self._ahead[used:]
-        return _rest(views, used), count - used
-
     def _closed(self) -> Exception:
         if self._transfer.cancelled:
             return Cancelled("the read was cancelled")
         return EOFError("the DataNode closed the connection")
+
+
+def _copy(data: bytes, views: Sequence[memoryview]) -> int:
+    """Copy the beginning of ``data`` into ``views``; how many bytes that were."""
+    used = 0
+    for view in views:
+        part = data[used : used + len(view)]
+        view[: len(part)] = part
+        used += len(part)
+    return used
 
 
 def _rest(views: Sequence[memoryview], used: int) -> Sequence[memoryview]:
@@ -215,7 +216,81 @@ def _rest(views: Sequence[memoryview], used: int) -> Sequence[memoryview]:
     return []
 
 
-def name(address: Address) -> str:
-    """``host:port``, with brackets around an IPv6 address."""
-    host = address[0].strip("[]")
-    return f"[{host}]:{address[1]}" if ":" in host else f"{host}:{address[1]}"
+# -- idle connections -------------------------------------------------------------------------------------------------
+
+_idle: list[tuple[float, Connection]] = []  # since when, the oldest first
+_lock = threading.Lock()
+
+
+def _forget() -> None:
+    global _lock
+    _lock = threading.Lock()  # another thread of the parent may have held it
+    _idle.clear()  # `bootseer.hdfs.dial` closes this process's copies
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def connect(address: Address, until: float, transfer: Transfer) -> Connection:
+    """A new connection, its turn begun. `OSError` (`TimeoutError` past ``until``), `ConfigError`, `Cancelled`."""
+    try:
+        sock = dial(*address, until, transfer.attach)
+    except OSError:
+        if transfer.cancelled:
+            raise Cancelled("the read was cancelled") from None
+        raise
+    made = Connection(sock, address)
+    try:
+        sock.settimeout(None)
+        made.begin(until, transfer)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def take(address: Address) -> Connection | None:
+    """An idle connection to ``address`` that seems alive, or None."""
+    while True:
+        with _lock:
+            found = next((kept for kept in reversed(_idle) if kept[1].address == address), None)
+            if found is None:
+                return None
+            _idle.remove(found)
+        since, connection = found
+        if time.monotonic() - since < IDLE and connection.alive():
+            return connection
+        connection.close()
+
+
+def give_back(connection: Connection) -> None:
+    """End its turn, and keep it for the next `take` unless it cannot serve one; close those that idle for too long."""
+    connection.end()
+    now, stale = time.monotonic(), []
+    with _lock:
+        if connection.reusable:
+            _idle.append((now, connection))
+        else:
+            stale.append(connection)
+        while _idle and (len(_idle) > MOST_IDLE or now - _idle[0][0] >= IDLE):
+            stale.append(_idle.pop(0)[1])
+    for each in stale:
+        each.close()
+
+
+def clear() -> None:
+    """Close all idle connections."""
+    with _lock:
+        all_kept = [connection for _, connection in _idle]
+        _idle.clear()
+    for connection in all_kept:
+        connection.close()
+
+
+atexit.register(clear)
+
+
+def idle(address: Address) -> int:
+    """How many idle connections to ``address`` are kept."""
+    with _lock:
+        return sum(connection.address == address for _, connection in _idle)

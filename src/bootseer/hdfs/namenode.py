@@ -1,7 +1,7 @@
 """What this project asks of a NameNode, typed: files and folders, blocks and their DataNodes, leases and pipelines.
 
 Every operation takes a deadline in seconds (`DEADLINE` when it is None) and is tried again until then while the
-NameNode cannot be reached, restarts or is in safe mode; `bootseer.hdfs.channel` says why that is right also for
+NameNode cannot be reached, restarts or is in safe mode; `bootseer.hdfs.rpc` says why that is right also for
 operations that change something.
 
 Errors of every operation: `NotFoundError`, `FileExistsError`, `NotWritableError` (permission; another name in the way;
@@ -9,7 +9,7 @@ the lease is lost), `FullError` (quota), `UnavailableError` (also when the deadl
 `SaslRequired`, `DataError` for an answer that makes no sense. Their ``__cause__`` is the `RemoteError` that the
 NameNode answered with, if it did.
 
-Concurrency: any thread; see `bootseer.hdfs.channel`. After a fork the child's objects are other clients, with other
+Concurrency: any thread; see `bootseer.hdfs.rpc`. After a fork the child's objects are other clients, with other
 leases.
 """
 
@@ -31,11 +31,11 @@ from google.protobuf.message import Message
 
 from bootseer.errors import ConfigError, DataError, NotFoundError
 from bootseer.hdfs import nameservice
-from bootseer.hdfs.channel import Channel
 from bootseer.hdfs.client import split
 from bootseer.hdfs.errors import RemoteError
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.records import Block, DataNode, FileBlocks, Located, erasure_name
+from bootseer.hdfs.rpc import Channel
 
 M = TypeVar("M", bound=Message)
 

@@ -21,8 +21,8 @@ from types import TracebackType
 
 from bootseer import faults
 from bootseer.errors import BootseerError, ConfigError, NotWritableError, UnavailableError, UnsupportedError
-from bootseer.hdfs import lease, placement, probe
-from bootseer.hdfs.blockwriter import BlockWriter
+from bootseer.hdfs import lease, placement
+from bootseer.hdfs.blockwriter import ENOUGH, BlockWriter
 from bootseer.hdfs.errors import RemoteError
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.pieces import cut, kept
@@ -39,14 +39,12 @@ WINDOW = 8 << 20
 """Bytes that may be unacknowledged."""
 PATIENCE = 60.0
 """Seconds that each question to the NameNode may take, restarts and fail-overs of it included."""
-BEAT = 20.0
+HEARTBEAT = 20.0
 """Seconds after which an idle pipeline gets a packet without data; DataNodes wait for 60."""
 _SETUPS = 6
-_EARLY = 4
 _MIN_CHECKSUM, _MAX_CHECKSUM = 512, 8 << 20
 _GATHER = 256
-_ENOUGH = 2  # replicas with which a block goes on: the NameNode makes more of it later
-_QUICK, _ABANDON = 0.3, 10.0
+_ABANDON = 10.0
 
 
 class FileOutput:
@@ -84,7 +82,7 @@ class FileOutput:
         self._open = False
         self._failure: BaseException | None = None
         self._pieces: list[memoryview] = []
-        self._held = self._small = self._early = 0
+        self._held = self._small = 0
         self._block: BlockWriter | None = None
         self._previous: Block | None = None
         faults.point("hdfs.output.create")
@@ -192,41 +190,23 @@ class FileOutput:
             now, pieces = cut(pieces, take)
             self._block.write(now, take, window=self._window)
             length -= take
-            if self._block.length == self.block_size or self._ends_early(self._block):
+            if self._block.length == self.block_size or self._block.degraded:
                 self._end()
-
-    def _ends_early(self, block: BlockWriter) -> bool:
-        """Whether another block had better take the rest: one more failure would lose this one, or it is slow."""
-        if block.replicas < min(_ENOUGH, len(block.placed)):  # where the NameNode found one, another block has no more
-            return True
-        if not self._placement or self._early == _EARLY:
-            return False
-        slow = self._placement.pace.report(id(self), block.run(self._window))
-        if not slow:
-            return False
-        self._early += 1
-        placement.shun(slow, slow=True)
-        names = ", ".join(node.address for node in slow)
-        _log.warning("%s holds up what is written with it: it goes on in another block, without %s", self.path, names)
-        return True
 
     def _begin(self) -> BlockWriter:
         """A new block with a pipeline; DataNodes that fail to set it up are left out of the next one."""
         until = time.monotonic() + self._patience
         bad: dict[str, DataNode] = {}
         for attempt in range(1, _SETUPS + 1):
-            self._reconsider()
             located = self._allocate(list(bad.values()), until)
             try:
                 return BlockWriter(self.namenode, self.path, located, self._terms, patience=self._patience)
-            except Broken as exc:
+            except BaseException as exc:
+                if self._placement:
+                    self._placement.end(located.nodes)
+                if not isinstance(exc, Broken):
+                    raise
                 reason, failed = exc.reason, [located.nodes[i] for i in exc.bad]
-                if self._placement:
-                    self._placement.end(located.nodes)
-            except BaseException:
-                if self._placement:
-                    self._placement.end(located.nodes)
-                raise
             placement.shun(failed)
             bad |= {node.uuid: node for node in failed}
             _log.warning("a block of %s goes elsewhere (attempt %d): %s", self.path, attempt, reason)
@@ -238,14 +218,6 @@ class FileOutput:
             f"cannot write {self.path}: no pipeline after {attempt} attempts ({reason})",
             hint="check that the DataNodes run and are reachable from here",
         )
-
-    def _reconsider(self) -> None:
-        """Take DataNodes that were left out and answer again."""
-        if nodes := placement.due():
-            silent = probe.silent(nodes, self._previous.pool if self._previous else "", seconds=_QUICK)
-            for position, node in enumerate(nodes):
-                if position not in silent:
-                    placement.forgive(node)
 
     def _allocate(self, bad: list[DataNode], until: float) -> Located:
         """A new block with at least one DataNode. Rather one that failed before than none."""
@@ -278,7 +250,7 @@ class FileOutput:
                     problem = exc
                 else:
                     faults.point("hdfs.output.add-block")
-                    if len(located.nodes) < min(_ENOUGH, self.replication) and len(exclude) > len(bad):
+                    if len(located.nodes) < min(ENOUGH, self.replication) and len(exclude) > len(bad):
                         # we avoid too many: a replica where something failed lately is better than only one
                         self.namenode.abandon_block(located.block, self.path, self.file_id, deadline=left)
                         continue
@@ -296,7 +268,6 @@ class FileOutput:
             block.close()
             if self._placement:
                 self._placement.end(block.placed)
-                self._placement.pace.ended(id(self))
 
     # -- the end --------------------------------------------------------------------------------------------------
 
@@ -326,8 +297,6 @@ class FileOutput:
     def _leave(self) -> None:
         lease.release(self)
         self._failure = None  # its frames hold what was being written
-        if self._placement:
-            self._placement.pace.closed(id(self))
 
     def abandon(self) -> None:
         """Stop writing and remove the unfinished file, as far as the NameNode answers. Never raises.
@@ -375,9 +344,9 @@ class FileOutput:
         """For `bootseer.hdfs.lease`: keep the pipeline open while nothing is written."""
         if self._lock.acquire(blocking=False):  # else it is being written
             try:
-                if self._block and self._failure is None and time.monotonic() - self._block.idle_since > BEAT:
+                if self._block and self._failure is None and time.monotonic() - self._block.idle_since > HEARTBEAT:
                     with self._final():
-                        self._block.beat()
+                        self._block.heartbeat()
             finally:
                 self._lock.release()
 
