@@ -14,7 +14,7 @@ import pytest
 
 from bootseer import hdfs
 from bootseer.errors import BootseerError, UnavailableError
-from bootseer.hdfs import lease, pipeline, placement, probe
+from bootseer.hdfs import blockwriter, lease, pipeline, placement, probe
 from bootseer.hdfs.blockwriter import BlockLost
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.output import FileOutput
@@ -205,7 +205,8 @@ def test_the_loss_of_the_only_replica_is_an_error_that_names_the_block(cluster, 
 def test_no_datanode_at_all_is_an_error_in_time(cluster, namenode, path, monkeypatch):
     monkeypatch.setattr(pipeline, "PATIENCE", 1.0)
     monkeypatch.setattr(probe, "PROBE", 0.5)
-    out = FileOutput(namenode, path, replication=2, patience=4.0)
+    monkeypatch.setattr(blockwriter, "PATIENCE", 4.0)
+    out = FileOutput(namenode, path, replication=2)
     with cluster.frozen(0, 1, 2, 3):
         begin = time.monotonic()
         with pytest.raises(UnavailableError, match=r"no pipeline after|no DataNode is left|cannot add a block"):
@@ -217,7 +218,7 @@ def test_no_datanode_at_all_is_an_error_in_time(cluster, namenode, path, monkeyp
 
 def test_the_namenode_restarts_while_a_file_is_written(cluster, namenode, path):
     data = os.urandom(24 * MIB)
-    with FileOutput(namenode, path, replication=2, block_size=4 * MIB, patience=60.0) as out:
+    with FileOutput(namenode, path, replication=2, block_size=4 * MIB) as out:
         out.write(data[: 9 * MIB])
         cluster.kill_namenode()
         back = threading.Timer(1.0, cluster.restart_namenode)

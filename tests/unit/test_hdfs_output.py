@@ -35,8 +35,8 @@ class Names:
         self.deleted: list[str] = []
         self.refuses = False
 
-    def create(self, path: str, **options: object) -> int:
-        return self.file.file_id
+    def create(self, path: str, **options: object) -> FileStatus:
+        return self.file
 
     def info(self, path: str, *, deadline: float | None = None) -> FileStatus | None:
         if path != PATH:
@@ -182,11 +182,11 @@ def test_a_broken_idle_pipeline_is_recovered_by_the_next_write_and_not_by_the_th
     monkeypatch.setattr(BlockWriter, "_recover", recover)
     token = wire.Token(identifier=b"", password=b"", kind="", service="")
     located = Located(Block("pool", 1, 2, 0), 0, (), token, False, (), ())
-    block = BlockWriter(Names(), PATH, located, Terms("c", 1 << 20, 512), patience=1.0)  # type: ignore[arg-type]
+    block = BlockWriter(Names(), PATH, located, Terms("c", 1 << 20, 512))  # type: ignore[arg-type]
     block.heartbeat()
     block.heartbeat()
     assert recovered == []
-    block.write([memoryview(b"x")], 1, window=1 << 20)
+    block.write([memoryview(b"x")], 1)
     assert [broken.reason for broken in recovered] == ["gone"]
     block.finish()
     assert len(recovered) == 1

@@ -29,6 +29,10 @@ from bootseer.hdfs.records import Block, DataNode, Located
 
 _log = logging.getLogger(__name__)
 
+WINDOW = 8 << 20
+"""Bytes of a file that may be unacknowledged."""
+PATIENCE = 60.0
+"""Seconds that each question to the NameNode may take, restarts and fail-overs of it included."""
 RECOVERIES = 5
 """Pipelines in a row that may fail without that anything more was acknowledged."""
 ENOUGH = 2
@@ -45,8 +49,8 @@ class BlockWriter:
     ``placed``: the DataNodes it began with. `write` and `finish` raise `BlockLost`, and errors of the NameNode.
     """
 
-    def __init__(self, namenode: NameNode, path: str, located: Located, terms: Terms, *, patience: float) -> None:
-        self._namenode, self._path, self._terms, self._patience = namenode, path, terms, patience
+    def __init__(self, namenode: NameNode, path: str, located: Located, terms: Terms) -> None:
+        self._namenode, self._path, self._terms = namenode, path, terms
         self._located = located
         self.placed = located.nodes
         self.length = 0
@@ -73,8 +77,8 @@ class BlockWriter:
         """When something was last sent, by the monotonic clock."""
         return self._pipeline.used
 
-    def write(self, parts: Sequence[memoryview], length: int, *, window: int) -> None:
-        """Append ``parts``, ``length`` bytes together; waits while more than ``window`` bytes are unacknowledged.
+    def write(self, parts: Sequence[memoryview], length: int) -> None:
+        """Append ``parts``, ``length`` bytes together; waits while more than `WINDOW` bytes are unacknowledged.
 
         The memory of ``parts`` must not change until `finish` has returned.
         """
@@ -83,7 +87,7 @@ class BlockWriter:
         self._number += 1
         self.length += length
         faults.point("hdfs.output.packet")
-        self._drain(max(window - length, 0))
+        self._drain(max(WINDOW - length, 0))
         try:
             self._pipeline.send(packet)
         except Broken as exc:
@@ -170,15 +174,13 @@ class BlockWriter:
 
     def _replace(self, stage: int, acked: int) -> Pipeline:
         old = self._block(acked)
-        renewed = self._namenode.update_block_for_pipeline(old, self._path, deadline=self._patience)
+        renewed = self._namenode.update_block_for_pipeline(old, self._path, deadline=PATIENCE)
         located = replace(self._located, token=renewed.token)
         new = old._replace(generation=renewed.block.generation)
         made = Pipeline(located, self._terms, Setup(stage, new.generation, acked, self.length))
         try:
             faults.point("hdfs.output.recover")
-            self._namenode.update_pipeline(
-                old, new, located.nodes, located.storage_ids, self._path, deadline=self._patience
-            )
+            self._namenode.update_pipeline(old, new, located.nodes, located.storage_ids, self._path, deadline=PATIENCE)
         except BaseException:
             made.close()
             raise

@@ -24,7 +24,7 @@ import msgspec
 from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, UnavailableError
 from bootseer.hdfs.deadline import Workers
 from bootseer.hdfs.dial import dial
-from bootseer.hdfs.errors import translate
+from bootseer.hdfs.errors import REACH, earlier_failure, foreign_file, translate
 
 if TYPE_CHECKING:
     from hdfs_native import Client, FileReader, FileWriter
@@ -129,8 +129,7 @@ class HdfsClient:
             return _workers.call(lambda: function(self._native()), seconds)
         except TimeoutError:
             raise UnavailableError(
-                f"cannot {doing} on {self.url}: no answer within {seconds:.0f} s",
-                hint="check that the NameNode and the DataNodes run and are reachable from here",
+                f"cannot {doing} on {self.url}: no answer within {seconds:.0f} s", hint=REACH
             ) from None
         except (BootseerError, FileExistsError):
             raise
@@ -263,15 +262,9 @@ class HdfsWriter:
 
     def _native(self) -> FileWriter | None:
         if self._foreign:
-            raise BootseerError(
-                f"cannot write {self._path}: another process writes it, of which this one is a child",
-                hint="create files in the process that writes them",
-            )
-        if (earlier := self._failure) is not None:
-            raise UnavailableError(
-                f"cannot write {self._path}: an earlier write of it failed ({getattr(earlier, 'message', earlier)})",
-                hint=getattr(earlier, "hint", ""),
-            ) from earlier
+            raise foreign_file(self._path)
+        if self._failure is not None:
+            raise earlier_failure(self._path, self._failure) from self._failure
         return self._writer
 
     def _call(self, function: Callable[[Client], object], doing: str) -> None:

@@ -43,7 +43,7 @@ DEADLINE = 10.0
 """Seconds an operation may take unless its caller says otherwise."""
 
 _PROTOCOL = "org.apache.hadoop.hdfs.protocol.ClientProtocol"
-_CREATE, _OVERWRITE, _REPLICATED = 1, 2, 128
+_CREATE = 1
 _FILE_MODE, _FOLDER_MODE = 0o644, 0o755
 _KEEP_DEFAULTS = 300.0
 
@@ -110,7 +110,6 @@ class ServerDefaults:
     """
 
     block_size: int
-    bytes_per_checksum: int
     replication: int
     encrypted: bool
 
@@ -261,17 +260,13 @@ class NameNode:
         self,
         path: str,
         *,
-        overwrite: bool = False,
-        create_parent: bool = True,
         replication: int | None = None,
         block_size: int | None = None,
-        replicated: bool = True,
         deadline: float | None = None,
-    ) -> int:
-        """A new, empty file whose lease `client_name` holds; returns its id.
+    ) -> FileStatus:
+        """A new, empty file whose lease `client_name` holds; missing parent folders are made.
 
-        Replicated also in a folder with an erasure coding policy, unless ``replicated`` is off: then its `info` names
-        the policy.
+        In a folder with an erasure coding policy the file has that policy. `FileExistsError` when it exists.
         """
         if replication is None or block_size is None:
             defaults = self.defaults(deadline=deadline)
@@ -280,12 +275,13 @@ class NameNode:
             src=_text(path),
             masked=wire.Permission(mode=_FILE_MODE),
             client=self.client_name,
-            flags=_CREATE | (_REPLICATED if replicated else 0) | (_OVERWRITE if overwrite else 0),
-            create_parent=create_parent,
+            flags=_CREATE,
+            create_parent=True,
             replication=replication,
             block_size=block_size,
         )
-        return self._call("create", request, wire.CreateResponse, f"create {path}", deadline).status.file_id
+        found = self._call("create", request, wire.CreateResponse, f"create {path}", deadline)
+        return FileStatus.of(found.status, path)
 
     def add_block(
         self,
@@ -375,16 +371,8 @@ class NameNode:
         if known is None or time.monotonic() - known[0] > _KEEP_DEFAULTS:
             answer = wire.GetServerDefaultsResponse
             found = self._call("getServerDefaults", wire.Empty(), answer, "ask for defaults", deadline).defaults
-            known = (
-                time.monotonic(),
-                ServerDefaults(
-                    found.block_size,
-                    found.bytes_per_checksum,
-                    found.replication,
-                    found.encrypt_data_transfer,
-                ),
-            )
-            self._defaults = known
+            defaults = ServerDefaults(found.block_size, found.replication, found.encrypt_data_transfer)
+            self._defaults = known = time.monotonic(), defaults
         return known[1]
 
     def live_nodes(self, *, deadline: float | None = None) -> builtins.list[DataNode]:

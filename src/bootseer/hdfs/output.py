@@ -4,8 +4,8 @@ Against ``hdfs-native`` it has deadlines (a frozen DataNode costs seconds, not t
 checksummed chunks, and sends the caller's bytes without a copy.
 
 Concurrency: one user at a time, any thread; the thread that renews leases may say something in between, hence the lock.
-Data is sent by the thread that calls `write`, which returns as soon as at most ``window`` bytes are unacknowledged.
-A forked child has no part in its parent's file: giving up there touches neither the file nor the lock.
+Data is sent by the thread that calls `write`, which returns as soon as at most `blockwriter.WINDOW` bytes are
+unacknowledged. A forked child has no part in its parent's file: giving up there touches neither the file nor the lock.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from dataclasses import replace
 from types import TracebackType
 
 from bootseer import faults
-from bootseer.errors import BootseerError, ConfigError, NotWritableError, UnavailableError, UnsupportedError
-from bootseer.hdfs import lease, placement
-from bootseer.hdfs.blockwriter import ENOUGH, BlockWriter
-from bootseer.hdfs.errors import RemoteError
-from bootseer.hdfs.namenode import NameNode
+from bootseer.errors import BootseerError, ConfigError, UnavailableError, UnsupportedError
+from bootseer.hdfs import blockwriter, lease, placement
+from bootseer.hdfs.blockwriter import BlockWriter
+from bootseer.hdfs.errors import RemoteError, earlier_failure, foreign_file
+from bootseer.hdfs.namenode import FileStatus, NameNode
 from bootseer.hdfs.pieces import cut, kept
 from bootseer.hdfs.pipeline import Broken, Terms
 from bootseer.hdfs.placement import Placement
@@ -35,10 +35,6 @@ _log = logging.getLogger(__name__)
 BYTES_PER_CHECKSUM = 1 << 20
 PACKET = 1 << 20
 """Bytes of data in one packet, at least. DataNodes refuse packets of more than 16 MiB."""
-WINDOW = 8 << 20
-"""Bytes that may be unacknowledged."""
-PATIENCE = 60.0
-"""Seconds that each question to the NameNode may take, restarts and fail-overs of it included."""
 HEARTBEAT = 20.0
 """Seconds after which an idle pipeline gets a packet without data; DataNodes wait for 60."""
 _SETUPS = 6
@@ -52,7 +48,7 @@ class FileOutput:
 
     ``replication`` and ``block_size`` (bytes): the cluster's own when None. ``bytes_per_checksum``: halved until it
     divides the block size, `ConfigError` when that takes less than 512. ``placement``: shared by files written
-    together. ``window``, ``patience``: see `WINDOW`, `PATIENCE`.
+    together.
 
     Errors, also of `write` and `close`: `FileExistsError`, `NotWritableError` (permission, folder in the way, another
     writer took the file over), `FullError`, `UnavailableError` (`BlockLost`: every DataNode of a block failed), and
@@ -70,13 +66,10 @@ class FileOutput:
         block_size: int | None = None,
         bytes_per_checksum: int = BYTES_PER_CHECKSUM,
         placement: Placement | None = None,
-        window: int = WINDOW,
-        patience: float = PATIENCE,
     ) -> None:
         if not 1 <= bytes_per_checksum <= _MAX_CHECKSUM:
             raise ValueError(f"{bytes_per_checksum} bytes per checksum")
         self.namenode, self.path, self.length = namenode, path, 0
-        self._window, self._patience = window, patience
         self._placement = placement
         self._lock, self._process = threading.Lock(), os.getpid()
         self._open = False
@@ -86,25 +79,17 @@ class FileOutput:
         self._block: BlockWriter | None = None
         self._previous: Block | None = None
         faults.point("hdfs.output.create")
-        self.file_id = namenode.create(
-            path,
-            replication=replication,
-            block_size=block_size,
-            replicated=False,  # what the folder's policy says is the site's to choose
-            deadline=patience,
-        )
+        info = namenode.create(path, replication=replication, block_size=block_size, deadline=blockwriter.PATIENCE)
+        self.file_id = info.file_id
         self._open = True
         lease.hold(self)
         try:
-            self._examine(bytes_per_checksum)
+            self._examine(info, bytes_per_checksum)
         except BaseException:
             self.abandon()
             raise
 
-    def _examine(self, bytes_per_checksum: int) -> None:
-        info = self.namenode.info(self.path, deadline=self._patience)
-        if info is None or info.file_id != self.file_id:
-            raise NotWritableError(f"{self.path} was replaced by another writer meanwhile", hint="run again")
+    def _examine(self, info: FileStatus, bytes_per_checksum: int) -> None:
         if info.encrypted:
             raise UnsupportedError(f"cannot write {self.path}: it is in an encryption zone", hint="use hdfs-native")
         if info.erasure:
@@ -147,12 +132,8 @@ class FileOutput:
     @contextlib.contextmanager
     def _final(self) -> Iterator[None]:
         """An error inside is the end of the file: some of its bytes are lost, and whoever goes on must not succeed."""
-        if (earlier := self._failure) is not None:
-            message = earlier.message if isinstance(earlier, BootseerError) else str(earlier) or type(earlier).__name__
-            hint = earlier.hint if isinstance(earlier, BootseerError) else ""
-            raise UnavailableError(
-                f"cannot write {self.path}: an earlier write of it failed ({message})", hint=hint
-            ) from earlier
+        if self._failure is not None:
+            raise earlier_failure(self.path, self._failure) from self._failure
         try:
             yield
         except BaseException as exc:
@@ -166,10 +147,7 @@ class FileOutput:
 
     def _check_process(self) -> None:
         if self._foreign:
-            raise BootseerError(
-                f"cannot write {self.path}: process {self._process} writes it, of which this one is a child",
-                hint="create files in the process that writes them",
-            )
+            raise foreign_file(self.path)
 
     def _hold(self, piece: memoryview) -> None:
         self._pieces.append(piece)
@@ -188,19 +166,19 @@ class FileOutput:
                 self._block = self._begin()
             take = min(length, self.block_size - self._block.length)
             now, pieces = cut(pieces, take)
-            self._block.write(now, take, window=self._window)
+            self._block.write(now, take)
             length -= take
             if self._block.length == self.block_size or self._block.degraded:
                 self._end()
 
     def _begin(self) -> BlockWriter:
         """A new block with a pipeline; DataNodes that fail to set it up are left out of the next one."""
-        until = time.monotonic() + self._patience
+        until = time.monotonic() + blockwriter.PATIENCE
         bad: dict[str, DataNode] = {}
         for attempt in range(1, _SETUPS + 1):
             located = self._allocate(list(bad.values()), until)
             try:
-                return BlockWriter(self.namenode, self.path, located, self._terms, patience=self._patience)
+                return BlockWriter(self.namenode, self.path, located, self._terms)
             except BaseException as exc:
                 if self._placement:
                     self._placement.end(located.nodes)
@@ -211,7 +189,7 @@ class FileOutput:
             bad |= {node.uuid: node for node in failed}
             _log.warning("a block of %s goes elsewhere (attempt %d): %s", self.path, attempt, reason)
             faults.point("hdfs.output.abandon-block")
-            self.namenode.abandon_block(located.block, self.path, self.file_id, deadline=self._patience)
+            self.namenode.abandon_block(located.block, self.path, self.file_id, deadline=blockwriter.PATIENCE)
             if time.monotonic() >= until:
                 break
         raise UnavailableError(
@@ -237,12 +215,7 @@ class FileOutput:
                 left = max(until - time.monotonic(), 1.0)
                 try:
                     located = self.namenode.add_block(
-                        self.path,
-                        self.file_id,
-                        self._previous,
-                        exclude,
-                        wished,
-                        deadline=left,
+                        self.path, self.file_id, self._previous, exclude, wished, deadline=left
                     )
                 except UnavailableError as exc:
                     if not isinstance(exc.__cause__, RemoteError) or time.monotonic() >= until:
@@ -250,7 +223,7 @@ class FileOutput:
                     problem = exc
                 else:
                     faults.point("hdfs.output.add-block")
-                    if len(located.nodes) < min(ENOUGH, self.replication) and len(exclude) > len(bad):
+                    if len(located.nodes) < min(blockwriter.ENOUGH, self.replication) and len(exclude) > len(bad):
                         # we avoid too many: a replica where something failed lately is better than only one
                         self.namenode.abandon_block(located.block, self.path, self.file_id, deadline=left)
                         continue
@@ -281,18 +254,22 @@ class FileOutput:
                 self._flush()
                 self._end()
                 faults.point("hdfs.output.complete")
-                until, pause = time.monotonic() + self._patience, 0.005
-                while not self.namenode.complete(self.path, self.file_id, self._previous, deadline=self._patience):
-                    if time.monotonic() >= until:
-                        raise UnavailableError(
-                            f"{self.path} is not complete after {self._patience:.0f} s: its DataNodes have not told the"
-                            " NameNode of the last block",
-                            hint="check that they reach the NameNode",
-                        )
-                    time.sleep(pause)
-                    pause = min(2 * pause, 0.5)
+                self._complete()
             self._open = False
             self._leave()
+
+    def _complete(self) -> None:
+        seconds, pause = blockwriter.PATIENCE, 0.005
+        until = time.monotonic() + seconds
+        while not self.namenode.complete(self.path, self.file_id, self._previous, deadline=seconds):
+            if time.monotonic() >= until:
+                raise UnavailableError(
+                    f"{self.path} is not complete after {seconds:.0f} s: its DataNodes have not told the NameNode of"
+                    " the last block",
+                    hint="check that they reach the NameNode",
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, 0.5)
 
     def _leave(self) -> None:
         lease.release(self)
