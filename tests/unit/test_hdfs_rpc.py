@@ -435,18 +435,10 @@ def test_a_process_ends_without_a_word_about_open_connections():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_configuration_is_read_without_the_lock_that_all_connections_need(monkeypatch):
-    held: list[bool] = []
-
-    def addresses(service: str) -> tuple[tuple[str, int], ...]:
-        held.append(namenode._known_lock.locked())
-        return (("127.0.0.1", 1),)
-
-    monkeypatch.setattr(nameservice, "addresses", addresses)
+def test_there_is_one_namenode_object_for_a_name_service(monkeypatch):
+    monkeypatch.setattr(nameservice, "addresses", lambda service: (("127.0.0.1", 1),))
     monkeypatch.setattr(namenode, "_known", {})
-    first = NameNode.connect("hdfs://service/a")
-    assert NameNode.connect("hdfs://service/b") is first
-    assert held == [False]
+    assert NameNode.connect("hdfs://service/b") is NameNode.connect("hdfs://service/a")
 
 
 # -- errors, names, users ---------------------------------------------------------------------------------------------

@@ -19,7 +19,6 @@ import builtins
 import os
 import pwd
 import socket
-import threading
 import time
 import uuid
 from collections.abc import Iterable, Sequence
@@ -48,14 +47,12 @@ _FILE_MODE, _FOLDER_MODE = 0o644, 0o755
 _KEEP_DEFAULTS = 300.0
 
 _known: dict[tuple[str, str, str], NameNode] = {}
-_known_lock = threading.Lock()
 _process = uuid.uuid4().hex[:12]
 
 
 def _forget() -> None:
-    global _known_lock, _process
+    global _process
     _known.clear()
-    _known_lock = threading.Lock()
     _process = uuid.uuid4().hex[:12]
 
 
@@ -163,14 +160,12 @@ class NameNode:
         except ValueError as exc:
             raise ConfigError(f"not an HDFS URL: {url!r}: {exc}") from None
         user, real = login_user()
-        with _known_lock:
-            known = _known.get((base, user, real))
+        known = _known.get((base, user, real))
         if known is None:
-            # not under the lock, as it reads files; name services are case-sensitive, which hostname is not
+            # name services are case-sensitive, which hostname is not
             addresses = [(host, port)] if port is not None else nameservice.addresses(parts.netloc)
             made = cls(addresses, user, real, name="" if port is not None else base)
-            with _known_lock:
-                known = _known.setdefault((base, user, real), made)
+            known = _known.setdefault((base, user, real), made)
         return known
 
     @property
