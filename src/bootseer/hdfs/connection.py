@@ -1,7 +1,7 @@
-"""Connections to DataNodes for reading: a deadline for all that one does in a turn, and idle ones for the next read.
+"""Connections with a deadline for all that one does in a turn, and the idle ones to DataNodes, for the next read.
 
-A `Connection` has one user at a time, who has it from `take` or `connect`, begins each turn with `Connection.begin`
-(`connect` has done so), and ends with `give_back` or `Connection.close`. All threads share the idle ones. `Transfer` is
+A `Connection` has one user at a time, who begins each turn with `Connection.begin`. A reader has it from `take` or
+`connect` and ends with `give_back` or `Connection.close`; all threads share the idle ones. `Transfer` is
 the handle that other threads hold: `Transfer.cancel` shuts the socket down, which wakes its user wherever it waits.
 
 Sockets are blocking, and the kernel keeps the deadline (``SO_RCVTIMEO``): so one ``recvmsg`` with ``MSG_WAITALL``
@@ -72,6 +72,7 @@ class Connection:
     """
 
     def __init__(self, sock: socket.socket, address: Address) -> None:
+        sock.settimeout(None)
         self.address = address
         self._socket = sock
         self._transfer = Transfer()
@@ -119,7 +120,7 @@ class Connection:
 
     def _set_limit(self, left: float) -> None:
         if left <= 0:
-            raise TimeoutError
+            raise TimeoutError("no answer in time")
         if self._polled:
             self._socket.settimeout(left)
         elif not left <= self._limit <= left + _LATE:
@@ -143,7 +144,7 @@ class Connection:
         try:
             self._socket.sendall(data)
         except BlockingIOError:
-            raise TimeoutError from None
+            raise TimeoutError("no answer in time") from None
 
     def some(self, size: int) -> bytes:
         """What there is, at least one and at most ``size`` bytes."""
@@ -194,7 +195,7 @@ class Connection:
     def _closed(self) -> Exception:
         if self._transfer.cancelled:
             return Cancelled("the read was cancelled")
-        return EOFError("the DataNode closed the connection")
+        return EOFError("the other side closed the connection")
 
 
 def _copy(data: bytes, views: Sequence[memoryview]) -> int:
@@ -232,21 +233,14 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def connect(address: Address, until: float, transfer: Transfer) -> Connection:
-    """A new connection, its turn begun. `OSError` (`TimeoutError` past ``until``), `ConfigError`, `Cancelled`."""
+    """A new connection. `OSError` (`TimeoutError` past ``until``), `ConfigError`, `Cancelled`."""
     try:
         sock = dial(*address, until, transfer.attach)
     except OSError:
         if transfer.cancelled:
             raise Cancelled("the read was cancelled") from None
         raise
-    made = Connection(sock, address)
-    try:
-        sock.settimeout(None)
-        made.begin(until, transfer)
-    except BaseException:
-        made.close()
-        raise
-    return made
+    return Connection(sock, address)
 
 
 def take(address: Address) -> Connection | None:

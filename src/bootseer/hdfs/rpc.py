@@ -37,6 +37,7 @@ from google.protobuf.message import DecodeError, Message
 
 from bootseer import faults
 from bootseer.errors import DataError, UnavailableError
+from bootseer.hdfs.connection import Connection, Transfer
 from bootseer.hdfs.dial import Address, dial, host_port, remaining
 from bootseer.hdfs.errors import REACH, RemoteError, SaslRequired, remote
 from bootseer.hdfs.framing import delimited, locate
@@ -98,7 +99,7 @@ def _text(value: object) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-def parse_answer(data: bytes, call_id: int) -> memoryview:
+def parse_answer(data: bytes | bytearray, call_id: int) -> memoryview:
     """The answer to call ``call_id`` in ``data``, a frame without its length.
 
     Raises `RemoteError` for an exception of the server, `SaslRequired` when it wants authentication, `DataError` for
@@ -125,59 +126,22 @@ def parse_answer(data: bytes, call_id: int) -> memoryview:
     return body
 
 
-# -- one connection ---------------------------------------------------------------------------------------------------
+def _exchange(connection: Connection, request: bytes, call_id: int) -> memoryview:
+    """Send a frame, receive the answer. As `parse_answer`; `OSError` or `EOFError` when connection or time end."""
+    connection.send(request)
+    faults.point("hdfs.rpc.sent")
+    length = int.from_bytes(_receive(connection, 4), "big")
+    if length > LIMIT:
+        raise DataError(f"not Hadoop RPC: an answer that claims {length} bytes")
+    data = _receive(connection, length)
+    faults.point("hdfs.rpc.answered")
+    return parse_answer(data, call_id)
 
 
-class Connection:
-    """One call at a time. After any exception but a `RemoteError` that is not fatal it must be closed."""
-
-    def __init__(self, sock: socket.socket, greeting: bytes) -> None:
-        """``greeting`` goes before the first request: `_HELLO` and the connection context."""
-        self._sock, self._greeting = sock, greeting
-        self._used = time.monotonic()
-
-    def usable(self) -> bool:
-        """Neither silent for long nor closed by the server, as far as can be told without sending."""
-        if time.monotonic() - self._used > _IDLE:
-            return False
-        try:
-            self._sock.settimeout(0)  # with any other, Python waits for bytes first, whatever the flags say
-            self._sock.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        return False  # its end, or bytes that nobody asked for
-
-    def exchange(self, request: bytes, call_id: int, until: float) -> memoryview:
-        """Send a frame, receive the answer. `OSError` when connection or time end; else as `parse_answer`."""
-        self._sock.settimeout(remaining(until))
-        self._sock.sendall(self._greeting + request)
-        self._greeting = b""
-        faults.point("hdfs.rpc.sent")
-        length = int.from_bytes(self._receive(4, until), "big")
-        if length > LIMIT:
-            raise DataError(f"not Hadoop RPC: an answer that claims {length} bytes")
-        data = self._receive(length, until)
-        faults.point("hdfs.rpc.answered")
-        answer = parse_answer(data, call_id)
-        self._used = time.monotonic()
-        return answer
-
-    def _receive(self, length: int, until: float) -> bytes:
-        parts, missing = [], length
-        while missing:
-            self._sock.settimeout(remaining(until))
-            part = self._sock.recv(min(missing, 1 << 20))
-            if not part:
-                raise ConnectionResetError("the connection was closed")
-            parts.append(part)
-            missing -= len(part)
-        return b"".join(parts)
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._sock.close()
+def _receive(connection: Connection, length: int) -> bytearray:
+    data = bytearray(length)
+    connection.fill([memoryview(data)], length)
+    return data
 
 
 # -- calls ------------------------------------------------------------------------------------------------------------
@@ -224,7 +188,7 @@ class Channel:
 
     def forget(self) -> None:
         """Begin anew, as another client: nothing of a forked child's parent may be used by both."""
-        self._idle: list[tuple[int, Connection]] = []
+        self._idle: list[tuple[int, float, Connection]] = []  # which address, since when
         self._slots = threading.BoundedSemaphore(CONNECTIONS)
         self._lock = threading.Lock()
         self._client_id = uuid.uuid4().bytes
@@ -234,7 +198,7 @@ class Channel:
         """Close the connections that no call uses; calls go on working."""
         with contextlib.suppress(IndexError):
             while True:
-                self._idle.pop()[1].close()
+                self._idle.pop()[2].close()
 
     def call(self, method: str, request: Message, answer: type[M], doing: str, *, deadline: float) -> M:
         """Call ``method``; ``doing`` is a phrase such as ``"create /a"``.
@@ -266,7 +230,7 @@ class Channel:
                 told, elsewhere = exc, exc.elsewhere
             except DataError as exc:
                 raise DataError(f"cannot {where}: {exc.message}", hint="is this the RPC port of a NameNode?") from None
-            except OSError as exc:
+            except (OSError, EOFError) as exc:
                 problem, elsewhere = exc, True
             attempt += 1
             pause = self._pause(attempt)
@@ -330,29 +294,45 @@ class Channel:
             raise TimeoutError(f"{CONNECTIONS} other calls are under way")
         try:
             until = self._share(until, deadline)
-            connection = self._connection(turn, until)
+            connection = self._take_idle(turn)
+            if connection is None:
+                connection, packed = self._connect(turn, until), self._greeting() + packed
+            keep = False
             try:
-                answer = connection.exchange(packed, call_id, until)
-            except BaseException as exc:
-                if isinstance(exc, RemoteError) and not exc.fatal:
-                    idle.append((turn, connection))
+                connection.begin(until, Transfer())
+                answer = _exchange(connection, packed, call_id)
+                keep = True
+                return answer
+            except RemoteError as exc:
+                keep = not exc.fatal
+                raise
+            finally:
+                if keep:
+                    connection.end()
+                    idle.append((turn, time.monotonic(), connection))
                 else:
                     connection.close()
-                raise
-            idle.append((turn, connection))
-            return answer
         finally:
             slots.release()
 
-    def _connection(self, turn: int, until: float) -> Connection:
+    def _take_idle(self, turn: int) -> Connection | None:
+        """A connection to the address ``turn`` that was used lately and that the server has not closed; or None."""
         with contextlib.suppress(IndexError):
             while True:
-                place, connection = self._idle.pop()
-                if place == turn and connection.usable():
+                place, since, connection = self._idle.pop()
+                if place == turn and time.monotonic() - since < _IDLE and connection.alive():
                     return connection
                 connection.close()
+        return None
+
+    def _connect(self, turn: int, until: float) -> Connection:
+        address = self._addresses[turn]
+        sock = dial(*address, until)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT)
+        return Connection(sock, address)
+
+    def _greeting(self) -> bytes:
+        """What goes before the first call of a connection: `_HELLO`, and who calls whom."""
         user = wire.ConnectionContext.User(effective=self._user, real=self._real_user or None)
         context = wire.ConnectionContext(user=user, protocol=self._protocol)
-        sock = dial(*self._addresses[turn], until)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT)
-        return Connection(sock, _HELLO + frame(self._header(_CONTEXT_CALL, -1), context))
+        return _HELLO + frame(self._header(_CONTEXT_CALL, -1), context)
