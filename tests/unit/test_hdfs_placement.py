@@ -3,7 +3,7 @@
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -75,17 +75,20 @@ def test_where_only_the_superuser_is_told_the_namenode_chooses():
     assert made.wish(names, 3) == []
     assert names.asked == 1
     a, b, c = nodes(3)
-    firsts = [made.begin(located(a, b, c)).nodes[0].uuid for _ in range(3)]
+    firsts = [made.place(names, 3, lambda wished: located(a, b, c)).nodes[0].uuid for _ in range(3)]
     assert sorted(firsts) == ["n0", "n1", "n2"]
+
+
+def refuse(wished: Sequence[DataNode]) -> Located:
+    raise NotWritableError("no")
 
 
 def test_what_is_over_counts_no_longer():
     names, made = Names("hdfs://a:1", nodes(4)), Placement()
     for _ in range(10):
-        wished = made.wish(names, 2)
-        begun = made.begin(located(*wished), wished)
-        made.end(begun.nodes)
-        made.dismiss(made.wish(names, 3))
+        made.end(made.place(names, 2, lambda wished: located(*wished)).nodes)
+        with pytest.raises(NotWritableError):
+            made.place(names, 3, refuse)
     assert not +made._used
     assert not -made._used
     assert not +made._first

@@ -15,7 +15,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from types import TracebackType
 
@@ -200,22 +200,20 @@ class FileOutput:
     def _allocate(self, bad: list[DataNode], until: float) -> Located:
         """A new block with at least one DataNode. Rather one that failed before than none."""
         avoided = [*bad, *(node for node in placement.shunned() if node not in bad)]
-        wished = self._placement.wish(self.namenode, self.replication) if self._placement else []
-        try:
-            located = self._ask(bad, avoided, [node.address for node in wished], until)
-        except BaseException:
-            if self._placement:
-                self._placement.dismiss(wished)
-            raise
-        return self._placement.begin(located, wished) if self._placement else located
+        if self._placement is None:
+            return self._ask(bad, avoided, (), until)
+        return self._placement.place(
+            self.namenode, self.replication, lambda wished: self._ask(bad, avoided, wished, until)
+        )
 
-    def _ask(self, bad: list[DataNode], avoided: list[DataNode], wished: list[str], until: float) -> Located:
+    def _ask(self, bad: list[DataNode], avoided: list[DataNode], wished: Sequence[DataNode], until: float) -> Located:
+        favoured = [node.address for node in wished]
         while True:
             for exclude in (avoided, bad, []) if avoided else ([],):
                 left = max(until - time.monotonic(), 1.0)
                 try:
                     located = self.namenode.add_block(
-                        self.path, self.file_id, self._previous, exclude, wished, deadline=left
+                        self.path, self.file_id, self._previous, exclude, favoured, deadline=left
                     )
                 except UnavailableError as exc:
                     if not isinstance(exc.__cause__, RemoteError) or time.monotonic() >= until:

@@ -15,7 +15,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -90,8 +90,25 @@ class Placement:
         self._used: Counter[str] = Counter()  # blocks of which it has, or is wished to have, a replica
         self._lock = threading.Lock()
 
+    def place(self, namenode: NameNode, replicas: int, allocate: Callable[[Sequence[DataNode]], Located]) -> Located:
+        """What ``allocate`` gives for the DataNodes that had best have the next block; it counts until `end`.
+
+        The DataNodes are in the order in which the block's data had best pass them.
+        """
+        wished = self.wish(namenode, replicas)
+        try:
+            located = allocate(wished)
+        finally:
+            with self._lock:
+                self._used.subtract(node.uuid for node in wished)
+        with self._lock:
+            self._used.update(node.uuid for node in located.nodes)
+            start = min(range(len(located.nodes)), key=lambda i: self._first[located.nodes[i].uuid])
+            self._first[located.nodes[start].uuid] += 1
+        return picked(located, [start, *(i for i in range(len(located.nodes)) if i != start)])
+
     def wish(self, namenode: NameNode, replicas: int) -> list[DataNode]:
-        """The DataNodes that had best have the next block: those with the fewest now. They count until `begin`.
+        """The DataNodes with the fewest replicas now; they count from now on.
 
         Racks as HDFS chooses them: the second replica on another rack than the first, the third beside the second.
         """
@@ -106,22 +123,8 @@ class Placement:
             self._used.update(node.uuid for node in chosen)
         return chosen
 
-    def begin(self, located: Located, wished: Iterable[DataNode] = ()) -> Located:
-        """``located`` in the order in which its data had best pass its DataNodes; it counts until `end`."""
-        with self._lock:
-            self._used.subtract(node.uuid for node in wished)
-            self._used.update(node.uuid for node in located.nodes)
-            start = min(range(len(located.nodes)), key=lambda i: self._first[located.nodes[i].uuid])
-            self._first[located.nodes[start].uuid] += 1
-        return picked(located, [start, *(i for i in range(len(located.nodes)) if i != start)])
-
-    def dismiss(self, wished: Iterable[DataNode]) -> None:
-        """There will be no block for what `wish` gave."""
-        with self._lock:
-            self._used.subtract(node.uuid for node in wished)
-
     def end(self, nodes: Sequence[DataNode]) -> None:
-        """The block that `begin` gave these DataNodes, in this order, is written, or given up."""
+        """The block that `place` gave these DataNodes, in this order, is written, or given up."""
         with self._lock:
             self._first[nodes[0].uuid] -= 1
             self._used.subtract(node.uuid for node in nodes)
