@@ -129,3 +129,46 @@ def test_the_first_files_of_a_process_wait_for_the_list():
         firsts = [wished[0].uuid for wished in pool.map(lambda _: placed.wish(namenode, 1), range(4))]
     assert sorted(firsts) == ["n0", "n1", "n2", "n3"]
     assert namenode.asked == 1
+
+
+QUICK, SLOW = (4.0, 0.4, 0.1), (4.0, 3.3, 1.0)
+"""Seconds of a pipeline, those that its writer waited, and the share of the window that is not acknowledged."""
+
+
+def slow(made: Placement, file: int, members: str, how: tuple[float, float, float]) -> str:
+    run = placement.Run(tuple(DataNode(name, "127.0.0.1", 1) for name in members), *how)
+    return "".join(node.uuid for node in made.slow(file, run))
+
+
+def test_who_is_in_no_quick_pipeline_holds_the_others_up():
+    made = Placement()
+    assert slow(made, 1, "ABC", QUICK) == ""
+    assert slow(made, 2, "ABX", SLOW) == "X"
+    assert slow(made, 3, "CX", (0.1, 0.0, 0.0)) == "X"  # it is known by now
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        (1.0, 0.0, 0.0),  # has just begun
+        (4.0, 2.0, 0.1),  # waits as well
+        (4.0, 0.0, 0.9),  # only hides for now that it is slow
+    ],
+)
+def test_without_a_quick_pipeline_nobody_is_slow(other):
+    made = Placement()
+    slow(made, 1, "AB", other)
+    assert slow(made, 2, "CX", SLOW) == ""
+
+
+def test_a_pipeline_has_time_to_begin():
+    made = Placement()
+    slow(made, 1, "AB", QUICK)
+    assert slow(made, 2, "CX", (2.0, 2.0, 1.0)) == ""
+
+
+def test_a_block_that_is_written_says_nothing_any_more():
+    made = Placement()
+    slow(made, 1, "AB", QUICK)
+    made.end(nodes(2), 1)
+    assert slow(made, 2, "CX", SLOW) == ""

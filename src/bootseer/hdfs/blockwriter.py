@@ -16,6 +16,7 @@ Concurrency: as `bootseer.hdfs.pipeline`: one thread at a time.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -24,7 +25,7 @@ from bootseer.errors import UnavailableError
 from bootseer.hdfs import checksum, pipeline, placement, probe
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.pipeline import Broken, Packet, Pipeline, Setup, Terms
-from bootseer.hdfs.placement import picked
+from bootseer.hdfs.placement import Run, picked
 from bootseer.hdfs.records import Block, DataNode, Located
 
 _log = logging.getLogger(__name__)
@@ -58,6 +59,14 @@ class BlockWriter:
         self._acked = -1
         self._broken: Broken | None = None
         self._pipeline = Pipeline(located, terms, Setup())
+        self._began, self._waited = time.monotonic(), 0.0
+
+    def run(self) -> Run:
+        now = time.monotonic()
+        run = Run(self.nodes, now - self._began, self._waited, self._pipeline.in_flight / WINDOW)
+        if run.seconds > 2 * placement.ENOUGH:
+            self._began, self._waited = now, 0.0
+        return run
 
     @property
     def degraded(self) -> bool:
@@ -87,11 +96,13 @@ class BlockWriter:
         self._number += 1
         self.length += length
         faults.point("hdfs.output.packet")
+        begin = time.monotonic()
         self._drain(max(WINDOW - length, 0))
         try:
             self._pipeline.send(packet)
         except Broken as exc:
             self._recover(exc, pipeline.RECOVER)  # the packet is one of those that were not acknowledged
+        self._waited += time.monotonic() - max(begin, self._began)
 
     def finish(self) -> Block:
         """Wait until everything is on every DataNode, end the block, and return it with its length."""
@@ -151,6 +162,7 @@ class BlockWriter:
                 if stage == pipeline.RECOVER:
                     for packet in pending:
                         self._pipeline.send(packet)
+                self._began, self._waited = time.monotonic(), 0.0
                 return
             except Broken as exc:
                 broken = exc

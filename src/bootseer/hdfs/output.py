@@ -38,6 +38,7 @@ PACKET = 1 << 20
 HEARTBEAT = 20.0
 """Seconds after which an idle pipeline gets a packet without data; DataNodes wait for 60."""
 _SETUPS = 6
+_EARLY = 4  # times that a file leaves slow DataNodes: a wrong guess costs a short block
 _MIN_CHECKSUM, _MAX_CHECKSUM = 512, 8 << 20
 _GATHER = 256
 _ABANDON = 10.0
@@ -75,7 +76,7 @@ class FileOutput:
         self._open = False
         self._failure: BaseException | None = None
         self._pieces: list[memoryview] = []
-        self._held = self._small = 0
+        self._held = self._small = self._early = 0
         self._block: BlockWriter | None = None
         self._previous: Block | None = None
         faults.point("hdfs.output.create")
@@ -168,8 +169,20 @@ class FileOutput:
             now, pieces = cut(pieces, take)
             self._block.write(now, take)
             length -= take
-            if self._block.length == self.block_size or self._block.degraded:
+            if self._block.length == self.block_size or self._ends_early(self._block):
                 self._end()
+
+    def _ends_early(self, block: BlockWriter) -> bool:
+        """Whether another block had better take the rest: one more failure would lose this one, or it is slow."""
+        if block.degraded or self._placement is None or self._early == _EARLY:
+            return block.degraded
+        slow = self._placement.slow(id(self), block.run())
+        if slow:
+            self._early += 1
+            placement.shun(slow)
+            names = ", ".join(node.address for node in slow)
+            _log.warning("%s goes on in another block, without %s, which held up its writer", self.path, names)
+        return bool(slow)
 
     def _begin(self) -> BlockWriter:
         """A new block with a pipeline; DataNodes that fail to set it up are left out of the next one."""
@@ -238,7 +251,7 @@ class FileOutput:
         finally:
             block.close()
             if self._placement:
-                self._placement.end(block.placed)
+                self._placement.end(block.placed, id(self))
 
     # -- the end --------------------------------------------------------------------------------------------------
 
@@ -288,7 +301,7 @@ class FileOutput:
             if self._block is not None:
                 self._block.close()
                 if self._placement:
-                    self._placement.end(self._block.placed)
+                    self._placement.end(self._block.placed, id(self))
                 self._block = None
             self._pieces = []
             try:

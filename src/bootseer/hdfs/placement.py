@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from bootseer.errors import BootseerError
 
@@ -29,6 +29,10 @@ _log = logging.getLogger(__name__)
 
 SHUNNED = 60.0
 """Seconds for which new blocks avoid a DataNode after it failed in a pipeline."""
+ENOUGH = 3.0
+"""Seconds that a pipeline is used before it may be called slow."""
+HELD_UP, FREE = 0.7, 0.3
+"""Shares of its time that a writer waits for its pipeline: for a slow one at least, for a quick one at most."""
 _ASK = 5.0
 _KNOWN = 60.0
 """Seconds for which a list of the DataNodes is good enough."""
@@ -78,6 +82,18 @@ def live(namenode: NameNode) -> list[DataNode]:
         return nodes
 
 
+class Run(NamedTuple):
+    """How a pipeline does: since it was set up, or lately, its seconds, and those that its writer waited for it.
+
+    ``backlog``: the share of the window that is not acknowledged; a full one hides for now that a pipeline is slow.
+    """
+
+    nodes: tuple[DataNode, ...]
+    seconds: float
+    waited: float
+    backlog: float
+
+
 class Placement:
     """Shared by files that are written at the same time, so that they burden all DataNodes alike.
 
@@ -88,6 +104,8 @@ class Placement:
     def __init__(self) -> None:
         self._first: Counter[str] = Counter()  # blocks that begin there
         self._used: Counter[str] = Counter()  # blocks of which it has, or is wished to have, a replica
+        self._runs: dict[int, Run] = {}  # by file
+        self._slow: set[str] = set()
         self._lock = threading.Lock()
 
     def place(self, namenode: NameNode, replicas: int, allocate: Callable[[Sequence[DataNode]], Located]) -> Located:
@@ -123,11 +141,29 @@ class Placement:
             self._used.update(node.uuid for node in chosen)
         return chosen
 
-    def end(self, nodes: Sequence[DataNode]) -> None:
+    def slow(self, file: int, run: Run) -> list[DataNode]:
+        """The DataNodes that ``file`` had better leave: they hold it up, and others that are written with it are quick.
+
+        Files that are written together get their bytes in turn, so the slowest pipeline sets the pace of all. Nobody
+        tells which DataNode of it is slow, but one that takes part in a quick pipeline is not.
+        """
+        with self._lock:
+            self._runs[file] = run
+            if run.seconds >= ENOUGH and run.waited >= HELD_UP * run.seconds:
+                quick = {node.uuid for other in self._runs.values() if _quick(other) for node in other.nodes}
+                self._slow |= {node.uuid for node in run.nodes if quick and node.uuid not in quick}
+            return [node for node in run.nodes if node.uuid in self._slow]
+
+    def end(self, nodes: Sequence[DataNode], file: int = 0) -> None:
         """The block that `place` gave these DataNodes, in this order, is written, or given up."""
         with self._lock:
             self._first[nodes[0].uuid] -= 1
             self._used.subtract(node.uuid for node in nodes)
+            self._runs.pop(file, None)
+
+
+def _quick(run: Run) -> bool:
+    return run.seconds >= ENOUGH / 2 and run.waited <= FREE * run.seconds and run.backlog <= FREE
 
 
 def _fits(node: DataNode, chosen: Sequence[DataNode]) -> bool:
