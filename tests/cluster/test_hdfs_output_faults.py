@@ -45,7 +45,6 @@ def path() -> str:
 def soon(monkeypatch) -> Iterator[None]:
     """Shorter waits than in use, so that the suite is quick; and no DataNode is avoided because of an earlier test."""
     monkeypatch.setattr(pipeline, "STALL", 0.5)
-    monkeypatch.setattr(placement, "ASK_AGAIN", 0.0)
     yield
     placement._shunned.clear()
 

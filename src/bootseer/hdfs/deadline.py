@@ -45,7 +45,7 @@ class Workers:
                     hint="check that its servers run and are reachable from here",
                 )
         job: Future[T] = Future()
-        threading.Thread(target=_run, args=(job, function), name="bootseer-call", daemon=True).start()
+        threading.Thread(target=_run, args=(job, [function]), name="bootseer-call", daemon=True).start()
         try:
             return job.result(seconds)
         except TimeoutError:
@@ -60,8 +60,14 @@ class Workers:
             self._late -= 1
 
 
-def _run(job: Future[T], function: Callable[[], T]) -> None:
+def _run(job: Future[T], calls: list[Callable[[], T]]) -> None:
+    """Make the only one of ``calls``. The thread lets go of it before its caller goes on, for what it refers to."""
+    function = calls.pop()
     try:
-        job.set_result(function())
+        value = function()
     except BaseException as exc:
+        del function
         job.set_exception(exc)
+    else:
+        del function
+        job.set_result(value)
