@@ -11,8 +11,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from bootseer.errors import UnavailableError
 
@@ -20,6 +19,29 @@ T = TypeVar("T")
 
 LIMIT = 64
 """Calls past their deadline that may be under way. Each holds a thread, and perhaps a buffer of a few MiB."""
+
+
+class _Job(Generic[T]):
+    """One call. Its thread refers to neither function nor outcome when its caller goes on: they may hold a file open.
+
+    ``late``: its caller has gone.
+    """
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        self._functions, self._values, self._errors = [function], list[T](), list[BaseException]()
+        self.done, self.late = threading.Event(), False
+
+    def run(self) -> None:
+        try:
+            self._values.append(self._functions.pop()())
+        except BaseException as exc:
+            self._errors.append(exc)
+        self.done.set()
+
+    def outcome(self) -> T:
+        if self._errors:
+            raise self._errors.pop()
+        return self._values.pop()
 
 
 class Workers:
@@ -31,7 +53,7 @@ class Workers:
         os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
-        self._lock, self._late = threading.RLock(), 0  # a forked child has none of its parent's threads
+        self._lock, self._late = threading.Lock(), 0  # a forked child has none of its parent's threads
 
     def call(self, function: Callable[[], T], seconds: float) -> T:
         """``function()``, or `TimeoutError` after ``seconds``; the call itself then goes on unseen.
@@ -44,30 +66,17 @@ class Workers:
                     f"{self._late} earlier calls to {self._storage} have not ended after their deadlines",
                     hint="check that its servers run and are reachable from here",
                 )
-        job: Future[T] = Future()
-        threading.Thread(target=_run, args=(job, [function]), name="bootseer-call", daemon=True).start()
-        try:
-            return job.result(seconds)
-        except TimeoutError:
-            with self._lock:
-                if not job.done():
-                    self._late += 1
-                    job.add_done_callback(self._ended)  # at once, under the same lock, when it has just ended
-            raise
-
-    def _ended(self, job: Future[T]) -> None:
+        job = _Job(function)
+        threading.Thread(target=self._run, args=(job,), name="bootseer-call", daemon=True).start()
+        if job.done.wait(seconds):
+            return job.outcome()
         with self._lock:
-            self._late -= 1
+            if not job.done.is_set():
+                job.late = True
+                self._late += 1
+        raise TimeoutError
 
-
-def _run(job: Future[T], calls: list[Callable[[], T]]) -> None:
-    """Make the only one of ``calls``. The thread lets go of it before its caller goes on, for what it refers to."""
-    function = calls.pop()
-    try:
-        value = function()
-    except BaseException as exc:
-        del function
-        job.set_exception(exc)
-    else:
-        del function
-        job.set_result(value)
+    def _run(self, job: _Job[T]) -> None:
+        job.run()
+        with self._lock:
+            self._late -= job.late
