@@ -136,8 +136,7 @@ def test_avoiding_datanodes_costs_no_replica(site, fs, folder):
     try:
         put(fs)
     finally:
-        for node in nodes:
-            placement.forgive(node)
+        placement._shunned.clear()
     log = site.cluster.namenode.log.read_text()
     for stripe in stripechaos.stripes(site.cluster.url, folder, "f"):
         for block in site.cluster.web.blocks(stripe):

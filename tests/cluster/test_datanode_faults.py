@@ -13,7 +13,8 @@ import pytest
 
 from bootseer import hdfs
 from bootseer.errors import UnavailableError
-from bootseer.hdfs import connections, datanode
+from bootseer.hdfs import connection as connections
+from bootseer.hdfs import datanode
 from bootseer.hdfs.connection import Transfer
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.proto import hdfs_pb2 as wire

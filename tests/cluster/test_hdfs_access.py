@@ -65,7 +65,7 @@ def test_block_tokens_come_with_the_blocks(cluster, node):
         assert block.token.identifier
         assert block.token.password
         assert block.token.kind == "HDFS_BLOCK_TOKEN"
-    file_id = node.create("/tokens", replication=1)
+    file_id = node.create("/tokens", replication=1).file_id
     assert node.add_block("/tokens", file_id).token.identifier
     assert node.delete("/tokens")
 
@@ -116,7 +116,7 @@ def test_who_may_not_is_told(cluster, node, monkeypatch):
 def test_a_quota_is_full(cluster, node):
     node.mkdirs("/small")
     cluster.web._operate("SETQUOTA", "/small", method="PUT", namespacequota=2, storagespacequota=1 << 20)
-    file_id = node.create("/small/a", replication=1, block_size=2 << 20)
+    file_id = node.create("/small/a", replication=1, block_size=2 << 20).file_id
     with pytest.raises(FullError, match="raise the quota"):
         node.add_block("/small/a", file_id)
     with pytest.raises(FullError, match="raise the quota"):
@@ -161,7 +161,7 @@ def test_calls_go_on_over_a_restart(cluster, node):
         try:
             for i in itertools.count():
                 path = f"/restart/{number}/{i}"
-                file_id = node.create(path, replication=1, deadline=90.0)
+                file_id = node.create(path, replication=1, deadline=90.0).file_id
                 node.rename(path, f"{path}.r", deadline=90.0)
                 assert node.complete(f"{path}.r", file_id, None, deadline=90.0)
                 if i % 2:

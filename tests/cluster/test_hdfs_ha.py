@@ -13,9 +13,9 @@ import pytest
 from bootseer import hdfs
 from bootseer.errors import BootseerError, UnavailableError
 from bootseer.hdfs import access
-from bootseer.hdfs.channel import Channel
 from bootseer.hdfs.namenode import NameNode, login_user
 from bootseer.hdfs.proto import hdfs_pb2 as wire
+from bootseer.hdfs.rpc import Channel
 from bootseer.testing._hadoopsite import Site, free_ports
 from bootseer.testing._jvm import Daemon
 
@@ -113,7 +113,7 @@ def during(change: Callable[[], None], node: NameNode, folder: str) -> None:
     kept, after = set(), 0
     for i in itertools.count():
         path = f"{folder}/{i}"
-        file_id = node.create(path, replication=1, deadline=60.0)
+        file_id = node.create(path, replication=1, deadline=60.0).file_id
         node.rename(path, f"{path}.r", deadline=60.0)
         assert node.complete(f"{path}.r", file_id, None, deadline=60.0)
         if i % 2:

@@ -14,7 +14,7 @@ import pytest
 
 from bootseer import hdfs
 from bootseer.errors import BootseerError, UnavailableError
-from bootseer.hdfs import lease, pipeline, placement, probe
+from bootseer.hdfs import blockwriter, lease, pipeline, placement, probe
 from bootseer.hdfs.blockwriter import BlockLost
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.output import FileOutput
@@ -45,10 +45,8 @@ def path() -> str:
 def soon(monkeypatch) -> Iterator[None]:
     """Shorter waits than in use, so that the suite is quick; and no DataNode is avoided because of an earlier test."""
     monkeypatch.setattr(pipeline, "STALL", 0.5)
-    monkeypatch.setattr(placement, "ASK_AGAIN", 0.0)
     yield
-    for node in placement.shunned():
-        placement.forgive(node)
+    placement._shunned.clear()
 
 
 @contextlib.contextmanager
@@ -99,7 +97,7 @@ def test_a_datanode_fails_between_the_last_byte_and_the_end(cluster, namenode, p
         out.write(data)
         out._flush()
         assert out._block is not None
-        out._block._try(lambda: out._block._pipeline.drain(0))  # type: ignore[union-attr]
+        out._block._drain(0)  # type: ignore[union-attr]
         with down(cluster, cluster.index_of(out.nodes[1].address), "frozen"):
             out.close()
     assert content(cluster, path) == data
@@ -125,7 +123,7 @@ def test_two_datanodes_fail_one_after_the_other(cluster, namenode, path):
         first = cluster.index_of(out.nodes[2].address)
         with down(cluster, first, "frozen"):
             out.write(data[6 * MIB : 12 * MIB])
-            out._block._try(lambda: out._block._pipeline.drain(0))  # type: ignore[union-attr]
+            out._block._drain(0)  # type: ignore[union-attr]
             second = cluster.index_of(out.nodes[0].address)
             with down(cluster, second, "frozen"):
                 out.write(data[12 * MIB :])
@@ -194,7 +192,7 @@ def test_the_loss_of_the_only_replica_is_an_error_that_names_the_block(cluster, 
     with down(cluster, index, "killed"), pytest.raises(BlockLost, match="no DataNode is left that has all of block"):
         out.write(b"x" * (40 * MIB))
     assert time.monotonic() - begin < 30
-    monkeypatch.setattr("bootseer.hdfs.output.BEAT", 0.0)
+    monkeypatch.setattr("bootseer.hdfs.output.HEARTBEAT", 0.0)
     out.keep_alive()
     for step in (lambda: out.write(b"y"), out.close):  # a caller who goes on must not succeed
         with pytest.raises(UnavailableError, match="an earlier write of it failed"):
@@ -206,7 +204,8 @@ def test_the_loss_of_the_only_replica_is_an_error_that_names_the_block(cluster, 
 def test_no_datanode_at_all_is_an_error_in_time(cluster, namenode, path, monkeypatch):
     monkeypatch.setattr(pipeline, "PATIENCE", 1.0)
     monkeypatch.setattr(probe, "PROBE", 0.5)
-    out = FileOutput(namenode, path, replication=2, patience=4.0)
+    monkeypatch.setattr(blockwriter, "PATIENCE", 4.0)
+    out = FileOutput(namenode, path, replication=2)
     with cluster.frozen(0, 1, 2, 3):
         begin = time.monotonic()
         with pytest.raises(UnavailableError, match=r"no pipeline after|no DataNode is left|cannot add a block"):
@@ -218,7 +217,7 @@ def test_no_datanode_at_all_is_an_error_in_time(cluster, namenode, path, monkeyp
 
 def test_the_namenode_restarts_while_a_file_is_written(cluster, namenode, path):
     data = os.urandom(24 * MIB)
-    with FileOutput(namenode, path, replication=2, block_size=4 * MIB, patience=60.0) as out:
+    with FileOutput(namenode, path, replication=2, block_size=4 * MIB) as out:
         out.write(data[: 9 * MIB])
         cluster.kill_namenode()
         back = threading.Timer(1.0, cluster.restart_namenode)
@@ -236,7 +235,7 @@ def test_a_frozen_namenode_does_not_hold_up_a_block(cluster, namenode, path):
         out.write(data[:MIB])
         with cluster.frozen_namenode():
             out.write(data[MIB:])
-            out._block._try(lambda: out._block._pipeline.drain(0))  # type: ignore[union-attr]
+            out._block._drain(0)  # type: ignore[union-attr]
     assert content(cluster, path) == data
 
 

@@ -17,7 +17,8 @@ import pytest
 
 from bootseer import hdfs
 from bootseer.errors import UnavailableError
-from bootseer.hdfs import connections, datanode
+from bootseer.hdfs import connection as connections
+from bootseer.hdfs import datanode
 from bootseer.hdfs.connection import Connection
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.output import FileOutput

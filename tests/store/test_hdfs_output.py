@@ -266,7 +266,7 @@ def test_leases_are_renewed_only_while_files_are_open(cluster, namenode, folder,
 
 
 def test_an_idle_pipeline_is_kept_open(cluster, namenode, folder, monkeypatch):
-    monkeypatch.setattr("bootseer.hdfs.output.BEAT", 0.0)
+    monkeypatch.setattr("bootseer.hdfs.output.HEARTBEAT", 0.0)
     data = os.urandom(3 * MIB)
     with FileOutput(namenode, f"{folder}/f", replication=3) as out:
         out.write(data[:MIB])

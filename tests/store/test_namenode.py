@@ -129,9 +129,11 @@ def test_blocks_and_where_they_are(node, folder):
 
 def test_a_file_without_blocks_and_one_that_is_being_written(node, folder):
     path = f"{folder}/a"
-    file_id = node.create(path, replication=2, block_size=4 * MIB)
+    made = node.create(path, replication=2, block_size=4 * MIB)
+    file_id = made.file_id
     found = node.info(path)
-    assert (found.file_id, found.size, found.replication, found.block_size) == (file_id, 0, 2, 4 * MIB)
+    assert found == made
+    assert (found.size, found.replication, found.block_size) == (0, 2, 4 * MIB)
     assert node.blocks(path).under_construction
     with pytest.raises(FileExistsError):
         node.create(path)
@@ -141,26 +143,23 @@ def test_a_file_without_blocks_and_one_that_is_being_written(node, folder):
     assert not node.blocks(path).under_construction
     with pytest.raises(FileExistsError):
         node.create(path)
-    again = node.create(path, overwrite=True)
-    assert again != file_id
     with pytest.raises((NotWritableError, NotFoundError)):
         node.add_block(path, file_id)
-    assert node.complete(path, again, None)
-    with pytest.raises(NotFoundError):
-        node.create(f"{folder}/no/parent", create_parent=False)
+    assert node.delete(path)
+    assert node.create(path).file_id != file_id
 
 
 def test_blocks_are_placed_given_up_and_renewed(node, folder):
     path = f"{folder}/a"
     live = node.live_nodes()
-    file_id = node.create(path, replication=2)
+    file_id = node.create(path, replication=2).file_id
     first = node.add_block(path, file_id, favoured=[live[2].address, live[0].address])
     assert {each.uuid for each in first.nodes} == {live[2].uuid, live[0].uuid}
     assert (first.offset, first.block.length) == (0, 0)
     node.abandon_block(first.block, path, file_id)
     second = node.add_block(path, file_id, exclude=first.nodes)
     assert not {each.uuid for each in second.nodes} & {each.uuid for each in first.nodes}
-    other = node.create(f"{folder}/b", replication=1)
+    other = node.create(f"{folder}/b", replication=1).file_id
     with pytest.raises(UnavailableError, match="too few DataNodes"):
         node.add_block(f"{folder}/b", other, exclude=live)
 
@@ -179,7 +178,7 @@ def test_blocks_are_placed_given_up_and_renewed(node, folder):
 def test_the_lease_of_another_is_recovered(node, folder):
     path = f"{folder}/a"
     other = NameNode([("127.0.0.1", int(node.url.rpartition(":")[2]))], node.user)
-    file_id = other.create(path)
+    file_id = other.create(path).file_id
     until = time.monotonic() + 30
     while not node.recover_lease(path):
         assert time.monotonic() < until
@@ -211,12 +210,12 @@ def test_a_delete_whose_answer_was_lost_says_that_it_removed(node, folder, lost)
 
 
 def test_a_create_whose_answer_was_lost_is_no_file_that_exists(node, folder, lost):
-    file_id = node.create(f"{folder}/a", replication=1, block_size=MIB)
+    file_id = node.create(f"{folder}/a", replication=1, block_size=MIB).file_id
     assert node.info(f"{folder}/a").file_id == file_id
 
 
 def test_a_block_whose_answer_was_lost_is_added_once(node, folder, monkeypatch):
-    file_id = node.create(f"{folder}/a", replication=1)
+    file_id = node.create(f"{folder}/a", replication=1).file_id
     faults._visits.clear()
     monkeypatch.setenv("BOOTSEER_FAULTS", "hdfs.rpc.answered=eio@1")
     added = node.add_block(f"{folder}/a", file_id)
@@ -238,15 +237,12 @@ def test_a_replica_that_is_reported_is_no_longer_told_of(node, folder):
         time.sleep(0.1)
 
 
-def test_an_erasure_coded_folder_is_named_and_gets_replicated_files(node, folder):
+def test_an_erasure_coded_folder_is_named_and_so_are_its_files(node, folder):
     hadoop.shared().web.make_erasure_coded(folder, "XOR-2-1-1024k")
     assert node.info(folder).erasure == "XOR-2-1-1024k"
-    file_id = node.create(f"{folder}/a", replication=2)
-    assert node.info(f"{folder}/a").erasure == ""
-    assert len(node.add_block(f"{folder}/a", file_id).nodes) == 2
-    assert node.blocks(f"{folder}/a").erasure == ""
-    node.create(f"{folder}/b", replicated=False)
-    assert node.info(f"{folder}/b").erasure == node.blocks(f"{folder}/b").erasure == "XOR-2-1-1024k"
+    made = node.create(f"{folder}/a")
+    assert made == node.info(f"{folder}/a")
+    assert made.erasure == node.blocks(f"{folder}/a").erasure == "XOR-2-1-1024k"
 
 
 def test_many_threads_and_a_forked_child(node, folder):
@@ -256,7 +252,7 @@ def test_many_threads_and_a_forked_child(node, folder):
         try:
             for i in range(5):
                 path = f"{folder}/{number}-{i}"
-                assert node.complete(path, node.create(path), None)
+                assert node.complete(path, node.create(path).file_id, None)
                 assert node.info(path).size == 0
             assert hdfs.connect(node.url).info(path).size == 0
         except BaseException as exc:
@@ -281,7 +277,7 @@ def test_many_threads_and_a_forked_child(node, folder):
 
 def test_defaults_and_the_way_to_the_cluster(node):
     defaults = node.defaults()
-    assert (defaults.block_size, defaults.bytes_per_checksum, defaults.replication) == (128 * MIB, 512, 3)
+    assert (defaults.block_size, defaults.replication) == (128 * MIB, 3)
     assert not defaults.encrypted
     assert access.choose(f"{node.url}/a/b") == access.Access("direct", "neither authentication nor wire encryption")
 

@@ -14,14 +14,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bootseer.errors import BootseerError, UnavailableError
-from bootseer.hdfs import checksum, connections, datanode
+from bootseer.hdfs import checksum, datanode
+from bootseer.hdfs import connection as connections
 from bootseer.hdfs.connection import Connection, Transfer
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.records import DataNode
@@ -456,7 +456,7 @@ def test_torn_in_the_middle():
 
 def test_idle_connections_are_few_and_forgotten_in_time(monkeypatch):
     block = FakeBlock(noise(10))
-    gate = threading.Barrier(connections.PER_NODE + 3)
+    gate = threading.Barrier(connections.MOST_IDLE + 3)
 
     def together(request: wire.ReadBlock) -> Iterator[bytes]:
         gate.wait(20)
@@ -470,7 +470,7 @@ def test_idle_connections_are_few_and_forgotten_in_time(monkeypatch):
         for thread in threads:
             thread.join()
         assert fake.connections == gate.parties
-        assert connections.idle(address) == connections.PER_NODE
+        assert connections.idle(address) == connections.MOST_IDLE
         fake.script = block.answer
         monkeypatch.setattr(connections, "IDLE", 0.0)
         read(fake, block, 0, Memory(10, []))
@@ -478,24 +478,8 @@ def test_idle_connections_are_few_and_forgotten_in_time(monkeypatch):
         assert connections.idle(address) <= 1
 
 
-def test_an_idle_process_has_no_connections_after_a_while(monkeypatch):
-    monkeypatch.setattr(connections, "IDLE", 0.2)
-    block = FakeBlock(noise(10))
-    with FakeDataNode(block.answer) as fake:
-        address = (fake.node.host, fake.node.port)
-        for _ in range(2):
-            read(fake, block, 0, Memory(10, []))
-            assert connections.idle(address) == 1
-            until = time.monotonic() + 5
-            while any(thread.name == "bootseer-idle-connections" for thread in threading.enumerate()):
-                assert time.monotonic() < until
-                time.sleep(0.01)
-            assert connections.idle(address) == 0
-        assert fake.connections == 2
-
-
 def test_idle_connections_to_all_datanodes_are_few(monkeypatch):
-    monkeypatch.setattr(connections, "IN_ALL", 2)
+    monkeypatch.setattr(connections, "MOST_IDLE", 2)
     block = FakeBlock(noise(10))
     with contextlib.ExitStack() as stack:
         fakes = [stack.enter_context(FakeDataNode(block.answer)) for _ in range(4)]
@@ -504,36 +488,16 @@ def test_idle_connections_to_all_datanodes_are_few(monkeypatch):
         assert [connections.idle((fake.node.host, fake.node.port)) for fake in fakes] == [0, 0, 1, 1]
 
 
-def test_connections_are_not_kept_where_no_thread_can_be_had(monkeypatch):
-    block = FakeBlock(noise(10))
-    with FakeDataNode(block.answer) as fake:
-        address = (fake.node.host, fake.node.port)
-        read(fake, block, 0, Memory(10, []))
-        connections.clear()
-        until = time.monotonic() + 5
-        while connections._sweeper is not None and time.monotonic() < until:
-            time.sleep(0.01)
-
-        class NoThread(threading.Thread):
-            def start(self) -> None:
-                raise RuntimeError("can't start new thread")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(connections, "threading", SimpleNamespace(Thread=NoThread))
-            connections.give_back(connections.connect(address, time.monotonic() + 5, Transfer()))
-        assert connections.idle(address) == 0
-
-
 _END = """
 import atexit
 made = []
-atexit.register(lambda: print([connection._socket.fileno() for connection in made]))  # runs last
-from bootseer.hdfs import connections, datanode
+atexit.register(lambda: print([sock.fileno() for sock in made]))  # runs last
+from bootseer.hdfs import datanode, dial
 from bootseer.testing.fakedatanode import FakeBlock, FakeDataNode
 block = FakeBlock(bytes(10))
 fake = FakeDataNode(block.answer).__enter__()
 datanode.read(fake.node, block.located, 0, [memoryview(bytearray(10))], deadline=5, verify=True)
-made += connections._open
+made += dial._open
 print(len(made))
 fake.__exit__(None, None, None)
 """
@@ -548,7 +512,7 @@ def test_the_end_of_a_process_closes_its_connections():
 
 _FORK = """
 import os, sys
-from bootseer.hdfs import connections
+from bootseer.hdfs import connection as connections
 from bootseer.testing.fakedatanode import FakeBlock, FakeDataNode
 from bootseer.hdfs import datanode
 block = FakeBlock(bytes(range(200)))

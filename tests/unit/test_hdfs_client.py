@@ -9,7 +9,6 @@ from collections.abc import Callable
 import pytest
 
 from bootseer.errors import BootseerError, ConfigError, UnavailableError
-from bootseer.hdfs import client as client_module
 from bootseer.hdfs.client import HdfsClient, HdfsWriter
 
 
@@ -135,19 +134,6 @@ def test_a_forked_child_leaves_its_parents_file_alone(out, native, monkeypatch, 
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert not (tmp_path / "deleted").exists()
-
-
-def test_one_that_waits_for_a_server_does_not_hold_up_the_others(monkeypatch):
-    client, held = HdfsClient("hdfs://127.0.0.1:1", deadline=5.0), list[bool]()
-
-    def slow(*_: object) -> None:
-        held.append(client._lock.locked())
-        raise ConnectionRefusedError(111, "Connection refused")
-
-    monkeypatch.setattr(client_module, "dial", slow)
-    with pytest.raises(UnavailableError, match="refused"):
-        client.info("/")
-    assert held == [False]
 
 
 @pytest.mark.parametrize("host", ["a..b", "a" * 64 + ".example"])

@@ -11,9 +11,9 @@ import pytest
 
 from bootseer.errors import ConfigError
 from bootseer.hdfs import dial as dial_module
-from bootseer.hdfs.channel import Channel
 from bootseer.hdfs.dial import dial
 from bootseer.hdfs.proto import hdfs_pb2 as wire
+from bootseer.hdfs.rpc import Channel
 
 
 @pytest.fixture

@@ -44,9 +44,8 @@ def running() -> bool:
 def soon(monkeypatch) -> Iterator[None]:
     monkeypatch.setattr(lease, "RENEW", 0.02)
     yield
-    with lease._changed:
+    with lease._lock:
         lease._files.clear()
-        lease._changed.notify_all()
     await_(lambda: not running())
 
 
@@ -85,11 +84,11 @@ def test_an_unexpected_error_of_a_renewal_does_not_end_the_others(caplog):
 def test_after_the_death_of_the_thread_the_next_file_has_another(monkeypatch):
     said: list[str] = []
 
-    def die() -> None:
+    def die() -> bool:
         raise SystemExit
 
     with monkeypatch.context() as patched:
-        patched.setattr(lease, "_round", die)
+        patched.setattr(lease, "_renew_all", die)
         first = File(Node(said), said)
         lease.hold(first)  # type: ignore[arg-type]
         await_(lambda: not running())

@@ -35,8 +35,8 @@ class Names:
         self.deleted: list[str] = []
         self.refuses = False
 
-    def create(self, path: str, **options: object) -> int:
-        return self.file.file_id
+    def create(self, path: str, **options: object) -> FileStatus:
+        return self.file
 
     def info(self, path: str, *, deadline: float | None = None) -> FileStatus | None:
         if path != PATH:
@@ -144,7 +144,7 @@ def test_a_block_size_that_only_tiny_chunks_divide_is_refused():
 
 
 class Line:
-    """A pipeline that breaks when it is told to beat."""
+    """A pipeline that breaks when it is told to send a heartbeat."""
 
     made: ClassVar[list["Line"]] = []
 
@@ -155,7 +155,7 @@ class Line:
         self.sent: list[Packet] = []
         Line.made.append(self)
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         raise Broken("gone", (0,))
 
     def send(self, packet: Packet) -> None:
@@ -173,23 +173,23 @@ def lines(monkeypatch) -> Iterator[list[Line]]:
     return Line.made
 
 
-def test_a_broken_idle_pipeline_is_mended_by_the_next_write_and_not_by_the_thread_of_the_leases(lines, monkeypatch):
-    mended: list[Broken] = []
+def test_a_broken_idle_pipeline_is_recovered_by_the_next_write_and_not_by_the_thread_of_the_leases(lines, monkeypatch):
+    recovered: list[Broken] = []
 
-    def mend(self: BlockWriter, broken: Broken, stage: int) -> None:
-        mended.append(broken)
+    def recover(self: BlockWriter, broken: Broken, stage: int) -> None:
+        recovered.append(broken)
 
-    monkeypatch.setattr(BlockWriter, "_mend", mend)
+    monkeypatch.setattr(BlockWriter, "_recover", recover)
     token = wire.Token(identifier=b"", password=b"", kind="", service="")
     located = Located(Block("pool", 1, 2, 0), 0, (), token, False, (), ())
-    block = BlockWriter(Names(), PATH, located, Terms("c", 1 << 20, 512), patience=1.0)  # type: ignore[arg-type]
-    block.beat()
-    block.beat()
-    assert mended == []
-    block.write([memoryview(b"x")], 1, window=1 << 20)
-    assert [broken.reason for broken in mended] == ["gone"]
+    block = BlockWriter(Names(), PATH, located, Terms("c", 1 << 20, 512))  # type: ignore[arg-type]
+    block.heartbeat()
+    block.heartbeat()
+    assert recovered == []
+    block.write([memoryview(b"x")], 1)
+    assert [broken.reason for broken in recovered] == ["gone"]
     block.finish()
-    assert len(mended) == 1
+    assert len(recovered) == 1
 
 
 def alone() -> Located:

@@ -7,8 +7,8 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bootseer.hdfs import checksum
 from bootseer.hdfs.pieces import cut, kept
-from bootseer.hdfs.pipeline import checksums
 
 chunks = st.lists(st.binary(max_size=40), max_size=8)
 
@@ -26,7 +26,7 @@ def test_cut(parts, length):
 def test_checksums_do_not_depend_on_the_pieces(parts, step):
     whole = b"".join(parts)
     expected = [crc32c(whole[at : at + step]) for at in range(0, len(whole), step)]
-    assert checksums([memoryview(part) for part in parts], step) == struct.pack(f">{len(expected)}I", *expected)
+    assert checksum.of([memoryview(part) for part in parts], step) == struct.pack(f">{len(expected)}I", *expected)
 
 
 def test_only_bytes_are_kept_without_a_copy():

@@ -12,8 +12,8 @@ import pytest
 from crc32c import crc32c
 
 from bootseer.errors import BootseerError
-from bootseer.hdfs import dial, pipeline, probe
-from bootseer.hdfs.pipeline import Broken, Packet, Pipeline, Setup, Terms, checksums
+from bootseer.hdfs import checksum, dial, pipeline, probe
+from bootseer.hdfs.pipeline import Broken, Packet, Pipeline, Setup, Terms
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.records import Block, DataNode, Located
 
@@ -91,7 +91,7 @@ class Node:
                 header = wire.PacketHeader.FromString(stream.read(head))
                 sums = stream.read(size - 4 - header.length)
                 data = stream.read(header.length)
-                assert sums == checksums([memoryview(data)], STEP)
+                assert sums == checksum.of([memoryview(data)], STEP)
                 packet = Packet(header.number, header.offset, header.length, sums, (memoryview(data),), header.last)
                 self.packets.append(packet)
                 for piece in self._answer(packet):
@@ -152,12 +152,12 @@ def connected(first: Node, *others: Node) -> Pipeline:
 
 def packet(number: int, offset: int, data: bytes, *, last: bool = False) -> Packet:
     parts = [memoryview(data[:10]), memoryview(data[10:])]
-    return Packet(number, offset, len(data), checksums(parts, STEP), tuple(parts), last)
+    return Packet(number, offset, len(data), checksum.of(parts, STEP), tuple(parts), last)
 
 
 def send_all(pipe: Pipeline) -> None:
     pipe.send(packet(0, 0, b"a" * 2 * STEP))
-    pipe.beat()
+    pipe.heartbeat()
     pipe.send(packet(1, 2 * STEP, b"b" * 100))
     pipe.drain(0)
     pipe.send(packet(2, 2 * STEP + 100, b"", last=True))
@@ -254,14 +254,14 @@ def test_a_pipeline_that_is_refused(made):
 
 
 @pytest.mark.parametrize(
-    ("number", "limit"), [(errno.EMFILE, "ulimit -n"), (errno.ENOBUFS, "memory"), (errno.EADDRNOTAVAIL, "port_range")]
+    ("number", "limit"), [(errno.EMFILE, "open files"), (errno.ENOBUFS, "memory"), (errno.EADDRNOTAVAIL, "port_range")]
 )
 def test_what_this_process_lacks_is_no_fault_of_a_datanode(made, monkeypatch, number, limit):
     def fail(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(dial.socket, "socket", fail)
-    with pytest.raises(BootseerError, match=f"this process is at its limit of .*{limit}"):
+    with pytest.raises(BootseerError, match=f"cannot connect to .*: this .*{limit}"):
         Pipeline(located(1), TERMS, Setup())
 
 

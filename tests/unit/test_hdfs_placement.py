@@ -3,7 +3,7 @@
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -56,12 +56,6 @@ def test_wishes_burden_all_alike(count, replicas, files):
     assert names.asked == 1
 
 
-def test_companions_differ():
-    names, made = Names("hdfs://a:1", nodes(4)), Placement()
-    pairs = {frozenset(node.uuid for node in made.wish(names, 2)) for _ in range(4)}
-    assert len(pairs) == 4
-
-
 def test_more_replicas_than_datanodes():
     made = Placement()
     assert len(made.wish(Names("hdfs://a:1", nodes(2)), 3)) == 2
@@ -81,17 +75,20 @@ def test_where_only_the_superuser_is_told_the_namenode_chooses():
     assert made.wish(names, 3) == []
     assert names.asked == 1
     a, b, c = nodes(3)
-    firsts = [made.begin(located(a, b, c)).nodes[0].uuid for _ in range(3)]
+    firsts = [made.place(names, 3, lambda wished: located(a, b, c)).nodes[0].uuid for _ in range(3)]
     assert sorted(firsts) == ["n0", "n1", "n2"]
+
+
+def refuse(wished: Sequence[DataNode]) -> Located:
+    raise NotWritableError("no")
 
 
 def test_what_is_over_counts_no_longer():
     names, made = Names("hdfs://a:1", nodes(4)), Placement()
     for _ in range(10):
-        wished = made.wish(names, 2)
-        begun = made.begin(located(*wished), wished)
-        made.end(begun.nodes)
-        made.dismiss(made.wish(names, 3))
+        made.end(made.place(names, 2, lambda wished: located(*wished)).nodes)
+        with pytest.raises(NotWritableError):
+            made.place(names, 3, refuse)
     assert not +made._used
     assert not -made._used
     assert not +made._first
@@ -114,14 +111,7 @@ def test_a_failed_datanode_is_avoided_for_a_time(monkeypatch):
     assert placement.shunned() == [bad]
     for _ in range(8):
         assert bad not in made.wish(names, 3)
-    assert placement.due() == []
-    clock[0] += placement.ASK_AGAIN
-    assert placement.due() == [bad]
-    assert placement.due() == []  # asked already
     clock[0] += placement.SHUNNED
-    assert placement.shunned() == []
-    placement.shun([bad])
-    placement.forgive(bad)
     assert placement.shunned() == []
 
 
@@ -139,3 +129,46 @@ def test_the_first_files_of_a_process_wait_for_the_list():
         firsts = [wished[0].uuid for wished in pool.map(lambda _: placed.wish(namenode, 1), range(4))]
     assert sorted(firsts) == ["n0", "n1", "n2", "n3"]
     assert namenode.asked == 1
+
+
+QUICK, SLOW = (4.0, 0.4, 0.1), (4.0, 3.3, 1.0)
+"""Seconds of a pipeline, those that its writer waited, and the share of the window that is not acknowledged."""
+
+
+def slow(made: Placement, file: int, members: str, how: tuple[float, float, float]) -> str:
+    run = placement.Run(tuple(DataNode(name, "127.0.0.1", 1) for name in members), *how)
+    return "".join(node.uuid for node in made.slow(file, run))
+
+
+def test_who_is_in_no_quick_pipeline_holds_the_others_up():
+    made = Placement()
+    assert slow(made, 1, "ABC", QUICK) == ""
+    assert slow(made, 2, "ABX", SLOW) == "X"
+    assert slow(made, 3, "CX", (0.1, 0.0, 0.0)) == "X"  # it is known by now
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        (1.0, 0.0, 0.0),  # has just begun
+        (4.0, 2.0, 0.1),  # waits as well
+        (4.0, 0.0, 0.9),  # only hides for now that it is slow
+    ],
+)
+def test_without_a_quick_pipeline_nobody_is_slow(other):
+    made = Placement()
+    slow(made, 1, "AB", other)
+    assert slow(made, 2, "CX", SLOW) == ""
+
+
+def test_a_pipeline_has_time_to_begin():
+    made = Placement()
+    slow(made, 1, "AB", QUICK)
+    assert slow(made, 2, "CX", (2.0, 2.0, 1.0)) == ""
+
+
+def test_a_block_that_is_written_says_nothing_any_more():
+    made = Placement()
+    slow(made, 1, "AB", QUICK)
+    made.end(nodes(2), 1)
+    assert slow(made, 2, "CX", SLOW) == ""

@@ -1,4 +1,4 @@
-"""Which DataNodes answer: silence is told from refusal, from trouble of our own and from a connection to ourselves."""
+"""Which DataNodes answer: silence is told from refusal and from trouble of our own."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from bootseer.errors import UnavailableError
-from bootseer.hdfs import connections, datanode, probe
-from bootseer.hdfs.proto import hdfs_pb2 as wire
+from bootseer.hdfs import datanode, dial, probe
 from bootseer.hdfs.records import DataNode
 from bootseer.hdfs.replica_errors import OwnLimit
 from bootseer.testing.fakedatanode import FakeBlock, FakeDataNode, refused
@@ -41,18 +40,6 @@ def test_who_answers_and_who_does_not(frozen):
         assert probe.silent(nodes, "pool", seconds=0.5) == (1, 2, 3)
         assert time.monotonic() - began < 10
         assert [request.header.base.block.pool for request in fake.requests] == ["pool", "pool"]
-
-
-def test_a_connection_to_itself_is_no_answer(monkeypatch):
-    def itself(node: DataNode, until: float) -> socket.socket:
-        sock = socket.socket()
-        sock.bind(("127.0.0.1", 0))
-        sock.setblocking(False)
-        sock.connect_ex(sock.getsockname())
-        return sock
-
-    monkeypatch.setattr(probe, "_begin", itself)
-    assert probe.silent([node("a", ("127.0.0.1", 1))], "pool", seconds=2.0) == (0,)
 
 
 @pytest.mark.parametrize(
@@ -85,16 +72,4 @@ def test_what_is_no_host_name_is_one_line(host):
     with pytest.raises(UnavailableError, match=f"from DataNode {host}:1: .") as caught:
         datanode.read(DataNode("a", host, 1), block.located, 0, parts, deadline=10.0, verify=True)
     assert "\n" not in str(caught.value)
-    assert not connections.own_limit(socket.gaierror(socket.EAI_NONAME, "unknown"))
-
-
-@pytest.mark.parametrize("length", [0, 1, 127, 128, 300, 1 << 21])
-def test_lengths_of_messages(length):
-    from bootseer.hdfs.operations import delimited, prefix
-
-    raw = delimited(bytes(length))
-    assert prefix(raw) == (len(raw) - length, length)
-    assert prefix(raw[: len(raw) - length - 1]) is None
-    with pytest.raises(ValueError, match="no length"):
-        prefix(b"\xff" * 5)
-    assert wire.ReadStatus.FromString(delimited(wire.ReadStatus(status=6).SerializeToString())[1:]).status == 6
+    assert not dial.own_limit(socket.gaierror(socket.EAI_NONAME, "unknown"))

@@ -26,12 +26,10 @@ from bootseer.errors import (
     UnsupportedError,
 )
 from bootseer.hdfs import access, namenode, nameservice, rpc
-from bootseer.hdfs import channel as channel_module
-from bootseer.hdfs.channel import Channel
 from bootseer.hdfs.errors import RemoteError, SaslRequired, remote, translate
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.proto import hdfs_pb2 as wire
-from bootseer.hdfs.rpc import frame, parse_answer
+from bootseer.hdfs.rpc import Channel, frame, parse_answer
 
 
 class Call:
@@ -39,12 +37,12 @@ class Call:
 
     def __init__(self, connection: socket.socket, data: bytes) -> None:
         self.connection = connection
-        head, end = rpc._take(memoryview(data), 0)
+        head, end = rpc.take(memoryview(data), 0)
         self.header = wire.RpcRequestHeader.FromString(bytes(head))
         if self.header.call_id >= 0:
-            head, end = rpc._take(memoryview(data), end)
+            head, end = rpc.take(memoryview(data), end)
             self.method = wire.MethodHeader.FromString(bytes(head)).method
-        body, end = rpc._take(memoryview(data), end)
+        body, end = rpc.take(memoryview(data), end)
         self.body = bytes(body)
         assert end == len(data)
 
@@ -134,12 +132,6 @@ def yes(call: Call) -> None:
 
 
 # -- frames -----------------------------------------------------------------------------------------------------------
-
-
-@given(st.integers(0, 2**35 - 1))
-def test_lengths_are_varints(number):
-    data = rpc._varint(number)
-    assert wire.Block(pool="", id=number, generation=0).SerializeToString()[3 : 3 + len(data)] == data
 
 
 @given(st.binary(max_size=300), st.integers(0, 2**31 - 1))
@@ -385,12 +377,12 @@ def test_many_threads_share_few_connections():
         for thread in threads:
             thread.join(30)
         assert found == [True] * 400
-        assert len(server.connections) <= channel_module.CONNECTIONS
+        assert len(server.connections) <= rpc.CONNECTIONS
         assert len({call.header.call_id for call in server.calls}) == 400
 
 
 def test_calls_wait_for_a_connection_no_longer_than_their_deadline(monkeypatch):
-    monkeypatch.setattr(channel_module, "CONNECTIONS", 1)
+    monkeypatch.setattr(rpc, "CONNECTIONS", 1)
     go = threading.Event()
 
     def act(call: Call) -> None:
@@ -443,18 +435,10 @@ def test_a_process_ends_without_a_word_about_open_connections():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_configuration_is_read_without_the_lock_that_all_connections_need(monkeypatch):
-    held: list[bool] = []
-
-    def addresses(service: str) -> tuple[tuple[str, int], ...]:
-        held.append(namenode._known_lock.locked())
-        return (("127.0.0.1", 1),)
-
-    monkeypatch.setattr(nameservice, "addresses", addresses)
+def test_there_is_one_namenode_object_for_a_name_service(monkeypatch):
+    monkeypatch.setattr(nameservice, "addresses", lambda service: (("127.0.0.1", 1),))
     monkeypatch.setattr(namenode, "_known", {})
-    first = NameNode.connect("hdfs://service/a")
-    assert NameNode.connect("hdfs://service/b") is first
-    assert held == [False]
+    assert NameNode.connect("hdfs://service/b") is NameNode.connect("hdfs://service/a")
 
 
 # -- errors, names, users ---------------------------------------------------------------------------------------------

@@ -7,8 +7,6 @@ without wire encryption only. A single file may need native all the same: `FileB
 from __future__ import annotations
 
 import logging
-import os
-import threading
 import time
 from dataclasses import dataclass
 from typing import Literal
@@ -23,15 +21,6 @@ KEEP = 300.0
 
 _log = logging.getLogger(__name__)
 _seen: dict[tuple[str, str], tuple[float, Access]] = {}
-_lock = threading.Lock()
-
-
-def _renew_lock() -> None:
-    global _lock
-    _lock = threading.Lock()  # another thread of the parent may have held it
-
-
-os.register_at_fork(after_in_child=_renew_lock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,23 +38,19 @@ def choose(url: str, *, deadline: float | None = None) -> Access:
     `UnavailableError` when the NameNode does not answer within ``deadline`` seconds.
     """
     base, wanted = split(url)[0], config.load().hdfs_access
-    with _lock:
-        known = _seen.get((base, wanted))
+    known = _seen.get((base, wanted))
     if known and time.monotonic() - known[0] < KEEP:
         return known[1]
     found = _ask(base, deadline) if wanted == "auto" else Access(wanted, f"the setting hdfs_access is {wanted}")
-    with _lock:
-        changed = found != (known and known[1])
-        _seen[base, wanted] = time.monotonic(), found
-    if changed:
+    _seen[base, wanted] = time.monotonic(), found
+    if found != (known and known[1]):
         _log.info("%s: %s access, %s", base, found.kind, found.reason)
     return found
 
 
 def forget() -> None:
     """Ask again at the next `choose`."""
-    with _lock:
-        _seen.clear()
+    _seen.clear()
 
 
 def _ask(base: str, deadline: float | None) -> Access:

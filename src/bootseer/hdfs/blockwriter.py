@@ -7,7 +7,7 @@
     acknowledged, again
 
 The new generation is what makes the replica of the failed DataNode stale, should it come back. What was acknowledged is
-on every DataNode that is left; what was not is still in memory. A failure during the end of a block is mended with the
+on every DataNode that is left; what was not is still in memory. A failure at the end of a block is repaired with the
 stage `pipeline.CLOSE`, in which the DataNodes finish the block at once.
 
 Concurrency: as `bootseer.hdfs.pipeline`: one thread at a time.
@@ -17,22 +17,27 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from bootseer import faults
 from bootseer.errors import UnavailableError
-from bootseer.hdfs import pace, pipeline, placement, probe
+from bootseer.hdfs import checksum, pipeline, placement, probe
 from bootseer.hdfs.namenode import NameNode
-from bootseer.hdfs.pace import Run
 from bootseer.hdfs.pipeline import Broken, Packet, Pipeline, Setup, Terms
-from bootseer.hdfs.placement import picked
+from bootseer.hdfs.placement import Run, picked
 from bootseer.hdfs.records import Block, DataNode, Located
 
 _log = logging.getLogger(__name__)
 
+WINDOW = 8 << 20
+"""Bytes of a file that may be unacknowledged."""
+PATIENCE = 60.0
+"""Seconds that each question to the NameNode may take, restarts and fail-overs of it included."""
 RECOVERIES = 5
 """Pipelines in a row that may fail without that anything more was acknowledged."""
+ENOUGH = 2
+"""Replicas with which a block goes on: the NameNode makes more of it later."""
 
 
 class BlockLost(UnavailableError):
@@ -42,35 +47,34 @@ class BlockLost(UnavailableError):
 class BlockWriter:
     """The block ``located`` of the file ``path``, with a pipeline that is set up. `pipeline.Broken` when that fails.
 
-    ``placed``: the DataNodes it began with; ``replicas``: how many still take part. `write` and `finish` raise
-    `BlockLost`, and errors of the NameNode.
+    ``placed``: the DataNodes it began with. `write` and `finish` raise `BlockLost`, and errors of the NameNode.
     """
 
-    def __init__(self, namenode: NameNode, path: str, located: Located, terms: Terms, *, patience: float) -> None:
-        self._namenode, self._path, self._terms, self._patience = namenode, path, terms, patience
+    def __init__(self, namenode: NameNode, path: str, located: Located, terms: Terms) -> None:
+        self._namenode, self._path, self._terms = namenode, path, terms
         self._located = located
         self.placed = located.nodes
         self.length = 0
         self._number = self._failures = 0
         self._acked = -1
-        self._noted: Broken | None = None
+        self._broken: Broken | None = None
         self._pipeline = Pipeline(located, terms, Setup())
-        self._reset()
+        self._began, self._waited = time.monotonic(), 0.0
 
-    def _reset(self) -> None:
-        self._began, self._began_at, self._waited = time.monotonic(), self.length, 0.0
-
-    def run(self, window: int) -> Run:
-        """How the pipeline does, since it was set up or mended, or in the last seconds."""
-        elapsed, length = time.monotonic() - self._began, self.length - self._began_at
-        run = Run(self.nodes, elapsed, length, self._waited, self._pipeline.in_flight / window)
-        if elapsed > 2 * pace.ENOUGH:
-            self._reset()
+    def run(self) -> Run:
+        now = time.monotonic()
+        run = Run(self.nodes, now - self._began, self._waited, self._pipeline.in_flight / WINDOW)
+        if run.seconds > 2 * placement.ENOUGH:
+            self._began, self._waited = now, 0.0
         return run
 
     @property
-    def replicas(self) -> int:
-        return len(self._located.nodes)
+    def degraded(self) -> bool:
+        """Whether another block had better take the rest: one more failure would lose this one.
+
+        Not where the NameNode found only one DataNode: another block has no more.
+        """
+        return len(self.nodes) < min(ENOUGH, len(self.placed))
 
     @property
     def nodes(self) -> tuple[DataNode, ...]:
@@ -82,46 +86,46 @@ class BlockWriter:
         """When something was last sent, by the monotonic clock."""
         return self._pipeline.used
 
-    def write(self, parts: Sequence[memoryview], length: int, *, window: int) -> None:
-        """Append ``parts``, ``length`` bytes together; waits while more than ``window`` bytes are unacknowledged.
+    def write(self, parts: Sequence[memoryview], length: int) -> None:
+        """Append ``parts``, ``length`` bytes together; waits while more than `WINDOW` bytes are unacknowledged.
 
         The memory of ``parts`` must not change until `finish` has returned.
         """
-        sums = pipeline.checksums(parts, self._terms.bytes_per_checksum)
+        sums = checksum.of(parts, self._terms.bytes_per_checksum)
         packet = Packet(self._number, self.length, length, sums, tuple(parts))
         self._number += 1
         self.length += length
         faults.point("hdfs.output.packet")
         begin = time.monotonic()
-        self._try(lambda: self._pipeline.drain(max(window - length, 0)))
+        self._drain(max(WINDOW - length, 0))
         try:
             self._pipeline.send(packet)
         except Broken as exc:
-            self._mend(exc, pipeline.RECOVER)  # the packet is one of those that were not acknowledged
+            self._recover(exc, pipeline.RECOVER)  # the packet is one of those that were not acknowledged
         self._waited += time.monotonic() - max(begin, self._began)
 
     def finish(self) -> Block:
         """Wait until everything is on every DataNode, end the block, and return it with its length."""
-        self._try(lambda: self._pipeline.drain(0))
+        self._drain(0)
         faults.point("hdfs.output.block-end")
         last = Packet(self._number, self.length, 0, b"", (), last=True)
         try:
             self._pipeline.send(last)
             self._pipeline.drain(0)
         except Broken as exc:
-            self._mend(exc, pipeline.CLOSE)
+            self._recover(exc, pipeline.CLOSE)
         self._pipeline.close()
         return self._block(self.length)
 
-    def beat(self) -> None:
-        """Keep the idle pipeline alive. One that is broken is mended by the next `write` or `finish`, as that takes
+    def heartbeat(self) -> None:
+        """Keep the idle pipeline alive. One that is broken is recovered by the next `write` or `finish`, as that takes
         time, which the thread that calls this has not."""
-        if self._noted is None:
+        if self._broken is None:
             try:
-                self._pipeline.beat()
+                self._pipeline.heartbeat()
             except Broken as exc:
-                self._noted = exc
-                _log.info("the next write of %s mends its pipeline: %s", self._path, exc.reason)
+                self._broken = exc
+                _log.info("the next write of %s recovers its pipeline: %s", self._path, exc.reason)
 
     def close(self) -> None:
         """Leave the block as it is."""
@@ -132,17 +136,18 @@ class BlockWriter:
 
     # -- recovery -------------------------------------------------------------------------------------------------
 
-    def _try(self, step: Callable[[], None]) -> None:
+    def _drain(self, left: int) -> None:
+        """Wait until at most ``left`` bytes are unacknowledged, whatever pipelines that takes."""
         while True:
             try:
-                if (noted := self._noted) is not None:
-                    self._noted = None
-                    raise noted
-                return step()
+                if (broken := self._broken) is not None:
+                    self._broken = None
+                    raise broken
+                return self._pipeline.drain(left)
             except Broken as exc:
-                self._mend(exc, pipeline.RECOVER)
+                self._recover(exc, pipeline.RECOVER)
 
-    def _mend(self, broken: Broken, stage: int) -> None:
+    def _recover(self, broken: Broken, stage: int) -> None:
         """Another pipeline without the DataNodes at fault; what was not acknowledged is sent over it again."""
         pending = [packet for packet in self._pipeline.unacked if not packet.last]
         while True:
@@ -153,11 +158,12 @@ class BlockWriter:
             pending = [packet for packet in pending if packet.offset + packet.length > acked]
             self._drop(broken)
             try:
-                self._pipeline = self._again(stage, acked)
+                self._pipeline = self._replace(stage, acked)
                 if stage == pipeline.RECOVER:
                     for packet in pending:
                         self._pipeline.send(packet)
-                return self._reset()
+                self._began, self._waited = time.monotonic(), 0.0
+                return
             except Broken as exc:
                 broken = exc
 
@@ -178,17 +184,15 @@ class BlockWriter:
         _log.warning("writing %s goes on with %d of %d DataNodes: %s", self._path, len(keep), len(nodes), broken.reason)
         self._located = picked(self._located, keep)
 
-    def _again(self, stage: int, acked: int) -> Pipeline:
+    def _replace(self, stage: int, acked: int) -> Pipeline:
         old = self._block(acked)
-        renewed = self._namenode.update_block_for_pipeline(old, self._path, deadline=self._patience)
+        renewed = self._namenode.update_block_for_pipeline(old, self._path, deadline=PATIENCE)
         located = replace(self._located, token=renewed.token)
         new = old._replace(generation=renewed.block.generation)
         made = Pipeline(located, self._terms, Setup(stage, new.generation, acked, self.length))
         try:
             faults.point("hdfs.output.recover")
-            self._namenode.update_pipeline(
-                old, new, located.nodes, located.storage_ids, self._path, deadline=self._patience
-            )
+            self._namenode.update_pipeline(old, new, located.nodes, located.storage_ids, self._path, deadline=PATIENCE)
         except BaseException:
             made.close()
             raise

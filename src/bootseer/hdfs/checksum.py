@@ -14,6 +14,7 @@ where.
 from __future__ import annotations
 
 import functools
+import struct
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -117,3 +118,19 @@ def _constant(kind: int, bytes_per: int, count: int, tail: int) -> int:
     chunk, last = crc(bytes(bytes_per), 0), crc(bytes(tail), 0)
     sums = chunk.to_bytes(SIZE, "big") * (count - 1) + last.to_bytes(SIZE, "big")
     return whole ^ Chunks(kind, bytes_per).spread(memoryview(sums), count, tail) ^ last
+
+
+def of(parts: Sequence[memoryview], bytes_per: int) -> bytes:
+    """CRC-32C of every ``bytes_per`` of the bytes that ``parts`` hold together, `SIZE` bytes each."""
+    crc32c = function(CRC32C)
+    sums, crc, room = list[int](), 0, bytes_per
+    for part in parts:
+        while len(part) >= room:
+            sums.append(crc32c(part[:room], crc))
+            part, crc, room = part[room:], 0, bytes_per
+        if len(part):
+            crc = crc32c(part, crc)
+            room -= len(part)
+    if room < bytes_per:
+        sums.append(crc)
+    return struct.pack(f">{len(sums)}I", *sums)

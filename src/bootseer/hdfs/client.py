@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -24,7 +23,7 @@ import msgspec
 from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, UnavailableError
 from bootseer.hdfs.deadline import Workers
 from bootseer.hdfs.dial import dial
-from bootseer.hdfs.errors import translate
+from bootseer.hdfs.errors import REACH, earlier_failure, foreign_file, translate
 
 if TYPE_CHECKING:
     from hdfs_native import Client, FileReader, FileWriter
@@ -36,18 +35,15 @@ DEADLINE = 30.0
 
 _log = logging.getLogger(__name__)
 _workers = Workers()
-_clients: dict[str, HdfsClient] = {}
-_clients_lock = threading.Lock()
+_clients: dict[tuple[str, float], HdfsClient] = {}
 _all: weakref.WeakSet[HdfsClient | HdfsWriter] = weakref.WeakSet()
 
 
 def _forget_clients() -> None:
     """The runtime threads of hdfs-native do not survive a fork, and what waits for them waits for ever."""
-    global _clients_lock
     for each in list(_all):
         each.forget()
     _clients.clear()
-    _clients_lock = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_forget_clients)
@@ -80,11 +76,8 @@ def split(url: str) -> tuple[str, str]:
 def connect(url: str, *, deadline: float = DEADLINE) -> HdfsClient:
     """The client for the NameNode (or name service) of ``url``; one per process and deadline. Touches no network."""
     base = split(url)[0]
-    key = f"{base} {deadline}"
-    with _clients_lock:
-        if key not in _clients:
-            _clients[key] = HdfsClient(base, deadline=deadline)
-        return _clients[key]
+    known = _clients.get((base, deadline))
+    return known or _clients.setdefault((base, deadline), HdfsClient(base, deadline=deadline))
 
 
 class HdfsClient:
@@ -97,30 +90,24 @@ class HdfsClient:
     def __init__(self, url: str, *, deadline: float = DEADLINE) -> None:
         self.url, self.deadline = url, deadline
         self._client: Client | None = None
-        self._lock = threading.Lock()
         _all.add(self)
 
     def forget(self) -> None:
         """In a forked child: go on with a native client of its own."""
         if self._client is not None:
             _keep_for_ever(self._client)
-        self._client, self._lock = None, threading.Lock()
+        self._client = None
 
     def _native(self) -> Client:
         if self._client is None:
             import hdfs_native
 
-            self._knock()  # not under the lock: others need not wait for one that does not answer
-            made = hdfs_native.Client(self.url)
-            with self._lock:
-                self._client = self._client or made
+            # hdfs-native tries a refused connection again for minutes; a wrong port or host name should fail at once
+            parts = urlsplit(self.url)
+            if parts.port is not None:  # else a name service, whose addresses only hdfs-native knows
+                dial(parts.hostname or "", parts.port, time.monotonic() + min(self.deadline, 10.0)).close()
+            self._client = hdfs_native.Client(self.url)  # two threads may both make one: the second one stays
         return self._client
-
-    def _knock(self) -> None:
-        # hdfs-native tries a refused connection again for minutes; a wrong port or host name should fail at once
-        parts = urlsplit(self.url)
-        if parts.port is not None:  # else a name service, whose addresses only hdfs-native knows
-            dial(parts.hostname or "", parts.port, time.monotonic() + min(self.deadline, 10.0)).close()
 
     def call(self, function: Callable[[Client], T], doing: str, *, deadline: float | None = None) -> T:
         """``function(native client)`` under the deadline; ``doing`` is a phrase such as ``"read /a"``."""
@@ -129,8 +116,7 @@ class HdfsClient:
             return _workers.call(lambda: function(self._native()), seconds)
         except TimeoutError:
             raise UnavailableError(
-                f"cannot {doing} on {self.url}: no answer within {seconds:.0f} s",
-                hint="check that the NameNode and the DataNodes run and are reachable from here",
+                f"cannot {doing} on {self.url}: no answer within {seconds:.0f} s", hint=REACH
             ) from None
         except (BootseerError, FileExistsError):
             raise
@@ -263,15 +249,9 @@ class HdfsWriter:
 
     def _native(self) -> FileWriter | None:
         if self._foreign:
-            raise BootseerError(
-                f"cannot write {self._path}: another process writes it, of which this one is a child",
-                hint="create files in the process that writes them",
-            )
-        if (earlier := self._failure) is not None:
-            raise UnavailableError(
-                f"cannot write {self._path}: an earlier write of it failed ({getattr(earlier, 'message', earlier)})",
-                hint=getattr(earlier, "hint", ""),
-            ) from earlier
+            raise foreign_file(self._path)
+        if self._failure is not None:
+            raise earlier_failure(self._path, self._failure) from self._failure
         return self._writer
 
     def _call(self, function: Callable[[Client], object], doing: str) -> None:

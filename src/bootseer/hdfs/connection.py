@@ -1,32 +1,31 @@
-"""One connection to a DataNode: a deadline for all it does in a turn, and another thread may cancel it.
+"""Connections with a deadline for all that one does in a turn, and the idle ones to DataNodes, for the next read.
 
-A `Connection` has one user at a time, who begins each turn with `Connection.begin`. `Transfer` is the handle that other
-threads hold: `Transfer.cancel` shuts the socket down, which wakes its user wherever it waits. Connections are made and
-kept by `bootseer.hdfs.connections`.
-
-Sockets are blocking, and the kernel keeps the deadline (``SO_RCVTIMEO``): so one ``recvmsg`` with ``MSG_WAITALL``
-gathers a MiB in many buffers without Python between, where sockets with Python's own timeouts poll before each call and
-return what there is. In the main thread those are used nevertheless, because there signal handlers interrupt a wait,
-and Python would then begin it anew with its whole time.
+A `Connection` has one user at a time, who begins each turn with `Connection.begin`. A reader has it from `take` or
+`connect` and ends with `give_back` or `Connection.close`; all threads share the idle ones. `Transfer` is
+the handle that other threads hold: `Transfer.cancel` shuts the socket down, which wakes its user wherever it waits.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import os
 import socket
-import struct
 import threading
 import time
 from collections.abc import Sequence
 
+from bootseer.hdfs.dial import Address, dial, remaining
 from bootseer.hdfs.replica_errors import Cancelled
 
-_TIMEVAL = struct.Struct("@ll")
-_LATE = 0.02  # a wait may end so much after the deadline; saves a system call per wait
-_PEEK = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)
-_VECTORS = 512  # buffers of one call; Linux takes 1024
+IDLE = 4.0
+"""Seconds after which a DataNode closes an idle connection (``dfs.datanode.socket.reuse.keepalive``)."""
 
-Address = tuple[str, int]
+MOST_IDLE = 64
+"""Idle connections kept to all DataNodes together."""
+
+_LATE = 0.02  # s: a wait may end so much after the deadline; saves a system call per wait
+_VECTORS = 512  # buffers of one call; Linux takes 1024
 
 
 class Transfer:
@@ -47,7 +46,8 @@ class Transfer:
         with self._lock:
             self.cancelled = True
             if self._socket is not None:
-                _shut(self._socket)
+                with contextlib.suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_RDWR)
 
     def attach(self, sock: socket.socket | None) -> None:
         """The socket that the read waits for; None: none, and the one before is no longer touched."""
@@ -57,15 +57,10 @@ class Transfer:
                 raise Cancelled("the read was cancelled")
 
 
-def _shut(sock: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)
-
-
 class Connection:
     """A connected socket to ``address``. Every wait ends by the deadline of `begin` with `TimeoutError`.
 
-    Other failures are `OSError`; `EOFError` when the other side closed.
+    Other failures are `OSError`; `EOFError` when the other side closed; `Cancelled`.
     """
 
     def __init__(self, sock: socket.socket, address: Address) -> None:
@@ -73,115 +68,77 @@ class Connection:
         self._socket = sock
         self._transfer = Transfer()
         self._until = 0.0
-        self._limit = -1.0  # what the kernel was told last, in seconds
-        self._polled = False
-        self._ahead = b""  # arrived, not asked for yet
+        self._timeout = 0.0  # what the socket was told last
+        self._unread = b""  # arrived, not asked for yet
 
     def begin(self, until: float, transfer: Transfer) -> None:
         """Begin a turn that ends by ``until`` (monotonic seconds)."""
         transfer.attach(self._socket)
         self._transfer, self._until = transfer, until
-        self._polled = threading.current_thread() is threading.main_thread()
-        self._set_limit(until - time.monotonic())
 
     def end(self) -> None:
         """End the turn: its `Transfer` no longer reaches this connection."""
-        self._detach()
-        if self._polled:
-            self._socket.settimeout(None)
-            self._polled = False
-
-    def close(self) -> None:
-        self._detach()
-        self._socket.close()
-
-    def _detach(self) -> None:
         self._transfer.attach(None)
         self._transfer = Transfer()
 
-    def abandon(self) -> None:
-        """Close this process's copy; safe in a forked child."""
+    def close(self) -> None:
+        self.end()
         self._socket.close()
 
     @property
-    def in_step(self) -> bool:
+    def reusable(self) -> bool:
         """Nothing has arrived that was not asked for."""
-        return not self._ahead
+        return not self._unread
 
     def alive(self) -> bool:
         """Not closed by the other side, and nothing unread."""
+        self._timeout = 0.0
+        self._socket.settimeout(0.0)
         try:
-            self._socket.recv(1, _PEEK)
+            self._socket.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
             return True
         except OSError:
             pass
         return False
 
-    def _set_limit(self, left: float) -> None:
-        if left <= 0:
-            raise TimeoutError
-        if self._polled:
-            self._socket.settimeout(left)
-        elif not left <= self._limit <= left + _LATE:
-            limit = left + _LATE / 2
-            whole = int(limit)
-            value = _TIMEVAL.pack(whole, int((limit - whole) * 1e6))
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
-            self._limit = limit
-
     def _check(self) -> None:
         if self._transfer.cancelled:
             raise Cancelled("the read was cancelled")
-        left = self._until - time.monotonic()
-        if self._polled or self._limit > left + _LATE:
-            self._set_limit(left)
+        left = remaining(self._until)
+        if not left <= self._timeout <= left + _LATE:
+            self._timeout = left + _LATE / 2
+            self._socket.settimeout(self._timeout)
 
     def send(self, data: bytes) -> None:
         """Send all of ``data``."""
         self._check()
-        try:
-            self._socket.sendall(data)
-        except BlockingIOError:
-            raise TimeoutError from None
+        self._socket.sendall(data)
 
     def some(self, size: int) -> bytes:
         """What there is, at least one and at most ``size`` bytes."""
-        if self._ahead:
-            data, self._ahead = self._ahead[:size], self._ahead[size:]
+        if self._unread:
+            data, self._unread = self._unread[:size], self._unread[size:]
             return data
-        while True:
-            self._check()
-            with contextlib.suppress(
-                BlockingIOError
-            ):  # the kernel's limit came first: `_check` knows whether it is time
-                if not (data := self._socket.recv(size)):
-                    raise self._closed()
-                return data
+        self._check()
+        data = self._socket.recv(size)
+        if not data:
+            raise self._closed()
+        return data
 
     def unread(self, data: bytes) -> None:
         """Give back what was received before its turn."""
-        self._ahead = data + self._ahead
+        self._unread = data + self._unread
 
-    def fill(self, views: Sequence[memoryview], count: int, *, quick: bool = False) -> None:
-        """Receive exactly ``count`` bytes, the sum of all ``views``, into them in order.
-
-        ``quick``: they are near, so let the kernel wait for all; else `Transfer.received` is kept up to date meanwhile.
-        """
-        flags = socket.MSG_WAITALL if quick else 0
-        if self._ahead:
-            views, count = self._fill_ahead(views, count)
+    def fill(self, views: Sequence[memoryview], count: int) -> None:
+        """Receive exactly ``count`` bytes, the sum of all ``views``, into them in order."""
+        if self._unread:
+            used = _copy(self._unread, views)
+            self._unread = self._unread[used:]
+            views, count = _rest(views, used), count - used
         while count:
             self._check()
-            now = views if len(views) <= _VECTORS else views[:_VECTORS]
-            try:
-                if len(now) == 1:
-                    got = self._socket.recv_into(now[0], 0, flags)
-                else:
-                    got = self._socket.recvmsg_into(now, 0, flags)[0]
-            except BlockingIOError:
-                continue  # as in `some`
+            got = self._socket.recvmsg_into(views if len(views) <= _VECTORS else views[:_VECTORS])[0]
             if not got:
                 raise self._closed()
             count -= got
@@ -189,21 +146,20 @@ class Connection:
             if count:
                 views = _rest(views, got)
 
-    def _fill_ahead(self, views: Sequence[memoryview], count: int) -> tuple[Sequence[memoryview], int]:
-        used = 0
-        for view in views:
-            part = self._ahead[used : used + len(view)]
-            view[: len(part)] = part
-            used += len(part)
-            if len(part) < len(view):
-                break
-        self._ahead = self._ahead[used:]
-        return _rest(views, used), count - used
-
     def _closed(self) -> Exception:
         if self._transfer.cancelled:
             return Cancelled("the read was cancelled")
-        return EOFError("the DataNode closed the connection")
+        return EOFError("the other side closed the connection")
+
+
+def _copy(data: bytes, views: Sequence[memoryview]) -> int:
+    """Copy the beginning of ``data`` into ``views``; how many bytes that were."""
+    used = 0
+    for view in views:
+        part = data[used : used + len(view)]
+        view[: len(part)] = part
+        used += len(part)
+    return used
 
 
 def _rest(views: Sequence[memoryview], used: int) -> Sequence[memoryview]:
@@ -215,7 +171,74 @@ def _rest(views: Sequence[memoryview], used: int) -> Sequence[memoryview]:
     return []
 
 
-def name(address: Address) -> str:
-    """``host:port``, with brackets around an IPv6 address."""
-    host = address[0].strip("[]")
-    return f"[{host}]:{address[1]}" if ":" in host else f"{host}:{address[1]}"
+# -- idle connections -------------------------------------------------------------------------------------------------
+
+_idle: list[tuple[float, Connection]] = []  # since when, the oldest first
+_lock = threading.Lock()
+
+
+def _forget() -> None:
+    global _lock
+    _lock = threading.Lock()  # another thread of the parent may have held it
+    _idle.clear()  # `bootseer.hdfs.dial` closes this process's copies
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def connect(address: Address, until: float, transfer: Transfer) -> Connection:
+    """A new connection. `OSError` (`TimeoutError` past ``until``), `ConfigError`, `Cancelled`."""
+    try:
+        sock = dial(*address, until, transfer.attach)
+    except OSError:
+        if transfer.cancelled:
+            raise Cancelled("the read was cancelled") from None
+        raise
+    return Connection(sock, address)
+
+
+def take(address: Address) -> Connection | None:
+    """An idle connection to ``address`` that seems alive, or None."""
+    while True:
+        with _lock:
+            found = next((kept for kept in reversed(_idle) if kept[1].address == address), None)
+            if found is None:
+                return None
+            _idle.remove(found)
+        since, connection = found
+        if time.monotonic() - since < IDLE and connection.alive():
+            return connection
+        connection.close()
+
+
+def give_back(connection: Connection) -> None:
+    """End its turn, and keep it for the next `take` unless it cannot serve one; close those that idle for too long."""
+    connection.end()
+    now, stale = time.monotonic(), []
+    with _lock:
+        if connection.reusable:
+            _idle.append((now, connection))
+        else:
+            stale.append(connection)
+        while _idle and (len(_idle) > MOST_IDLE or now - _idle[0][0] >= IDLE):
+            stale.append(_idle.pop(0)[1])
+    for each in stale:
+        each.close()
+
+
+def clear() -> None:
+    """Close all idle connections."""
+    with _lock:
+        all_kept = [connection for _, connection in _idle]
+        _idle.clear()
+    for connection in all_kept:
+        connection.close()
+
+
+atexit.register(clear)
+
+
+def idle(address: Address) -> int:
+    """How many idle connections to ``address`` are kept."""
+    with _lock:
+        return sum(connection.address == address for _, connection in _idle)

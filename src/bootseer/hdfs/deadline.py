@@ -1,15 +1,14 @@
-"""Calls with a deadline: a blocking call runs in a worker thread, and its caller waits no longer than it said.
+"""Calls with a deadline: a blocking call runs in a thread of its own, and its caller waits no longer than it said.
 
-A call that never returns keeps its worker; the others go on, until so many hang that another would be no use: then new
-calls fail at once. Workers are daemon threads, so that such a call does not hold up the end of the process either.
+A call that never returns keeps its thread; the others go on, until so many hang that another would be no use: then new
+calls fail at once. The threads are daemons, so that such a call does not hold up the end of the process either.
 
-Concurrency: any thread may call `Workers.call`; each call has one worker for itself; idle workers are reused.
+Concurrency: any thread may call `Workers.call`.
 """
 
 from __future__ import annotations
 
 import os
-import queue
 import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -23,84 +22,61 @@ LIMIT = 64
 
 
 class _Job(Generic[T]):
-    def __init__(self, function: Callable[[], T]) -> None:
-        self._function = function
-        self._done = threading.Event()
-        self._value: T
-        self._error: BaseException | None = None
-        self.late = False  # its caller has gone
+    """One call. Its thread refers to neither function nor outcome when its caller goes on: they may hold a file open.
 
-    @property
-    def done(self) -> bool:
-        return self._done.is_set()
+    ``late``: its caller has gone.
+    """
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        self._functions, self._values, self._errors = [function], list[T](), list[BaseException]()
+        self.done, self.late = threading.Event(), False
 
     def run(self) -> None:
         try:
-            self._value = self._function()
+            self._values.append(self._functions.pop()())
         except BaseException as exc:
-            self._error = exc
-        self._done.set()
+            self._errors.append(exc)
+        self.done.set()
 
-    def wait(self, seconds: float) -> T:
-        if not self._done.wait(seconds):
-            raise TimeoutError
-        if self._error is not None:
-            raise self._error
-        return self._value
+    def outcome(self) -> T:
+        if self._errors:
+            raise self._errors.pop()
+        return self._values.pop()
 
 
 class Workers:
-    """Runs calls in threads of its own, as many as there are calls under way. ``storage``: its name in messages."""
+    """Threads for calls of one kind. ``storage``: whom messages say that they wait for."""
 
     def __init__(self, storage: str = "HDFS") -> None:
         self._storage = storage
-        self._idle: list[queue.SimpleQueue[_Job[object]]] = []
-        self._lock = threading.Lock()
-        self._late = 0
+        self._forget()
         os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
-        self._idle, self._lock, self._late = [], threading.Lock(), 0  # a forked child has none of its parent's threads
+        self._lock, self._late = threading.Lock(), 0  # a forked child has none of its parent's threads
 
     def call(self, function: Callable[[], T], seconds: float) -> T:
         """``function()``, or `TimeoutError` after ``seconds``; the call itself then goes on unseen.
 
         `UnavailableError` at once while `LIMIT` earlier calls go on so.
         """
-        job = _Job(function)
         with self._lock:
             if self._late >= LIMIT:
                 raise UnavailableError(
                     f"{self._late} earlier calls to {self._storage} have not ended after their deadlines",
                     hint="check that its servers run and are reachable from here",
                 )
-            inbox = self._idle.pop() if self._idle else None
-        if inbox is None:
-            inbox = queue.SimpleQueue()
-            threading.Thread(target=self._work, args=(inbox,), name="bootseer-call", daemon=True).start()
-        inbox.put(job)  # type: ignore[arg-type]
-        try:
-            return job.wait(seconds)
-        except TimeoutError:
-            with self._lock:
-                if not job.done and not job.late:
-                    job.late = True
-                    self._late += 1
-            raise
+        job = _Job(function)
+        threading.Thread(target=self._run, args=(job,), name="bootseer-call", daemon=True).start()
+        if job.done.wait(seconds):
+            return job.outcome()
+        with self._lock:
+            if not job.done.is_set():
+                job.late = True
+                self._late += 1
+        raise TimeoutError
 
-    def _work(self, inbox: queue.SimpleQueue[_Job[object]]) -> None:
-        while True:
-            try:
-                job = inbox.get(timeout=10.0)
-            except queue.Empty:
-                with self._lock:
-                    if inbox in self._idle:
-                        self._idle.remove(inbox)
-                        return
-                continue
-            job.run()
-            with self._lock:
-                self._late -= job.late
-            del job  # its closure may hold a large buffer
-            with self._lock:
-                self._idle.append(inbox)
+    def _run(self, job: _Job[T]) -> None:
+        job.run()
+        with self._lock:
+            self._late -= job.late

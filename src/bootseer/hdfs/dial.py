@@ -7,28 +7,40 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import socket
 import time
 import weakref
+from collections.abc import Callable
 
 from bootseer.errors import ConfigError
 from bootseer.hdfs.deadline import Workers
 
-_workers = Workers()
+Address = tuple[str, int]
+"""Host (or IP address) and port."""
+
+_LIMITS = {
+    errno.ENFILE: "this machine has too many open files (fs.file-max)",
+    errno.ENOBUFS: "this machine has no memory left for sockets (net.ipv4.tcp_mem)",
+    errno.ENOMEM: "this machine has no memory left for sockets (net.ipv4.tcp_mem)",
+    errno.EADDRNOTAVAIL: "this machine has no free port left to connect from (net.ipv4.ip_local_port_range)",
+}
+
+_resolvers = Workers()
 _open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
-def _forget() -> None:
+def _close_inherited() -> None:
     # A child's copy holds the connection open when its parent closes it. Closing the copy leaves the parent's alone.
     for sock in list(_open):
         sock.close()
     _open.clear()
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_close_inherited)
 
 
-def left(until: float) -> float:
+def remaining(until: float) -> float:
     """Seconds until then, by the monotonic clock; `TimeoutError` when it has passed."""
     seconds = until - time.monotonic()
     if seconds <= 0:
@@ -36,11 +48,14 @@ def left(until: float) -> float:
     return seconds
 
 
-def dial(host: str, port: int, until: float) -> socket.socket:
+def dial(
+    host: str, port: int, until: float, watch: Callable[[socket.socket | None], None] = lambda sock: None
+) -> socket.socket:
     """A connection to the first address of ``host`` that takes it; small writes go out at once.
 
-    Looking the name up has the deadline, too. `OSError`, of which `TimeoutError` is one; `ConfigError` for what cannot
-    be the name of a host.
+    Looking the name up has the deadline, too. ``watch`` is given each socket before it is connected, and None when
+    that failed; what it raises ends the attempt. `OSError`, of which `TimeoutError` is one; `ConfigError` for what
+    cannot be the name of a host.
     """
     found = _resolve(host, port, until)
     problem: OSError = ConnectionError(f"{host} has no address")
@@ -48,7 +63,8 @@ def dial(host: str, port: int, until: float) -> socket.socket:
         sock = socket.socket(family, kind, protocol)
         try:
             _open.add(sock)
-            sock.settimeout(left(until) / (len(found) - i))
+            watch(sock)
+            sock.settimeout(remaining(until) / (len(found) - i))
             sock.connect(address)
             if sock.getsockname() == sock.getpeername():
                 # a connection to a port of this machine where nobody listens may come from that very port
@@ -56,6 +72,7 @@ def dial(host: str, port: int, until: float) -> socket.socket:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return sock
         except BaseException as exc:
+            watch(None)
             sock.close()
             if not isinstance(exc, OSError):
                 raise
@@ -66,15 +83,31 @@ def dial(host: str, port: int, until: float) -> socket.socket:
 def _resolve(
     host: str, port: int, until: float
 ) -> list[tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[str | int, ...]]]:
+    host = host.strip("[]")
     try:
         try:
             flags = socket.AI_NUMERICHOST
             return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)  # type: ignore[return-value]
         except socket.gaierror:  # a name: the resolver has timeouts of its own, longer than ours
-            return _workers.call(
+            return _resolvers.call(
                 lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM),  # type: ignore[return-value,arg-type]
-                left(until),
+                remaining(until),
             )
     except UnicodeError:
         hint = "what stands between two dots has 1 to 63 characters"
         raise ConfigError(f"{host!r} cannot be the name of a host", hint=hint) from None
+
+
+def own_limit(exc: OSError) -> str:
+    """What this process or machine ran out of, "" when ``exc`` says something of the other side."""
+    if isinstance(exc, socket.gaierror):
+        return ""  # numbers of another kind
+    if exc.errno == errno.EMFILE:
+        return f"this process has too many open files (its limit is {resource.getrlimit(resource.RLIMIT_NOFILE)[0]})"
+    return _LIMITS.get(exc.errno or 0, "")
+
+
+def host_port(address: Address) -> str:
+    """``host:port``, with brackets around an IPv6 address."""
+    host = address[0].strip("[]")
+    return f"[{host}]:{address[1]}" if ":" in host else f"{host}:{address[1]}"

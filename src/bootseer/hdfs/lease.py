@@ -35,13 +35,13 @@ class Open(Protocol):
 
 
 _files: weakref.WeakSet[Open] = weakref.WeakSet()
-_changed = threading.Condition()
+_lock = threading.Lock()
 _running = False
 
 
 def _forget() -> None:
-    global _files, _changed, _running
-    _files, _changed, _running = weakref.WeakSet(), threading.Condition(), False
+    global _files, _lock, _running
+    _files, _lock, _running = weakref.WeakSet(), threading.Lock(), False
 
 
 os.register_at_fork(after_in_child=_forget)
@@ -50,7 +50,7 @@ os.register_at_fork(after_in_child=_forget)
 def hold(file: Open) -> None:
     """Renew the lease of ``file`` until `release`, or until nobody has the object any more."""
     global _running
-    with _changed:
+    with _lock:
         _files.add(file)
         if not _running:
             _running = True
@@ -58,38 +58,30 @@ def hold(file: Open) -> None:
 
 
 def release(file: Open) -> None:
-    with _changed:
+    with _lock:
         _files.discard(file)
-        _changed.notify_all()
 
 
 def _work() -> None:
     global _running
     try:
-        while _wait():
-            _round()
+        while True:
+            time.sleep(RENEW)
+            if not _renew_all():
+                return
     except BaseException:
-        with _changed:
-            _running = False  # the next file starts another thread
+        _running = False  # the next file starts another thread
         raise
 
 
-def _wait() -> bool:
-    """Until the next round is due. False: no files are open, and this thread is none of `_running` any more."""
+def _renew_all() -> bool:
+    """One round; False when no files are open. A function of its own: no variable may hold on to a file meanwhile."""
     global _running
-    until = time.monotonic() + RENEW
-    with _changed:
-        while (left := until - time.monotonic()) > 0 and _files:
-            _changed.wait(left)
-        if not _files:
-            _running = False
-        return _running
-
-
-def _round() -> None:
-    """One renewal of everything. A function of its own: no variable may hold on to a file until the next round."""
-    with _changed:
+    with _lock:
         files = list(_files)
+        if not files:
+            _running = False
+            return False
     # leases first: they are lost for all files, a pipeline for one, and DataNodes may take their time
     for namenode in {file.namenode for file in files}:
         try:
@@ -101,3 +93,4 @@ def _round() -> None:
             file.keep_alive()
         except Exception as exc:  # of one file, which its writer will meet again: the others need this thread
             _log.warning("an idle write has failed: %s", exc)
+    return True

@@ -1,7 +1,7 @@
 """What this project asks of a NameNode, typed: files and folders, blocks and their DataNodes, leases and pipelines.
 
 Every operation takes a deadline in seconds (`DEADLINE` when it is None) and is tried again until then while the
-NameNode cannot be reached, restarts or is in safe mode; `bootseer.hdfs.channel` says why that is right also for
+NameNode cannot be reached, restarts or is in safe mode; `bootseer.hdfs.rpc` says why that is right also for
 operations that change something.
 
 Errors of every operation: `NotFoundError`, `FileExistsError`, `NotWritableError` (permission; another name in the way;
@@ -9,7 +9,7 @@ the lease is lost), `FullError` (quota), `UnavailableError` (also when the deadl
 `SaslRequired`, `DataError` for an answer that makes no sense. Their ``__cause__`` is the `RemoteError` that the
 NameNode answered with, if it did.
 
-Concurrency: any thread; see `bootseer.hdfs.channel`. After a fork the child's objects are other clients, with other
+Concurrency: any thread; see `bootseer.hdfs.rpc`. After a fork the child's objects are other clients, with other
 leases.
 """
 
@@ -19,7 +19,6 @@ import builtins
 import os
 import pwd
 import socket
-import threading
 import time
 import uuid
 from collections.abc import Iterable, Sequence
@@ -31,11 +30,11 @@ from google.protobuf.message import Message
 
 from bootseer.errors import ConfigError, DataError, NotFoundError
 from bootseer.hdfs import nameservice
-from bootseer.hdfs.channel import Channel
 from bootseer.hdfs.client import split
 from bootseer.hdfs.errors import RemoteError
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.records import Block, DataNode, FileBlocks, Located, erasure_name
+from bootseer.hdfs.rpc import Channel
 
 M = TypeVar("M", bound=Message)
 
@@ -43,19 +42,17 @@ DEADLINE = 10.0
 """Seconds an operation may take unless its caller says otherwise."""
 
 _PROTOCOL = "org.apache.hadoop.hdfs.protocol.ClientProtocol"
-_CREATE, _OVERWRITE, _REPLICATED = 1, 2, 128
+_CREATE = 1
 _FILE_MODE, _FOLDER_MODE = 0o644, 0o755
 _KEEP_DEFAULTS = 300.0
 
 _known: dict[tuple[str, str, str], NameNode] = {}
-_known_lock = threading.Lock()
 _process = uuid.uuid4().hex[:12]
 
 
 def _forget() -> None:
-    global _known_lock, _process
+    global _process
     _known.clear()
-    _known_lock = threading.Lock()
     _process = uuid.uuid4().hex[:12]
 
 
@@ -110,7 +107,6 @@ class ServerDefaults:
     """
 
     block_size: int
-    bytes_per_checksum: int
     replication: int
     encrypted: bool
 
@@ -164,14 +160,12 @@ class NameNode:
         except ValueError as exc:
             raise ConfigError(f"not an HDFS URL: {url!r}: {exc}") from None
         user, real = login_user()
-        with _known_lock:
-            known = _known.get((base, user, real))
+        known = _known.get((base, user, real))
         if known is None:
-            # not under the lock, as it reads files; name services are case-sensitive, which hostname is not
+            # name services are case-sensitive, which hostname is not
             addresses = [(host, port)] if port is not None else nameservice.addresses(parts.netloc)
             made = cls(addresses, user, real, name="" if port is not None else base)
-            with _known_lock:
-                known = _known.setdefault((base, user, real), made)
+            known = _known.setdefault((base, user, real), made)
         return known
 
     @property
@@ -261,17 +255,13 @@ class NameNode:
         self,
         path: str,
         *,
-        overwrite: bool = False,
-        create_parent: bool = True,
         replication: int | None = None,
         block_size: int | None = None,
-        replicated: bool = True,
         deadline: float | None = None,
-    ) -> int:
-        """A new, empty file whose lease `client_name` holds; returns its id.
+    ) -> FileStatus:
+        """A new, empty file whose lease `client_name` holds; missing parent folders are made.
 
-        Replicated also in a folder with an erasure coding policy, unless ``replicated`` is off: then its `info` names
-        the policy.
+        In a folder with an erasure coding policy the file has that policy. `FileExistsError` when it exists.
         """
         if replication is None or block_size is None:
             defaults = self.defaults(deadline=deadline)
@@ -280,12 +270,13 @@ class NameNode:
             src=_text(path),
             masked=wire.Permission(mode=_FILE_MODE),
             client=self.client_name,
-            flags=_CREATE | (_REPLICATED if replicated else 0) | (_OVERWRITE if overwrite else 0),
-            create_parent=create_parent,
+            flags=_CREATE,
+            create_parent=True,
             replication=replication,
             block_size=block_size,
         )
-        return self._call("create", request, wire.CreateResponse, f"create {path}", deadline).status.file_id
+        found = self._call("create", request, wire.CreateResponse, f"create {path}", deadline)
+        return FileStatus.of(found.status, path)
 
     def add_block(
         self,
@@ -375,16 +366,8 @@ class NameNode:
         if known is None or time.monotonic() - known[0] > _KEEP_DEFAULTS:
             answer = wire.GetServerDefaultsResponse
             found = self._call("getServerDefaults", wire.Empty(), answer, "ask for defaults", deadline).defaults
-            known = (
-                time.monotonic(),
-                ServerDefaults(
-                    found.block_size,
-                    found.bytes_per_checksum,
-                    found.replication,
-                    found.encrypt_data_transfer,
-                ),
-            )
-            self._defaults = known
+            defaults = ServerDefaults(found.block_size, found.replication, found.encrypt_data_transfer)
+            self._defaults = known = time.monotonic(), defaults
         return known[1]
 
     def live_nodes(self, *, deadline: float | None = None) -> builtins.list[DataNode]:

@@ -22,9 +22,7 @@ def addresses(service: str) -> tuple[tuple[str, int], ...]:
     """(host, port) of each NameNode. `UnsupportedError` says why they cannot be told; `ConfigError`: a damaged file."""
     if not (folder := _folder()):
         raise UnsupportedError(f"name service {service}, and HADOOP_CONF_DIR is not set", hint="set HADOOP_CONF_DIR")
-    found: dict[str, str] = {}
-    for name in ("core-site.xml", "hdfs-site.xml"):
-        found |= _read(folder / name)
+    found = _settings(folder)
     if found.get(f"dfs.client.failover.resolve-needed.{service}") == "true":
         raise UnsupportedError(f"name service {service} stands for the addresses of one host name")
     key = f"dfs.namenode.rpc-address.{service}"
@@ -43,10 +41,7 @@ def by_hostname() -> bool:
 
 @functools.cache
 def _by_hostname(folder: Path) -> bool:
-    found: dict[str, str] = {}
-    for name in ("core-site.xml", "hdfs-site.xml"):
-        found |= _read(folder / name)
-    return found.get("dfs.client.use.datanode.hostname", "").lower() == "true"
+    return _settings(folder).get("dfs.client.use.datanode.hostname", "").lower() == "true"
 
 
 def _folder() -> Path | None:
@@ -54,6 +49,10 @@ def _folder() -> Path | None:
         return Path(set_)
     home = os.environ.get("HADOOP_HOME")
     return Path(home, "etc", "hadoop") if home else None
+
+
+def _settings(folder: Path) -> dict[str, str]:
+    return _read(folder / "core-site.xml") | _read(folder / "hdfs-site.xml")
 
 
 def _read(file: Path) -> dict[str, str]:

@@ -4,8 +4,8 @@ Against ``hdfs-native`` it has deadlines (a frozen DataNode costs seconds, not t
 checksummed chunks, and sends the caller's bytes without a copy.
 
 Concurrency: one user at a time, any thread; the thread that renews leases may say something in between, hence the lock.
-Data is sent by the thread that calls `write`, which returns as soon as at most ``window`` bytes are unacknowledged.
-A forked child has no part in its parent's file: giving up there touches neither the file nor the lock.
+Data is sent by the thread that calls `write`, which returns as soon as at most `blockwriter.WINDOW` bytes are
+unacknowledged. A forked child has no part in its parent's file: giving up there touches neither the file nor the lock.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from types import TracebackType
 
 from bootseer import faults
-from bootseer.errors import BootseerError, ConfigError, NotWritableError, UnavailableError, UnsupportedError
-from bootseer.hdfs import lease, placement, probe
+from bootseer.errors import BootseerError, ConfigError, UnavailableError, UnsupportedError
+from bootseer.hdfs import blockwriter, lease, placement
 from bootseer.hdfs.blockwriter import BlockWriter
-from bootseer.hdfs.errors import RemoteError
-from bootseer.hdfs.namenode import NameNode
+from bootseer.hdfs.errors import RemoteError, earlier_failure, foreign_file
+from bootseer.hdfs.namenode import FileStatus, NameNode
 from bootseer.hdfs.pieces import cut, kept
 from bootseer.hdfs.pipeline import Broken, Terms
 from bootseer.hdfs.placement import Placement
@@ -35,18 +35,13 @@ _log = logging.getLogger(__name__)
 BYTES_PER_CHECKSUM = 1 << 20
 PACKET = 1 << 20
 """Bytes of data in one packet, at least. DataNodes refuse packets of more than 16 MiB."""
-WINDOW = 8 << 20
-"""Bytes that may be unacknowledged."""
-PATIENCE = 60.0
-"""Seconds that each question to the NameNode may take, restarts and fail-overs of it included."""
-BEAT = 20.0
+HEARTBEAT = 20.0
 """Seconds after which an idle pipeline gets a packet without data; DataNodes wait for 60."""
 _SETUPS = 6
-_EARLY = 4
+_EARLY = 4  # times that a file leaves slow DataNodes: a wrong guess costs a short block
 _MIN_CHECKSUM, _MAX_CHECKSUM = 512, 8 << 20
 _GATHER = 256
-_ENOUGH = 2  # replicas with which a block goes on: the NameNode makes more of it later
-_QUICK, _ABANDON = 0.3, 10.0
+_ABANDON = 10.0
 
 
 class FileOutput:
@@ -54,7 +49,7 @@ class FileOutput:
 
     ``replication`` and ``block_size`` (bytes): the cluster's own when None. ``bytes_per_checksum``: halved until it
     divides the block size, `ConfigError` when that takes less than 512. ``placement``: shared by files written
-    together. ``window``, ``patience``: see `WINDOW`, `PATIENCE`.
+    together.
 
     Errors, also of `write` and `close`: `FileExistsError`, `NotWritableError` (permission, folder in the way, another
     writer took the file over), `FullError`, `UnavailableError` (`BlockLost`: every DataNode of a block failed), and
@@ -72,13 +67,10 @@ class FileOutput:
         block_size: int | None = None,
         bytes_per_checksum: int = BYTES_PER_CHECKSUM,
         placement: Placement | None = None,
-        window: int = WINDOW,
-        patience: float = PATIENCE,
     ) -> None:
         if not 1 <= bytes_per_checksum <= _MAX_CHECKSUM:
             raise ValueError(f"{bytes_per_checksum} bytes per checksum")
         self.namenode, self.path, self.length = namenode, path, 0
-        self._window, self._patience = window, patience
         self._placement = placement
         self._lock, self._process = threading.Lock(), os.getpid()
         self._open = False
@@ -88,25 +80,17 @@ class FileOutput:
         self._block: BlockWriter | None = None
         self._previous: Block | None = None
         faults.point("hdfs.output.create")
-        self.file_id = namenode.create(
-            path,
-            replication=replication,
-            block_size=block_size,
-            replicated=False,  # what the folder's policy says is the site's to choose
-            deadline=patience,
-        )
+        info = namenode.create(path, replication=replication, block_size=block_size, deadline=blockwriter.PATIENCE)
+        self.file_id = info.file_id
         self._open = True
         lease.hold(self)
         try:
-            self._examine(bytes_per_checksum)
+            self._examine(info, bytes_per_checksum)
         except BaseException:
             self.abandon()
             raise
 
-    def _examine(self, bytes_per_checksum: int) -> None:
-        info = self.namenode.info(self.path, deadline=self._patience)
-        if info is None or info.file_id != self.file_id:
-            raise NotWritableError(f"{self.path} was replaced by another writer meanwhile", hint="run again")
+    def _examine(self, info: FileStatus, bytes_per_checksum: int) -> None:
         if info.encrypted:
             raise UnsupportedError(f"cannot write {self.path}: it is in an encryption zone", hint="use hdfs-native")
         if info.erasure:
@@ -149,12 +133,8 @@ class FileOutput:
     @contextlib.contextmanager
     def _final(self) -> Iterator[None]:
         """An error inside is the end of the file: some of its bytes are lost, and whoever goes on must not succeed."""
-        if (earlier := self._failure) is not None:
-            message = earlier.message if isinstance(earlier, BootseerError) else str(earlier) or type(earlier).__name__
-            hint = earlier.hint if isinstance(earlier, BootseerError) else ""
-            raise UnavailableError(
-                f"cannot write {self.path}: an earlier write of it failed ({message})", hint=hint
-            ) from earlier
+        if self._failure is not None:
+            raise earlier_failure(self.path, self._failure) from self._failure
         try:
             yield
         except BaseException as exc:
@@ -168,10 +148,7 @@ class FileOutput:
 
     def _check_process(self) -> None:
         if self._foreign:
-            raise BootseerError(
-                f"cannot write {self.path}: process {self._process} writes it, of which this one is a child",
-                hint="create files in the process that writes them",
-            )
+            raise foreign_file(self.path)
 
     def _hold(self, piece: memoryview) -> None:
         self._pieces.append(piece)
@@ -190,48 +167,42 @@ class FileOutput:
                 self._block = self._begin()
             take = min(length, self.block_size - self._block.length)
             now, pieces = cut(pieces, take)
-            self._block.write(now, take, window=self._window)
+            self._block.write(now, take)
             length -= take
             if self._block.length == self.block_size or self._ends_early(self._block):
                 self._end()
 
     def _ends_early(self, block: BlockWriter) -> bool:
         """Whether another block had better take the rest: one more failure would lose this one, or it is slow."""
-        if block.replicas < min(_ENOUGH, len(block.placed)):  # where the NameNode found one, another block has no more
-            return True
-        if not self._placement or self._early == _EARLY:
-            return False
-        slow = self._placement.pace.report(id(self), block.run(self._window))
-        if not slow:
-            return False
-        self._early += 1
-        placement.shun(slow, slow=True)
-        names = ", ".join(node.address for node in slow)
-        _log.warning("%s holds up what is written with it: it goes on in another block, without %s", self.path, names)
-        return True
+        if block.degraded or self._placement is None or self._early == _EARLY:
+            return block.degraded
+        slow = self._placement.slow(id(self), block.run())
+        if slow:
+            self._early += 1
+            placement.shun(slow)
+            names = ", ".join(node.address for node in slow)
+            _log.warning("%s goes on in another block, without %s, which held up its writer", self.path, names)
+        return bool(slow)
 
     def _begin(self) -> BlockWriter:
         """A new block with a pipeline; DataNodes that fail to set it up are left out of the next one."""
-        until = time.monotonic() + self._patience
+        until = time.monotonic() + blockwriter.PATIENCE
         bad: dict[str, DataNode] = {}
         for attempt in range(1, _SETUPS + 1):
-            self._reconsider()
             located = self._allocate(list(bad.values()), until)
             try:
-                return BlockWriter(self.namenode, self.path, located, self._terms, patience=self._patience)
-            except Broken as exc:
+                return BlockWriter(self.namenode, self.path, located, self._terms)
+            except BaseException as exc:
+                if self._placement:
+                    self._placement.end(located.nodes)
+                if not isinstance(exc, Broken):
+                    raise
                 reason, failed = exc.reason, [located.nodes[i] for i in exc.bad]
-                if self._placement:
-                    self._placement.end(located.nodes)
-            except BaseException:
-                if self._placement:
-                    self._placement.end(located.nodes)
-                raise
             placement.shun(failed)
             bad |= {node.uuid: node for node in failed}
             _log.warning("a block of %s goes elsewhere (attempt %d): %s", self.path, attempt, reason)
             faults.point("hdfs.output.abandon-block")
-            self.namenode.abandon_block(located.block, self.path, self.file_id, deadline=self._patience)
+            self.namenode.abandon_block(located.block, self.path, self.file_id, deadline=blockwriter.PATIENCE)
             if time.monotonic() >= until:
                 break
         raise UnavailableError(
@@ -239,38 +210,23 @@ class FileOutput:
             hint="check that the DataNodes run and are reachable from here",
         )
 
-    def _reconsider(self) -> None:
-        """Take DataNodes that were left out and answer again."""
-        if nodes := placement.due():
-            silent = probe.silent(nodes, self._previous.pool if self._previous else "", seconds=_QUICK)
-            for position, node in enumerate(nodes):
-                if position not in silent:
-                    placement.forgive(node)
-
     def _allocate(self, bad: list[DataNode], until: float) -> Located:
         """A new block with at least one DataNode. Rather one that failed before than none."""
         avoided = [*bad, *(node for node in placement.shunned() if node not in bad)]
-        wished = self._placement.wish(self.namenode, self.replication) if self._placement else []
-        try:
-            located = self._ask(bad, avoided, [node.address for node in wished], until)
-        except BaseException:
-            if self._placement:
-                self._placement.dismiss(wished)
-            raise
-        return self._placement.begin(located, wished) if self._placement else located
+        if self._placement is None:
+            return self._ask(bad, avoided, (), until)
+        return self._placement.place(
+            self.namenode, self.replication, lambda wished: self._ask(bad, avoided, wished, until)
+        )
 
-    def _ask(self, bad: list[DataNode], avoided: list[DataNode], wished: list[str], until: float) -> Located:
+    def _ask(self, bad: list[DataNode], avoided: list[DataNode], wished: Sequence[DataNode], until: float) -> Located:
+        favoured = [node.address for node in wished]
         while True:
             for exclude in (avoided, bad, []) if avoided else ([],):
                 left = max(until - time.monotonic(), 1.0)
                 try:
                     located = self.namenode.add_block(
-                        self.path,
-                        self.file_id,
-                        self._previous,
-                        exclude,
-                        wished,
-                        deadline=left,
+                        self.path, self.file_id, self._previous, exclude, favoured, deadline=left
                     )
                 except UnavailableError as exc:
                     if not isinstance(exc.__cause__, RemoteError) or time.monotonic() >= until:
@@ -278,7 +234,7 @@ class FileOutput:
                     problem = exc
                 else:
                     faults.point("hdfs.output.add-block")
-                    if len(located.nodes) < min(_ENOUGH, self.replication) and len(exclude) > len(bad):
+                    if len(located.nodes) < min(blockwriter.ENOUGH, self.replication) and len(exclude) > len(bad):
                         # we avoid too many: a replica where something failed lately is better than only one
                         self.namenode.abandon_block(located.block, self.path, self.file_id, deadline=left)
                         continue
@@ -295,8 +251,7 @@ class FileOutput:
         finally:
             block.close()
             if self._placement:
-                self._placement.end(block.placed)
-                self._placement.pace.ended(id(self))
+                self._placement.end(block.placed, id(self))
 
     # -- the end --------------------------------------------------------------------------------------------------
 
@@ -310,24 +265,26 @@ class FileOutput:
                 self._flush()
                 self._end()
                 faults.point("hdfs.output.complete")
-                until, pause = time.monotonic() + self._patience, 0.005
-                while not self.namenode.complete(self.path, self.file_id, self._previous, deadline=self._patience):
-                    if time.monotonic() >= until:
-                        raise UnavailableError(
-                            f"{self.path} is not complete after {self._patience:.0f} s: its DataNodes have not told the"
-                            " NameNode of the last block",
-                            hint="check that they reach the NameNode",
-                        )
-                    time.sleep(pause)
-                    pause = min(2 * pause, 0.5)
+                self._complete()
             self._open = False
             self._leave()
+
+    def _complete(self) -> None:
+        seconds, pause = blockwriter.PATIENCE, 0.005
+        until = time.monotonic() + seconds
+        while not self.namenode.complete(self.path, self.file_id, self._previous, deadline=seconds):
+            if time.monotonic() >= until:
+                raise UnavailableError(
+                    f"{self.path} is not complete after {seconds:.0f} s: its DataNodes have not told the NameNode of"
+                    " the last block",
+                    hint="check that they reach the NameNode",
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, 0.5)
 
     def _leave(self) -> None:
         lease.release(self)
         self._failure = None  # its frames hold what was being written
-        if self._placement:
-            self._placement.pace.closed(id(self))
 
     def abandon(self) -> None:
         """Stop writing and remove the unfinished file, as far as the NameNode answers. Never raises.
@@ -344,7 +301,7 @@ class FileOutput:
             if self._block is not None:
                 self._block.close()
                 if self._placement:
-                    self._placement.end(self._block.placed)
+                    self._placement.end(self._block.placed, id(self))
                 self._block = None
             self._pieces = []
             try:
@@ -375,9 +332,9 @@ class FileOutput:
         """For `bootseer.hdfs.lease`: keep the pipeline open while nothing is written."""
         if self._lock.acquire(blocking=False):  # else it is being written
             try:
-                if self._block and self._failure is None and time.monotonic() - self._block.idle_since > BEAT:
+                if self._block and self._failure is None and time.monotonic() - self._block.idle_since > HEARTBEAT:
                     with self._final():
-                        self._block.beat()
+                        self._block.heartbeat()
             finally:
                 self._lock.release()
 

@@ -17,8 +17,6 @@ acknowledgements in turn, with a non-blocking socket, so no thread of its own is
 
 from __future__ import annotations
 
-import errno
-import logging
 import select
 import socket
 import struct
@@ -27,16 +25,14 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from crc32c import crc32c
 from google.protobuf.message import DecodeError
 
 from bootseer.errors import BootseerError, ConfigError
 from bootseer.hdfs import probe
-from bootseer.hdfs.dial import dial
+from bootseer.hdfs.dial import dial, own_limit
+from bootseer.hdfs.framing import WRITE_BLOCK, locate, operation
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.records import Block, DataNode, Located
-
-_log = logging.getLogger(__name__)
 
 CONNECT = 5.0
 """Seconds for a connection to the first DataNode."""
@@ -45,15 +41,7 @@ STALL = 2.0
 PATIENCE = 60.0
 """Seconds without an acknowledgement after which a pipeline is given up though its DataNodes live (or none does)."""
 _IOV = 512
-_WRITE_BLOCK = 80
-_LIMITS = {
-    errno.EMFILE: "open files (ulimit -n)",
-    errno.ENFILE: "open files of the whole machine (fs.file-max)",
-    errno.EADDRNOTAVAIL: "ports for outgoing connections (net.ipv4.ip_local_port_range)",
-    errno.ENOBUFS: "memory for sockets",
-    errno.ENOMEM: "memory",
-}
-_BEAT = -1
+_HEARTBEAT = -1  # the number of its packet
 _SUCCESS = 0
 _STATUS = {1: "error", 2: "checksum error", 3: "invalid", 4: "exists already", 5: "token refused", 8: "restarting"}
 
@@ -86,21 +74,6 @@ class Packet(NamedTuple):
         ).SerializeToString()
         size = 4 + len(self.sums) + self.length
         return [memoryview(struct.pack(">IH", size, len(header)) + header + self.sums), *self.parts]
-
-
-def checksums(parts: Sequence[memoryview], bytes_per_checksum: int) -> bytes:
-    """CRC-32C of every ``bytes_per_checksum`` of the bytes that ``parts`` hold together, 4 bytes each, big-endian."""
-    sums, crc, room = list[int](), 0, bytes_per_checksum
-    for part in parts:
-        while len(part) >= room:
-            sums.append(crc32c(part[:room], crc))
-            part, crc, room = part[room:], 0, bytes_per_checksum
-        if len(part):
-            crc = crc32c(part, crc)
-            room -= len(part)
-    if room < bytes_per_checksum:
-        sums.append(crc)
-    return struct.pack(f">{len(sums)}I", *sums)
 
 
 class Terms(NamedTuple):
@@ -140,7 +113,7 @@ def _request(located: Located, terms: Terms, setup: Setup) -> bytes:
     )
     if located.storage_ids:
         request.storage_id = located.storage_ids[0]
-    return probe.operation(_WRITE_BLOCK, request.SerializeToString())
+    return operation(WRITE_BLOCK, request)
 
 
 def _connect(node: DataNode) -> socket.socket:
@@ -149,9 +122,9 @@ def _connect(node: DataNode) -> socket.socket:
     except ConfigError as exc:
         raise Broken(f"cannot connect to {node.address}: {exc.message}", (0,)) from None
     except OSError as exc:
-        if limit := _LIMITS.get(exc.errno or 0):
+        if limit := own_limit(exc):
             # no other DataNode would do better, and this one is not to be avoided because of it
-            raise BootseerError(f"cannot connect to {node.address}: this process is at its limit of {limit}") from exc
+            raise BootseerError(f"cannot connect to {node.address}: {limit}", hint="raise that limit") from exc
         raise Broken(f"cannot connect to {node.address}: {exc.strerror or exc}", (0,)) from None
 
 
@@ -212,7 +185,7 @@ class Pipeline:
             self._wait(select.POLLIN)
             self._receive()
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Keep an idle pipeline alive: its DataNodes close it after a minute without a packet.
 
         Waits for nobody, but for the answers of the DataNodes (`probe.PROBE`) when the connection has ended.
@@ -222,7 +195,7 @@ class Pipeline:
         if events and events[0][1] & ~select.POLLOUT:
             self._receive()
         if events and events[0][1] & select.POLLOUT:  # else what is on its way keeps it alive
-            self._send(Packet(_BEAT, 0, 0, b"", ()).views())
+            self._send(Packet(_HEARTBEAT, 0, 0, b"", ()).views())
 
     def _send(self, views: list[memoryview]) -> None:
         while views:
@@ -292,21 +265,14 @@ class Pipeline:
 
     def _message(self) -> bytes | None:
         """The next message received whole: its length as a varint, then itself."""
-        length = shift = used = 0
-        for byte in self._received[:5]:
-            used += 1
-            length |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                break
-        else:
-            if used == 5:
-                raise Broken(f"{self.nodes[0].address} sent something that is no acknowledgement", (0,))
+        try:
+            found = locate(self._received)
+        except ValueError:
+            raise Broken(f"{self.nodes[0].address} sent something that is no acknowledgement", (0,)) from None
+        if found is None or len(self._received) < found[1]:
             return None
-        if len(self._received) < used + length:
-            return None
-        message = bytes(self._received[used : used + length])
-        del self._received[: used + length]
+        message = bytes(self._received[slice(*found)])
+        del self._received[: found[1]]
         return message
 
     def _acknowledge(self, message: bytes) -> None:
@@ -320,7 +286,7 @@ class Pipeline:
             if states[position] != _SUCCESS and position < len(self.nodes):
                 what = _STATUS.get(states[position], f"status {states[position]}")
                 raise Broken(f"{self.nodes[position].address} answered: {what}", (position,))
-        if ack.number == _BEAT:
+        if ack.number == _HEARTBEAT:
             return
         expected = self.unacked[0].number if self.unacked else None
         if ack.number != expected or len(states) < len(self.nodes):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from bootseer.hdfs import nameservice
-from bootseer.hdfs.connection import name
+from bootseer.hdfs.dial import host_port
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 
 # of Hadoop's own policies the NameNode tells the number only (SystemErasureCodingPolicies)
@@ -33,7 +33,7 @@ class DataNode:
     @property
     def address(self) -> str:
         """Where it transfers data: ``host:port``, with brackets around an IPv6 address."""
-        return name((self.host, self.port))
+        return host_port((self.host, self.port))
 
     @classmethod
     def of(cls, message: wire.NodeInfo) -> DataNode:

@@ -1,72 +1,86 @@
-"""Hadoop RPC, version 9, without security: frames, and one connection.
+"""Hadoop RPC, version 9, without security: calls at a NameNode, or at the NameNodes of a name service, with deadlines.
 
     connection: "hrpc" 09 00 00 | frame(header, context) | frame(header, method, request) ...
     frame:      length as 4 bytes, big-endian | messages, each behind its length as a varint
     answer:     frame(answer header, answer)
 
-`bootseer.hdfs.channel` makes calls of it.
+A NameNode recognises a repeated call by its client id and call id, and answers it from its *retry cache* instead of
+doing it again (kept for 10 minutes, over a restart and a failover). So a call that got no answer is sent again under
+the same ids until its deadline, whether it changes anything or not: every call of the NameNode's client protocol that
+this project makes is either idempotent or guarded by that cache (``dfs.namenode.enable.retrycache``, on unless a site
+turns it off).
+
+Of several addresses one is the active NameNode. Calls go to the one that answered last; who does not answer, or is in
+standby, makes them go to the next.
+
+Concurrency: any thread may call; a call has a connection for itself, and its own thread reads the answer. More calls
+than `CONNECTIONS` wait for one another. A forked child begins with no connections and a client id of its own.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import logging
+import os
+import random
 import socket
 import struct
+import threading
 import time
+import uuid
+import weakref
+from collections.abc import Sequence
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
 from bootseer import faults
-from bootseer.errors import DataError
-from bootseer.hdfs.dial import left
-from bootseer.hdfs.errors import RemoteError, SaslRequired
+from bootseer.errors import DataError, UnavailableError
+from bootseer.hdfs.connection import Connection, Transfer
+from bootseer.hdfs.dial import Address, dial, host_port, remaining
+from bootseer.hdfs.errors import REACH, RemoteError, SaslRequired, remote
+from bootseer.hdfs.framing import delimited, locate
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 
 M = TypeVar("M", bound=Message)
 
+CONNECTIONS = 8
+"""Calls that one process has under way at one NameNode."""
+
+FIRST_CONTACT = 2.0
+"""Seconds for which a server that never answered this process may refuse: a wrong name or port should fail soon. One
+attempt may take longer: a server may be slow to answer, and an address where nobody is does not even refuse."""
+
 LIMIT = 128 << 20
 """The longest answer in bytes; Hadoop's own client has the same limit (``ipc.maximum.response.length``)."""
 
-HELLO = b"hrpc\x09\x00\x00"
+_HELLO = b"hrpc\x09\x00\x00"
 """Magic, version, service class, and 0 for "no SASL"."""
 
-CONTEXT_CALL, _SASL_CALL = -3, -33
+_CONTEXT_CALL, _SASL_CALL = -3, -33
 _IDLE = 60.0  # s: firewalls forget connections that were silent for minutes
+_SHARE = 3  # of several addresses, one may keep a call waiting for this part of its time, before the next is asked
+_SHORTEST = 2.0  # s, but for this long
+_SILENT = 5_000  # ms until bytes that a dead network swallows end a connection
+
+_log = logging.getLogger(__name__)
 
 
 # -- frames -----------------------------------------------------------------------------------------------------------
 
 
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
-
-
 def frame(*messages: Message) -> bytes:
     """The messages, each behind its length, behind the length of all."""
-    parts = []
-    for message in messages:
-        data = message.SerializeToString()
-        parts += [_varint(len(data)), data]
-    body = b"".join(parts)
+    body = b"".join(map(delimited, messages))
     return struct.pack(">I", len(body)) + body
 
 
-def _take(data: memoryview, start: int) -> tuple[memoryview, int]:
-    """The length-prefixed piece of ``data`` that begins at ``start``, and where the next one begins."""
-    length = 0
-    for i, byte in enumerate(data[start : start + 5]):
-        length |= (byte & 0x7F) << 7 * i
-        if byte < 0x80:
-            begin = start + i + 1
-            if begin + length > len(data):
-                break
-            return data[begin : begin + length], begin + length
+def take(data: memoryview, start: int) -> tuple[memoryview, int]:
+    """The message of the frame ``data`` whose length is at ``start``, and where the next one begins."""
+    with contextlib.suppress(ValueError):
+        if (found := locate(data, start)) and found[1] <= len(data):
+            return data[slice(*found)], found[1]
     raise DataError(f"an RPC answer of {len(data)} bytes is torn at byte {start}")
 
 
@@ -85,18 +99,18 @@ def _text(value: object) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-def parse_answer(data: bytes, call_id: int) -> memoryview:
+def parse_answer(data: bytes | bytearray, call_id: int) -> memoryview:
     """The answer to call ``call_id`` in ``data``, a frame without its length.
 
     Raises `RemoteError` for an exception of the server, `SaslRequired` when it wants authentication, `DataError` for
     anything that is not an answer to this call.
     """
     view = memoryview(data)
-    head, end = _take(view, 0)
+    head, end = take(view, 0)
     header = parse(wire.RpcResponseHeader, head)
     answered = header.call_id - (1 << 32) if header.call_id >> 31 else header.call_id
     if answered == _SASL_CALL:
-        wanted = parse(wire.RpcSasl, _take(view, end)[0])
+        wanted = parse(wire.RpcSasl, take(view, end)[0])
         raise SaslRequired(", ".join(sorted({_text(auth.method) for auth in wanted.auths})) or "SASL")
     if header.status:
         java, text = _text(header.exception), _text(header.message)
@@ -106,62 +120,219 @@ def parse_answer(data: bytes, call_id: int) -> memoryview:
             raise RemoteError(java, text, fatal=header.status == 2)
     if answered != call_id:
         raise DataError(f"an RPC answer is for call {answered}, not {call_id}")
-    body, end = _take(view, end)
+    body, end = take(view, end)
     if end != len(view):
         raise DataError(f"an RPC answer has {len(view) - end} bytes too many")
     return body
 
 
-# -- one connection ---------------------------------------------------------------------------------------------------
+def _exchange(connection: Connection, request: bytes, call_id: int) -> memoryview:
+    """Send a frame, receive the answer. As `parse_answer`; `OSError` or `EOFError` when connection or time end."""
+    connection.send(request)
+    faults.point("hdfs.rpc.sent")
+    length = int.from_bytes(_receive(connection, 4), "big")
+    if length > LIMIT:
+        raise DataError(f"not Hadoop RPC: an answer that claims {length} bytes")
+    data = _receive(connection, length)
+    faults.point("hdfs.rpc.answered")
+    return parse_answer(data, call_id)
 
 
-class Connection:
-    """One call at a time. After any exception but a `RemoteError` that is not fatal it must be closed."""
+def _receive(connection: Connection, length: int) -> bytearray:
+    data = bytearray(length)
+    connection.fill([memoryview(data)], length)
+    return data
 
-    def __init__(self, sock: socket.socket, greeting: bytes) -> None:
-        """``greeting`` goes before the first request: `HELLO` and the connection context."""
-        self._sock, self._greeting = sock, greeting
-        self._used = time.monotonic()
 
-    def usable(self) -> bool:
-        """Neither silent for long nor closed by the server, as far as can be told without sending."""
-        if time.monotonic() - self._used > _IDLE:
-            return False
-        try:
-            self._sock.settimeout(0)  # with any other, Python waits for bytes first, whatever the flags say
-            self._sock.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        return False  # its end, or bytes that nobody asked for
+# -- calls ------------------------------------------------------------------------------------------------------------
 
-    def exchange(self, request: bytes, call_id: int, until: float) -> memoryview:
-        """Send a frame, receive the answer. `OSError` when connection or time end; else as `parse_answer`."""
-        self._sock.settimeout(left(until))
-        self._sock.sendall(self._greeting + request)
-        self._greeting = b""
-        faults.point("hdfs.rpc.sent")
-        length = int.from_bytes(self._receive(4, until), "big")
-        if length > LIMIT:
-            raise DataError(f"not Hadoop RPC: an answer that claims {length} bytes")
-        data = self._receive(length, until)
-        faults.point("hdfs.rpc.answered")
-        answer = parse_answer(data, call_id)
-        self._used = time.monotonic()
-        return answer
+_channels: weakref.WeakSet[Channel] = weakref.WeakSet()
 
-    def _receive(self, length: int, until: float) -> bytes:
-        parts, missing = [], length
-        while missing:
-            self._sock.settimeout(left(until))
-            part = self._sock.recv(min(missing, 1 << 20))
-            if not part:
-                raise ConnectionResetError("the connection was closed")
-            parts.append(part)
-            missing -= len(part)
-        return b"".join(parts)
+
+def _forget() -> None:
+    for channel in list(_channels):
+        channel.forget()
+
+
+def _close() -> None:
+    for channel in list(_channels):
+        channel.close()
+
+
+os.register_at_fork(after_in_child=_forget)
+atexit.register(_close)
+
+
+class Channel:
+    """Calls of one protocol at one server as one user.
+
+    ``addresses``: (host, port), several for a name service. ``name`` is how messages call it: ``hdfs://host:port``.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        protocol: str,
+        *,
+        name: str = "",
+        user: str,
+        real_user: str = "",
+    ) -> None:
+        self.name = name or f"hdfs://{host_port(addresses[0])}"
+        self._addresses, self._turn = list(addresses), 0
+        self._protocol = protocol
+        self._user, self._real_user = user, real_user
+        self._reached, self._down = False, 0  # since trouble began: the level of the log line that said so
+        self.forget()
+        _channels.add(self)
+
+    def forget(self) -> None:
+        """Begin anew, as another client: nothing of a forked child's parent may be used by both."""
+        self._idle: list[tuple[int, float, Connection]] = []  # which address, since when
+        self._slots = threading.BoundedSemaphore(CONNECTIONS)
+        self._lock = threading.Lock()
+        self._client_id = uuid.uuid4().bytes
+        self._last_call = 0
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._sock.close()
+        """Close the connections that no call uses; calls go on working."""
+        with contextlib.suppress(IndexError):
+            while True:
+                self._idle.pop()[2].close()
+
+    def call(self, method: str, request: Message, answer: type[M], doing: str, *, deadline: float) -> M:
+        """Call ``method``; ``doing`` is a phrase such as ``"create /a"``.
+
+        Tries again while the server cannot be reached, restarts, is in safe mode or not active, for ``deadline``
+        seconds. Raises what `bootseer.hdfs.errors.remote` makes of the server's exception, `UnavailableError` when the
+        time is over (the operation may have happened all the same), `DataError` for an answer that makes no sense.
+        """
+        began = time.monotonic()
+        until = began + deadline
+        with self._lock:
+            self._last_call = call_id = self._last_call % 0x7FFFFFFF + 1
+        head = wire.MethodHeader(method=method, protocol=self._protocol, version=1)
+        where = f"{doing} on {self.name}"
+        attempt, told = 0, None
+        while True:
+            turn = self._turn
+            try:
+                packed = frame(self._header(call_id, attempt), head, request)
+                found = parse(answer, self._attempt(turn, packed, call_id, until, deadline))
+                self._note("")
+                return found
+            except RemoteError as exc:
+                if not exc.passing:
+                    self._note("")
+                    raise remote(exc, where) from exc
+                self._reached = True
+                problem: Exception = exc
+                told, elsewhere = exc, exc.elsewhere
+            except DataError as exc:
+                raise DataError(f"cannot {where}: {exc.message}", hint="is this the RPC port of a NameNode?") from None
+            except (OSError, EOFError) as exc:
+                problem, elsewhere = exc, True
+            attempt += 1
+            pause = self._pause(attempt)
+            stranger = pause and not self._reached  # every address was asked, and none has ever answered
+            if time.monotonic() + pause >= (min(until, began + FIRST_CONTACT) if stranger else until):
+                # what a NameNode said explains more than that another, or it later, did not answer
+                raise self._late(where, told or problem, time.monotonic() - began) from (told or problem)
+            if elsewhere:
+                self._fail_over(turn, problem)
+            if pause:
+                self._note(f"{type(problem).__name__}: {problem}")
+                time.sleep(pause)
+
+    def _share(self, until: float, deadline: float) -> float:
+        """Until when one attempt may take: with several addresses a frozen one must leave time for the others."""
+        if len(self._addresses) == 1:
+            return until
+        return min(until, time.monotonic() + max(deadline / _SHARE, _SHORTEST))
+
+    def _pause(self, attempt: int) -> float:
+        """Seconds to wait after so many attempts: none until every address was asked, then 50 ms and more, to 1 s."""
+        rounds, within = divmod(attempt, len(self._addresses))
+        return 0.0 if within else min(0.05 * 2 ** min(rounds - 1, 10), 1.0) * random.uniform(0.5, 1.0)
+
+    def _fail_over(self, turn: int, problem: Exception) -> None:
+        """From the address ``turn`` to the next, unless another call has done so already."""
+        if len(self._addresses) == 1:
+            return
+        with self._lock:
+            if self._turn == turn:
+                self._turn = (turn + 1) % len(self._addresses)
+                host, port = self._addresses[self._turn]
+                _log.info("%s: %s; asking %s:%d", self.name, problem, host, port)
+
+    def _late(self, where: str, problem: Exception, seconds: float) -> Exception:
+        if isinstance(problem, RemoteError):
+            return remote(problem, where)
+        what = (getattr(problem, "strerror", None) or str(problem)).lower()
+        return UnavailableError(f"cannot {where}: {what} (tried for {seconds:.1f} s)", hint=REACH)
+
+    def _note(self, problem: str) -> None:
+        """One log line when trouble begins, one when it is over."""
+        if problem and not self._down:
+            # one that was never reached is most likely a wrong address: the error at the end says so in one line
+            self._down = logging.WARNING if self._reached else logging.INFO
+            _log.log(self._down, "%s does not answer (%s); trying again", self.name, problem)
+        elif not problem:
+            self._reached = True
+            if self._down:
+                _log.log(self._down, "%s answers again", self.name)
+                self._down = 0
+
+    def _header(self, call_id: int, attempt: int) -> wire.RpcRequestHeader:
+        return wire.RpcRequestHeader(
+            rpc_kind=2, rpc_op=0, call_id=call_id, client_id=self._client_id, retry_count=attempt
+        )
+
+    def _attempt(self, turn: int, packed: bytes, call_id: int, until: float, deadline: float) -> memoryview:
+        slots, idle = self._slots, self._idle
+        if not slots.acquire(timeout=remaining(until)):
+            raise TimeoutError(f"{CONNECTIONS} other calls are under way")
+        try:
+            until = self._share(until, deadline)
+            connection = self._take_idle(turn)
+            if connection is None:
+                connection, packed = self._connect(turn, until), self._greeting() + packed
+            keep = False
+            try:
+                connection.begin(until, Transfer())
+                answer = _exchange(connection, packed, call_id)
+                keep = True
+                return answer
+            except RemoteError as exc:
+                keep = not exc.fatal
+                raise
+            finally:
+                if keep:
+                    connection.end()
+                    idle.append((turn, time.monotonic(), connection))
+                else:
+                    connection.close()
+        finally:
+            slots.release()
+
+    def _take_idle(self, turn: int) -> Connection | None:
+        """A connection to the address ``turn`` that was used lately and that the server has not closed; or None."""
+        with contextlib.suppress(IndexError):
+            while True:
+                place, since, connection = self._idle.pop()
+                if place == turn and time.monotonic() - since < _IDLE and connection.alive():
+                    return connection
+                connection.close()
+        return None
+
+    def _connect(self, turn: int, until: float) -> Connection:
+        address = self._addresses[turn]
+        sock = dial(*address, until)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT)
+        return Connection(sock, address)
+
+    def _greeting(self) -> bytes:
+        """What goes before the first call of a connection: `_HELLO`, and who calls whom."""
+        user = wire.ConnectionContext.User(effective=self._user, real=self._real_user or None)
+        context = wire.ConnectionContext(user=user, protocol=self._protocol)
+        return _HELLO + frame(self._header(_CONTEXT_CALL, -1), context)

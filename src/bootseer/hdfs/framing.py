@@ -1,0 +1,44 @@
+"""Messages as Hadoop's protocols delimit them: each behind its length as a varint."""
+
+from __future__ import annotations
+
+import struct
+
+from google.protobuf.message import Message
+
+VERSION = 28
+"""Of the data transfer protocol."""
+
+WRITE_BLOCK, READ_BLOCK = 80, 81
+
+
+def delimited(message: Message) -> bytes:
+    """The message behind its length."""
+    data = message.SerializeToString()
+    length, prefix = len(data), bytearray()
+    while length > 0x7F:
+        prefix.append(length & 0x7F | 0x80)
+        length >>= 7
+    prefix.append(length)
+    return bytes(prefix) + data
+
+
+def locate(raw: bytes | bytearray | memoryview, start: int = 0) -> tuple[int, int] | None:
+    """Where the message behind the length at ``start`` begins and ends; None when more bytes are needed to tell.
+
+    The end may lie behind that of ``raw``. `ValueError` when no length begins so.
+    """
+    length = 0
+    for i, byte in enumerate(raw[start : start + 5]):
+        length |= (byte & 0x7F) << 7 * i
+        if byte < 0x80:
+            begin = start + i + 1
+            return begin, begin + length
+    if len(raw) - start >= 5:
+        raise ValueError("a length of more than 5 bytes")
+    return None
+
+
+def operation(number: int, message: Message) -> bytes:
+    """What a client sends to a DataNode to begin the operation ``number``."""
+    return struct.pack(">HB", VERSION, number) + delimited(message)
