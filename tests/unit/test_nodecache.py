@@ -483,3 +483,13 @@ def test_errors_are_one_line(node: Node) -> None:
     with pytest.raises(BootseerError) as caught:
         node.call("gc", "--to", "much")
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_folder_in_a_cache_folder_goes_with_it(tmp_path: Path) -> None:
+    folder = tmp_path / ("ab" * 32)
+    (folder / ".left-x").mkdir(parents=True)
+    (folder / ".left-x" / "data").touch()
+    for name in ("lock", "data", "bitmap"):
+        (folder / name).touch()
+    eviction.remove_blocks(locks.Quiet(folder, -1))
+    assert not folder.exists()
