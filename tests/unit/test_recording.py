@@ -15,7 +15,7 @@ import pytest
 from bootseer.blocks.formats.trace import UNIT, Process, Touch, Trace
 from bootseer.blocks.profiles.readers import Readers
 from bootseer.blocks.profiles.recording import Recording
-from bootseer.blocks.serving.shared_memory import Count, Shared
+from bootseer.blocks.serving.shared_memory import Count, SharedMemory
 
 TREE = "ab" * 32
 
@@ -129,32 +129,27 @@ def test_the_table_is_bounded(tmp_path: Path) -> None:
     assert [found.pid for found in readers.table()] == [1, 2, 3]
 
 
-def test_a_recording_follows_the_log_of_a_front(child: subprocess.Popen[bytes]) -> None:
-    shared = Shared.create(4, 64)
-    try:
-        shared.counts[Count.RECORDING] = 1
-        shared.counts[Count.BEGAN_NS] = time.monotonic_ns()
-        recording = Recording(
-            shared.touch_log, TREE, 64 * UNIT, driver="fanotify", began=1700000000, clock=time.monotonic()
-        )
-        shared.touch(0, 2 * UNIT, child.pid)
-        assert recording.poll() == 1
-        child.kill()
-        child.wait()
-        shared.touch(0, 3 * UNIT, child.pid)
-        shared.touch(9 * UNIT, 1, 1 << 21)
-        trace = recording.trace()
-        assert [(t.pid, t.unit, t.count) for t in trace.touches] == [
-            (child.pid, 0, 2),
-            (child.pid, 2, 1),
-            (1 << 21, 9, 1),
-        ]
-        assert [found.rank for found in trace.processes] == [17]
-        assert trace.complete
-        assert not recording.trace(complete=False).complete
-        assert Trace.decode(trace.encode()) == trace
-    finally:
-        shared.close()
+def test_a_recording_follows_the_access_trace(child: subprocess.Popen[bytes]) -> None:
+    shared = SharedMemory(4, size=64 * UNIT, block_size=16 * UNIT)
+    shared.counts[Count.RECORDING] = 1
+    shared.counts[Count.BEGAN_NS] = time.monotonic_ns()
+    recording = Recording(shared.trace, TREE, 64 * UNIT, began=1700000000, clock=time.monotonic())
+    shared.trace.touch(0, 2 * UNIT, child.pid)
+    assert recording.poll() == 1
+    child.kill()
+    child.wait()
+    shared.trace.touch(0, 3 * UNIT, child.pid)
+    shared.trace.touch(9 * UNIT, 1, 1 << 21)
+    trace = recording.trace()
+    assert [(t.pid, t.unit, t.count) for t in trace.touches] == [
+        (child.pid, 0, 2),
+        (child.pid, 2, 1),
+        (1 << 21, 9, 1),
+    ]
+    assert [found.rank for found in trace.processes] == [17]
+    assert trace.complete
+    assert not recording.trace(complete=False).complete
+    assert Trace.decode(trace.encode()) == trace
 
 
 def test_touches_of_a_log_are_touches() -> None:
@@ -162,7 +157,7 @@ def test_touches_of_a_log_are_touches() -> None:
         def since(self, start: int) -> list[tuple[int, int, int, int]]:
             return [(1, 2, 3, 1), (5, 2, 3, 2)][start:]
 
-    trace = Recording(Log(), TREE, 64 * UNIT, driver="fuse", began=0, clock=0.0).trace()
+    trace = Recording(Log(), TREE, 64 * UNIT, began=0, clock=0.0).trace()
     assert trace.touches == (Touch(1, 2, 3, 1), Touch(5, 2, 4, 1))
 
 
