@@ -90,6 +90,20 @@ def compute(report: Report, say: Say) -> None:
         n = runs.count(ours, plain)
         report.figure("complete_vs_erofs", min(values), unit="ratio", target=">= 0.97", n=n, of="median")
 
+    def filled() -> None:
+        """Large files of a tree that became complete after its mount; plain EROFS over the same data is 1."""
+        ours, plain, field = "read-filled-fuse", "read-filled-fuse-plain", "sequential_mb_per_s"
+        n = runs.count(ours, plain, field=field)
+        value = runs.of(ours, field) / runs.of(plain, field)
+        report.figure("filled_vs_erofs", value, unit="ratio", target=">= 0.6", n=n, of="median")
+
+    def scattered() -> None:
+        """4 KiB at a random place of such a file."""
+        ours, field = "read-filled-fuse", "us_per_4k"
+        report.figure(
+            "filled_random_us", runs.of(ours, field), unit="us", target="<= 30", n=runs.count(ours), of="median"
+        )
+
     def recording() -> None:
         driver = runs.first("warm-fanotify", "warm-fuse")
         ratio("recording_overhead", "<= 1.02", driver, f"{driver}-norecord")
@@ -110,6 +124,8 @@ def compute(report: Report, say: Say) -> None:
         ("waste", lambda: single("waste", "<= 0.2", hot().replace("hot", "record"), "waste")),
         ("readahead_waste", listed),
         ("complete_vs_erofs", complete),
+        ("filled_vs_erofs", filled),
+        ("filled_random_us", scattered),
         ("recording_overhead", recording),
         ("conversion_vs_tools", lambda: ratio("conversion_vs_tools", "<= 1", "convert", "convert-tools")),
     ]  # fmt: skip

@@ -184,6 +184,23 @@ def test_the_tree_is_the_same_and_nothing_is_left(site: Site) -> None:
     made.unmount()
 
 
+@only("fuse")
+def test_a_complete_tree_is_read_ahead_further(site: Site) -> None:
+    def windows() -> dict[str, str]:
+        paths = Path("/sys/class/bdi").glob("erofs-*/read_ahead_kb")
+        return {path.parent.name: path.read_text().strip() for path in paths}
+
+    before = windows()
+    made = site.mount()
+    (name,) = set(windows()) - set(before)
+    assert windows()[name] == "128"
+    fingerprint(made.target)
+    until(lambda: windows()[name] == "512")
+    assert {name: windows()[name] for name in before} == before
+    made.unmount()
+    assert site.clean()
+
+
 def test_it_is_read_only(site: Site) -> None:
     made = site.mount()
     with pytest.raises(OSError, match="Read-only") as caught:

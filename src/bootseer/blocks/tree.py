@@ -28,6 +28,7 @@ from bootseer.blocks.serving import _process, control
 from bootseer.blocks.serving.control import Request, TreeStatus
 from bootseer.blocks.serving.spec import FUSE_FOLDER, SPEC, ServerSpec
 from bootseer.blocks.serving.standby import FORK, SERVER, ahead, announce, standby
+from bootseer.blocks.serving.widen import noted
 from bootseer.config import Config
 from bootseer.errors import BootseerError, NotFoundError, from_os_error
 from bootseer.kernel import mount as mounts
@@ -183,13 +184,14 @@ def _mount(
             meta.result()
             data = (folder / FUSE_FOLDER if driver == "fuse" else tree.cache) / DATA
             # A loop device reads past the mark: missing blocks would be zeros.
-            mounts.mount_erofs(
-                tree.meta,
-                data if tree.manifest.data_size else None,
-                target,
-                loops=driver != "fanotify",
-                direct=driver == "fuse",
-            )
+            with noted(folder) if driver == "fuse" else contextlib.nullcontext():
+                mounts.mount_erofs(
+                    tree.meta,
+                    data if tree.manifest.data_size else None,
+                    target,
+                    loops=driver != "fanotify",
+                    direct=driver == "fuse",
+                )
         except BaseException as exc:
             try:
                 TreeMount(target, id, digest, folder)._leave(_EXIT_SECONDS)

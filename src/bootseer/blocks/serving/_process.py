@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from bootseer import errors
-from bootseer.blocks.serving import control, standby
+from bootseer.blocks.serving import control, standby, widen
 from bootseer.blocks.serving.control import Request
 from bootseer.blocks.serving.guarded import guard_in_use
 from bootseer.blocks.serving.members import members
@@ -182,6 +182,8 @@ def clear(folder: Path) -> None:
         mounts.unmount(folder / FUSE_FOLDER, lazy=True)
     for name in (SPEC, TARGETS, f"{TARGETS}.tmp", control.SOCKET, standby.PID):
         (folder / name).unlink(missing_ok=True)
+    for path in folder.glob(widen.NAMES):
+        path.unlink(missing_ok=True)
     for path in (folder / FUSE_FOLDER, folder):
         with contextlib.suppress(FileNotFoundError):
             path.rmdir()

@@ -43,6 +43,7 @@ from bootseer.blocks.serving.spec import ServerSpec
 from bootseer.blocks.serving.syncer import keep_synced
 from bootseer.blocks.serving.targets import Questions, Requests, Targets
 from bootseer.blocks.serving.wants import Wants
+from bootseer.blocks.serving.widen import widen
 from bootseer.errors import UnavailableError
 from bootseer.kernel import fanotify
 from bootseer.store import Store
@@ -268,6 +269,8 @@ class FetcherProcess:
                 self._heed(got[0], got[1])
             counts = self._shared.counts
             self._recorder.poll()
+            if self._driver == "fuse" and self._cache.complete:
+                widen(self._folder)
             age = (time.monotonic_ns() - counts[Count.BEGAN_NS]) / 1e9
             if counts[Count.JOB_READY] or age >= self._spec.record_seconds:
                 self._recorder.end()
