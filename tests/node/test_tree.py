@@ -80,7 +80,7 @@ class Site:
     def mount(
         self, name: str = "mnt", *, cache: str = "cache", profile: ProfileKey | None = KEY, **set: object
     ) -> TreeMount:
-        settings = {"background_fill": False, "demand_deadline": 10.0, "fill_quiet": 0.2, "driver": self.driver, **set}
+        settings = {"background_fill": False, "demand_deadline": 10.0, "fill_quiet": 0.2, **set}
         made = tree.mount(
             self.store.url,
             self.digest,
@@ -134,7 +134,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(params=["fanotify", "fuse"])
+@pytest.fixture(params=["fuse"])
 def site(base: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Site]:
     site = Site(base, tmp_path, request.param)
     yield site

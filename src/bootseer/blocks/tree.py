@@ -173,7 +173,7 @@ def _mount(
             background_fill=settings.background_fill,
             fill_quiet=settings.fill_quiet,
             demand_window=demand_window,
-            driver=settings.driver,
+            driver="fuse",
             readahead=settings.readahead,
             cache_limit=settings.cache_limit,
             cache_keep_free=settings.cache_keep_free,
