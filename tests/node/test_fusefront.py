@@ -52,7 +52,7 @@ class Tree:
         self.pid = os.fork()
         if self.pid == 0:
             try:
-                own = {*self.device.fds, self.fd, self.shared.fd, self.near.fileno()}
+                own = {self.device.fd, self.fd, self.shared.fd, self.near.fileno()}
                 for fd in range(3, 256):
                     if fd not in own:
                         with contextlib.suppress(OSError):
@@ -264,7 +264,7 @@ def test_without_its_holder_it_ends_and_readers_get_errors(tmp_path: Path) -> No
         got = tree.read(0, 4096)
         tree.wanted()
         tree.device.close()  # as the holder's death would
-        tree.device = fuse.Device(tree.folder, None, ())
+        tree.device = fuse.Device(tree.folder, None, -1)
         os.kill(holder, signal.SIGKILL)
         os.waitpid(holder, 0)
         with pytest.raises(OSError, match=r"Input/output error|abort|not connected"):
@@ -289,7 +289,7 @@ def test_a_dead_holder_is_replaced(tmp_path: Path) -> None:
         pid = os.fork()
         if pid == 0:
             with contextlib.suppress(BaseException):
-                alive = b"" if any(not _is_open(fd) for fd in tree.device.fds) else str(os.getpid()).encode()
+                alive = b"" if not _is_open(tree.device.fd) else str(os.getpid()).encode()
                 os.write(300, alive + b" ")
                 signal.pause()
             os._exit(0)

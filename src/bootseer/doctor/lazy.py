@@ -15,23 +15,22 @@ from bootseer.kernel import fuse as kernel_fuse
 
 
 def fuse_takeover(folder: Path) -> Check:
-    """Whether the kernel repeats requests to the successor of a killed FUSE server; and clones of the device."""
+    """Whether the kernel repeats requests to the successor of a killed FUSE server."""
     name = "fuse takeover"
     cost = "readers of what is served through FUSE get errors when its server is killed"
     place = folder / "takeover"
     place.mkdir()
     operations = kernel_fuse.SingleFile("data", 4096, lambda offset, size, ctx: b"x" * size)
     try:
-        options = kernel_fuse.Options(name="bootseer-doctor", clone=True)
+        options = kernel_fuse.Options(name="bootseer-doctor")
         with kernel_fuse.Server(operations, place, workers=2, options=options) as server:
             right = (place / "data").read_bytes() == b"x" * 4096
-            clones, got = len(set(server.descriptors())) > 1, server.negotiated
+            got = server.negotiated
     except BootseerError as exc:
         return Check(name=name, status="missing", detail=exc.message, cost=cost, fix=exc.hint or "see fuse")
     if not right or got is None:
         return failed(name, BootseerError("a small FUSE file gave wrong bytes"), cost, "another kernel")
-    can = "can be cloned" if clones else "cannot be cloned"
-    protocol = f"protocol 7.{got.kernel_minor}, device {can}"
+    protocol = f"protocol 7.{got.kernel_minor}"
     if "has_resend" in got.flags:
         return Check(name=name, status="ok", detail=f"requests of a killed server are sent again; {protocol}")
     detail = f"requests of a killed server are lost; {protocol}"

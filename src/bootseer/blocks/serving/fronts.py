@@ -111,7 +111,7 @@ class FuseFront:
 
     @property
     def fds(self) -> tuple[int, ...]:
-        return self._device.fds if self._device is not None else ()
+        return (self._device.fd,) if self._device is not None else ()
 
     def serve(self, channel: Channel, holder: int, revive: Revive) -> None:
         from bootseer.blocks.serving import fusefront

@@ -49,7 +49,7 @@ def options(max_readahead: int) -> fuse.Options:
 def mount(folder: Path, max_readahead: int) -> fuse.Device:
     """In the holder: mount on ``folder``. Uses of the mount wait until a front has answered the kernel's first request.
     Raises what `fuse.Device.open` raises."""
-    return fuse.Device.open(folder, options(max_readahead), workers=WORKERS)
+    return fuse.Device.open(folder, options(max_readahead))
 
 
 class Front:
