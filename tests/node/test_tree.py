@@ -186,19 +186,17 @@ def test_the_tree_is_the_same_and_nothing_is_left(site: Site) -> None:
 
 @only("fuse")
 def test_a_complete_tree_is_read_ahead_further(site: Site) -> None:
-    def windows() -> dict[str, str]:
-        paths = Path("/sys/class/bdi").glob("erofs-*/read_ahead_kb")
-        return {path.parent.name: path.read_text().strip() for path in paths}
-
-    before = windows()
     made = site.mount()
-    (name,) = set(windows()) - set(before)
-    assert windows()[name] == "128"
+    (note,) = (site.state / "trees" / site.digest[:16]).glob("erofs-*.readahead")
+    window = Path("/sys/class/bdi", note.stem, "read_ahead_kb")
+    time.sleep(0.5)  # longer than the fetcher waits between two looks
+    assert window.read_text() == "128\n"
     fingerprint(made.target)
-    until(lambda: windows()[name] == "512")
-    assert {name: windows()[name] for name in before} == before
+    until(lambda: window.read_text() == "512\n")
+    assert not note.exists()
     made.unmount()
     assert site.clean()
+    assert not window.exists()
 
 
 def test_it_is_read_only(site: Site) -> None:
