@@ -30,7 +30,7 @@ class Work:
     def loop(self, fd: int) -> None:
         """Serve ``fd`` until the connection ends, or something that should not happen does (with a log line)."""
         buffer = bytearray(wire.READ_BUFFER)
-        header, out, inflight, answers = wire.IN_HEADER.unpack_from, wire.OUT_HEADER.pack, self._inflight, self._answers
+        header, inflight, answers = wire.IN_HEADER.unpack_from, self._inflight, self._answers
         read_in, read, sizes = wire.READ_IN.unpack_from, self._ops.read, self._answers.sizes
         scratch = bytearray()
         while True:
@@ -77,14 +77,8 @@ class Work:
                 _log.exception("%s: request %d on node %d failed", self._mountpoint, opcode, node)
                 code, body = -errno.EIO, b""
             inflight.pop(unique, None)
-            try:
-                os.writev(fd, [out(16 + len(body), code, unique), body])  # type: ignore[arg-type, list-item]
-            except OSError as exc:
-                if exc.errno == errno.ENODEV:
-                    return
-                if exc.errno != errno.ENOENT:  # ENOENT: nobody waits for this answer any more
-                    _log.error("%s: cannot answer request %d: %s", self._mountpoint, opcode, exc.strerror)
-                    _answer(fd, unique, errno.EIO)
+            if not self._write(fd, unique, code, body):  # type: ignore[arg-type]
+                return
             if opcode == wire.INIT:
                 self.ready.set()
 
@@ -103,13 +97,17 @@ class Work:
         self._write(fd, ctx.unique, code, body)
         return True
 
-    def _write(self, fd: int, unique: int, code: int, body: bytes | bytearray | memoryview) -> None:
+    def _write(self, fd: int, unique: int, code: int, body: bytes | bytearray | memoryview) -> bool:
+        """Answer a request; False when the connection has ended."""
         try:
             os.writev(fd, [wire.OUT_HEADER.pack(16 + len(body), code, unique), body])
         except OSError as exc:
-            if exc.errno not in (errno.ENOENT, errno.ENODEV):  # ENOENT: nobody waits for this answer any more
-                _log.error("%s: cannot answer a read: %s", self._mountpoint, exc.strerror)
+            if exc.errno == errno.ENODEV:
+                return False
+            if exc.errno != errno.ENOENT:  # ENOENT: nobody waits for this answer any more
+                _log.error("%s: cannot answer request %d: %s", self._mountpoint, unique, exc.strerror)
                 _answer(fd, unique, errno.EIO)
+        return True
 
     def _late_body(self, ctx: Context, result: ReadResult | BaseException) -> bytes | bytearray | memoryview:
         if isinstance(result, BaseException):
