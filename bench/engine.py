@@ -1,7 +1,7 @@
 """What single parts of the image engine cost; the pages in docs/internals name this command beside their numbers.
 
-`sweep` and `canary` need root, and are left out without. Each part runs ``--rounds`` times, the parts by turns, so
-that what else the machine does hits all alike. Seconds of the wall clock, medians; `decode` in CPU time.
+Each part runs ``--rounds`` times, the parts by turns, so that what else the machine does hits all alike. Seconds of the
+wall clock, medians; `decode` in CPU time.
 
     decode      one 64 KiB block of half random bytes: zstd frame -> bytes -> BLAKE3 compared, one call per block
     batch       the same with zstandard's multi_decompress_to_buffer, 16 frames in a call
@@ -10,8 +10,6 @@ that what else the machine does hits all alike. Seconds of the wall clock, media
     place       34,000 files of 21 GB in 3,400 directories placed in an EROFS image; contents cost nothing here
     finish      the metadata of these
     index       which file each part of their data belongs to
-    sweep       the denial of what a dead keeper may have left
-    canary      the trial of the fanotify driver
     write       512 MiB in pieces of 256 KiB at 400 MB/s into a sparse file of /var/tmp, as the hot stream writes: what
                 its writes of more than a millisecond took, all together
     write+sync  the same while the file is synced, from 0.7 s on
@@ -36,9 +34,7 @@ from bootseer.blocks import _hash
 from bootseer.blocks.formats.blockmap import BlockMap, ObjectRef
 from bootseer.blocks.formats.decode import verified
 from bootseer.blocks.formats.pack import compress
-from bootseer.blocks.serving import takeover
 from bootseer.errors import BootseerError
-from bootseer.kernel import canary, fanotify
 
 BLOCK = 64 << 10
 BLOCKS = 256
@@ -130,21 +126,6 @@ def tree() -> Iterator[tuple[str, Part]]:
     yield "index", lambda: timed(lambda: erofs.Reader(meta[0], data_size=made[0].position).owner_index())
 
 
-def kernel(work: Path) -> Iterator[tuple[str, Part]]:
-    if os.geteuid() != 0:
-        return
-
-    def sweep() -> float:
-        group = fanotify.Group.open()
-        try:
-            return timed(lambda: takeover.sweep(group))
-        finally:
-            group.close()
-
-    yield "sweep", sweep
-    yield "canary", lambda: timed(lambda: canary.fanotify_works(work, work, fresh=True))
-
-
 def writing(work: Path) -> Iterator[tuple[str, Part]]:
     piece = random.Random(5).randbytes(256 << 10)
     places = [(block << 20) + at for block in range(512) for at in range(0, 1 << 20, len(piece))]
@@ -178,7 +159,7 @@ def main() -> int:
     options = parser.parse_args()
     document = report.new("engine")
     with tempfile.TemporaryDirectory(prefix="bench-engine-", dir="/var/tmp") as work:
-        parts = dict([*decoding(), *maps(), *tree(), *kernel(Path(work)), *writing(Path(work))])
+        parts = dict([*decoding(), *maps(), *tree(), *writing(Path(work))])
         for number in range(1, 2 if options.quick else options.rounds + 1):
             for name, part in parts.items():
                 try:

@@ -183,13 +183,11 @@ def _mount(
             target.mkdir(parents=True, exist_ok=True)
             meta.result()
             data = (folder / FUSE_FOLDER if driver == "fuse" else tree.cache) / DATA
-            # A loop device reads past the mark: missing blocks would be zeros.
             with noted(folder) if driver == "fuse" else contextlib.nullcontext():
                 mounts.mount_erofs(
                     tree.meta,
                     data if tree.manifest.data_size else None,
                     target,
-                    loops=driver != "fanotify",
                     direct=driver == "fuse",
                 )
         except BaseException as exc:
