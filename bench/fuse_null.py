@@ -10,7 +10,6 @@ and ratios to ``preadv`` of the same round (above 1: faster).
     preadv   the file is read into a buffer, and that is written to the device
     mapped   a piece of a mapping of the file is written to the device
     splice   the file's pages go through a pipe to the device
-    clone    preadv, with a device descriptor for each worker
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from bootseer.kernel import _fuse_wire as wire
 from bootseer.kernel import fuse
 
 MIB = 1 << 20
-WAYS = ("memory", "preadv", "mapped", "splice", "clone")
+WAYS = ("memory", "preadv", "mapped", "splice")
 MEASURES = ("sequential", "sequential_2_readers", "pieces_16k_4_readers", "random_4k", "random_4k_4_readers")
 
 
@@ -57,17 +56,16 @@ def serve(mountpoint: str, file: str, way: str, workers: int, ready: Event, stop
         while left:
             left -= os.splice(fd, ends[1], left, offset_src=offset + length - left, flags=1)
         server._core._inflight.pop(ctx.unique)  # answered below, behind the server's back
-        os.splice(ends[0], ctx.channel, 16 + length, flags=1)
+        os.splice(ends[0], server._fd, 16 + length, flags=1)
         return fuse.LATER
 
     reads: dict[str, Callable[[int, int, fuse.Context], fuse.ReadResult]] = {
         "memory": lambda offset, length, ctx: block[:length],
         "preadv": lambda offset, length, ctx: (fd, offset),
-        "clone": lambda offset, length, ctx: (fd, offset),
         "mapped": lambda offset, length, ctx: view[offset : offset + length],
         "splice": spliced,
     }
-    options = fuse.Options(keep_cache=False, clone=way == "clone")
+    options = fuse.Options(keep_cache=False)
     server = fuse.Server(fuse.SingleFile("data", size, reads[way]), Path(mountpoint), workers=workers, options=options)
     with server:
         ready.set()

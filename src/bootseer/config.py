@@ -6,6 +6,7 @@ Order, later wins: defaults, the file (``$BOOTSEER_CONFIG`` or ``/etc/bootseer.t
 
 from __future__ import annotations
 
+import logging
 import os
 import tomllib
 from collections.abc import Mapping
@@ -15,6 +16,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from bootseer.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=86400)]
 DEFAULT_FILE = Path("/etc/bootseer.toml")
@@ -52,8 +55,6 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """Parallel range requests for one lazy file."""
     fill_quiet: Seconds = 120.0
     """Until the job is ready, background fill waits for this long without a miss: the start needs the cores."""
-    driver: Literal["auto", "fanotify", "fuse"] = "auto"
-    """How missing blocks reach us; ``auto``: fanotify where it was seen to work and the disk has room, else FUSE."""
     background_fill: bool = True
     """Fetch the rest of a blob after its hot set, so that the store is needed no more."""
     readahead: bool = True
@@ -88,10 +89,22 @@ def load(environ: Mapping[str, str] | None = None) -> Config:
     for name in Config.__struct_fields__:
         if (text := env.get(f"BOOTSEER_{name.upper()}")) is not None:
             values[name] = _mirrors(text) if name == "registry_mirrors" else text
+    _check_driver(env.get("BOOTSEER_DRIVER", values.pop("driver", None)))
     try:
         return msgspec.convert(values, Config, strict=False)
     except msgspec.ValidationError as exc:
         raise ConfigError(f"settings in {path} or BOOTSEER_*: {exc}") from None
+
+
+def _check_driver(wish: Any) -> None:
+    """Accept what older settings say about the driver: there is only FUSE now."""
+    if wish in ("auto", "fuse"):
+        log.warning("the setting driver = %s has no effect: missing blocks always come through FUSE", wish)
+    elif wish is not None:
+        raise ConfigError(
+            f"the setting driver = {wish!r} (BOOTSEER_DRIVER) is not possible: the fanotify driver was removed",
+            hint="delete the setting: missing blocks come through FUSE",
+        )
 
 
 def _mirrors(text: str) -> dict[str, list[str]]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from bootseer.config import Config
-from bootseer.doctor import Check, Report, canary, checks, drivers, examine
+from bootseer.doctor import Check, Report, Status, canary, checks, examine, lazy
 from bootseer.errors import DataError
 from bootseer.kernel import mount
 
@@ -27,12 +27,11 @@ NAMES = [
     "erofs",
     "loop device",
     "overlayfs",
-    "fanotify",
     "fuse canary",
     "runtime",
     "hdfs client",
     "cache",
-    "driver",
+    "lazy images",
 ]
 
 
@@ -71,10 +70,9 @@ def test_where_everything_works(place: Path) -> None:
     answer = json.loads(done.stdout)
     found = _found(done)
     assert list(found) == NAMES
-    for name in ("kernel", "privileges", "fuse", "erofs", "overlayfs", "fuse canary", "runtime", "driver"):
+    for name in ("kernel", "privileges", "fuse", "erofs", "overlayfs", "fuse canary", "runtime", "lazy images"):
         assert found[name]["status"] == "ok", found[name]
-    driver = "fanotify" if found["fanotify"]["status"] == "ok" else "fuse"
-    assert (answer["ok"], answer["exit_code"], answer["driver"]) == (True, 0, driver)
+    assert (answer["ok"], answer["exit_code"], answer["driver"]) == (True, 0, "fuse")
     assert "an error, not zeros" in str(found["fuse canary"]["detail"])
     assert answer["settings"]["cache_dir"] == str(place / "cache")
     assert os.listdir(place) == []
@@ -85,7 +83,7 @@ def test_where_everything_works(place: Path) -> None:
 def test_text(place: Path) -> None:
     done = _doctor(place, options=())
     assert done.returncode == 0
-    assert "\nThe fast way works here (driver: f" in done.stdout
+    assert "\nThe fast way works here" in done.stdout
     assert "images and environments are served" in done.stdout
     assert f'cache_dir = "{place}/cache"' in done.stdout
     assert all(name in done.stdout for name in NAMES)
@@ -120,19 +118,12 @@ def test_as_another_user_in_a_user_namespace(place: Path) -> None:
 
 
 @pytest.mark.root
-def test_without_fuse(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Needed where fanotify does not work, or is not wanted."""
+def test_without_fuse(place: Path) -> None:
     hidden = 'mount -t tmpfs none /dev && mknod /dev/null c 1 3 && mknod /dev/urandom c 1 9 && exec "$@"'
-    done = _doctor(place, "unshare", "--mount", "sh", "-c", hidden, "sh")
-    found = _found(done)
-    works = found["fanotify"]["status"] == "ok"
-    assert (done.returncode, found["driver"]["status"]) == ((0, "ok") if works else (71, "missing"))
-    monkeypatch.setenv("BOOTSEER_DRIVER", "fuse")
     done = _doctor(place, "unshare", "--mount", "sh", "-c", hidden, "sh")
     assert done.returncode == 71, done
     found = _found(done)
-    assert found["driver"]["status"] == found["fuse takeover"]["status"] == "missing"
-    assert "driver = fuse is set" in str(found["driver"]["detail"])
+    assert found["lazy images"]["status"] == found["fuse takeover"]["status"] == "missing"
     assert found["fuse"]["status"] == "missing"
     assert "modprobe fuse" in str(found["fuse"]["fix"])
     assert found["fuse canary"]["status"] == "missing"
@@ -264,33 +255,13 @@ def _report(*found: Check) -> Report:
     return Report(version="0", checks=found, settings={})
 
 
-def _chosen(driver: str, fanotify: str, fuse: str) -> tuple[Check, str]:
-    found = [
-        Check(name="fanotify", status=fanotify, detail="because"),  # type: ignore[arg-type]
-        Check(name="fuse canary", status=fuse, detail="because"),  # type: ignore[arg-type]
-    ]
-    return drivers.chosen(Config(cache_dir="/tmp", driver=driver), found)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("driver", "fanotify", "fuse", "status", "text", "taken"),
-    [
-        ("auto", "ok", "ok", "ok", "do not fit through FUSE", "fanotify"),
-        ("auto", "ok", "missing", "ok", "do not fit fail", "fanotify"),
-        ("auto", "missing", "ok", "ok", "through FUSE (fanotify: because)", "fuse"),
-        ("auto", "missing", "missing", "missing", "neither fanotify nor FUSE", "fuse"),
-        ("fuse", "ok", "ok", "ok", "driver = fuse is set", "fuse"),
-        ("fuse", "ok", "missing", "missing", "driver = fuse is set", "fuse"),
-        ("fanotify", "ok", "missing", "ok", "by fanotify", "fanotify"),
-        ("fanotify", "missing", "ok", "missing", "driver = fanotify is set, but because", "fanotify"),
-    ],
-)
-def test_which_driver_and_why(driver: str, fanotify: str, fuse: str, status: str, text: str, taken: str) -> None:
-    check, lazy = _chosen(driver, fanotify, fuse)
-    assert (check.status, lazy) == (status, taken)
-    assert text in check.detail
-    assert check.essential
+@pytest.mark.parametrize(("verdict", "status"), [("ok", "ok"), ("missing", "missing")])
+def test_lazy_images_need_the_canary(place: Path, verdict: Status, status: str) -> None:
+    found = [Check(name="fuse canary", status=verdict, detail="because", privilege=verdict != "ok")]
+    check = lazy.lazy_images(Config(cache_dir=str(place)), found)
+    assert (check.status, check.essential, check.privilege) == (status, True, status != "ok")
     assert bool(check.cost and check.fix) == (status != "ok")
+    assert ("because" in check.detail) == (status != "ok")
 
 
 def test_exit_codes() -> None:

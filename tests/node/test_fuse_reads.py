@@ -53,7 +53,7 @@ class Tree:
         self.pid = os.fork()
         if self.pid == 0:
             try:
-                own = {*self.device.fds, self.fd, self.near.fileno(), 300}
+                own = {self.device.fd, self.fd, self.near.fileno(), 300}
                 for fd in range(3, 256):
                     if fd not in own and "bootseer-shared" not in _target(fd):
                         with contextlib.suppress(OSError):
@@ -268,7 +268,7 @@ def test_without_its_supervisor_it_ends_and_readers_get_errors(tmp_path: Path) -
         got = tree.read(0, 4096)
         tree.wanted()
         tree.device.close()  # as the supervisor's death would
-        tree.device = fuse.Device(tree.folder, None, ())
+        tree.device = fuse.Device(tree.folder, None, -1)
         os.kill(supervisor, signal.SIGKILL)
         os.waitpid(supervisor, 0)
         with pytest.raises(OSError, match=r"Input/output error|abort|not connected"):
@@ -291,7 +291,7 @@ def test_a_dead_supervisor_is_replaced(tmp_path: Path) -> None:
 
     def succeed(server: int) -> NoReturn:
         with contextlib.suppress(BaseException):
-            alive = b"" if any(not _is_open(fd) for fd in tree.device.fds) else str(os.getpid()).encode()
+            alive = b"" if not _is_open(tree.device.fd) else str(os.getpid()).encode()
             os.write(300, alive + b" ")
             signal.pause()
         os._exit(0)

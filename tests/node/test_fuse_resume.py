@@ -49,17 +49,15 @@ class Waiting:
         return fuse.LATER
 
 
-@pytest.mark.parametrize("clone", [False, True])
-def test_many_more_reads_wait_than_there_are_workers(mountpoint: Path, tmp_path: Path, clone: bool) -> None:
+def test_many_more_reads_wait_than_there_are_workers(mountpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "local").write_bytes(DATA)
     waiting = Waiting()
     operations = fuse.SingleFile("data", len(DATA), waiting.read)
-    options = fuse.Options(direct_io=True, clone=clone)
+    options = fuse.Options(direct_io=True)
     with (
         (tmp_path / "local").open("rb") as file,
         fuse.Server(operations, mountpoint, workers=2, options=options) as server,
     ):
-        assert len(set(server.descriptors())) == (2 if clone else 1)
         got = [read_later(mountpoint / "data", number * 8192, 5000) for number in range(24)]
         until(lambda: len(waiting.reads) == 24)
         assert not any(each.done() for each in got)
@@ -121,8 +119,7 @@ def test_answers_after_the_end_go_nowhere(mountpoint: Path, caplog: pytest.LogCa
     assert not server.answer(waiting.reads[0], b"x" * 4096)
 
 
-@pytest.mark.parametrize("clone", [False, True])
-def test_a_waiting_reader_can_be_interrupted(mountpoint: Path, clone: bool) -> None:
+def test_a_waiting_reader_can_be_interrupted(mountpoint: Path) -> None:
     asked = threading.Event()
 
     def read(offset: int, size: int, ctx: fuse.Context) -> fuse.ReadResult:
@@ -130,7 +127,7 @@ def test_a_waiting_reader_can_be_interrupted(mountpoint: Path, clone: bool) -> N
         asked.set()
         return fuse.LATER
 
-    options = fuse.Options(direct_io=True, clone=clone)
+    options = fuse.Options(direct_io=True)
     server = fuse.Server(fuse.SingleFile("data", len(DATA), read), mountpoint, workers=3, options=options)
     with server:
         pid = os.fork()
@@ -148,7 +145,7 @@ def test_a_waiting_reader_can_be_interrupted(mountpoint: Path, clone: bool) -> N
 def _serve(device: fuse.Device, note: int, read: Callable[..., fuse.ReadResult], negotiated: bytes = b"") -> None:
     """In a child: serve until the mount ends; writes what was negotiated to ``note``."""
     for fd in range(3, 256):  # such as files on the mount that the parent has open: they would keep it busy
-        if fd not in (*device.fds, note, *KEEP):
+        if fd not in (device.fd, note, *KEEP):
             with contextlib.suppress(OSError):
                 os.close(fd)
     operations = fuse.SingleFile("data", len(DATA), read)
@@ -180,10 +177,8 @@ def _kill(pid: int) -> None:
     os.waitpid(pid, 0)
 
 
-@pytest.mark.parametrize("clone", [False, True])
-def test_a_new_server_answers_what_the_dead_one_took(mountpoint: Path, clone: bool) -> None:
-    device = fuse.Device.open(mountpoint, fuse.Options(direct_io=True, clone=clone), workers=2)
-    assert len(device.fds) == (2 if clone else 1)
+def test_a_new_server_answers_what_the_dead_one_took(mountpoint: Path) -> None:
+    device = fuse.Device.open(mountpoint, fuse.Options(direct_io=True))
     told, tell = os.pipe()
     seen, see = os.pipe()
     KEEP.add(see)
@@ -273,7 +268,7 @@ def test_without_a_holder_left_readers_get_errors(mountpoint: Path) -> None:
 
 
 def test_kernels_that_cannot_send_again(mountpoint: Path) -> None:
-    device = fuse.Device(mountpoint, None, ())
+    device = fuse.Device(mountpoint, None, -1)
     old = fuse.Negotiated(38, frozenset({"async_read"}), 0)
     with pytest.raises(UnsupportedError, match="are lost"):
         fuse.Server.resume(fuse.Operations(), device, old)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import shutil
 import subprocess
@@ -15,7 +14,7 @@ import pytest
 
 from bootseer import erofs
 from bootseer.errors import BootseerError, DataError, NotFoundError, PrivilegeError, UnsupportedError
-from bootseer.kernel import _libc, fanotify, fuse, loop, mount
+from bootseer.kernel import _libc, fuse, loop, mount
 
 pytestmark = pytest.mark.root
 
@@ -278,12 +277,11 @@ def test_without_privileges(place: Path) -> None:
 import sys
 from pathlib import Path
 from bootseer.errors import PrivilegeError
-from bootseer.kernel import fanotify, fuse, mount
+from bootseer.kernel import fuse, mount
 place = Path(sys.argv[1])
 tries = (
     lambda: mount.mount("x", place, "tmpfs"),
     lambda: mount.unmount("/proc"),
-    lambda: fanotify.try_pre_content(place / "file"),
     lambda: fuse.Server(fuse.SingleFile("x", 1, lambda *a: b""), place).start(),
 )
 for action in tries:
@@ -293,11 +291,10 @@ for action in tries:
         print(exc)
 print(mount.private_namespace())
 """
-    (place / "file").touch()
     command = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", sys.executable, "-c", script, str(place)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     lines = done.stdout.splitlines()
-    assert len(lines) == 5, done
+    assert len(lines) == 4, done
     assert lines[-1] == "False"
     assert all("root" in line for line in lines[:-1])
 
@@ -318,23 +315,6 @@ def test_loop_device_frees_itself(place: Path, image: tuple[Path, Path]) -> None
         assert Path(device).read_bytes()[:4096] == image[0].read_bytes()[:4096]
         assert Path(f"/sys/block/{device[5:]}/ro").read_text() == "1\n"
     assert _loops() == before
-
-
-def test_pre_content_events(place: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    (place / "file").touch()
-    release = tuple(int(part) for part in os.uname().release.split(".")[:2])
-    if release < (6, 14):
-        with pytest.raises(UnsupportedError):
-            fanotify.try_pre_content(place / "file")
-        return
-    fanotify.try_pre_content(place / "file")
-    memory = _folder(place, "memory")
-    mount.mount("tmpfs", memory, "tmpfs")
-    (memory / "file").touch()
-    with pytest.raises(UnsupportedError, match="file system"):
-        fanotify.try_pre_content(memory / "file")
-    mount.unmount(memory)
 
 
 def test_privilege_error_names_the_way_out() -> None:

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -178,6 +179,20 @@ def test_the_tree_is_the_same_and_nothing_is_left(site: Site) -> None:
     made.unmount()
 
 
+def test_a_complete_tree_is_read_ahead_further(site: Site) -> None:
+    made = site.mount()
+    (note,) = (site.state / "trees" / site.digest[:16]).glob("erofs-*.readahead")
+    window = Path("/sys/class/bdi", note.stem, "read_ahead_kb")
+    time.sleep(0.5)  # longer than the fetcher waits between two looks
+    assert window.read_text() == "128\n"
+    fingerprint(made.target)
+    until(lambda: window.read_text() == "512\n")
+    assert not note.exists()
+    made.unmount()
+    assert site.clean()
+    assert not window.exists()
+
+
 def test_it_is_read_only(site: Site) -> None:
     made = site.mount()
     with pytest.raises(OSError, match="Read-only") as caught:
@@ -333,6 +348,7 @@ def test_a_target_in_use_is_refused(site: Site) -> None:
 
 _MOUNT = """
 import sys
+import time
 from pathlib import Path
 from bootseer.blocks import tree
 from bootseer.blocks.formats.blockmap import BlockMap

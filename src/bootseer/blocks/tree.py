@@ -25,6 +25,7 @@ from bootseer.blocks.offline import extract, prefetch
 from bootseer.blocks.profiles.library import ProfileKey
 from bootseer.blocks.publish.tree import publish
 from bootseer.blocks.serving import client
+from bootseer.blocks.serving.mount_readahead import note_mount
 from bootseer.blocks.serving.prestart import SERVER, prestart, prestart_one
 from bootseer.blocks.serving.protocol import FUSE_FOLDER, SPEC, GoneError, Request, ServerSpec, TreeStatus
 from bootseer.config import Config
@@ -158,7 +159,8 @@ def mount(
                 target.mkdir(parents=True, exist_ok=True)
                 meta.result()
                 data = (folder / FUSE_FOLDER if lazy else tree.cache) / DATA
-                mounts.mount_erofs(tree.meta, data if tree.manifest.data_size else None, target, direct=lazy)
+                with note_mount(folder) if lazy else contextlib.nullcontext():
+                    mounts.mount_erofs(tree.meta, data if tree.manifest.data_size else None, target, direct=lazy)
             except BaseException as exc:
                 try:
                     TreeMount(target, id, digest, folder)._leave(_EXIT_SECONDS)

@@ -62,5 +62,5 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the findi
         names = ", ".join(check.name for check in report.lacking)
         console.print(f"\nThe fast way does not work here: {names}", highlight=False, markup=False)
     else:
-        console.print(f"\nThe fast way works here (driver: {report.driver})", highlight=False, markup=False)
+        console.print("\nThe fast way works here", highlight=False, markup=False)
     raise typer.Exit(report.exit_code)

@@ -9,11 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-from msgspec.structs import replace
 
 from bootseer import __version__
 from bootseer.config import Config
-from bootseer.doctor import canary, checks, drivers
+from bootseer.doctor import canary, checks, lazy
 from bootseer.doctor.report import Check, Report
 from bootseer.errors import BootseerError
 from bootseer.kernel import mount
@@ -40,26 +39,20 @@ def examine(config: Config, *, progress: Callable[[Check], None] | None = None) 
         add("kernel", checks.kernel)
         add("privileges", checks.privileges)
         add("fuse", checks.fuse)
-        add("fuse takeover", lambda: drivers.fuse_takeover(folder))
+        add("fuse takeover", lambda: lazy.fuse_takeover(folder))
         image = _image(folder)
         add("erofs", lambda: checks.erofs(folder, image))
         add("loop device", lambda: checks.loop_device(image))
         add("overlayfs", lambda: checks.overlay(folder))
-        add("fanotify", lambda: drivers.fanotify(config, folder, beside=beside))
-        add("fuse canary", lambda: drivers.whole_way(folder, image))
+        add("fuse canary", lambda: lazy.whole_way(folder, image))
         add("runtime", lambda: checks.runtimes(folder))
         add("hdfs client", lambda: checks.hdfs(config))
         add("cache", lambda: checks.cache(config, folder if beside else None))
-        driver, lazy = drivers.chosen(config, found)
-        add("driver", lambda: driver)
-        if lazy == "fanotify":  # FUSE is the second choice then
-            found = [replace(each, essential=each.essential and "fuse" not in each.name) for each in found]
+        add("lazy images", lambda: lazy.lazy_images(config, found))
     finally:
         _remove(folder)
     settings = msgspec.structs.asdict(config)
-    return Report(
-        version=__version__, checks=tuple(found), lazy=lazy, settings={**settings, "store_url": config.store_url}
-    )
+    return Report(version=__version__, checks=tuple(found), settings={**settings, "store_url": config.store_url})
 
 
 def _folder(cache: Path) -> tuple[Path, bool]:

@@ -34,8 +34,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     checks: tuple[Check, ...]
     settings: dict[str, str | int | float | bool]
-    lazy: Literal["fanotify", "fuse"] = "fuse"
-    """The driver that lazy images and environments get here."""
 
     @property
     def lacking(self) -> tuple[Check, ...]:
@@ -52,9 +50,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return UnsupportedError.exit_code
 
     @property
-    def driver(self) -> Literal["fanotify", "fuse", "full"]:
-        """How images reach this node: block by block through one of the drivers, or in full."""
-        return "full" if self.lacking else self.lazy
+    def driver(self) -> Literal["fuse", "full"]:
+        """How images reach this node: block by block through FUSE, or in full."""
+        return "full" if self.lacking else "fuse"
 
     def as_json(self) -> dict[str, object]:
         """The report as plain values, with what follows from it."""

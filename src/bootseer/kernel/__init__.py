@@ -1,1 +1,1 @@
-"""Typed bindings to Linux: `mount`, `fuse`, `loop`, `fanotify`. No policy."""
+"""Typed bindings to Linux: `mount`, `fuse`, `loop`. No policy."""

@@ -3,43 +3,37 @@
 from __future__ import annotations
 
 import errno
-import fcntl
-import logging
 import os
 import shutil
 import socket
-import struct
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bootseer.errors import BootseerError, NotFoundError, PrivilegeError, UnsupportedError
-from bootseer.kernel import _fuse_wire as wire
 from bootseer.kernel import mount
 from bootseer.kernel.fuse_options import Options
-
-_log = logging.getLogger(__name__)
 
 _DEADLINE = 20.0
 
 
 @dataclass(frozen=True)
 class Device:
-    """A connection to the kernel: where it is mounted, and its open descriptors.
+    """A connection to the kernel: where it is mounted, and its open descriptor.
 
-    Whoever keeps a duplicate of each keeps the mount alive when the process that serves it dies."""
+    Whoever keeps a duplicate of it keeps the mount alive when the process that serves it dies."""
 
     mountpoint: Path
     entry: mount.MountEntry | None
     """The line of the mount table it made."""
-    fds: tuple[int, ...]
-    """The first one is the one that was mounted with, the others are clones."""
+    fd: int
+    """-1: none, as of a device that another process keeps."""
 
     @classmethod
-    def open(cls, mountpoint: Path, options: Options, *, workers: int = 1) -> Device:
-        """Mount; the kernel's INIT request is still to be answered, and all uses of the mount wait for that. With
-        ``options.clone`` there is a descriptor for each worker where that is possible. Errors as `open_and_mount`."""
+    def open(cls, mountpoint: Path, options: Options) -> Device:
+        """Mount; the kernel's INIT request is still to be answered, and all uses of the mount wait for that. Errors as
+        `open_and_mount`."""
         mountpoint = Path(mountpoint).absolute()
         fd = open_and_mount(
             mountpoint,
@@ -48,15 +42,12 @@ class Device:
             default_permissions=options.default_permissions,
             max_read=options.max_read,
         )
-        fds = [fd]
-        while options.clone and len(fds) < workers and (another := clone(fd)) is not None:
-            fds.append(another)
-        return cls(mountpoint, mount.find(mountpoint), tuple(fds))
+        return cls(mountpoint, mount.find(mountpoint), fd)
 
     def close(self) -> None:
-        """Close the descriptors; where nobody else has them open the connection is aborted."""
-        for fd in self.fds:
-            os.close(fd)
+        """Close the descriptor; where nobody else has it open the connection is aborted."""
+        if self.fd >= 0:
+            os.close(self.fd)
 
 
 def open_and_mount(mountpoint: Path, *, name: str, allow_other: bool, default_permissions: bool, max_read: int) -> int:
@@ -129,22 +120,6 @@ def _as_user(mountpoint: Path, name: str, options: Sequence[str]) -> int:
         raise PrivilegeError(f"cannot mount {name} on {mountpoint}: {reason}", hint="run as root")
     os.set_inheritable(fds[0], False)
     return fds[0]
-
-
-def clone(fd: int) -> int | None:
-    """Another descriptor of the connection behind ``fd``, with a queue of taken requests of its own; None with a log
-    line where that is not possible (no right to open /dev/fuse)."""
-    try:
-        new = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
-        try:
-            fcntl.ioctl(new, wire.DEV_IOC_CLONE, struct.pack("=I", fd))
-        except BaseException:
-            os.close(new)
-            raise
-    except OSError as exc:
-        _log.info("FUSE workers share one descriptor: %s", exc.strerror)
-        return None
-    return new
 
 
 def detach(ours: mount.MountEntry, *, force: bool) -> bool:

@@ -32,8 +32,6 @@ NOTIFY_INVAL_INODE, NOTIFY_RESEND = 2, 7
 UNIQUE_RESEND = 1 << 63
 """In the ``unique`` of a request that was sent before; the answer repeats it."""
 
-DEV_IOC_CLONE = 0x8004E500  # _IOR(229, 0, uint32_t)
-
 IN_HEADER = struct.Struct("=IIQQIIIHH")  # len opcode unique nodeid uid gid pid total_extlen padding
 OUT_HEADER = struct.Struct("=IiQ")  # len error unique
 INIT_IN = struct.Struct("=IIII")  # major minor max_readahead flags

@@ -6,7 +6,7 @@ import errno
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from bootseer.kernel import _fuse_wire as wire
@@ -18,22 +18,19 @@ _log = logging.getLogger(__name__)
 
 
 class Work:
-    """What the workers of one server share. `loop` may run in any number of threads, on the same or on other
-    descriptors of one connection."""
+    """What the workers of one server share. `loop` may run in any number of threads."""
 
     def __init__(self, operations: Operations, answers: Answers, mountpoint: Path, options: Options) -> None:
         self._ops, self._answers, self._mountpoint, self._options = operations, answers, mountpoint, options
         self.negotiated: Negotiated | None = None
         self.ready = threading.Event()
         """Set when INIT has been answered."""
-        self.channels: Sequence[int] = ()
-        """All descriptors of the connection."""
         self._inflight: dict[int, Context] = {}
 
     def loop(self, fd: int) -> None:
         """Serve ``fd`` until the connection ends, or something that should not happen does (with a log line)."""
         buffer = bytearray(wire.READ_BUFFER)
-        header, out, inflight, answers = wire.IN_HEADER.unpack_from, wire.OUT_HEADER.pack, self._inflight, self._answers
+        header, inflight, answers = wire.IN_HEADER.unpack_from, self._inflight, self._answers
         read_in, read, sizes = wire.READ_IN.unpack_from, self._ops.read, self._answers.sizes
         scratch = bytearray()
         while True:
@@ -51,9 +48,9 @@ class Work:
             _, opcode, unique, node, uid, gid, pid, _, _ = header(buffer)
             body: ReadResult = b""
             if opcode in (wire.FORGET, wire.BATCH_FORGET, wire.INTERRUPT):
-                self._unanswered(opcode, unique, node, buffer)
+                self._unanswered(fd, opcode, unique, node, buffer)
                 continue
-            ctx = inflight[unique] = Context(unique, node, uid, gid, pid, fd)
+            ctx = inflight[unique] = Context(unique, node, uid, gid, pid)
             code = 0
             try:
                 if opcode == wire.READ:
@@ -80,19 +77,13 @@ class Work:
                 _log.exception("%s: request %d on node %d failed", self._mountpoint, opcode, node)
                 code, body = -errno.EIO, b""
             inflight.pop(unique, None)
-            try:
-                os.writev(fd, [out(16 + len(body), code, unique), body])  # type: ignore[arg-type, list-item]
-            except OSError as exc:
-                if exc.errno == errno.ENODEV:
-                    return
-                if exc.errno != errno.ENOENT:  # ENOENT: nobody waits for this answer any more
-                    _log.error("%s: cannot answer request %d: %s", self._mountpoint, opcode, exc.strerror)
-                    _answer(fd, unique, errno.EIO)
+            if not self._write(fd, unique, code, body):  # type: ignore[arg-type]
+                return
             if opcode == wire.INIT:
                 self.ready.set()
 
-    def late(self, ctx: Context, result: ReadResult | BaseException) -> bool:
-        """Answer a read that returned `LATER`; see `Server.answer`."""
+    def late(self, fd: int, ctx: Context, result: ReadResult | BaseException) -> bool:
+        """Answer on ``fd`` a read that returned `LATER`; see `Server.answer`."""
         if self._inflight.pop(ctx.unique, None) is None:
             return False
         code, body = 0, b""
@@ -103,16 +94,20 @@ class Work:
         except BaseException:
             _log.exception("%s: a read of %d bytes at %d failed", self._mountpoint, ctx.size, ctx.offset)
             code = -errno.EIO
-        self._write(ctx.channel, wire.READ, ctx.unique, code, body)
+        self._write(fd, ctx.unique, code, body)
         return True
 
-    def _write(self, fd: int, opcode: int, unique: int, code: int, body: bytes | bytearray | memoryview) -> None:
+    def _write(self, fd: int, unique: int, code: int, body: bytes | bytearray | memoryview) -> bool:
+        """Answer a request; False when the connection has ended."""
         try:
             os.writev(fd, [wire.OUT_HEADER.pack(16 + len(body), code, unique), body])
         except OSError as exc:
-            if exc.errno not in (errno.ENOENT, errno.ENODEV):  # ENOENT: nobody waits for this answer any more
-                _log.error("%s: cannot answer request %d: %s", self._mountpoint, opcode, exc.strerror)
+            if exc.errno == errno.ENODEV:
+                return False
+            if exc.errno != errno.ENOENT:  # ENOENT: nobody waits for this answer any more
+                _log.error("%s: cannot answer request %d: %s", self._mountpoint, unique, exc.strerror)
                 _answer(fd, unique, errno.EIO)
+        return True
 
     def _late_body(self, ctx: Context, result: ReadResult | BaseException) -> bytes | bytearray | memoryview:
         if isinstance(result, BaseException):
@@ -132,13 +127,11 @@ class Work:
             raise OSError(errno.EPROTO, os.strerror(errno.EPROTO))
         return body
 
-    def _unanswered(self, opcode: int, unique: int, node: int, buffer: bytearray) -> None:
+    def _unanswered(self, fd: int, opcode: int, unique: int, node: int, buffer: bytearray) -> None:
         if opcode == wire.INTERRUPT:
             ctx = self._inflight.get(wire.INTERRUPT_IN.unpack_from(buffer, 40)[0])
             if ctx is None:  # its request is being read by another worker, or done: have the kernel ask again
-                for fd in self.channels:  # only the descriptor that took the request can say so
-                    if _answer(fd, unique, errno.EAGAIN):
-                        return
+                _answer(fd, unique, errno.EAGAIN)
                 return
             ctx.interrupted = True
             if ctx.on_interrupt:
@@ -153,14 +146,12 @@ class Work:
                 _guard(lambda which=which, lookups=lookups: self._ops.forget(which, lookups))  # type: ignore[misc]
 
 
-def _answer(fd: int, unique: int, code: int) -> bool:
+def _answer(fd: int, unique: int, code: int) -> None:
     try:
         os.writev(fd, [wire.OUT_HEADER.pack(wire.OUT_HEADER.size, -code, unique)])
     except OSError as exc:
         if exc.errno not in (errno.ENOENT, errno.ENODEV):
             _log.error("cannot answer request with error %d: %s", code, exc.strerror)
-        return False
-    return True
 
 
 def _guard(action: Callable[[], None]) -> None:

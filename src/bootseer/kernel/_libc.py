@@ -9,8 +9,6 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 _libc.mount.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p]
 _libc.umount2.argtypes = [ctypes.c_char_p, ctypes.c_int]
-_libc.fanotify_init.argtypes = [ctypes.c_uint, ctypes.c_uint]
-_libc.fanotify_mark.argtypes = [ctypes.c_int, ctypes.c_uint, ctypes.c_uint64, ctypes.c_int, ctypes.c_char_p]
 _libc.unshare.argtypes = [ctypes.c_int]
 _libc.fallocate64.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 
@@ -31,17 +29,6 @@ def mount(source: str, target: str, fstype: str, flags: int, data: str) -> None:
 def umount2(target: str, flags: int) -> None:
     """umount2(2)."""
     _check(_libc.umount2(os.fsencode(target), flags), target)
-
-
-def fanotify_init(flags: int, event_flags: int) -> int:
-    """fanotify_init(2): the group's descriptor."""
-    return _check(_libc.fanotify_init(flags, event_flags), "fanotify_init")
-
-
-def fanotify_mark(fd: int, flags: int, mask: int, file: str | int) -> None:
-    """fanotify_mark(2) of an absolute path, or of what a descriptor is open on."""
-    at, path = (file, None) if isinstance(file, int) else (-100, os.fsencode(file))
-    _check(_libc.fanotify_mark(fd, flags, mask, at, path), str(file))
 
 
 def unshare(flags: int) -> None:

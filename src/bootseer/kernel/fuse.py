@@ -1,12 +1,12 @@
 """A FUSE server in Python without a library: a raw ``/dev/fuse`` loop for read-only file systems.
 
-Concurrency: ``workers`` threads read requests from one device descriptor (or each from a clone of its own), answer
-them, and end when the kernel says ENODEV (unmounted or aborted). The kernel wakes one waiting worker per request. An
-operation that waits holds its worker: give as many workers as reads may wait at once, and some more, or return `LATER`.
+Concurrency: ``workers`` threads read requests from one device descriptor, answer them, and end when the kernel says
+ENODEV (unmounted or aborted). The kernel wakes one waiting worker per request. An operation that waits holds its
+worker: give as many workers as reads may wait at once, and some more, or return `LATER`.
 When the process dies the kernel answers every reader with ECONNABORTED or ENOTCONN: it fails closed. Where another
-process holds duplicates of all descriptors the readers wait instead, for the server that takes over (`Server.resume`).
-A child made by ``os.fork`` closes its copies, as it would otherwise keep a dead server's mount waiting for ever; those
-of a `Device` that was handed in are left to its owner.
+process holds a duplicate of the descriptor the readers wait instead, for the server that takes over (`Server.resume`).
+A child made by ``os.fork`` closes its copy, as it would otherwise keep a dead server's mount waiting for ever; that of
+a `Device` that was handed in is left to its owner.
 
 Operations must not touch their own mount: with each worker waiting for a request that no worker is left to answer, the
 mount hangs.
@@ -70,7 +70,7 @@ _servers: weakref.WeakSet[Server] = weakref.WeakSet()
 class Server:
     """Serves ``operations`` on ``mountpoint`` (an existing folder) from ``start()`` until ``stop()`` or an unmount.
 
-    ``device``: a mount that somebody else made with `Device.open`, whose descriptors the server takes over and closes.
+    ``device``: a mount that somebody else made with `Device.open`, whose descriptor the server takes over and closes.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Server:
         self._workers, self._device = workers, device
         self._core = Work(operations, Answers(operations, self.options), self.mountpoint, self.options)
         self._threads: list[threading.Thread] = []
-        self._fds: tuple[int, ...] = ()
+        self._fd = -1
         self._mount: mount.MountEntry | None = None
         self._closing = threading.Lock()
         self._serving = 0
@@ -102,13 +102,13 @@ class Server:
         options: Options | None = None,
         sizes: Mapping[int, int] | None = None,
     ) -> Server:
-        """Serve a mount whose server died, through duplicates of its descriptors: started when this returns.
+        """Serve a mount whose server died, through a duplicate of its descriptor: started when this returns.
 
         The dead process must be gone (waited for), else it may still take requests. Requests it took and did not answer
         come again, as the kernel is asked to send them; requests nobody took are simply waiting. ``operations`` must
         know the nodes and handles its predecessor gave out; ``sizes`` are those of the open files by handle, without
         which short reads of them would not be noticed. Raises `UnsupportedError` where the kernel cannot send requests
-        again (before Linux 6.9): then close all descriptors, which gives the waiting readers errors.
+        again (before Linux 6.9): then close the descriptor, which gives the waiting readers errors.
         """
         if "has_resend" not in negotiated.flags:
             raise UnsupportedError(
@@ -121,7 +121,7 @@ class Server:
         server._core.ready.set()
         head = wire.OUT_HEADER.pack(wire.OUT_HEADER.size, wire.NOTIFY_RESEND, 0)
         try:
-            os.writev(device.fds[0], [head])  # before a worker of ours takes one that would then come twice
+            os.writev(device.fd, [head])  # before a worker of ours takes one that would then come twice
         except OSError as exc:
             if exc.errno not in (errno.ENODEV, errno.ENOTCONN):  # unmounted meanwhile: the workers will see it
                 raise from_os_error(exc, f"have the requests of {device.mountpoint} sent again") from exc
@@ -138,7 +138,7 @@ class Server:
         `kernel.mount`."""
         if self._threads:
             raise RuntimeError("a server starts once")
-        self._run(self._device or Device.open(self.mountpoint, self.options, workers=self._workers))
+        self._run(self._device or Device.open(self.mountpoint, self.options))
         if not self._core.ready.wait(timeout):
             self.stop(timeout=0)
             raise UnavailableError(f"the kernel did not finish mounting {self.mountpoint} within {timeout:g} s")
@@ -150,14 +150,14 @@ class Server:
             self._widen_readahead()
 
     def _run(self, device: Device) -> None:
-        self._fds = self._core.channels = device.fds
+        self._fd = device.fd
         self._mount = device.entry
         if self._device is None:  # else it is for its owner to say which children keep it
             _servers.add(self)
         self._serving = self._workers
         for number in range(self._workers):
-            name, fd = f"fuse-{self.options.name}-{number}", device.fds[number % len(device.fds)]
-            thread = threading.Thread(target=self._work, args=(fd,), name=name, daemon=True)
+            name = f"fuse-{self.options.name}-{number}"
+            thread = threading.Thread(target=self._work, args=(device.fd,), name=name, daemon=True)
             thread.start()
             self._threads.append(thread)
 
@@ -167,11 +167,7 @@ class Server:
         ``result`` is what a read returns (not `LATER`), or an exception: an `OSError` gives its errno, others EIO.
         """
         with self._closing:  # a descriptor that is closed meanwhile may already be another file
-            return bool(self._fds) and self._core.late(ctx, result)
-
-    def descriptors(self) -> tuple[int, ...]:
-        """The open device descriptors; a duplicate of each in another process keeps the mount when this one dies."""
-        return self._fds
+            return self._fd >= 0 and self._core.late(self._fd, ctx, result)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the mount has ended (by `stop`, or by an unmount from elsewhere); False at the timeout."""
@@ -215,15 +211,15 @@ class Server:
         body = wire.NOTIFY_INVAL_INODE_OUT.pack(node, offset, length)
         head = wire.OUT_HEADER.pack(wire.OUT_HEADER.size + len(body), wire.NOTIFY_INVAL_INODE, 0)
         try:
-            os.writev(self._fds[0], [head, body])
+            os.writev(self._fd, [head, body])
         except OSError as exc:
             if exc.errno != errno.ENOENT:  # ENOENT: the kernel holds nothing of it
                 raise
 
     def _close(self) -> None:
         with self._closing:
-            fds, self._fds = self._fds, ()
-            for fd in fds:
+            fd, self._fd = self._fd, -1
+            if fd >= 0:
                 os.close(fd)
 
     def _widen_readahead(self) -> None:

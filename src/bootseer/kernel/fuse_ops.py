@@ -83,7 +83,6 @@ class Context:
     """Who asks. ``pid`` is the asking thread's id in the server's pid namespace, 0 when it is not visible there."""
 
     __slots__ = (
-        "channel",
         "fh",
         "gid",
         "interrupted",
@@ -96,10 +95,8 @@ class Context:
         "unique",
     )
 
-    def __init__(self, unique: int, node: int, uid: int, gid: int, pid: int, channel: int = -1) -> None:
+    def __init__(self, unique: int, node: int, uid: int, gid: int, pid: int) -> None:
         self.unique, self.node, self.uid, self.gid, self.pid = unique, node, uid, gid, pid
-        self.channel = channel
-        """The device descriptor that read the request; the kernel takes the answer from no other."""
         self.fh = self.offset = self.size = 0
         """Of a read: what was asked for."""
         self.interrupted = False

@@ -39,8 +39,6 @@ class Options:
     """Pages survive the close of a file (right for bytes that never change)."""
     direct_io: bool = False
     """Reads bypass the page cache. Not for a file under EROFS, which needs its pages."""
-    clone: bool = False
-    """A device descriptor for each worker instead of one for all."""
 
 
 @dataclass(frozen=True)

@@ -152,15 +152,12 @@ def _plain(paths: Sequence[Path], *, always: bool = False) -> Iterator[list[str]
         yield names
 
 
-def mount_erofs(
-    meta: Path, data: Path | None, target: Path, *, flags: int = 0, loops: bool = True, direct: bool = False
-) -> str:
+def mount_erofs(meta: Path, data: Path | None, target: Path, *, flags: int = 0, direct: bool = False) -> str:
     """Mount an EROFS image read-only on ``target``; ``data`` is the second device of a two-part image.
 
     The kernel reads the files itself where it can (Linux 6.12, ``CONFIG_EROFS_FS_BACKED_BY_FILE``, on a file system
     with a page cache such as ext4, xfs or FUSE); elsewhere loop devices are put under them, with a log line. Returns
-    the way taken, ``"file"`` or ``"loop"``. ``loops`` False: `UnsupportedError` instead of the latter (reads of a loop
-    device raise no fanotify events). ``direct``: past the page cache of the files, where the kernel can do that
+    the way taken, ``"file"`` or ``"loop"``. ``direct``: past the page cache of the files, where the kernel can do that
     (``directio``): they are then asked for what is read in the image, without a readahead of their own.
 
     Raises `UnsupportedError` when the kernel has no EROFS, `PrivilegeError` without the right to mount,
@@ -182,11 +179,6 @@ def mount_erofs(
             # ENOTBLK: not built in. EINVAL: this backing file system is not fit for it (tmpfs, overlay over it).
             if exc.errno not in (errno.ENOTBLK, errno.EINVAL):
                 raise _translate(exc, what, "erofs") from exc
-            if not loops:
-                raise UnsupportedError(
-                    f"cannot {what}: the kernel mounts no files here ({exc.strerror}), and a loop device will not do",
-                    hint="use the fuse driver",
-                ) from exc
             _log.warning("kernel does not mount %s as a file (%s), using loop devices", meta, exc.strerror)
     with ExitStack() as stack:
         source = stack.enter_context(loop.attached(meta))

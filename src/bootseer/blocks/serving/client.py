@@ -19,6 +19,7 @@ import msgspec
 from bootseer import errors
 from bootseer.blocks.serving import prestart
 from bootseer.blocks.serving.control_server import read_line
+from bootseer.blocks.serving.mount_readahead import NAMES
 from bootseer.blocks.serving.protocol import (
     FUSE_FOLDER,
     LOCK,
@@ -252,8 +253,8 @@ def clear(folder: Path) -> None:
 
 
 def _remove_state(folder: Path) -> None:
-    for name in (SPEC, TARGETS, f"{TARGETS}.tmp", SOCKET, LOCK):
-        (folder / name).unlink(missing_ok=True)
+    for path in (*(folder / name for name in (SPEC, TARGETS, f"{TARGETS}.tmp", SOCKET, LOCK)), *folder.glob(NAMES)):
+        path.unlink(missing_ok=True)
     for path in (folder / FUSE_FOLDER, folder):
         with contextlib.suppress(FileNotFoundError):
             path.rmdir()

@@ -56,7 +56,7 @@ def options(max_readahead: int) -> fuse.Options:
 def mount(folder: Path, max_readahead: int) -> fuse.Device:
     """In the supervisor: mount on ``folder``. Uses of the mount wait until a server has answered the kernel's first
     request. Raises what `fuse.Device.open` raises."""
-    return fuse.Device.open(folder, options(max_readahead), workers=WORKERS)
+    return fuse.Device.open(folder, options(max_readahead))
 
 
 class FuseServer:

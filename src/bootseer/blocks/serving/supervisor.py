@@ -26,7 +26,7 @@ from bootseer.blocks.cache import eviction
 from bootseer.blocks.cache.blockfile import CacheFile
 from bootseer.blocks.cache.metadata import LocalTree, localize
 from bootseer.blocks.fetch.fetcher import FetchStats
-from bootseer.blocks.serving import client, fuse_server
+from bootseer.blocks.serving import client, fuse_server, mount_readahead
 from bootseer.blocks.serving.child import Child
 from bootseer.blocks.serving.control_server import ControlServer
 from bootseer.blocks.serving.fetcher_process import FetcherProcess
@@ -215,6 +215,8 @@ class Supervisor:
             return self._finished()
         if self._leaving and time.monotonic() >= self._next_try:
             self._leave()
+        if self._device is not None and self._inherited.shared.ready.find(b"\0") < 0:
+            mount_readahead.widen(self._inherited.folder)
         self._end_silent()
         self._restart()
         return False
