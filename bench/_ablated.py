@@ -63,16 +63,16 @@ class Part(NamedTuple):
 NO_FILL = {"BOOTSEER_BACKGROUND_FILL": "false"}
 PARTS = [
     Part("hotpack", "the hot list comes in ranges of the packs", ">= 5",
-         patch=Patch("bootseer.blocks.fetcher.hotsearch", "look", lambda *args, **kwargs: [])),
+         patch=Patch("bootseer.blocks.fetch.prefetch", "newest_pack", lambda *args: None)),
     Part("readahead", "nothing is read ahead of the job", ">= 5", settings={"BOOTSEER_READAHEAD": "false"}),
     # The end of the recording begins the background fill, which is no part of this comparison.
     Part("recording", "nothing is recorded", ">= -2", settings={"BOOTSEER_RECORD_SECONDS": "0.001"}, both=NO_FILL),
     Part("prestart", "the server starts when the tree is mounted", ">= 5", prestart=False),
     Part("background-fill", "the rest of the image stays in the store", ">= -2", settings=NO_FILL),
     Part("sync-rest", "the cache is synced while the prefetch lasts", ">= 5",
-         patch=Patch("bootseer.blocks.fetcher.fetch", "Fetcher.prefetching", False)),
+         patch=Patch("bootseer.blocks.fetch.fetcher", "Fetcher.prefetching", False)),
     Part("second-request", "who waits for a block waits for the first request", ">= 5", frozen=True,
-         patch=Patch("bootseer.blocks.fetcher.schedule", "Schedule._twice", lambda schedule, block: None)),
+         patch=Patch("bootseer.blocks.fetch.fetcher", "Fetcher._fetch_late", lambda fetcher, block: None)),
 ]  # fmt: skip
 
 

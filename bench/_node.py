@@ -26,7 +26,7 @@ import _peers
 from bootseer import config as settings
 from bootseer import image, oci
 from bootseer.blocks import tree
-from bootseer.blocks.serving import standby
+from bootseer.blocks.serving import prestart
 from bootseer.errors import BootseerError
 from bootseer.image.record import ImageRecord
 from bootseer.kernel import mount as mounts
@@ -193,7 +193,6 @@ def lazy(order: Order, record: ImageRecord, clock: Clock) -> dict[str, Any]:
             "BOOTSEER_CACHE_DIR": order.cache or str(work / "cache"),
             "BOOTSEER_STATE_DIR": str(work / "state"),
             "BOOTSEER_STORE": order.store,
-            "BOOTSEER_DRIVER": "fuse",
             **order.environ,
         }
     )
@@ -229,7 +228,7 @@ def _server(order: Order) -> Sequence[str]:
     """The command that serves. One of the bench's own takes the place of the product's, to be started beforehand."""
     command = tuple(order.server) or tree.SERVER
     if order.prestart:
-        standby.SERVER = command  # type: ignore[assignment]
+        prestart.SERVER = command  # type: ignore[assignment]
     return command
 
 

@@ -64,9 +64,7 @@ def largest(root: Path) -> Path:
 @contextlib.contextmanager
 def mounted(store: str, digest: str, work: Path, cache: Path) -> Iterator[tree.TreeMount]:
     """Our mount on ``work/target`` with the node cache ``cache``."""
-    config = settings.load(
-        {"BOOTSEER_CACHE_DIR": str(cache), "BOOTSEER_STATE_DIR": str(work / "state"), "BOOTSEER_DRIVER": "fuse"}
-    )
+    config = settings.load({"BOOTSEER_CACHE_DIR": str(cache), "BOOTSEER_STATE_DIR": str(work / "state")})
     made = tree.mount(
         store, digest, work / "target", cache_dir=cache, state_dir=work / "state", profile=None, config=config
     )

@@ -186,7 +186,8 @@ class Bench:
         def start(number: int) -> Run:
             with self.place() as place:
                 order = self.ours(place, "bench", checkout=checkout)
-                order.environ, order.settle = dict(NO_FILL), True
+                # What is read ahead of a start is not seen: it would neither be recorded nor say what is wasted.
+                order.environ, order.settle = {**NO_FILL, **NO_READAHEAD}, True
                 order.cache = self._warm(checkout) if number == 1 else ""
                 return self.outcome(name, number, order, checkout)
 

@@ -137,7 +137,7 @@ def test_the_record_of_an_image(small: Site, place: Path, how: str) -> None:
 
 @pytest.fixture(scope="module")
 def profiled(small: Site, tmp_path_factory: pytest.TempPathFactory) -> Site:
-    """The store with a trace and a hot pack of one start."""
+    """The store with a trace, a hot pack and a page list of one start."""
     folder = tmp_path_factory.mktemp("pytest-profiled")
     shutil.copytree(small.store, folder / "store")
     node = Node(folder / "node", str(folder / "store"), small.tree)
@@ -149,7 +149,8 @@ def profiled(small: Site, tmp_path_factory: pytest.TempPathFactory) -> Site:
     finally:
         node.close()
     profiles = open_store(str(folder / "store"))
-    until(lambda: {info.key[-4:] for info in profiles.list("profiles")} >= {"race", "pack"}, 20.0, "a hot pack")
+    made_of_it = {"race", "pack", "ages"}
+    until(lambda: {info.key[-4:] for info in profiles.list("profiles")} == made_of_it, 20.0, "what a start leaves")
     return small._replace(store=folder / "store")
 
 

@@ -43,7 +43,7 @@ class Node:
         self, name: str = "mnt", *, profile: ProfileKey | None = None, before: str = "", **set: object
     ) -> TreeMount:
         """``set``: settings; ``before``: see `weather.server`."""
-        settings = {"background_fill": False, "demand_deadline": 30.0, "driver": "fuse", **set}
+        settings = {"background_fill": False, "demand_deadline": 30.0, **set}
         made = tree.mount(
             self.store_url,
             self.digest,
