@@ -71,3 +71,16 @@ def test_blocks_point_down() -> None:
                 assert BLOCKS.index(names[0]) <= mine, f"{path} imports {'.'.join(names)}"
             elif package == "blocks" and names and (ROOT / f"blocks/{names[0]}.py").exists():
                 assert names[0].startswith("_") or mine == len(BLOCKS), f"{path} imports {names[0]}"
+
+
+def test_modules_of_blocks_make_no_circles() -> None:
+    names = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in modules("blocks")}
+    left: dict[str, set[str]] = {}
+    for name, path in names.items():
+        used = {".".join(one[:end]) for one in imports(path) for end in range(2, len(one) + 1)}
+        left[name] = used & names.keys() - {name}
+    while free := [name for name, used in left.items() if not used & left.keys()]:
+        for name in free:
+            del left[name]
+    left = {name for name in left if not name.startswith(("blocks.serving", "blocks.tree"))}
+    assert not left, f"these import each other, or what does: {sorted(left)}"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bootseer.blocks.cache import eviction
-from bootseer.blocks.cache.locks import Quiet, take_lock
+from bootseer.blocks.cache.locks import OwnedFolder, take_lock
 from bootseer.blocks.serving import driver, pulse, takeover
 from bootseer.blocks.serving.child import Child
 from bootseer.blocks.serving.guarded import guard_in_use
@@ -137,7 +137,7 @@ def test_a_folder_in_a_cache_folder_goes_with_it(tmp_path: Path) -> None:
     (folder / ".canary-x" / "data").touch()
     for name in ("lock", "data", "bitmap"):
         (folder / name).touch()
-    eviction.remove_blocks(Quiet(folder, -1))
+    eviction.remove_blocks(OwnedFolder(folder, -1))
     assert not folder.exists()
 
 
