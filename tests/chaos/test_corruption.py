@@ -152,7 +152,7 @@ def profiled(small: Site, tmp_path_factory: pytest.TempPathFactory) -> Site:
     finally:
         node.close()
     profiles = open_store(str(folder / "store"))
-    until(lambda: {info.key[-4:] for info in profiles.list("profiles")} == {"race", "pack"}, 20.0, "a hot pack")
+    until(lambda: {info.key[-4:] for info in profiles.list("profiles")} == {"race", "pack", "ages"}, 20.0, "a hot pack")
     return small._replace(store=folder / "store")
 
 
