@@ -31,9 +31,9 @@ import zstandard
 
 from bootseer import erofs, report
 from bootseer.blocks import _hash
+from bootseer.blocks._zstd import compress
 from bootseer.blocks.formats.blockmap import BlockMap, ObjectRef
 from bootseer.blocks.formats.frames import verified
-from bootseer.blocks.publish.packs import compress
 from bootseer.errors import BootseerError
 
 BLOCK = 64 << 10

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from bootseer import image, oci
+from bootseer.blocks._zstd import decompress
 from bootseer.blocks.cache.metadata import localize
-from bootseer.blocks.publish.packs import decompress
 from bootseer.kernel import mount
 from bootseer.oci.write import Compression
 from bootseer.store import open_store

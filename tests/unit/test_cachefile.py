@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bootseer.blocks.cache.blockfile import CacheFile
+from bootseer.blocks.cache.blockfile import CacheFile, in_use
 from bootseer.errors import UnavailableError
 from bootseer.testing import lazy
 from bootseer.testing.lazy import LazyBlob
@@ -229,3 +229,28 @@ def test_a_failed_sync_is_never_repeated_and_believed(
     with blob.open_cache(tmp_path / "c") as cache:
         assert not cache.is_ready(lost, lost), "the next start begins anew"
         cache.write(lost, piece(blob, lost))
+
+
+def test_what_is_ready_now_can_be_read_after_the_end(tmp_path: Path, blob: LazyBlob) -> None:
+    first, second, *_ = real_blocks(blob)
+    with blob.open_cache(tmp_path / "c") as cache:
+        cache.write(first, piece(blob, first))
+        now = cache.blocks_now()
+        cache.write(second, piece(blob, second))
+    assert now.is_ready(first, first)
+    assert not now.is_ready(second, second), "it came later"
+    assert now.read(first * 4096, 4096) == piece(blob, first)
+    with blob.open_cache(tmp_path / "c") as again:
+        assert in_use(again.fileno())
+        now.close()
+        now.close()
+        assert not in_use(again.fileno())
+
+
+def test_what_is_ready_now_may_be_cut_short_later(tmp_path: Path, blob: LazyBlob) -> None:
+    with blob.open_cache(tmp_path / "c") as cache:
+        now = cache.blocks_now()
+    os.truncate(tmp_path / "c/data", 100)
+    with pytest.raises(OSError, match="cut short"):
+        now.read(0, 4096)
+    now.close()

@@ -12,8 +12,8 @@ import pytest
 
 from bootseer import faults, image, oci
 from bootseer.blocks import _hash
+from bootseer.blocks._zstd import decompress
 from bootseer.blocks.cache.metadata import LocalTree, localize
-from bootseer.blocks.publish.packs import decompress
 from bootseer.erofs import Reader
 from bootseer.errors import DataError, FullError, NotFoundError
 from bootseer.image import ImageRecord

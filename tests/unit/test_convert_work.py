@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bootseer import image
-from bootseer.blocks.publish import packs
+from bootseer.blocks.publish import spool
 from bootseer.errors import FullError, UnavailableError
 from bootseer.image import _work
 from bootseer.image._work import check_space, work_folder
@@ -27,7 +27,7 @@ def test_too_little_space_is_one_clear_error(tmp_path: Path) -> None:
     assert "--work-dir" in (caught.value.hint or "")
 
 
-@pytest.mark.parametrize("limit", [1000, packs.FOLDER_BYTES])
+@pytest.mark.parametrize("limit", [1000, spool.FOLDER_BYTES])
 def test_packs_count_when_space_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
     write_image(tmp_path / "layout", [[Member("a", data=os.urandom(50_000))]], tag="v1")
     asked: list[int] = []

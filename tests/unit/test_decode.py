@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bootseer.blocks._zstd import compress
 from bootseer.blocks.formats.frames import opened
-from bootseer.blocks.publish.packs import compress
 from bootseer.testing import lazy
 
 COUNT = 12

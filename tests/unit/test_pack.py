@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.blocks import _hash
-from bootseer.blocks._zstd import unpack
+from bootseer.blocks._zstd import compress, decompress, unpack
 from bootseer.blocks.cache.metadata import localize
 from bootseer.blocks.formats.blockmap import BlockMap, ObjectRef, encoded_size
 from bootseer.blocks.publish.dedup import KnownBlocks
-from bootseer.blocks.publish.packs import Packed, PackWriter, compress, decompress
+from bootseer.blocks.publish.packs import Packed, PackWriter
 from bootseer.blocks.publish.tree import TreeWriter
 from bootseer.errors import DataError, FullError, UnavailableError
 from bootseer.store.folder import FolderStore

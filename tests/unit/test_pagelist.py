@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import msgspec
@@ -12,11 +13,16 @@ from hypothesis import strategies as st
 
 from bootseer import erofs
 from bootseer.blocks import _hash
+from bootseer.blocks.cache.blockfile import CacheFile
+from bootseer.blocks.cache.metadata import localize
+from bootseer.blocks.fetch.prefetch import fetch_all
 from bootseer.blocks.formats import pagelist
 from bootseer.blocks.formats.pagelist import LONGEST, PageList, PageRange
 from bootseer.blocks.formats.trace import UNIT, Touch, Trace
 from bootseer.blocks.profiles import hotpack_builder, library
 from bootseer.blocks.profiles.hotpack_builder import _joined, build_pages
+from bootseer.blocks.profiles.library import ProfileKey, Target
+from bootseer.blocks.publish.tree import publish
 from bootseer.errors import DataError
 from bootseer.store.folder import FolderStore
 
@@ -150,3 +156,37 @@ def test_each_unit_of_a_file_is_in_one_range(units: list[int], window: int) -> N
     for one in ranges:
         data, _, path, first = next(extent for extent in reversed(extents) if extent[0] * UNIT <= one.data)
         assert (one.path, one.offset) == (path, first * UNIT + one.data - data * UNIT)
+
+
+def test_the_first_start_makes_a_list_and_news_renew_it(tmp_path: Path) -> None:
+    root = tmp_path / "tree"
+    root.mkdir()
+    (root / "f").write_bytes(bytes(range(256)) * 16 * 400)
+    erofs.build(root, tmp_path / "meta", tmp_path / "data")
+    store, key = FolderStore(tmp_path / "store"), ProfileKey("train")
+    local = localize(store, publish(store, tmp_path / "meta", tmp_path / "data").digest, tmp_path / "cache")
+    target = Target(local.digest, local.map_digest.hex(), local.map)
+
+    def start(first: int, count: int) -> Trace:
+        return Trace(local.digest, local.map.size, first, True, "fuse", (Touch(0, 9, first, count),))
+
+    def renew() -> tuple[str, str]:
+        with contextlib.closing(cache.blocks_now()) as ready:
+            made = hotpack_builder.renew(store, key, target, ready, work=tmp_path)
+        return made, hotpack_builder.renew_pages(store, key, target, meta=local.meta)
+
+    def listed() -> int:
+        (name,) = (info.key for info in store.list("profiles") if info.key.endswith(".fuse.pages"))
+        return library.load_pages(store, name, local.digest, local.map.size).size
+
+    with CacheFile.open(local.cache, local.map, local.map_digest) as cache:
+        assert fetch_all(store, cache, [*range(local.map.count)], streams=2)
+        assert renew() == ("no traces", "no hot pack")
+        assert library.publish(store, key, start(0, 100), local.map) == "published"
+        assert renew() == ("published", "published")
+        assert listed() == 100 * UNIT
+        assert renew() == ("not needed", "not needed")
+        assert library.publish(store, key, start(60, 44), local.map) == "published"
+        assert renew() == ("not needed", "published"), "the pack has these blocks; the list lacks some of their pages"
+        assert listed() == 104 * UNIT
+        assert renew() == ("not needed", "not needed")

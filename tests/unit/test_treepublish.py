@@ -12,10 +12,11 @@ import msgspec
 import pytest
 
 from bootseer.blocks import _hash
+from bootseer.blocks._zstd import compress, decompress
 from bootseer.blocks.cache.metadata import localize
 from bootseer.blocks.formats.blockmap import ObjectRef
 from bootseer.blocks.formats.manifest import TreeManifest, TreeRef
-from bootseer.blocks.publish.packs import PackWriter, compress, decompress
+from bootseer.blocks.publish.packs import PackWriter
 from bootseer.blocks.publish.tree import publish
 from bootseer.errors import DataError, FullError, NotFoundError, UnavailableError
 from bootseer.store import RangeReader, Store

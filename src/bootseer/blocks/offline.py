@@ -74,7 +74,7 @@ class OpenTree(msgspec.Struct, frozen=True):
 def look(store: Store, digest: str, cache_dir: Path) -> OpenTree:
     """Open a tree for reading names and single files, which come straight from the store.
 
-    Its small parts are kept in ``cache_dir``, or in memory only where that cannot be written. Raises `NotFoundError`,
+    Its metadata are kept in ``cache_dir``, or in memory only where that cannot be written. Raises `NotFoundError`,
     `DataError`, `UnavailableError`.
     """
     try:

@@ -21,7 +21,7 @@ from bootseer.blocks import _hash
 from bootseer.blocks.cache import eviction
 from bootseer.blocks.cache.blockfile import CacheFile
 from bootseer.blocks.cache.inventory import Part, manifest_of, map_of, mount_points
-from bootseer.blocks.cache.locks import DATA, Quiet, maintain
+from bootseer.blocks.cache.locks import DATA, OwnedFolder, maintain
 from bootseer.blocks.formats import bitmap
 from bootseer.blocks.formats.blockmap import BlockMap
 from bootseer.blocks.formats.frames import verified
@@ -115,19 +115,19 @@ class _Look:
         at = 0
         with ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="check") as pool:
             while at < self._map.count:
-                with maintain(self._folder) as quiet:
-                    at = self._slice(pool, at, quiet)
+                with maintain(self._folder) as owned:
+                    at = self._slice(pool, at, owned)
                 if self._progress is not None:
                     self._progress(min(at << self._map.shift, self._map.size), self._map.size)
                 time.sleep(_PAUSE)
 
-    def _slice(self, pool: ThreadPoolExecutor, at: int, quiet: Quiet | None) -> int:
+    def _slice(self, pool: ThreadPoolExecutor, at: int, owned: OwnedFolder | None) -> int:
         """Check from block ``at`` for a moment; returns where to go on."""
-        self.in_use |= quiet is None
+        self.in_use |= owned is None
         flags = bitmap.read(self._folder / "bitmap", bitmap.READY, self._digest, self._map.count)
         with contextlib.ExitStack() as undo:
-            if quiet is not None:
-                fd = quiet.data_fd
+            if owned is not None:
+                fd = owned.data_fd
             elif any(mount_points(meta) for meta in self._metas):
                 fd = os.open(self._folder / DATA, os.O_RDONLY | os.O_CLOEXEC)
                 undo.callback(os.close, fd)
@@ -142,7 +142,7 @@ class _Look:
             while at < self._map.count and time.monotonic() < until:
                 starts = range(at, min(self._map.count, at + 8 * self._step * len(os.sched_getaffinity(0))), self._step)
                 # Bound to the file of this slice, not to the next one's.
-                for checked, bad in pool.map(lambda start: self._piece(fd, start, flags, quiet is not None), starts):
+                for checked, bad in pool.map(lambda start: self._piece(fd, start, flags, owned is not None), starts):
                     self.checked += checked
                     self.bad.update(bad)
                 at = starts[-1] + self._step
@@ -183,11 +183,11 @@ class _Look:
 
     def repair(self, store: Store | None) -> None:
         which = sorted(self.bad)
-        with maintain(self._folder) as quiet:
-            if quiet is None:
+        with maintain(self._folder) as owned:
+            if owned is None:
                 self.in_use = True
                 return
-            eviction.drop_blocks(quiet, self._map, which)
+            eviction.drop_blocks(owned, self._map, which)
             self.dropped = len(which)
         self.in_use = False
         if store is not None:

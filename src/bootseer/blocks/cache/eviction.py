@@ -24,7 +24,7 @@ import msgspec
 from bootseer import faults
 from bootseer.blocks.cache.blockfile import in_use
 from bootseer.blocks.cache.inventory import Part, disk_bytes, map_of, parts, used
-from bootseer.blocks.cache.locks import Quiet, maintain, unheld
+from bootseer.blocks.cache.locks import OwnedFolder, maintain, unheld
 from bootseer.blocks.cache.metadata import LocalTree
 from bootseer.blocks.formats import bitmap
 from bootseer.blocks.formats.blockmap import BlockMap
@@ -162,15 +162,15 @@ def _shrink(cache_dir: Path, part: Part, need: int, dry_run: bool) -> Gone | Non
         return None
 
     def step() -> Gone | None:
-        with maintain(cache_dir / "blocks" / part.map) as quiet:
-            if quiet is None:
+        with maintain(cache_dir / "blocks" / part.map) as owned:
+            if owned is None:
                 return None
-            which = _cold_blocks(quiet, blocks, need)
+            which = _cold_blocks(owned, blocks, need)
             if dry_run:
                 got = sum(blocks.length_of(block) for block in which)
             else:
-                _sweep(quiet)
-                got = drop_blocks(quiet, blocks, which) if which else 0
+                _sweep(owned)
+                got = drop_blocks(owned, blocks, which) if which else 0
             return Gone(map=part.map, trees=part.trees, whole=False, blocks=len(which), bytes=got) if which else None
 
     return _tried(step, cache_dir, part)
@@ -181,11 +181,11 @@ def _remove(cache_dir: Path, part: Part, dry_run: bool, before: Gone | None) -> 
         size = max(0, part.disk_bytes - (before.bytes if before else 0))
         count = part.blocks_ready - (before.blocks if before else 0)
         if part.map:
-            with maintain(cache_dir / "blocks" / part.map) as quiet:
-                if quiet is None:
+            with maintain(cache_dir / "blocks" / part.map) as owned:
+                if owned is None:
                     return None
                 if not dry_run:
-                    remove_blocks(quiet)
+                    remove_blocks(owned)
         if not dry_run:
             for digest in part.trees:
                 if not remove_tree(cache_dir / "trees" / digest) and not part.map:
@@ -238,14 +238,14 @@ def _locked(fd: int, patience: float) -> bool:
 # -- single steps --------------------------------------------------------------------------------------------------
 
 
-def _cold_blocks(quiet: Quiet, blocks: BlockMap, need: int) -> list[int]:
+def _cold_blocks(owned: OwnedFolder, blocks: BlockMap, need: int) -> list[int]:
     """Ready blocks that starts do not touch, from the end of the file, until they hold ``need`` bytes; none when it is
     not known what starts touch."""
-    digest = _digest(quiet)
-    ready = bitmap.read(quiet.folder / "bitmap", bitmap.READY, digest, blocks.count)
-    hot = bitmap.read(quiet.folder / "hot", bitmap.HOT, digest, blocks.count)
+    digest = _digest(owned)
+    ready = bitmap.read(owned.folder / "bitmap", bitmap.READY, digest, blocks.count)
+    hot = bitmap.read(owned.folder / "hot", bitmap.HOT, digest, blocks.count)
     found: list[int] = []
-    if ready is None or hot is None or quiet.data_fd < 0:
+    if ready is None or hot is None or owned.data_fd < 0:
         return found
     for block in range(blocks.count - 1, -1, -1):
         if need <= 0:
@@ -256,11 +256,11 @@ def _cold_blocks(quiet: Quiet, blocks: BlockMap, need: int) -> list[int]:
     return found
 
 
-def drop_blocks(quiet: Quiet, blocks: BlockMap, which: Sequence[int]) -> int:
+def drop_blocks(owned: OwnedFolder, blocks: BlockMap, which: Sequence[int]) -> int:
     """Give the space of these blocks back; returns how much the data file shrank on disk. Raises `OSError`: then they
     may be missing, but are not wrong."""
-    digest = _digest(quiet)
-    path = quiet.folder / "bitmap"
+    digest = _digest(owned)
+    path = owned.folder / "bitmap"
     flags = bitmap.read(path, bitmap.READY, digest, blocks.count)
     if flags is not None:
         for block in which:
@@ -268,32 +268,32 @@ def drop_blocks(quiet: Quiet, blocks: BlockMap, which: Sequence[int]) -> int:
         faults.point("blocks.evict.before-bitmap")
         bitmap.replace(path, bitmap.encode(bitmap.READY, digest, flags), "blocks.evict.bitmap", final=True)
     faults.point("blocks.evict.before-punch")
-    before = os.fstat(quiet.data_fd).st_blocks
+    before = os.fstat(owned.data_fd).st_blocks
     for first, last in _runs(which):
-        _libc.punch_hole(quiet.data_fd, first << blocks.shift, (last - first + 1) << blocks.shift)
+        _libc.punch_hole(owned.data_fd, first << blocks.shift, (last - first + 1) << blocks.shift)
         faults.point("blocks.evict.punched")
-    return max(0, before - os.fstat(quiet.data_fd).st_blocks) * 512
+    return max(0, before - os.fstat(owned.data_fd).st_blocks) * 512
 
 
-def remove_blocks(quiet: Quiet) -> None:
+def remove_blocks(owned: OwnedFolder) -> None:
     """Delete the cache folder. Raises `OSError`: what is left is begun anew by who uses it."""
-    (quiet.folder / "bitmap").unlink(missing_ok=True)
-    bitmap.sync_folder(quiet.folder)
+    (owned.folder / "bitmap").unlink(missing_ok=True)
+    bitmap.sync_folder(owned.folder)
     faults.point("blocks.evict.bitmap-gone")
-    for path in quiet.folder.iterdir():
+    for path in owned.folder.iterdir():
         if path.is_dir():
             shutil.rmtree(path)  # no part of a cache: something that was killed made it
         elif path.name != "lock":
             path.unlink()
             faults.point("blocks.evict.file-gone")
     # The lock last: who opened it before, and waits, sees that it is not in its place any more.
-    (quiet.folder / "lock").unlink()
+    (owned.folder / "lock").unlink()
     faults.point("blocks.evict.lock-gone")
-    quiet.folder.rmdir()
+    owned.folder.rmdir()
 
 
 def remove_tree(folder: Path) -> bool:
-    """Delete the small parts of a tree, unless they are used. Raises `OSError`."""
+    """Delete the metadata of a tree, unless it is used. Raises `OSError`."""
     with unheld(folder) as alone:
         if not alone or _open_elsewhere(folder / "meta"):
             return False
@@ -313,15 +313,15 @@ def remove_small(path: Path) -> bool:
     return True
 
 
-def _sweep(quiet: Quiet) -> None:
+def _sweep(owned: OwnedFolder) -> None:
     """Remove what killed processes left in a cache folder."""
-    for path in quiet.folder.iterdir():
+    for path in owned.folder.iterdir():
         if path.name in ("bitmap.tmp", "hot.tmp") or path.name.startswith(".hotpack-"):
             path.unlink()
 
 
-def _digest(quiet: Quiet) -> bytes:
-    return bytes.fromhex(quiet.folder.name)
+def _digest(owned: OwnedFolder) -> bytes:
+    return bytes.fromhex(owned.folder.name)
 
 
 def _runs(blocks: Iterable[int]) -> Iterator[tuple[int, int]]:

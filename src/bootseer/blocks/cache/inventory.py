@@ -34,7 +34,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     trees: list[str]
     """Digests of the trees with this map, as far as their manifests are here."""
     disk_bytes: int
-    """What the blocks and the trees' small parts take on disk."""
+    """What the blocks and the trees' metadata take on disk."""
     blocks_ready: int
     blocks_total: int
     hot_ready: int | None

@@ -61,7 +61,7 @@ def take_lock(folder: Path) -> int:
     raise UnavailableError(f"block cache {folder} is removed again and again", hint="look what removes it")
 
 
-class Quiet(NamedTuple):
+class OwnedFolder(NamedTuple):
     """A cache folder in maintenance. ``data_fd``: its data file, -1 when there is none."""
 
     folder: Path
@@ -69,7 +69,7 @@ class Quiet(NamedTuple):
 
 
 @contextlib.contextmanager
-def maintain(folder: Path) -> Iterator[Quiet | None]:
+def maintain(folder: Path) -> Iterator[OwnedFolder | None]:
     """Own a cache folder that nothing uses, for a moment; its time of last use stays. None when it is in use (or gone,
     or on a file system where nobody can tell). Raises `OSError`.
 
@@ -97,7 +97,7 @@ def maintain(folder: Path) -> Iterator[Quiet | None]:
         except BlockingIOError:  # lent to who finishes a hot pack, and now asked back
             yield None
             return
-        yield Quiet(folder, data) if data < 0 or lease(data) else None
+        yield OwnedFolder(folder, data) if data < 0 or lease(data) else None
 
 
 class Hold:

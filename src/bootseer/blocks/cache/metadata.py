@@ -1,6 +1,7 @@
-"""The local copy of a tree's small parts: manifest, block map and EROFS metadata, each verified whenever it is used.
+"""The local copy of what a mount of a tree needs at once: manifest, block map and EROFS metadata.
 
-In the node cache: ``<cache_dir>/trees/<digest>/``. A `Hold` keeps them there while somebody uses them.
+Each is verified whenever it is used. In the node cache: ``<cache_dir>/trees/<digest>/``. A `Hold` keeps them there
+while somebody uses them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class TreeParts(msgspec.Struct, frozen=True):
-    """A tree whose manifest is on this node, verified, and where its other small parts belong."""
+    """A tree whose manifest is on this node, verified, and where its other parts belong."""
 
     digest: str
     manifest: TreeManifest
@@ -33,11 +34,11 @@ class TreeParts(msgspec.Struct, frozen=True):
     cache: Path
     """Folder of the tree's cache file."""
     hold: Hold
-    """Keeps the small parts here for as long as this object lives."""
+    """Keeps the metadata here for as long as this object lives."""
 
 
 class LocalTree(TreeParts, frozen=True):
-    """The small parts of a tree, verified and on this node."""
+    """The metadata of a tree, verified and on this node."""
 
     map: BlockMap
 

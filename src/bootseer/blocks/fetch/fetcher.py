@@ -517,7 +517,7 @@ class Fetcher:
         except UnavailableError as exc:
             with self._lock:
                 self.stats.retries += 1
-                self._sources.heed(exc)  # it lies in the same store
+                self._sources.back_off(exc)  # it lies in the same store
                 self._rest(flight.batch, exc)
             self._leave_range(flight, stream)
         except BootseerError as exc:

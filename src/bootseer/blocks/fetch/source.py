@@ -168,12 +168,12 @@ class Sources:
             try:
                 return source.read(pack, offset, length)
             except BootseerError as exc:
-                self.heed(exc, index)
+                self.back_off(exc, index)
                 if not isinstance(trouble, UnavailableError):
                     trouble = exc
         raise trouble or UnavailableError("no source to fetch blocks from")
 
-    def heed(self, exc: BootseerError, index: int = 0) -> None:
+    def back_off(self, exc: BootseerError, index: int = 0) -> None:
         """Leave source number ``index`` alone for as long as it says in ``exc``, and a little more: many are told so at
         the same moment. Nobody is believed for longer than half a minute."""
         seconds = exc.retry_after if isinstance(exc, UnavailableError) else None

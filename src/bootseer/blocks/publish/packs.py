@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from bootseer.blocks import _hash
-from bootseer.blocks._zstd import compress, decompress
+from bootseer.blocks._zstd import compress
 from bootseer.blocks.formats.blockmap import (
     DEFAULT_BLOCK,
     MAX_ENCODED,
@@ -30,20 +30,8 @@ from bootseer.blocks.formats.blockmap import (
     frame_bound,
     zero_hash,
 )
-from bootseer.blocks.publish.spool import FOLDER_BYTES, PACK_LIMIT, Entry, PackSpool
+from bootseer.blocks.publish.spool import PACK_LIMIT, Entry, PackSpool
 from bootseer.errors import DataError
-
-__all__ = [
-    "FOLDER_BYTES",
-    "PACK_LIMIT",
-    "Known",
-    "PackWriter",
-    "Packed",
-    "Place",
-    "Progress",
-    "compress",
-    "decompress",
-]
 
 Progress = Callable[[int, int], None]
 """Called now and then from the calling thread with (bytes done, bytes in all)."""

@@ -13,9 +13,10 @@ from types import TracebackType
 
 from bootseer import faults
 from bootseer.blocks import _hash
+from bootseer.blocks._zstd import compress
 from bootseer.blocks.formats.blockmap import DEFAULT_BLOCK, MAX_ENCODED, ObjectRef
 from bootseer.blocks.formats.manifest import MAX_META, TreeManifest, TreeRef, tree_key
-from bootseer.blocks.publish.packs import Known, PackWriter, Progress, compress
+from bootseer.blocks.publish.packs import Known, PackWriter, Progress
 from bootseer.errors import DataError, NotFoundError, from_os_error
 from bootseer.store import Store
 
