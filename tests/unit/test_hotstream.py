@@ -656,6 +656,27 @@ def test_a_reader_of_a_block_that_is_not_under_way_goes_around_the_stream(
     assert rig.right(rig.order)
 
 
+def test_of_a_range_that_hangs_only_the_first_reader_waits(rig: Rig) -> None:
+    hung = FlakyStore(rig.blob.store)
+    stream = msgspec.structs.replace(rig.open(), source=StoreSource(hung, rig.key)).stream()
+    fetcher = rig.fetcher()
+    hung.hold()
+    fetcher.stream(stream)
+    until(lambda: fetcher.prefetching)
+    time.sleep(0.1)
+    try:
+        began = time.monotonic()
+        for block in rig.order[:8]:
+            fetcher.demand(block, block)
+        assert 0.8 < time.monotonic() - began < 3
+        assert rig.right(rig.order[:8])
+        assert fetcher.stats.hedges == 8
+    finally:
+        hung.release()
+    assert fetcher.wait(10)
+    assert rig.right(rig.order)
+
+
 def test_a_range_that_hangs_for_ever_is_left(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     hung = FlakyStore(rig.blob.store)
     stream = msgspec.structs.replace(rig.open(), source=StoreSource(hung, rig.key)).stream()

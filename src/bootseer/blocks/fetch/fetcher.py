@@ -170,8 +170,10 @@ class Fetcher:
             if pending:
                 self._waiting.add(request)
                 for block in pending:
-                    if self._queue.in_flight(block):
+                    if self._queue.in_flight(block) and not self._hangs(block, now):
                         self._waiting.alarm(now + _LATE, request, block)
+                    elif self._queue.in_flight(block):
+                        self._fetch_late(block)
                     else:
                         self.stats.direct_misses += 1
                         self._queue.demand(block)
@@ -407,6 +409,14 @@ class Fetcher:
         except Exception:
             log.exception("an alarm of the fetcher failed")
         return request.settled and not before
+
+    def _hangs(self, block: int, now: float) -> bool:
+        """Under the lock: whether ``block`` is of a range of the hot stream that has brought nothing for `_LATE`
+        seconds: a reader of each of its blocks would wait for as long."""
+        return any(
+            flight.stream is not None and now - flight.started >= _LATE and block in flight.batch.blocks
+            for flight in self._flights
+        )
 
     def _fetch_late(self, block: int) -> None:
         """Under the lock: a reader has waited long enough for ``block``; fetch it directly, unless that is so."""

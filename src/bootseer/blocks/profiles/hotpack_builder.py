@@ -28,7 +28,6 @@ from bootseer.blocks.formats.trace import UNIT, Trace
 from bootseer.blocks.profiles import library
 from bootseer.blocks.profiles.library import ProfileKey, Target, newest_pack
 from bootseer.blocks.profiles.merge import merge, select
-from bootseer.erofs import Reader
 from bootseer.errors import BootseerError, DataError, NotFoundError, from_os_error
 from bootseer.store import ObjectInfo, Store
 
@@ -284,6 +283,8 @@ def build_pages(traces: Sequence[Trace], tree: str, meta: bytes | mmap.mmap, cre
 
 def _extents(meta: bytes | mmap.mmap) -> list[tuple[int, int, bytes, int]]:
     """What files have of the data, ascending: first unit of the data, units, path, first unit in the file."""
+    from bootseer.erofs import Reader  # here, as a block server that starts would wait for 70 modules more
+
     reader = Reader(meta)
     found: list[tuple[int, int, bytes, int]] = []
     seen: set[int] = set()
