@@ -12,9 +12,9 @@ from crc32c import crc32c
 
 from bootseer.errors import BootseerError, DataError, UnavailableError
 from bootseer.hdfs.replica_errors import OwnLimit, UncheckedReplica
-from bootseer.stripefs.engine.engine import Engine
-from bootseer.stripefs.engine.tuning import Tuning
-from bootseer.stripefs.storage.backend import DEADLINE, Piece
+from bootseer.stripefs.scheduler.model import Tuning
+from bootseer.stripefs.scheduler.threads import Engine
+from bootseer.stripefs.storage.interface import DEADLINE, Piece
 from bootseer.testing.datanodes import FakeHdfs
 
 MB = 1 << 20
@@ -424,7 +424,7 @@ def test_a_copy_that_fails_is_an_error_not_zeros(hdfs, engine, monkeypatch):
     def land(landing) -> None:
         raise MemoryError("no room")
 
-    monkeypatch.setattr("bootseer.stripefs.engine.engine.land", land)
+    monkeypatch.setattr("bootseer.stripefs.scheduler.threads.land", land)
     data, failed = os.urandom(UNIT), 0
     hdfs.put("f", data, ["ab"])
     for frozen in "abab":

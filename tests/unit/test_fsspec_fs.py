@@ -20,12 +20,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bootseer.errors import DataError, UnavailableError
-from bootseer.stripefs.adapter.fsspec_fs import StripeFileSystem
-from bootseer.stripefs.adapter.fsspec_urls import PROTOCOLS, Place, split
-from bootseer.stripefs.adapter.ranges import blocks
-from bootseer.stripefs.engine import budget
-from bootseer.stripefs.pieces import read_each
+from bootseer.stripefs.fsspec.file import blocks
+from bootseer.stripefs.fsspec.filesystem import StripeFileSystem
+from bootseer.stripefs.fsspec.paths import PROTOCOLS, Place, split
+from bootseer.stripefs.scheduler import memory as budget
 from bootseer.stripefs.storage.folder import FolderBackend
+from bootseer.stripefs.storage.pool import read_each
 
 UNIT = 4096
 DATA = bytes((i * 7 + i // 251) % 256 for i in range(200 * UNIT + 123))
@@ -425,7 +425,7 @@ def test_without_memory_to_spare_reads_go_on(fs, monkeypatch):
 
 FORKED = """
 import os, sys
-from bootseer.stripefs.adapter.fsspec_fs import StripeFileSystem
+from bootseer.stripefs.fsspec.filesystem import StripeFileSystem
 fs = StripeFileSystem(url=sys.argv[1])
 data = fs.cat("x")
 file = fs.open("x", block_size=65536)

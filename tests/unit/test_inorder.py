@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bootseer.errors import DataError
 from bootseer.stripefs import open_fs
-from bootseer.stripefs.inorder import in_order
+from bootseer.stripefs.files.reader import in_order
 
 UNIT = 4096
 

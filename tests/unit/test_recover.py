@@ -1,11 +1,10 @@
 """What becomes of a run that did not work: the words of its error."""
 
 from bootseer.errors import BootseerError, DataError, UnavailableError
-from bootseer.stripefs.engine.choose import Chooser
-from bootseer.stripefs.engine.nodes import NodeState
-from bootseer.stripefs.engine.recover import Recovery
-from bootseer.stripefs.engine.tuning import Tuning
-from bootseer.stripefs.engine.work import Attempt, Lane, Outcome, Place, Request, Run
+from bootseer.stripefs.scheduler.assignment import Chooser
+from bootseer.stripefs.scheduler.datanodes import NodeState
+from bootseer.stripefs.scheduler.model import Attempt, Lane, Outcome, Place, Request, Run, Tuning
+from bootseer.stripefs.scheduler.retry import Recovery
 
 
 def tried(*results: tuple[str, Outcome, BootseerError | None]) -> str:

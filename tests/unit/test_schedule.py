@@ -7,11 +7,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bootseer.errors import DataError, UnavailableError
-from bootseer.stripefs.engine.budget import ByteBudget
-from bootseer.stripefs.engine.hedge import BURST, SHARE
-from bootseer.stripefs.engine.schedule import Scheduler
-from bootseer.stripefs.engine.tuning import Tuning
-from bootseer.stripefs.engine.work import Join, Lane, Outcome, Place, Request
+from bootseer.stripefs.scheduler.hedging import BURST, SHARE
+from bootseer.stripefs.scheduler.memory import ByteBudget
+from bootseer.stripefs.scheduler.model import Join, Lane, Outcome, Place, Request, Tuning
+from bootseer.stripefs.scheduler.policy import Scheduler
 from bootseer.testing.readsim import Cluster, SimNode
 
 MB = 1 << 20

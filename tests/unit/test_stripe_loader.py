@@ -9,10 +9,10 @@ import pytest
 
 from bootseer.errors import DataError
 from bootseer.stripefs import open_fs
-from bootseer.stripefs.fs import StripeFS
-from bootseer.stripefs.mounted import loader as loader_module
-from bootseer.stripefs.mounted.loader import Loader
-from bootseer.stripefs.mounted.nodecache import NodeCache
+from bootseer.stripefs.files import loader as loader_module
+from bootseer.stripefs.files.loader import Loader
+from bootseer.stripefs.mount.nodecache import NodeCache
+from bootseer.stripefs.store import StripeFS
 
 UNIT = 65536
 DATA = os.urandom(40 * UNIT + 11)

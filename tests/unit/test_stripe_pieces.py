@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from bootseer.errors import UnavailableError
-from bootseer.stripefs import pieces
-from bootseer.stripefs.storage.backend import Piece
+from bootseer.stripefs.storage import pool
 from bootseer.stripefs.storage.folder import FolderBackend
+from bootseer.stripefs.storage.interface import Piece
 
 
 class Slow:
@@ -68,7 +68,7 @@ def threads_of(count: int, read) -> list[BaseException | None]:
 
 
 def test_many_readers_of_a_slow_store_all_get_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(pieces, "STALL", 0.5)
+    monkeypatch.setattr(pool, "STALL", 0.5)
     backend, source, buffers = FolderBackend(tmp_path), Slow(0.1), []
 
     def read() -> None:
@@ -83,13 +83,13 @@ def test_many_readers_of_a_slow_store_all_get_on(tmp_path, monkeypatch):
 
 def test_a_reader_that_waits_for_a_thread_has_not_stalled(tmp_path, monkeypatch):
     """All threads are taken by another request for much longer than a run may take, but that one gets on."""
-    monkeypatch.setattr(pieces, "STALL", 0.3)
+    monkeypatch.setattr(pool, "STALL", 0.3)
     backend, source = FolderBackend(tmp_path), Slow(0.2)
     assert threads_of(6, lambda: backend.read_many(wanted(source, 16)[0])) == [None] * 6
 
 
 def test_a_store_that_hangs_keeps_no_other_waiting(tmp_path, monkeypatch):
-    monkeypatch.setattr(pieces, "STALL", 1.0)
+    monkeypatch.setattr(pool, "STALL", 1.0)
     gate, problems = threading.Event(), []
     hung = Slow(gate=gate)
 
@@ -131,21 +131,21 @@ def test_after_an_error_no_more_runs_begin(tmp_path):
 
 
 def test_pools_are_few(monkeypatch):
-    monkeypatch.setattr(pieces, "_pools", type(pieces._pools)())
+    monkeypatch.setattr(pool, "_pools", type(pool._pools)())
     for number in range(100):
-        assert pieces.parallel([lambda: 1, lambda: 2], store=f"s{number}") == [1, 2]
-    assert len(pieces._pools) == pieces._STORES
+        assert pool.parallel([lambda: 1, lambda: 2], store=f"s{number}") == [1, 2]
+    assert len(pool._pools) == pool._STORES
     gate = threading.Event()
     threads = [
-        threading.Thread(target=pieces.parallel, args=([gate.wait] * 2,), kwargs={"store": f"t{number}"})
-        for number in range(pieces._STORES + 4)
+        threading.Thread(target=pool.parallel, args=([gate.wait] * 2,), kwargs={"store": f"t{number}"})
+        for number in range(pool._STORES + 4)
     ]
     for thread in threads:
         thread.start()
     try:
-        until(lambda: sum(pool.users for pool in pieces._pools.values()) == len(threads))
-        assert len(pieces._pools) <= pieces._STORES + 1
-        assert pieces._pools[""].users >= 4
+        until(lambda: sum(pool.users for pool in pool._pools.values()) == len(threads))
+        assert len(pool._pools) <= pool._STORES + 1
+        assert pool._pools[""].users >= 4
     finally:
         gate.set()
         for thread in threads:
@@ -153,7 +153,7 @@ def test_pools_are_few(monkeypatch):
 
 
 def test_large_parts_may_take_longer(tmp_path, monkeypatch):
-    monkeypatch.setattr(pieces, "STALL", 0.2)
+    monkeypatch.setattr(pool, "STALL", 0.2)
     buffers = [bytearray(1 << 20), bytearray(1 << 20)]
     source = Slow(0.8)
     some = [Piece(source, 0, [memoryview(buffer)]) for buffer in buffers]

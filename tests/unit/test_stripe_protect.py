@@ -6,14 +6,13 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from bootseer import faults
 from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError
 from bootseer.stripefs import StripeFS, open_fs
-from bootseer.stripefs.adapter.fsspec_fs import StripeFileSystem
-from bootseer.stripefs.checkpoint import commit, latest
-from bootseer.stripefs.storage.backend import Backend, join
-from bootseer.stripefs.storage.fsspec_backend import FsspecBackend
-from bootseer.stripefs.transfer import copy_tree
+from bootseer.stripefs.checkpoint import commit, newest
+from bootseer.stripefs.files.copy import copy_tree
+from bootseer.stripefs.fsspec.filesystem import StripeFileSystem
+from bootseer.stripefs.storage.fsspec import FsspecBackend
+from bootseer.stripefs.storage.interface import Backend, join
 
 
 @pytest.fixture
@@ -49,7 +48,7 @@ def names(fs: StripeFS, folder: str = "") -> list[str]:
 
 
 def hint(fs: StripeFS, folder: str = "") -> str | None:
-    found = latest.read(fs.backend, folder)
+    found = newest.read(fs.backend, folder)
     return found and found.checkpoint
 
 
@@ -307,19 +306,6 @@ def test_a_hint_that_may_not_be_read_keeps_nothing_from_its_place(tmp_path, monk
     assert (tmp_path / "run/step-2/COMMIT").is_file()
     fs.remove_tree("run/step-2", force=True)
     assert not (tmp_path / "run/step-2").exists()
-
-
-def test_a_hint_that_comes_while_the_last_one_goes_is_there_again(fs, monkeypatch):
-    checkpoint(fs, "run/step-1")
-
-    def point(name: str) -> None:
-        if name == "stripefs.latest.remove":
-            monkeypatch.undo()
-            checkpoint(fs, "run/step-2")
-
-    monkeypatch.setattr(faults, "point", point)
-    fs.remove_tree("run/step-1")
-    assert (hint(fs, "run"), fs.latest("run")) == ("step-2", "run/step-2")
 
 
 @pytest.mark.parametrize("others", [True, False])

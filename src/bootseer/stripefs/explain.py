@@ -5,15 +5,15 @@ from __future__ import annotations
 import msgspec
 
 from bootseer.errors import BootseerError, NotFoundError
-from bootseer.stripefs.engine import engine
-from bootseer.stripefs.engine.direct import spot
-from bootseer.stripefs.engine.engine import NodeSnapshot, Snapshot
-from bootseer.stripefs.engine.work import Place
-from bootseer.stripefs.fs import StripeFS
-from bootseer.stripefs.read import read_pointer
-from bootseer.stripefs.storage.backend import Backend, Source, clean
+from bootseer.stripefs.files.reader import read_pointer
+from bootseer.stripefs.scheduler import threads
+from bootseer.stripefs.scheduler.blockfile import spot
+from bootseer.stripefs.scheduler.model import Place
+from bootseer.stripefs.scheduler.threads import NodeSnapshot, Snapshot
 from bootseer.stripefs.storage.folder import FolderBackend
-from bootseer.stripefs.storage.remote import DirectSource, HdfsBackend
+from bootseer.stripefs.storage.hdfs import DirectSource, HdfsBackend
+from bootseer.stripefs.storage.interface import Backend, Source, clean
+from bootseer.stripefs.store import StripeFS
 
 
 class BlockLook(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +86,7 @@ def explain(fs: StripeFS, path: str) -> Explanation:
     names = [path] if pointer is None else [pointer.stripe_path(path, index) for index in range(pointer.width)]
     opened = [_open(backend, name) for name in names]
     files = [found.file for found, _ in opened if isinstance(found, DirectSource)]
-    view = engine.shared().look(files)
+    view = threads.shared().look(files)
     stripes = tuple(
         _stripe(index, name, found, problem, access, view)
         for index, (name, (found, problem)) in enumerate(zip(names, opened, strict=True))

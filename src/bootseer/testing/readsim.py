@@ -1,6 +1,6 @@
 """A cluster of DataNodes in virtual time, to see what the read scheduler does with rates, freezes, damage and loss.
 
-`Cluster.run` drives a `bootseer.stripefs.engine.schedule.Scheduler` without threads or bytes; a hundred seconds of it
+`Cluster.run` drives a `bootseer.stripefs.scheduler.policy.Scheduler` without threads or bytes; a hundred seconds of it
 take less than one. Transfers of one DataNode share its rate evenly, after its latency.
 """
 
@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bootseer.errors import BootseerError, DataError, UnavailableError
-from bootseer.stripefs.engine.schedule import Scheduler
-from bootseer.stripefs.engine.tuning import SLOWEST
-from bootseer.stripefs.engine.work import Attempt, Joining, Landing, Outcome, Place, Relocate, Request
+from bootseer.stripefs.scheduler.model import SLOWEST, Attempt, Joining, Landing, Outcome, Place, Relocate, Request
+from bootseer.stripefs.scheduler.policy import Scheduler
 
 STEP = 0.002
 """Seconds of virtual time at once."""

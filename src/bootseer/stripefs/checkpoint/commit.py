@@ -1,7 +1,6 @@
 """COMMIT: the manifest that makes a directory a checkpoint (docs/internals/stripe.md).
 
-It is published last, by one rename that does not overwrite (`bootseer.stripefs.checkpoint.save`), so a directory has it
-wholly or not at all.
+It is published last, by one rename that does not overwrite (`Save.commit`), so a directory has it wholly or not at all.
 """
 
 from __future__ import annotations
@@ -15,10 +14,9 @@ from blake3 import blake3
 from bootseer.errors import DataError, NotFoundError, NotWritableError
 from bootseer.hdfs.client import split
 from bootseer.stripefs import layout
-from bootseer.stripefs.inorder import in_order
+from bootseer.stripefs.files.reader import ChunkFile, in_order, open_file, read_pointer
 from bootseer.stripefs.layout import Pointer
-from bootseer.stripefs.read import ChunkFile, open_file, read_pointer
-from bootseer.stripefs.storage.backend import Backend, Entry, clean, exists, join, open_backend, read_all
+from bootseer.stripefs.storage.interface import Backend, Entry, clean, exists, join, open_backend, read_all
 
 NAME = "COMMIT"
 _LINE = b"bootseer checkpoint 1\n"
@@ -129,7 +127,7 @@ def root(backend: Backend) -> tuple[Backend, str]:
     elif "://" not in backend.url:
         whole, base = "/", backend.url
     else:
-        from bootseer.stripefs.storage.fsspec_backend import FsspecBackend
+        from bootseer.stripefs.storage.fsspec import FsspecBackend
 
         return backend.root() if isinstance(backend, FsspecBackend) else (backend, "")
     base = clean(base)

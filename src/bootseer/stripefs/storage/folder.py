@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from bootseer import faults
 from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError, from_os_error
-from bootseer.stripefs.pieces import read_each
-from bootseer.stripefs.storage.backend import Entry, Piece
+from bootseer.stripefs.storage.interface import Entry, Piece
+from bootseer.stripefs.storage.pool import read_each
 
 if TYPE_CHECKING:
     from bootseer.hdfs.placement import Placement
