@@ -150,7 +150,7 @@ def test_plain_bytes_are_verified_by_hdfs(hdfs, engine):
 def test_checksums_that_one_replica_lost_are_had_elsewhere(hdfs, engine, caplog):
     data = os.urandom(4 * MB)
     hdfs.put("f", data, ["abc"])
-    hdfs.bare, hdfs.corrupt = {("a", 1)}, {("b", 1)}
+    hdfs.without_checksums, hdfs.corrupt = {("a", 1)}, {("b", 1)}
     wanted = Wanted(hdfs, {"f": data}, checked=False)
     engine.read(wanted.pieces)
     assert wanted.right()
@@ -173,7 +173,7 @@ def drop_reported(hdfs: FakeHdfs, path: str):
 def test_no_bytes_without_checksums_from_a_file_that_has_them(hdfs, engine, caplog, monkeypatch, blocks):
     data = os.urandom(MB)
     hdfs.put("f", data, ["ab", "c"], block_size=MB // blocks)
-    hdfs.bare, hdfs.corrupt = {("a", 1)}, {("b", 1)}
+    hdfs.without_checksums, hdfs.corrupt = {("a", 1)}, {("b", 1)}
     monkeypatch.setattr(hdfs, "report", drop_reported(hdfs, "f"))
     file, buffer = hdfs.open("f"), bytearray(len(data))
     for _ in range(2):
@@ -190,7 +190,7 @@ def test_no_bytes_without_checksums_from_a_file_that_has_them(hdfs, engine, capl
 def test_a_replica_without_checksums_serves_who_has_checksums_of_its_own(hdfs, engine):
     data = os.urandom(MB)
     hdfs.put("f", data, ["ab"])
-    hdfs.bare, hdfs.corrupt = {("a", 1)}, {("b", 1)}
+    hdfs.without_checksums, hdfs.corrupt = {("a", 1)}, {("b", 1)}
     for _ in range(4):
         wanted = Wanted(hdfs, {"f": data})
         engine.read(wanted.pieces)
@@ -201,7 +201,7 @@ def test_a_replica_without_checksums_serves_who_has_checksums_of_its_own(hdfs, e
 def test_only_when_all_replicas_say_so_a_file_has_no_checksums(hdfs, engine, how, caplog):
     data = os.urandom(MB)
     hdfs.put("f", data, ["abc"])
-    hdfs.bare = {("a", 1), ("b", 1)}
+    hdfs.without_checksums = {("a", 1), ("b", 1)}
     if how == "gone":
         hdfs.gone = {("c", 1)}
     else:
@@ -214,7 +214,7 @@ def test_only_when_all_replicas_say_so_a_file_has_no_checksums(hdfs, engine, how
 def test_a_file_written_without_checksums_is_read(hdfs, engine, caplog):
     data = os.urandom(4 * MB)
     hdfs.put("f", data, ["abc"])
-    hdfs.bare = {(key, 1) for key in "abc"}
+    hdfs.without_checksums = {(key, 1) for key in "abc"}
     wanted = Wanted(hdfs, {"f": data}, checked=False)
     engine.read(wanted.pieces)
     assert wanted.right()

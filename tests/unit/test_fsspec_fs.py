@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from bootseer.errors import DataError, UnavailableError
 from bootseer.stripefs.fsspec.file import blocks
 from bootseer.stripefs.fsspec.filesystem import StripeFileSystem
-from bootseer.stripefs.fsspec.paths import PROTOCOLS, Place, split
+from bootseer.stripefs.fsspec.paths import PROTOCOLS, Location, split
 from bootseer.stripefs.scheduler import memory as budget
 from bootseer.stripefs.storage.folder import FolderBackend
 from bootseer.stripefs.storage.pool import read_each
@@ -152,15 +152,15 @@ def test_the_package_does_not_load_fsspec():
 @pytest.mark.parametrize(
     ("url", "place"),
     [
-        ("bsx+hdfs://host:8020/ckpt/x", Place("hdfs://host:8020", "/ckpt/x")),
-        ("hdfs://host:8020", Place("hdfs://host:8020", "/")),
-        ("bsx+hdfs://nameservice//a//b/", Place("hdfs://nameservice", "/a/b")),
-        ("bsx+file:///data/x", Place("file://", "/data/x")),
-        ("/data/x/", Place("file://", "/data/x")),
-        ("bsx+memory://a/b", Place("memory://", "/a/b")),
-        ("bsx+s3://bucket/a/b", Place("s3://", "/bucket/a/b")),
-        ("bsx+s3://bucket", Place("s3://", "/bucket")),
-        ("ftp://me@host:21/a/b", Place("ftp://me@host:21", "/a/b")),
+        ("bsx+hdfs://host:8020/ckpt/x", Location("hdfs://host:8020", "/ckpt/x")),
+        ("hdfs://host:8020", Location("hdfs://host:8020", "/")),
+        ("bsx+hdfs://nameservice//a//b/", Location("hdfs://nameservice", "/a/b")),
+        ("bsx+file:///data/x", Location("file://", "/data/x")),
+        ("/data/x/", Location("file://", "/data/x")),
+        ("bsx+memory://a/b", Location("memory://", "/a/b")),
+        ("bsx+s3://bucket/a/b", Location("s3://", "/bucket/a/b")),
+        ("bsx+s3://bucket", Location("s3://", "/bucket")),
+        ("ftp://me@host:21/a/b", Location("ftp://me@host:21", "/a/b")),
     ],
 )
 def test_urls(url, place):
@@ -303,7 +303,7 @@ class Counting(FolderBackend):
     def read_many(self, pieces):
         self.requests += 1
         self.read += sum(len(part) for piece in pieces for part in piece.parts)
-        read_each(pieces, store=self.url)
+        read_each(pieces)
 
 
 @pytest.fixture

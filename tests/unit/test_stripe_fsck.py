@@ -547,23 +547,6 @@ def test_a_pointer_without_a_version_is_read_again(fs, monkeypatch):
     assert again.pointers["f"].uuid == fs.stat("f").uuid != known.pointers["f"].uuid
 
 
-def test_where_renames_are_slow_a_batch_is_small(fs, monkeypatch):
-    monkeypatch.setattr(collect, "_SECONDS", 0.05, raising=False)
-    for uuid in uuids(5):
-        torn(fs, uuid)
-    real, most = fs.backend.rename, []
-
-    def slow(path, *more, **flags):
-        time.sleep(0.03)
-        real(path, *more, **flags)
-        most.append(len(list(local(fs, ".bsx").glob(f"{scan.TRASH}*.0"))))
-
-    monkeypatch.setattr(fs.backend, "rename", slow)
-    assert [removal.kept for removal in fs.gc(age=0)] == [""] * 10
-    assert max(most) <= 2
-    assert fs.fsck().findings == ()
-
-
 @pytest.mark.parametrize("how", ["published", "cannot be fenced"])
 def test_one_of_a_batch_that_is_no_garbage_after_all_comes_back(fs, monkeypatch, how):
     write(fs, "f")

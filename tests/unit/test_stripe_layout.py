@@ -46,18 +46,6 @@ def test_stripes_hold_every_byte_once(geometry):
     assert sum(geometry.stripe_chunks(stripe) for stripe in range(geometry.width)) == geometry.chunks
 
 
-@given(geometries(), st.data())
-def test_runs_cover_the_wanted_chunks_once_and_stay_below_their_limit(geometry, data):
-    first = data.draw(st.integers(0, geometry.chunks))
-    end = data.draw(st.integers(first, geometry.chunks))
-    limit = data.draw(st.integers(1, 9))
-    seen = []
-    for run in geometry.runs(first, end, limit):
-        assert 1 <= run.chunks <= limit
-        seen += [position * geometry.width + run.stripe for position in range(run.first, run.first + run.chunks)]
-    assert sorted(seen) == list(range(first, end))
-
-
 @given(st.binary(min_size=16, max_size=16), st.integers(0, 255), st.integers(1, 256), st.integers(0, 2**63), st.text())
 def test_header_round_trip(uuid, stripe, width, epoch, name):
     header = Header(uuid, stripe, width, 1 << 20, epoch, name.encode("utf-8", "ignore").decode())

@@ -12,7 +12,7 @@ from bootseer.hdfs.proto.hdfs_pb2 import Token
 from bootseer.hdfs.records import Block, DataNode, FileBlocks, Located
 from bootseer.stripefs import open_fs
 from bootseer.stripefs.files.copy import copy_file
-from bootseer.stripefs.files.loader import Loader
+from bootseer.stripefs.files.readahead import ReadAhead
 from bootseer.stripefs.mount.nodecache import NodeCache
 from bootseer.stripefs.mount.operations import StripeOperations
 from bootseer.stripefs.scheduler.blockfile import BlockFile
@@ -42,7 +42,7 @@ def place(fs: StripeFS, name: str, data: bytes, time: int = TIME) -> None:
 @pytest.mark.parametrize("disk", [False, True])
 def test_files_of_equal_size_and_time_do_not_share_a_cache(fs, tmp_path, disk):
     cache = NodeCache(tmp_path / "cache", 1 << 30) if disk else None
-    loader = Loader(cache, memory=8 << 20)
+    loader = ReadAhead(cache, memory=8 << 20)
     try:
         for name in ("a", "b"):
             place(fs, name, name.encode() * SIZE)
@@ -83,7 +83,7 @@ def test_a_file_opened_again_is_the_same_version(fs, time):
 
 def test_a_mount_opens_only_what_it_looked_up(fs):
     place(fs, "f", b"a" * SIZE)
-    loader = Loader(None, memory=1 << 20)
+    loader = ReadAhead(None, memory=1 << 20)
     operations = StripeOperations(fs, loader)
     try:
         old = operations.lookup(1, "f", None)  # type: ignore[arg-type]

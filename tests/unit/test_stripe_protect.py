@@ -322,11 +322,11 @@ def test_when_all_of_a_store_goes_that_is_a_checkpoint_latest_beside_it_names_an
 def test_the_root_of_an_object_store_is_the_bucket(monkeypatch):
     made = FsspecBackend("s3://bucket/run/x", {"anon": True})
     monkeypatch.setattr(FsspecBackend, "call", lambda self, doing, function, seconds=0: function(self._filesystem()[0]))
-    root, path = made.root()
+    root, path = made.whole()
     assert (root.url, root.full("COMMIT"), path) == ("s3://bucket/", "bucket/COMMIT", "run/x")
     assert [folder for _, folder, _ in commit.above(made, "f")] == ["", "run", ""]
-    assert FsspecBackend("s3://bucket", {"anon": True}).root()[1] == ""
-    assert FsspecBackend("http://host/a").root()[1] == ""
+    assert FsspecBackend("s3://bucket", {"anon": True}).whole()[1] == ""
+    assert FsspecBackend("http://host/a").whole()[1] == ""
 
 
 @pytest.mark.parametrize("target", ["copy", "there/", "over"])

@@ -20,21 +20,15 @@ from bootseer.stripefs.checkpoint import commit, newest
 from bootseer.stripefs.checkpoint.claim import Save, begin
 from bootseer.stripefs.checkpoint.commit import Commit
 from bootseer.stripefs.files import namespace
-from bootseer.stripefs.files.reader import (
-    ChunkFile,
-    PlainFile,
-    StripedFile,
-    in_order,
-    open_file,
-    read_pointer,
-    refuse_unfinished,
-)
+from bootseer.stripefs.files.readahead import in_order
+from bootseer.stripefs.files.reader import ChunkFile, PlainFile, StripedFile, open_file, read_pointer, refuse_unfinished
 from bootseer.stripefs.files.writer import StripeLost, StripeWriter, Written
 from bootseer.stripefs.layout import Pointer
 from bootseer.stripefs.maintenance.check import Report, fsck
 from bootseer.stripefs.maintenance.collect import AGE, Removal, gc
 from bootseer.stripefs.maintenance.repair import Repair, repair
-from bootseer.stripefs.storage.interface import Backend, Entry, clean, clean_new, exists, join, open_backend
+from bootseer.stripefs.storage.interface import Backend, Entry, clean, clean_new, exists, join
+from bootseer.stripefs.storage.open import open_backend
 from bootseer.stripefs.storage.pool import parallel
 
 _log = logging.getLogger(__name__)
@@ -230,7 +224,7 @@ class StripeFS:
                 return None  # gone since
 
         # side by side: a small file is read, to see whether it is a pointer
-        found_entries = parallel([lambda entry=entry: look(entry) for entry in entries], store=self.url)  # type: ignore[misc]
+        found_entries = parallel([lambda entry=entry: look(entry) for entry in entries])  # type: ignore[misc]
         return [stat for stat in found_entries if stat is not None]
 
     def files(self, path: str = "") -> list[str]:

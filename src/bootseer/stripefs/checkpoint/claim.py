@@ -23,7 +23,17 @@ from bootseer.stripefs.checkpoint.commit import Commit, CommittedFile
 from bootseer.stripefs.files.reader import read_pointer
 from bootseer.stripefs.files.writer import StripeWriter
 from bootseer.stripefs.layout import Pointer
-from bootseer.stripefs.storage.interface import Backend, Sink, clean, clean_new, exists, join, read_all, write_file
+from bootseer.stripefs.storage.interface import (
+    Backend,
+    Sink,
+    clean,
+    clean_new,
+    exists,
+    holds,
+    join,
+    read_all,
+    write_file,
+)
 
 _log = logging.getLogger(__name__)
 _CLAIM = re.compile(r"save\.([1-9][0-9]{0,17})")
@@ -132,7 +142,7 @@ class Save:
             self._backend.rename(tmp, path, overwrite=False)
         except (FileExistsError, NotFoundError):
             # also after a rename that was tried again because its answer was lost
-            if not _holds(self._backend, path, content):
+            if not holds(self._backend, path, content):
                 self._remove(sink, tmp)
                 raise NotWritableError(f"checkpoint {self._shown} was committed by another writer meanwhile") from None
         except BaseException:
@@ -194,10 +204,3 @@ def _unfinished(backend: Backend, folder: str) -> Iterator[str]:
             yield from _unfinished(backend, path)
         elif not entry.is_dir and commit.is_temporary(entry.name) and not entry.name.endswith(layout.ENDED):
             yield path
-
-
-def _holds(backend: Backend, path: str, content: bytes) -> bool:
-    try:
-        return read_all(backend, path, limit=len(content) + 1) == content
-    except NotFoundError:
-        return False

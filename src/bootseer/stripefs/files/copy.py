@@ -16,6 +16,7 @@ from bootseer.errors import DataError, NotFoundError, NotWritableError
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit, newest
 from bootseer.stripefs.checkpoint.commit import Commit
+from bootseer.stripefs.files.readahead import in_order
 from bootseer.stripefs.files.reader import ChunkFile, StripedFile, open_file, refuse_unfinished
 from bootseer.stripefs.layout import Pointer
 from bootseer.stripefs.storage.interface import Backend, exists, join, read_all
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from bootseer.stripefs.store import FileStat, StripeFS
 
 Progress = Callable[[int, int], None]
-_PIECE = 16 << 20
 
 
 class Copied(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,15 +109,12 @@ def copy_file(
         with dst.create(
             target, width=width or stat.width or layout.WIDTH, unit=unit or stat.unit or layout.UNIT, before=check
         ) as out:
-            buffer = memoryview(bytearray(min(_PIECE, file.size)))
-            for offset in range(0, file.size, _PIECE):
-                piece = buffer[: min(_PIECE, file.size - offset)]
-                file.readinto(offset, piece)
+            for piece in in_order(file):
                 out.write(piece)
                 if file.size < layout.PLAIN_BELOW:
                     check.plain.update(piece)
                 if progress:
-                    progress(offset + len(piece), file.size)
+                    progress(out.size, file.size)
             written = out.finish()
     if verify and not written.uuid and commit.digest_of(dst.backend, target) != written.digest:
         raise DataError(f"{target} reads other than it was written")
@@ -241,7 +238,5 @@ def _same(src: StripeFS, stat: FileStat, expected: str, dst: StripeFS, target: s
 
 
 def _refuse_open(backend: Backend, path: str) -> None:
-    from bootseer.stripefs.maintenance.collect import is_open
-
-    if is_open(backend, path):
+    if backend.is_open(path):
         raise NotWritableError(f"{path} is still being written", hint="run again when its writer has closed it")

@@ -15,13 +15,13 @@ from bootseer import faults
 from bootseer.errors import DataError, NotFoundError, NotWritableError, UnsupportedError
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit, newest
+from bootseer.stripefs.files.readahead import in_order
 from bootseer.stripefs.files.reader import open_file, read_pointer, refuse_unfinished
 from bootseer.stripefs.files.writer import StripeWriter
 from bootseer.stripefs.layout import Pointer
-from bootseer.stripefs.storage.interface import Backend, exists, join, write_file
+from bootseer.stripefs.storage.interface import Backend, exists, is_folder, join, write_file
 
 _log = logging.getLogger(__name__)
-_PIECE = 16 << 20
 MANIFESTS = (commit.NAME, newest.NAME)
 """What says that other files are there, so it goes before them."""
 
@@ -63,7 +63,7 @@ def remove_tree(backend: Backend, path: str) -> None:
 
 def remove_all(backend: Backend) -> None:
     """Remove what is in the store; its folder stays. LATEST beside a checkpoint names another then."""
-    store, base = commit.root(backend)
+    store, base = backend.whole()
     committed = bool(base) and _is_checkpoint(store, base)
     entries = [entry for entry in backend.list("") if not commit.is_hidden(entry.name)]
     for entry in entries:
@@ -103,7 +103,7 @@ def rename(backend: Backend, src: str, dst: str, *, overwrite: bool = True) -> N
                     newest.update_hint(backend, changed)
             return
         pointer = read_pointer(backend, src)
-        if _is_folder(backend, dst):
+        if is_folder(backend, dst):
             raise NotWritableError(f"cannot rename {src} to {dst}: that is a folder")
         if pointer is not None and src.rpartition("/")[0] != dst.rpartition("/")[0]:
             _move(backend, src, dst, pointer, overwrite=overwrite)
@@ -161,10 +161,7 @@ def copy_into(backend: Backend, path: str, writer: StripeWriter) -> None:
     """Write the content of the file at ``path`` to ``writer``."""
     with open_file(backend, path) as file:
         refuse_unfinished(file)
-        buffer = memoryview(bytearray(min(_PIECE, file.size)))
-        for offset in range(0, file.size, _PIECE):
-            piece = buffer[: min(_PIECE, file.size - offset)]
-            file.readinto(offset, piece)
+        for piece in in_order(file):
             writer.write(piece)
 
 
@@ -197,13 +194,6 @@ def _is_checkpoint(backend: Backend, path: str) -> bool:
         return exists(backend, join(path, commit.NAME))
     except NotWritableError:  # it may not be looked at
         return True
-
-
-def _is_folder(backend: Backend, path: str) -> bool:
-    try:
-        return backend.stat(path).is_dir
-    except NotFoundError:
-        return False
 
 
 def _delete_stripes(backend: Backend, path: str, pointer: Pointer) -> None:

@@ -5,21 +5,13 @@ pieces at once, and decides from where, in which order and in how large runs.
 
 Concurrency: any number of threads may read one file. A call returns, or raises, when nothing can touch the destination
 any more.
-
-A whole file from start to end, for who copies it or computes its digest: the next pieces come while one is used.
-
-Two reads are under way at a time, so that the storage has something to do also while one of them comes to its end.
-
-Concurrency: two threads read, the caller uses what they read before; they end with the iteration.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 
 from blake3 import blake3
 from crc32c import crc32c
@@ -27,15 +19,13 @@ from crc32c import crc32c
 from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError
 from bootseer.stripefs import layout
 from bootseer.stripefs.layout import Footer, Geometry, Pointer
-from bootseer.stripefs.storage.interface import Backend, Piece, Source, read_all, unfinished
+from bootseer.stripefs.storage.interface import Backend, Piece, Source, unfinished
 from bootseer.stripefs.storage.pool import parallel
 
 _log = logging.getLogger(__name__)
 
-_PLAIN_UNIT = 4 << 20
-"""What loader and node cache know as a chunk of a plain file."""
-_PLAIN_PART = 1 << 20
-"""A request for a plain file may be cut at its multiples."""
+_PLAIN_UNIT = 1 << 20
+"""What read-ahead and node cache know as a chunk of a plain file; a request may be cut at its multiples."""
 _POINTER_READ = 4096
 """Bytes of a small file that are read to see whether it is a pointer: nearly always all of one."""
 
@@ -189,7 +179,7 @@ class PlainFile(ChunkFile):
         return source
 
     def _pieces(self, offset: int, view: memoryview, copies: list[tuple[memoryview, memoryview]]) -> list[Piece]:
-        parts = [view[start : start + _PLAIN_PART] for start in range(0, len(view), _PLAIN_PART)]
+        parts = [view[start : start + _PLAIN_UNIT] for start in range(0, len(view), _PLAIN_UNIT)]
         return [Piece(self._source(0), offset, parts, reopen=self._reopened(0), name=self.path)]
 
     def _piece(self, stripe: int, first: int, parts: Sequence[memoryview]) -> Piece:
@@ -313,50 +303,3 @@ def open_file(backend: Backend, path: str) -> ChunkFile:
     """Open the file at ``path``, striped or plain."""
     pointer = read_pointer(backend, path)
     return PlainFile(backend, path) if pointer is None else StripedFile(backend, path, pointer)
-
-
-__all__ = [
-    "ChunkFile",
-    "PlainFile",
-    "StripedFile",
-    "open_file",
-    "parallel",
-    "plain_identity",
-    "read_all",
-    "read_pointer",
-    "refuse_unfinished",
-]
-
-
-PIECE = 16 << 20
-"""Bytes read at once; three such buffers are in use."""
-_AHEAD = 2
-
-
-def in_order(file: ChunkFile, *, piece: int = PIECE) -> Iterator[memoryview]:
-    """All bytes of ``file``, at most ``piece`` at a time. Each view is good until the next one is asked for.
-
-    Errors as of `ChunkFile.readinto`. To be used up or closed: until then at most two pieces more are read.
-    """
-    if file.size <= piece:
-        if file.size:
-            whole = memoryview(bytearray(file.size))
-            file.readinto(0, whole)
-            yield whole
-        return
-    buffers = [memoryview(bytearray(piece)) for _ in range(_AHEAD + 1)]
-    count = -(-file.size // piece)
-    with ThreadPoolExecutor(_AHEAD, thread_name_prefix="bootseer-inorder") as pool:
-
-        def view(number: int) -> memoryview:
-            return buffers[number % len(buffers)][: min(piece, file.size - number * piece)]
-
-        def fetch(number: int) -> Future[None]:
-            return pool.submit(file.readinto, number * piece, view(number))
-
-        coming = deque(fetch(number) for number in range(min(_AHEAD, count)))
-        for number in range(count):
-            coming.popleft().result()  # the read has its own deadlines
-            if number + _AHEAD < count:
-                coming.append(fetch(number + _AHEAD))
-            yield view(number)

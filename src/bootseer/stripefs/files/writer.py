@@ -40,7 +40,7 @@ from bootseer.hdfs.placement import Placement
 from bootseer.stripefs import layout
 from bootseer.stripefs.files.reader import read_pointer
 from bootseer.stripefs.layout import Footer, Geometry, Header, Pointer
-from bootseer.stripefs.storage.interface import DEADLINE, Backend, Sink, join, read_all
+from bootseer.stripefs.storage.interface import DEADLINE, Backend, Sink, holds, is_folder, join, read_all
 
 _DEPTH = 4
 STALL = 9 * DEADLINE
@@ -210,7 +210,7 @@ class StripeWriter:
         try:
             return read_pointer(self._backend, self.path)
         except NotFoundError:
-            if self._is_folder():
+            if is_folder(self._backend, self.path):
                 raise NotWritableError(f"cannot write {self.path}: it is a folder") from None
             if self._temporary is None:
                 self._existed = False  # then the rename does not overwrite, and of two writers one gives up
@@ -237,12 +237,6 @@ class StripeWriter:
         except (DataError, NotFoundError):
             pass
         return max(said, default=0)
-
-    def _is_folder(self) -> bool:
-        try:
-            return self._backend.stat(self.path).is_dir
-        except NotFoundError:
-            return False
 
     @property
     def _foreign(self) -> bool:
@@ -401,7 +395,7 @@ class StripeWriter:
             _patiently(lambda: self._backend.rename(self._temporary_path, self.path, overwrite=self._existed))
         except (FileExistsError, NotFoundError):
             # also after a rename that was tried again because its answer was lost
-            if not self._is_published(content):
+            if not holds(self._backend, self.path, content):
                 raise NotWritableError(
                     f"{self.path} was written by another writer meanwhile", hint="run again"
                 ) from None
@@ -441,12 +435,6 @@ class StripeWriter:
         for name in (self._marker, self._marker + layout.ENDED):
             with contextlib.suppress(BootseerError, OSError):
                 self._backend.delete(name)
-
-    def _is_published(self, content: bytes) -> bool:
-        try:
-            return read_all(self._backend, self.path, limit=len(content) + 1) == content
-        except NotFoundError:
-            return False
 
     def abandon(self) -> None:
         """Give up: remove what was written. Does nothing after `finish`, and in a forked child."""

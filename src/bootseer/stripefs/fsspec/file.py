@@ -1,11 +1,6 @@
-"""A new file of a striped store as a file object of Python, published when it is closed.
+"""Files of a striped store as Python file objects, and many ranges of many files at once.
 
-A file of a striped store as a file object of Python, with read-ahead.
-
-Concurrency: a reader belongs to one thread at a time, like any file of Python. It fetches what comes next in a thread
-of the pool here, into memory of its own. In a forked child it opens its file again.
-
-Many ranges of many files at once: near ones in one piece, those of a file in one request, the files side by side.
+Concurrency: a file object belongs to one thread at a time, like any file of Python.
 """
 
 from __future__ import annotations
@@ -14,15 +9,15 @@ import io
 import logging
 import os
 import sys
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from bootseer.errors import BootseerError, DataError
+from bootseer.stripefs.files.readahead import ReadAhead
 from bootseer.stripefs.files.reader import ChunkFile, StripedFile
-from bootseer.stripefs.scheduler import memory
+from bootseer.stripefs.files.writer import StripeWriter
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -31,19 +26,6 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger(__name__)
-
-
-class Writer(Protocol):
-    """What `StripeOutput` needs of a `StripeWriter`."""
-
-    @property
-    def size(self) -> int: ...
-
-    def write(self, data: bytes | bytearray | memoryview) -> int: ...
-
-    def finish(self) -> object: ...
-
-    def abandon(self) -> None: ...
 
 
 class Errors(Protocol):
@@ -60,7 +42,9 @@ class StripeOutput(io.BufferedIOBase):
     up. Belongs to one thread at a time.
     """
 
-    def __init__(self, writer: Writer, name: str, errors: Errors, *, autocommit: bool = True, mode: str = "wb") -> None:
+    def __init__(
+        self, writer: StripeWriter, name: str, errors: Errors, *, autocommit: bool = True, mode: str = "wb"
+    ) -> None:
         self._writer, self._errors, self._autocommit = writer, errors, autocommit
         self.name, self.path, self.mode = name, name, mode
         self._ended = False
@@ -124,81 +108,23 @@ class StripeOutput(io.BufferedIOBase):
 WINDOW = 16 << 20
 """Most bytes that a reader fetches ahead in one request."""
 _BUFFER = 64 << 10
-_PLAIN_GRAIN = 256 << 10
-_THREADS = 4
-
-_pool: ThreadPoolExecutor | None = None
-_pool_lock = threading.Lock()
-
-
-def _forget() -> None:
-    global _pool, _pool_lock
-    _pool, _pool_lock = None, threading.Lock()  # a forked child has none of its parent's threads
-
-
-os.register_at_fork(after_in_child=_forget)
-
-
-def _submit(task: Callable[[], memoryview]) -> Future[memoryview]:
-    global _pool
-    with _pool_lock:
-        if _pool is None:
-            _pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="bootseer-ahead")
-        return _pool.submit(task)
-
-
-class _Window:
-    """Bytes of a file from ``start``: here (``data``), or on their way after `fetch`."""
-
-    def __init__(self, start: int, length: int, data: memoryview | None = None) -> None:
-        self.start, self.end = start, start + length
-        self._data = data
-        self.coming: Future[memoryview] | None = None
-
-    def holds(self, position: int) -> bool:
-        return self.start <= position < self.end
-
-    def fetch(self, file: ChunkFile) -> bool:
-        """Begin to read in another thread. False when this process has no memory to spare for it."""
-        length = self.end - self.start
-        if not memory.process().try_take(length):
-            return False
-
-        def read() -> memoryview:
-            data = memoryview(bytearray(length))
-            file.readinto(self.start, data)
-            return data
-
-        self.coming = _submit(read)
-        return True
-
-    def data(self) -> memoryview:
-        if self._data is None:
-            assert self.coming is not None
-            self._data = self.coming.result()  # reads have deadlines
-        return self._data
-
-    def drop(self) -> None:
-        """Not needed any more; once."""
-        if self.coming is not None:
-            self.coming.cancel()
-            self.coming.add_done_callback(lambda _: memory.process().give(self.end - self.start))
 
 
 class _Raw(io.RawIOBase):
-    """Reads each chunk once as long as the reader goes forward: what a request leaves of its last chunk is kept."""
+    """In a forked child it opens its file again: threads and connections are those of the parent process."""
 
     def __init__(self, open_file: Callable[[], ChunkFile], name: str, errors: Errors, window: int) -> None:
-        self._open, self._errors = open_file, errors
+        self._open, self._errors, self._window = open_file, errors, window
         self.name, self.mode = name, "rb"
-        self._file, self._pid = open_file(), os.getpid()
+        self._start()
         self.size, self._identity = self._file.size, self._file.identity
-        self._grain = self._file.unit if isinstance(self._file, StripedFile) else _PLAIN_GRAIN
-        self._most = max(self._grain, window - window % self._grain)
-        self._position, self._expected = 0, -1
-        self._ahead = self._grain
-        self._window: _Window | None = None
-        self._next: _Window | None = None
+        self._position = 0
+
+    def _start(self) -> None:
+        self._file, self._pid = self._open(), os.getpid()
+        unit = self._file.unit
+        window = max(2 * unit, self._window)
+        self._ahead = ReadAhead(memory=2 * window, step=2 * unit, far=window)
 
     def readable(self) -> bool:
         return True
@@ -232,98 +158,18 @@ class _Raw(io.RawIOBase):
             return
         with self._errors():
             if self._pid != os.getpid():
-                self._reopen()
-            sequential = self._position == self._expected
-            done = self._from_windows(view)
-            if done < len(view):
-                self._ahead = min(2 * self._ahead, self._most) if sequential else self._grain
-                self._fetch(view[done:])
-            self._expected = self._position
-            if sequential and self._ahead > self._grain:
-                self._look_ahead()
-
-    def _from_windows(self, view: memoryview) -> int:
-        """Copy what is here already; how much that was."""
-        done = 0
-        while done < len(view):
-            if self._next is not None and self._next.holds(self._position):
-                self._keep(self._next)
-                self._next = None
-            if self._window is None or not self._window.holds(self._position):
-                break
-            try:
-                data = self._window.data()
-            except BootseerError as exc:  # nobody had asked for it: whoever does now gets an error of his own
-                _log.info("reading %s again: %s", self.name, exc)
-                self._keep(None)
-                break
-            low = self._position - self._window.start
-            piece = data[low : low + len(view) - done]
-            view[done : done + len(piece)] = piece
-            done += len(piece)
-            self._position += len(piece)
-        return done
-
-    def _fetch(self, view: memoryview) -> None:
-        """Fill ``view``: whole chunks straight; the last one, if only its beginning is wanted, as part of a window."""
-        end = self._position + len(view)
-        straight = end if end == self.size else max(self._position, end - end % self._grain)
-        ranges = []
-        if straight > self._position:
-            ranges.append((self._position, view[: straight - self._position]))
-        start = straight - straight % self._grain
-        kept = memoryview(bytearray(min(self._ahead, self.size - start) if straight < end else 0))
-        ranges.append((start, kept))
-        self._file.readinto_many(ranges)
-        if straight < end:
-            view[straight - self._position :] = kept[straight - start : end - start]
-            self._keep(_Window(start, len(kept), kept))
-        self._position = end
-
-    def _look_ahead(self) -> None:
-        """Let what follows come, once the window in use is half read."""
-        window, start = self._window, self._position
-        if window is not None and window.start <= self._position <= window.end:
-            start = window.end
-            if self._position < (window.start + window.end) // 2:
-                return
-        if self._next is not None:
-            if self._next.start == start:
-                return
-            self._next.drop()
-            self._next = None
-        if start < self.size:
-            following = _Window(start, min(self._ahead, self.size - start))
-            if following.fetch(self._file):
-                self._next = following
-
-    def _keep(self, window: _Window | None) -> None:
-        if self._window is not None:
-            self._window.drop()
-        self._window = window
-
-    def _reopen(self) -> None:
-        # connections are those of the parent process; what its threads were reading never comes
-        self._window = self._next = None
-        self._file, self._pid = self._open(), os.getpid()
-        if self._file.identity != self._identity:
-            raise DataError(f"{self._file.path} was replaced while it was read", hint="open it again")
+                self._start()
+                if self._file.identity != self._identity:
+                    raise DataError(f"{self._file.path} was replaced while it was read", hint="open it again")
+            self._ahead.readinto(self._file, self._position, view)
+            self._position += len(view)
 
     def close(self) -> None:
-        if self.closed:
-            return
-        super().close()
-        file, pending = self._file, self._next.coming if self._next is not None else None
-        if self._pid != os.getpid():
-            return  # its connections are those of the parent process
-        for window in (self._window, self._next):
-            if window is not None:
-                window.drop()
-        self._window = self._next = None
-        if pending is None:
-            file.close()
-        else:
-            pending.add_done_callback(lambda _: file.close())  # not while a thread reads from it
+        if not self.closed:
+            super().close()
+            if self._pid == os.getpid():
+                self._ahead.close()  # not while one of its threads reads from the file
+                self._file.close()
 
 
 class StripeReader(io.BufferedReader):

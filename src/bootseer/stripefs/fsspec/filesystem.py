@@ -1,6 +1,4 @@
-"""The names of a striped store for clients of fsspec: what there is, copies, renames, removals, folders.
-
-Striped stores as a file system of fsspec: ``bsx+hdfs://host:8020/ckpt/x``, and every client of fsspec.
+"""Striped stores as a file system of fsspec: ``bsx+hdfs://host:8020/ckpt/x``, and every client of fsspec.
 
 Paths are absolute in the storage that the URL names: "/ckpt/x". Those of ``StripeFileSystem(url="hdfs://host:8020/ckpt")``
 are relative to that folder: "/x". Errors are what clients of fsspec expect (FileNotFoundError and other OSError), each
@@ -36,10 +34,38 @@ from bootseer.stripefs.store import FileStat
 Info = dict[str, object]
 
 
-class StripeNames(StripePaths):
-    """The part of `bootseer.stripefs.fsspec.filesystem.StripeFileSystem` that knows what there is, and changes it.
+class StripeFile(StripeReader):
+    """A file open for reading, with what clients of fsspec look for (``fs``, ``path``, ``details``); can be pickled."""
 
-    Contents are not its concern: a copy goes from store to store, everything else is done to names.
+    def __init__(self, fs: StripeFileSystem, path: str, window: int) -> None:
+        self.fs, self.path, self.blocksize = fs, path, window
+        super().__init__(lambda: fs.store.open(path), path, lambda: os_errors(path), window)
+
+    @property
+    def full_name(self) -> str:
+        return self.fs.unstrip_protocol(self.path)
+
+    @property
+    def details(self) -> Info:
+        return self.fs.info(self.path)
+
+    def info(self) -> Info:
+        return self.details
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _reopen, (self.fs, self.path, self.blocksize, self.tell())
+
+
+def _reopen(fs: StripeFileSystem, path: str, window: int, position: int) -> StripeFile:
+    file = StripeFile(fs, path, window)
+    file.seek(position)
+    return file
+
+
+class StripeFileSystem(StripePaths):
+    """The striped store at ``url``: a folder, ``hdfs://...``, or what fsspec reaches, then with its ``options``.
+
+    ``width``, ``unit``: of new files (`StripeFS.create`).
     """
 
     # Looking
@@ -237,41 +263,6 @@ class StripeNames(StripePaths):
         if not key or self.ls(path):
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
         self._remove_tree(path)
-
-
-class StripeFile(StripeReader):
-    """A file open for reading, with what clients of fsspec look for (``fs``, ``path``, ``details``); can be pickled."""
-
-    def __init__(self, fs: StripeFileSystem, path: str, window: int) -> None:
-        self.fs, self.path, self.blocksize = fs, path, window
-        super().__init__(lambda: fs.store.open(path), path, lambda: os_errors(path), window)
-
-    @property
-    def full_name(self) -> str:
-        return self.fs.unstrip_protocol(self.path)
-
-    @property
-    def details(self) -> Info:
-        return self.fs.info(self.path)
-
-    def info(self) -> Info:
-        return self.details
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _reopen, (self.fs, self.path, self.blocksize, self.tell())
-
-
-def _reopen(fs: StripeFileSystem, path: str, window: int, position: int) -> StripeFile:
-    file = StripeFile(fs, path, window)
-    file.seek(position)
-    return file
-
-
-class StripeFileSystem(StripeNames):
-    """The striped store at ``url``: a folder, ``hdfs://...``, or what fsspec reaches, then with its ``options``.
-
-    ``width``, ``unit``: of new files (`StripeFS.create`).
-    """
 
     # Reading
 

@@ -1,8 +1,6 @@
-"""URLs of striped stores for fsspec: ``bsx+hdfs://host:8020/ckpt/x`` is the striped file ``hdfs://host:8020/ckpt/x``.
+"""Which striped store a file system of fsspec has, which path of it a URL names, and its errors as OSError.
 
-Errors of the store as those of Python's own files, for clients that know only these.
-
-Where a file system of fsspec has its striped store, and which path of it a URL names.
+``bsx+hdfs://host:8020/ckpt/x`` is the striped file ``hdfs://host:8020/ckpt/x``.
 """
 
 from __future__ import annotations
@@ -30,7 +28,8 @@ from bootseer.errors import (
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint.commit import is_hidden
 from bootseer.stripefs.storage.fsspec import FsspecBackend
-from bootseer.stripefs.storage.interface import Backend, open_backend
+from bootseer.stripefs.storage.interface import Backend
+from bootseer.stripefs.storage.open import open_backend
 from bootseer.stripefs.store import StripeFS
 
 PROTOCOL = "bsx"
@@ -39,7 +38,7 @@ PROTOCOLS = (PROTOCOL, *(PREFIX + scheme for scheme in ("file", "hdfs", "memory"
 """The names under which pyproject.toml registers the file system."""
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """A file or folder as its storage and the absolute path in it: ("hdfs://host:8020", "/ckpt/x"), ("s3://", "/b/x").
 
     The path is "/" for the storage itself, and has no slash at its end otherwise.
@@ -61,7 +60,7 @@ def absolute(path: str) -> str:
     return "/" + re.sub(r"/{2,}", "/", path).strip("/")
 
 
-def split(url: str) -> Place:
+def split(url: str) -> Location:
     """``url`` is a local path or a URL, with or without ``bsx+``.
 
     Raises ValueError for one that does not end with the path it names, ImportError when fsspec lacks a package.
@@ -69,12 +68,12 @@ def split(url: str) -> Place:
     url = url.removeprefix(PREFIX)
     scheme, sep, rest = url.partition("://")
     if not sep or scheme in ("file", "local"):
-        return Place("file://", os.path.abspath(rest if sep else url))
+        return Location("file://", os.path.abspath(rest if sep else url))
     if scheme == "hdfs":
         parts = urlsplit(url)
-        return Place(f"hdfs://{parts.netloc}", absolute(parts.path))
+        return Location(f"hdfs://{parts.netloc}", absolute(parts.path))
     if scheme == "memory":
-        return Place("memory://", absolute(rest))
+        return Location("memory://", absolute(rest))
     from fsspec import get_filesystem_class
 
     key = cast(str, get_filesystem_class(scheme)._strip_protocol(url)).strip("/")
@@ -82,7 +81,7 @@ def split(url: str) -> Place:
     if key and not trimmed.endswith(key):
         raise ValueError(f"cannot tell store and path of {url!r} apart; pass url= and the options of {scheme}://")
     root = trimmed[: len(trimmed) - len(key)].rstrip("/") if key else trimmed
-    return Place(f"{root}//" if root.endswith(":") else root, absolute(key))
+    return Location(f"{root}//" if root.endswith(":") else root, absolute(key))
 
 
 @contextlib.contextmanager
@@ -114,7 +113,7 @@ _OWN = ("use_listings_cache", "listings_expiry_time", "max_paths", "asynchronous
 
 
 class StripePaths(AbstractFileSystem):  # type: ignore[misc]
-    """The part of `bootseer.stripefs.fsspec.filesystem.StripeFileSystem` that knows stores and paths.
+    """What `StripeFileSystem` knows of stores and paths.
 
     The class has no store: it strips the storage from a URL. An instance also strips its own base folder, and refuses
     the URL of another store, whose file of the same name would be read in its place.
@@ -145,18 +144,20 @@ class StripePaths(AbstractFileSystem):  # type: ignore[misc]
         elif target_protocol:
             self._make = lambda: FsspecBackend(fo, target_options, protocol=target_protocol)
             url = f"{target_protocol}://{fo.lstrip('/')}"
-            self._place = Place(f"{target_protocol}://", absolute(fo))
+            self._location = Location(f"{target_protocol}://", absolute(fo))
         if not target_protocol or target_protocol in ("file", "local", "hdfs"):
             if not url:
                 raise ValueError("no striped store: pass url=, or a URL such as bsx+hdfs://host:8020/path")
-            self._place = split(stringify_path(url))
-            native = self._place.root == "file://" or self._place.root.startswith("hdfs://")
+            self._location = split(stringify_path(url))
+            native = self._location.root == "file://" or self._location.root.startswith("hdfs://")
             if native and options:
-                raise TypeError(f"a striped store over {self._place.root} has no option {', '.join(options)}")
+                raise TypeError(f"a striped store over {self._location.root} has no option {', '.join(options)}")
             self._make = (
-                (lambda: open_backend(self._place.url)) if native else (lambda: FsspecBackend(self._place.url, options))
+                (lambda: open_backend(self._location.url))
+                if native
+                else (lambda: FsspecBackend(self._location.url, options))
             )
-        self.url = self._place.url
+        self.url = self._location.url
         self.protocol = (PREFIX + self.url.partition("://")[0], PROTOCOL)
         self._opened: dict[int, StripeFS] = {}  # by process
         self._strip_protocol = self._within  # type: ignore[method-assign]
@@ -190,8 +191,8 @@ class StripePaths(AbstractFileSystem):  # type: ignore[misc]
         text = stringify_path(path)
         if not (text.startswith(PREFIX) and "://" in text):
             return type(self)._strip_protocol(text)
-        place, base = split(text), self._place.path.rstrip("/")
-        if place.root != self._place.root or not f"{place.path}/".startswith(f"{base}/"):
+        place, base = split(text), self._location.path.rstrip("/")
+        if place.root != self._location.root or not f"{place.path}/".startswith(f"{base}/"):
             raise ValueError(f"{text} is not in the striped store {self.url}")
         return absolute(place.path[len(base) :])
 
@@ -202,7 +203,7 @@ class StripePaths(AbstractFileSystem):  # type: ignore[misc]
         return {}
 
     def unstrip_protocol(self, name: str) -> str:
-        inside = Place(self._place.root, absolute(f"{self._place.path}/{self._key(name)}"))
+        inside = Location(self._location.root, absolute(f"{self._location.path}/{self._key(name)}"))
         return PREFIX + inside.url
 
     def _key(self, path: object) -> str:

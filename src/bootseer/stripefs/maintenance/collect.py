@@ -30,12 +30,9 @@ AGE = 86400.0
 """Seconds for which garbage is left alone, because its writer may be under way."""
 
 
-_BATCH = 500
+_BATCH = 100
 """Sets of one folder that are set aside together, at most. Who reads one that was published meanwhile meets an error
 until the batch is through."""
-_SECONDS = 2.0
-"""After so long a batch takes no more sets: a rename is a millisecond on HDFS, but a copy in an object store."""
-
 
 _ASIDE = "%s/%s is still set aside, `bootseer fs fsck --repair` looks whether a pointer names it: %s"
 
@@ -126,33 +123,25 @@ class _Collector:
             return dict.fromkeys(uuids, failed)
         kept: dict[str, str] = {}
         for start in range(0, len(uuids), _BATCH):
-            rest = {
-                uuid: _why_not(partial(self._in_use, _files(folder, uuid))) for uuid in uuids[start : start + _BATCH]
-            }
-            while rest and not self._dry_run:
-                made = self._batch(folder, dict(rest))
-                kept |= made
-                rest = {uuid: why for uuid, why in rest.items() if uuid not in made}
-            kept |= rest
+            batch = uuids[start : start + _BATCH]
+            why = {uuid: _why_not(partial(self._in_use, _files(folder, uuid))) for uuid in batch}
+            if not self._dry_run:
+                self._batch(folder, why)
+            kept |= why
         return kept
 
-    def _batch(self, folder: Folder, kept: dict[str, str]) -> dict[str, str]:
-        """`collect` the first of the sets in ``kept``, which says why to keep them: as many as fit in `_SECONDS`."""
+    def _batch(self, folder: Folder, kept: dict[str, str]) -> None:
+        """`collect` the sets in ``kept``, which says why each of them is kept, "" for no reason yet."""
         aside: dict[str, None] = {}  # until it is known to be garbage
         try:
             self._collect(folder, kept, aside)
         except BaseException:
             self._put_back(folder, aside)
             raise
-        return kept
 
     def _collect(self, folder: Folder, kept: dict[str, str], aside: dict[str, None]) -> None:
         """The steps of a batch; says in ``kept`` why a set is, and in ``aside`` which ones are set aside."""
-        until = time.monotonic() + _SECONDS
-        for uuid in list(kept):
-            if aside and time.monotonic() > until:
-                del kept[uuid]
-                continue
+        for uuid in kept:
             if not kept[uuid] and folder.owners(uuid):
                 kept[uuid] = "a pointer names it by now"
             if not kept[uuid]:
@@ -237,14 +226,14 @@ class _Collector:
     def _in_use(self, paths: list[str]) -> str:
         for path in paths:
             if self._dry_run:
-                if not self._taken and (why := _may_be_open(self._backend, path)):
+                if not self._taken and (why := self._backend.may_be_open(path)):
                     return why
                 continue
-            if not is_open(self._backend, path):
+            if not self._backend.is_open(path):
                 continue
             if not self._taken:
                 return "a writer has it open"
-            _take(self._backend, path)
+            self._backend.end_writer(path)
         return ""
 
 
@@ -262,59 +251,3 @@ def _why_not(function: Callable[[], str | None]) -> str:
         raise
     except (BootseerError, OSError) as exc:
         return exc.message if isinstance(exc, BootseerError) else str(exc)
-
-
-def _may_be_open(backend: Backend, path: str) -> str:
-    """Why a writer on HDFS may have ``path`` open; "" when none has. Asks without changing anything."""
-    from bootseer.hdfs import access, client
-    from bootseer.hdfs.namenode import NameNode
-
-    if not backend.url.startswith("hdfs://"):
-        return ""
-    if access.choose(backend.url).kind != "direct":
-        return "it may be open: only a run that removes can tell"
-    base, folder = client.split(backend.url)
-    try:
-        blocks = NameNode.connect(base).blocks(f"{folder.rstrip('/')}/{path}")
-    except NotFoundError:
-        return ""
-    return "it may be open: its writer has not closed it" if blocks.under_construction else ""
-
-
-def is_open(backend: Backend, path: str) -> bool:
-    """Whether a live writer has the HDFS file ``path`` open.
-
-    Asked by trying to make it: the NameNode says then whether the lease of its writer is alive, and when it is not it
-    closes the file.
-    """
-    if not backend.url.startswith("hdfs://"):
-        return False
-    try:
-        sink = backend.create(path)
-    except FileExistsError as exc:
-        return _owned(str(exc))
-    except UnavailableError as exc:
-        if "RecoveryInProgress" in str(exc):
-            return True
-        raise
-    except BootseerError as exc:
-        if _owned(str(exc)):
-            return True
-        raise
-    sink.abandon()  # it was gone
-    return False
-
-
-def _owned(message: str) -> bool:
-    return "AlreadyBeingCreated" in message or "lease is currently owned" in message
-
-
-def _take(backend: Backend, path: str) -> None:
-    """Take the lease of ``path`` away from its writer, where we can ask the NameNode for that."""
-    from bootseer.hdfs import access, client
-    from bootseer.hdfs.namenode import NameNode
-
-    _log.info("taking the lease of %s/%s from its writer", backend.url, path)
-    if access.choose(backend.url).kind == "direct":
-        base, folder = client.split(backend.url)
-        NameNode.connect(base).recover_lease(f"{folder.rstrip('/')}/{path}")

@@ -1,12 +1,10 @@
-"""What is in the folders of a striped store, as fsck and garbage collection see it: nothing is checked or changed here.
+"""What is in the folders of a striped store, and whether a set of stripes is whole. Nothing is changed here.
 
 A name that is not read as one of the store's own is a user's file. Whoever cannot read something raises: nobody may
-take what a survey did not see for garbage.
+take what a scan did not see for garbage.
 
-Sets of stripes without their pointer: whether one is whole, and the pointer that it had.
-
-Headers and footers say all of a pointer but the digest, for which every byte is read and checked, and the name, which
-stripes of early versions lack.
+Headers and footers of a whole set of stripes say all of its pointer but the digest, for which every byte is read and
+checked, and the name, which stripes of early versions lack.
 """
 
 from __future__ import annotations

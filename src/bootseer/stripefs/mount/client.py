@@ -25,7 +25,7 @@ from bootseer import errors
 from bootseer.config import Config
 from bootseer.errors import BootseerError, NotFoundError, NotWritableError, UnavailableError, from_os_error
 from bootseer.kernel import mount as mounts
-from bootseer.stripefs.files.loader import MEMORY
+from bootseer.stripefs.files.readahead import MEMORY
 from bootseer.stripefs.mount.server import CACHE_BUDGET, FsStatus, Paths, Record, Server, ServerSpec, born
 from bootseer.stripefs.store import open_fs
 

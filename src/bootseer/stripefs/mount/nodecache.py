@@ -1,13 +1,14 @@
 """Chunks of store files kept on the node's disk: one sparse file per content, read by the kernel from its page cache.
 
-A chunk is used only after its bytes were checked in this process: either it came from the store through a checking
-read, or it was found in a file of an earlier mount and has the CRC that the store's footer says. Holes read as zeros
-and fail that check, so no record of what is present is needed, and a torn write after a crash cannot be believed.
-A plain file has no CRCs; its cache file starts empty and is removed at the end.
+The kernel reads a chunk from the file only when the disk has confirmed it (fdatasync, which a thread calls every 2 s
+while there is news); until then each read checks its CRC again. What an earlier mount left is read from the disk, not
+from the page cache, and must have the CRC that the store's footer says. Holes read as zeros and fail that check, so
+no record of what is present is needed, and a torn write after a crash cannot be believed. A plain file has no CRCs in
+the store; its cache file starts empty and is removed at the end.
 
-What a page cache holds may still be lost on its way to the disk, and the kernel says so once, in fdatasync: a thread
-asks every 2 s while there is news. After a failure nothing since the last success is believed any more, here or by a
-later mount, nothing is added to that file, and a CRC that fits now proves nothing: the good page may be dropped later.
+The kernel says once, in fdatasync, that it lost what the page cache held. After that nothing since the last success is
+believed any more, here or by a later mount, nothing is added to that file, and it is not synced again: a second
+fdatasync would succeed.
 
 Concurrency: any thread may call anything. Two mounts of one node may share a file: both write the same bytes, and each
 trusts only what it has checked itself.
@@ -27,7 +28,8 @@ from bootseer import faults
 from bootseer.stripefs.files.reader import ChunkFile, StripedFile
 
 _log = logging.getLogger(__name__)
-_UNKNOWN, _READY, _MISSING = 0, 1, 2
+_UNKNOWN, _READY, _MISSING, _WRITTEN = 0, 1, 2, 3
+"""State of a chunk: perhaps left by an earlier mount; confirmed by the disk; not there; written, not yet confirmed."""
 _SYNC_SECONDS = 2.0
 
 
@@ -46,30 +48,48 @@ class NodeFile:
         os.ftruncate(self.fd, file.size)
         os.utime(self.fd)
         self._state = bytearray([_UNKNOWN if found and self._striped else _MISSING]) * file.geometry.chunks
-        self._durable = bytes(len(self._state))
+        self._crcs: dict[int, int] = {}  # of chunks that are written and not yet confirmed
         self._lock = threading.Lock()
-        self._news = False
         self._broken = False
         if found and self._striped:
             self.sync()  # an error that nobody has met yet is of an earlier mount
+            # one that a dead process met is not told again: what is checked must come from the disk
+            os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def ready(self, chunk: int) -> bool:
         """Whether ``chunk`` may be read from ``fd``. Checks what an earlier mount left, once."""
-        state = self._state[chunk]
-        if state == _UNKNOWN:
-            state = self._settle(chunk, self._check(chunk))
-        return state == _READY
+        if self._state[chunk] == _UNKNOWN:
+            assert isinstance(self._file, StripedFile)
+            state = _READY if crc32c(self._pread(chunk)) == self._file.chunk_crc(chunk) else _MISSING
+            with self._lock:
+                if self._state[chunk] == _UNKNOWN:
+                    self._state[chunk] = state
+        return self._state[chunk] == _READY
 
-    def _check(self, chunk: int) -> int:
-        assert isinstance(self._file, StripedFile)
-        data = os.pread(self.fd, self._file.geometry.chunk_length(chunk), chunk * self._file.unit)
-        return _READY if crc32c(data) == self._file.chunk_crc(chunk) else _MISSING
+    def has(self, chunk: int) -> bool:
+        """Whether ``chunk`` is there: it is `ready`, or `load` gives it."""
+        return self.ready(chunk) or self._state[chunk] == _WRITTEN
+
+    def load(self, chunk: int) -> memoryview | None:
+        """The bytes of a chunk that is not `ready` yet; None when they are not there, or not right any more."""
+        with self._lock:
+            crc = self._crcs.get(chunk)
+            confirmed = self._state[chunk] == _READY
+        data = self._pread(chunk)
+        return memoryview(data) if confirmed or crc == crc32c(data) else None
+
+    def _pread(self, chunk: int) -> bytes:
+        try:
+            return os.pread(self.fd, self._file.geometry.chunk_length(chunk), chunk * self._file.unit)
+        except OSError as exc:  # it fails its check
+            _log.warning("%s: cannot read chunk %d from the node cache: %s", self._file.path, chunk, exc.strerror)
+            return b""
 
     def store(self, chunk: int, data: memoryview) -> bool:
         """Keep a checked chunk; False (with one log line) when the disk does not take it."""
         if self._broken:
             return False
-        offset = chunk * self._file.unit
+        offset, crc = chunk * self._file.unit, crc32c(data)
         try:
             while data:
                 count = os.pwrite(self.fd, data, offset)
@@ -78,34 +98,33 @@ class NodeFile:
             self._broken = True
             _log.warning("%s: not caching on disk any more: %s", self._file.path, exc.strerror)
             return False
-        return self._settle(chunk, _READY) == _READY
-
-    def _settle(self, chunk: int, state: int) -> int:
-        """``state`` for the chunk, unless the disk lost data meanwhile."""
         with self._lock:
             if not self._broken:
-                self._state[chunk] = state
-                self._news = True
-            return self._state[chunk]
+                self._state[chunk], self._crcs[chunk] = _WRITTEN, crc
+            return not self._broken
 
     def sync(self) -> None:
         """Have the disk confirm what is there; what it lost is missing from now on. One thread at a time."""
         with self._lock:
-            if self.fd < 0:
+            if self.fd < 0 or self._broken:
                 return
-            state, self._news = bytes(self._state), False
+            written = list(self._crcs)
         try:
             faults.point("stripefs.cache.fdatasync")
             os.fdatasync(self.fd)
         except OSError as exc:
             self._lose(exc)
-        else:
-            self._durable = state
+            return
+        with self._lock:
+            for chunk in written:
+                self._state[chunk] = _READY
+                del self._crcs[chunk]
 
     def _lose(self, exc: OSError) -> None:
         with self._lock:
             self._broken = True
-            self._state[:] = bytes(_READY if state == _READY else _MISSING for state in self._durable)
+            self._state[:] = bytes(_READY if state == _READY else _MISSING for state in self._state)
+            self._crcs.clear()
         _log.error("%s: the node cache lost data (%s): not caching on disk any more", self._file.path, exc.strerror)
         if self._striped:
             with contextlib.suppress(OSError):
@@ -113,7 +132,7 @@ class NodeFile:
 
     @property
     def has_news(self) -> bool:
-        return self._news and not self._broken
+        return bool(self._crcs) and not self._broken
 
     def close(self) -> None:
         fd, self.fd = self.fd, -1

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from bootseer.errors import BootseerError, NotFoundError, NotWritableError
 from bootseer.kernel import fuse
 from bootseer.stripefs.checkpoint.commit import is_hidden
-from bootseer.stripefs.files.loader import Loader
+from bootseer.stripefs.files.readahead import ReadAhead
 from bootseer.stripefs.files.reader import ChunkFile, plain_identity
 from bootseer.stripefs.storage.interface import join
 from bootseer.stripefs.store import FileStat, StripeFS
@@ -43,10 +43,10 @@ def _os_error(exc: BootseerError, path: str) -> OSError:
 
 
 class StripeOperations(fuse.Operations):
-    """Read-only operations over ``fs``; contents come through ``loader``."""
+    """Read-only operations over ``fs``; contents come through ``ahead``."""
 
-    def __init__(self, fs: StripeFS, loader: Loader) -> None:
-        self._fs, self._loader = fs, loader
+    def __init__(self, fs: StripeFS, ahead: ReadAhead) -> None:
+        self._fs, self._ahead = fs, ahead
         self._lock = threading.Lock()
         self._nodes: dict[int, _Node] = {fuse.ROOT: _Node("", _attr(fs.stat("")), "")}
         self._numbers: dict[tuple[str, str], int] = {}
@@ -123,7 +123,7 @@ class StripeOperations(fuse.Operations):
         if size <= 0:
             return b""
         try:
-            data = self._loader.read(file, offset, size)
+            data = self._ahead.read(file, offset, size)
         except BootseerError as exc:
             _log.error("cannot read %s at %d: %s", file.path, offset, exc)
             raise OSError(errno.EIO, os.strerror(errno.EIO), file.path) from None

@@ -1,4 +1,4 @@
-"""The server of a mount: FUSE operations, loader, node cache, prefetch, and a status file.
+"""The server of a mount: FUSE operations, read-ahead, node cache, prefetch, and a status file.
 
 Concurrency: FUSE workers, read threads, read-ahead threads, two prefetch threads, and one that writes the status file;
 the main thread waits for the unmount or for SIGTERM.
@@ -21,7 +21,7 @@ import msgspec
 from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError
 from bootseer.kernel import fuse
 from bootseer.stripefs.checkpoint.commit import NAME as COMMIT
-from bootseer.stripefs.files.loader import MEMORY, Loader
+from bootseer.stripefs.files.readahead import MEMORY, ReadAhead
 from bootseer.stripefs.files.reader import ChunkFile
 from bootseer.stripefs.mount.nodecache import NodeCache
 from bootseer.stripefs.mount.operations import StripeOperations
@@ -125,15 +125,15 @@ class Server:
         self._fs, self._mountpoint, self._status_file = fs, mountpoint, status_file
         self._wanted = tuple(prefetch)
         self._cache = NodeCache(cache_dir, cache_budget) if cache_dir else None
-        self._loader, self._memory = Loader(self._cache, memory=memory), memory
+        self._ahead, self._memory = ReadAhead(self._cache, memory=memory), memory
         self._stop = threading.Event()
         self._prefetch: Literal["none", "running", "done", "failed"] = "running" if prefetch else "none"
         self._total = self._done = 0
         self._done_lock = threading.Lock()
         try:
-            self._ops = StripeOperations(fs, self._loader)
+            self._ops = StripeOperations(fs, self._ahead)
         except BaseException:
-            self._loader.close()
+            self._ahead.close()
             raise
         # a pointer may be replaced at any time: names are believed for a second, contents (one node each) for ever
         options = fuse.Options(
@@ -150,7 +150,7 @@ class Server:
         try:
             self._server.start()
         except BaseException:
-            self._loader.close()
+            self._ahead.close()
             raise
         self._write_status()
 
@@ -170,7 +170,7 @@ class Server:
             self._server.stop(timeout=2.0)
             for thread in threads:
                 thread.join(_END_SECONDS)
-            self._loader.close()
+            self._ahead.close()
             if self._cache:
                 self._cache.close()
 
@@ -200,7 +200,7 @@ class Server:
     def _pull_piece(self, file: ChunkFile, first: int, last: int) -> None:
         if self._stop.is_set():
             raise UnavailableError("the mount ended")
-        self._loader.prefetch(file, first, last)
+        self._ahead.prefetch(file, first, last)
         with self._done_lock:
             self._done += min(last * file.unit, file.size) - first * file.unit
 
@@ -216,7 +216,7 @@ class Server:
         return found
 
     def _status(self) -> FsStatus:
-        stats = self._loader.stats
+        stats = self._ahead.stats
         return FsStatus(
             url=self._fs.url,
             mountpoint=str(self._mountpoint),

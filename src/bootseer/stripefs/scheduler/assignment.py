@@ -1,14 +1,6 @@
-"""Which DataNode reads how much of which stripe, so that all end at the same time.
+"""Which run a DataNode reads next, of what size, and what it leaves to others.
 
-Pure arithmetic. Stripe ``i`` has ``sizes[i]`` bytes to read, any part of them from any of its replicas; DataNode ``n``
-gives ``rates[n]`` bytes a second and has ``backlog[n]`` bytes to give already. Wanted are shares with the smallest time
-until the last DataNode ends.
-
-Shares of one stripe are moved from its latest DataNode to its earliest until no such move helps. Where that ends, each
-stripe's DataNodes end together, except those that have nothing of it and end later: no better shares exist (moving
-bytes is convex, so that a local optimum is a global one). The tests compare with the bound by Hall's theorem.
-
-Which run a DataNode should read next, of what size, and what it had better leave to others.
+A large request has a plan: which DataNode reads how much of which block, so that all end at the same time (`plan`).
 
 Pure: rates and breakers are those of `NodeState`, the time is an argument, the scheduler holds the lock.
 """
@@ -18,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from bootseer.stripefs.scheduler.datanodes import KEPT, UNKNOWN, NodeState
-from bootseer.stripefs.scheduler.model import Lane, Place, Request, Run, Tuning
+from bootseer.stripefs.scheduler.model import Place, Request, Run, Span, Tuning
 
 _ROUNDS = 40
 _CLOSE = 0.01
@@ -31,7 +23,14 @@ def plan(
     rates: Sequence[float],
     backlog: Sequence[float],
 ) -> list[list[float]]:
-    """Bytes that each replica of each stripe should give, in the order of ``replicas``. Every rate is above 0."""
+    """Bytes that each replica of each stripe should give, in the order of ``replicas``. Every rate is above 0.
+
+    Stripe ``i`` has ``sizes[i]`` bytes to read, any part of them from any of its replicas. DataNode ``n`` gives
+    ``rates[n]`` bytes a second and has ``backlog[n]`` bytes to give already. The shares make the last DataNode end as
+    early as possible: shares of one stripe are moved from its latest DataNode to its earliest until no such move helps.
+    Then no better shares exist, because a local optimum of this convex problem is the global one; the tests compare
+    with the bound by Hall's theorem.
+    """
     shares: list[list[float]] = []
     load = [count / rate for count, rate in zip(backlog, rates, strict=True)]
     for size, nodes in zip(sizes, replicas, strict=True):
@@ -87,7 +86,7 @@ _WRONG = 1.5
 """A rate that is so many times what was planned with makes a new plan."""
 
 
-class Chooser:
+class Assignment:
     """``nodes``: all DataNodes by key; the scheduler adds to them."""
 
     def __init__(self, nodes: dict[str, NodeState], tuning: Tuning) -> None:
@@ -101,11 +100,11 @@ class Chooser:
 
     def route(self, request: Request, now: float) -> None:
         """Who can read what of ``request``, now that its places are known or have changed."""
-        request.lanes_of = {}
-        for lane in request.lanes:
-            for key in lane.place.keys:
-                request.lanes_of.setdefault(key, []).append(lane)
-        request.nodes, request.seen = [self._nodes[key] for key in request.lanes_of], -1
+        request.spans_of = {}
+        for span in request.spans:
+            for key in span.place.keys:
+                request.spans_of.setdefault(key, []).append(span)
+        request.nodes, request.seen = [self._nodes[key] for key in request.spans_of], -1
         request.slots = max(2, min(4, self._tuning.streams // max(1, len(request.nodes))))
         self._plan(request, now)
 
@@ -137,8 +136,8 @@ class Chooser:
         if now < self._forget_at:
             return
         self._forget_at = now + KEPT / 60
-        wanted = {key for request in requests for lane in request.lanes for key in lane.place.keys}
-        wanted.update(key for request in requests for key in request.lanes_of)
+        wanted = {key for request in requests for span in request.spans for key in span.place.keys}
+        wanted.update(key for request in requests for key in request.spans_of)
         gone = []
         for key, node in self._nodes.items():
             if node.used_at is None or node.flying or key in wanted:
@@ -156,36 +155,36 @@ class Chooser:
                 self._plan(request, now)
 
     def pick(self, request: Request, node: NodeState, now: float) -> Run | None:
-        """The run of ``request`` that ``node`` should read now, taken out of its lane."""
-        fresh: list[tuple[float, int, Lane]] = []
-        for lane in request.lanes_of.get(node.key, ()):
-            if node.key in lane.place.bad:
+        """The run of ``request`` that ``node`` should read now, taken out of its span."""
+        fresh: list[tuple[float, int, Span]] = []
+        for span in request.spans_of.get(node.key, ()):
+            if node.key in span.place.bad:
                 continue
-            if lane.again and (again := self._pick_again(lane, node, now)) is not None:
+            if span.again and (again := self._pick_again(span, node, now)) is not None:
                 return again
-            if lane.fresh and self._allowed(lane, None, node):
-                fresh.append((max(lane.quota.get(node.key, 0.0), 0.0), lane.fresh, lane))
+            if span.fresh and self._allowed(span, None, node):
+                fresh.append((max(span.quota.get(node.key, 0.0), 0.0), span.fresh, span))
         fresh.sort(key=lambda found: found[:2], reverse=True)
         if fresh and not fresh[0][0] and self._settled(request, now):
             self._plan(request, now)  # its share is used up: it is faster than was planned, or others are slower
         size = self._run_size(request, node)
-        for _, _, lane in fresh:
-            if not self._leaves(request, lane, node, size):
-                run = lane.cut(size)
-                lane.quota[node.key] = lane.quota.get(node.key, 0.0) - run.size
+        for _, _, span in fresh:
+            if not self._leaves(request, span, node, size):
+                run = span.cut(size)
+                span.quota[node.key] = span.quota.get(node.key, 0.0) - run.size
                 return run
             self.left = True
         return None
 
-    def _pick_again(self, lane: Lane, node: NodeState, now: float) -> Run | None:
-        for index, run in enumerate(lane.again):
-            if run.not_before <= now and self._allowed(lane, run, node):
-                return lane.again.pop(index)
+    def _pick_again(self, span: Span, node: NodeState, now: float) -> Run | None:
+        for index, run in enumerate(span.again):
+            if run.not_before <= now and self._allowed(span, run, node):
+                return span.again.pop(index)
         return None
 
-    def _allowed(self, lane: Lane, run: Run | None, node: NodeState) -> bool:
-        """Whether ``node`` may read from ``lane``: a DataNode that failed only when there is no better one."""
-        able = self.able(lane, run)
+    def _allowed(self, span: Span, run: Run | None, node: NodeState) -> bool:
+        """Whether ``node`` may read from ``span``: a DataNode that failed only when there is no better one."""
+        able = self.able(span, run)
         if node not in able:
             return False
         best = min(self._rank(run, other) for other in able)
@@ -194,10 +193,10 @@ class Chooser:
     def _rank(self, run: Run | None, node: NodeState) -> tuple[bool, int]:
         return (not node.breaker.closed, run.failures.get(node.key, 0) if run is not None else 0)
 
-    def able(self, lane: Lane, run: Run | None) -> list[NodeState]:
+    def able(self, span: Span, run: Run | None) -> list[NodeState]:
         """The DataNodes that may still be asked."""
         failures = run.failures if run is not None else {}
-        usable = (key for key in lane.place.usable if failures.get(key, 0) < self._tuning.tries)
+        usable = (key for key in span.place.usable if failures.get(key, 0) < self._tuning.tries)
         return [self._nodes[key] for key in usable]
 
     def _run_size(self, request: Request, node: NodeState) -> int:
@@ -210,12 +209,12 @@ class Chooser:
             size = min(size, int(node.rate * tuning.run_seconds))
         return max(least, min(most, size))
 
-    def _leaves(self, request: Request, lane: Lane, node: NodeState, size: int) -> bool:
+    def _leaves(self, request: Request, span: Span, node: NodeState, size: int) -> bool:
         """Whether ``node`` had better leave this to others, who would end all that is left sooner."""
         mine = self.seconds(node, size)
         if not node.breaker.closed or mine * request.rates < request.pending:
             return False  # there is more to do than one transfer takes
-        others = [other for other in self.able(lane, None) if other is not node and other.breaker.closed]
+        others = [other for other in self.able(span, None) if other is not node and other.breaker.closed]
         if not others:
             return False
         healthy = [other for other in self.healthy(request) if other is not node]
@@ -243,22 +242,22 @@ class Chooser:
 
     def _plan(self, request: Request, now: float) -> None:
         request.planned_at = None
-        if request.size < self._tuning.plan_from or len(request.nodes) < 2 or len(request.lanes) < 2:
+        if request.size < self._tuning.plan_from or len(request.nodes) < 2 or len(request.spans) < 2:
             return
         request.planned_at = now
         able = self.healthy(request) or request.nodes
         index = {node.key: number for number, node in enumerate(able)}
-        lanes = [(lane, [key for key in lane.place.usable if key in index]) for lane in request.lanes if lane.fresh]
-        lanes = [(lane, keys) for lane, keys in lanes if keys]
+        spans = [(span, [key for key in span.place.usable if key in index]) for span in request.spans if span.fresh]
+        spans = [(span, keys) for span, keys in spans if keys]
         shares = plan(
-            [lane.fresh for lane, _ in lanes],
-            [[index[key] for key in keys] for _, keys in lanes],
+            [span.fresh for span, _ in spans],
+            [[index[key] for key in keys] for _, keys in spans],
             [self.rate(node) for node in able],
             [float(node.bytes) for node in able],
         )
         request.planned_with = {node.key: self.rate(node) for node in able}
-        for (lane, keys), row in zip(lanes, shares, strict=True):
-            lane.quota = dict(zip(keys, row, strict=True))
+        for (span, keys), row in zip(spans, shares, strict=True):
+            span.quota = dict(zip(keys, row, strict=True))
 
     def preview(self, sizes: Sequence[tuple[Place, int]]) -> tuple[dict[Place, dict[str, int]], float | None]:
         """Bytes that each DataNode would be planned to give of each place, and the seconds that all would take.

@@ -1,9 +1,7 @@
-"""An open HDFS file whose blocks this process reads from DataNodes itself, and where these are.
+"""An open HDFS file whose blocks this process reads from DataNodes itself: where they are, and one transfer of them.
 
 A block's bytes do not change, except when its file is appended to or truncated, which gives it a new generation: what
 was read is of one version as long as blocks, generations and length are what they were when the file was opened.
-
-One attempt at bytes of a block: the transfer, where its bytes go, the check; and the copy of a hedge that won.
 
 Nothing here knows of locks or threads; `bootseer.stripefs.scheduler.threads` calls it in its workers.
 """
@@ -19,7 +17,18 @@ from bootseer.errors import BootseerError, DataError, NotFoundError
 from bootseer.hdfs import datanode
 from bootseer.hdfs.records import DataNode, FileBlocks, Located
 from bootseer.hdfs.replica_errors import Cancelled, CorruptReplica, OwnLimit, StaleReplica, UncheckedReplica
-from bootseer.stripefs.scheduler.model import SLOWEST, Attempt, Checksums, Join, Joining, Landing, Lane, Outcome, Place
+from bootseer.stripefs.scheduler.model import (
+    SLOWEST,
+    Attempt,
+    CheckJoined,
+    Checksums,
+    CopyBack,
+    Join,
+    Outcome,
+    Place,
+    Span,
+    Transfer,
+)
 from bootseer.stripefs.storage.interface import DEADLINE, Piece
 
 
@@ -33,7 +42,7 @@ class Files(Protocol):
         """The block is damaged on the one DataNode of ``replica``."""
 
 
-class Spot:
+class Replicas:
     """What the engine knows of a `Place`: the block, and its DataNodes by key. Replaced as a whole."""
 
     __slots__ = ("located", "nodes")
@@ -43,8 +52,8 @@ class Spot:
         self.nodes: dict[str, DataNode] = {node.uuid: node for node in located.nodes}
 
 
-def spot(place: Place) -> Spot:
-    return cast(Spot, place.tag)
+def replicas_of(place: Place) -> Replicas:
+    return cast(Replicas, place.tag)
 
 
 class BlockFile:
@@ -58,7 +67,7 @@ class BlockFile:
         self.size, self.unfinished = blocks.length, blocks.under_construction
         known = [block for block in blocks.blocks if block.offset + block.block.length <= blocks.length]
         sums = Checksums()
-        self.places = [Place(self, [node.uuid for node in block.nodes], Spot(block), sums) for block in known]
+        self.places = [Place(self, [node.uuid for node in block.nodes], Replicas(block), sums) for block in known]
         self._starts = [block.offset for block in known]
         covered = sum(block.block.length for block in known)
         if covered != self.size or self._starts != _starts(known):
@@ -72,7 +81,7 @@ class BlockFile:
             raise self._replaced() from None
         blocks = {block.block.id: block.block for block in fresh.blocks}
         for place in self.places:
-            old = spot(place).located.block
+            old = replicas_of(place).located.block
             if (new := blocks.get(old.id)) is None or new.length < old.length or new.generation < old.generation:
                 raise self._replaced()
             if new.generation != old.generation and new.length != old.length:
@@ -86,12 +95,12 @@ class BlockFile:
         """Take what `locate` found, under the engine's lock."""
         blocks = {block.block.id: block for block in fresh.blocks}
         for place in self.places:
-            found = blocks[spot(place).located.block.id]
-            place.keys, place.tag = tuple(node.uuid for node in found.nodes), Spot(found)
+            found = blocks[replicas_of(place).located.block.id]
+            place.keys, place.tag = tuple(node.uuid for node in found.nodes), Replicas(found)
             place.bad.clear()
             place.unchecked.clear()
 
-    def lanes(self, piece: Piece) -> Iterator[Lane]:
+    def spans(self, piece: Piece) -> Iterator[Span]:
         """The parts of ``piece`` by block."""
         at = piece.offset
         if at < 0 or at + sum(map(len, piece.parts)) > self.size:
@@ -103,10 +112,10 @@ class BlockFile:
             if not len(part):
                 continue
             now = bisect_right(self._starts, at) - 1
-            block = spot(self.places[now]).located
+            block = replicas_of(self.places[now]).located
             whole = at + len(part) <= block.offset + block.block.length
             if views and (now != index or not whole):
-                yield self._lane(index, starts, views, piece, first)
+                yield self._span(index, starts, views, piece, first)
                 views = []
             if whole:
                 if not views:
@@ -117,32 +126,32 @@ class BlockFile:
                 yield from self._cut(now, at, part, piece, number)
             at += len(part)
         if views:
-            yield self._lane(index, starts, views, piece, first)
+            yield self._span(index, starts, views, piece, first)
 
-    def _lane(self, index: int, starts: list[int], views: list[memoryview], piece: Piece, first: int) -> Lane:
-        return Lane(self.places[index], starts, verify=piece.check is None, tag=Views(views, piece.check, first))
+    def _span(self, index: int, starts: list[int], views: list[memoryview], piece: Piece, first: int) -> Span:
+        return Span(self.places[index], starts, verify=piece.check is None, tag=Views(views, piece.check, first))
 
-    def _cut(self, index: int, at: int, part: memoryview, piece: Piece, number: int) -> Iterator[Lane]:
+    def _cut(self, index: int, at: int, part: memoryview, piece: Piece, number: int) -> Iterator[Span]:
         """A part that lies in several blocks."""
         done = 0
         found = []
         while done < len(part):
-            block = spot(self.places[index]).located
+            block = replicas_of(self.places[index]).located
             begin = at + done - block.offset
             count = min(len(part) - done, block.block.length - begin)
             if count:
                 views = Views([part[done : done + count]], None, 0)
-                found.append(Lane(self.places[index], [begin, begin + count], verify=piece.check is None, tag=views))
+                found.append(Span(self.places[index], [begin, begin + count], verify=piece.check is None, tag=views))
             done, index = done + count, index + 1
         if piece.check is not None:
             join = Join(len(found), Views([part], piece.check, number))
-            for lane in found:
-                lane.join = join
+            for span in found:
+                span.join = join
         yield from found
 
 
 class Views:
-    """Memory of a lane's parts; ``check`` knows the first of them as number ``first``."""
+    """Memory of a span's parts; ``check`` knows the first of them as number ``first``."""
 
     __slots__ = ("first", "judge", "parts")
 
@@ -156,8 +165,8 @@ class Views:
                 self.judge(number, part)
 
 
-def views(lane: Lane) -> Views:
-    return cast(Views, lane.tag)
+def views(span: Span) -> Views:
+    return cast(Views, span.tag)
 
 
 def _starts(blocks: Sequence[Located]) -> list[int]:
@@ -169,14 +178,6 @@ def _starts(blocks: Sequence[Located]) -> list[int]:
 
 
 PROBE_DEADLINE = 2.0
-
-
-class Transfer(Protocol):
-    """One read under way; `cancel` from any thread makes it raise `Cancelled` soon. ``received``: bytes so far."""
-
-    received: int
-
-    def cancel(self) -> None: ...
 
 
 class Transport(Protocol):
@@ -218,9 +219,9 @@ class DataNodes:
         datanode.read(node, located, offset, parts, deadline=deadline, verify=verify, transfer=transfer)
 
 
-def carry(attempt: Attempt, transport: Transport) -> tuple[Outcome, BootseerError | None]:
+def transfer(attempt: Attempt, transport: Transport) -> tuple[Outcome, BootseerError | None]:
     """Transfer and check. Other errors than those of the other side and of the bytes are raised."""
-    where = spot(attempt.place)
+    where = replicas_of(attempt.place)
     node = where.nodes.get(attempt.node.key)
     if node is None:  # it has lost the block since
         return Outcome.REFUSED, None
@@ -236,7 +237,7 @@ def carry(attempt: Attempt, transport: Transport) -> tuple[Outcome, BootseerErro
             transfer=cast(Transfer, attempt.handle),
         )
         if attempt.run is not None:
-            views(attempt.run.lane).check(parts, attempt.run.first)
+            views(attempt.run.span).check(parts, attempt.run.first)
     except Cancelled:
         return Outcome.CANCELLED, None
     except OwnLimit as exc:
@@ -260,24 +261,24 @@ def _memory(attempt: Attempt) -> list[memoryview]:
     """The caller's for a primary attempt, scratch memory for others."""
     run = attempt.run
     if run is not None and attempt.kind == "primary":
-        return views(run.lane).parts[run.first : run.last]
+        return views(run.span).parts[run.first : run.last]
     attempt.tag = buffer = bytearray(attempt.size)
     whole = memoryview(buffer)
     if run is None:
         return [whole]
-    starts = run.lane.starts
+    starts = run.span.starts
     return [whole[starts[i] - run.offset : starts[i + 1] - run.offset] for i in range(run.first, run.last)]
 
 
-def land(landing: Landing) -> None:
+def land(landing: CopyBack) -> None:
     """Copy a hedge's bytes into the caller's memory."""
     run, data, at = landing.run, memoryview(cast(bytearray, landing.attempt.tag)), 0
-    for part in views(run.lane).parts[run.first : run.last]:
+    for part in views(run.span).parts[run.first : run.last]:
         part[:] = data[at : at + len(part)]
         at += len(part)
 
 
-def check_joined(joining: Joining) -> BootseerError | None:
+def check_joined(joining: CheckJoined) -> BootseerError | None:
     """What is wrong with a part whose pieces came from several blocks."""
     whole = cast(Views, joining.join.tag)
     try:

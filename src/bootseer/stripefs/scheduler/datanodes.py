@@ -1,12 +1,4 @@
-"""A circuit breaker: leaves a server alone that failed, and lets one small probe find out when it is back.
-
-Pure: the caller passes the time and holds a lock.
-
-    closed --failures--> open --time passes, a probe starts--> half-open --it works--> closed
-                          ^                                        |
-                          +------ it fails: for twice as long -----+
-
-What is known of one DataNode: how fast it has been, what it is doing for us, and whether to ask it.
+"""What is known of one DataNode: how fast it has been, what it is doing for us, and whether to ask it.
 
 Pure: the caller passes the time and holds a lock.
 """
@@ -27,6 +19,13 @@ CALM = 8
 
 
 class Breaker:
+    """A circuit breaker: a server that failed is left alone, and one small probe finds out when it is back.
+
+    closed --failures--> open --time passes, a probe starts--> half-open --it works--> closed
+                          ^                                        |
+                          +------ it fails: for twice as long -----+
+    """
+
     def __init__(self) -> None:
         self.state: State = "closed"
         self.until = 0.0

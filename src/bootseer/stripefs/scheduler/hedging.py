@@ -1,10 +1,9 @@
-"""When a transfer has taken so long that another replica should be asked too, and how often that may be done.
+"""When an attempt takes too long, and what is done about it: a hedge (a second attempt elsewhere), or a stop.
 
-Pure: the caller passes durations and holds a lock.
+Hedges prevent one fault: that a request waits for a DataNode which is frozen or much slower than the others. What they
+read twice is limited (`HedgeBudget`).
 
-Whether an attempt takes too long, and what is to be done about it: a hedge, or another try elsewhere.
-
-Verdicts only: they change nothing. The scheduler, which holds the lock, does what they say.
+Pure: the caller passes times and holds a lock. `HedgePolicy` only gives verdicts; the scheduler does what they say.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from bootseer.stripefs.scheduler.assignment import Chooser
+from bootseer.stripefs.scheduler.assignment import Assignment
 from bootseer.stripefs.scheduler.datanodes import NodeState
 from bootseer.stripefs.scheduler.model import Attempt, Run, Tuning
 
@@ -95,7 +94,7 @@ class Stop(NamedTuple):
     why: str
 
 
-class Lone(NamedTuple):
+class OnlyReplica(NamedTuple):
     """Nothing comes, and there are no others."""
 
     why: str
@@ -107,25 +106,25 @@ class Hedge(NamedTuple):
     node: NodeState
 
 
-class Lateness:
+class HedgePolicy:
     """``durations``: how long transfers took; the scheduler adds to them."""
 
-    def __init__(self, durations: Durations, chooser: Chooser, tuning: Tuning) -> None:
-        self._durations, self._chooser, self._tuning = durations, chooser, tuning
+    def __init__(self, durations: Durations, chooser: Assignment, tuning: Tuning) -> None:
+        self._durations, self._assignment, self._tuning = durations, chooser, tuning
 
-    def verdict(self, attempt: Attempt, run: Run, now: float) -> Stop | Lone | Hedge | None:
+    def verdict(self, attempt: Attempt, run: Run, now: float) -> Stop | OnlyReplica | Hedge | None:
         """What ``attempt``, one of those at ``run``, needs; None while it is well, or nothing would help."""
-        if run.lane.request.over or run.done or run.won is not None:
+        if run.span.request.over or run.done or run.won is not None:
             return None
         late = self._durations.late(attempt.size)
         if now - attempt.started < late:
             return None
         others = self._others(attempt, run)
-        if (quiet := now - attempt.progress_at) > self._stuck(attempt, late):
+        if (silence := now - attempt.progress_at) > self._stuck(attempt, late):
             if others or run.hedge is not None:
-                return Stop(f"nothing came for {quiet:.2g} s")
-            if not attempt.quiet:
-                return Lone(f"nothing came for {quiet:.2g} s, and there is no other replica")
+                return Stop(f"nothing came for {silence:.2g} s")
+            if not attempt.silent:
+                return OnlyReplica(f"nothing came for {silence:.2g} s, and there is no other replica")
         if run.hedge is None and attempt.kind == "primary" and others:
             return self._hedge(attempt, run, others, late, now)
         return None
@@ -133,7 +132,7 @@ class Lateness:
     def _others(self, attempt: Attempt, run: Run) -> list[NodeState]:
         # whoever failed with it, or is trying it now, is no help
         tried = {attempt.node} | {other.node for other in (run.primary, run.hedge) if other is not None}
-        return [node for node in self._chooser.able(run.lane, run) if node not in tried and node.breaker.closed]
+        return [node for node in self._assignment.able(run.span, run) if node not in tried and node.breaker.closed]
 
     def _stuck(self, attempt: Attempt, late: float) -> float:
         """Seconds without a byte after which it is stopped."""
@@ -146,17 +145,17 @@ class Lateness:
         return stuck
 
     def _hedge(self, attempt: Attempt, run: Run, others: Sequence[NodeState], late: float, now: float) -> Hedge | None:
-        request = run.lane.request
+        request = run.span.request
         free = [node for node in others if node.flying < request.slots + 1]
         if not free:
             return None
-        other = min(free, key=lambda node: self._chooser.seconds(node, attempt.size))
+        other = min(free, key=lambda node: self._assignment.seconds(node, attempt.size))
         if attempt.received and now - attempt.progress_at < late:
             left = (attempt.size - attempt.received) * (now - attempt.started) / attempt.received
         else:
             left = float("inf")
-        self._chooser.healthy(request)
-        rates = request.rates - (self._chooser.rate(attempt.node) if attempt.node.breaker.closed else 0.0)
-        if left <= max(request.pending / max(rates, 1.0), self._chooser.seconds(other, attempt.size)):
+        self._assignment.healthy(request)
+        rates = request.rates - (self._assignment.rate(attempt.node) if attempt.node.breaker.closed else 0.0)
+        if left <= max(request.pending / max(rates, 1.0), self._assignment.seconds(other, attempt.size)):
             return None  # the request waits for others, or it would be no sooner
         return Hedge(other)

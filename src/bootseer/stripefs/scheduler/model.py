@@ -1,10 +1,8 @@
-"""Sizes and times of the read scheduler, in one place.
-
-What the scheduler of reads deals with: requests, their parts per block, runs of parts, and tries at them.
+"""What the scheduler of reads deals with, and its sizes and times (`Tuning`).
 
     Request      one call of a reader
-      Lane       consecutive parts of it that lie in one block (`Place`); any DataNode with a replica may give any part
-        Run      consecutive parts of a lane that are read at once
+      Span       consecutive parts of it that lie in one block (`Place`); any DataNode with a replica may give any part
+        Run      consecutive parts of a span that are read at once
           Attempt   one transfer: the primary one into the caller's memory, at most one more into scratch memory
 
 Nothing here does input or output; the engine keeps its own things (buffers, transfers) in the fields ``tag`` and
@@ -63,10 +61,12 @@ class Tuning:
     """How often one DataNode is asked for one run between fresh locations."""
 
 
-class Handle(Protocol):
-    """A transfer under way, as far as the scheduler looks at it. ``received``: bytes so far."""
+class Transfer(Protocol):
+    """One read under way; `cancel` from any thread makes it raise `Cancelled` soon. ``received``: bytes so far."""
 
     received: int
+
+    def cancel(self) -> None: ...
 
 
 class Outcome(enum.Enum):
@@ -114,7 +114,7 @@ class Place:
         self.checksums = checksums or Checksums()
 
     @property
-    def bare(self) -> bool:
+    def without_checksums(self) -> bool:
         """The file was written without checksums, as far as all its replicas say: it may be read as it is.
 
         A replica that does not answer, is gone or damaged says nothing; and one that lost its checksums, of a file that
@@ -127,10 +127,10 @@ class Place:
         return [key for key in self.keys if key not in self.bad]
 
 
-class Lane:
+class Span:
     """Parts of a request in one block: part ``i`` is at ``starts[i]`` to ``starts[i + 1]`` of the block.
 
-    ``verify``: have the DataNode's checksums checked, because nothing else checks these bytes. ``join``: this lane is
+    ``verify``: have the DataNode's checksums checked, because nothing else checks these bytes. ``join``: this span is
     one piece of a part that lies in several blocks.
     """
 
@@ -176,7 +176,7 @@ class Join:
 
 
 class Run:
-    """Parts ``first`` to ``last`` (exclusive) of ``lane``. ``failures``: tries by DataNode that did not work.
+    """Parts ``first`` to ``last`` (exclusive) of ``span``. ``failures``: tries by DataNode that did not work.
 
     ``won``: the hedge that has all bytes, while the primary attempt is being stopped. ``rounds``: how often fresh
     locations were asked for on its account; it is not tried before the time ``not_before``.
@@ -188,7 +188,6 @@ class Run:
         "failures",
         "first",
         "hedge",
-        "lane",
         "last",
         "not_before",
         "offset",
@@ -196,15 +195,16 @@ class Run:
         "primary",
         "rounds",
         "size",
+        "span",
         "verify",
         "won",
     )
 
-    def __init__(self, lane: Lane, first: int, last: int) -> None:
-        self.lane, self.first, self.last = lane, first, last
-        self.offset = lane.starts[first]
-        self.size = lane.starts[last] - self.offset
-        self.verify = lane.verify
+    def __init__(self, span: Span, first: int, last: int) -> None:
+        self.span, self.first, self.last = span, first, last
+        self.offset = span.starts[first]
+        self.size = span.starts[last] - self.offset
+        self.verify = span.verify
         self.failures: dict[str, int] = {}
         self.outcomes: set[Outcome] = set()
         self.error: BootseerError | None = None
@@ -221,16 +221,16 @@ class Request:
     ``touching``: attempts (or copies) that may write into the caller's memory; the call may return only at 0.
     """
 
-    def __init__(self, lanes: Sequence[Lane], name: str = "") -> None:
-        self.lanes, self.name = list(lanes), name
-        self.size = sum(lane.starts[-1] - lane.starts[0] for lane in self.lanes)
+    def __init__(self, spans: Sequence[Span], name: str = "") -> None:
+        self.spans, self.name = list(spans), name
+        self.size = sum(span.starts[-1] - span.starts[0] for span in self.spans)
         self.left = self.pending = self.size
         self.flying = 0
         self.touching = 0
         self.error: BaseException | None = None
         self.over = not self.left
         self.nodes: list[NodeState] = []
-        self.lanes_of: dict[str, list[Lane]] = {}
+        self.spans_of: dict[str, list[Span]] = {}
         self.small = False
         self.slots = 2
         self.number = 0
@@ -239,8 +239,8 @@ class Request:
         self.planned_with: dict[str, float] = {}  # the rates, by DataNode
         self.healthy: list[NodeState] = []
         self.rates, self.seen = 0.0, -1
-        for lane in self.lanes:
-            lane.request = self
+        for span in self.spans:
+            span.request = self
 
     @property
     def finished(self) -> bool:
@@ -251,7 +251,7 @@ class Attempt:
     """One transfer. ``kind``: ``primary`` writes into the caller's memory, the others into scratch memory.
 
     ``probe``: asks a DataNode whether it is back; ``confirm``: whether a replica is damaged. ``size`` bytes from
-    ``offset`` of the block at ``place``. ``quiet``: nothing has come for long, and there is nobody else to ask.
+    ``offset`` of the block at ``place``. ``silent``: nothing has come for long, and there is nobody else to ask.
     """
 
     __slots__ = (
@@ -262,10 +262,10 @@ class Attempt:
         "offset",
         "place",
         "progress_at",
-        "quiet",
         "received",
         "rescued",
         "run",
+        "silent",
         "size",
         "started",
         "tag",
@@ -279,8 +279,8 @@ class Attempt:
         self.run, self.verify = run, verify
         self.started = self.progress_at = 0.0
         self.received = 0
-        self.cancelled = self.rescued = self.quiet = False
-        self.handle: Handle | None = None
+        self.cancelled = self.rescued = self.silent = False
+        self.handle: Transfer | None = None
         self.tag: object = None
 
 
@@ -293,7 +293,7 @@ class Relocate:
         self.file, self.not_before = file, not_before
 
 
-class Landing:
+class CopyBack:
     """The bytes of ``attempt`` (a hedge) belong into the caller's memory: copy them, then tell the scheduler."""
 
     __slots__ = ("attempt", "run")
@@ -302,7 +302,7 @@ class Landing:
         self.run, self.attempt = run, attempt
 
 
-class Joining:
+class CheckJoined:
     """All pieces of a part are there: check it, then tell the scheduler."""
 
     __slots__ = ("join",)
@@ -313,7 +313,7 @@ class Joining:
 
 def attempt_at(kind: str, node: NodeState, run: Run) -> Attempt:
     """An attempt of ``kind`` to read ``run`` from ``node``."""
-    lane, place = run.lane, run.lane.place
+    span, place = run.span, run.span.place
     # where the reader has checksums of its own, a replica that lost HDFS's is as good as any
-    unneeded = place.bare or (not lane.verify and node.key in place.unchecked)
+    unneeded = place.without_checksums or (not span.verify and node.key in place.unchecked)
     return Attempt(kind, node, place, run.offset, run.size, run, run.verify and not unneeded)

@@ -1,11 +1,4 @@
-"""How many transfers are under way, against what one process may have.
-
-What a free transfer does next: a run of a request, or a probe of a DataNode that was left alone.
-
-Looking at every request and DataNode after each transfer would cost more than the transfers of small reads, so it is
-remembered where there may be something since the last look.
-
-The read scheduler: which DataNode reads which part of which request next. Pure policy, driven by the engine.
+"""The read scheduler: which DataNode reads which part of which request next. Pure policy, driven by the engine.
 
 The engine calls `submit`, `take`, `ended`, `tick` and so on under one lock, with the time; it does the transfers. The
 rules, in the order in which they decide:
@@ -26,18 +19,18 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from bootseer.errors import BootseerError, UnavailableError
-from bootseer.stripefs.scheduler.assignment import Chooser
+from bootseer.stripefs.scheduler.assignment import Assignment
 from bootseer.stripefs.scheduler.datanodes import NodeState
-from bootseer.stripefs.scheduler.hedging import Durations, Hedge, HedgeBudget, Lateness, Lone, Stop
+from bootseer.stripefs.scheduler.hedging import Durations, Hedge, HedgeBudget, HedgePolicy, OnlyReplica, Stop
 from bootseer.stripefs.scheduler.memory import ByteBudget
 from bootseer.stripefs.scheduler.model import (
     Attempt,
+    CheckJoined,
+    CopyBack,
     Join,
-    Joining,
-    Landing,
     Outcome,
     Place,
     Relocate,
@@ -46,140 +39,12 @@ from bootseer.stripefs.scheduler.model import (
     Tuning,
     attempt_at,
 )
-from bootseer.stripefs.scheduler.retry import Recovery
-
-
-class Occupancy:
-    """Transfers of bulk requests and of small ones (probes and confirmations count as small), and how many of each are
-    quiet: nothing comes from their DataNodes."""
-
-    def __init__(self, tuning: Tuning) -> None:
-        self._tuning = tuning
-        self._under_way = {False: 0, True: 0}
-        self._quiet = {False: 0, True: 0}
-
-    def full(self, small: bool) -> bool:
-        """Whether no more may begin. Quiet ones keep no others waiting, up to as many again."""
-        total = self._tuning.small_total if small else self._tuning.total
-        return self._under_way[small] - min(self._quiet[small], total) >= total
-
-    @property
-    def any_full(self) -> bool:
-        return self.full(False) or self.full(True)
-
-    def begin(self, attempt: Attempt) -> None:
-        self._under_way[_small(attempt)] += 1
-
-    def end(self, attempt: Attempt) -> None:
-        self._under_way[_small(attempt)] -= 1
-        self.hush(attempt, False)
-
-    def hush(self, attempt: Attempt, quiet: bool) -> None:
-        """Nothing comes for ``attempt``, or something again."""
-        if attempt.quiet is not quiet:
-            attempt.quiet = quiet
-            self._quiet[_small(attempt)] += 1 if quiet else -1
-
-
-def _small(attempt: Attempt) -> bool:
-    return attempt.run is None or attempt.run.lane.request.small
-
-
-class Taking:
-    """``begin`` is told of each attempt that is taken, and returns it. Set ``everywhere`` when it may have changed for
-    all what can be taken; tell of new requests (`came`) and of DataNodes with a slot that became free (`freed`)."""
-
-    def __init__(
-        self,
-        requests: list[Request],
-        chooser: Chooser,
-        occupancy: Occupancy,
-        scratch: ByteBudget,
-        tuning: Tuning,
-        begin: Callable[[Attempt, float], Attempt],
-    ) -> None:
-        self._requests, self._chooser, self._occupancy = requests, chooser, occupancy
-        self._scratch, self._tuning, self._begin = scratch, tuning, begin
-        self.everywhere = False
-        self._new: deque[Request] = deque()
-        self._freed: deque[NodeState] = deque()
-
-    def came(self, request: Request) -> None:
-        self._new.append(request)
-
-    def freed(self, node: NodeState) -> None:
-        self._freed.append(node)
-
-    def next(self, now: float) -> Attempt | None:
-        """The next attempt, begun; None: there is nothing to take."""
-        while True:
-            if (attempt := self._look(now)) is not None:
-                return attempt
-            if not self._new and not self._freed and not self.everywhere:
-                return None
-
-    def _look(self, now: float) -> Attempt | None:
-        """An attempt where there may be one since the last look: anywhere, a new request, a free slot."""
-        if self.everywhere:
-            for request in sorted(self._requests, key=_turn):
-                if (attempt := self._of(request, request.nodes, now)) is not None:
-                    return attempt
-            self.everywhere = False
-            self._new.clear()
-            self._freed.clear()
-            return self._probe(now)
-        while self._new:
-            if (attempt := self._of(self._new[0], self._new[0].nodes, now)) is not None:
-                return attempt
-            self._new.popleft()
-        while self._freed:
-            node = self._freed[0]
-            for request in sorted(self._requests, key=_turn):
-                if node.key in request.lanes_of and (attempt := self._of(request, [node], now)) is not None:
-                    return attempt
-            self._freed.popleft()
-        return None
-
-    def _of(self, request: Request, nodes: Sequence[NodeState], now: float) -> Attempt | None:
-        if request.over or not request.pending or self._occupancy.full(request.small):
-            return None
-        slots = request.slots + (self._tuning.small_slots if request.small else 0)
-        for node in sorted(nodes, key=lambda node: node.flying) if len(nodes) > 1 else nodes:
-            if node.breaker.closed:
-                if (node.flying if request.small else node.bulk) >= slots:
-                    continue
-            elif node.flying:
-                continue
-            if (run := self._chooser.pick(request, node, now)) is not None:
-                request.pending -= run.size
-                request.flying += run.size
-                request.touching += 1
-                run.primary = attempt_at("primary", node, run)
-                return self._begin(run.primary, now)
-        return None
-
-    def _probe(self, now: float) -> Attempt | None:
-        for request in self._requests:
-            for node in request.nodes:
-                if not node.breaker.probe_due(now):
-                    continue
-                for lane in request.lanes_of.get(node.key, ()):
-                    size = min(self._tuning.probe, lane.starts[-1] - lane.starts[0])
-                    if node.key not in lane.place.bad and self._scratch.try_take(size):
-                        node.breaker.probe()
-                        return self._begin(Attempt("probe", node, lane.place, lane.starts[0], size, None, False), now)
-        return None
-
-
-def _turn(request: Request) -> tuple[bool, int, int, int]:
-    """Small requests first, then who has the least under way, then who has had the least so far."""
-    return (not request.small, request.flying, request.size - request.pending, request.number)
-
+from bootseer.stripefs.scheduler.retry import RetryPolicy
 
 _log = logging.getLogger(__name__)
 
 Doing = Attempt | Relocate
-Then = Landing | Joining | None
+Then = CopyBack | CheckJoined | None
 
 
 class Scheduler:
@@ -195,11 +60,16 @@ class Scheduler:
         self._urgent: deque[Attempt] = deque()
         self._cancels: list[Attempt] = []
         self._number = 0
-        self._occupancy = Occupancy(self.tuning)
-        self._chooser = Chooser(self.nodes, self.tuning)
-        self._taking = Taking(self.requests, self._chooser, self._occupancy, self._scratch, self.tuning, self._begin)
-        self._lateness = Lateness(self.durations, self._chooser, self.tuning)
-        self._recovery = Recovery(self.requests, self._chooser, self.tuning, self.fail)
+        # The transfers under way of bulk requests (False) and of small ones (True), and how many of them are silent.
+        self._under_way, self._silent = {False: 0, True: 0}, {False: 0, True: 0}
+        self._assignment = Assignment(self.nodes, self.tuning)
+        # Where there may be something to take since the last look: to look at every request and DataNode after each
+        # transfer would cost more than the transfers of small reads.
+        self._everywhere = False
+        self._new: deque[Request] = deque()
+        self._freed: deque[NodeState] = deque()
+        self._hedging = HedgePolicy(self.durations, self._assignment, self.tuning)
+        self._retry = RetryPolicy(self.requests, self._assignment, self.tuning, self.fail)
         self.hedged = self.hedges_won = 0
 
     # -- what the engine asks -------------------------------------------------------------------------------------
@@ -218,32 +88,33 @@ class Scheduler:
         request.number, request.progress_at = self._number, now
         request.small = request.size <= self.tuning.small
         self.requests.append(request)
-        self._chooser.route(request, now)
-        self._taking.came(request)
-        for lane in request.lanes:
-            if not lane.place.usable:
-                self._recovery.strand(lane, now)
+        self._assignment.route(request, now)
+        self._new.append(request)
+        for span in request.spans:
+            if not span.place.usable:
+                self._retry.cut_rest(span, now)
 
     def take(self, now: float) -> Doing | None:
         """The next thing to do, if there is any: start the attempt (and call `ended`), or ask for locations."""
-        if (question := self._recovery.question(now)) is not None:
+        if (question := self._retry.question(now)) is not None:
             return question
         while self._urgent:
             late = self._urgent.popleft()
             if late in self._flying and not late.cancelled:
                 return late
             self._drop_unstarted(late, now)
-        return self._taking.next(now)
+        return self._take(now)
 
     def ended(self, attempt: Attempt, outcome: Outcome, error: BootseerError | None, now: float) -> Then:
         """The attempt is over: nothing writes to its memory any more. What is to be done next, before others."""
         if self._flying.pop(attempt, False) is False:
             return None
         # a total that was reached kept every DataNode from taking; one that left something to others may want it now
-        if self._occupancy.any_full or outcome is not Outcome.DONE or self._chooser.left:
-            self._taking.everywhere, self._chooser.left = True, False
-        self._taking.freed(attempt.node)
-        self._occupancy.end(attempt)
+        if self._full(False) or self._full(True) or outcome is not Outcome.DONE or self._assignment.left:
+            self._everywhere, self._assignment.left = True, False
+        self._freed.append(attempt.node)
+        self._under_way[_small(attempt)] -= 1
+        self._set_silent(attempt, False)
         if outcome is Outcome.DONE:
             self._credit(attempt, attempt.size, now)
         node = attempt.node
@@ -253,7 +124,7 @@ class Scheduler:
         if run is None:
             self._scratch.give(attempt.size)
             return None
-        request = run.lane.request
+        request = run.span.request
         request.flying -= attempt.size
         if attempt.kind == "hedge":
             return self._hedge_ended(run, attempt, outcome, error, now)
@@ -270,14 +141,14 @@ class Scheduler:
         if run.won is not None:
             return self._land(run, run.won)
         if outcome is not Outcome.CANCELLED or attempt.rescued:
-            self._recovery.failed(run, attempt, outcome, error)
+            self._retry.failed(run, attempt, outcome, error)
         if run.hedge is None:
             self._requeue(run, now)
         return None
 
-    def landed(self, landing: Landing, now: float) -> Then:
+    def copied_back(self, landing: CopyBack, now: float) -> Then:
         """The bytes of a hedge are in the caller's memory."""
-        run, request = landing.run, landing.run.lane.request
+        run, request = landing.run, landing.run.span.request
         request.touching -= 1
         self._scratch.give(run.size)
         run.won = None
@@ -289,7 +160,7 @@ class Scheduler:
     def joined(self, join: Join, error: BootseerError | None, now: float) -> None:
         """A part that lies in two blocks was looked at: ``error`` when it is not right."""
         pieces, join.arrived = join.arrived, []
-        request = pieces[0][0].lane.request
+        request = pieces[0][0].span.request
         request.touching -= 1
         if request.over:
             self._finish(request)
@@ -305,17 +176,17 @@ class Scheduler:
 
     def relocated(self, file: object, error: BootseerError | None, now: float) -> None:
         """The places of ``file`` have fresh locations, or that failed."""
-        self._taking.everywhere = True
-        self._recovery.relocated(file, error, now)
+        self._everywhere = True
+        self._retry.relocated(file, error, now)
 
     def tick(self, now: float) -> None:
         """Look at everything under way: what is late, stuck or given up."""
-        self._taking.everywhere = True
+        self._everywhere = True
         for attempt in list(self._flying):
             if attempt.handle is not None:
                 self._credit(attempt, attempt.handle.received, now)
-        self._chooser.rates_changed(self.requests, now)
-        self._chooser.forget(self.requests, now)
+        self._assignment.rates_changed(self.requests, now)
+        self._assignment.forget(self.requests, now)
         for attempt in list(self._flying):
             if attempt.run is not None and not attempt.cancelled:
                 self._watch(attempt, attempt.run, now)
@@ -334,10 +205,10 @@ class Scheduler:
         if not request.over:
             request.error, request.over = error, True
             for attempt in self._flying:
-                if attempt.run is not None and attempt.run.lane.request is request:
+                if attempt.run is not None and attempt.run.span.request is request:
                     self._cancel(attempt)
-            for lane in request.lanes:
-                for run in lane.again:
+            for span in request.spans:
+                for run in span.again:
                     self._discard(run)
         self._finish(request)
 
@@ -356,20 +227,88 @@ class Scheduler:
             )
 
     def preview(self, sizes: Sequence[tuple[Place, int]]) -> tuple[dict[Place, dict[str, int]], float | None]:
-        """As `Chooser.preview`."""
-        return self._chooser.preview(sizes)
+        """As `Assignment.preview`."""
+        return self._assignment.preview(sizes)
 
     @property
     def busy(self) -> bool:
         """Whether anything is under way or waits."""
         return bool(self.requests or self._flying)
 
+    # -- taking ---------------------------------------------------------------------------------------------------
+
+    def _full(self, small: bool) -> bool:
+        """Whether no more transfers may begin. Silent ones keep no others waiting, up to as many again."""
+        total = self.tuning.small_total if small else self.tuning.total
+        return self._under_way[small] - min(self._silent[small], total) >= total
+
+    def _set_silent(self, attempt: Attempt, silent: bool) -> None:
+        """Nothing comes for ``attempt``, or something again."""
+        if attempt.silent is not silent:
+            attempt.silent = silent
+            self._silent[_small(attempt)] += 1 if silent else -1
+
+    def _take(self, now: float) -> Attempt | None:
+        """An attempt, begun: a run of a request for a free slot, or a probe. None when there is nothing to take."""
+        while self._everywhere or self._new or self._freed:
+            if self._everywhere:
+                for request in sorted(self.requests, key=_turn):
+                    if (attempt := self._take_of(request, request.nodes, now)) is not None:
+                        return attempt
+                self._everywhere = False
+                self._new.clear()
+                self._freed.clear()
+                if (attempt := self._probe(now)) is not None:
+                    return attempt
+            elif self._new:
+                if (attempt := self._take_of(self._new[0], self._new[0].nodes, now)) is not None:
+                    return attempt
+                self._new.popleft()
+            else:
+                node = self._freed[0]
+                for request in sorted(self.requests, key=_turn):
+                    if node.key in request.spans_of and (attempt := self._take_of(request, [node], now)) is not None:
+                        return attempt
+                self._freed.popleft()
+        return None
+
+    def _take_of(self, request: Request, nodes: Sequence[NodeState], now: float) -> Attempt | None:
+        if request.over or not request.pending or self._full(request.small):
+            return None
+        slots = request.slots + (self.tuning.small_slots if request.small else 0)
+        for node in sorted(nodes, key=lambda node: node.flying) if len(nodes) > 1 else nodes:
+            if node.breaker.closed:
+                if (node.flying if request.small else node.bulk) >= slots:
+                    continue
+            elif node.flying:
+                continue
+            if (run := self._assignment.pick(request, node, now)) is not None:
+                request.pending -= run.size
+                request.flying += run.size
+                request.touching += 1
+                run.primary = attempt_at("primary", node, run)
+                return self._begin(run.primary, now)
+        return None
+
+    def _probe(self, now: float) -> Attempt | None:
+        """A small transfer from a DataNode that was left alone, to see whether it works again."""
+        for request in self.requests:
+            for node in request.nodes:
+                if not node.breaker.probe_due(now):
+                    continue
+                for span in request.spans_of.get(node.key, ()):
+                    size = min(self.tuning.probe, span.starts[-1] - span.starts[0])
+                    if node.key not in span.place.bad and self._scratch.try_take(size):
+                        node.breaker.probe()
+                        return self._begin(Attempt("probe", node, span.place, span.starts[0], size, None, False), now)
+        return None
+
     # -- beginning ------------------------------------------------------------------------------------------------
 
     def _begin(self, attempt: Attempt, now: float) -> Attempt:
         attempt.started = attempt.progress_at = now
         self._flying[attempt] = None
-        self._occupancy.begin(attempt)
+        self._under_way[_small(attempt)] += 1
         attempt.node.begin(attempt.size, now)
         return attempt
 
@@ -385,9 +324,9 @@ class Scheduler:
         if received > attempt.received:
             attempt.node.credit(received - attempt.received, attempt.size, now)
             attempt.received, attempt.progress_at = received, now
-            self._occupancy.hush(attempt, False)
+            self._set_silent(attempt, False)
             if attempt.run is not None:
-                attempt.run.lane.request.progress_at = now
+                attempt.run.span.request.progress_at = now
 
     def _judge(self, attempt: Attempt, outcome: Outcome, error: BootseerError | None, now: float) -> None:
         """What the result says of the DataNode."""
@@ -404,28 +343,28 @@ class Scheduler:
             if node.breaker.succeeded():
                 node.renew(now)
                 _log.info("DataNode %s works again", node.address)
-                self._taking.everywhere = True
-                self._chooser.breakers_changed(self.requests, now)
+                self._everywhere = True
+                self._assignment.breakers_changed(self.requests, now)
             if outcome is Outcome.CORRUPT or (attempt.verify and outcome in (Outcome.DONE, Outcome.DAMAGED)):
                 attempt.place.checksums.seen = True
             if outcome in (Outcome.REFUSED, Outcome.CORRUPT) and attempt.kind != "probe":
                 attempt.place.bad[node.key] = outcome
-                self._recovery.lost(attempt.place, now)
+                self._retry.lost(attempt.place, now)
             elif outcome is Outcome.UNCHECKED and node.key not in attempt.place.unchecked:
                 attempt.place.unchecked.add(node.key)
-                if attempt.place.bare:
-                    self._recovery.bare(attempt.place)
+                if attempt.place.without_checksums:
+                    self._retry.without_checksums(attempt.place)
 
     def _node_failed(self, node: NodeState, now: float, why: str, *, hard: bool) -> None:
         if node.breaker.failed(now, hard=hard):
             _log.warning("DataNode %s is left alone for %.2g s: %s", node.address, node.breaker.until - now, why)
-            self._taking.everywhere = True
-            self._chooser.breakers_changed(self.requests, now)
+            self._everywhere = True
+            self._assignment.breakers_changed(self.requests, now)
 
     def _hedge_ended(
         self, run: Run, attempt: Attempt, outcome: Outcome, error: BootseerError | None, now: float
     ) -> Then:
-        request = run.lane.request
+        request = run.span.request
         run.hedge = None
         if outcome is Outcome.DONE and not run.done and not request.over:
             self.hedges_won += 1
@@ -443,15 +382,15 @@ class Scheduler:
         if request.over or run.done:
             return None
         if outcome is not Outcome.CANCELLED:
-            self._recovery.failed(run, attempt, outcome, error)
+            self._retry.failed(run, attempt, outcome, error)
         if run.primary is None:
             self._requeue(run, now)
         return None
 
-    def _land(self, run: Run, attempt: Attempt) -> Landing:
+    def _land(self, run: Run, attempt: Attempt) -> CopyBack:
         run.won = attempt
-        run.lane.request.touching += 1
-        return Landing(run, attempt)
+        run.span.request.touching += 1
+        return CopyBack(run, attempt)
 
     def _discard(self, run: Run) -> None:
         """The hedge that won is not needed."""
@@ -463,17 +402,17 @@ class Scheduler:
         """The bytes of ``run`` are in the caller's memory, and right as far as they can be checked alone."""
         if run.hedge is not None:
             self._cancel(run.hedge)
-        if (join := run.lane.join) is None:
+        if (join := run.span.join) is None:
             self._complete(run, now)
             return None
         join.arrived.append((run, node))
         if len(join.arrived) < join.count:
             return None
-        run.lane.request.touching += 1
-        return Joining(join)
+        run.span.request.touching += 1
+        return CheckJoined(join)
 
     def _complete(self, run: Run, now: float) -> None:
-        request = run.lane.request
+        request = run.span.request
         run.done = True
         request.left -= run.size
         request.progress_at = now
@@ -487,8 +426,8 @@ class Scheduler:
             self.requests.remove(request)
 
     def _requeue(self, run: Run, now: float) -> None:
-        self._taking.everywhere = True
-        self._recovery.requeue(run, now)
+        self._everywhere = True
+        self._retry.requeue(run, now)
 
     def _cancel(self, attempt: Attempt) -> None:
         if not attempt.cancelled:
@@ -498,21 +437,21 @@ class Scheduler:
     # -- watching -------------------------------------------------------------------------------------------------
 
     def _watch(self, attempt: Attempt, run: Run, now: float) -> None:
-        verdict = self._lateness.verdict(attempt, run, now)
+        verdict = self._hedging.verdict(attempt, run, now)
         if isinstance(verdict, Hedge):
             self._hedge(attempt, run, verdict.node, now)
         elif isinstance(verdict, Stop):
             attempt.rescued = True
             self._node_failed(attempt.node, now, verdict.why, hard=True)
             self._cancel(attempt)
-        elif isinstance(verdict, Lone):
+        elif isinstance(verdict, OnlyReplica):
             node = attempt.node
             self._node_failed(node, now, verdict.why, hard=True)
-            if attempt.size <= self.tuning.long_run and any(one.quiet and one.node is node for one in self._flying):
+            if attempt.size <= self.tuning.long_run and any(one.silent and one.node is node for one in self._flying):
                 self._cancel(attempt)  # one is enough to wait with; this is no failure of the run
             else:
-                self._occupancy.hush(attempt, True)
-            self._taking.everywhere = True
+                self._set_silent(attempt, True)
+            self._everywhere = True
 
     def _hedge(self, attempt: Attempt, run: Run, node: NodeState, now: float) -> None:
         """Ask ``node`` as well, if memory and budget allow it."""
@@ -522,6 +461,15 @@ class Scheduler:
             self._scratch.give(attempt.size)
             return
         self.hedged += 1
-        run.lane.request.flying += attempt.size
+        run.span.request.flying += attempt.size
         run.hedge = attempt_at("hedge", node, run)
         self._urgent.append(self._begin(run.hedge, now))
+
+
+def _turn(request: Request) -> tuple[bool, int, int, int]:
+    """Small requests first, then who has the least under way, then who has had the least so far."""
+    return (not request.small, request.flying, request.size - request.pending, request.number)
+
+
+def _small(attempt: Attempt) -> bool:
+    return attempt.run is None or attempt.run.span.request.small

@@ -9,34 +9,34 @@ import logging
 from collections.abc import Callable
 
 from bootseer.errors import BootseerError, DataError, UnavailableError
-from bootseer.stripefs.scheduler.assignment import Chooser
-from bootseer.stripefs.scheduler.model import Attempt, Lane, Outcome, Place, Relocate, Request, Run, Tuning
+from bootseer.stripefs.scheduler.assignment import Assignment
+from bootseer.stripefs.scheduler.model import Attempt, Outcome, Place, Relocate, Request, Run, Span, Tuning
 
 _log = logging.getLogger(__name__)
 
 _WRONG = {Outcome.DAMAGED, Outcome.CORRUPT}
 
 
-class Recovery:
+class RetryPolicy:
     """``requests``: the scheduler's, all that are not finished; ``fail`` gives one of them up."""
 
     def __init__(
         self,
         requests: list[Request],
-        chooser: Chooser,
+        chooser: Assignment,
         tuning: Tuning,
         fail: Callable[[Request, BaseException], None],
     ) -> None:
-        self._requests, self._chooser, self._tuning, self._fail = requests, chooser, tuning, fail
+        self._requests, self._assignment, self._tuning, self._fail = requests, chooser, tuning, fail
         self._questions: list[Relocate] = []
         self._asking: set[int] = set()
 
     def failed(self, run: Run, attempt: Attempt, outcome: Outcome, error: BootseerError | None) -> None:
         key = attempt.node.key
         if outcome is Outcome.UNCHECKED:
-            if attempt.place.bare:
+            if attempt.place.without_checksums:
                 run.failures.clear()
-            elif run.lane.verify:
+            elif run.span.verify:
                 run.failures[key] = self._tuning.tries
         else:
             run.failures[key] = run.failures.get(key, 0) + 1
@@ -44,7 +44,7 @@ class Recovery:
             run.outcomes.add(outcome)
         elif error is None:  # it was stopped because nothing came
             error = UnavailableError(
-                f"cannot read {run.lane.request.name or 'a file'}: no answer from DataNode {attempt.node.address}",
+                f"cannot read {run.span.request.name or 'a file'}: no answer from DataNode {attempt.node.address}",
                 hint="check that it runs and is reachable from here",
             )
         if outcome in (Outcome.DAMAGED, Outcome.CORRUPT):
@@ -54,26 +54,26 @@ class Recovery:
             run.error = error
 
     def requeue(self, run: Run, now: float) -> None:
-        request = run.lane.request
-        run.lane.again.append(run)
+        request = run.span.request
+        run.span.again.append(run)
         request.pending += run.size
         self._check_stuck(run, now)
 
     def _check_stuck(self, run: Run, ask_at: float) -> None:
         """Ask for fresh locations at that time, or give up, when there is nobody left to ask for ``run``."""
-        request = run.lane.request
-        if request.over or self._chooser.able(run.lane, run):
+        request = run.span.request
+        if request.over or self._assignment.able(run.span, run):
             return
-        reasons = run.outcomes | set(run.lane.place.bad.values())
+        reasons = run.outcomes | set(run.span.place.bad.values())
         damaged = bool(reasons) and reasons <= _WRONG
         if run.rounds >= (1 if damaged else self._tuning.rounds):
             self._fail(request, run.error or self._nobody(run))
             return
-        self._relocate(run.lane.place.file, ask_at)
+        self._relocate(run.span.place.file, ask_at)
 
     def _nobody(self, run: Run) -> BootseerError:
         what = f"no DataNode has bytes {run.offset} to {run.offset + run.size} of a block"
-        return UnavailableError(f"{what} of {run.lane.request.name or 'a file'}", hint="run hdfs fsck on it")
+        return UnavailableError(f"{what} of {run.span.request.name or 'a file'}", hint="run hdfs fsck on it")
 
     def _relocate(self, file: object, at: float) -> None:
         if id(file) not in self._asking:
@@ -90,28 +90,28 @@ class Recovery:
                 return self._questions.pop(index)
         return None
 
-    def strand(self, lane: Lane, now: float) -> None:
-        """``lane`` has nobody to ask at all: its rest becomes runs, which keep count of the rounds."""
-        self._cut(lane)
-        if lane.again:
-            self._relocate(lane.place.file, now)
+    def cut_rest(self, span: Span, now: float) -> None:
+        """``span`` has nobody to ask at all: its rest becomes runs, which keep count of the rounds."""
+        self._cut(span)
+        if span.again:
+            self._relocate(span.place.file, now)
 
-    def _cut(self, lane: Lane) -> None:
-        while lane.fresh:
-            lane.again.append(lane.cut(self._tuning.max_run))
+    def _cut(self, span: Span) -> None:
+        while span.fresh:
+            span.again.append(span.cut(self._tuning.max_run))
 
     def _wait(self, rounds: int) -> float:
         """Seconds to wait after so many rounds, before the next step."""
         return self._tuning.round_wait * 3 ** (rounds - 1) if rounds else 0.0
 
-    def _relocated_lane(self, lane: Lane, error: BootseerError | None, now: float) -> None:
-        if lane.fresh and not lane.place.usable:
-            self._cut(lane)
-        for run in list(lane.again):
-            if self._chooser.able(lane, run):
+    def _relocated_span(self, span: Span, error: BootseerError | None, now: float) -> None:
+        if span.fresh and not span.place.usable:
+            self._cut(span)
+        for run in list(span.again):
+            if self._assignment.able(span, run):
                 continue
             if isinstance(error, DataError):  # it is another file now
-                self._fail(lane.request, error)
+                self._fail(span.request, error)
                 return
             run.rounds += 1
             if not run.outcomes or not run.outcomes <= _WRONG:
@@ -119,40 +119,40 @@ class Recovery:
                 run.not_before = now + self._wait(run.rounds - 1)
             if error is not None and run.error is None:
                 run.error = error
-            if not self._chooser.able(lane, run):  # the NameNode names nobody: no use to ask it again at once
+            if not self._assignment.able(span, run):  # the NameNode names nobody: no use to ask it again at once
                 self._check_stuck(run, now + self._wait(run.rounds))
-                if lane.request.over:
+                if span.request.over:
                     return
 
     def lost(self, place: Place, now: float) -> None:
         """One replica fewer: perhaps that was the last for somebody who waits."""
         for request in list(self._requests):
-            for lane in request.lanes:
-                if lane.place is place and not request.over:
+            for span in request.spans:
+                if span.place is place and not request.over:
                     if not place.usable:
-                        self.strand(lane, now)
-                    for run in list(lane.again):
+                        self.cut_rest(span, now)
+                    for run in list(span.again):
                         self._check_stuck(run, now)
 
-    def bare(self, place: Place) -> None:
+    def without_checksums(self, place: Place) -> None:
         """No replica of it has checksums: whoever was refused for that may ask again, without."""
         _log.warning(
             "%s: a block has no checksums in HDFS, and is read without them", getattr(place.file, "path", "a file")
         )
         for request in self._requests:
-            for lane in request.lanes:
-                for run in lane.again if lane.place is place else ():
+            for span in request.spans:
+                for run in span.again if span.place is place else ():
                     run.failures.clear()
 
     def relocated(self, file: object, error: BootseerError | None, now: float) -> None:
         """The places of ``file`` have fresh locations, or that failed."""
         self._asking.discard(id(file))
         for request in list(self._requests):
-            if not any(lane.place.file is file for lane in request.lanes):
+            if not any(span.place.file is file for span in request.spans):
                 continue
-            self._chooser.route(request, now)
-            for lane in request.lanes:
-                if lane.place.file is file:
-                    self._relocated_lane(lane, error, now)
+            self._assignment.route(request, now)
+            for span in request.spans:
+                if span.place.file is file:
+                    self._relocated_span(span, error, now)
                     if request.over:
                         break

@@ -1,4 +1,4 @@
-"""The threads of the read scheduler: they transfer what `schedule` decides, and check the bytes.
+"""The threads of the read scheduler: they transfer what `Scheduler` decides, and check the bytes.
 
 Concurrency: one lock guards the scheduler and everything here; no transfer, check, copy or request to the NameNode
 happens under it. Callers of `Engine.read` only wait. Workers (as many as there are transfers under way) do one thing
@@ -17,6 +17,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from bootseer.errors import BootseerError, UnavailableError
 from bootseer.hdfs.placement import picked
 from bootseer.hdfs.records import FileBlocks, Located
@@ -25,14 +27,14 @@ from bootseer.stripefs.scheduler.blockfile import (
     BlockFile,
     DataNodes,
     Transport,
-    carry,
     check_joined,
     land,
     let_go,
-    spot,
+    replicas_of,
+    transfer,
     views,
 )
-from bootseer.stripefs.scheduler.model import Attempt, Joining, Landing, Outcome, Place, Relocate, Request, Tuning
+from bootseer.stripefs.scheduler.model import Attempt, CheckJoined, CopyBack, Outcome, Place, Relocate, Request, Tuning
 from bootseer.stripefs.scheduler.policy import Scheduler, Then
 from bootseer.stripefs.storage.interface import Piece
 
@@ -42,8 +44,9 @@ TICK = 0.010
 _IDLE = 10.0
 
 
-class NodeSnapshot(NamedTuple):
-    """What is known of a DataNode: see `bootseer.stripefs.explain.NodeLook`."""
+class NodeLook(msgspec.Struct, frozen=True, kw_only=True):
+    """One DataNode as this process has seen it. ``state`` of its breaker: ``closed`` (used), ``open`` (left alone for
+    ``open_seconds`` more), ``half-open`` (being probed). ``rate``: bytes a second, None while unknown."""
 
     address: str
     state: str
@@ -58,7 +61,7 @@ class NodeSnapshot(NamedTuple):
 class Snapshot(NamedTuple):
     """The engine as it is now. ``shares``: bytes by DataNode that a read of each place would be planned to give."""
 
-    nodes: dict[str, NodeSnapshot]
+    nodes: dict[str, NodeLook]
     shares: dict[Place, dict[str, int]]
     seconds: float | None
     hedge_seconds: float
@@ -88,7 +91,7 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.scheduler = Scheduler(tuning, memory.process())
-        # one for each transfer that may be under way (as many again may be quiet), some for questions to the NameNode
+        # one for each transfer that may be under way (as many again may be silent), some for questions to the NameNode
         self._most = 2 * (self.scheduler.tuning.total + self.scheduler.tuning.small_total) + 8
         self._transport, self._clock = transport or DataNodes(), clock
         self._lock = threading.Lock()
@@ -101,10 +104,10 @@ class Engine:
 
     def read(self, pieces: Sequence[tuple[BlockFile, Piece]]) -> None:
         """Fill and check all ``pieces``. The promises of `bootseer.stripefs.storage.interface.Backend.read_many`."""
-        lanes = [lane for file, piece in pieces for lane in file.lanes(piece)]
-        if not lanes:
+        spans = [span for file, piece in pieces for span in file.spans(piece)]
+        if not spans:
             return
-        request = Request(lanes, next((piece.name or file.path for file, piece in pieces), ""))
+        request = Request(spans, next((piece.name or file.path for file, piece in pieces), ""))
         done = threading.Event()
         try:
             # An interrupt may strike the main thread between any two steps. So callers do nothing to the scheduler:
@@ -117,17 +120,17 @@ class Engine:
             self._give_up(request, done, exc)
             raise
         finally:
-            for lane in lanes:  # a hedge that lost may still be under way, with the lane, but without this memory
-                views(lane).parts.clear()
-                if lane.join is not None:
-                    lane.join.tag = None
+            for span in spans:  # a hedge that lost may still be under way, with the span, but without this memory
+                views(span).parts.clear()
+                if span.join is not None:
+                    span.join.tag = None
         if (error := request.error) is not None:
             request.error = None
             try:
                 raise error
             finally:
                 # its traceback holds this frame, and that the caller's memory: not in a circle, nor by the pieces
-                del error, request, lanes, pieces
+                del error, request, spans, pieces
 
     def _kick(self) -> None:
         """See to it that a worker looks at the inbox, and that the watcher watches."""
@@ -157,7 +160,7 @@ class Engine:
 
     def _know(self, places: Iterable[Place]) -> None:
         for place in places:
-            for key, node in spot(place).nodes.items():
+            for key, node in replicas_of(place).nodes.items():
                 self.scheduler.node(key, node.address)
 
     def look(self, files: Sequence[BlockFile]) -> Snapshot:
@@ -165,9 +168,11 @@ class Engine:
         with self._lock:
             now, places = self._clock(), [place for file in files for place in file.places]
             self._know(places)
-            shares, seconds = self.scheduler.preview([(place, spot(place).located.block.length) for place in places])
+            shares, seconds = self.scheduler.preview(
+                [(place, replicas_of(place).located.block.length) for place in places]
+            )
             nodes = {
-                key: NodeSnapshot(
+                key: NodeLook(
                     address=node.address,
                     state=node.breaker.state,
                     open_seconds=max(0.0, node.breaker.until - now) if node.breaker.state == "open" else 0.0,
@@ -190,7 +195,7 @@ class Engine:
         now = self._clock()
         while self._inbox:
             request, done = self._inbox.popleft()
-            self._know([lane.place for lane in request.lanes])
+            self._know([span.place for span in request.spans])
             self._waiting[request] = done
             self.scheduler.submit(request, now)
         self._dispatch(here=True)
@@ -282,7 +287,7 @@ class Engine:
             cancels = self.scheduler.cancels()
         for attempt in cancels:
             if attempt.handle is not None:
-                attempt.handle.cancel()  # type: ignore[attr-defined]
+                attempt.handle.cancel()
 
     def _do(self, job: _Job) -> None:
         if isinstance(job, Attempt):
@@ -295,7 +300,7 @@ class Engine:
     def _attempt(self, attempt: Attempt) -> None:
         crash: BaseException | None = None
         try:
-            outcome, error = carry(attempt, self._transport)
+            outcome, error = transfer(attempt, self._transport)
         except BaseException as exc:  # a bug, or no memory: the reader gets it, nobody hangs
             crash, outcome, error = exc, Outcome.FAILED, UnavailableError(f"cannot read: {exc!r}")
         if error is not None:
@@ -303,19 +308,19 @@ class Engine:
         with self._lock:
             now = self._clock()
             if crash is not None and attempt.run is not None:
-                self.scheduler.fail(attempt.run.lane.request, crash)
+                self.scheduler.fail(attempt.run.span.request, crash)
             then = self.scheduler.ended(attempt, outcome, error, now)
             if outcome is Outcome.DAMAGED and not attempt.verify:
                 self.scheduler.confirm(attempt, now)
             elif outcome is Outcome.CORRUPT:
                 self._corrupt(attempt, error)
         while then is not None:
-            if isinstance(then, Joining):
+            if isinstance(then, CheckJoined):
                 self._join(then)
                 break
             then = self._land(then)
 
-    def _land(self, landing: Landing) -> Then:
+    def _land(self, landing: CopyBack) -> Then:
         crash: BaseException | None = None
         try:
             land(landing)
@@ -323,11 +328,11 @@ class Engine:
             crash = exc
         with self._lock:
             if crash is not None:
-                self.scheduler.fail(landing.run.lane.request, crash)
-            return self.scheduler.landed(landing, self._clock())
+                self.scheduler.fail(landing.run.span.request, crash)
+            return self.scheduler.copied_back(landing, self._clock())
 
-    def _join(self, joining: Joining) -> None:
-        request = joining.join.arrived[0][0].lane.request
+    def _join(self, joining: CheckJoined) -> None:
+        request = joining.join.arrived[0][0].span.request
         error: BootseerError | None = None
         try:
             error = check_joined(joining)
@@ -338,7 +343,7 @@ class Engine:
             self.scheduler.joined(joining.join, error, self._clock())
 
     def _corrupt(self, attempt: Attempt, error: BootseerError | None) -> None:
-        file, where = attempt.place.file, spot(attempt.place)
+        file, where = attempt.place.file, replicas_of(attempt.place)
         _log.warning("a replica of %s is damaged: %s", getattr(file, "path", "a file"), error)
         for index, node in enumerate(where.located.nodes):
             if node.uuid == attempt.node.key and isinstance(file, BlockFile):

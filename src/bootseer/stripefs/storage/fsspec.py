@@ -1,6 +1,4 @@
-"""Files of any fsspec store as sources and sinks of the striped store (`bootseer.stripefs.storage.fsspec`).
-
-The striped store over anything fsspec reaches and that can publish a file at once: ``s3://``, ``gs://``, ``az://``,
+"""The striped store over anything fsspec reaches and that can publish a file at once: ``s3://``, ``gs://``, ``az://``,
 ``memory://``, ``sftp://``.
 
 What such storage lacks, and what is done instead:
@@ -43,7 +41,7 @@ from bootseer.errors import (
 from bootseer.hdfs.deadline import Workers
 from bootseer.store.fsspec import WHOLE, shown, translated
 from bootseer.stripefs import layout
-from bootseer.stripefs.storage.interface import DEADLINE, Entry, Piece, Sink, exists
+from bootseer.stripefs.storage.interface import DEADLINE, Backend, Entry, Piece, Sink, exists
 from bootseer.stripefs.storage.pool import read_each
 
 if TYPE_CHECKING:
@@ -217,7 +215,7 @@ _opened: dict[tuple[int, str], tuple[AbstractFileSystem, str]] = {}
 """By process and place: a client of S3 takes a third of a second of CPU to make."""
 
 
-class FsspecBackend:
+class FsspecBackend(Backend):
     """Files below ``url``. ``options``: what its fsspec class takes (credentials, ``endpoint_url``).
 
     With ``protocol`` the file system is that of ``protocol`` and ``options``, and ``url`` is a path in it: what fsspec
@@ -262,7 +260,7 @@ class FsspecBackend:
         fs, base = _opened[key]
         return fs, base if self._rooted is None else self._rooted
 
-    def root(self) -> tuple[FsspecBackend, str]:
+    def whole(self) -> tuple[FsspecBackend, str]:
         """The whole storage (of an object store: the bucket), and the path of this store in it.
 
         What may not be looked at above this store is missing there. This store itself where that cannot be written.
@@ -401,7 +399,7 @@ class FsspecBackend:
         )
 
     def read_many(self, pieces: Sequence[Piece]) -> None:
-        read_each(pieces, store=self.url)
+        read_each(pieces)
 
     def create(self, path: str, *, placement: Placement | None = None) -> Sink:
         if not self._objects():

@@ -1,9 +1,7 @@
-"""Files of HDFS through ``hdfs-native``: for clusters and files that `bootseer.hdfs.access` does not read directly.
+"""The striped store over HDFS: read and written directly by this package, or through ``hdfs-native``.
 
-The striped store over HDFS: directly, by transfers of our own, or through ``hdfs-native``.
-
-Which one is decided per cluster (`bootseer.hdfs.access`), at the first operation and for the life of the backend; in a
-cluster that is read directly, files that are erasure-coded or encrypted still go through ``hdfs-native``.
+`bootseer.hdfs.access` decides which, per cluster, at the first operation and for the life of the backend. In a cluster
+that is read directly, files that are erasure-coded or encrypted still go through ``hdfs-native``.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from bootseer.hdfs.records import FileBlocks, Located
 from bootseer.stripefs.scheduler import threads
 from bootseer.stripefs.scheduler.blockfile import BlockFile
 from bootseer.stripefs.scheduler.model import SLOWEST
-from bootseer.stripefs.storage.interface import DEADLINE, Entry, Piece, Sink, Source
+from bootseer.stripefs.storage.interface import DEADLINE, Backend, Entry, Piece, Sink, Source, clean
 from bootseer.stripefs.storage.pool import read_each
 
 if TYPE_CHECKING:
@@ -187,7 +185,7 @@ def _native_version(info: hdfs.FileInfo) -> str:
     return f"{info.size}-{round(info.mtime * 1000)}"
 
 
-class HdfsBackend:
+class HdfsBackend(Backend):
     """Files below the folder that ``url`` names. Nothing touches the network before the first operation."""
 
     def __init__(self, url: str) -> None:
@@ -267,6 +265,42 @@ class HdfsBackend:
             self._said.add(why)
             _log.info("%s goes through hdfs-native: %s (said once)", full, why)
 
+    def whole(self) -> tuple[Backend, str]:
+        whole, base = hdfs.split(self.url)
+        base = clean(base)
+        return (HdfsBackend(whole), base) if base else (self, "")
+
+    def is_open(self, path: str) -> bool:
+        # asked by trying to make it: the NameNode then says whether the lease is alive, and ends it when it is not
+        try:
+            sink = self.create(path)
+        except FileExistsError as exc:
+            return _is_leased(str(exc))
+        except UnavailableError as exc:
+            if "RecoveryInProgress" in str(exc):
+                return True
+            raise
+        except BootseerError as exc:
+            if _is_leased(str(exc)):
+                return True
+            raise
+        sink.abandon()  # it was gone
+        return False
+
+    def may_be_open(self, path: str) -> str:
+        if (namenode := self._namenode()) is None:
+            return "it may be open: only a run that removes can tell"
+        try:
+            blocks = namenode.blocks(self.full(path))
+        except NotFoundError:
+            return ""
+        return "it may be open: its writer has not closed it" if blocks.under_construction else ""
+
+    def end_writer(self, path: str) -> None:
+        _log.info("taking the lease of %s from its writer", self.full(path))
+        if (namenode := self._namenode()) is not None:
+            namenode.recover_lease(self.full(path))
+
     def read_many(self, pieces: Sequence[Piece]) -> None:
         direct: builtins.list[tuple[BlockFile, Piece]] = []
         sources: dict[int, DirectSource] = {}
@@ -282,7 +316,7 @@ class HdfsBackend:
             for source in sources.values():
                 source.check()
         if others:
-            read_each(others, store=self.url)
+            read_each(others)
 
     def create(self, path: str, *, placement: Placement | None = None) -> Sink:
         if (namenode := self._namenode()) is not None:
@@ -324,3 +358,7 @@ def _only_native(blocks: FileBlocks) -> str:
     if blocks.erasure:
         return f"it is erasure-coded ({blocks.erasure})"
     return "it is encrypted" if blocks.encrypted else ""
+
+
+def _is_leased(message: str) -> bool:
+    return "AlreadyBeingCreated" in message or "lease is currently owned" in message

@@ -1,4 +1,4 @@
-"""What the striped store needs of the storage below it, and the choice of one by URL.
+"""What the striped store needs of the storage below it.
 
 Paths are relative to the URL's base, with ``/`` between parts and none at the ends; ``""`` is the base itself. Every
 method may be called from any thread. Errors: those of `bootseer.errors`; `FileExistsError` from `rename` and `create`.
@@ -6,9 +6,8 @@ method may be called from any thread. Errors: those of `bootseer.errors`; `FileE
 
 from __future__ import annotations
 
-import os
+import abc
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from bootseer.errors import ConfigError, NotFoundError
@@ -79,47 +78,71 @@ class Sink(Protocol):
         """Remove the unfinished file as far as that is possible; never raises."""
 
 
-class Backend(Protocol):
+class Backend(abc.ABC):
     """A folder of a file system, local or not."""
 
     url: str
 
+    @abc.abstractmethod
     def stat(self, path: str) -> Entry: ...
 
+    @abc.abstractmethod
     def list(self, path: str) -> list[Entry]:
         """The entries of a folder in name order."""
 
+    @abc.abstractmethod
     def open(self, path: str, *, pinned: bool = False) -> Source:
         """With ``pinned`` every byte comes from the version that ``Source.version`` names, else `DataError`."""
 
+    @abc.abstractmethod
     def read_many(self, pieces: Sequence[Piece]) -> None:
         """Fill the parts of all ``pieces``, in parallel, and check them; their sources are this backend's.
 
         Raises the first error; then the parts hold rubbish. Either way nothing writes into them after the return. A
         part that is wrong or cannot be had is tried again (elsewhere, where there is another copy) before that is an
-        error. `bootseer.stripefs.storage.pool.read_each` is one for a backend without a better way.
+        error. `bootseer.stripefs.storage.pool.read_each` does that where there is no better way.
         """
 
+    @abc.abstractmethod
     def create(self, path: str, *, placement: Placement | None = None) -> Sink:
         """A new file; missing folders above it are made.
 
         Files written together share a ``placement``, so that they begin on different servers where there are several.
         """
 
+    @abc.abstractmethod
     def rename(self, src: str, dst: str, *, overwrite: bool) -> None:
         """Atomic, of a file, and of a folder where ``overwrite`` is false (`UnsupportedError` on object stores)."""
 
+    @abc.abstractmethod
     def delete(self, path: str) -> None:
         """Remove a file; no error when it is gone already."""
 
+    @abc.abstractmethod
     def make_folder(self, path: str) -> None:
         """A folder and those above it; no error when it is there. Object stores have none: there it does nothing."""
 
+    @abc.abstractmethod
     def remove_folder(self, path: str, *, first: Sequence[str] = ()) -> None:
         """Remove a folder with all that is in it; no error when it is gone already.
 
         Files of the names ``first`` go before all others, at any depth, where that is not one step.
         """
+
+    def whole(self) -> tuple[Backend, str]:
+        """The whole storage, and the path of this folder in it; this folder and "" when that is not known."""
+        return self, ""
+
+    def is_open(self, path: str) -> bool:
+        """Whether a live writer has the file open. On HDFS, asking closes the file of a writer that is dead."""
+        return False
+
+    def may_be_open(self, path: str) -> str:
+        """Why a writer may have the file open, "" when none has. Asks without changing anything."""
+        return ""
+
+    def end_writer(self, path: str) -> None:  # noqa: B027 - most storage knows no writers
+        """Take the file away from a writer that has it open."""
 
 
 def unfinished(source: Source) -> bool:
@@ -161,6 +184,21 @@ def exists(backend: Backend, path: str) -> bool:
     return True
 
 
+def is_folder(backend: Backend, path: str) -> bool:
+    try:
+        return backend.stat(path).is_dir
+    except NotFoundError:
+        return False
+
+
+def holds(backend: Backend, path: str, content: bytes) -> bool:
+    """Whether the file at ``path`` is there and has exactly this content."""
+    try:
+        return read_all(backend, path, limit=len(content) + 1) == content
+    except NotFoundError:
+        return False
+
+
 def join(*parts: str) -> str:
     """Path parts joined; empty ones leave no trace."""
     return "/".join(part for part in parts if part)
@@ -188,32 +226,3 @@ def clean_new(path: str) -> str:
                 hint="take another name",
             )
     return path
-
-
-def split_url(url: str) -> tuple[str, str]:
-    """A file's URL as (URL of its folder, name): ``hdfs://n:8020/a/b`` is (``hdfs://n:8020/a``, ``b``)."""
-    scheme, sep, rest = url.rpartition("://")
-    if not sep:
-        rest = os.path.abspath(rest)
-    parent, slash, name = rest.rstrip("/").rpartition("/")
-    if not slash or not name:
-        raise ConfigError(f"{url!r} names no file")
-    return f"{scheme}{sep}{parent or ('/' if scheme in ('', 'file') else '')}", name
-
-
-def open_backend(url: str) -> Backend:
-    """A path, ``file://...``, ``hdfs://...``, or what fsspec reaches (``s3://...``). Opening touches no storage."""
-    if not url:
-        raise ConfigError("no striped store given", hint="name a folder or hdfs://host:port/path")
-    scheme, sep, rest = url.partition("://")
-    if not sep or scheme == "file":
-        from bootseer.stripefs.storage.folder import FolderBackend
-
-        return FolderBackend(Path(os.path.abspath(rest if sep else url)))
-    if scheme == "hdfs":
-        from bootseer.stripefs.storage.hdfs import HdfsBackend
-
-        return HdfsBackend(url)
-    from bootseer.stripefs.storage.fsspec import FsspecBackend
-
-    return FsspecBackend(url)

@@ -6,11 +6,13 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from bootseer.errors import DataError
 from bootseer.stripefs import open_fs
-from bootseer.stripefs.files import loader as loader_module
-from bootseer.stripefs.files.loader import Loader
+from bootseer.stripefs.files import readahead as loader_module
+from bootseer.stripefs.files.readahead import ReadAhead, in_order
 from bootseer.stripefs.mount.nodecache import NodeCache
 from bootseer.stripefs.store import StripeFS
 
@@ -26,7 +28,7 @@ def fs(tmp_path) -> StripeFS:
     return fs
 
 
-def get(loader: Loader, file, offset: int, size: int) -> bytes:
+def get(loader: ReadAhead, file, offset: int, size: int) -> bytes:
     found = loader.read(file, offset, size)
     return os.pread(found[0], size, found[1]) if isinstance(found, tuple) else bytes(found)
 
@@ -46,7 +48,7 @@ def counted(file, monkeypatch) -> list[tuple[int, int]]:
 @pytest.fixture(params=["memory", "disk"])
 def loader(request, tmp_path, fs):
     cache = NodeCache(tmp_path / "cache", 1 << 30) if request.param == "disk" else None
-    made = Loader(cache, memory=8 << 20)
+    made = ReadAhead(cache, memory=8 << 20)
     if cache:
         with fs.open("f") as file:
             assert cache.add(file) is not None
@@ -130,7 +132,7 @@ def test_an_error_reaches_every_reader_and_the_next_read_tries_again(fs, loader,
 
 def test_memory_stays_below_its_budget(fs, monkeypatch):
     monkeypatch.setattr(loader_module, "_STEP", 4 * UNIT)
-    loader = Loader(memory=6 * UNIT)
+    loader = ReadAhead(memory=6 * UNIT)
     with fs.open("f") as file:
         for offset in range(0, len(DATA) - UNIT, UNIT):
             assert get(loader, file, offset, UNIT) == DATA[offset : offset + UNIT]
@@ -142,7 +144,7 @@ def test_memory_stays_below_its_budget(fs, monkeypatch):
 
 def test_what_is_dropped_is_free(fs):
     """Chunks that came together do not keep each other's memory."""
-    loader = Loader(memory=3 * UNIT)
+    loader = ReadAhead(memory=3 * UNIT)
     with fs.open("f") as file:
         loader.prefetch(file, 0, 3)
         assert len({id(view.obj) for view in loader._held.values()}) == 3
@@ -157,7 +159,7 @@ def test_a_waiting_reader_has_a_deadline(fs, monkeypatch):
 
     monkeypatch.setattr(loader_module, "_WAIT", 0.2)
     monkeypatch.setattr(loader_module, "SLOWEST", 1 << 40, raising=False)
-    loader, release = Loader(), threading.Event()
+    loader, release = ReadAhead(), threading.Event()
     with fs.open("f") as file:
         real = file.read_chunks
 
@@ -181,7 +183,7 @@ def test_a_waiting_reader_has_a_deadline(fs, monkeypatch):
 def test_a_reader_waits_as_long_as_the_fetch_gets_on(fs, monkeypatch, held):
     """A large unit over a slow link is no failure; nor is a run that is behind another one of its flight."""
     monkeypatch.setattr(loader_module, "_WAIT", 0.3)
-    loader = Loader()
+    loader = ReadAhead()
     with fs.open("f") as file:
         monkeypatch.setattr(loader_module, "SLOWEST", file.unit if not held else 1 << 40, raising=False)
         monkeypatch.setattr(loader, "_plan", lambda *args: None)
@@ -205,7 +207,7 @@ def test_a_reader_waits_as_long_as_the_fetch_gets_on(fs, monkeypatch, held):
 
 
 def test_a_reader_does_not_wait_for_chunks_behind_its_own(fs, monkeypatch):
-    loader, release = Loader(), threading.Event()
+    loader, release = ReadAhead(), threading.Event()
     with fs.open("f") as file:
         monkeypatch.setattr(loader, "_plan", lambda *args: None)
         get(loader, file, file.unit, 10)
@@ -236,7 +238,7 @@ def test_a_reader_does_not_wait_for_chunks_behind_its_own(fs, monkeypatch):
 
 def warm(fs: StripeFS, folder: Path) -> None:
     cache = NodeCache(folder, 1 << 30)
-    loader = Loader(cache)
+    loader = ReadAhead(cache)
     with fs.open("f") as file:
         cache.add(file)
         loader.prefetch(file, 0, file.geometry.chunks)
@@ -247,7 +249,7 @@ def warm(fs: StripeFS, folder: Path) -> None:
 def test_a_later_mount_uses_what_is_on_disk(fs, tmp_path, monkeypatch):
     warm(fs, tmp_path / "cache")
     cache = NodeCache(tmp_path / "cache", 1 << 30)
-    loader = Loader(cache)
+    loader = ReadAhead(cache)
     with fs.open("f") as file:
         calls = counted(file, monkeypatch)
         cache.add(file)
@@ -265,7 +267,7 @@ def test_damage_on_the_nodes_disk_is_fetched_again(fs, tmp_path, monkeypatch):
         file.write(b"wrong")
         file.truncate(20 * UNIT)  # the rest becomes a hole
     cache = NodeCache(tmp_path / "cache", 1 << 30)
-    loader = Loader(cache)
+    loader = ReadAhead(cache)
     with fs.open("f") as file:
         calls = counted(file, monkeypatch)
         cache.add(file)
@@ -285,7 +287,7 @@ def test_the_budget_removes_what_was_unused_for_longest(fs, tmp_path, caplog):
     identities = []
     for index, name in enumerate("gh"):
         cache = NodeCache(folder, 1 << 30)
-        loader = Loader(cache)
+        loader = ReadAhead(cache)
         with fs.open(name) as file:
             cache.add(file)
             loader.prefetch(file, 0, file.geometry.chunks)
@@ -306,7 +308,7 @@ def test_the_budget_removes_what_was_unused_for_longest(fs, tmp_path, caplog):
 
 def test_a_full_disk_falls_back_to_memory(fs, tmp_path, monkeypatch, caplog):
     cache = NodeCache(tmp_path / "cache", 1 << 30)
-    loader = Loader(cache)
+    loader = ReadAhead(cache)
 
     def full(fd, data, offset):
         raise OSError(28, "No space left on device")
@@ -323,10 +325,12 @@ def test_a_full_disk_falls_back_to_memory(fs, tmp_path, monkeypatch, caplog):
 def test_a_plain_file_leaves_nothing_on_disk(fs, tmp_path):
     (Path(fs.url) / "plain").write_bytes(DATA)
     cache = NodeCache(tmp_path / "cache", 1 << 30)
-    loader = Loader(cache)
+    loader = ReadAhead(cache)
     with fs.open("plain") as file:
-        cache.add(file)
+        cached = cache.add(file)
         loader.prefetch(file, 0, file.geometry.chunks)
+        assert get(loader, file, 100, 50) == DATA[100:150]
+        cached.sync()
         assert isinstance(loader.read(file, 100, 50), tuple)
         assert get(loader, file, 100, 50) == DATA[100:150]
     loader.close()
@@ -355,9 +359,37 @@ def wait_for(condition) -> None:
         time.sleep(0.05)
 
 
+def test_a_page_that_is_lost_before_the_disk_confirmed_it_is_never_read(fs, tmp_path):
+    """A failed write-back may drop a page before fdatasync says so."""
+    cache = NodeCache(tmp_path / "cache", 1 << 30)
+    loader = ReadAhead(cache)
+    with fs.open("f") as file:
+        cached = cache.add(file)
+        loader.prefetch(file, 0, 4)
+        os.pwrite(cached.fd, bytes(UNIT), 2 * UNIT)
+        assert get(loader, file, 0, 4 * UNIT) == DATA[: 4 * UNIT]
+    loader.close()
+    cache.close()
+
+
+def test_after_a_failed_sync_no_second_one_is_believed(fs, tmp_path, monkeypatch):
+    cache = NodeCache(tmp_path / "cache", 1 << 30)
+    loader = ReadAhead(cache)
+    with fs.open("f") as file:
+        cached = cache.add(file)
+        loader.prefetch(file, 0, 4)
+        lose(monkeypatch, cached.path, 1)
+        cached.sync()
+        cached.sync()
+        assert not any(cached.has(chunk) for chunk in range(4))
+        assert get(loader, file, 0, 4 * UNIT) == DATA[: 4 * UNIT]
+    loader.close()
+    cache.close()
+
+
 def test_what_the_disk_lost_is_not_believed(fs, tmp_path, monkeypatch, caplog):
     cache = NodeCache(tmp_path / "cache", 1 << 30)
-    loader = Loader(cache)
+    loader = ReadAhead(cache)
     with fs.open("f") as file:
         cached = cache.add(file)
         loader.prefetch(file, 0, 4)
@@ -378,7 +410,7 @@ def test_what_an_earlier_mount_lost_is_not_believed(fs, tmp_path, monkeypatch, c
     warm(fs, tmp_path / "cache")
     lose(monkeypatch, next((tmp_path / "cache").iterdir()))
     cache = NodeCache(tmp_path / "cache", 1 << 30)
-    loader = Loader(cache)
+    loader = ReadAhead(cache)
     with fs.open("f") as file:
         calls = counted(file, monkeypatch)
         cache.add(file)
@@ -396,8 +428,8 @@ def test_what_is_lost_at_the_end_is_removed(fs, tmp_path, monkeypatch):
 
 
 def test_files_read_long_ago_are_forgotten(fs, monkeypatch):
-    monkeypatch.setattr(loader_module, "_ORDERS", 4, raising=False)
-    loader = Loader(memory=8 << 20)
+    monkeypatch.setattr(loader_module, "_FILES", 4, raising=False)
+    loader = ReadAhead(memory=8 << 20)
     try:
         for number in range(20):
             with fs.create(f"g{number}") as out:
@@ -407,3 +439,36 @@ def test_files_read_long_ago_are_forgotten(fs, monkeypatch):
         assert len(loader._orders) <= 4
     finally:
         loader.close()
+
+
+# -- whole files in order ------------------------------------------------------------------------------------------
+
+SMALL = 4096
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(size=st.integers(0, 12 * SMALL))
+def test_all_bytes_in_order(tmp_path, size):
+    fs, data = open_fs(str(tmp_path)), os.urandom(size)
+    with fs.create("f", striped=True, unit=SMALL, width=3) as out:
+        out.write(data)
+    with fs.open("f") as file:
+        assert b"".join(bytes(view) for view in in_order(file)) == data
+
+
+def test_an_error_comes_after_the_pieces_before_it_and_no_thread_stays(tmp_path):
+    fs, data = open_fs(str(tmp_path)), os.urandom(9 * SMALL)
+    with fs.create("f", striped=True, unit=SMALL, width=1) as out:
+        out.write(data)
+    (stripe,) = (tmp_path / ".bsx").iterdir()
+    content = bytearray(stripe.read_bytes())
+    content[4096 + 5 * SMALL] ^= 1
+    stripe.write_bytes(content)
+    seen = []
+    with fs.open("f") as file, pytest.raises(DataError, match="chunk 5"):
+        seen.extend(bytes(view) for view in in_order(file))
+    with fs.open("f") as file:
+        pieces = in_order(file)
+        assert bytes(next(pieces)) == data[:SMALL]
+        pieces.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("bootseer-ahead")]
