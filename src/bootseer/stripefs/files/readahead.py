@@ -361,7 +361,7 @@ def in_order(file: ChunkFile) -> Iterator[memoryview]:
 
     Errors as of `ChunkFile.readinto`. To be used up or closed.
     """
-    ahead = ReadAhead()
+    ahead = ReadAhead(memory=4 * _PIECE)
     try:
         for offset in range(0, file.size, file.unit):
             found = ahead.read(file, offset, min(file.unit, file.size - offset))
