@@ -97,8 +97,6 @@ class _Fetch:
 class _Order:
     """How one file is being read: where the next read in order starts, and up to which chunk is fetched ahead."""
 
-    __slots__ = ("ahead", "next", "step")
-
     def __init__(self, step: int) -> None:
         self.next, self.ahead, self.step = 0, 0, step
 

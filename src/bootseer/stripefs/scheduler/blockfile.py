@@ -45,8 +45,6 @@ class Files(Protocol):
 class Replicas:
     """What the engine knows of a `Place`: the block, and its DataNodes by key. Replaced as a whole."""
 
-    __slots__ = ("located", "nodes")
-
     def __init__(self, located: Located) -> None:
         self.located = located
         self.nodes: dict[str, DataNode] = {node.uuid: node for node in located.nodes}
@@ -152,8 +150,6 @@ class BlockFile:
 
 class Views:
     """Memory of a span's parts; ``check`` knows the first of them as number ``first``."""
-
-    __slots__ = ("first", "judge", "parts")
 
     def __init__(self, parts: list[memoryview], check: Callable[[int, memoryview], None] | None, first: int) -> None:
         self.parts, self.judge, self.first = parts, check, first

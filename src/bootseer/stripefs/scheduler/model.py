@@ -86,13 +86,11 @@ class Outcome(enum.Enum):
     """The replica does not have its own checksums."""
 
 
+@dataclass(slots=True, eq=False)
 class Checksums:
     """Whether some replica of some block of a file had HDFS's checksums, ever: then the file was written with them."""
 
-    __slots__ = ("seen",)
-
-    def __init__(self) -> None:
-        self.seen = False
+    seen: bool = False
 
 
 class Place:
@@ -102,8 +100,6 @@ class Place:
     locations, and why. ``unchecked``: those without checksums. ``checksums``: the file's, kept when locations change.
     ``tag``: the engine's.
     """
-
-    __slots__ = ("bad", "checksums", "file", "keys", "tag", "unchecked")
 
     def __init__(
         self, file: object, keys: Sequence[str], tag: object = None, checksums: Checksums | None = None
@@ -133,8 +129,6 @@ class Span:
     ``verify``: have the DataNode's checksums checked, because nothing else checks these bytes. ``join``: this span is
     one piece of a part that lies in several blocks.
     """
-
-    __slots__ = ("again", "join", "next", "place", "quota", "request", "starts", "tag", "verify")
 
     def __init__(self, place: Place, starts: Sequence[int], *, verify: bool = False, tag: object = None) -> None:
         self.place, self.starts, self.verify, self.tag = place, starts, verify, tag
@@ -168,8 +162,6 @@ class Span:
 class Join:
     """The pieces of a part that lies in several blocks: its bytes can be checked only when all ``count`` are there."""
 
-    __slots__ = ("arrived", "count", "tag")
-
     def __init__(self, count: int, tag: object = None) -> None:
         self.count, self.tag = count, tag
         self.arrived: list[tuple[Run, NodeState]] = []
@@ -181,24 +173,6 @@ class Run:
     ``won``: the hedge that has all bytes, while the primary attempt is being stopped. ``rounds``: how often fresh
     locations were asked for on its account; it is not tried before the time ``not_before``.
     """
-
-    __slots__ = (
-        "done",
-        "error",
-        "failures",
-        "first",
-        "hedge",
-        "last",
-        "not_before",
-        "offset",
-        "outcomes",
-        "primary",
-        "rounds",
-        "size",
-        "span",
-        "verify",
-        "won",
-    )
 
     def __init__(self, span: Span, first: int, last: int) -> None:
         self.span, self.first, self.last = span, first, last
@@ -247,6 +221,7 @@ class Request:
         return self.over and not self.touching
 
 
+@dataclass(slots=True, eq=False)
 class Attempt:
     """One transfer. ``kind``: ``primary`` writes into the caller's memory, the others into scratch memory.
 
@@ -254,61 +229,44 @@ class Attempt:
     ``offset`` of the block at ``place``. ``silent``: nothing has come for long, and there is nobody else to ask.
     """
 
-    __slots__ = (
-        "cancelled",
-        "handle",
-        "kind",
-        "node",
-        "offset",
-        "place",
-        "progress_at",
-        "received",
-        "rescued",
-        "run",
-        "silent",
-        "size",
-        "started",
-        "tag",
-        "verify",
-    )
-
-    def __init__(
-        self, kind: str, node: NodeState, place: Place, offset: int, size: int, run: Run | None, verify: bool
-    ) -> None:
-        self.kind, self.node, self.place, self.offset, self.size = kind, node, place, offset, size
-        self.run, self.verify = run, verify
-        self.started = self.progress_at = 0.0
-        self.received = 0
-        self.cancelled = self.rescued = self.silent = False
-        self.handle: Transfer | None = None
-        self.tag: object = None
+    kind: str
+    node: NodeState
+    place: Place
+    offset: int
+    size: int
+    run: Run | None
+    verify: bool
+    started: float = 0.0
+    progress_at: float = 0.0
+    received: int = 0
+    cancelled: bool = False
+    rescued: bool = False
+    silent: bool = False
+    handle: Transfer | None = None
+    tag: object = None
 
 
+@dataclass(slots=True, eq=False)
 class Relocate:
     """Ask the NameNode again where the blocks of ``file`` are, at the time ``not_before``, then tell the scheduler."""
 
-    __slots__ = ("file", "not_before")
-
-    def __init__(self, file: object, not_before: float) -> None:
-        self.file, self.not_before = file, not_before
+    file: object
+    not_before: float
 
 
+@dataclass(slots=True, eq=False)
 class CopyBack:
     """The bytes of ``attempt`` (a hedge) belong into the caller's memory: copy them, then tell the scheduler."""
 
-    __slots__ = ("attempt", "run")
-
-    def __init__(self, run: Run, attempt: Attempt) -> None:
-        self.run, self.attempt = run, attempt
+    run: Run
+    attempt: Attempt
 
 
+@dataclass(slots=True, eq=False)
 class CheckJoined:
     """All pieces of a part are there: check it, then tell the scheduler."""
 
-    __slots__ = ("join",)
-
-    def __init__(self, join: Join) -> None:
-        self.join = join
+    join: Join
 
 
 def attempt_at(kind: str, node: NodeState, run: Run) -> Attempt:

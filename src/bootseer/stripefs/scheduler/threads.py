@@ -71,8 +71,6 @@ class Snapshot(NamedTuple):
 class Report:
     """Tell the NameNode that a replica is damaged."""
 
-    __slots__ = ("file", "replica")
-
     def __init__(self, file: BlockFile, replica: Located) -> None:
         self.file, self.replica = file, replica
 
