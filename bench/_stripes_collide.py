@@ -18,8 +18,8 @@ from bootseer.hdfs.output import FileOutput
 from bootseer.hdfs.placement import Placement
 from bootseer.hdfs.records import DataNode
 from bootseer.stripefs import StripeFS
-from bootseer.stripefs.storage.backend import Sink
-from bootseer.stripefs.storage.remote import HdfsBackend
+from bootseer.stripefs.storage.hdfs import HdfsBackend
+from bootseer.stripefs.storage.interface import Sink
 from bootseer.testing.hadoop import HadoopCluster
 from bootseer.testing.replicas import Replicas
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, UnsupportedError
 from bootseer.stripefs import ChunkFile, StripeFS, StripeWriter, layout, open_fs, split_url
-from bootseer.stripefs.read import PlainFile
-from bootseer.stripefs.stripe import StripeLost
+from bootseer.stripefs.files.reader import PlainFile
+from bootseer.stripefs.files.writer import StripeLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable

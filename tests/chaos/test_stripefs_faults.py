@@ -24,7 +24,8 @@ from bootseer.config import Config
 from bootseer.errors import DataError
 from bootseer.hdfs import placement
 from bootseer.hdfs.namenode import NameNode
-from bootseer.stripefs import FsMount, StripeFS, layout, mount, open_fs, read
+from bootseer.stripefs import FsMount, StripeFS, layout, mount, open_fs
+from bootseer.stripefs.files import reader
 from bootseer.testing import stripechaos
 from bootseer.testing.replicas import Replicas
 from bootseer.testing.shapedhdfs import ShapedHadoop
@@ -240,7 +241,7 @@ def test_control_without_the_chunk_checksums_damage_is_seen(site, fs, folder, mo
 
         __hash__ = None  # type: ignore[assignment]
 
-    monkeypatch.setattr(read, "crc32c", lambda data: Blind())
+    monkeypatch.setattr(reader, "crc32c", lambda data: Blind())
     found = whole(fs)
     assert len(found) == len(data)
     assert found != data

@@ -15,8 +15,8 @@ import pytest
 from bootseer import hdfs
 from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError, UnavailableError
 from bootseer.stripefs import open_fs
-from bootseer.stripefs.engine import engine
-from bootseer.stripefs.engine.tuning import Tuning
+from bootseer.stripefs.scheduler import threads
+from bootseer.stripefs.scheduler.model import Tuning
 from bootseer.testing import hadoop
 from bootseer.testing.hadoop import HadoopCluster
 
@@ -153,7 +153,7 @@ def test_striped_reads_survive_a_killed_datanode(cluster, folder):
 
 
 def test_a_frozen_storage_is_an_error_in_time_and_not_other_bytes(cluster, folder, monkeypatch):
-    monkeypatch.setattr(engine, "_engine", engine.Engine(tuning=Tuning(patience=8.0)))
+    monkeypatch.setattr(threads, "_engine", threads.Engine(tuning=Tuning(patience=8.0)))
     fs = open_fs(f"{cluster.url}{folder}")
     data = os.urandom(2 << 20)
     with fs.create("f", striped=True, unit=1 << 18) as out:

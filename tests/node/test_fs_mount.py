@@ -18,6 +18,7 @@ from bootseer.config import Config
 from bootseer.errors import DataError, NotFoundError, NotWritableError
 from bootseer.kernel import mount as mounts
 from bootseer.stripefs import FsMount, StripeFS, mount, open_fs
+from bootseer.stripefs.mount import client
 
 pytestmark = pytest.mark.root
 
@@ -246,8 +247,8 @@ def test_sigterm_and_an_unmount_from_elsewhere_end_the_server(fs, tmp_path, conf
 
 
 def test_an_unmount_of_a_busy_mount_ends_anyway(fs, tmp_path, config, caplog, monkeypatch):
-    monkeypatch.setattr(mount, "_BUSY_SECONDS", 0.3)
-    monkeypatch.setattr(mount, "_END_SECONDS", 0.5)
+    monkeypatch.setattr(client, "_BUSY_SECONDS", 0.3)
+    monkeypatch.setattr(client, "_END_SECONDS", 0.5)
     made = mount.start(fs.url, tmp_path / "mnt", config=config)
     with open(made.mountpoint / "step-1/state.pt", "rb") as file:
         file.read(10)

@@ -127,18 +127,18 @@ def test_hdfs_native_knows_which_file_is_still_written(base, monkeypatch, flushe
 
 def test_hdfs_native_says_when_it_cannot_know(base, monkeypatch, caplog):
     """With one replica it may be an erasure-coded file."""
-    from bootseer.stripefs.engine import native
+    from bootseer.stripefs.storage.hdfs import still_written
 
     monkeypatch.setenv("BOOTSEER_HDFS_ACCESS", "native")
     caplog.set_level("INFO")
     fs, folder, client = open_fs(base), hdfs.split(base)[1], hdfs.connect(base)
     with client.create(f"{folder}/open", replication=1, block_size=1 << 20) as writer:
         writer.write(os.urandom(100_000))
-        assert native.still_written(client, f"{folder}/open", 0) is None
+        assert still_written(client, f"{folder}/open", 0) is None
         for _ in range(2):
             with fs.open("open") as file:
                 assert not file.unfinished
     assert sum("cannot be told" in record.message for record in caplog.records) == 1
     with fs.open("open") as file:
         assert (file.unfinished, file.size) == (False, 100_000)
-    assert native.still_written(client, f"{folder}/open", 100_000) is False
+    assert still_written(client, f"{folder}/open", 100_000) is False

@@ -10,9 +10,9 @@ from bootseer.errors import DataError, NotFoundError
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.output import FileOutput
 from bootseer.stripefs import open_fs
-from bootseer.stripefs.engine.engine import Engine, shared
 from bootseer.stripefs.explain import explain
-from bootseer.stripefs.fs import StripeFS
+from bootseer.stripefs.scheduler.threads import Engine, shared
+from bootseer.stripefs.store import StripeFS
 from bootseer.testing import hadoop
 from bootseer.testing.replicas import Replicas
 

@@ -12,8 +12,8 @@ import fsspec
 import pytest
 from fsspec.tests import abstract
 
-from bootseer.stripefs.adapter.fsspec_fs import StripeFileSystem
-from bootseer.stripefs.adapter.fsspec_urls import PROTOCOLS
+from bootseer.stripefs.fsspec.filesystem import StripeFileSystem
+from bootseer.stripefs.fsspec.paths import PROTOCOLS
 from bootseer.testing import hadoop
 
 DATA = os.urandom((9 << 20) + 123)

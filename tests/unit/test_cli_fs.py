@@ -177,13 +177,13 @@ def test_imports_in_place_and_to_another_place(run):
 
 def test_an_import_in_place_gives_up_when_the_file_changes(run, monkeypatch):
     Path("model").write_bytes(BIG)
-    from bootseer.stripefs import transfer
+    from bootseer.stripefs.files import copy
 
     def change(name: str) -> None:
         if name == "stripefs.copy.check":
             Path("model").write_bytes(BIG + b"more")
 
-    monkeypatch.setattr(transfer.faults, "point", change)
+    monkeypatch.setattr(copy.faults, "point", change)
     done = run("import", "model")
     assert (done.code, "was changed while it was imported" in done.error) == (73, True)
     assert Path("model").read_bytes() == BIG + b"more"

@@ -12,9 +12,9 @@ from crc32c import crc32c
 
 from bootseer.errors import BootseerError, DataError, UnavailableError
 from bootseer.hdfs.replica_errors import OwnLimit, UncheckedReplica
-from bootseer.stripefs.engine.engine import Engine
-from bootseer.stripefs.engine.tuning import Tuning
-from bootseer.stripefs.storage.backend import DEADLINE, Piece
+from bootseer.stripefs.scheduler.model import Tuning
+from bootseer.stripefs.scheduler.threads import Engine
+from bootseer.stripefs.storage.interface import DEADLINE, Piece
 from bootseer.testing.datanodes import FakeHdfs
 
 MB = 1 << 20
@@ -150,7 +150,7 @@ def test_plain_bytes_are_verified_by_hdfs(hdfs, engine):
 def test_checksums_that_one_replica_lost_are_had_elsewhere(hdfs, engine, caplog):
     data = os.urandom(4 * MB)
     hdfs.put("f", data, ["abc"])
-    hdfs.bare, hdfs.corrupt = {("a", 1)}, {("b", 1)}
+    hdfs.without_checksums, hdfs.corrupt = {("a", 1)}, {("b", 1)}
     wanted = Wanted(hdfs, {"f": data}, checked=False)
     engine.read(wanted.pieces)
     assert wanted.right()
@@ -173,7 +173,7 @@ def drop_reported(hdfs: FakeHdfs, path: str):
 def test_no_bytes_without_checksums_from_a_file_that_has_them(hdfs, engine, caplog, monkeypatch, blocks):
     data = os.urandom(MB)
     hdfs.put("f", data, ["ab", "c"], block_size=MB // blocks)
-    hdfs.bare, hdfs.corrupt = {("a", 1)}, {("b", 1)}
+    hdfs.without_checksums, hdfs.corrupt = {("a", 1)}, {("b", 1)}
     monkeypatch.setattr(hdfs, "report", drop_reported(hdfs, "f"))
     file, buffer = hdfs.open("f"), bytearray(len(data))
     for _ in range(2):
@@ -190,7 +190,7 @@ def test_no_bytes_without_checksums_from_a_file_that_has_them(hdfs, engine, capl
 def test_a_replica_without_checksums_serves_who_has_checksums_of_its_own(hdfs, engine):
     data = os.urandom(MB)
     hdfs.put("f", data, ["ab"])
-    hdfs.bare, hdfs.corrupt = {("a", 1)}, {("b", 1)}
+    hdfs.without_checksums, hdfs.corrupt = {("a", 1)}, {("b", 1)}
     for _ in range(4):
         wanted = Wanted(hdfs, {"f": data})
         engine.read(wanted.pieces)
@@ -201,7 +201,7 @@ def test_a_replica_without_checksums_serves_who_has_checksums_of_its_own(hdfs, e
 def test_only_when_all_replicas_say_so_a_file_has_no_checksums(hdfs, engine, how, caplog):
     data = os.urandom(MB)
     hdfs.put("f", data, ["abc"])
-    hdfs.bare = {("a", 1), ("b", 1)}
+    hdfs.without_checksums = {("a", 1), ("b", 1)}
     if how == "gone":
         hdfs.gone = {("c", 1)}
     else:
@@ -214,7 +214,7 @@ def test_only_when_all_replicas_say_so_a_file_has_no_checksums(hdfs, engine, how
 def test_a_file_written_without_checksums_is_read(hdfs, engine, caplog):
     data = os.urandom(4 * MB)
     hdfs.put("f", data, ["abc"])
-    hdfs.bare = {(key, 1) for key in "abc"}
+    hdfs.without_checksums = {(key, 1) for key in "abc"}
     wanted = Wanted(hdfs, {"f": data}, checked=False)
     engine.read(wanted.pieces)
     assert wanted.right()
@@ -424,7 +424,7 @@ def test_a_copy_that_fails_is_an_error_not_zeros(hdfs, engine, monkeypatch):
     def land(landing) -> None:
         raise MemoryError("no room")
 
-    monkeypatch.setattr("bootseer.stripefs.engine.engine.land", land)
+    monkeypatch.setattr("bootseer.stripefs.scheduler.threads.land", land)
     data, failed = os.urandom(UNIT), 0
     hdfs.put("f", data, ["ab"])
     for frozen in "abab":

@@ -20,12 +20,12 @@ from bootseer.errors import (
     UnsupportedError,
 )
 from bootseer.stripefs import open_fs
-from bootseer.stripefs.adapter.fsspec_fs import StripeFileSystem
-from bootseer.stripefs.adapter.fsspec_urls import PROTOCOLS
-from bootseer.stripefs.fs import StripeFS
-from bootseer.stripefs.storage import fsspec_backend, fsspec_files
-from bootseer.stripefs.storage.backend import read_all
-from bootseer.stripefs.storage.fsspec_backend import FsspecBackend
+from bootseer.stripefs.fsspec.filesystem import StripeFileSystem
+from bootseer.stripefs.fsspec.paths import PROTOCOLS
+from bootseer.stripefs.storage import fsspec as fsspec_storage
+from bootseer.stripefs.storage.fsspec import FsspecBackend
+from bootseer.stripefs.storage.interface import read_all
+from bootseer.stripefs.store import StripeFS
 from bootseer.testing.objectserver import BUCKET, ObjectServer
 
 DATA = os.urandom(700_001)
@@ -207,7 +207,7 @@ def test_an_abandoned_write_leaves_nothing(fs):
 
 
 def test_a_plain_file_replaced_while_it_is_read_is_an_error(fs, monkeypatch):
-    monkeypatch.setattr(fsspec_files, "SMALL", 1000)
+    monkeypatch.setattr(fsspec_storage, "SMALL", 1000)
     with fs.create("f") as out:
         out.write(DATA)
     with fs.open("f") as file:
@@ -288,7 +288,7 @@ def test_a_pointer_is_one_put_of_its_name(s3, server):
 
 
 def test_large_stripes_are_uploaded_in_parts_and_abandoned_ones_are_not_left(s3, server, monkeypatch):
-    monkeypatch.setattr(fsspec_files, "BLOCK", 5 << 20)
+    monkeypatch.setattr(fsspec_storage, "BLOCK", 5 << 20)
     data = os.urandom(13 << 20)
     out = s3.create("f", width=2)
     out.write(data * 2)
@@ -333,7 +333,7 @@ def test_a_put_whose_answer_was_lost_is_not_another_writers(s3, server, monkeypa
 
 def test_a_silent_store_is_an_error_in_time(s3, server, monkeypatch):
     write(s3, "f")
-    monkeypatch.setattr(fsspec_backend, "DEADLINE", 0.3)
+    monkeypatch.setattr(fsspec_storage, "DEADLINE", 0.3)
     monkeypatch.setattr(FsspecBackend.call, "__defaults__", (0.3,))
     server.silent.set()
     started = time.monotonic()
@@ -379,7 +379,7 @@ def test_the_command_line_on_s3(server, tmp_path):
 KILLED = """
 import sys
 from bootseer.stripefs import StripeFS
-from bootseer.stripefs.storage.fsspec_backend import FsspecBackend
+from bootseer.stripefs.storage.fsspec import FsspecBackend
 options = {"endpoint_url": sys.argv[1], "key": "k", "secret": "s", "client_kwargs": {"region_name": "here"}}
 with StripeFS(FsspecBackend("s3://bucket/base", options)).create("f", striped=True, unit=65536) as out:
     out.write(b"new!" * 90_000)
@@ -404,8 +404,8 @@ def test_kill_9_leaves_the_old_version_or_the_new(s3, server, point, published):
 
 FORKED = """
 import os, sys
-from bootseer.stripefs.adapter.fsspec_fs import StripeFileSystem
-from bootseer.stripefs.adapter.fsspec_urls import PROTOCOLS
+from bootseer.stripefs.fsspec.filesystem import StripeFileSystem
+from bootseer.stripefs.fsspec.paths import PROTOCOLS
 fs = StripeFileSystem(url="s3://bucket/base", endpoint_url=sys.argv[1], key="k", secret="s",
                       client_kwargs={"region_name": "here"})
 data = fs.cat("x")

@@ -20,12 +20,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bootseer.errors import DataError, UnavailableError
-from bootseer.stripefs.adapter.fsspec_fs import StripeFileSystem
-from bootseer.stripefs.adapter.fsspec_urls import PROTOCOLS, Place, split
-from bootseer.stripefs.adapter.ranges import blocks
-from bootseer.stripefs.engine import budget
-from bootseer.stripefs.pieces import read_each
+from bootseer.stripefs.fsspec.file import blocks
+from bootseer.stripefs.fsspec.filesystem import StripeFileSystem
+from bootseer.stripefs.fsspec.paths import PROTOCOLS, Location, split
+from bootseer.stripefs.scheduler import memory as budget
 from bootseer.stripefs.storage.folder import FolderBackend
+from bootseer.stripefs.storage.pool import read_each
 
 UNIT = 4096
 DATA = bytes((i * 7 + i // 251) % 256 for i in range(200 * UNIT + 123))
@@ -152,15 +152,15 @@ def test_the_package_does_not_load_fsspec():
 @pytest.mark.parametrize(
     ("url", "place"),
     [
-        ("bsx+hdfs://host:8020/ckpt/x", Place("hdfs://host:8020", "/ckpt/x")),
-        ("hdfs://host:8020", Place("hdfs://host:8020", "/")),
-        ("bsx+hdfs://nameservice//a//b/", Place("hdfs://nameservice", "/a/b")),
-        ("bsx+file:///data/x", Place("file://", "/data/x")),
-        ("/data/x/", Place("file://", "/data/x")),
-        ("bsx+memory://a/b", Place("memory://", "/a/b")),
-        ("bsx+s3://bucket/a/b", Place("s3://", "/bucket/a/b")),
-        ("bsx+s3://bucket", Place("s3://", "/bucket")),
-        ("ftp://me@host:21/a/b", Place("ftp://me@host:21", "/a/b")),
+        ("bsx+hdfs://host:8020/ckpt/x", Location("hdfs://host:8020", "/ckpt/x")),
+        ("hdfs://host:8020", Location("hdfs://host:8020", "/")),
+        ("bsx+hdfs://nameservice//a//b/", Location("hdfs://nameservice", "/a/b")),
+        ("bsx+file:///data/x", Location("file://", "/data/x")),
+        ("/data/x/", Location("file://", "/data/x")),
+        ("bsx+memory://a/b", Location("memory://", "/a/b")),
+        ("bsx+s3://bucket/a/b", Location("s3://", "/bucket/a/b")),
+        ("bsx+s3://bucket", Location("s3://", "/bucket")),
+        ("ftp://me@host:21/a/b", Location("ftp://me@host:21", "/a/b")),
     ],
 )
 def test_urls(url, place):
@@ -303,7 +303,7 @@ class Counting(FolderBackend):
     def read_many(self, pieces):
         self.requests += 1
         self.read += sum(len(part) for piece in pieces for part in piece.parts)
-        read_each(pieces, store=self.url)
+        read_each(pieces)
 
 
 @pytest.fixture
@@ -425,7 +425,7 @@ def test_without_memory_to_spare_reads_go_on(fs, monkeypatch):
 
 FORKED = """
 import os, sys
-from bootseer.stripefs.adapter.fsspec_fs import StripeFileSystem
+from bootseer.stripefs.fsspec.filesystem import StripeFileSystem
 fs = StripeFileSystem(url=sys.argv[1])
 data = fs.cat("x")
 file = fs.open("x", block_size=65536)

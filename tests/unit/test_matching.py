@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bootseer.stripefs.engine.matching import makespan, plan
+from bootseer.stripefs.scheduler.assignment import makespan, plan
 
 
 def bound(sizes, replicas, rates, backlog) -> float:

@@ -4,11 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.stripefs.engine import breaker, budget, hedge
-from bootseer.stripefs.engine.breaker import Breaker
-from bootseer.stripefs.engine.budget import ByteBudget
-from bootseer.stripefs.engine.hedge import Durations, HedgeBudget
-from bootseer.stripefs.engine.nodes import BULK, WINDOW, NodeState
+from bootseer.stripefs.scheduler import datanodes, hedging, memory
+from bootseer.stripefs.scheduler.datanodes import BULK, WINDOW, Breaker, NodeState
+from bootseer.stripefs.scheduler.hedging import Durations, HedgeBudget
+from bootseer.stripefs.scheduler.memory import ByteBudget
 
 MB = 1 << 20
 
@@ -38,8 +37,8 @@ def test_a_probe_decides_and_each_failed_one_doubles_the_wait():
         one.probe()
         assert not one.probe_due(now)  # one at a time
         one.failed(now, hard=True)
-    assert waits[:4] == pytest.approx([breaker.FIRST * 2**i for i in range(4)])
-    assert waits[-1] == pytest.approx(breaker.LONGEST)
+    assert waits[:4] == pytest.approx([datanodes.FIRST * 2**i for i in range(4)])
+    assert waits[-1] == pytest.approx(datanodes.LONGEST)
     one.probe()
     assert one.succeeded()
     assert one.closed
@@ -54,10 +53,10 @@ def test_a_datanode_that_comes_and_goes_is_left_alone_for_longer_until_it_was_ca
         one.succeeded()
     assert waits == sorted(waits)
     assert waits[-1] > waits[0]
-    for _ in range(breaker.CALM):
+    for _ in range(datanodes.CALM):
         one.succeeded()
     one.failed(9.0, hard=True)
-    assert one.until == pytest.approx(9.0 + breaker.FIRST)
+    assert one.until == pytest.approx(9.0 + datanodes.FIRST)
 
 
 def test_a_probe_that_told_nothing_is_made_again():
@@ -139,7 +138,7 @@ def test_late_is_twice_what_nearly_all_take():
     assert seen.p95(32 * MB) == pytest.approx(0.4)
     for _ in range(10):
         seen.add(100, 0.0001)
-    assert seen.late(100) == hedge.FLOOR
+    assert seen.late(100) == hedging.FLOOR
 
 
 @given(st.lists(st.tuples(st.integers(1, 64 * MB), st.floats(0.0, 10.0)), max_size=60), st.integers(1, 64 * MB))
@@ -147,7 +146,7 @@ def test_late_is_always_some_time(seen, size):
     durations = Durations()
     for bytes_, seconds in seen:
         durations.add(bytes_, seconds)
-    assert hedge.FLOOR <= durations.late(size) < float("inf")
+    assert hedging.FLOOR <= durations.late(size) < float("inf")
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 64 * MB)), max_size=100))
@@ -159,8 +158,8 @@ def test_no_more_is_read_twice_than_was_earned(steps):
             earned += count
         elif budget_.spend(count):
             spent += count
-        assert spent <= hedge.BURST + hedge.SHARE * earned + 1
-        assert 0 <= budget_.left <= hedge.BURST
+        assert spent <= hedging.BURST + hedging.SHARE * earned + 1
+        assert 0 <= budget_.left <= hedging.BURST
     assert budget_.spent == spent
 
 
@@ -182,5 +181,5 @@ def test_a_part_counts_in_the_whole():
 
 
 def test_there_is_one_budget_for_the_process():
-    assert budget.process() is budget.process()
-    assert budget.process().limit == budget.LIMIT
+    assert memory.process() is memory.process()
+    assert memory.process().limit == memory.LIMIT

@@ -1,22 +1,21 @@
 """What becomes of a run that did not work: the words of its error."""
 
 from bootseer.errors import BootseerError, DataError, UnavailableError
-from bootseer.stripefs.engine.choose import Chooser
-from bootseer.stripefs.engine.nodes import NodeState
-from bootseer.stripefs.engine.recover import Recovery
-from bootseer.stripefs.engine.tuning import Tuning
-from bootseer.stripefs.engine.work import Attempt, Lane, Outcome, Place, Request, Run
+from bootseer.stripefs.scheduler.assignment import Assignment
+from bootseer.stripefs.scheduler.datanodes import NodeState
+from bootseer.stripefs.scheduler.model import Attempt, Outcome, Place, Request, Run, Span, Tuning
+from bootseer.stripefs.scheduler.retry import RetryPolicy
 
 
 def tried(*results: tuple[str, Outcome, BootseerError | None]) -> str:
     """What is said of a run that was tried at these DataNodes, when there is nobody left."""
     nodes = {key: NodeState(key, f"{key}:9866") for key in "ab"}
     place, tuning, errors = Place("f", "ab"), Tuning(rounds=0, tries=1), []
-    lane = Lane(place, [0, 100])
-    request = Request([lane], "f")
-    run: Run = lane.cut(100)
+    span = Span(place, [0, 100])
+    request = Request([span], "f")
+    run: Run = span.cut(100)
     run.rounds = 1
-    recovery = Recovery([request], Chooser(nodes, tuning), tuning, lambda request, error: errors.append(error))
+    recovery = RetryPolicy([request], Assignment(nodes, tuning), tuning, lambda request, error: errors.append(error))
     for key, outcome, error in results:
         recovery.failed(run, Attempt("primary", nodes[key], place, 0, 100, run, False), outcome, error)
     recovery.requeue(run, 0.0)

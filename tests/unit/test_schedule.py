@@ -7,11 +7,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bootseer.errors import DataError, UnavailableError
-from bootseer.stripefs.engine.budget import ByteBudget
-from bootseer.stripefs.engine.hedge import BURST, SHARE
-from bootseer.stripefs.engine.schedule import Scheduler
-from bootseer.stripefs.engine.tuning import Tuning
-from bootseer.stripefs.engine.work import Join, Lane, Outcome, Place, Request
+from bootseer.stripefs.scheduler.hedging import BURST, SHARE
+from bootseer.stripefs.scheduler.memory import ByteBudget
+from bootseer.stripefs.scheduler.model import Join, Outcome, Place, Request, Span, Tuning
+from bootseer.stripefs.scheduler.policy import Scheduler
 from bootseer.testing.readsim import Cluster, SimNode
 
 MB = 1 << 20
@@ -22,8 +21,8 @@ COLLIDING = ["abc", "abd", "acb", "acd"]
 def request(replicas, total, unit=MB, *, file=None, name="r") -> Request:
     file = file or object()
     count = -(-total // unit // len(replicas))
-    lanes = [Lane(Place(file, keys), [i * unit for i in range(count + 1)]) for keys in replicas]
-    return Request(lanes, name)
+    spans = [Span(Place(file, keys), [i * unit for i in range(count + 1)]) for keys in replicas]
+    return Request(spans, name)
 
 
 def nodes(rate=60 * MB, names="abcd", **special) -> dict[str, SimNode]:
@@ -36,13 +35,19 @@ def run(cluster: Cluster, *requests: Request, scheduler: Scheduler | None = None
 
 
 def fine(request: Request) -> bool:
-    return request.error is None and not request.left and all(not lane.pending for lane in request.lanes)
+    return request.error is None and not request.left and all(not span.pending for span in request.spans)
 
 
 def taken(scheduler):
     """The sizes of the attempts that it takes from now on."""
-    sizes, begin = [], scheduler._taking._begin
-    scheduler._taking._begin = lambda attempt, now: sizes.append(attempt.size) or begin(attempt, now)
+    sizes, take = [], scheduler._take
+
+    def noted(now):
+        if (attempt := take(now)) is not None:
+            sizes.append(attempt.size)
+        return attempt
+
+    scheduler._take = noted
     return sizes
 
 
@@ -139,7 +144,7 @@ def test_hundreds_of_datanodes_need_few_transfers():
 
 def test_a_replica_that_is_gone_is_read_elsewhere_and_not_asked_again():
     wanted = request(AROUND, 64 * MB)
-    place = wanted.lanes[0].place
+    place = wanted.spans[0].place
     cluster = Cluster(nodes(), gone={("a", place)})
     run(cluster, wanted)
     assert fine(wanted)
@@ -149,7 +154,7 @@ def test_a_replica_that_is_gone_is_read_elsewhere_and_not_asked_again():
 
 def test_fresh_locations_are_asked_for_when_all_replicas_are_gone():
     wanted = request(["ab", "bc"], 64 * MB)
-    place = wanted.lanes[0].place
+    place = wanted.spans[0].place
     cluster = Cluster(nodes(), gone={("a", place), ("b", place)}, moves={place: "cd"})
     run(cluster, wanted)
     assert fine(wanted)
@@ -184,7 +189,7 @@ def test_pauses_between_questions_where_nobody_has_a_block(others):
 
 def test_a_block_that_is_named_again_is_read():
     wanted = request(["", "bc"], 16 * MB)
-    place = wanted.lanes[0].place
+    place = wanted.spans[0].place
 
     class Late(Cluster):
         def _relocate(self, scheduler, job):
@@ -200,7 +205,7 @@ def test_a_block_that_is_named_again_is_read():
 def test_a_block_that_comes_back_is_waited_for():
     wanted = request(["a"], 16 * MB)
     cluster = Cluster(nodes(a=SimNode(60 * MB, dead_from=0.0)))
-    place = wanted.lanes[0].place
+    place = wanted.spans[0].place
     cluster.moves = {place: "ab"}
     run(cluster, wanted)
     assert fine(wanted)
@@ -209,7 +214,7 @@ def test_a_block_that_comes_back_is_waited_for():
 @pytest.mark.parametrize("kind", ["corrupt", "unsound"])
 def test_damage_is_read_elsewhere_and_an_error_only_when_no_replica_is_left(kind):
     wanted = request(AROUND, 64 * MB)
-    place = wanted.lanes[0].place
+    place = wanted.spans[0].place
     cluster = Cluster(nodes())
     getattr(cluster, kind).update({("a", place), ("b", place)})
     scheduler = Scheduler()
@@ -219,7 +224,7 @@ def test_damage_is_read_elsewhere_and_an_error_only_when_no_replica_is_left(kind
     if kind == "corrupt":
         assert place.bad.get("a", Outcome.CORRUPT) is Outcome.CORRUPT
     wanted = request(["ab"], 16 * MB)
-    place = wanted.lanes[0].place
+    place = wanted.spans[0].place
     cluster = Cluster(nodes())
     getattr(cluster, kind).update({("a", place), ("b", place)})
     (took,) = run(cluster, wanted)
@@ -229,11 +234,11 @@ def test_damage_is_read_elsewhere_and_an_error_only_when_no_replica_is_left(kind
 
 def test_a_part_in_two_blocks_is_checked_when_both_pieces_are_there():
     file = object()
-    lanes = [Lane(Place(file, "ab"), [0, MB]), Lane(Place(file, "bc"), [5 * MB, 6 * MB])]
+    spans = [Span(Place(file, "ab"), [0, MB]), Span(Place(file, "bc"), [5 * MB, 6 * MB])]
     join = Join(2)
-    for lane in lanes:
-        lane.join = join
-    wanted = Request(lanes)
+    for span in spans:
+        span.join = join
+    wanted = Request(spans)
     run(Cluster(nodes()), wanted)
     assert fine(wanted)
     assert join.arrived == []
@@ -241,11 +246,11 @@ def test_a_part_in_two_blocks_is_checked_when_both_pieces_are_there():
 
 def test_a_wrong_joined_part_is_read_again_from_others():
     file = object()
-    lanes = [Lane(Place(file, "ab"), [0, MB]), Lane(Place(file, "cd"), [0, MB])]
+    spans = [Span(Place(file, "ab"), [0, MB]), Span(Place(file, "cd"), [0, MB])]
     join = Join(2)
-    for lane in lanes:
-        lane.join = join
-    wanted, scheduler, now, asked = Request(lanes), Scheduler(), 1.0, []
+    for span in spans:
+        span.join = join
+    wanted, scheduler, now, asked = Request(spans), Scheduler(), 1.0, []
     for key in "abcd":
         scheduler.node(key, key)
     scheduler.submit(wanted, now)
@@ -345,7 +350,7 @@ def test_frozen_datanodes_with_only_replicas_keep_no_others_waiting(unit):
     assert all(isinstance(one.error, UnavailableError) for one in stuck)
     assert not scheduler.nodes["f0"].breaker.closed
     assert cluster.most_flying <= 2 * Tuning().total + len(frozen)  # these are probes
-    assert not any(scheduler._occupancy._quiet.values())
+    assert not any(scheduler._silent.values())
 
 
 def test_a_request_that_is_given_up_is_finished_when_its_last_transfer_has_ended():
@@ -429,7 +434,7 @@ NODE = st.builds(
 def test_every_request_ends_right_or_with_an_error(cluster, files, at, unit, bad):
     requests = [request([sorted(keys) for keys in replicas], size * MB, unit) for replicas, size in files]
     simulated = Cluster(dict(zip(KEYS, cluster, strict=True)))
-    places = [lane.place for one in requests for lane in one.lanes]
+    places = [span.place for one in requests for span in one.spans]
     for key, index, kind in bad:
         getattr(simulated, kind).add((key, places[index % len(places)]))
     scratch = ByteBudget(64 * MB)
@@ -438,7 +443,7 @@ def test_every_request_ends_right_or_with_an_error(cluster, files, at, unit, bad
     total = 0
     for one in requests:
         total += one.size
-        good = all(_sound(simulated, lane.place) for lane in one.lanes)
+        good = all(_sound(simulated, span.place) for span in one.spans)
         assert fine(one) or one.error is not None
         assert fine(one) or not good, f"healthy replicas of everything, but {one.error!r}"
     assert not scheduler.busy

@@ -10,7 +10,7 @@ import pytest
 from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError, UnavailableError
 from bootseer.stripefs import open_fs
 from bootseer.stripefs.checkpoint import commit
-from bootseer.stripefs.fs import StripeFS
+from bootseer.stripefs.store import StripeFS
 
 
 @pytest.fixture

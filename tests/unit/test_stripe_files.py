@@ -11,9 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bootseer.errors import ConfigError, DataError, FullError, NotFoundError, NotWritableError, UnavailableError
-from bootseer.stripefs import layout, open_fs, pieces
-from bootseer.stripefs.fs import StripeFS
+from bootseer.stripefs import layout, open_fs
 from bootseer.stripefs.layout import POINTER_LINE
+from bootseer.stripefs.storage import pool
+from bootseer.stripefs.store import StripeFS
 
 UNIT = 4096
 
@@ -69,7 +70,7 @@ def test_any_range_reads_as_written(tmp_path, size, width, pieces, data):
 
 
 def test_runs_longer_than_one_read_are_cut(fs, monkeypatch):
-    monkeypatch.setattr(pieces, "RUN", 2 * UNIT)
+    monkeypatch.setattr(pool, "RUN", 2 * UNIT)
     data = pattern(100 * UNIT + 17)
     store(fs, "f", data)
     assert content(fs, "f") == data

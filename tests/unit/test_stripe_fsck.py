@@ -12,10 +12,10 @@ import pytest
 from bootseer import faults
 from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, NotWritableError, UnavailableError
 from bootseer.stripefs import layout, open_fs
-from bootseer.stripefs.care import gc, rebuild, repair, survey
-from bootseer.stripefs.care.fsck import Finding
-from bootseer.stripefs.fs import StripeFS
-from bootseer.stripefs.storage.backend import Backend
+from bootseer.stripefs.maintenance import collect, repair, scan
+from bootseer.stripefs.maintenance.check import Finding
+from bootseer.stripefs.storage.interface import Backend
+from bootseer.stripefs.store import StripeFS
 
 UNIT, WIDTH = 4096, 3
 DATA = bytes(i % 251 for i in range(10 * UNIT + 5))
@@ -95,15 +95,15 @@ def test_damaged_stripes(fs, kind, break_it):
 @pytest.mark.parametrize("how", ["replaced", "removed"])
 def test_a_file_that_changes_while_it_is_looked_at_is_no_finding(fs, monkeypatch, how):
     write(fs, "f")
-    real, once = rebuild.read_header, threading.Lock()
+    real, once = scan.read_header, threading.Lock()
 
     def late(backend: Backend, path: str) -> layout.Header:
         if once.acquire(blocking=False):
-            monkeypatch.setattr(rebuild, "read_header", real)
+            monkeypatch.setattr(scan, "read_header", real)
             write(fs, "f", b"new") if how == "replaced" else fs.remove("f")
         return real(backend, path)
 
-    monkeypatch.setattr(rebuild, "read_header", late)
+    monkeypatch.setattr(scan, "read_header", late)
     assert fs.fsck().findings == ()
     assert fs.fsck().findings == ()
 
@@ -111,14 +111,14 @@ def test_a_file_that_changes_while_it_is_looked_at_is_no_finding(fs, monkeypatch
 def test_a_file_that_is_published_after_its_folder_was_listed_is_not_lost(fs, monkeypatch):
     late = fs.create("f", striped=True, unit=UNIT, width=WIDTH)
     late.write(DATA)
-    real, once = rebuild.inspect, threading.Lock()
+    real, once = scan.inspect, threading.Lock()
 
-    def inspect(*args: object) -> rebuild.Whole:
+    def inspect(*args: object) -> scan.Whole:
         if once.acquire(blocking=False):
             late.finish()
         return real(*args)
 
-    monkeypatch.setattr(rebuild, "inspect", inspect)
+    monkeypatch.setattr(scan, "inspect", inspect)
     while len(list(local(fs, ".bsx").iterdir())) < WIDTH:
         time.sleep(0.01)
     assert fs.fsck().findings == ()
@@ -301,7 +301,7 @@ def test_a_broken_off_gc_of_a_file_that_was_published_is_undone(fs):
     write(fs, "f")
     uuid = fs.stat("f").uuid
     for index in (0, 2):
-        stripe(fs, "f", index).rename(local(fs, f".bsx/{survey.TRASH}{uuid}.{index}"))
+        stripe(fs, "f", index).rename(local(fs, f".bsx/{scan.TRASH}{uuid}.{index}"))
     assert kinds(fs) == ["missing-stripe", "missing-stripe"]
     assert fs.gc(age=0) == []
     assert all(made.done for made in fs.repair(fs.fsck()))
@@ -374,7 +374,7 @@ def test_a_storage_that_cannot_be_read_is_no_reason_to_remove(fs, monkeypatch):
 
     monkeypatch.setattr(fs.backend, "open", broken)
     with pytest.raises(BootseerError):
-        gc.gc(fs.backend, age=0)
+        collect.gc(fs.backend, age=0)
     assert local(fs, ".tmp-" + "cd" * 16).exists()
 
 
@@ -392,14 +392,14 @@ def test_a_repair_does_not_replace_what_was_written_while_it_read(fs, monkeypatc
     write(fs, "f")
     flip(local(fs, "f"), 40)
     report = fs.fsck()
-    real = rebuild.check_content
+    real = scan.check_content
 
     def check_content(*args):
         digest = real(*args)
         write(fs, "f", b"newer")
         return digest
 
-    monkeypatch.setattr(rebuild, "check_content", check_content)
+    monkeypatch.setattr(scan, "check_content", check_content)
     (made,) = fs.repair(report)
     assert "was written since it was checked" in made.failed
     assert content(fs, "f") == b"newer"
@@ -515,7 +515,7 @@ def uuids(count: int) -> list[str]:
 
 
 def test_many_sets_are_collected_with_few_listings(fs, monkeypatch):
-    monkeypatch.setattr(gc, "_BATCH", 25, raising=False)
+    monkeypatch.setattr(collect, "_BATCH", 25, raising=False)
     write(fs, "f")
     for uuid in uuids(60):
         torn(fs, uuid)
@@ -540,28 +540,11 @@ def test_a_pointer_without_a_version_is_read_again(fs, monkeypatch):
     write(fs, "f")
     real, alike = fs.backend.list, {"version": "", "mtime": 1.0, "size": 270}
     monkeypatch.setattr(fs.backend, "list", lambda path: [entry._replace(**alike) for entry in real(path)])
-    known = survey.folder(fs.backend, "")
+    known = scan.folder(fs.backend, "")
     write(fs, "f")
-    again = survey.folder(fs.backend, "", known=known)
+    again = scan.folder(fs.backend, "", known=known)
     assert again.entries["f"] == known.entries["f"]
     assert again.pointers["f"].uuid == fs.stat("f").uuid != known.pointers["f"].uuid
-
-
-def test_where_renames_are_slow_a_batch_is_small(fs, monkeypatch):
-    monkeypatch.setattr(gc, "_SECONDS", 0.05, raising=False)
-    for uuid in uuids(5):
-        torn(fs, uuid)
-    real, most = fs.backend.rename, []
-
-    def slow(path, *more, **flags):
-        time.sleep(0.03)
-        real(path, *more, **flags)
-        most.append(len(list(local(fs, ".bsx").glob(f"{survey.TRASH}*.0"))))
-
-    monkeypatch.setattr(fs.backend, "rename", slow)
-    assert [removal.kept for removal in fs.gc(age=0)] == [""] * 10
-    assert max(most) <= 2
-    assert fs.fsck().findings == ()
 
 
 @pytest.mark.parametrize("how", ["published", "cannot be fenced"])
@@ -607,7 +590,7 @@ def test_a_batch_is_renamed_back_when_the_storage_is_silent(fs, monkeypatch, cap
     asked = {"set aside": "rename", "fence": "delete", "look": "list", "back": "list"}[when]
     where = {"set aside": f".bsx/{uuids(3)[2]}.1", "fence": f".tmp-{uuids(3)[1]}"}.get(when, "")
     begun: list[str] = []
-    refused = f"{survey.TRASH}{uuids(3)[0]}.0"
+    refused = f"{scan.TRASH}{uuids(3)[0]}.0"
 
     def point(name: str) -> None:
         begun.append(name)
@@ -626,7 +609,7 @@ def test_a_batch_is_renamed_back_when_the_storage_is_silent(fs, monkeypatch, cap
         monkeypatch.setattr(fs.backend, name, silent)
     monkeypatch.setattr(faults, "point", point)
     with pytest.raises(UnavailableError):
-        gc._Collector(fs.backend, time.time(), 0, False, False).collect(found)
+        collect._Collector(fs.backend, time.time(), 0, False, False).collect(found)
     left = {path.stem for path in before if not path.exists()}
     assert left == ({uuids(3)[0]} if when == "back" else set())
     said = [record.getMessage() for record in caplog.records if "still set aside" in record.getMessage()]

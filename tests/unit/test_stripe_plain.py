@@ -11,14 +11,14 @@ from bootseer.hdfs import FileInfo
 from bootseer.hdfs.proto.hdfs_pb2 import Token
 from bootseer.hdfs.records import Block, DataNode, FileBlocks, Located
 from bootseer.stripefs import open_fs
-from bootseer.stripefs.engine.direct import BlockFile
-from bootseer.stripefs.fs import StripeFS
-from bootseer.stripefs.mounted.loader import Loader
-from bootseer.stripefs.mounted.nodecache import NodeCache
-from bootseer.stripefs.mounted.serve import StripeOperations
-from bootseer.stripefs.storage import remote
-from bootseer.stripefs.storage.backend import Backend, Source
-from bootseer.stripefs.transfer import copy_file
+from bootseer.stripefs.files.copy import copy_file
+from bootseer.stripefs.files.readahead import ReadAhead
+from bootseer.stripefs.mount.nodecache import NodeCache
+from bootseer.stripefs.mount.operations import StripeOperations
+from bootseer.stripefs.scheduler.blockfile import BlockFile
+from bootseer.stripefs.storage import hdfs
+from bootseer.stripefs.storage.interface import Backend, Source
+from bootseer.stripefs.store import StripeFS
 
 TIME = 1_750_000_000_000_000_000
 SIZE = 10_000
@@ -42,7 +42,7 @@ def place(fs: StripeFS, name: str, data: bytes, time: int = TIME) -> None:
 @pytest.mark.parametrize("disk", [False, True])
 def test_files_of_equal_size_and_time_do_not_share_a_cache(fs, tmp_path, disk):
     cache = NodeCache(tmp_path / "cache", 1 << 30) if disk else None
-    loader = Loader(cache, memory=8 << 20)
+    loader = ReadAhead(cache, memory=8 << 20)
     try:
         for name in ("a", "b"):
             place(fs, name, name.encode() * SIZE)
@@ -83,7 +83,7 @@ def test_a_file_opened_again_is_the_same_version(fs, time):
 
 def test_a_mount_opens_only_what_it_looked_up(fs):
     place(fs, "f", b"a" * SIZE)
-    loader = Loader(None, memory=1 << 20)
+    loader = ReadAhead(None, memory=1 << 20)
     operations = StripeOperations(fs, loader)
     try:
         old = operations.lookup(1, "f", None)  # type: ignore[arg-type]
@@ -157,7 +157,7 @@ def test_a_file_in_hdfs_knows_that_it_is_being_written():
     length = 5
     block = Located(Block("p", 1, 1, length), 0, (DataNode("u", "h", 1),), Token())
     for unfinished in (False, True):
-        source = remote.DirectSource(BlockFile(None, "/f", FileBlocks(length, (block,), unfinished)), None, None)
+        source = hdfs.DirectSource(BlockFile(None, "/f", FileBlocks(length, (block,), unfinished)), None, None)
         assert (source.unfinished, source.size) == (unfinished, length)
     with pytest.raises(DataError, match="hold 5 bytes, not 6"):
         BlockFile(None, "/f", FileBlocks(length + 1, (block,), True))
@@ -200,12 +200,12 @@ def test_readers_of_one_hdfs_file_have_one_version(monkeypatch, late):
 
     def read() -> None:
         with store.open("f") as file:
-            for _ in range(remote.READERS + 1):
+            for _ in range(hdfs.READERS + 1):
                 seen.append(file.read(0, 1))
 
     monkeypatch.setenv("BOOTSEER_HDFS_ACCESS", "native")
     monkeypatch.setattr("bootseer.hdfs.connect", lambda url: client)
-    store = StripeFS(remote.HdfsBackend("hdfs://n:1/base"))
+    store = StripeFS(hdfs.HdfsBackend("hdfs://n:1/base"))
     with pytest.raises(DataError, match="replaced while it was read"):
         read()
     assert set(seen) <= {b"a"}
@@ -215,6 +215,6 @@ def test_unchanged_hdfs_files_are_read_through_several_readers(monkeypatch):
     client = Client()
     monkeypatch.setenv("BOOTSEER_HDFS_ACCESS", "native")
     monkeypatch.setattr("bootseer.hdfs.connect", lambda url: client)
-    with StripeFS(remote.HdfsBackend("hdfs://n:1/base")).open("f") as file:
+    with StripeFS(hdfs.HdfsBackend("hdfs://n:1/base")).open("f") as file:
         assert b"".join(file.read(0, 1) for _ in range(9)) == b"a" * 9
-    assert client.opened == 1 + remote.READERS
+    assert client.opened == 1 + hdfs.READERS

@@ -6,14 +6,13 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from bootseer import faults
 from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError
 from bootseer.stripefs import StripeFS, open_fs
-from bootseer.stripefs.adapter.fsspec_fs import StripeFileSystem
-from bootseer.stripefs.checkpoint import commit, latest
-from bootseer.stripefs.storage.backend import Backend, join
-from bootseer.stripefs.storage.fsspec_backend import FsspecBackend
-from bootseer.stripefs.transfer import copy_tree
+from bootseer.stripefs.checkpoint import commit, newest
+from bootseer.stripefs.files.copy import copy_tree
+from bootseer.stripefs.fsspec.filesystem import StripeFileSystem
+from bootseer.stripefs.storage.fsspec import FsspecBackend
+from bootseer.stripefs.storage.interface import Backend, join
 
 
 @pytest.fixture
@@ -49,7 +48,7 @@ def names(fs: StripeFS, folder: str = "") -> list[str]:
 
 
 def hint(fs: StripeFS, folder: str = "") -> str | None:
-    found = latest.read(fs.backend, folder)
+    found = newest.read(fs.backend, folder)
     return found and found.checkpoint
 
 
@@ -309,19 +308,6 @@ def test_a_hint_that_may_not_be_read_keeps_nothing_from_its_place(tmp_path, monk
     assert not (tmp_path / "run/step-2").exists()
 
 
-def test_a_hint_that_comes_while_the_last_one_goes_is_there_again(fs, monkeypatch):
-    checkpoint(fs, "run/step-1")
-
-    def point(name: str) -> None:
-        if name == "stripefs.latest.remove":
-            monkeypatch.undo()
-            checkpoint(fs, "run/step-2")
-
-    monkeypatch.setattr(faults, "point", point)
-    fs.remove_tree("run/step-1")
-    assert (hint(fs, "run"), fs.latest("run")) == ("step-2", "run/step-2")
-
-
 @pytest.mark.parametrize("others", [True, False])
 def test_when_all_of_a_store_goes_that_is_a_checkpoint_latest_beside_it_names_another(url, others):
     above = open_fs(f"{url}/run")
@@ -336,11 +322,11 @@ def test_when_all_of_a_store_goes_that_is_a_checkpoint_latest_beside_it_names_an
 def test_the_root_of_an_object_store_is_the_bucket(monkeypatch):
     made = FsspecBackend("s3://bucket/run/x", {"anon": True})
     monkeypatch.setattr(FsspecBackend, "call", lambda self, doing, function, seconds=0: function(self._filesystem()[0]))
-    root, path = made.root()
+    root, path = made.whole()
     assert (root.url, root.full("COMMIT"), path) == ("s3://bucket/", "bucket/COMMIT", "run/x")
     assert [folder for _, folder, _ in commit.above(made, "f")] == ["", "run", ""]
-    assert FsspecBackend("s3://bucket", {"anon": True}).root()[1] == ""
-    assert FsspecBackend("http://host/a").root()[1] == ""
+    assert FsspecBackend("s3://bucket", {"anon": True}).whole()[1] == ""
+    assert FsspecBackend("http://host/a").whole()[1] == ""
 
 
 @pytest.mark.parametrize("target", ["copy", "there/", "over"])

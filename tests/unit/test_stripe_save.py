@@ -8,10 +8,10 @@ import pytest
 from bootseer import faults
 from bootseer.errors import DataError, NotWritableError
 from bootseer.stripefs import layout, open_fs
-from bootseer.stripefs.adapter.fsspec_fs import StripeFileSystem
-from bootseer.stripefs.checkpoint.save import Save
-from bootseer.stripefs.fs import StripeFS
-from bootseer.stripefs.transfer import copy_tree
+from bootseer.stripefs.checkpoint.claim import Save
+from bootseer.stripefs.files.copy import copy_tree
+from bootseer.stripefs.fsspec.filesystem import StripeFileSystem
+from bootseer.stripefs.store import StripeFS
 
 
 @pytest.fixture

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from bootseer.errors import BootseerError, UnavailableError
-from bootseer.stripefs import layout, open_fs, stripe, write
-from bootseer.stripefs.fs import StripeFS
+from bootseer.stripefs import layout, open_fs
+from bootseer.stripefs.files import writer
+from bootseer.stripefs.files.writer import StripeLost
 from bootseer.stripefs.storage import folder
-from bootseer.stripefs.stripe import StripeLost
+from bootseer.stripefs.store import StripeFS
 
 UNIT = 4096
 
@@ -78,7 +79,7 @@ def test_a_lost_stripe_ends_a_write_whose_bytes_are_gone(fs, monkeypatch):
 
 
 def test_publishing_waits_for_a_storage_that_is_away(fs, monkeypatch, caplog):
-    monkeypatch.setattr(write, "OUTAGE", 5.0)
+    monkeypatch.setattr(writer, "OUTAGE", 5.0)
     real, calls = folder.FolderBackend.rename, [0]
 
     def away(self: folder.FolderBackend, src: str, dst: str, *, overwrite: bool) -> None:
@@ -99,7 +100,7 @@ def test_publishing_waits_for_a_storage_that_is_away(fs, monkeypatch, caplog):
 
 
 def test_a_storage_that_stays_away_is_an_error_in_time(fs, monkeypatch):
-    monkeypatch.setattr(write, "OUTAGE", 0.3)
+    monkeypatch.setattr(writer, "OUTAGE", 0.3)
 
     def away(*args: object, **options: object) -> None:
         raise UnavailableError("no answer")
@@ -112,7 +113,7 @@ def test_a_storage_that_stays_away_is_an_error_in_time(fs, monkeypatch):
 
 
 def test_a_storage_that_hangs_is_an_error_in_time(fs, monkeypatch):
-    monkeypatch.setattr(stripe, "STALL", 0.5)
+    monkeypatch.setattr(writer, "STALL", 0.5)
     release = threading.Event()
 
     def hanging(sink: folder._Sink, data: bytes | memoryview) -> None:
@@ -129,7 +130,7 @@ def test_a_storage_that_hangs_is_an_error_in_time(fs, monkeypatch):
 
 
 def test_a_stripe_that_hangs_hides_no_error_and_keeps_no_other_from_going(fs, monkeypatch):
-    monkeypatch.setattr(stripe, "STALL", 0.5)
+    monkeypatch.setattr(writer, "STALL", 0.5)
     release, real = threading.Event(), folder._Sink.write
 
     def hanging(sink: folder._Sink, data: bytes | memoryview) -> None:

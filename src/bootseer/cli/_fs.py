@@ -63,7 +63,7 @@ def place_both(first: str, second: str) -> tuple[StripeFS, str, StripeFS, str]:
     import os
 
     from bootseer.stripefs import open_fs
-    from bootseer.stripefs.storage.backend import clean
+    from bootseer.stripefs.storage.interface import clean
 
     roots, paths = [], []
     for url in (first, second):

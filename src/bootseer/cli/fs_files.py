@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bootseer.stripefs import StripeFS
-    from bootseer.stripefs.transfer import Copied
+    from bootseer.stripefs.files.copy import Copied
 
 Shape = Annotated[int, typer.Option(metavar="N", help="Stripe width of the copies", show_default="as the source")]
 ShapeUnit = Annotated[
@@ -65,7 +65,7 @@ def put(
     from bootseer.errors import ConfigError, DataError, NotFoundError
     from bootseer.stripefs.checkpoint.commit import NAME as COMMIT
     from bootseer.stripefs.layout import check_shape
-    from bootseer.stripefs.storage.backend import clean_new
+    from bootseer.stripefs.storage.interface import clean_new
 
     check_shape(width, unit)
     if not local.exists():
@@ -111,7 +111,7 @@ def get(
 ) -> None:
     """Copy a file (or folder) from the store, every byte checked; a file appears whole or not at all."""
     from bootseer.errors import NotWritableError, from_os_error
-    from bootseer.stripefs.checkpoint import latest
+    from bootseer.stripefs.checkpoint import newest
     from bootseer.stripefs.checkpoint.commit import NAME as COMMIT
 
     fs, path = place(url)
@@ -123,7 +123,7 @@ def get(
         if name.rpartition("/")[2] == COMMIT and folder and _is_ours(fs, name):
             fs.checkpoint(name.rpartition("/")[0])  # else a file that is missing would not be missed
     for name in names:
-        if folder and name.rpartition("/")[2] in (COMMIT, latest.NAME) and _is_ours(fs, name):
+        if folder and name.rpartition("/")[2] in (COMMIT, newest.NAME) and _is_ours(fs, name):
             continue  # it speaks of the stored form, which the copy has not
         last = name.rpartition("/")[2]
         target = (
@@ -148,7 +148,7 @@ def get(
 
 def _is_ours(fs: StripeFS, name: str) -> bool:
     """Whether a file named COMMIT or LATEST is the store's own and not a user's."""
-    from bootseer.stripefs.storage.backend import read_all
+    from bootseer.stripefs.storage.interface import read_all
 
     return read_all(fs.backend, name, limit=64).startswith((b"bootseer checkpoint ", b"bootseer latest "))
 
@@ -168,7 +168,7 @@ def cp(
     A checkpoint is a checkpoint again: the copy gets its COMMIT last.
     """
     from bootseer.errors import ConfigError
-    from bootseer.stripefs.transfer import copy_tree
+    from bootseer.stripefs.files.copy import copy_tree
 
     src, path, dst, there = place_both(source, target)
     if not src.stat(path).is_dir:
@@ -198,8 +198,8 @@ def import_(
     In place each plain file is replaced in one step, unless somebody changes it meanwhile. Files below 4 MiB stay
     plain.
     """
+    from bootseer.stripefs.files.copy import copy_tree
     from bootseer.stripefs.layout import check_shape
-    from bootseer.stripefs.transfer import copy_tree
 
     check_shape(width, unit)
     src, path, dst, there = place_both(source, target or source)

@@ -31,7 +31,7 @@ def mount(
     as_json: Json = False,
 ) -> None:
     """Mount a folder of the store, read-only, in the background."""
-    from bootseer.stripefs.mounted.mount import start
+    from bootseer.stripefs.mount.client import start
 
     wanted = ["" if item == "." else item for item in prefetch or ()]
     started = start(url, target, prefetch=wanted, commit=commit)
@@ -62,7 +62,7 @@ def unmount(target: Target, as_json: Json = False) -> None:
 
 def _find(target: Path) -> FsMount:
     from bootseer.errors import NotFoundError
-    from bootseer.stripefs.mounted.mount import find
+    from bootseer.stripefs.mount.client import find
 
     if (found := find(target)) is None:
         raise NotFoundError(f"{target} is no mount of a striped store")

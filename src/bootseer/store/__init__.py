@@ -4,6 +4,7 @@ A store holds immutable objects under slash-separated keys. Publication is atomi
 all, and the first publication of a key wins.
 """
 
-from bootseer.store.base import ObjectInfo, RangeReader, Store, open_store
+from bootseer.store.base import ObjectInfo, RangeReader, Store
+from bootseer.store.open import open_store
 
 __all__ = ["ObjectInfo", "RangeReader", "Store", "open_store"]

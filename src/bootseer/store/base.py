@@ -1,17 +1,16 @@
-"""The store interface and the choice of a backend by URL."""
+"""What a store is: the interface, and what its keys may be."""
 
 from __future__ import annotations
 
 import abc
 import contextlib
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from bootseer.errors import ConfigError
+from bootseer.errors import ConfigError, NotFoundError
 
 if TYPE_CHECKING:
     from bootseer.oci.spec import Descriptor
@@ -124,8 +123,6 @@ class Store(abc.ABC):
         """
 
     def exists(self, key: str) -> bool:
-        from bootseer.errors import NotFoundError
-
         try:
             self.stat(key)
         except NotFoundError:
@@ -139,29 +136,3 @@ def check_key(key: str) -> str:
     if not key or any(part in ("", ".", "..") or "\0" in part for part in parts):
         raise ConfigError(f"bad store key {key!r}")
     return key
-
-
-def open_store(url: str) -> Store:
-    """Open the store at ``url``: a path, ``file://``, ``hdfs://host:port/base``, ``registry://host/name``, or any
-    fsspec URL (``s3://...``).
-
-    Opening touches no network; the first operation does.
-    """
-    if not url:
-        raise ConfigError("no store given", hint="pass --store or set BOOTSEER_STORE")
-    scheme, sep, rest = url.partition("://")
-    if not sep or scheme == "file":
-        from bootseer.store.folder import FolderStore
-
-        return FolderStore(Path(os.path.abspath(rest if sep else url)))
-    if scheme == "hdfs":
-        from bootseer.store.hdfs import HdfsStore
-
-        return HdfsStore(url)
-    if scheme in ("registry", "registry+http", "registry+https"):
-        from bootseer.store.registry import RegistryStore
-
-        return RegistryStore(url)
-    from bootseer.store.fsspec import FsspecStore
-
-    return FsspecStore(url)

@@ -3,17 +3,17 @@
 The format is described in docs/internals/stripe.md.
 """
 
-from bootseer.stripefs.care.fsck import Finding, Report
-from bootseer.stripefs.care.gc import Removal
-from bootseer.stripefs.care.repair import Repair
+from bootseer.stripefs import mount
+from bootseer.stripefs.checkpoint.claim import Save
 from bootseer.stripefs.checkpoint.commit import Commit, CommittedFile
-from bootseer.stripefs.checkpoint.save import Save
-from bootseer.stripefs.fs import FileStat, StripeFS, open_fs
-from bootseer.stripefs.mounted import mount
-from bootseer.stripefs.mounted.mount import FsMount, FsStatus
-from bootseer.stripefs.read import ChunkFile, StripedFile
-from bootseer.stripefs.storage.backend import split_url
-from bootseer.stripefs.write import StripeWriter, Written
+from bootseer.stripefs.files.reader import ChunkFile, StripedFile
+from bootseer.stripefs.files.writer import StripeWriter, Written
+from bootseer.stripefs.maintenance.check import Finding, Report
+from bootseer.stripefs.maintenance.collect import Removal
+from bootseer.stripefs.maintenance.repair import Repair
+from bootseer.stripefs.mount import FsMount, FsStatus
+from bootseer.stripefs.storage.open import split_url
+from bootseer.stripefs.store import FileStat, StripeFS, open_fs
 
 __all__ = [
     "ChunkFile",

@@ -5,15 +5,15 @@ from __future__ import annotations
 import msgspec
 
 from bootseer.errors import BootseerError, NotFoundError
-from bootseer.stripefs.engine import engine
-from bootseer.stripefs.engine.direct import spot
-from bootseer.stripefs.engine.engine import NodeSnapshot, Snapshot
-from bootseer.stripefs.engine.work import Place
-from bootseer.stripefs.fs import StripeFS
-from bootseer.stripefs.read import read_pointer
-from bootseer.stripefs.storage.backend import Backend, Source, clean
+from bootseer.stripefs.files.reader import read_pointer
+from bootseer.stripefs.scheduler import threads
+from bootseer.stripefs.scheduler.blockfile import replicas_of
+from bootseer.stripefs.scheduler.model import Place
+from bootseer.stripefs.scheduler.threads import NodeLook, Snapshot
 from bootseer.stripefs.storage.folder import FolderBackend
-from bootseer.stripefs.storage.remote import DirectSource, HdfsBackend
+from bootseer.stripefs.storage.hdfs import DirectSource, HdfsBackend
+from bootseer.stripefs.storage.interface import Backend, Source, clean
+from bootseer.stripefs.store import StripeFS
 
 
 class BlockLook(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,20 +37,6 @@ class StripeLook(msgspec.Struct, frozen=True, kw_only=True):
     access: str
     problem: str
     blocks: tuple[BlockLook, ...]
-
-
-class NodeLook(msgspec.Struct, frozen=True, kw_only=True):
-    """One DataNode as this process has seen it. ``state`` of its breaker: ``closed`` (used), ``open`` (left alone for
-    ``open_seconds`` more), ``half-open`` (being probed). ``rate``: bytes a second, None while unknown."""
-
-    address: str
-    state: str
-    open_seconds: float
-    failures: int
-    rate: float | None
-    latency: float
-    flying: int
-    served: int
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +72,7 @@ def explain(fs: StripeFS, path: str) -> Explanation:
     names = [path] if pointer is None else [pointer.stripe_path(path, index) for index in range(pointer.width)]
     opened = [_open(backend, name) for name in names]
     files = [found.file for found, _ in opened if isinstance(found, DirectSource)]
-    view = engine.shared().look(files)
+    view = threads.shared().look(files)
     stripes = tuple(
         _stripe(index, name, found, problem, access, view)
         for index, (name, (found, problem)) in enumerate(zip(names, opened, strict=True))
@@ -100,7 +86,7 @@ def explain(fs: StripeFS, path: str) -> Explanation:
         width=pointer.width if pointer is not None else 0,
         unit=pointer.unit if pointer is not None else 0,
         stripes=stripes,
-        nodes=tuple(sorted((_node(node) for node in view.nodes.values()), key=lambda node: node.address)),
+        nodes=tuple(sorted(view.nodes.values(), key=lambda node: node.address)),
         hedge_seconds=view.hedge_seconds,
         hedge_bytes=view.hedge_bytes,
         seconds=view.seconds,
@@ -134,7 +120,7 @@ def _stripe(index: int, name: str, found: Source | None, problem: str, access: s
 
 
 def _block(place: Place, view: Snapshot) -> BlockLook:
-    block = spot(place).located.block
+    block = replicas_of(place).located.block
     address = {key: view.nodes[key].address for key in place.keys}
     return BlockLook(
         id=block.id,
@@ -143,7 +129,3 @@ def _block(place: Place, view: Snapshot) -> BlockLook:
         bad={address[key]: why.value for key, why in place.bad.items() if key in address},
         planned={address[key]: share for key, share in view.shares[place].items() if key in address},
     )
-
-
-def _node(seen: NodeSnapshot) -> NodeLook:
-    return NodeLook(**seen._asdict())

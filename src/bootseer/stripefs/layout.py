@@ -6,7 +6,6 @@ Nothing here does input or output. Every decoder raises `DataError` for bytes th
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -49,14 +48,6 @@ def check_shape(width: int, unit: int) -> None:
         raise ConfigError(f"stripe unit {unit} is not a multiple of 4096 between {MIN_UNIT} and {MAX_UNIT}")
 
 
-class Run(NamedTuple):
-    """Consecutive chunks of one stripe: ``chunks`` of them from position ``first`` of stripe ``stripe``."""
-
-    stripe: int
-    first: int
-    chunks: int
-
-
 class Geometry(NamedTuple):
     """Where each byte of a file of ``size`` bytes is. Pure arithmetic."""
 
@@ -93,23 +84,6 @@ class Geometry(NamedTuple):
     def chunk_offset(self, position: int) -> int:
         """Offset in its stripe file of the chunk at ``position``."""
         return HEADER_SIZE + position * self.unit
-
-    def runs(self, first: int, end: int, limit: int) -> Iterator[Run]:
-        """The chunks ``first`` to ``end`` (exclusive) as runs of at most ``limit`` chunks, nearest chunks first."""
-        pending: list[tuple[int, int, int]] = []
-        for stripe in range(self.width):
-            start = first + (stripe - first) % self.width
-            if start < end:
-                count = -(-(end - start) // self.width)
-                pending.append((start // self.width, stripe, count))
-        while pending:
-            left: list[tuple[int, int, int]] = []
-            for position, stripe, count in pending:
-                take = min(limit, count)
-                yield Run(stripe, position, take)
-                if count > take:
-                    left.append((position + take, stripe, count - take))
-            pending = left
 
 
 class Header(NamedTuple):

@@ -12,9 +12,9 @@ import msgspec
 
 from bootseer.errors import ConfigError, NotFoundError
 from bootseer.stripefs import layout
-from bootseer.stripefs.fs import StripeFS
-from bootseer.stripefs.storage.backend import clean, join
-from bootseer.stripefs.write import StripeWriter
+from bootseer.stripefs.files.writer import StripeWriter
+from bootseer.stripefs.storage.interface import clean, join
+from bootseer.stripefs.store import StripeFS
 
 SIZE = 128 << 20
 SHAPES = ((1, 1 << 20), (2, 1 << 20), (4, 1 << 20), (8, 1 << 20), (4, 4 << 20))

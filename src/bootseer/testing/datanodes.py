@@ -1,6 +1,6 @@
 """DataNodes and a NameNode in memory, for the read engine: rates, freezes, deaths, lost and damaged replicas.
 
-`FakeHdfs` is a `Transport` (`bootseer.stripefs.engine.carry`) and a `Files` (`bootseer.stripefs.engine.direct`). Its
+`FakeHdfs` is a `Transport` and a `Files` (`bootseer.stripefs.scheduler.blockfile`). Its
 transfers write into the caller's memory piece by piece, as real ones do.
 """
 
@@ -15,7 +15,7 @@ from bootseer.errors import NotFoundError, UnavailableError
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.records import Block, DataNode, FileBlocks, Located
 from bootseer.hdfs.replica_errors import Cancelled, CorruptReplica, StaleReplica, UncheckedReplica
-from bootseer.stripefs.engine.direct import BlockFile
+from bootseer.stripefs.scheduler.blockfile import BlockFile
 
 _PIECE = 64 << 10
 
@@ -52,7 +52,7 @@ class FakeHdfs:
         self.nodes = {name: FakeNode() for name in names}
         self.gone: set[tuple[str, int]] = set()
         self.corrupt: set[tuple[str, int]] = set()
-        self.bare: set[tuple[str, int]] = set()
+        self.without_checksums: set[tuple[str, int]] = set()
         self.reported: set[tuple[str, int]] = set()
         self.linger = 0.0
         """Seconds after which a cancelled transfer writes once more, before it ends."""
@@ -121,7 +121,7 @@ class FakeHdfs:
         transfer.wait(state.latency)
         if (node.uuid, located.block.id) in self.gone:
             raise StaleReplica(f"{node.uuid} has no block {located.block.id}")
-        if verify and (node.uuid, located.block.id) in self.bare:
+        if verify and (node.uuid, located.block.id) in self.without_checksums:
             raise UncheckedReplica(f"{node.uuid} has no checksums of block {located.block.id}")
         data = self._data[located.block.id]
         damaged = (node.uuid, located.block.id) in self.corrupt

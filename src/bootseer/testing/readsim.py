@@ -1,6 +1,6 @@
 """A cluster of DataNodes in virtual time, to see what the read scheduler does with rates, freezes, damage and loss.
 
-`Cluster.run` drives a `bootseer.stripefs.engine.schedule.Scheduler` without threads or bytes; a hundred seconds of it
+`Cluster.run` drives a `bootseer.stripefs.scheduler.policy.Scheduler` without threads or bytes; a hundred seconds of it
 take less than one. Transfers of one DataNode share its rate evenly, after its latency.
 """
 
@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bootseer.errors import BootseerError, DataError, UnavailableError
-from bootseer.stripefs.engine.schedule import Scheduler
-from bootseer.stripefs.engine.tuning import SLOWEST
-from bootseer.stripefs.engine.work import Attempt, Joining, Landing, Outcome, Place, Relocate, Request
+from bootseer.stripefs.scheduler.model import SLOWEST, Attempt, CheckJoined, CopyBack, Outcome, Place, Relocate, Request
+from bootseer.stripefs.scheduler.policy import Scheduler
 
 STEP = 0.002
 """Seconds of virtual time at once."""
@@ -42,6 +41,9 @@ class _Transfer:
     @property
     def finished(self) -> bool:
         return self.exact >= self.attempt.size
+
+    def cancel(self) -> None:
+        """`Cluster` asks the scheduler itself what it cancels."""
 
 
 @dataclass
@@ -152,12 +154,12 @@ class Cluster:
         if outcome is Outcome.DAMAGED and not attempt.verify:
             scheduler.confirm(attempt, self.now)
         while then is not None:
-            if isinstance(then, Joining):
+            if isinstance(then, CheckJoined):
                 scheduler.joined(then.join, None, self.now)
                 break
-            assert isinstance(then, Landing)
+            assert isinstance(then, CopyBack)
             assert then.run.primary is None, "a copy while a transfer writes there"
-            then = scheduler.landed(then, self.now)
+            then = scheduler.copied_back(then, self.now)
 
     def _relocate(self, scheduler: Scheduler, job: Relocate) -> None:
         self.relocations += 1
@@ -173,12 +175,12 @@ class Cluster:
         for attempt in flying:
             if attempt.run is not None and attempt.kind == "primary":
                 for part in range(attempt.run.first, attempt.run.last):
-                    where = (id(attempt.run.lane), part)
+                    where = (id(attempt.run.span), part)
                     assert where not in seen, "two transfers into the same memory"
                     seen.add(where)
-                assert attempt.run.lane.request.touching > 0
+                assert attempt.run.span.request.touching > 0
 
 
 def _places(scheduler: Scheduler, file: object) -> set[Place]:
-    lanes = (lane for request in scheduler.requests for lane in request.lanes)
-    return {lane.place for lane in lanes if lane.place.file is file}
+    spans = (span for request in scheduler.requests for span in request.spans)
+    return {span.place for span in spans if span.place.file is file}

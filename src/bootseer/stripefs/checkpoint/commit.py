@@ -1,7 +1,6 @@
 """COMMIT: the manifest that makes a directory a checkpoint (docs/internals/stripe.md).
 
-It is published last, by one rename that does not overwrite (`bootseer.stripefs.checkpoint.save`), so a directory has it
-wholly or not at all.
+It is published last, by one rename that does not overwrite (`Save.commit`), so a directory has it wholly or not at all.
 """
 
 from __future__ import annotations
@@ -13,12 +12,11 @@ import msgspec
 from blake3 import blake3
 
 from bootseer.errors import DataError, NotFoundError, NotWritableError
-from bootseer.hdfs.client import split
 from bootseer.stripefs import layout
-from bootseer.stripefs.inorder import in_order
+from bootseer.stripefs.files.readahead import in_order
+from bootseer.stripefs.files.reader import ChunkFile, open_file, read_pointer
 from bootseer.stripefs.layout import Pointer
-from bootseer.stripefs.read import ChunkFile, open_file, read_pointer
-from bootseer.stripefs.storage.backend import Backend, Entry, clean, exists, join, open_backend, read_all
+from bootseer.stripefs.storage.interface import Backend, Entry, exists, join, read_all
 
 NAME = "COMMIT"
 _LINE = b"bootseer checkpoint 1\n"
@@ -115,25 +113,11 @@ def above(backend: Backend, path: str) -> Iterator[tuple[Backend, str, str]]:
         folder, _, name = folder.rpartition("/")
         rest = join(name, rest)
         yield backend, folder, rest
-    store, base = root(backend)
+    store, base = backend.whole()
     while base:
         base, _, name = base.rpartition("/")
         rest = join(name, rest)
         yield store, base, rest
-
-
-def root(backend: Backend) -> tuple[Backend, str]:
-    """The whole storage of ``backend``, and the path of its base there; ``backend`` and "" when that is not known."""
-    if backend.url.startswith("hdfs://"):
-        whole, base = split(backend.url)
-    elif "://" not in backend.url:
-        whole, base = "/", backend.url
-    else:
-        from bootseer.stripefs.storage.fsspec_backend import FsspecBackend
-
-        return backend.root() if isinstance(backend, FsspecBackend) else (backend, "")
-    base = clean(base)
-    return (open_backend(whole), base) if base else (backend, "")
 
 
 def nearest(backend: Backend, path: str) -> tuple[Backend, str, str, str] | None:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from bootseer import faults
 from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError, from_os_error
-from bootseer.stripefs.pieces import read_each
-from bootseer.stripefs.storage.backend import Entry, Piece
+from bootseer.stripefs.storage.interface import Backend, Entry, Piece, clean
+from bootseer.stripefs.storage.pool import read_each
 
 if TYPE_CHECKING:
     from bootseer.hdfs.placement import Placement
@@ -112,7 +112,7 @@ def _rename_new(source: Path, target: Path) -> None:
         os.unlink(source)
 
 
-class FolderBackend:
+class FolderBackend(Backend):
     """Files below ``root``, which the first write makes."""
 
     def __init__(self, root: Path) -> None:
@@ -155,8 +155,12 @@ class FolderBackend:
         except OSError as exc:
             raise self._error(exc, "open", path) from None
 
+    def whole(self) -> tuple[Backend, str]:
+        base = clean(self.url)
+        return (FolderBackend(Path("/")), base) if base else (self, "")
+
     def read_many(self, pieces: Sequence[Piece]) -> None:
-        read_each(pieces, store=self.url)
+        read_each(pieces)
 
     def create(self, path: str, *, placement: Placement | None = None) -> _Sink:
         target = self._path(path)

@@ -1,1 +1,0 @@
-"""Striped files as a file system of fsspec, and as streams."""

@@ -1,1 +1,0 @@
-"""What is left or damaged: found, named, mended, removed."""

@@ -1,0 +1,206 @@
+"""Saves of checkpoints: who saves a folder claims it, and whoever claimed it before can publish nothing any more.
+
+A claim is a file ``.bsx/save.N`` with a random token that is made without overwriting; N counts the saves of the
+folder. Taking a claim ends the earlier ones: the temporary files from which they would rename are renamed away, and who
+writes a temporary file after that sees the claim before its rename. The token ends those whose folder was removed or
+renamed: in a folder made anew the numbers begin again. Why this leaves no gap: docs/internals/stripe.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterator
+
+from bootseer import faults
+from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError, from_os_error
+from bootseer.stripefs import layout
+from bootseer.stripefs.checkpoint import commit, newest
+from bootseer.stripefs.checkpoint.commit import Commit, CommittedFile
+from bootseer.stripefs.files.reader import read_pointer
+from bootseer.stripefs.files.writer import StripeWriter
+from bootseer.stripefs.layout import Pointer
+from bootseer.stripefs.storage.interface import (
+    Backend,
+    Sink,
+    clean,
+    clean_new,
+    exists,
+    holds,
+    join,
+    read_all,
+    write_file,
+)
+
+_log = logging.getLogger(__name__)
+_CLAIM = re.compile(r"save\.([1-9][0-9]{0,17})")
+_TOKEN = 32
+
+
+def is_claim(name: str) -> bool:
+    """Whether a name in ``.bsx`` is that of a claim."""
+    return _CLAIM.fullmatch(name) is not None
+
+
+class Save:
+    """One save of the checkpoint ``folder``: files by `create`, then `commit`.
+
+    ``epoch`` is the number of its claim. The processes of one job share a save: one calls `begin`, the others make
+    theirs of its ``epoch`` (``token``: only of who made the claim); `NotWritableError` when there is no such claim.
+    Raises `NotWritableError` from `commit` and from each writer's ``finish`` when a later save has begun, the folder
+    was removed or renamed meanwhile, or it has a COMMIT.
+    """
+
+    def __init__(self, backend: Backend, folder: str, epoch: int, token: bytes = b"") -> None:
+        self.folder, self.epoch = clean(folder), epoch
+        self._backend = backend
+        self._token = token or self._claimed()
+        if len(self._token) != _TOKEN:
+            raise NotWritableError(
+                f"there is no save {epoch} of {self._shown}", hint="begin one, and pass its epoch to the others"
+            )
+
+    def _claimed(self) -> bytes:
+        """The token of the claim with the number of this save, b"" when there is none."""
+        try:
+            return read_all(self._backend, _claim(self.folder, self.epoch), limit=_TOKEN)
+        except NotFoundError:
+            return b""
+
+    def create(
+        self, path: str, *, width: int = layout.WIDTH, unit: int = layout.UNIT, striped: bool = False
+    ) -> StripeWriter:
+        """A writer for the file ``path``, relative to the folder; `StripeWriter` says more."""
+        full = join(self.folder, clean_new(path))
+        return StripeWriter(self._backend, full, width=width, unit=unit, striped=striped, before=self._refuse_late)
+
+    def check(self) -> None:
+        """Raise `NotWritableError` when this save can publish nothing any more."""
+        if exists(self._backend, _claim(self.folder, self.epoch + 1)):
+            raise NotWritableError(
+                f"save {self.epoch} of {self._shown} was overtaken by a later one", hint="save to a new folder"
+            )
+        if self._claimed() != self._token:
+            raise NotWritableError(
+                f"save {self.epoch} of {self._shown} has lost its folder: it was removed or renamed", hint="save again"
+            )
+        commit.refuse_committed(self._backend, self.folder)
+
+    def _refuse_late(self, pointer: Pointer | None) -> None:
+        self.check()
+
+    @property
+    def _shown(self) -> str:
+        return self.folder or self._backend.url
+
+    def commit(self, *, hint: bool = True, before: Callable[[Commit], None] | None = None) -> Commit:
+        """Publish the manifest of everything in the folder, and with ``hint`` let LATEST beside the folder name it.
+
+        ``before`` is called with the manifest; when it raises, nothing is published. The digest of a striped file is
+        the one its writer computed; plain files are read. Raises `NotWritableError` when there is a COMMIT or a later
+        save, `DataError` when the folder is empty, `ConfigError` for names that are not UTF-8.
+        """
+        self.check()
+        made = Commit(created=time.time(), files=tuple(self._files()))
+        if not made.files:
+            raise DataError(f"checkpoint {self._shown} has no files to commit")
+        if before is not None:
+            before(made)
+        try:
+            self._publish(commit.encode(made))
+        except OSError as exc:
+            raise from_os_error(exc, f"commit {self._shown}") from exc
+        if hint and self.folder:
+            parent, _, name = self.folder.rpartition("/")
+            newest.update_hint(self._backend, parent, complete=name)
+        return made
+
+    def _files(self) -> Iterator[CommittedFile]:
+        for path, entry in sorted(commit.walk(self._backend, self.folder)):
+            full = join(self.folder, clean_new(path))
+            if entry.name == newest.NAME and newest.is_hint(read_all(self._backend, full, limit=64)):
+                continue  # it changes whenever a checkpoint beside it is committed
+            if (pointer := read_pointer(self._backend, full)) is None:
+                digest = commit.digest_of(self._backend, full)
+                yield CommittedFile(path=path, size=entry.size, digest=digest, uuid="")
+            else:
+                yield CommittedFile(path=path, size=pointer.size, digest=pointer.digest, uuid=pointer.uuid)
+
+    def _publish(self, content: bytes) -> None:
+        tmp, path = join(self.folder, f"{layout.TEMPORARY}{uuid.uuid4().hex}"), join(self.folder, commit.NAME)
+        faults.point("stripefs.commit.begin")
+        sink = self._backend.create(tmp)
+        try:
+            faults.point("stripefs.commit.write")
+            sink.write(content)
+            sink.close()
+            self.check()
+            faults.point("stripefs.commit.rename")
+            self._backend.rename(tmp, path, overwrite=False)
+        except (FileExistsError, NotFoundError):
+            # also after a rename that was tried again because its answer was lost
+            if not holds(self._backend, path, content):
+                self._remove(sink, tmp)
+                raise NotWritableError(f"checkpoint {self._shown} was committed by another writer meanwhile") from None
+        except BaseException:
+            self._remove(sink, tmp)
+            raise
+        faults.point("stripefs.commit.published")
+
+    def _remove(self, sink: Sink, tmp: str) -> None:
+        sink.abandon()
+        for name in (tmp, tmp + layout.ENDED):  # a closed file stays when its sink is abandoned
+            with contextlib.suppress(BootseerError, OSError):
+                self._backend.delete(name)
+
+
+def begin(backend: Backend, folder: str) -> Save:
+    """Claim ``folder`` for a new save; other saves of it, and writes into it, that are under way are ended.
+
+    The files that are there stay. Raises `NotWritableError` when the folder has a COMMIT.
+    """
+    folder = clean(folder)
+    commit.refuse_committed(backend, folder)
+    epoch, token = _highest(backend, folder) + 1, uuid.uuid4().hex.encode()
+    while True:
+        try:
+            write_file(backend, _claim(folder, epoch), token)
+            break
+        except FileExistsError:
+            epoch += 1
+    faults.point("stripefs.save.claim")
+    save = Save(backend, folder, epoch, token)
+    # In this order: a save that claims after the list was made has none of its files in it.
+    unfinished = list(_unfinished(backend, folder))
+    save.check()
+    for path in unfinished:
+        with contextlib.suppress(NotFoundError):  # its writer was quicker
+            backend.rename(path, path + layout.ENDED, overwrite=True)
+            _log.info("a write into %s that was under way has been ended by a new save", folder)
+    save.check()
+    return save
+
+
+def _claim(folder: str, epoch: int) -> str:
+    return join(folder, layout.FOLDER, f"save.{epoch}")
+
+
+def _highest(backend: Backend, folder: str) -> int:
+    try:
+        names = [entry.name for entry in backend.list(join(folder, layout.FOLDER))]
+    except NotFoundError:
+        return 0
+    return max((int(found[1]) for name in names if (found := _CLAIM.fullmatch(name))), default=0)
+
+
+def _unfinished(backend: Backend, folder: str) -> Iterator[str]:
+    """Paths of the temporary files at or below ``folder``. Ended ones are garbage, and say whose stripes are."""
+    for entry in backend.list(folder):
+        path = join(folder, entry.name)
+        if entry.is_dir and not commit.is_hidden(entry.name):
+            yield from _unfinished(backend, path)
+        elif not entry.is_dir and commit.is_temporary(entry.name) and not entry.name.endswith(layout.ENDED):
+            yield path

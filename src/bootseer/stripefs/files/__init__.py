@@ -1,0 +1,1 @@
+"""Files of the store: reading, writing, renaming, removing, copying."""

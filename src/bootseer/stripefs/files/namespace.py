@@ -1,0 +1,211 @@
+"""Renaming and removing in a striped store: one atomic step for whoever looks, stripes after it.
+
+A process that is killed here leaves whole files, and garbage that `bootseer.stripefs.maintenance` recognises: before a
+pointer goes, a temporary file names its stripes.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+
+import msgspec
+
+from bootseer import faults
+from bootseer.errors import DataError, NotFoundError, NotWritableError, UnsupportedError
+from bootseer.stripefs import layout
+from bootseer.stripefs.checkpoint import commit, newest
+from bootseer.stripefs.files.readahead import in_order
+from bootseer.stripefs.files.reader import open_file, read_pointer, refuse_unfinished
+from bootseer.stripefs.files.writer import StripeWriter
+from bootseer.stripefs.layout import Pointer
+from bootseer.stripefs.storage.interface import Backend, exists, is_folder, join, write_file
+
+_log = logging.getLogger(__name__)
+MANIFESTS = (commit.NAME, newest.NAME)
+"""What says that other files are there, so it goes before them."""
+
+
+def remove(backend: Backend, path: str) -> None:
+    """Remove a file: first its pointer, then its stripes, unless they were written under another name."""
+    pointer = _pointer(backend, path)
+    if pointer is None:
+        backend.stat(path)
+        backend.delete(path)
+        return
+    if not pointer.owns_stripes(path):
+        backend.delete(path)
+        _log.warning("the stripes of the removed %s are left in place: they were written as %r", path, pointer.name)
+        return
+    tmp = _temporary(path, pointer.uuid)
+    backend.rename(path, tmp, overwrite=True)
+    faults.point("stripefs.remove.stripes")
+    _delete_stripes(backend, path, pointer)
+    backend.delete(tmp)
+
+
+def remove_tree(backend: Backend, path: str) -> None:
+    """Remove a folder with everything in it; it vanishes in one step (in an object store, which has none: in many).
+
+    First COMMIT goes, then LATEST beside it names another, then the files go: no COMMIT ever names files that are gone.
+    """
+    tmp, committed = _temporary(path, uuid.uuid4().hex), _is_checkpoint(backend, path)
+    try:
+        backend.rename(path, tmp, overwrite=False)
+    except UnsupportedError:
+        tmp = path
+        backend.delete(join(path, commit.NAME))
+    if committed:
+        newest.update_hint(backend, path.rpartition("/")[0])
+    faults.point("stripefs.remove.tree")
+    backend.remove_folder(tmp, first=MANIFESTS)
+
+
+def remove_all(backend: Backend) -> None:
+    """Remove what is in the store; its folder stays. LATEST beside a checkpoint names another then."""
+    store, base = backend.whole()
+    committed = bool(base) and _is_checkpoint(store, base)
+    entries = [entry for entry in backend.list("") if not commit.is_hidden(entry.name)]
+    for entry in entries:
+        if entry.name in MANIFESTS and not entry.is_dir:
+            remove(backend, entry.name)
+    if committed:
+        newest.update_hint(store, base.rpartition("/")[0])
+    for entry in entries:
+        if entry.is_dir:
+            remove_tree(backend, entry.name)
+        elif entry.name not in MANIFESTS:
+            remove(backend, entry.name)
+
+
+def rename(backend: Backend, src: str, dst: str, *, overwrite: bool = True) -> None:
+    """Give a file or a folder another name. A folder is never put over another.
+
+    Atomic, except for a striped file that moves to another folder: it is copied there, and removed here afterwards.
+    When a checkpoint moves, LATEST in both folders names the newest afterwards.
+    Raises `NotFoundError`, `NotWritableError` when ``dst`` is a folder, or exists and ``overwrite`` is off.
+    """
+    if src == dst:
+        backend.stat(src)
+        return
+    try:
+        folder, parent = backend.stat(src).is_dir, dst.rpartition("/")[0]
+        if f"{dst}/".startswith(f"{src}/"):
+            raise NotWritableError(f"cannot rename {src} to {dst}: that is inside of it")
+        if parent and not exists(backend, parent):
+            backend.make_folder(parent)
+        if folder:
+            committed = _is_checkpoint(backend, src)
+            backend.rename(src, dst, overwrite=False)
+            faults.point("stripefs.rename.tree")
+            if committed:
+                for changed in dict.fromkeys((src.rpartition("/")[0], parent)):
+                    newest.update_hint(backend, changed)
+            return
+        pointer = read_pointer(backend, src)
+        if is_folder(backend, dst):
+            raise NotWritableError(f"cannot rename {src} to {dst}: that is a folder")
+        if pointer is not None and src.rpartition("/")[0] != dst.rpartition("/")[0]:
+            _move(backend, src, dst, pointer, overwrite=overwrite)
+            return
+        replaced = _pointer(backend, dst) if overwrite else None
+        if replaced is not None and replaced.owns_stripes(dst):
+            write_small(backend, _temporary(dst, replaced.uuid), layout.encode_pointer(replaced))
+        faults.point("stripefs.rename.rename")
+        backend.rename(src, dst, overwrite=overwrite)
+    except FileExistsError:
+        raise NotWritableError(f"cannot rename {src} to {dst}: that exists") from None
+    faults.point("stripefs.rename.cleanup")
+    if replaced is not None and replaced.owns_stripes(dst) and replaced.uuid != (pointer and pointer.uuid):
+        _delete_stripes(backend, dst, replaced)
+        backend.delete(_temporary(dst, replaced.uuid))
+    if pointer is not None and pointer.owns_stripes(src):
+        adopt(backend, dst, pointer)
+
+
+def adopt(backend: Backend, path: str, pointer: Pointer) -> None:
+    """Let the ``pointer`` that is at ``path`` say this name, so that its stripes are removed with the file."""
+    tmp = _temporary(path, pointer.uuid)
+    named = msgspec.structs.replace(pointer, name=path.rpartition("/")[2])
+    write_small(backend, tmp, layout.encode_pointer(named))
+    if read_pointer(backend, path) != pointer:
+        backend.delete(tmp)
+        return
+    faults.point("stripefs.rename.adopt")
+    backend.rename(tmp, path, overwrite=True)
+
+
+def append(
+    backend: Backend, path: str, *, width: int = layout.WIDTH, unit: int = layout.UNIT, striped: bool = False
+) -> StripeWriter:
+    """A writer for a new version of the file at ``path`` that begins with all of the old one: read, and written again.
+
+    A striped file keeps its width and unit; a missing file is an empty one.
+    """
+    try:
+        pointer = read_pointer(backend, path)
+    except NotFoundError:
+        return StripeWriter(backend, path, width=width, unit=unit, striped=striped)
+    if pointer is not None:
+        width, unit, striped = pointer.width, pointer.unit, True
+    writer = StripeWriter(backend, path, width=width, unit=unit, striped=striped)
+    try:
+        copy_into(backend, path, writer)
+    except BaseException:
+        writer.abandon()
+        raise
+    return writer
+
+
+def copy_into(backend: Backend, path: str, writer: StripeWriter) -> None:
+    """Write the content of the file at ``path`` to ``writer``."""
+    with open_file(backend, path) as file:
+        refuse_unfinished(file)
+        for piece in in_order(file):
+            writer.write(piece)
+
+
+def _move(backend: Backend, src: str, dst: str, pointer: Pointer, *, overwrite: bool) -> None:
+    if not overwrite:
+        try:
+            backend.stat(dst)
+        except NotFoundError:
+            pass
+        else:
+            raise FileExistsError(dst)
+    with StripeWriter(backend, dst, width=pointer.width, unit=pointer.unit, striped=True) as writer:
+        copy_into(backend, src, writer)
+    remove(backend, src)
+
+
+def _pointer(backend: Backend, path: str) -> Pointer | None:
+    """The pointer at ``path``; None for a plain file, no file, and with a warning for a damaged pointer."""
+    try:
+        return read_pointer(backend, path)
+    except NotFoundError:
+        return None
+    except DataError as exc:
+        _log.warning("%s; its stripes are left in place", exc.message)
+        return None
+
+
+def _is_checkpoint(backend: Backend, path: str) -> bool:
+    try:
+        return exists(backend, join(path, commit.NAME))
+    except NotWritableError:  # it may not be looked at
+        return True
+
+
+def _delete_stripes(backend: Backend, path: str, pointer: Pointer) -> None:
+    for index in range(pointer.width):
+        backend.delete(pointer.stripe_path(path, index))
+
+
+def _temporary(path: str, uuid: str) -> str:
+    return join(path.rpartition("/")[0], f"{layout.TEMPORARY}{uuid}")
+
+
+def write_small(backend: Backend, path: str, content: bytes) -> None:
+    """Write a small file at ``path``, which nobody else writes; what is there goes."""
+    backend.delete(path)
+    write_file(backend, path, content)

@@ -1,0 +1,369 @@
+"""Chunks of files on their way to readers: one fetch for all who want a chunk, read-ahead, a byte budget.
+
+A read takes its chunks from a cache on disk, from memory, or from a fetch under way; what is missing it fetches itself,
+as one parallel read. A file that is read in order is fetched ahead in growing steps by background threads.
+
+Every chunk has memory of its own, so that what is dropped is free; what is being fetched counts like what is held.
+
+Concurrency: any number of threads may read. ``_lock`` guards the tables and is never held while bytes move. One thread
+at a time fetches a chunk (``_flying``); the others wait for it as long as that thread gets on (`_Fetch`).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, Protocol
+
+from bootseer.errors import BootseerError, UnavailableError
+from bootseer.stripefs.files.reader import ChunkFile
+from bootseer.stripefs.scheduler.memory import ByteBudget
+from bootseer.stripefs.scheduler.memory import process as process_budget
+from bootseer.stripefs.scheduler.model import SLOWEST
+from bootseer.stripefs.storage.interface import DEADLINE
+
+_log = logging.getLogger(__name__)
+
+MEMORY = 256 << 20
+_STEP = 8 << 20
+"""Smallest and largest distance of read-ahead; it doubles while a file is read in order."""
+_FAR = 64 << 20
+_PIECE = 16 << 20
+"""Most bytes that read-ahead asks for at once."""
+_FILES = 1024
+"""Files of which is known how they are being read; one that was dropped is fetched ahead again after its next read."""
+_WAIT = 4 * DEADLINE
+"""A fetch is given up by who waits for it when it has not got on for so long, and for twice what the bytes that it
+fetches take at `SLOWEST`: a read of them by itself may take that long too (its second try begins anew)."""
+_THREADS = 3
+
+Key = tuple[str, int]
+Target = Callable[[int], memoryview | None]
+"""The caller's own memory for a chunk; None where it wants only a part of the chunk."""
+
+
+class CachedFile(Protocol):
+    """Chunks of one file on disk: those that are ``ready`` may be read from ``fd``, ``load`` gives the others."""
+
+    fd: int
+
+    def ready(self, chunk: int) -> bool: ...
+
+    def has(self, chunk: int) -> bool: ...
+
+    def load(self, chunk: int) -> memoryview | None: ...
+
+    def store(self, chunk: int, data: memoryview) -> bool: ...
+
+
+class Cache(Protocol):
+    def find(self, identity: str) -> CachedFile | None: ...
+
+
+class ReadAheadStats(NamedTuple):
+    """Bytes fetched from the store because a reader waited for them, and ahead of readers."""
+
+    demand: int
+    ahead: int
+
+
+class _Fetch:
+    """Chunks that one thread fetches, run by run. ``ended``: by run, whether it is over, also when it failed."""
+
+    def __init__(self, runs: list[list[int]]) -> None:
+        self.runs = runs
+        self.ended = {run[0]: threading.Event() for run in runs}
+        self._bytes, self._since = 0, time.monotonic()
+
+    def begin(self, count: int) -> None:
+        """The next run, of ``count`` bytes, is asked for."""
+        self._bytes, self._since = count, time.monotonic()
+
+    def wait(self, run: int) -> bool:
+        """Wait until the run that begins with chunk ``run`` has ended; False when the fetch does not get on."""
+        while True:
+            # looked at again after each wait: another run may have ended meanwhile
+            left = self._since + _WAIT + 2 * self._bytes / SLOWEST - time.monotonic()
+            if self.ended[run].wait(max(left, 0.0)):
+                return True
+            if left <= 0:
+                return False
+
+
+class _Order:
+    """How one file is being read: where the next read in order starts, and up to which chunk is fetched ahead."""
+
+    def __init__(self, step: int) -> None:
+        self.next, self.ahead, self.step = 0, 0, step
+
+
+class ReadAhead:
+    """``memory``: bytes of chunks that are held for readers or being fetched; also taken from the process's budget.
+
+    Read-ahead stays below it; what a reader waits for is fetched in any case, and what is held makes room for it.
+    ``step``, ``far``: smallest and largest distance of read-ahead; a read that begins within ``step`` bytes of the end
+    of the one before is in order. ``cache``: where chunks are looked for and kept on disk.
+    """
+
+    def __init__(
+        self, cache: Cache | None = None, *, memory: int = MEMORY, step: int | None = None, far: int | None = None
+    ) -> None:
+        self._cache, self._memory = cache, memory
+        self._step, self._far = step or _STEP, min(far or _FAR, memory // 2)
+        self._budget = ByteBudget(memory, process_budget())
+        self._lock = threading.Lock()
+        self._held: OrderedDict[Key, memoryview] = OrderedDict()
+        self._flying: dict[Key, tuple[_Fetch, int]] = {}  # with the first chunk of its run
+        self._orders: OrderedDict[str, _Order] = OrderedDict()
+        self._demand = self._ahead = 0
+        self._closed = False
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="bootseer-ahead")
+
+    @property
+    def stats(self) -> ReadAheadStats:
+        return ReadAheadStats(self._demand, self._ahead)
+
+    def close(self) -> None:
+        """Stop fetching ahead and wait for what is under way."""
+        self._closed = True
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        with self._lock:
+            while self._held:
+                self._drop_oldest()
+
+    def read(self, file: ChunkFile, offset: int, size: int) -> memoryview | tuple[int, int]:
+        """Bytes ``offset`` to ``offset + size`` of ``file``, or (fd, offset) in the node cache.
+
+        The range must lie inside the file. Raises `BootseerError` when they cannot be had.
+        """
+        end = offset + size
+        first, last = offset // file.unit, -(-end // file.unit)
+        self._plan(file, offset, end)
+        cached = self._cache.find(file.identity) if self._cache else None
+        if cached is not None and all(cached.ready(chunk) for chunk in range(first, last)):
+            return cached.fd, offset
+        self._load(file, first, last, demand=True)
+        if cached is not None and all(cached.ready(chunk) for chunk in range(first, last)):
+            return cached.fd, offset
+        parts = []
+        for chunk in range(first, last):
+            start = chunk * file.unit
+            low, high = max(offset - start, 0), min(end - start, file.unit)
+            parts.append(self._take(file, chunk, drop=start + high == start + file.unit)[low:high])
+        return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
+
+    def readinto(self, file: ChunkFile, offset: int, view: memoryview) -> None:
+        """Fill ``view`` with the bytes from ``offset``; what is fetched for it goes there without a copy.
+
+        As `ChunkFile.readinto`. Not with a cache on disk.
+        """
+        end = offset + len(view)
+        first, last = offset // file.unit, -(-end // file.unit)
+        self._plan(file, offset, end)
+
+        def target(chunk: int) -> memoryview | None:
+            start = chunk * file.unit - offset
+            stop = start + file.geometry.chunk_length(chunk)
+            return view[start:stop] if start >= 0 and stop <= len(view) else None
+
+        filled = self._load(file, first, last, demand=True, target=target)
+        for chunk in range(first, last):
+            if chunk not in filled:
+                start = chunk * file.unit
+                low, high = max(offset, start), min(end, start + file.unit)
+                view[low - offset : high - offset] = self._take(file, chunk, drop=high == start + file.unit)[
+                    low - start : high - start
+                ]
+
+    def _take(self, file: ChunkFile, chunk: int, *, drop: bool) -> memoryview:
+        """A chunk that `_load` brought; fetched again when the budget has pushed it out since."""
+        key = (file.identity, chunk)
+        with self._lock:
+            if (data := self._held.get(key)) is not None:
+                # read to its end: the kernel has it now, so it goes first when room is needed
+                self._held.move_to_end(key, last=not drop)
+                return data
+        cached = self._cache.find(file.identity) if self._cache else None
+        if cached is not None and (found := cached.load(chunk)) is not None:
+            return found
+        buffer = bytearray(file.geometry.chunk_length(chunk))
+        file.read_chunks(chunk, [memoryview(buffer)])
+        self._demand += len(buffer)
+        return memoryview(buffer)
+
+    def prefetch(self, file: ChunkFile, first: int, last: int) -> None:
+        """Bring the chunks ``first`` to ``last`` (exclusive) in, in the calling thread."""
+        self._load(file, first, last)
+
+    def _load(
+        self,
+        file: ChunkFile,
+        first: int,
+        last: int,
+        *,
+        demand: bool = False,
+        force: bool = True,
+        target: Target = lambda chunk: None,
+    ) -> set[int]:
+        """Have the chunks present: fetch those that nobody has or fetches, wait for the others.
+
+        Without ``force`` they stay away when there is no memory for them. Those with a ``target`` that are fetched here
+        go there, and are not held. Returns their numbers.
+        """
+        filled: set[int] = set()
+        mine, others = self._claim(file, range(first, last))
+        try:
+            for run in mine.runs:
+                targets = {chunk: view for chunk in run if (view := target(chunk)) is not None}
+                self._fetch(file, run, targets, demand, force, mine)
+                filled.update(targets)
+                self._release(file, mine, run)
+        finally:
+            for run in mine.runs:
+                self._release(file, mine, run)
+        for fetch, start in others:
+            began = time.monotonic()
+            if not fetch.wait(start):
+                waited = time.monotonic() - began
+                raise UnavailableError(
+                    f"{file.path} was not read: who fetches it has not got on ({waited:.0f} s waited)",
+                    hint="check that the storage is reachable from here",
+                )
+        return filled
+
+    def _claim(self, file: ChunkFile, chunks: Iterable[int]) -> tuple[_Fetch, list[tuple[_Fetch, int]]]:
+        """The chunks that nobody has or fetches, as a fetch of this thread; and the runs of others to wait for."""
+        cached = self._cache.find(file.identity) if self._cache else None
+        others: dict[tuple[int, int], tuple[_Fetch, int]] = {}
+        missing = [chunk for chunk in chunks if cached is None or not cached.has(chunk)]
+        with self._lock:
+            mine = []
+            for chunk in missing:
+                key = (file.identity, chunk)
+                if key in self._held:
+                    continue
+                if (found := self._flying.get(key)) is not None:
+                    others[id(found[0]), found[1]] = found
+                else:
+                    mine.append(chunk)
+            fetch = _Fetch(_runs(mine))
+            for run in fetch.runs:
+                for chunk in run:
+                    self._flying[file.identity, chunk] = fetch, run[0]
+        return fetch, list(others.values())
+
+    def _release(self, file: ChunkFile, fetch: _Fetch, run: list[int]) -> None:
+        """Wake who waits for ``run``, once. After a failure they find its chunks missing and try for themselves."""
+        if fetch.ended[run[0]].is_set():
+            return
+        with self._lock:
+            for chunk in run:
+                del self._flying[file.identity, chunk]
+        fetch.ended[run[0]].set()
+
+    def _fetch(
+        self, file: ChunkFile, run: list[int], targets: dict[int, memoryview], demand: bool, force: bool, fetch: _Fetch
+    ) -> None:
+        lengths = {chunk: file.geometry.chunk_length(chunk) for chunk in run}
+        total = sum(lengths.values())
+        reserved = total - sum(map(len, targets.values()))
+        fetch.begin(total)
+        if not self._reserve(reserved, force):
+            return
+        try:
+            parts = {
+                chunk: targets[chunk] if chunk in targets else memoryview(bytearray(length))
+                for chunk, length in lengths.items()
+            }
+            file.read_chunks(run[0], list(parts.values()))
+            if demand:
+                self._demand += total
+            else:
+                self._ahead += total
+            cached = self._cache.find(file.identity) if self._cache else None
+            for chunk, part in parts.items():
+                if chunk not in targets and (cached is None or not cached.store(chunk, part)):
+                    reserved -= len(part)
+                    with self._lock:
+                        self._held[file.identity, chunk] = part
+        finally:
+            self._budget.give(reserved)
+
+    def _reserve(self, count: int, force: bool) -> bool:
+        """Take ``count`` bytes of the budget, dropping what has been held for longest."""
+        with self._lock:
+            while not self._budget.try_take(count):
+                if not self._held:
+                    if force:
+                        self._budget.take(count)
+                    return force
+                self._drop_oldest()
+            return True
+
+    def _drop_oldest(self) -> None:
+        _, gone = self._held.popitem(last=False)
+        self._budget.give(len(gone))
+
+    def _plan(self, file: ChunkFile, offset: int, end: int) -> None:
+        """Fetch ahead when ``file`` is read in order. The kernel's own requests may come slightly out of order."""
+        with self._lock:
+            order = self._orders.setdefault(file.identity, _Order(self._step))
+            self._orders.move_to_end(file.identity)
+            if len(self._orders) > _FILES:
+                self._orders.popitem(last=False)
+            if abs(offset - order.next) > self._step:  # not in order: begin anew from here
+                order.next, order.ahead, order.step = end, 0, self._step
+                return
+            order.next = max(order.next, end)
+            chunk = order.next // file.unit
+            start = max(order.ahead, -(-end // file.unit))
+            target = min(file.geometry.chunks, chunk + max(1, order.step // file.unit))
+            # wait until half a step is wanted: fewer and larger reads
+            if start >= target or (target - start) * file.unit < min(order.step // 2, file.size - start * file.unit):
+                return
+            if len(self._flying) * file.unit + order.step > self._memory:
+                return
+            order.ahead, order.step = target, min(order.step * 2, self._far)
+        if not self._closed:
+            self._pool.submit(self._ahead_of, file, start, target)
+
+    def _ahead_of(self, file: ChunkFile, first: int, last: int) -> None:
+        piece = max(1, _PIECE // file.unit)
+        for start in range(first, last, piece):
+            if self._closed:
+                return
+            try:
+                self._load(file, start, min(last, start + piece), force=False)
+            except BootseerError as exc:  # a reader who needs these bytes meets it himself
+                _log.warning("read-ahead of %s stopped: %s", file.path, exc)
+                return
+
+
+def _runs(chunks: list[int]) -> list[list[int]]:
+    """Consecutive numbers together."""
+    found: list[list[int]] = []
+    for chunk in chunks:
+        if found and found[-1][-1] + 1 == chunk:
+            found[-1].append(chunk)
+        else:
+            found.append([chunk])
+    return found
+
+
+def in_order(file: ChunkFile) -> Iterator[memoryview]:
+    """All bytes of ``file`` from start to end, chunk by chunk, while read-ahead brings the next ones.
+
+    Errors as of `ChunkFile.readinto`. To be used up or closed.
+    """
+    ahead = ReadAhead(memory=4 * _PIECE)
+    try:
+        for offset in range(0, file.size, file.unit):
+            found = ahead.read(file, offset, min(file.unit, file.size - offset))
+            assert isinstance(found, memoryview)
+            yield found
+    finally:
+        ahead.close()

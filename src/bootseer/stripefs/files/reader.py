@@ -1,0 +1,305 @@
+"""Reads of striped and plain files into the caller's memory, every chunk of a striped file checked.
+
+A request becomes one `Piece` per stripe: consecutive chunks, with the CRC that each must have. The backend reads all
+pieces at once, and decides from where, in which order and in how large runs.
+
+Concurrency: any number of threads may read one file. A call returns, or raises, when nothing can touch the destination
+any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+from blake3 import blake3
+from crc32c import crc32c
+
+from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError
+from bootseer.stripefs import layout
+from bootseer.stripefs.layout import Footer, Geometry, Pointer
+from bootseer.stripefs.storage.interface import Backend, Piece, Source, unfinished
+from bootseer.stripefs.storage.pool import parallel
+
+_log = logging.getLogger(__name__)
+
+_PLAIN_UNIT = 1 << 20
+"""What read-ahead and node cache know as a chunk of a plain file; a request may be cut at its multiples."""
+_POINTER_READ = 4096
+"""Bytes of a small file that are read to see whether it is a pointer: nearly always all of one."""
+
+
+class ChunkFile:
+    """An open file of the store, read in chunks. ``identity`` changes when the content does.
+
+    ``unfinished``: a plain file that a writer still had open; it is read as far as it was complete.
+    """
+
+    identity: str
+    unfinished = False
+
+    def __init__(self, backend: Backend, path: str, geometry: Geometry) -> None:
+        self.path, self.geometry = path, geometry
+        self.size, self.unit = geometry.size, geometry.unit
+        self._backend = backend
+        self._lock = threading.Lock()
+        self._sources: dict[int, Source] = {}
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Exactly ``length`` bytes from ``offset``. Raises `DataError` past the end or for damaged bytes."""
+        data = bytearray(length)
+        self.readinto(offset, memoryview(data))
+        return bytes(data)
+
+    def readinto(self, offset: int, view: memoryview) -> None:
+        """Fill ``view`` with the bytes from ``offset``.
+
+        Raises `DataError` past the end, and for bytes that are damaged or cannot be had; then ``view`` holds rubbish.
+        """
+        self.readinto_many([(offset, view)])
+
+    def readinto_many(self, ranges: Sequence[tuple[int, memoryview]]) -> None:
+        """`readinto` of several (offset, view) in one request. Where two touch one chunk, it is read twice."""
+        pieces: list[Piece] = []
+        copies: list[tuple[memoryview, memoryview]] = []
+        for offset, target in ranges:
+            view = target.cast("B")
+            end = offset + len(view)
+            if offset < 0 or end > self.size:
+                raise DataError(f"{self.path} ends at {self.size}, wanted {end}")
+            if len(view):
+                pieces += self._pieces(offset, view, copies)
+        if pieces:
+            self._backend.read_many(pieces)
+        for target, source in copies:
+            target[:] = source
+
+    def read_chunks(self, first: int, parts: Sequence[memoryview]) -> None:
+        """Fill each of ``parts`` with one whole chunk, from chunk ``first`` on. Errors as of `readinto`."""
+        by_stripe: dict[int, tuple[int, list[memoryview]]] = {}
+        for chunk, part in enumerate(parts, first):
+            if len(part) != self.geometry.chunk_length(chunk):
+                raise ValueError(f"chunk {chunk} of {self.path} has {self.geometry.chunk_length(chunk)} bytes")
+            position, stripe = divmod(chunk, self.geometry.width)
+            by_stripe.setdefault(stripe, (position, []))[1].append(part)
+        if by_stripe:
+            self._backend.read_many([self._piece(stripe, *found) for stripe, found in by_stripe.items()])
+
+    def _pieces(self, offset: int, view: memoryview, copies: list[tuple[memoryview, memoryview]]) -> list[Piece]:
+        """The chunks that ``view`` (at file offset ``offset``) touches, a piece per stripe.
+
+        Of a chunk at an edge only a part may be wanted, but its CRC needs all of it: it is read elsewhere, and
+        ``copies`` gets (target in ``view``, source).
+        """
+        by_stripe: dict[int, tuple[int, list[memoryview]]] = {}
+        for chunk in range(offset // self.unit, -(-(offset + len(view)) // self.unit)):
+            start = chunk * self.unit - offset
+            length = self.geometry.chunk_length(chunk)
+            if start >= 0 and start + length <= len(view):
+                part = view[start : start + length]
+            else:
+                part = memoryview(bytearray(length))
+                low, high = max(start, 0), min(start + length, len(view))
+                copies.append((view[low:high], part[low - start : high - start]))
+            position, stripe = divmod(chunk, self.geometry.width)
+            by_stripe.setdefault(stripe, (position, []))[1].append(part)
+        return [self._piece(stripe, *found) for stripe, found in by_stripe.items()]
+
+    def _piece(self, stripe: int, first: int, parts: Sequence[memoryview]) -> Piece:
+        """Consecutive whole chunks of ``stripe``, from position ``first`` on."""
+        raise NotImplementedError
+
+    def _reopened(self, stripe: int) -> Callable[[], Source]:
+        def reopen() -> Source:
+            self._drop(stripe)
+            return self._source(stripe)
+
+        return reopen
+
+    def _source(self, stripe: int) -> Source:
+        with self._lock:
+            if (source := self._sources.get(stripe)) is not None:
+                return source
+        source = self._open_source(stripe)
+        with self._lock:
+            kept = self._sources.setdefault(stripe, source)
+        if kept is not source:
+            source.close()
+        return kept
+
+    def _open_source(self, stripe: int) -> Source:
+        raise NotImplementedError
+
+    def _drop(self, stripe: int) -> None:
+        # not closed here: another thread may be reading from it; it closes itself with its last user
+        with self._lock:
+            self._sources.pop(stripe, None)
+
+    def close(self) -> None:
+        """Not while another thread reads."""
+        with self._lock:
+            sources, self._sources = self._sources, {}
+        for source in sources.values():
+            source.close()
+
+    def __enter__(self) -> ChunkFile:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def plain_identity(backend: Backend, path: str, version: str) -> str:
+    """Names one content of one plain file among all stores; can be a file name."""
+    named = "\0".join((backend.url, path, version)).encode("utf-8", "surrogateescape")
+    return f"plain-{blake3(named).hexdigest()[:32]}"
+
+
+class PlainFile(ChunkFile):
+    """A file stored as it is, by anyone; read in parallel ranges. Its bytes are checked only by the storage."""
+
+    def __init__(self, backend: Backend, path: str) -> None:
+        source = backend.open(path, pinned=True)
+        super().__init__(backend, path, Geometry(source.size, _PLAIN_UNIT, 1))
+        self._version = source.version
+        self.identity = plain_identity(backend, path, source.version)
+        self._sources[0] = source
+        self.unfinished = unfinished(source)
+        if self.unfinished:
+            _log.warning(
+                "%s is still being written: only the %d bytes of it that are complete are read", path, self.size
+            )
+
+    def _open_source(self, stripe: int) -> Source:
+        source = self._backend.open(self.path, pinned=True)
+        if (source.size, source.version) != (self.size, self._version):
+            source.close()
+            raise DataError(f"{self.path} was replaced while it was read", hint="open it again")
+        return source
+
+    def _pieces(self, offset: int, view: memoryview, copies: list[tuple[memoryview, memoryview]]) -> list[Piece]:
+        parts = [view[start : start + _PLAIN_UNIT] for start in range(0, len(view), _PLAIN_UNIT)]
+        return [Piece(self._source(0), offset, parts, reopen=self._reopened(0), name=self.path)]
+
+    def _piece(self, stripe: int, first: int, parts: Sequence[memoryview]) -> Piece:
+        return Piece(self._source(0), first * self.unit, parts, reopen=self._reopened(0), name=self.path)
+
+
+def refuse_unfinished(file: ChunkFile) -> None:
+    """`NotWritableError` when ``file`` is to be taken as a whole, and its writer has not finished it."""
+    if file.unfinished:
+        raise NotWritableError(
+            f"{file.path} is still being written",
+            hint="run again when its writer has closed it, or after hdfs debug recoverLease when its writer is gone",
+        )
+
+
+class StripedFile(ChunkFile):
+    """A striped file. Opening reads and checks every footer."""
+
+    def __init__(self, backend: Backend, path: str, pointer: Pointer) -> None:
+        super().__init__(backend, path, pointer.geometry)
+        self.pointer, self.identity = pointer, pointer.uuid
+        self._footers: tuple[Footer, ...] = ()
+        try:
+            self._footers = self._read_footers()
+        except BaseException:
+            self.close()
+            raise
+
+    def _open_source(self, stripe: int) -> Source:
+        name = self.pointer.stripe_path(self.path, stripe)
+        try:
+            source = self._backend.open(name)
+        except NotFoundError:
+            raise self._gone(f"stripe {stripe} of {self.path} is missing ({name})") from None
+        if source.size != (expected := self.geometry.stripe_length(stripe)):
+            found = source.size
+            source.close()
+            raise DataError(f"stripe {stripe} of {self.path} has {found} bytes, not {expected} ({name})")
+        return source
+
+    def _gone(self, problem: str) -> BootseerError:
+        """What a missing stripe means: a writer replaced the file, or a part of it is lost."""
+        try:
+            now = read_pointer(self._backend, self.path)
+        except BootseerError:
+            now = None
+        if now is None or now.uuid != self.pointer.uuid:
+            return DataError(f"{self.path} was replaced while it was read", hint="open it again")
+        return DataError(problem, hint="a checkpoint must be moved or copied with its .bsx folder")
+
+    def _read_footers(self) -> tuple[Footer, ...]:
+        lengths = [layout.footer_length(self.geometry.stripe_chunks(i)) for i in range(self.pointer.width)]
+        buffers = [memoryview(bytearray(length)) for length in lengths]
+        parallel([lambda i=i: self._source(i) for i in range(self.pointer.width)])  # type: ignore[misc]
+        self._backend.read_many([self._footer_piece(i, buffer) for i, buffer in enumerate(buffers)])
+        return tuple(self._decode_footer(i, buffer) for i, buffer in enumerate(buffers))
+
+    def _footer_piece(self, stripe: int, buffer: memoryview) -> Piece:
+        def check(part: int, data: memoryview) -> None:
+            self._decode_footer(stripe, data)
+
+        source, offset = self._source(stripe), self.geometry.footer_offset(stripe)
+        return Piece(source, offset, [buffer], check, self._reopened(stripe), self.path)
+
+    def _decode_footer(self, stripe: int, data: memoryview) -> Footer:
+        name = self.pointer.stripe_path(self.path, stripe)
+        footer, crc = layout.decode_footer(bytes(data), name)
+        if crc != self.pointer.footers[stripe] or footer.stripe != stripe or footer.size != self.size:
+            raise DataError(f"{name} is not stripe {stripe} of {self.path}")
+        return footer
+
+    def _piece(self, stripe: int, first: int, parts: Sequence[memoryview]) -> Piece:
+        crcs = self._footers[stripe].crcs
+
+        def check(part: int, data: memoryview) -> None:
+            position = first + part
+            if crc32c(data) != crcs[position]:
+                chunk = position * self.geometry.width + stripe
+                name = self.pointer.stripe_path(self.path, stripe)
+                raise DataError(f"chunk {chunk} of {self.path} is damaged ({name})", hint="restore it from a copy")
+
+        source, offset = self._source(stripe), self.geometry.chunk_offset(first)
+        return Piece(source, offset, parts, check, self._reopened(stripe), self.path)
+
+    def check_headers(self) -> None:
+        """Read and check the header of every stripe, which reads of the content do not need."""
+        for stripe in range(self.geometry.width):
+            name = self.pointer.stripe_path(self.path, stripe)
+            data = bytearray(layout.HEADER_SIZE)
+            self._source(stripe).readinto(0, [memoryview(data)])
+            header = layout.decode_header(bytes(data), name)
+            expected = (self.pointer.uuid, stripe, self.pointer.width, self.pointer.unit, self.pointer.epoch)
+            if (header.uuid.hex(), header.stripe, header.width, header.unit, header.epoch) != expected:
+                raise DataError(f"{name} is not stripe {stripe} of {self.path}")
+
+    def chunk_crc(self, chunk: int) -> int:
+        """CRC-32C that ``chunk`` must have."""
+        return self._footers[chunk % self.geometry.width].crcs[chunk // self.geometry.width]
+
+
+def read_pointer(backend: Backend, path: str) -> Pointer | None:
+    """The pointer at ``path``, None for a plain file. Raises `NotFoundError`, `DataError` for a damaged pointer."""
+    source = backend.open(path)
+    try:
+        if not source.size or source.size > layout.MAX_TEXT:
+            return None
+        head = bytearray(min(source.size, _POINTER_READ))
+        source.readinto(0, [memoryview(head)])
+        if not layout.is_pointer(head):
+            return None
+        data = bytearray(source.size)
+        data[: len(head)] = head
+        if source.size > len(head):
+            source.readinto(len(head), [memoryview(data)[len(head) :]])
+    finally:
+        source.close()
+    return layout.decode_pointer(bytes(data), path)
+
+
+def open_file(backend: Backend, path: str) -> ChunkFile:
+    """Open the file at ``path``, striped or plain."""
+    pointer = read_pointer(backend, path)
+    return PlainFile(backend, path) if pointer is None else StripedFile(backend, path, pointer)

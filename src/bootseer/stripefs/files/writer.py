@@ -1,0 +1,473 @@
+"""Writes that publish atomically: stripes in parallel, then their lengths, then a pointer renamed into place.
+
+Concurrency: the caller's thread cuts chunks and computes the digest. Each stripe has a thread of its own (`Stripe`),
+which computes CRCs and writes the stripe file; a short queue feeds it, so a slow stripe holds back the caller. Every
+wait ends after `STALL` seconds. Memory stays below ``width * (depth + 1) * unit``, and what a storage keeps until it
+has it safely (`bootseer.hdfs.output.WINDOW` for each stripe on HDFS).
+
+A forked child has neither these threads nor a right to the file: there, giving up touches nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import re
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import NamedTuple, TypeVar
+
+from blake3 import blake3
+from crc32c import crc32c
+
+from bootseer import faults
+from bootseer.errors import (
+    BootseerError,
+    DataError,
+    FullError,
+    NotFoundError,
+    NotWritableError,
+    UnavailableError,
+    from_os_error,
+)
+from bootseer.hdfs.pieces import cut, kept
+from bootseer.hdfs.placement import Placement
+from bootseer.stripefs import layout
+from bootseer.stripefs.files.reader import read_pointer
+from bootseer.stripefs.layout import Footer, Geometry, Header, Pointer
+from bootseer.stripefs.storage.interface import DEADLINE, Backend, Sink, holds, is_folder, join, read_all
+
+_DEPTH = 4
+STALL = 9 * DEADLINE
+"""Seconds for one chunk, or for the end of a stripe. A storage gives up before; this bounds one that does not."""
+
+
+class StripeLost(UnavailableError):
+    """A stripe could not be written. The storage may take another one: who still has the bytes may start anew."""
+
+
+class Stripe:
+    """The stripe file at ``path``, written from now on. ``footer_crc`` is known after its end.
+
+    ``error``: what ended its thread; `raise_error` raises it, as `StripeLost` where the storage did not answer.
+    """
+
+    def __init__(self, backend: Backend, path: str, header: Header, placement: Placement) -> None:
+        self.path, self.footer_crc = path, 0
+        self._backend, self._header, self._placement = backend, header, placement
+        self._queue: queue.Queue[Sequence[memoryview] | int | None] = queue.Queue(_DEPTH)
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, name=f"bootseer-write-{header.stripe}", daemon=True)
+        self._thread.start()
+
+    def put(self, item: Sequence[memoryview] | int | None) -> None:
+        """Memory: a chunk. An integer: the size of the whole file, write the footer and close. None: give up."""
+        until = time.monotonic() + STALL
+        while self._thread.is_alive():
+            if self.error is not None and item is not None:
+                break
+            with contextlib.suppress(queue.Full):
+                self._queue.put(item, timeout=0.2)
+                return
+            if time.monotonic() >= until:
+                raise self._stuck()
+        if item is not None:
+            self.raise_error()
+
+    def raise_error(self) -> None:
+        if isinstance(self.error, UnavailableError):
+            raise StripeLost(self.error.message, hint=self.error.hint) from self.error
+        if isinstance(self.error, OSError):
+            raise from_os_error(self.error, f"write {self.path}") from self.error
+        if self.error is not None:
+            raise self.error
+
+    @property
+    def own(self) -> bool:
+        """Whether this thread is the one that writes the stripe."""
+        return threading.current_thread() is self._thread
+
+    def join(self) -> None:
+        self._thread.join(STALL)
+        if self._thread.is_alive():
+            raise self._stuck()
+
+    def _stuck(self) -> UnavailableError:
+        return UnavailableError(
+            f"writing {self.path} has not gone on for {STALL:.0f} s", hint="check that the storage answers"
+        )
+
+    def _work(self) -> None:
+        sink: Sink | None = None
+        crcs, length = list[int](), 0
+        try:
+            sink = self._backend.create(self.path, placement=self._placement)
+            sink.write(layout.encode_header(self._header))
+            while not isinstance(item := self._queue.get(), int | None):
+                faults.point("stripefs.write.stripe")
+                crc = 0
+                for piece in item:
+                    crc = crc32c(piece, crc)
+                    sink.write(piece)
+                    length += len(piece)
+                crcs.append(crc)
+                del item  # it may be large, and the next one late
+            if item is None:
+                sink.abandon()
+                return
+            footer = Footer(self._header.uuid, self._header.stripe, length, item, tuple(crcs))
+            encoded, self.footer_crc = layout.encode_footer(footer)
+            sink.write(encoded)
+            faults.point("stripefs.write.close")
+            sink.close()
+        except BaseException as exc:
+            self.error = exc
+            if sink is not None:
+                sink.abandon()
+
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_SMALL, _GATHER = 4096, 256
+OUTAGE = 3 * DEADLINE
+"""Seconds for which publishing is tried again while the storage does not answer."""
+
+
+def _patiently(step: Callable[[], T]) -> T:
+    """``step()``, tried again for `OUTAGE` seconds while the storage does not answer: NameNodes restart."""
+    until, pause = time.monotonic() + OUTAGE, 0.2
+    while True:
+        try:
+            return step()
+        except UnavailableError as exc:
+            if time.monotonic() >= until:
+                raise
+            _log.warning("publishing goes on when the storage answers: %s", exc)
+        time.sleep(pause)
+        pause = min(2 * pause, 5.0)
+
+
+class Written(NamedTuple):
+    """What a finished write made: size in bytes and BLAKE3 digest of the content, uuid ("" for a plain file)."""
+
+    size: int
+    digest: str
+    uuid: str
+
+
+class StripeWriter:
+    """A new file at ``path``: `write` its bytes in order, then `finish`. Nothing is seen at ``path`` before that.
+
+    Content below `layout.PLAIN_BELOW` is stored plain, unless ``striped``. As a context manager it finishes, or
+    abandons on an exception. Raises `NotWritableError` when another writer replaced ``path`` meanwhile. In a forked
+    child `write` and `finish` raise `BootseerError`, and the end of the context, whatever its reason, does nothing.
+
+    ``before``: called when all is written and nothing published, with the pointer (None for a plain file, whose bytes
+    are in the temporary file only); an error of it ends the write. The stripes can be read through the pointer then.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        path: str,
+        *,
+        width: int = layout.WIDTH,
+        unit: int = layout.UNIT,
+        striped: bool = False,
+        before: Callable[[Pointer | None], None] | None = None,
+    ) -> None:
+        layout.check_shape(width, unit)
+        if not path:
+            raise NotWritableError("the base folder of a striped store is no file")
+        self.path, self._backend, self._width, self._unit = path, backend, width, unit
+        self._process = os.getpid()
+        self._parent = path.rpartition("/")[0]
+        self._uuid = uuid.uuid4()
+        self._temporary_path = join(self._parent, f"{layout.TEMPORARY}{self._uuid.hex}")
+        self._temporary: Sink | None = None
+        self._before = before
+        self._existed = True
+        self._damaged_epoch = 0
+        self._old = self._current()
+        self._epoch = (self._old.epoch if self._old else self._damaged_epoch) + 1
+        self._stripes: list[Stripe] = []
+        self._striped = striped
+        # what is not written yet: less than a chunk, or the whole content as long as it may become a plain file
+        self._pieces: list[memoryview] = []
+        self._held = 0
+        self._chunks = self._size = 0
+        self._digest = blake3()
+        self._marker = ""
+        self._finished = self._renaming = False
+
+    def _current(self) -> Pointer | None:
+        try:
+            return read_pointer(self._backend, self.path)
+        except NotFoundError:
+            if is_folder(self._backend, self.path):
+                raise NotWritableError(f"cannot write {self.path}: it is a folder") from None
+            if self._temporary is None:
+                self._existed = False  # then the rename does not overwrite, and of two writers one gives up
+            return None
+        except DataError as exc:
+            _log.warning("replacing %s: %s", self.path, exc)
+            if self._temporary is None:
+                self._damaged_epoch = self._epoch_of_damaged()
+            return None
+
+    def _epoch_of_damaged(self) -> int:
+        """The epoch of the damaged pointer at the path, as far as it can still be made out: in it or in a header.
+
+        With a smaller one the new version would look older than the stripes that are left of the damaged one.
+        """
+        said: list[int] = []
+        try:
+            text = read_all(self._backend, self.path, limit=layout.MAX_TEXT)
+            said += [int(found) for found in re.findall(rb'"epoch":([0-9]{1,18})\b', text)]
+            for name in re.findall(rb'"uuid":"([0-9a-f]{32})"', text):
+                path = join(self._parent, layout.FOLDER, f"{name.decode()}.0")
+                header = read_all(self._backend, path, limit=layout.HEADER_SIZE)
+                said.append(layout.decode_header(header, path).epoch)
+        except (DataError, NotFoundError):
+            pass
+        return max(said, default=0)
+
+    @property
+    def _foreign(self) -> bool:
+        """In a process that was forked from the writer's: the file is that one's, and so are the threads and locks."""
+        return os.getpid() != self._process
+
+    def _check_process(self) -> None:
+        if self._foreign:
+            raise BootseerError(
+                f"cannot write {self.path}: process {self._process} writes it, of which this one is a child",
+                hint="create files in the process that writes them",
+            )
+
+    @property
+    def size(self) -> int:
+        """Bytes written so far."""
+        return self._size
+
+    def write(self, data: bytes | bytearray | memoryview) -> int:
+        """Append ``data``. Returns its length in bytes, as a file's ``write`` does.
+
+        `bytes`, and views of them, are not copied; anything else is, once, since it may change before it is stored.
+        """
+        self._check_process()
+        view = memoryview(data).cast("B")
+        length = len(view)
+        self._digest.update(view)
+        while view:
+            room = (self._unit if self._striped else layout.PLAIN_BELOW) - self._held
+            self._hold(view[:room])
+            view = view[room:]
+            if not self._striped:
+                self._striped = self._held >= layout.PLAIN_BELOW or self._looks_like_a_pointer()
+            while self._striped and self._held >= self._unit:
+                self._chunk(self._unit)
+        self._size += length
+        return length
+
+    def _hold(self, view: memoryview) -> None:
+        self._pieces.append(kept(view))
+        self._held += len(view)
+        if len(view) < _SMALL and len(self._pieces) >= _GATHER:  # many small writes
+            self._pieces = [memoryview(b"".join(self._pieces))]
+
+    def _looks_like_a_pointer(self) -> bool:
+        length = len(layout.POINTER_LINE)
+        if self._held - len(self._pieces[-1]) >= length:
+            return False  # its beginning was looked at before
+        return layout.is_pointer(b"".join(self._pieces)[:length])
+
+    def _start_stripes(self) -> None:
+        name = self.path.rpartition("/")[2]
+        headers = [Header(self._uuid.bytes, i, self._width, self._unit, self._epoch, name) for i in range(self._width)]
+        folder = join(self._parent, layout.FOLDER)
+        placement = Placement()
+        self._stripes = [
+            Stripe(self._backend, f"{folder}/{self._uuid.hex}.{header.stripe}", header, placement) for header in headers
+        ]
+
+    def _chunk(self, length: int) -> None:
+        """Give the first ``length`` bytes of what is held to the stripe whose turn it is."""
+        if not self._stripes:
+            self._start_stripes()
+        chunk, self._pieces = cut(self._pieces, length)
+        self._held -= length
+        self._stripes[self._chunks % self._width].put(chunk)
+        self._chunks += 1
+
+    def finish(self) -> Written:
+        """Publish. On an error nothing has changed at the path."""
+        self._check_process()
+        self._finished = True
+        try:
+            return self._finish_striped() if self._striped else self._finish_plain()
+        except BaseException as exc:
+            if self._foreign:
+                raise  # a child that ``before`` forked
+            if self._renaming and not isinstance(exc, NotWritableError | FullError):
+                # the rename has happened, or may have, or may still: without its stripes the file would be lost
+                _log.warning("it is unknown whether %s was published; its stripes are left in place", self.path)
+            else:
+                self._remove_stripes()
+                self._unmark()
+                if self._temporary:
+                    self._temporary.abandon()
+                    for left in (self._temporary_path, self._temporary_path + layout.ENDED):
+                        with contextlib.suppress(BootseerError, OSError):  # a sink may keep what was closed
+                            self._backend.delete(left)
+            if isinstance(exc, OSError):
+                raise from_os_error(exc, f"write {self.path}") from exc
+            raise
+
+    def _finish_plain(self) -> Written:
+        self._begin_publication()
+        self._publish(b"".join(self._pieces), None)
+        return Written(self._size, self._digest.hexdigest(), "")
+
+    def _finish_striped(self) -> Written:
+        if self._held:
+            self._chunk(self._held)
+        elif not self._stripes:
+            self._start_stripes()
+        # Before any stripe is complete: so a complete set of stripes with neither a temporary file nor a pointer is
+        # that of a lost pointer, and not what a killed writer left.
+        self._begin_publication()
+        for stripe in self._stripes:
+            stripe.put(self._size)
+        for stripe in self._stripes:
+            stripe.join()
+            stripe.raise_error()
+        pointer = Pointer(
+            uuid=self._uuid.hex,
+            size=self._size,
+            unit=self._unit,
+            width=self._width,
+            footers=tuple(stripe.footer_crc for stripe in self._stripes),
+            digest=self._digest.hexdigest(),
+            epoch=self._epoch,
+            name=self.path.rpartition("/")[2],
+        )
+        self._publish(layout.encode_pointer(pointer), pointer)
+        return Written(self._size, pointer.digest, pointer.uuid)
+
+    def _begin_publication(self) -> None:
+        self._temporary = self._backend.create(self._temporary_path)
+        faults.point("stripefs.write.intent")
+
+    def _check_lengths(self) -> None:
+        geometry = Geometry(self._size, self._unit, self._width)
+        for index, stripe in enumerate(self._stripes):
+            expected = geometry.stripe_length(index)
+            found = _patiently(lambda stripe=stripe: self._backend.stat(stripe.path).size)  # type: ignore[misc]
+            if found != expected:
+                raise DataError(f"stripe {stripe.path} has {found} bytes after writing {expected}")
+
+    def _publish(self, content: bytes, pointer: Pointer | None) -> None:
+        """Order matters: whoever ends a writer from outside (a garbage collection, a later save of the checkpoint)
+        first moves the stripes or claims the folder, then takes the temporary file away. So each check comes after the
+        temporary file is whole, and one that passed is void when the rename finds no source.
+        """
+        assert self._temporary is not None
+        faults.point("stripefs.write.pointer")
+        self._temporary.write(content)
+        self._temporary.close()
+        faults.point("stripefs.write.verify")
+        self._check_lengths()
+        if self._before is not None:
+            self._before(pointer)
+        now = _patiently(self._current)
+        if (now and now.uuid) != (self._old and self._old.uuid):
+            raise NotWritableError(f"{self.path} was replaced by another writer meanwhile", hint="run again")
+        self._mark()
+        faults.point("stripefs.write.rename")
+        self._renaming = True
+        try:
+            _patiently(lambda: self._backend.rename(self._temporary_path, self.path, overwrite=self._existed))
+        except (FileExistsError, NotFoundError):
+            # also after a rename that was tried again because its answer was lost
+            if not holds(self._backend, self.path, content):
+                raise NotWritableError(
+                    f"{self.path} was written by another writer meanwhile", hint="run again"
+                ) from None
+        faults.point("stripefs.write.cleanup")
+        if self._old is not None and not self._old.owns_stripes(self.path):
+            _log.warning(
+                "the stripes of the replaced %s are left in place: they were written as %r", self.path, self._old.name
+            )
+        elif self._old is not None:
+            left = 0
+            for index in range(self._old.width):
+                try:
+                    self._backend.delete(self._old.stripe_path(self.path, index))
+                except (BootseerError, OSError) as exc:
+                    left += 1
+                    _log.warning("stripe %d of the replaced %s is left behind: %s", index, self.path, exc)
+            if not left:
+                self._remove_mark()
+
+    def _mark(self) -> None:
+        """Before the old pointer goes, a temporary file names its stripes, so that they are known as garbage if this
+        process dies. By their name and epoch alone they are not: the file may have had another name before.
+        """
+        if self._old is None or not self._old.owns_stripes(self.path):
+            return
+        self._marker = join(self._parent, f"{layout.TEMPORARY}{self._old.uuid}")
+        with contextlib.suppress(FileExistsError):  # of another writer that replaces it, or of one that died
+            self._backend.create(self._marker).close()
+
+    def _unmark(self) -> None:
+        """After an error: the old version is what there is."""
+        with contextlib.suppress(BootseerError, OSError):
+            if self._marker and (now := self._current()) is not None and self._old and now.uuid == self._old.uuid:
+                self._remove_mark()
+
+    def _remove_mark(self) -> None:
+        for name in (self._marker, self._marker + layout.ENDED):
+            with contextlib.suppress(BootseerError, OSError):
+                self._backend.delete(name)
+
+    def abandon(self) -> None:
+        """Give up: remove what was written. Does nothing after `finish`, and in a forked child."""
+        if not self._finished and not self._foreign:
+            self._finished = True
+            self._remove_stripes()
+
+    def _remove_stripes(self) -> None:
+        for stripe in self._stripes:
+            with contextlib.suppress(BootseerError, OSError):  # of one that is stuck: the others are told all the same
+                stripe.put(None)
+        for stripe in self._stripes:
+            with contextlib.suppress(BootseerError, OSError):
+                stripe.join()
+                self._backend.delete(stripe.path)
+
+    def __del__(self) -> None:
+        if getattr(self, "_finished", True) or not self._stripes or self._foreign:
+            return
+        _log.warning("%s is not published: its writer was neither finished nor abandoned", self.path)
+        try:
+            if any(stripe.own for stripe in self._stripes):  # a thread cannot wait for its own end
+                threading.Thread(target=self.abandon, name="bootseer-abandon", daemon=True).start()
+            else:
+                self.abandon()
+        except (BootseerError, OSError, RuntimeError) as exc:
+            _log.warning("a part of %s may be left: %s", self.path, exc)
+
+    def __enter__(self) -> StripeWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+        if kind is None and not self._finished and not self._foreign:
+            self.finish()
+        else:
+            self.abandon()

@@ -1,0 +1,1 @@
+"""Striped stores as a file system of fsspec."""

@@ -1,0 +1,1 @@
+"""Finding what is lost, damaged or garbage; repairing and removing it."""

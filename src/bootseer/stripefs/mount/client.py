@@ -1,0 +1,274 @@
+"""Mounting a striped store: `start` (a background process), `serve` (this process), `find` and `FsMount.unmount`.
+
+The server process has a session of its own and outlives its starter. When it dies, every access fails with ENOTCONN:
+the mount never shows wrong bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from bootseer import config as settings
+from bootseer import errors
+from bootseer.config import Config
+from bootseer.errors import BootseerError, NotFoundError, NotWritableError, UnavailableError, from_os_error
+from bootseer.kernel import mount as mounts
+from bootseer.stripefs.files.readahead import MEMORY
+from bootseer.stripefs.mount.server import CACHE_BUDGET, FsStatus, Paths, Record, Server, ServerSpec, born
+from bootseer.stripefs.store import open_fs
+
+_log = logging.getLogger(__name__)
+
+_BUSY_SECONDS = 5.0
+_END_SECONDS = 15.0
+_START_SECONDS = 60.0
+
+
+class FsMount:
+    """A mount served by a background process."""
+
+    def __init__(self, record: Record, state_dir: Path) -> None:
+        self.url, self.mountpoint, self.pid = record.url, Path(record.mountpoint), record.pid
+        self._record, self._state_dir = record, state_dir
+        self._paths = Paths(state_dir, self.mountpoint)
+
+    def status(self) -> FsStatus:
+        """The server's figures, at most half a second old."""
+        alive = born(self.pid) == self._record.born
+        try:
+            found = msgspec.json.decode(self._paths.status.read_bytes(), type=FsStatus)
+        except (OSError, msgspec.DecodeError):
+            found = FsStatus(url=self.url, mountpoint=str(self.mountpoint), pid=self.pid)
+        return msgspec.structs.replace(found, alive=alive)
+
+    def wait_prefetched(self, seconds: float) -> FsStatus:
+        """Wait until nothing is left to prefetch; `UnavailableError` when that takes longer or the server ended."""
+        until = time.monotonic() + seconds
+        while (status := self.status()).prefetch == "running":
+            if not status.alive:
+                raise UnavailableError(f"the server of {self.mountpoint} has ended", hint=f"see {self._paths.log}")
+            if time.monotonic() >= until:
+                done = f"{status.prefetch_done} of {status.prefetch_total} bytes"
+                raise UnavailableError(f"prefetch into {self.mountpoint} has {done} after {seconds:.0f} s")
+            time.sleep(0.05)
+        return status
+
+    def unmount(self) -> None:
+        """Unmount, and wait for the server to end. A busy mount is detached with a log line. Safe to call twice."""
+        until = time.monotonic() + _BUSY_SECONDS
+        while _is_ours(self.mountpoint):
+            late = time.monotonic() >= until
+            if late:
+                _log.warning("%s is in use; detaching it, its users get errors", self.mountpoint)
+            try:
+                mounts.unmount(self.mountpoint, lazy=late)
+            except BootseerError:
+                if late:
+                    raise
+                time.sleep(0.05)
+        _await_end(self._record, _END_SECONDS)
+        if (now := read_record(self._state_dir, self.mountpoint)) is None or now.pid == self.pid:
+            self._paths.remove()
+
+
+def _is_ours(mountpoint: Path) -> bool:
+    entry = mounts.find(mountpoint)
+    return entry is not None and entry.fstype == "fuse.bootseer-fs"
+
+
+def start(
+    url: str,
+    mountpoint: Path,
+    *,
+    prefetch: bool | Sequence[str] = False,
+    commit: bool = False,
+    config: Config | None = None,
+    memory: int = MEMORY,
+    cache_budget: int = CACHE_BUDGET,
+) -> FsMount:
+    """Mount the store at ``url`` on ``mountpoint`` (made when missing), read-only, by a process of its own.
+
+    ``prefetch``: paths of files and folders that the server pulls into the node cache from the start; True: all files
+    (of the COMMIT, if there is one); `LATEST`. ``commit``: ``url`` must be a complete checkpoint. ``memory``: bytes
+    of read-ahead held by the server; ``cache_budget``: bytes of the node's disk for prefetched files.
+
+    Returns when the mount works. Raises `NotFoundError` for a folder that does not exist, `DataError` for a checkpoint
+    without COMMIT, `UnavailableError`, `NotWritableError` when the mount point is in use, errors of `kernel.mount`.
+    """
+    config = config or settings.load()
+    mountpoint = Path(os.path.abspath(mountpoint))
+    state_dir = Path(config.state_dir)
+    fs = open_fs(url)
+    if commit:
+        fs.checkpoint("")
+    elif not fs.stat("").is_dir:
+        raise NotFoundError(f"{url} is a file, a mount needs a folder")
+    if (old := find(mountpoint, config=config)) is not None:
+        if old.status().alive:
+            raise NotWritableError(
+                f"{mountpoint} is already a mount of {old.url}", hint="`bootseer fs unmount` it first"
+            )
+        _log.warning("the server of %s has died; removing its mount", mountpoint)
+        old.unmount()
+    try:
+        mountpoint.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise NotWritableError(f"cannot mount: {mountpoint} is a file, a folder is needed") from None
+    except OSError as exc:
+        raise from_os_error(exc, f"make mount point {mountpoint}") from exc
+    paths = Paths(state_dir, mountpoint)
+    wanted = ("",) if prefetch is True else tuple(prefetch or ())
+    spec = ServerSpec(
+        url=fs.url,
+        mountpoint=str(mountpoint),
+        state=str(state_dir),
+        cache_dir=os.path.join(config.cache_dir, "fs"),
+        cache_budget=cache_budget,
+        memory=memory,
+        prefetch=wanted,
+    )
+    try:
+        pid = _spawn(spec, paths)
+    except BaseException:
+        if read_record(state_dir, mountpoint) is None:
+            paths.status.unlink(missing_ok=True)
+            if paths.log.exists() and not paths.log.stat().st_size:
+                paths.log.unlink()
+        raise
+    record = Record(fs.url, str(mountpoint), pid, born(pid))
+    return FsMount(record, state_dir)
+
+
+def find(mountpoint: Path, *, config: Config | None = None) -> FsMount | None:
+    """The mount that `start` made at ``mountpoint``, even when its server has died."""
+    state_dir = Path((config or settings.load()).state_dir)
+    record = read_record(state_dir, Path(os.path.abspath(mountpoint)))
+    return FsMount(record, state_dir) if record else None
+
+
+def serve(
+    url: str,
+    mountpoint: Path,
+    *,
+    prefetch: Sequence[str] = (),
+    cache_dir: Path | None = None,
+    cache_budget: int = CACHE_BUDGET,
+    memory: int = MEMORY,
+    ready: threading.Event | None = None,
+    stop: threading.Event | None = None,
+    status_file: Path | None = None,
+) -> None:
+    """Mount and serve in this process until it is unmounted or ``stop`` is set. ``ready`` is set once it works."""
+    server = Server(
+        open_fs(url),
+        mountpoint,
+        prefetch=prefetch,
+        cache_dir=cache_dir,
+        cache_budget=cache_budget,
+        memory=memory,
+        status_file=status_file,
+    )
+    server.start()
+    if ready:
+        ready.set()
+    server.run(stop or threading.Event())
+
+
+def read_record(state_dir: Path, mountpoint: Path) -> Record | None:
+    """The record of the mount at ``mountpoint``, alive or not."""
+    try:
+        return msgspec.json.decode(Paths(state_dir, mountpoint).record.read_bytes(), type=Record)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _spawn(spec: ServerSpec, paths: Paths) -> int:
+    """Start a server and wait until its mount works. Returns its pid; raises what kept it from starting."""
+    try:
+        paths.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        log = open(paths.log, "wb")  # noqa: SIM115  closed below
+    except OSError as exc:
+        raise from_os_error(exc, f"write {paths.folder}") from exc
+    read_fd, write_fd = os.pipe()
+    with log:
+        try:
+            starter = subprocess.Popen(
+                [sys.executable, "-m", "bootseer.stripefs.mount", str(write_fd)],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                pass_fds=[write_fd],
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(read_fd)
+            raise
+        finally:
+            os.close(write_fd)
+    try:
+        assert starter.stdin is not None
+        with contextlib.suppress(BrokenPipeError), starter.stdin as pipe:
+            pipe.write(msgspec.json.encode(spec))
+        answer = _read_line(read_fd)
+    finally:
+        os.close(read_fd)
+        try:
+            starter.wait(5.0)  # it forks the server and ends
+        except subprocess.TimeoutExpired:
+            os.killpg(starter.pid, signal.SIGKILL)
+            starter.wait(5.0)
+    kind, _, text = answer.partition(" ")
+    if kind == "ok":
+        return int(text)
+    if kind != "error":
+        raise UnavailableError(f"the server of {spec.mountpoint} did not start", hint=f"see {paths.log}")
+    name, message, hint = msgspec.json.decode(text, type=tuple[str, str, str])
+    found = getattr(errors, name, BootseerError)
+    raise found(message, hint=hint)
+
+
+def _read_line(fd: int) -> str:
+    until, data = time.monotonic() + _START_SECONDS, b""
+    while not data.endswith(b"\n"):
+        if not select.select([fd], [], [], max(0.0, until - time.monotonic()))[0]:
+            break
+        if not (piece := os.read(fd, 4096)):
+            break
+        data += piece
+    return data.decode(errors="replace").strip()
+
+
+def _await_end(record: Record, seconds: float) -> None:
+    """Tell the server to end and wait for it; kill it, with a log line, when that takes longer than ``seconds``.
+
+    Its mount being gone from here is not enough: a mount namespace that some container made may still hold a copy.
+    """
+    try:
+        fd = os.pidfd_open(record.pid)
+    except ProcessLookupError:
+        return
+    try:
+        if born(record.pid) != record.born:
+            return
+        if not select.select([fd], [], [], min(seconds, 0.5))[0]:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(fd, signal.SIGTERM)
+        if not select.select([fd], [], [], seconds)[0]:
+            _log.warning("the server of %s has not ended within %g s; killing it", record.mountpoint, seconds)
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(fd, signal.SIGKILL)
+            select.select([fd], [], [], 5.0)
+    finally:
+        os.close(fd)

@@ -1,0 +1,143 @@
+"""A striped store as a read-only file system: what the kernel asks of the FUSE server.
+
+A node stands for one content at one path: when a file is replaced, its next lookup makes a new node, so the page cache
+never mixes two versions, and reads through a file opened before either give its own bytes or fail.
+
+Concurrency: the FUSE server calls from several threads; ``_lock`` guards the tables, never held during storage calls.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import stat
+import threading
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from bootseer.errors import BootseerError, NotFoundError, NotWritableError
+from bootseer.kernel import fuse
+from bootseer.stripefs.checkpoint.commit import is_hidden
+from bootseer.stripefs.files.readahead import ReadAhead
+from bootseer.stripefs.files.reader import ChunkFile, plain_identity
+from bootseer.stripefs.storage.interface import join
+from bootseer.stripefs.store import FileStat, StripeFS
+
+_log = logging.getLogger(__name__)
+
+
+class _Node(NamedTuple):
+    path: str
+    attr: fuse.Attr
+    content: str  # `ChunkFile.identity`, "" of a folder
+
+
+def _os_error(exc: BootseerError, path: str) -> OSError:
+    if isinstance(exc, NotFoundError):
+        return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+    if isinstance(exc, NotWritableError):
+        return PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+    _log.error("%s: %s", path, exc)
+    return OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+
+class StripeOperations(fuse.Operations):
+    """Read-only operations over ``fs``; contents come through ``ahead``."""
+
+    def __init__(self, fs: StripeFS, ahead: ReadAhead) -> None:
+        self._fs, self._ahead = fs, ahead
+        self._lock = threading.Lock()
+        self._nodes: dict[int, _Node] = {fuse.ROOT: _Node("", _attr(fs.stat("")), "")}
+        self._numbers: dict[tuple[str, str], int] = {}
+        self._lookups: dict[int, int] = {}
+        self._next = fuse.ROOT + 1
+        self._handles: dict[int, tuple[int, ChunkFile]] = {}  # file handle -> node, open file
+        self._next_handle = 1
+        self.bytes_read = 0
+
+    def lookup(self, parent: int, name: str, ctx: fuse.Context) -> fuse.Entry:
+        path = join(self._nodes[parent].path, name)
+        if is_hidden(name):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        try:
+            found = self._fs.stat(path)
+        except BootseerError as exc:
+            raise _os_error(exc, path) from None
+        content = "" if found.is_dir else found.uuid or plain_identity(self._fs.backend, path, found.version)
+        with self._lock:
+            number = self._numbers.get((path, content))
+            if number is None:
+                number, self._next = self._next, self._next + 1
+                self._numbers[path, content] = number
+                self._nodes[number] = _Node(path, _attr(found), content)
+            self._lookups[number] = self._lookups.get(number, 0) + 1
+        return fuse.Entry(number, self._nodes[number].attr)
+
+    def forget(self, node: int, lookups: int) -> None:
+        with self._lock:
+            left = self._lookups.get(node, 0) - lookups
+            if left > 0 or node == fuse.ROOT:
+                self._lookups[node] = left
+                return
+            self._lookups.pop(node, None)
+            if (gone := self._nodes.pop(node, None)) is not None:
+                self._numbers.pop((gone.path, gone.content), None)
+
+    def getattr(self, node: int, ctx: fuse.Context) -> fuse.Attr:
+        return self._nodes[node].attr
+
+    def readdir(self, node: int, ctx: fuse.Context) -> Iterable[fuse.DirEntry]:
+        path = self._nodes[node].path
+        try:
+            entries = self._fs.backend.list(path)
+        except BootseerError as exc:
+            raise _os_error(exc, path) from None
+        return [
+            fuse.DirEntry(entry.name, fuse.ROOT, stat.S_IFDIR if entry.is_dir else stat.S_IFREG)
+            for entry in entries
+            if not is_hidden(entry.name)
+        ]
+
+    def open(self, node: int, flags: int, ctx: fuse.Context) -> fuse.OpenFile:
+        if flags & os.O_ACCMODE != os.O_RDONLY:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        known = self._nodes[node]
+        with self._lock:
+            file = next((file for other, file in self._handles.values() if other == node), None)
+        try:
+            file = file or self._fs.open(known.path)
+        except BootseerError as exc:
+            raise _os_error(exc, known.path) from None
+        if file.size != known.attr.size or file.identity != known.content:
+            file.close()
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), known.path)  # the kernel looks the name up again
+        with self._lock:
+            handle, self._next_handle = self._next_handle, self._next_handle + 1
+            self._handles[handle] = (node, file)
+        return fuse.OpenFile(handle, file.size)
+
+    def read(self, fh: int, offset: int, size: int, ctx: fuse.Context) -> fuse.ReadResult:
+        file = self._handles[fh][1]
+        size = min(size, file.size - offset)
+        if size <= 0:
+            return b""
+        try:
+            data = self._ahead.read(file, offset, size)
+        except BootseerError as exc:
+            _log.error("cannot read %s at %d: %s", file.path, offset, exc)
+            raise OSError(errno.EIO, os.strerror(errno.EIO), file.path) from None
+        self.bytes_read += size
+        return data
+
+    def release(self, fh: int, ctx: fuse.Context) -> None:
+        # left to its own end: a thread that fetches ahead may still read from it
+        with self._lock:
+            self._handles.pop(fh, None)
+
+
+def _attr(found: FileStat) -> fuse.Attr:
+    mtime = int(found.mtime * 1e9)
+    if found.is_dir:
+        return fuse.Attr(stat.S_IFDIR | 0o555, nlink=2, mtime_ns=mtime)
+    return fuse.Attr(stat.S_IFREG | 0o444, found.size, mtime_ns=mtime, blksize=found.unit or 4096)

@@ -1,1 +1,0 @@
-"""Striped files as a FUSE mount: its server, and what it reads ahead and keeps."""

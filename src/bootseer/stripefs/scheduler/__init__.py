@@ -1,0 +1,1 @@
+"""Which replica a part is read from, when, and when again elsewhere."""

@@ -1,0 +1,186 @@
+"""What is known of one DataNode: how fast it has been, what it is doing for us, and whether to ask it.
+
+Pure: the caller passes the time and holds a lock.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+State = Literal["closed", "open", "half-open"]
+
+FIRST = 0.25
+"""Seconds for which a breaker is open at first; doubled for each failed probe, up to `LONGEST`."""
+LONGEST = 15.0
+FAILURES = 2
+"""Failures in a row that open it; a hard one (frozen, refused) does so alone."""
+CALM = 8
+"""Successes in a row after which an earlier failure is forgotten, and the next time open is short again."""
+
+
+class Breaker:
+    """A circuit breaker: a server that failed is left alone, and one small probe finds out when it is back.
+
+    closed --failures--> open --time passes, a probe starts--> half-open --it works--> closed
+                          ^                                        |
+                          +------ it fails: for twice as long -----+
+    """
+
+    def __init__(self) -> None:
+        self.state: State = "closed"
+        self.until = 0.0
+        self.failures = 0
+        """In all, for `explain`."""
+        self._row, self._calm = 0, 0
+        self._seconds = FIRST
+
+    @property
+    def closed(self) -> bool:
+        return self.state == "closed"
+
+    def failed(self, now: float, *, hard: bool = False) -> bool:
+        """A transfer failed; True when that opened the breaker."""
+        self.failures += 1
+        self._row, self._calm = self._row + 1, 0
+        if self.state == "closed":
+            if not hard and self._row < FAILURES:
+                return False
+            self._open(now)
+            return True
+        if self.state == "half-open":
+            self._seconds = min(self._seconds * 2, LONGEST)
+            self._open(now)
+        return False
+
+    def _open(self, now: float) -> None:
+        self.state, self.until = "open", now + self._seconds
+
+    def succeeded(self) -> bool:
+        """A transfer worked; True when that closed the breaker."""
+        self._row, self._calm = 0, self._calm + 1
+        if self._calm >= CALM:
+            self._seconds = FIRST
+        if self.state == "closed":
+            return False
+        # short quarrels in a row grow longer too: only `CALM` successes reset the time
+        self.state, self._seconds = "closed", min(self._seconds * 2, LONGEST)
+        self._calm = 1
+        return True
+
+    def probe_due(self, now: float) -> bool:
+        return self.state == "open" and now >= self.until
+
+    def probe(self) -> None:
+        """A probe starts: `failed` or `succeeded` follows, or `forget_probe`."""
+        self.state = "half-open"
+
+    def forget_probe(self, now: float) -> None:
+        """The probe ended without telling anything."""
+        if self.state == "half-open":
+            self._open(now)
+
+
+WINDOW = 2.0
+"""Seconds of transferring over which a rate is measured; older ones fade."""
+BULK = 256 << 10
+"""Bytes of a transfer from which on it tells about the rate; smaller ones tell about the latency."""
+UNKNOWN = 200 << 20
+"""Bytes a second that a DataNode is believed to give while none has been measured."""
+
+KEPT = 3600.0
+"""Seconds for which a DataNode is remembered that nobody reads from."""
+
+_ENOUGH = 0.005
+"""Seconds of measurement before a rate is believed."""
+
+
+class Meter:
+    """Bytes a second while something was being transferred."""
+
+    def __init__(self) -> None:
+        self._bytes, self._seconds = 0.0, 0.0
+        self._since: float | None = None
+
+    def start(self, now: float) -> None:
+        self._settle(now)
+        self._since = now
+
+    def stop(self, now: float) -> None:
+        self._settle(now)
+        self._since = None
+
+    def add(self, count: int, now: float) -> None:
+        self._settle(now)
+        self._bytes += count
+
+    def _settle(self, now: float) -> None:
+        if self._since is not None:
+            self._seconds += max(0.0, now - self._since)
+            self._since = now
+        if self._seconds > WINDOW:
+            self._bytes *= WINDOW / self._seconds
+            self._seconds = WINDOW
+
+    @property
+    def rate(self) -> float | None:
+        """Bytes a second, None while unknown. At least 1, so that it can divide."""
+        return max(1.0, self._bytes / self._seconds) if self._seconds >= _ENOUGH else None
+
+
+class NodeState:
+    """One DataNode. ``key``: its uuid; ``address``: for messages.
+
+    ``flying``: transfers under way, ``bulk``: those of more than a few bytes, ``bytes``: what they have still to give.
+    ``latency``: seconds that a small transfer takes (a moving average), 0 while unknown. ``served``: bytes in all.
+    ``used_at``: when a transfer began or ended last, None before the first.
+    """
+
+    def __init__(self, key: str, address: str) -> None:
+        self.key, self.address = key, address
+        self.breaker = Breaker()
+        self.flying, self.bulk, self.bytes = 0, 0, 0
+        self.latency = 0.0
+        self.served = 0
+        self.used_at: float | None = None
+        self._meter = Meter()
+
+    def begin(self, size: int, now: float) -> None:
+        self.flying += 1
+        self.used_at = now
+        self.bytes += size
+        if size >= BULK:
+            self.bulk += 1
+            if self.bulk == 1:
+                self._meter.start(now)
+
+    def credit(self, count: int, size: int, now: float) -> None:
+        """``count`` more bytes of a transfer of ``size`` have come."""
+        self.bytes -= count
+        self.served += count
+        if size >= BULK:
+            self._meter.add(count, now)
+
+    def end(self, size: int, missing: int, now: float) -> None:
+        """A transfer of ``size`` bytes is over; ``missing`` of them have not come."""
+        self.flying -= 1
+        self.used_at = now
+        self.bytes -= missing
+        if size >= BULK:
+            self.bulk -= 1
+            if not self.bulk:
+                self._meter.stop(now)
+
+    def took(self, size: int, seconds: float) -> None:
+        if size < BULK:
+            self.latency = seconds if not self.latency else 0.8 * self.latency + 0.2 * seconds
+
+    def renew(self, now: float) -> None:
+        """It works again: what was measured while it did not says nothing."""
+        self._meter = Meter()
+        if self.bulk:
+            self._meter.start(now)
+
+    @property
+    def rate(self) -> float | None:
+        """Bytes a second measured, None while unknown."""
+        return self._meter.rate

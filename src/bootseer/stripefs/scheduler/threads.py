@@ -1,0 +1,393 @@
+"""The threads of the read scheduler: they transfer what `Scheduler` decides, and check the bytes.
+
+Concurrency: one lock guards the scheduler and everything here; no transfer, check, copy or request to the NameNode
+happens under it. Callers of `Engine.read` only wait. Workers (as many as there are transfers under way) do one thing
+after another; a watcher looks every 10 ms at what is late, while there is anything. Idle threads end after 10 s. A call
+returns or raises when no transfer can touch the caller's memory any more: it cancels them and waits. See
+docs/internals/engine.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from bootseer.errors import BootseerError, UnavailableError
+from bootseer.hdfs.placement import picked
+from bootseer.hdfs.records import FileBlocks, Located
+from bootseer.stripefs.scheduler import memory
+from bootseer.stripefs.scheduler.blockfile import (
+    BlockFile,
+    DataNodes,
+    Transport,
+    check_joined,
+    land,
+    let_go,
+    replicas_of,
+    transfer,
+    views,
+)
+from bootseer.stripefs.scheduler.model import Attempt, CheckJoined, CopyBack, Outcome, Place, Relocate, Request, Tuning
+from bootseer.stripefs.scheduler.policy import Scheduler, Then
+from bootseer.stripefs.storage.interface import Piece
+
+_log = logging.getLogger(__name__)
+
+TICK = 0.010
+_IDLE = 10.0
+
+
+class NodeLook(msgspec.Struct, frozen=True, kw_only=True):
+    """One DataNode as this process has seen it. ``state`` of its breaker: ``closed`` (used), ``open`` (left alone for
+    ``open_seconds`` more), ``half-open`` (being probed). ``rate``: bytes a second, None while unknown."""
+
+    address: str
+    state: str
+    open_seconds: float
+    failures: int
+    rate: float | None
+    latency: float
+    flying: int
+    served: int
+
+
+class Snapshot(NamedTuple):
+    """The engine as it is now. ``shares``: bytes by DataNode that a read of each place would be planned to give."""
+
+    nodes: dict[str, NodeLook]
+    shares: dict[Place, dict[str, int]]
+    seconds: float | None
+    hedge_seconds: float
+    hedge_bytes: int
+
+
+class Report:
+    """Tell the NameNode that a replica is damaged."""
+
+    def __init__(self, file: BlockFile, replica: Located) -> None:
+        self.file, self.replica = file, replica
+
+
+_Job = Attempt | Relocate | Report
+
+
+class Engine:
+    """Reads pieces of `BlockFile`s. One per process is enough (`shared`): DataNodes are then known to all readers."""
+
+    def __init__(
+        self,
+        transport: Transport | None = None,
+        *,
+        tuning: Tuning | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.scheduler = Scheduler(tuning, memory.process())
+        # one for each transfer that may be under way (as many again may be silent), some for questions to the NameNode
+        self._most = 2 * (self.scheduler.tuning.total + self.scheduler.tuning.small_total) + 8
+        self._transport, self._clock = transport or DataNodes(), clock
+        self._lock = threading.Lock()
+        self._ready: deque[_Job] = deque()
+        self._wake, self._stir = threading.Condition(self._lock), threading.Condition(self._lock)
+        self._idle = self.threads = 0
+        self._watcher: threading.Thread | None = None
+        self._inbox: deque[tuple[Request, threading.Event]] = deque()
+        self._waiting: dict[Request, threading.Event] = {}
+
+    def read(self, pieces: Sequence[tuple[BlockFile, Piece]]) -> None:
+        """Fill and check all ``pieces``. The promises of `bootseer.stripefs.storage.interface.Backend.read_many`."""
+        spans = [span for file, piece in pieces for span in file.spans(piece)]
+        if not spans:
+            return
+        request = Request(spans, next((piece.name or file.path for file, piece in pieces), ""))
+        done = threading.Event()
+        try:
+            # An interrupt may strike the main thread between any two steps. So callers do nothing to the scheduler:
+            # a worker takes the request from here, and what is lost below the watcher makes up for.
+            self._inbox.append((request, done))
+            self._kick()
+            while not done.wait(1.0):
+                self._kick()
+        except BaseException as exc:
+            self._give_up(request, done, exc)
+            raise
+        finally:
+            for span in spans:  # a hedge that lost may still be under way, with the span, but without this memory
+                views(span).parts.clear()
+                if span.join is not None:
+                    span.join.tag = None
+        if (error := request.error) is not None:
+            request.error = None
+            try:
+                raise error
+            finally:
+                # its traceback holds this frame, and that the caller's memory: not in a circle, nor by the pieces
+                del error, request, spans, pieces
+
+    def _kick(self) -> None:
+        """See to it that a worker looks at the inbox, and that the watcher watches."""
+        with self._lock:
+            if not self._idle and self.threads < self._most:
+                self._spawn()
+            self._wake.notify()
+            if self._watcher is None or not self._watcher.is_alive():
+                self._watcher = threading.Thread(target=self._watch, name="bootseer-read-watch", daemon=True)
+                self._watcher.start()
+            self._stir.notify()
+
+    def _give_up(self, request: Request, done: threading.Event, error: BaseException) -> None:
+        """The caller was interrupted: it may go on when nothing touches its memory any more."""
+        while True:
+            try:
+                with self._lock:
+                    self.scheduler.fail(request, error)
+                    if request.finished:
+                        self._waiting.pop(request, None)
+                        return
+                self._stop_cancelled()
+                if done.wait(0.05):
+                    return
+            except KeyboardInterrupt:  # one is being raised already
+                continue
+
+    def _know(self, places: Iterable[Place]) -> None:
+        for place in places:
+            for key, node in replicas_of(place).nodes.items():
+                self.scheduler.node(key, node.address)
+
+    def look(self, files: Sequence[BlockFile]) -> Snapshot:
+        """What `bootseer.stripefs.explain` tells of ``files``, and of the DataNodes that have them."""
+        with self._lock:
+            now, places = self._clock(), [place for file in files for place in file.places]
+            self._know(places)
+            shares, seconds = self.scheduler.preview(
+                [(place, replicas_of(place).located.block.length) for place in places]
+            )
+            nodes = {
+                key: NodeLook(
+                    address=node.address,
+                    state=node.breaker.state,
+                    open_seconds=max(0.0, node.breaker.until - now) if node.breaker.state == "open" else 0.0,
+                    failures=node.breaker.failures,
+                    rate=node.rate,
+                    latency=node.latency,
+                    flying=node.flying,
+                    served=node.served,
+                )
+                for key, node in self.scheduler.nodes.items()
+                if any(key in place.keys for place in places)
+            }
+            late, left = self.scheduler.durations.late(1 << 20), int(self.scheduler.budget.left)
+            return Snapshot(nodes, shares, seconds, late, left)
+
+    # -- under the lock -------------------------------------------------------------------------------------------
+
+    def _next(self) -> _Job | None:
+        """What the calling worker should do next."""
+        now = self._clock()
+        while self._inbox:
+            request, done = self._inbox.popleft()
+            self._know([span.place for span in request.spans])
+            self._waiting[request] = done
+            self.scheduler.submit(request, now)
+        self._dispatch(here=True)
+        return self._ready.popleft() if self._ready else None
+
+    def _dispatch(self, here: bool = False) -> None:
+        """Have done what can be done now; ``here``: the calling thread does the first of it."""
+        now = self._clock()
+        while (doing := self.scheduler.take(now)) is not None:
+            if isinstance(doing, Attempt):
+                doing.handle = self._transport.transfer()
+            self._ready.append(doing)
+        others = len(self._ready) - here
+        for _ in range(min(others - self._idle, self._most - self.threads)):
+            self._spawn()
+        if others > 0:
+            self._wake.notify(others)
+        for request in [request for request in self._waiting if request.finished]:
+            self._waiting.pop(request).set()
+
+    def _spawn(self) -> None:
+        self.threads += 1
+        self._idle += 1
+        threading.Thread(target=self._work, name=f"bootseer-read-{self.threads}", daemon=True).start()
+
+    def _panic(self, error: BaseException) -> None:
+        """A bug in what decides: the readers get it, nobody hangs."""
+        _log.error("the read scheduler failed: %r", error, exc_info=error)
+        for request in list(self._waiting):
+            self.scheduler.fail(request, error)
+
+    # -- threads --------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        # counted as idle by who started this thread
+        while True:
+            with self._lock:
+                until = self._clock() + _IDLE
+                while not self._ready and not self._inbox:
+                    if (left := until - self._clock()) <= 0:
+                        self._idle -= 1
+                        self.threads -= 1
+                        return
+                    self._wake.wait(left)
+                self._idle -= 1
+                job = self._guarded_next()
+            while job is not None:
+                try:
+                    self._do(job)
+                except Exception as exc:
+                    with self._lock:
+                        self._panic(exc)
+                self._stop_cancelled()
+                with self._lock:
+                    job = self._guarded_next()
+            with self._lock:
+                self._idle += 1
+
+    def _guarded_next(self) -> _Job | None:
+        try:
+            return self._next()
+        except Exception as exc:
+            self._panic(exc)
+            return None
+
+    def _watch(self) -> None:
+        left_over: object = None
+        while True:
+            with self._lock:
+                if not self._waiting and not self.scheduler.busy and not self._inbox:
+                    if not self._stir.wait(_IDLE) and not self._inbox:
+                        self._watcher = None
+                        return
+                    continue
+                try:
+                    self.scheduler.tick(self._clock())
+                    self._dispatch()
+                except Exception as exc:
+                    self._panic(exc)
+                first: object = self._ready[0] if self._ready else self._inbox[0] if self._inbox else None
+                if first is not None and first is left_over and self.threads < 2 * self._most:
+                    self._spawn()  # an interrupt may have made the count of idle workers wrong
+                left_over = first
+            self._stop_cancelled()
+            time.sleep(TICK)
+
+    def _stop_cancelled(self) -> None:
+        with self._lock:
+            cancels = self.scheduler.cancels()
+        for attempt in cancels:
+            if attempt.handle is not None:
+                attempt.handle.cancel()
+
+    def _do(self, job: _Job) -> None:
+        if isinstance(job, Attempt):
+            self._attempt(job)
+        elif isinstance(job, Relocate):
+            self._relocate(job)
+        else:
+            self._report(job)
+
+    def _attempt(self, attempt: Attempt) -> None:
+        crash: BaseException | None = None
+        try:
+            outcome, error = transfer(attempt, self._transport)
+        except BaseException as exc:  # a bug, or no memory: the reader gets it, nobody hangs
+            crash, outcome, error = exc, Outcome.FAILED, UnavailableError(f"cannot read: {exc!r}")
+        if error is not None:
+            let_go(error)
+        with self._lock:
+            now = self._clock()
+            if crash is not None and attempt.run is not None:
+                self.scheduler.fail(attempt.run.span.request, crash)
+            then = self.scheduler.ended(attempt, outcome, error, now)
+            if outcome is Outcome.DAMAGED and not attempt.verify:
+                self.scheduler.confirm(attempt, now)
+            elif outcome is Outcome.CORRUPT:
+                self._corrupt(attempt, error)
+        while then is not None:
+            if isinstance(then, CheckJoined):
+                self._join(then)
+                break
+            then = self._land(then)
+
+    def _land(self, landing: CopyBack) -> Then:
+        crash: BaseException | None = None
+        try:
+            land(landing)
+        except BaseException as exc:  # not all bytes are there: the reader gets it
+            crash = exc
+        with self._lock:
+            if crash is not None:
+                self.scheduler.fail(landing.run.span.request, crash)
+            return self.scheduler.copied_back(landing, self._clock())
+
+    def _join(self, joining: CheckJoined) -> None:
+        request = joining.join.arrived[0][0].span.request
+        error: BootseerError | None = None
+        try:
+            error = check_joined(joining)
+        except BaseException as exc:  # a bug in a check: the reader gets it
+            with self._lock:
+                self.scheduler.fail(request, exc)
+        with self._lock:
+            self.scheduler.joined(joining.join, error, self._clock())
+
+    def _corrupt(self, attempt: Attempt, error: BootseerError | None) -> None:
+        file, where = attempt.place.file, replicas_of(attempt.place)
+        _log.warning("a replica of %s is damaged: %s", getattr(file, "path", "a file"), error)
+        for index, node in enumerate(where.located.nodes):
+            if node.uuid == attempt.node.key and isinstance(file, BlockFile):
+                self._ready.append(Report(file, picked(where.located, [index])))
+
+    def _relocate(self, job: Relocate) -> None:
+        file = job.file
+        assert isinstance(file, BlockFile)
+        error: BootseerError | None = None
+        fresh: FileBlocks | None = None
+        try:
+            fresh = file.locate()
+        except BootseerError as exc:
+            error = exc
+        except Exception as exc:  # a bug: the readers get it, nobody hangs
+            error = UnavailableError(f"cannot locate {file.path}: {exc!r}")
+        _log.info("asked again where the blocks of %s are%s", file.path, f": {error}" if error else "")
+        with self._lock:
+            if fresh is not None:
+                file.relocate(fresh)
+                self._know(file.places)
+            self.scheduler.relocated(file, error, self._clock())
+
+    def _report(self, job: Report) -> None:
+        try:
+            job.file.files.report(job.replica)
+        except BootseerError as exc:  # somebody else will meet it
+            _log.warning("cannot report a damaged replica of %s: %s", job.file.path, exc)
+
+
+_engine: Engine | None = None
+_engine_lock = threading.Lock()
+
+
+def _forget() -> None:
+    global _engine, _engine_lock
+    _engine, _engine_lock = None, threading.Lock()  # a forked child has none of its parent's threads
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def shared() -> Engine:
+    """The engine of this process."""
+    global _engine
+    with _engine_lock:
+        if _engine is None:
+            _engine = Engine()
+        return _engine

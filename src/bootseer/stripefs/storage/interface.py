@@ -1,0 +1,228 @@
+"""What the striped store needs of the storage below it.
+
+Paths are relative to the URL's base, with ``/`` between parts and none at the ends; ``""`` is the base itself. Every
+method may be called from any thread. Errors: those of `bootseer.errors`; `FileExistsError` from `rename` and `create`.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from bootseer.errors import ConfigError, NotFoundError
+from bootseer.stripefs import layout
+
+if TYPE_CHECKING:
+    from bootseer.hdfs.placement import Placement
+
+DEADLINE = 20.0
+"""Seconds one read or write of at most a few MiB may take."""
+
+
+class Entry(NamedTuple):
+    """One name: last part of its path, size in bytes (0 for a folder), modification time in seconds.
+
+    ``version`` is that of `Source`.
+    """
+
+    name: str
+    size: int
+    is_dir: bool
+    mtime: float
+    version: str = ""
+
+
+class Source(Protocol):
+    """An open file; ``size`` is its length when it was opened. Safe from several threads.
+
+    ``version`` tells a file from one that replaced it under its name: inode number where the storage has one, size and
+    modification time; "" when it was opened without ``pinned`` and would cost a request.
+    """
+
+    size: int
+    version: str
+
+    def readinto(self, offset: int, parts: Sequence[memoryview]) -> None:
+        """Fill ``parts``, in order, with the bytes from ``offset``. `DataError` when the file ends before."""
+
+    def close(self) -> None: ...
+
+
+class Piece(NamedTuple):
+    """A part of a request: ``parts``, in order, want the bytes of ``source`` from ``offset``.
+
+    ``check`` (part number, bytes) raises `DataError` when these are not the bytes of that part. It is also called with
+    other memory than that of the caller, and from any thread. ``reopen``: a fresh ``source``, for a second try.
+    ``name``: of the file, for messages.
+    """
+
+    source: Source
+    offset: int
+    parts: Sequence[memoryview]
+    check: Callable[[int, memoryview], None] | None = None
+    reopen: Callable[[], Source] | None = None
+    name: str = ""
+
+
+class Sink(Protocol):
+    """A new file being written, by one thread."""
+
+    def write(self, data: bytes | memoryview) -> int | None:
+        """Take all of ``data``."""
+
+    def close(self) -> None:
+        """Finish: after it the bytes survive what the storage promises to survive."""
+
+    def abandon(self) -> None:
+        """Remove the unfinished file as far as that is possible; never raises."""
+
+
+class Backend(abc.ABC):
+    """A folder of a file system, local or not."""
+
+    url: str
+
+    @abc.abstractmethod
+    def stat(self, path: str) -> Entry: ...
+
+    @abc.abstractmethod
+    def list(self, path: str) -> list[Entry]:
+        """The entries of a folder in name order."""
+
+    @abc.abstractmethod
+    def open(self, path: str, *, pinned: bool = False) -> Source:
+        """With ``pinned`` every byte comes from the version that ``Source.version`` names, else `DataError`."""
+
+    @abc.abstractmethod
+    def read_many(self, pieces: Sequence[Piece]) -> None:
+        """Fill the parts of all ``pieces``, in parallel, and check them; their sources are this backend's.
+
+        Raises the first error; then the parts hold rubbish. Either way nothing writes into them after the return. A
+        part that is wrong or cannot be had is tried again (elsewhere, where there is another copy) before that is an
+        error. `bootseer.stripefs.storage.pool.read_each` does that where there is no better way.
+        """
+
+    @abc.abstractmethod
+    def create(self, path: str, *, placement: Placement | None = None) -> Sink:
+        """A new file; missing folders above it are made.
+
+        Files written together share a ``placement``, so that they begin on different servers where there are several.
+        """
+
+    @abc.abstractmethod
+    def rename(self, src: str, dst: str, *, overwrite: bool) -> None:
+        """Atomic, of a file, and of a folder where ``overwrite`` is false (`UnsupportedError` on object stores)."""
+
+    @abc.abstractmethod
+    def delete(self, path: str) -> None:
+        """Remove a file; no error when it is gone already."""
+
+    @abc.abstractmethod
+    def make_folder(self, path: str) -> None:
+        """A folder and those above it; no error when it is there. Object stores have none: there it does nothing."""
+
+    @abc.abstractmethod
+    def remove_folder(self, path: str, *, first: Sequence[str] = ()) -> None:
+        """Remove a folder with all that is in it; no error when it is gone already.
+
+        Files of the names ``first`` go before all others, at any depth, where that is not one step.
+        """
+
+    def whole(self) -> tuple[Backend, str]:
+        """The whole storage, and the path of this folder in it; this folder and "" when that is not known."""
+        return self, ""
+
+    def is_open(self, path: str) -> bool:
+        """Whether a live writer has the file open. On HDFS, asking closes the file of a writer that is dead."""
+        return False
+
+    def may_be_open(self, path: str) -> str:
+        """Why a writer may have the file open, "" when none has. Asks without changing anything."""
+        return ""
+
+    def end_writer(self, path: str) -> None:  # noqa: B027 - most storage knows no writers
+        """Take the file away from a writer that has it open."""
+
+
+def unfinished(source: Source) -> bool:
+    """Whether a writer still had the file open when it was opened, where the storage tells (HDFS read directly does).
+
+    Its ``size`` is then what could be read at that time.
+    """
+    return bool(getattr(source, "unfinished", False))
+
+
+def read_all(backend: Backend, path: str, *, limit: int) -> bytes:
+    """The whole of a small file, at most ``limit`` bytes of it."""
+    source = backend.open(path)
+    try:
+        data = bytearray(min(source.size, limit))
+        if data:
+            source.readinto(0, [memoryview(data)])
+        return bytes(data)
+    finally:
+        source.close()
+
+
+def write_file(backend: Backend, path: str, content: bytes) -> None:
+    """Create a small file. After an error nothing of it is left, as far as that is possible."""
+    sink = backend.create(path)
+    try:
+        sink.write(content)
+        sink.close()
+    except BaseException:
+        sink.abandon()
+        raise
+
+
+def exists(backend: Backend, path: str) -> bool:
+    try:
+        backend.stat(path)
+    except NotFoundError:
+        return False
+    return True
+
+
+def is_folder(backend: Backend, path: str) -> bool:
+    try:
+        return backend.stat(path).is_dir
+    except NotFoundError:
+        return False
+
+
+def holds(backend: Backend, path: str, content: bytes) -> bool:
+    """Whether the file at ``path`` is there and has exactly this content."""
+    try:
+        return read_all(backend, path, limit=len(content) + 1) == content
+    except NotFoundError:
+        return False
+
+
+def join(*parts: str) -> str:
+    """Path parts joined; empty ones leave no trace."""
+    return "/".join(part for part in parts if part)
+
+
+def clean(path: str) -> str:
+    """``path`` without slashes at its ends; `ConfigError` for ``..``, empty parts and NUL."""
+    path = path.strip("/")
+    if path and any(part in ("", ".", "..") or "\0" in part for part in path.split("/")):
+        raise ConfigError(f"bad path {path!r} in a striped store")
+    return path
+
+
+def clean_new(path: str) -> str:
+    """`clean` for what is to be written: `ConfigError` too for names that are not UTF-8, or the store's own."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"bad path {path!r} in a striped store: names are UTF-8", hint="rename the file") from None
+    path = clean(path)
+    for part in path.split("/"):
+        if part == layout.FOLDER or part.startswith(layout.TEMPORARY):
+            raise ConfigError(
+                f"bad path {path!r}: names {layout.FOLDER} and {layout.TEMPORARY}* are the store's own",
+                hint="take another name",
+            )
+    return path

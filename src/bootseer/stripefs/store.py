@@ -1,0 +1,391 @@
+"""`StripeFS`: files, folders and checkpoints of one striped store."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import logging
+import os
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from blake3 import blake3
+
+from bootseer.errors import DataError, NotFoundError, NotWritableError, from_os_error
+from bootseer.stripefs import layout
+from bootseer.stripefs.checkpoint import commit, newest
+from bootseer.stripefs.checkpoint.claim import Save, begin
+from bootseer.stripefs.checkpoint.commit import Commit
+from bootseer.stripefs.files import namespace
+from bootseer.stripefs.files.readahead import in_order
+from bootseer.stripefs.files.reader import ChunkFile, PlainFile, StripedFile, open_file, read_pointer, refuse_unfinished
+from bootseer.stripefs.files.writer import StripeLost, StripeWriter, Written
+from bootseer.stripefs.layout import Pointer
+from bootseer.stripefs.maintenance.check import Report, fsck
+from bootseer.stripefs.maintenance.collect import AGE, Removal, gc
+from bootseer.stripefs.maintenance.repair import Repair, repair
+from bootseer.stripefs.storage.interface import Backend, Entry, clean, clean_new, exists, join
+from bootseer.stripefs.storage.open import open_backend
+from bootseer.stripefs.storage.pool import parallel
+
+_log = logging.getLogger(__name__)
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes done, bytes in all)."""
+
+
+class FileStat(msgspec.Struct, frozen=True, kw_only=True):
+    """One file or folder. ``width``, ``unit`` and ``uuid`` are 0 and "" for plain files and folders.
+
+    ``version`` changes when the file below the path is replaced (`bootseer.stripefs.storage.interface.Source`).
+    """
+
+    path: str
+    size: int
+    is_dir: bool
+    mtime: float
+    width: int = 0
+    unit: int = 0
+    uuid: str = ""
+    digest: str = ""
+    version: str = ""
+
+    @property
+    def striped(self) -> bool:
+        return bool(self.width)
+
+
+class StripeFS:
+    """A striped store over ``backend``. Paths are relative to its base. Any method may be called from any thread.
+
+    Errors: `NotFoundError`, `DataError` (damaged, incomplete, replaced meanwhile), `NotWritableError`, `FullError`,
+    `UnavailableError`.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.url = backend.url
+        self._manifest: tuple[str, str, dict[str, str]] = ("", "", {})  # folder, version of its COMMIT, digests
+
+    def put(
+        self,
+        local: Path,
+        path: str,
+        *,
+        width: int = layout.WIDTH,
+        unit: int = layout.UNIT,
+        progress: Progress | None = None,
+        before: Callable[[Pointer | None], None] | None = None,
+    ) -> Written:
+        """Store the local file ``local`` at ``path``, atomically; an existing file is replaced.
+
+        When the storage loses a stripe while it is written, everything is written once more, under fresh names.
+        ``before``: as of `create`. `DataError` when ``local`` is changed meanwhile.
+        """
+
+        def attempt(src: io.FileIO) -> Written:
+            info = os.fstat(src.fileno())
+            with self.create(path, width=width, unit=unit, before=before) as out:
+                while data := src.read(4 << 20):
+                    out.write(data)
+                    if progress:
+                        progress(out.size, info.st_size)
+                now = os.fstat(src.fileno())
+                if (now.st_size, now.st_mtime_ns) != (info.st_size, info.st_mtime_ns):
+                    raise DataError(f"{local} was changed while it was stored", hint="store it again when it is whole")
+                return out.finish()
+
+        try:
+            with open(local, "rb", buffering=0) as src:
+                try:
+                    return attempt(src)
+                except StripeLost as exc:
+                    _log.warning("storing %s again from its beginning: %s", local, exc)
+                    src.seek(0)
+                    return attempt(src)
+        except OSError as exc:
+            raise from_os_error(exc, f"read {local}") from exc
+
+    def create(
+        self,
+        path: str,
+        *,
+        width: int = layout.WIDTH,
+        unit: int = layout.UNIT,
+        striped: bool = False,
+        before: Callable[[Pointer | None], None] | None = None,
+    ) -> StripeWriter:
+        """A writer for a new file at ``path``; ``striped`` also when it is small; ``before`` as in `StripeWriter`."""
+        return StripeWriter(self.backend, clean_new(path), width=width, unit=unit, striped=striped, before=before)
+
+    def get(self, path: str, local: Path, *, progress: Progress | None = None) -> int:
+        """Copy the file at ``path`` to ``local``, which appears whole or not at all. Returns its size.
+
+        A link is followed. `DataError` also for a plain file that does not have the digest which a COMMIT beside or
+        above it says; `NotWritableError` for one that its writer has not closed, and for a ``local`` that is no file.
+        """
+        try:
+            local = local.resolve() if local.is_symlink() else local
+            taken = local.exists() and not local.is_file()  # as /dev/stdout: a file would take its place
+            loop = local.is_symlink()
+        except RuntimeError:  # of Python before 3.13
+            taken = loop = True
+        except OSError as exc:
+            if exc.errno == errno.ENAMETOOLONG:
+                raise NotWritableError(f"cannot write {local}: {exc.strerror}") from None
+            raise from_os_error(exc, f"write {local}") from exc
+        if loop:
+            raise NotWritableError(f"cannot write {local}: it is a link to itself", hint="name a file or folder")
+        if taken:
+            raise NotWritableError(f"cannot write {local}: it is not a file", hint="name a file or folder")
+        tmp = local.parent / f"{layout.TEMPORARY}{uuid.uuid4().hex}"
+        try:
+            with self.open(path) as file:
+                refuse_unfinished(file)
+                expected = self.committed_digest(path) if isinstance(file, PlainFile) else ""
+                digest = blake3()
+                try:
+                    with open(tmp, "xb", buffering=0) as out:
+                        total = 0
+                        for piece in in_order(file):
+                            if expected:
+                                digest.update(piece)
+                            done = 0
+                            while done < len(piece):
+                                done += out.write(piece[done:])
+                            total += len(piece)
+                            if progress:
+                                progress(total, file.size)
+                    if expected and digest.hexdigest() != expected:
+                        raise DataError(f"{path} does not have the digest of its COMMIT", hint="restore it from a copy")
+                    os.replace(tmp, local)
+                finally:
+                    with contextlib.suppress(FileNotFoundError):
+                        tmp.unlink()
+                return file.size
+        except OSError as exc:
+            raise from_os_error(exc, f"write {local}") from exc
+
+    def open(self, path: str) -> ChunkFile:
+        """Open a file, striped or plain, for parallel reads."""
+        path = clean(path)
+        try:
+            return open_file(self.backend, path)
+        except NotFoundError as exc:
+            if exists(self.backend, path) and self.backend.stat(path).is_dir:
+                raise NotFoundError(f"{join(self.url, path)} is a folder, not a file") from None
+            raise NotFoundError(f"no file {path} in {self.url}") from exc
+
+    def stat(self, path: str) -> FileStat:
+        path = clean(path)
+        try:
+            entry = self.backend.stat(path)
+        except NotFoundError:
+            where = f"/{path}" if self.url == "/" else f"{path} in {self.url}"
+            what = f"no file or folder {where}" if path else f"no folder {self.url}"
+            raise NotFoundError(what) from None
+        if entry.is_dir:
+            return FileStat(path=path, size=0, is_dir=True, mtime=entry.mtime)
+        return self._file_stat(path, entry)
+
+    def _file_stat(self, path: str, entry: Entry) -> FileStat:
+        pointer = read_pointer(self.backend, path) if entry.size <= layout.MAX_TEXT else None
+        if pointer is None:
+            return FileStat(path=path, size=entry.size, is_dir=False, mtime=entry.mtime, version=entry.version)
+        return FileStat(
+            path=path,
+            size=pointer.size,
+            is_dir=False,
+            mtime=entry.mtime,
+            width=pointer.width,
+            unit=pointer.unit,
+            uuid=pointer.uuid,
+            digest=pointer.digest,
+            version=entry.version,
+        )
+
+    def ls(self, path: str = "") -> list[FileStat]:
+        """The entries of a folder in name order; a file lists itself. Sizes are those of the contents."""
+        path = clean(path)
+        if not (found := self.stat(path)).is_dir:
+            return [found]
+        entries = [entry for entry in self.backend.list(path) if not commit.is_hidden(entry.name)]
+
+        def look(entry: Entry) -> FileStat | None:
+            name = join(path, entry.name)
+            if entry.is_dir:
+                return FileStat(path=name, size=0, is_dir=True, mtime=entry.mtime)
+            try:
+                return self._file_stat(name, entry)
+            except NotFoundError:
+                return None  # gone since
+
+        # side by side: a small file is read, to see whether it is a pointer
+        found_entries = parallel([lambda entry=entry: look(entry) for entry in entries])  # type: ignore[misc]
+        return [stat for stat in found_entries if stat is not None]
+
+    def files(self, path: str = "") -> list[str]:
+        """Paths of every file at or below ``path``, in order."""
+        path = clean(path)
+        if not self.stat(path).is_dir:
+            return [path]
+        return sorted(join(path, name) for name, _ in commit.walk(self.backend, path))
+
+    def verify(self, path: str = "", *, progress: Progress | None = None) -> list[FileStat]:
+        """Read and check everything at or below ``path``: headers, footers, every chunk, digests, and each COMMIT.
+        What a COMMIT above says of a file counts too.
+
+        Returns the checked files; raises `DataError` for the first that is wrong. Plain files outside of a checkpoint
+        are only read: nothing says what they should hold.
+        """
+        stats = [self.stat(name) for name in self.files(path)]
+        total, done = sum(stat.size for stat in stats), 0
+        expected: dict[str, str] = {}
+        for stat in stats:
+            if stat.path.rpartition("/")[2] == commit.NAME:
+                folder = stat.path.rpartition("/")[0]
+                found = commit.check(self.backend, folder)
+                expected |= {join(folder, file.path): file.digest for file in found.files}
+        for stat in stats:
+            with self.open(stat.path) as file:
+                if isinstance(file, StripedFile):
+                    file.check_headers()
+            wanted = expected.get(stat.path) or self.committed_digest(stat.path)
+            digest = commit.digest_of(self.backend, stat.path)
+            if wanted not in ("", digest) or stat.digest not in ("", digest):
+                raise DataError(f"{stat.path} does not have its digest", hint="restore it from a copy")
+            done += stat.size
+            if progress:
+                progress(done, total)
+        return stats
+
+    def save(self, folder: str, *, epoch: int = 0) -> Save:
+        """Begin a save of the checkpoint ``folder``: its `Save.create` and `Save.commit` fail once a later one began.
+
+        Other saves of that folder, and writes into it, that are under way are ended. ``epoch``: join the save that
+        another process of the job began, whose ``epoch`` it is. Raises `NotWritableError` for a folder with COMMIT.
+        """
+        folder = clean(folder)
+        return Save(self.backend, folder, epoch) if epoch else begin(self.backend, folder)
+
+    def commit(self, path: str, *, hint: bool = True, before: Callable[[Commit], None] | None = None) -> Commit:
+        """Publish the directory as a checkpoint: everything in it now, nothing later. The first commit wins.
+
+        Writes into it that are under way are ended. ``hint``: let LATEST in the folder above name it. ``before``: as
+        in `Save.commit`.
+        """
+        path = clean(path)
+        if not self.stat(path).is_dir:
+            raise NotFoundError(f"{path} is a file, a checkpoint is a folder")
+        return begin(self.backend, path).commit(hint=hint, before=before)
+
+    def refuse_committed(self, path: str) -> None:
+        """Raise `NotWritableError` when ``path`` is a committed checkpoint or in one: writing there would break it.
+
+        Also when the COMMIT is above the base of the store (not on storage by fsspec).
+        """
+        commit.refuse_inside(self.backend, clean(path))
+
+    def checkpoint(self, path: str) -> Commit:
+        """The manifest of the checkpoint at ``path``, compared with the files there.
+
+        Raises `NotFoundError` for a missing directory, `DataError` when its save did not finish.
+        """
+        return commit.check(self.backend, clean(path))
+
+    def committed_digest(self, path: str) -> str:
+        """BLAKE3 that the nearest COMMIT beside or above the file at ``path`` says of it, "" for none.
+
+        Also one above the base of the store (not on storage by fsspec). `DataError` for a damaged one.
+        """
+        if (found := commit.nearest(self.backend, clean(path))) is None:
+            return ""
+        store, folder, name, version = found
+        where = commit.shown(store, folder)
+        seen = self._manifest  # one tuple, so that another thread's is seen whole
+        if seen[:2] != (where, version):
+            files = commit.read(store, folder).files
+            seen = self._manifest = (where, version, {file.path: file.digest for file in files})
+        return seen[2].get(name, "")
+
+    def latest(self, path: str = "") -> str:
+        """Path of the newest complete checkpoint in the folder ``path``; `NotFoundError` when there is none."""
+        path = clean(path)
+        if not self.stat(path).is_dir:
+            raise NotFoundError(f"{path} is a file, not a folder of checkpoints")
+        return newest.find(self.backend, path)
+
+    def refuse_removal(self, path: str) -> None:
+        """Raise `NotWritableError` when a COMMIT names ``path`` or what is in it: it would be one of missing files."""
+        commit.refuse_removal(self.backend, clean(path))
+
+    def remove(self, path: str, *, force: bool = False) -> None:
+        """Remove a file: first its pointer, then its stripes, unless they were written under another name.
+
+        `NotWritableError` for what a COMMIT names, and for COMMIT itself, without ``force``.
+        """
+        path = clean(path)
+        if not force:
+            commit.refuse_removal(self.backend, path)
+        namespace.remove(self.backend, path)
+
+    def remove_tree(self, path: str, *, force: bool = False) -> None:
+        """Remove a folder with everything in it; it vanishes in one step. A whole checkpoint goes COMMIT first.
+
+        `NotWritableError` for a part of a checkpoint with COMMIT, without ``force``.
+        """
+        path = clean(path)
+        if not path or not self.stat(path).is_dir:
+            raise NotFoundError(f"{path or self.url} is no folder in the store")
+        if not force:
+            commit.refuse_removal(self.backend, path)
+        namespace.remove_tree(self.backend, path)
+
+    def remove_all(self) -> None:
+        """Remove what is in the store; its folder stays. COMMIT goes first, and LATEST beside it names another then.
+
+        `NotWritableError` for a part of a checkpoint with COMMIT.
+        """
+        commit.refuse_removal(self.backend, "")
+        namespace.remove_all(self.backend)
+
+    def rename(self, src: str, dst: str, *, overwrite: bool = True, force: bool = False) -> None:
+        """Give a file or folder another name, atomically; a striped file that changes its folder is copied.
+
+        Raises `NotWritableError` when ``dst`` is a folder, or exists and ``overwrite`` is off; without ``force`` also
+        for what a COMMIT names, and for a ``dst`` in a checkpoint with COMMIT.
+        """
+        src, dst = clean(src), clean_new(dst)
+        if not force and src != dst:
+            self.backend.stat(src)  # a name that is not there is that error
+            commit.refuse_removal(self.backend, src)
+            commit.refuse_inside(self.backend, dst)
+        namespace.rename(self.backend, src, dst, overwrite=overwrite)
+
+    def fsck(self, path: str = "") -> Report:
+        """Look for what is lost, damaged or garbage at or below ``path``; contents are not read. Changes nothing."""
+        return fsck(self.backend, path)
+
+    def repair(self, report: Report) -> list[Repair]:
+        """Mend what ``report`` of `fsck` says a repair for, each after another look."""
+        return repair(self.backend, report)
+
+    def gc(
+        self, path: str = "", *, age: float = AGE, dry_run: bool = False, lost: bool = False, taken: bool = False
+    ) -> list[Removal]:
+        """Remove what `fsck` names as garbage and nobody touched for ``age`` seconds (`collect.gc`)."""
+        return gc(self.backend, path, age=age, dry_run=dry_run, lost=lost, taken=taken)
+
+    def append(
+        self, path: str, *, width: int = layout.WIDTH, unit: int = layout.UNIT, striped: bool = False
+    ) -> StripeWriter:
+        """A writer whose file begins with what is at ``path`` now: that is read and written again."""
+        return namespace.append(self.backend, clean_new(path), width=width, unit=unit, striped=striped)
+
+
+def open_fs(url: str) -> StripeFS:
+    """The striped store at ``url``: a path, ``file://...`` or ``hdfs://...``. Touches no storage yet."""
+    return StripeFS(open_backend(url))

@@ -1,0 +1,474 @@
+"""Chunks on their way to a mount's readers: single flight, read-ahead, budgets, and the node cache."""
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bootseer.errors import DataError
+from bootseer.stripefs import open_fs
+from bootseer.stripefs.files import readahead as loader_module
+from bootseer.stripefs.files.readahead import ReadAhead, in_order
+from bootseer.stripefs.mount.nodecache import NodeCache
+from bootseer.stripefs.store import StripeFS
+
+UNIT = 65536
+DATA = os.urandom(40 * UNIT + 11)
+
+
+@pytest.fixture
+def fs(tmp_path) -> StripeFS:
+    fs = open_fs(str(tmp_path / "store"))
+    with fs.create("f", striped=True, unit=UNIT, width=3) as out:
+        out.write(DATA)
+    return fs
+
+
+def get(loader: ReadAhead, file, offset: int, size: int) -> bytes:
+    found = loader.read(file, offset, size)
+    return os.pread(found[0], size, found[1]) if isinstance(found, tuple) else bytes(found)
+
+
+def counted(file, monkeypatch) -> list[tuple[int, int]]:
+    calls: list[tuple[int, int]] = []
+    real = file.read_chunks
+
+    def read_chunks(first, parts):
+        calls.append((first * file.unit, sum(map(len, parts))))
+        real(first, parts)
+
+    monkeypatch.setattr(file, "read_chunks", read_chunks)
+    return calls
+
+
+@pytest.fixture(params=["memory", "disk"])
+def loader(request, tmp_path, fs):
+    cache = NodeCache(tmp_path / "cache", 1 << 30) if request.param == "disk" else None
+    made = ReadAhead(cache, memory=8 << 20)
+    if cache:
+        with fs.open("f") as file:
+            assert cache.add(file) is not None
+    yield made
+    made.close()
+    if cache:
+        cache.close()
+
+
+def test_any_range_is_right(fs, loader):
+    with fs.open("f") as file:
+        for step in range(200):
+            offset = (step * 104729) % len(DATA)
+            size = min((step * 7919) % (3 * UNIT) + 1, len(DATA) - offset)
+            assert get(loader, file, offset, size) == DATA[offset : offset + size]
+
+
+def test_a_file_read_in_order_is_fetched_once_and_ahead(fs, loader, monkeypatch):
+    with fs.open("f") as file:
+        calls = counted(file, monkeypatch)
+        for offset in range(0, len(DATA), 16384):
+            size = min(16384, len(DATA) - offset)
+            assert get(loader, file, offset, size) == DATA[offset : offset + size]
+        assert sum(length for _, length in calls) == len(DATA)
+        assert loader.stats.ahead > len(DATA) // 2
+        loader.close()
+
+
+def test_readers_of_one_chunk_share_one_fetch(fs, loader, monkeypatch):
+    with fs.open("f") as file:
+        calls: list[int] = []
+        real = file.read_chunks
+
+        def slow(first, parts):
+            calls.append(first)
+            time.sleep(0.1)
+            real(first, parts)
+
+        monkeypatch.setattr(file, "read_chunks", slow)
+        monkeypatch.setattr(loader, "_plan", lambda *args: None)
+        found = []
+        threads = [threading.Thread(target=lambda: found.append(get(loader, file, 100, 50))) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found == [DATA[100:150]] * 8
+        assert calls == [0]
+
+
+def test_an_error_reaches_every_reader_and_the_next_read_tries_again(fs, loader, monkeypatch):
+    with fs.open("f") as file:
+        real, broken = file.read_chunks, threading.Event()
+        broken.set()
+
+        def read_chunks(first, parts):
+            if broken.is_set():
+                time.sleep(0.05)
+                raise DataError("chunk 0 of f is damaged")
+            real(first, parts)
+
+        monkeypatch.setattr(file, "read_chunks", read_chunks)
+        monkeypatch.setattr(loader, "_plan", lambda *args: None)
+        outcomes = []
+
+        def reader() -> None:
+            try:
+                outcomes.append(get(loader, file, 0, 10))
+            except DataError:
+                outcomes.append(b"error")
+
+        threads = [threading.Thread(target=reader) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert outcomes == [b"error"] * 4
+        broken.clear()
+        assert get(loader, file, 0, 10) == DATA[:10]
+
+
+def test_memory_stays_below_its_budget(fs, monkeypatch):
+    monkeypatch.setattr(loader_module, "_STEP", 4 * UNIT)
+    loader = ReadAhead(memory=6 * UNIT)
+    with fs.open("f") as file:
+        for offset in range(0, len(DATA) - UNIT, UNIT):
+            assert get(loader, file, offset, UNIT) == DATA[offset : offset + UNIT]
+            # read-ahead may be under way: its bytes count before they are held
+            assert sum(map(len, loader._held.values())) <= loader._budget.used <= 6 * UNIT
+        loader.close()
+    assert loader._budget.used == 0
+
+
+def test_what_is_dropped_is_free(fs):
+    """Chunks that came together do not keep each other's memory."""
+    loader = ReadAhead(memory=3 * UNIT)
+    with fs.open("f") as file:
+        loader.prefetch(file, 0, 3)
+        assert len({id(view.obj) for view in loader._held.values()}) == 3
+        assert all(len(view.obj) == UNIT for view in loader._held.values())
+        loader.prefetch(file, 5, 7)
+        assert [chunk for _, chunk in loader._held] == [2, 5, 6]
+    loader.close()
+
+
+def test_a_waiting_reader_has_a_deadline(fs, monkeypatch):
+    from bootseer.errors import UnavailableError
+
+    monkeypatch.setattr(loader_module, "_WAIT", 0.2)
+    monkeypatch.setattr(loader_module, "SLOWEST", 1 << 40, raising=False)
+    loader, release = ReadAhead(), threading.Event()
+    with fs.open("f") as file:
+        real = file.read_chunks
+
+        def stuck(first, parts):
+            release.wait(10)
+            real(first, parts)
+
+        monkeypatch.setattr(file, "read_chunks", stuck)
+        monkeypatch.setattr(loader, "_plan", lambda *args: None)
+        first = threading.Thread(target=lambda: loader.read(file, 0, 10))
+        first.start()
+        time.sleep(0.1)
+        with pytest.raises(UnavailableError, match="has not got on"):
+            loader.read(file, 0, 10)
+        release.set()
+        first.join()
+    loader.close()
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["one run", "two runs"])
+def test_a_reader_waits_as_long_as_the_fetch_gets_on(fs, monkeypatch, held):
+    """A large unit over a slow link is no failure; nor is a run that is behind another one of its flight."""
+    monkeypatch.setattr(loader_module, "_WAIT", 0.3)
+    loader = ReadAhead()
+    with fs.open("f") as file:
+        monkeypatch.setattr(loader_module, "SLOWEST", file.unit if not held else 1 << 40, raising=False)
+        monkeypatch.setattr(loader, "_plan", lambda *args: None)
+        if held:
+            get(loader, file, file.unit, 10)  # chunk 1 is there: 0 and 2 are two runs
+        real, began = file.read_chunks, threading.Event()
+
+        def slow(first, parts):
+            began.set()
+            time.sleep(0.25 if held else 0.6)
+            real(first, parts)
+
+        monkeypatch.setattr(file, "read_chunks", slow)
+        first = threading.Thread(target=lambda: loader.read(file, 0, 3 * file.unit))
+        first.start()
+        assert began.wait(10)
+        offset = 2 * file.unit if held else 0
+        assert get(loader, file, offset, 10) == DATA[offset : offset + 10]
+        first.join()
+    loader.close()
+
+
+def test_a_reader_does_not_wait_for_chunks_behind_its_own(fs, monkeypatch):
+    loader, release = ReadAhead(), threading.Event()
+    with fs.open("f") as file:
+        monkeypatch.setattr(loader, "_plan", lambda *args: None)
+        get(loader, file, file.unit, 10)
+        real, began = file.read_chunks, threading.Event()
+
+        def stuck(first, parts):
+            began.set()
+            if first == 0:
+                time.sleep(0.3)  # so that the reader below waits for this run
+            else:
+                assert release.wait(10)
+            real(first, parts)
+
+        monkeypatch.setattr(file, "read_chunks", stuck)
+        first = threading.Thread(target=lambda: loader.read(file, 0, 3 * file.unit))
+        first.start()
+        assert began.wait(10)
+        began_at = time.monotonic()
+        assert get(loader, file, 0, 10) == DATA[:10]
+        assert time.monotonic() - began_at < 5
+        release.set()
+        first.join()
+    loader.close()
+
+
+# -- node cache ---------------------------------------------------------------------------------------------------
+
+
+def warm(fs: StripeFS, folder: Path) -> None:
+    cache = NodeCache(folder, 1 << 30)
+    loader = ReadAhead(cache)
+    with fs.open("f") as file:
+        cache.add(file)
+        loader.prefetch(file, 0, file.geometry.chunks)
+    loader.close()
+    cache.close()
+
+
+def test_a_later_mount_uses_what_is_on_disk(fs, tmp_path, monkeypatch):
+    warm(fs, tmp_path / "cache")
+    cache = NodeCache(tmp_path / "cache", 1 << 30)
+    loader = ReadAhead(cache)
+    with fs.open("f") as file:
+        calls = counted(file, monkeypatch)
+        cache.add(file)
+        assert get(loader, file, 0, len(DATA)) == DATA
+        assert calls == []
+    loader.close()
+    cache.close()
+
+
+def test_damage_on_the_nodes_disk_is_fetched_again(fs, tmp_path, monkeypatch):
+    warm(fs, tmp_path / "cache")
+    (found,) = (tmp_path / "cache").iterdir()
+    with open(found, "r+b") as file:
+        file.seek(5 * UNIT + 3)
+        file.write(b"wrong")
+        file.truncate(20 * UNIT)  # the rest becomes a hole
+    cache = NodeCache(tmp_path / "cache", 1 << 30)
+    loader = ReadAhead(cache)
+    with fs.open("f") as file:
+        calls = counted(file, monkeypatch)
+        cache.add(file)
+        assert get(loader, file, 0, len(DATA)) == DATA
+        assert sorted(calls)[0] == (5 * UNIT, UNIT)
+        assert sum(length for _, length in calls) == UNIT + len(DATA) - 20 * UNIT
+    loader.close()
+    cache.close()
+
+
+def test_the_budget_removes_what_was_unused_for_longest(fs, tmp_path, caplog):
+    for name in "ghi":
+        with fs.create(name, striped=True, unit=UNIT, width=2) as out:
+            out.write(DATA[: 10 * UNIT])
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    identities = []
+    for index, name in enumerate("gh"):
+        cache = NodeCache(folder, 1 << 30)
+        loader = ReadAhead(cache)
+        with fs.open(name) as file:
+            cache.add(file)
+            loader.prefetch(file, 0, file.geometry.chunks)
+            identities.append(file.identity)
+        loader.close()
+        cache.close()
+        os.utime(folder / identities[-1], (index + 1, index + 1))
+    cache = NodeCache(folder, 25 * UNIT)
+    with fs.open("i") as file:
+        assert cache.add(file) is not None
+    with fs.open("f") as file:
+        assert cache.add(file) is None
+    assert "does not fit" in caplog.text
+    assert not (folder / identities[0]).exists()
+    assert (folder / identities[1]).exists()
+    cache.close()
+
+
+def test_a_full_disk_falls_back_to_memory(fs, tmp_path, monkeypatch, caplog):
+    cache = NodeCache(tmp_path / "cache", 1 << 30)
+    loader = ReadAhead(cache)
+
+    def full(fd, data, offset):
+        raise OSError(28, "No space left on device")
+
+    with fs.open("f") as file:
+        cache.add(file)
+        monkeypatch.setattr(os, "pwrite", full)
+        assert get(loader, file, 0, len(DATA)) == DATA
+    assert caplog.text.count("not caching on disk any more") == 1
+    loader.close()
+    cache.close()
+
+
+def test_a_plain_file_leaves_nothing_on_disk(fs, tmp_path):
+    (Path(fs.url) / "plain").write_bytes(DATA)
+    cache = NodeCache(tmp_path / "cache", 1 << 30)
+    loader = ReadAhead(cache)
+    with fs.open("plain") as file:
+        cached = cache.add(file)
+        loader.prefetch(file, 0, file.geometry.chunks)
+        assert get(loader, file, 100, 50) == DATA[100:150]
+        cached.sync()
+        assert isinstance(loader.read(file, 100, 50), tuple)
+        assert get(loader, file, 100, 50) == DATA[100:150]
+    loader.close()
+    cache.close()
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def lose(monkeypatch, path: Path, *chunks: int) -> None:
+    """The disk did not take these chunks, and their pages are gone: what the kernel says once, in fdatasync."""
+    with open(path, "r+b") as file:
+        for chunk in chunks:
+            file.seek(chunk * UNIT)
+            file.write(bytes(UNIT))
+    left = [5]
+
+    def fail(fd):
+        if left:
+            raise OSError(left.pop(), "Input/output error")
+
+    monkeypatch.setattr(os, "fdatasync", fail)
+
+
+def wait_for(condition) -> None:
+    end = time.monotonic() + 8.0
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.05)
+
+
+def test_a_page_that_is_lost_before_the_disk_confirmed_it_is_never_read(fs, tmp_path):
+    """A failed write-back may drop a page before fdatasync says so."""
+    cache = NodeCache(tmp_path / "cache", 1 << 30)
+    loader = ReadAhead(cache)
+    with fs.open("f") as file:
+        cached = cache.add(file)
+        loader.prefetch(file, 0, 4)
+        os.pwrite(cached.fd, bytes(UNIT), 2 * UNIT)
+        assert get(loader, file, 0, 4 * UNIT) == DATA[: 4 * UNIT]
+    loader.close()
+    cache.close()
+
+
+def test_after_a_failed_sync_no_second_one_is_believed(fs, tmp_path, monkeypatch):
+    cache = NodeCache(tmp_path / "cache", 1 << 30)
+    loader = ReadAhead(cache)
+    with fs.open("f") as file:
+        cached = cache.add(file)
+        loader.prefetch(file, 0, 4)
+        lose(monkeypatch, cached.path, 1)
+        cached.sync()
+        cached.sync()
+        assert not any(cached.has(chunk) for chunk in range(4))
+        assert get(loader, file, 0, 4 * UNIT) == DATA[: 4 * UNIT]
+    loader.close()
+    cache.close()
+
+
+def test_what_the_disk_lost_is_not_believed(fs, tmp_path, monkeypatch, caplog):
+    cache = NodeCache(tmp_path / "cache", 1 << 30)
+    loader = ReadAhead(cache)
+    with fs.open("f") as file:
+        cached = cache.add(file)
+        loader.prefetch(file, 0, 4)
+        time.sleep(2.5)  # one turn of the thread that syncs
+        loader.prefetch(file, 0, 10)
+        lose(monkeypatch, cached.path, 5, 7)
+        wait_for(lambda: "lost data" in caplog.text)
+        assert get(loader, file, 0, 10 * UNIT) == DATA[: 10 * UNIT]
+        assert [chunk for chunk in range(10) if cached.ready(chunk)] == [0, 1, 2, 3], "what was synced before is good"
+        assert not cached.store(5, memoryview(DATA)[5 * UNIT : 6 * UNIT])
+    loader.close()
+    cache.close()
+    assert list((tmp_path / "cache").iterdir()) == [], "a later mount must not believe it either"
+    assert caplog.text.count("lost data") == 1
+
+
+def test_what_an_earlier_mount_lost_is_not_believed(fs, tmp_path, monkeypatch, caplog):
+    warm(fs, tmp_path / "cache")
+    lose(monkeypatch, next((tmp_path / "cache").iterdir()))
+    cache = NodeCache(tmp_path / "cache", 1 << 30)
+    loader = ReadAhead(cache)
+    with fs.open("f") as file:
+        calls = counted(file, monkeypatch)
+        cache.add(file)
+        assert get(loader, file, 0, len(DATA)) == DATA
+        assert sum(length for _, length in calls) == len(DATA)
+    loader.close()
+    cache.close()
+    assert caplog.text.count("lost data") == 1
+
+
+def test_what_is_lost_at_the_end_is_removed(fs, tmp_path, monkeypatch):
+    monkeypatch.setenv("BOOTSEER_FAULTS", "stripefs.cache.fdatasync=eio")
+    warm(fs, tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_files_read_long_ago_are_forgotten(fs, monkeypatch):
+    monkeypatch.setattr(loader_module, "_FILES", 4, raising=False)
+    loader = ReadAhead(memory=8 << 20)
+    try:
+        for number in range(20):
+            with fs.create(f"g{number}") as out:
+                out.write(bytes([number]) * 100)
+            with fs.open(f"g{number}") as file:
+                assert get(loader, file, 0, 100) == bytes([number]) * 100
+        assert len(loader._orders) <= 4
+    finally:
+        loader.close()
+
+
+# -- whole files in order ------------------------------------------------------------------------------------------
+
+SMALL = 4096
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(size=st.integers(0, 12 * SMALL))
+def test_all_bytes_in_order(tmp_path, size):
+    fs, data = open_fs(str(tmp_path)), os.urandom(size)
+    with fs.create("f", striped=True, unit=SMALL, width=3) as out:
+        out.write(data)
+    with fs.open("f") as file:
+        assert b"".join(bytes(view) for view in in_order(file)) == data
+
+
+def test_an_error_comes_after_the_pieces_before_it_and_no_thread_stays(tmp_path):
+    fs, data = open_fs(str(tmp_path)), os.urandom(9 * SMALL)
+    with fs.create("f", striped=True, unit=SMALL, width=1) as out:
+        out.write(data)
+    (stripe,) = (tmp_path / ".bsx").iterdir()
+    content = bytearray(stripe.read_bytes())
+    content[4096 + 5 * SMALL] ^= 1
+    stripe.write_bytes(content)
+    seen = []
+    with fs.open("f") as file, pytest.raises(DataError, match="chunk 5"):
+        seen.extend(bytes(view) for view in in_order(file))
+    with fs.open("f") as file:
+        pieces = in_order(file)
+        assert bytes(next(pieces)) == data[:SMALL]
+        pieces.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("bootseer-ahead")]
