@@ -3,6 +3,11 @@
 A `Connection` has one user at a time, who begins each turn with `Connection.begin`. A reader has it from `take` or
 `connect` and ends with `give_back` or `Connection.close`; all threads share the idle ones. `Transfer` is
 the handle that other threads hold: `Transfer.cancel` shuts the socket down, which wakes its user wherever it waits.
+
+Sockets are blocking, and the kernel keeps the deadline (``SO_RCVTIMEO``): so one ``recvmsg`` with ``MSG_WAITALL``
+gathers a MiB in many buffers without Python between, where sockets with Python's own timeouts poll before each call and
+return what there is. In the main thread those are used nevertheless, because there signal handlers interrupt a wait,
+and Python would then begin it anew with its whole time.
 """
 
 from __future__ import annotations
@@ -11,11 +16,12 @@ import atexit
 import contextlib
 import os
 import socket
+import struct
 import threading
 import time
 from collections.abc import Sequence
 
-from bootseer.hdfs.dial import Address, dial, remaining
+from bootseer.hdfs.dial import Address, dial
 from bootseer.hdfs.replica_errors import Cancelled
 
 IDLE = 4.0
@@ -24,7 +30,9 @@ IDLE = 4.0
 MOST_IDLE = 64
 """Idle connections kept to all DataNodes together."""
 
-_LATE = 0.02  # s: a wait may end so much after the deadline; saves a system call per wait
+_TIMEVAL = struct.Struct("@ll")
+_LATE = 0.02  # a wait may end so much after the deadline; saves a system call per wait
+_PEEK = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)
 _VECTORS = 512  # buffers of one call; Linux takes 1024
 
 
@@ -64,26 +72,36 @@ class Connection:
     """
 
     def __init__(self, sock: socket.socket, address: Address) -> None:
+        sock.settimeout(None)
         self.address = address
         self._socket = sock
         self._transfer = Transfer()
         self._until = 0.0
-        self._timeout = 0.0  # what the socket was told last
+        self._limit = -1.0  # what the kernel was told last, in seconds
+        self._polled = False
         self._unread = b""  # arrived, not asked for yet
 
     def begin(self, until: float, transfer: Transfer) -> None:
         """Begin a turn that ends by ``until`` (monotonic seconds)."""
         transfer.attach(self._socket)
         self._transfer, self._until = transfer, until
+        self._polled = threading.current_thread() is threading.main_thread()
+        self._set_limit(until - time.monotonic())
 
     def end(self) -> None:
         """End the turn: its `Transfer` no longer reaches this connection."""
-        self._transfer.attach(None)
-        self._transfer = Transfer()
+        self._detach()
+        if self._polled:
+            self._socket.settimeout(None)
+            self._polled = False
 
     def close(self) -> None:
-        self.end()
+        self._detach()
         self._socket.close()
+
+    def _detach(self) -> None:
+        self._transfer.attach(None)
+        self._transfer = Transfer()
 
     @property
     def reusable(self) -> bool:
@@ -92,53 +110,81 @@ class Connection:
 
     def alive(self) -> bool:
         """Not closed by the other side, and nothing unread."""
-        self._timeout = 0.0
-        self._socket.settimeout(0.0)
         try:
-            self._socket.recv(1, socket.MSG_PEEK)
+            self._socket.recv(1, _PEEK)
         except BlockingIOError:
             return True
         except OSError:
             pass
         return False
 
+    def _set_limit(self, left: float) -> None:
+        if left <= 0:
+            raise TimeoutError("no answer in time")
+        if self._polled:
+            self._socket.settimeout(left)
+        elif not left <= self._limit <= left + _LATE:
+            limit = left + _LATE / 2
+            whole = int(limit)
+            value = _TIMEVAL.pack(whole, int((limit - whole) * 1e6))
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
+            self._limit = limit
+
     def _check(self) -> None:
         if self._transfer.cancelled:
             raise Cancelled("the read was cancelled")
-        left = remaining(self._until)
-        if not left <= self._timeout <= left + _LATE:
-            self._timeout = left + _LATE / 2
-            self._socket.settimeout(self._timeout)
+        left = self._until - time.monotonic()
+        if self._polled or self._limit > left + _LATE:
+            self._set_limit(left)
 
     def send(self, data: bytes) -> None:
         """Send all of ``data``."""
         self._check()
-        self._socket.sendall(data)
+        try:
+            self._socket.sendall(data)
+        except BlockingIOError:
+            raise TimeoutError("no answer in time") from None
 
     def some(self, size: int) -> bytes:
         """What there is, at least one and at most ``size`` bytes."""
         if self._unread:
             data, self._unread = self._unread[:size], self._unread[size:]
             return data
-        self._check()
-        data = self._socket.recv(size)
-        if not data:
-            raise self._closed()
-        return data
+        while True:
+            self._check()
+            try:
+                data = self._socket.recv(size)
+            except BlockingIOError:
+                continue  # the kernel's limit came first: `_check` knows whether it is time
+            if not data:
+                raise self._closed()
+            return data
 
     def unread(self, data: bytes) -> None:
         """Give back what was received before its turn."""
         self._unread = data + self._unread
 
-    def fill(self, views: Sequence[memoryview], count: int) -> None:
-        """Receive exactly ``count`` bytes, the sum of all ``views``, into them in order."""
+    def fill(self, views: Sequence[memoryview], count: int, *, at_once: bool = False) -> None:
+        """Receive exactly ``count`` bytes, the sum of all ``views``, into them in order.
+
+        ``at_once``: let the kernel wait for all of them; else `Transfer.received` is kept up to date meanwhile.
+        """
+        flags = socket.MSG_WAITALL if at_once else 0
         if self._unread:
             used = _copy(self._unread, views)
             self._unread = self._unread[used:]
             views, count = _rest(views, used), count - used
         while count:
             self._check()
-            got = self._socket.recvmsg_into(views if len(views) <= _VECTORS else views[:_VECTORS])[0]
+            now = views if len(views) <= _VECTORS else views[:_VECTORS]
+            try:
+                if len(now) == 1:
+                    got = self._socket.recv_into(now[0], 0, flags)
+                else:
+                    got = self._socket.recvmsg_into(now, 0, flags)[0]
+            except BlockingIOError:
+                continue  # as in `some`
             if not got:
                 raise self._closed()
             count -= got

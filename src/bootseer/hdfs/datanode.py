@@ -6,7 +6,7 @@ checksum chunk that holds the offset and ends with the one that holds the end: w
 scratch memory. ``docs/internals/hdfs.md`` has the format.
 
 A DataNode cuts a read into packets of one size, usually 64 KiB, so the places of coming headers are known after the
-first: `_Reader` receives about a MiB of headers, checksums and data with few system calls, each into its place, then
+first: `_Reader` receives about a MiB of headers, checksums and data with one system call, each into its place, then
 looks whether the headers are what they had to be. If one is not, what follows it is put back, and packets are read one
 by one from there. No call waits for more bytes than must come in any case, however they are cut.
 
@@ -64,6 +64,9 @@ _TAGS = (0x09, 0x11, 0x18, 0x25)
 
 _BATCH = 1 << 20
 """Bytes received at once."""
+
+_QUICK = 0.01
+"""Seconds for such a batch after which the next one is received as it comes: who watches the read sees it go on."""
 
 _PACKETS = 128
 """Packets received at once."""
@@ -190,6 +193,7 @@ class _Reader:
         self._number = 0
         self._data, self._sums = 0, 0  # bytes of the packet whose header was read last
         self._single = False  # packets are not as foreseen
+        self._quick = False
 
     # -- request and answer ---------------------------------------------------------------------------------------
 
@@ -297,13 +301,15 @@ class _Reader:
         count, stride = self._foreseen(), _HEADER + self._sums
         # of each packet the header and the checksums; the first header was read already
         control = memoryview(bytearray(count * stride + _HEADER))
-        places = [self._place(self._at + i * self._data, self._data) for i in range(count)]
+        places = self._places(count)
         views = [control[_HEADER:stride], *places[0]] if self._sums else list(places[0])
         for i in range(1, count):
             views.append(control[i * stride : (i + 1) * stride])
             views += places[i]
         views.append(control[count * stride :])
-        self._connection.fill(views, count * (stride + self._data))
+        began = time.monotonic()
+        self._connection.fill(views, count * (stride + self._data), at_once=self._quick)
+        self._quick = time.monotonic() - began < _QUICK
         good = self._alike(control[stride : count * stride])
         if self._chunks is not None:
             for i in range(good):
@@ -348,6 +354,22 @@ class _Reader:
                 f"{self._who}: block {self._located.block.id} is damaged within {self._step} bytes from {at}",
                 offset=at,
             )
+
+    def _places(self, count: int) -> list[list[memoryview]]:
+        """`_place` of the next ``count`` packets; quick for those that lie in one part, as nearly all do."""
+        found, size, room = list[list[memoryview]](), self._data, 0
+        for at in range(self._at, self._at + count * size, size):
+            if room < size and self._begin <= at < self._end:
+                index = bisect_right(self._ends, at - self._begin)
+                part, room = self._parts[index], self._begin + self._ends[index] - at
+                start = len(part) - room
+            if room < size:
+                found.append(self._place(at, size))
+                room = 0
+            else:
+                found.append([part[start : start + size]])
+                start, room = start + size, room - size
+        return found
 
     def _place(self, at: int, length: int) -> list[memoryview]:
         """Where ``length`` bytes from ``at`` in the block go: the caller's parts, and scratch before and after them."""
