@@ -47,7 +47,7 @@ def waiting() -> set[int]:
 
 
 def test_a_mount_takes_the_waiting_server(tmp_path: Path, digest: str) -> None:
-    with tree.prestart():
+    with tree.prestart("/x"):
         made = mounted(tmp_path, digest)
         try:
             assert prestart._waiting == []
@@ -60,7 +60,7 @@ def test_a_mount_takes_the_waiting_server(tmp_path: Path, digest: str) -> None:
 
 def test_an_unused_one_ends_with_the_context(tmp_path: Path) -> None:
     before = waiting()
-    with tree.prestart(2):
+    with tree.prestart(str(tmp_path), 2):
         assert len(prestart._waiting) == 2
     end = time.monotonic() + 10
     while waiting() - before and time.monotonic() < end:
@@ -70,7 +70,9 @@ def test_an_unused_one_ends_with_the_context(tmp_path: Path) -> None:
 
 def test_it_ends_when_its_owner_is_killed() -> None:
     before = waiting()
-    code = "from bootseer.blocks import tree; import time\nwith tree.prestart(): print(1, flush=True); time.sleep(60)"
+    code = (
+        "from bootseer.blocks import tree; import time\nwith tree.prestart('/x'): print(1, flush=True); time.sleep(60)"
+    )
     owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert owner.stdout is not None
     owner.stdout.readline()
@@ -84,7 +86,7 @@ def test_it_ends_when_its_owner_is_killed() -> None:
 
 
 def test_one_that_died_is_replaced(tmp_path: Path, digest: str, caplog: pytest.LogCaptureFixture) -> None:
-    with tree.prestart():
+    with tree.prestart("/x"):
         end = time.monotonic() + 10
         while not waiting() and time.monotonic() < end:
             time.sleep(0.05)
@@ -101,7 +103,7 @@ def test_one_that_died_is_replaced(tmp_path: Path, digest: str, caplog: pytest.L
 
 
 def test_a_dead_server_of_this_kind_is_found_and_cleared(tmp_path: Path, digest: str) -> None:
-    with tree.prestart():
+    with tree.prestart("/x"):
         made = mounted(tmp_path, digest)
     os.kill(made.status().pid, signal.SIGKILL)
     made.unmount()

@@ -94,34 +94,43 @@ def test_a_frame_comes_whole_while_one_of_its_blocks_is_missing() -> None:
     assert batch is not None
     assert (batch.blocks, batch.offset, batch.length) == ([2, 9], 300_000, 300_100)
     assert batch.frames == [Frame(0, 300_000, [1, 2]), Frame(300_000, 100, [9])]
-    assert stream.put_back(batch.blocks)
+    assert stream.put_back(batch)
     again = stream.take(lambda block: block in (2, 9))
     assert again == batch, "with its frame"
 
 
-def test_two_ranges_are_under_way_at_once() -> None:
+def test_the_next_range_is_asked_for_shortly_before_the_end_of_one() -> None:
     stream = HotStream(list(range(1000)), [1 << 18] * 1000, 0, NoSource())
     assert stream.free
-    first, second = taken(stream), taken(stream)
+    first = taken(stream)
+    parts = list(first.parts(1 << 20))
+    for part in parts[:5]:
+        stream.came(first, part)
+        assert not stream.free
+    stream.came(first, parts[5])  # 2 MiB are left
+    assert stream.free
+    second = taken(stream)
     assert (first.length, second.length, second.offset) == (8 << 20, 8 << 20, 8 << 20)
     assert not stream.free
-    stream.ended()
-    assert stream.free
-    assert stream.put_back(second.blocks)
+    stream.ended(first)
+    assert not stream.free
+    assert stream.put_back(second)
     assert taken(stream) == second, "again, from its beginning"
 
 
 def test_a_stream_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    stream = HotStream(list(range(10)), [100] * 10, 0, NoSource())
+    stream = HotStream(list(range(3)), [8 << 20] * 3, 0, NoSource())
 
     def lose() -> bool:
-        return stream.put_back(taken(stream).blocks)
+        return stream.put_back(taken(stream))
 
     assert all(lose() for _ in range(50)), "one outage, however many requests it hits"
     clock.now += 29
     assert lose()
-    stream.came()
+    batch = taken(stream)
+    stream.came(batch, batch)
+    stream.ended(batch)
     clock.now += 29
     assert lose(), "a new outage"
     clock.now += 31
@@ -179,10 +188,10 @@ def test_every_wanted_block_comes_once_inside_its_range(data: st.DataObject) -> 
         if data.draw(st.booleans()):
             for part in batch.parts(data.draw(st.integers(1, 1 << 20))):
                 came += part.blocks
-                stream.came()
-            stream.ended()
+                stream.came(batch, part)
+            stream.ended(batch)
             assert not stream.flying
-        elif not stream.put_back(batch.blocks):
+        elif not stream.put_back(batch):
             break
     else:
         assert sorted(came) == sorted(wanted)

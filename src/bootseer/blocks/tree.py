@@ -127,7 +127,7 @@ def mount(
     state_dir, cache_dir, target = (Path(os.path.abspath(path)) for path in (state_dir, cache_dir, target))
     id = digest[:16]
     folder = state_dir / "trees" / id
-    with prestart_one(state_dir, server), ThreadPoolExecutor(1) as beside:
+    with prestart_one(store_url, state_dir, server), ThreadPoolExecutor(1) as beside:
         store = store or open_store(store_url)
         tree = localize_manifest(store, digest, cache_dir)
         meta = beside.submit(localize_meta, store, tree)

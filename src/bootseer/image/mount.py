@@ -110,7 +110,7 @@ def mount(
     if os.geteuid() != 0:
         raise PrivilegeError(f"mounting {ref} needs root", hint="run with sudo")
     # The block server starts while the registry is asked.
-    with tree.prestart_one(Path(config.state_dir), server):
+    with tree.prestart_one(store_url, Path(config.state_dir), server):
         store = open_store(store_url)
         if record is None:
             allowed = _preflight(ref, plain_http)

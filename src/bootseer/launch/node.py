@@ -113,7 +113,7 @@ class _Node:
     def run(self, on_ready: Callable[[Start], None] | None) -> Start:
         offset = self.events.stat().st_size
         lazy = self.job.image.enabled + (self.job.env is not None and self.job.env.enabled)
-        self.stack.enter_context(tree.prestart(lazy))
+        self.stack.enter_context(tree.prestart(self.config.store_url, lazy))
         with self._stage("image") as span:
             container = self._image(span)
         if self.checkpoint:

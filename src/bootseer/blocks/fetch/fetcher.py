@@ -513,8 +513,10 @@ class Fetcher:
                         flight.started = time.monotonic()
                         rest = flight.batch.blocks[len(part.blocks) :]
                         flight.batch = msgspec.structs.replace(flight.batch, blocks=rest)
-                        stream.came()
+                        stream.came(flight.batch, part)
                         self._pause = _FIRST_PAUSE
+                        if stream.free:
+                            self._work_came.notify()
                     if self._full or self._closing.is_set():
                         break
             if flight.batch.blocks:
@@ -522,7 +524,7 @@ class Fetcher:
                 return
             with self._lock:
                 if not flight.abandoned:
-                    stream.ended()
+                    stream.ended(flight.batch)
                     self._work_came.notify()
         except UnavailableError as exc:
             with self._lock:
@@ -667,7 +669,7 @@ class Fetcher:
     def _return_range(self, batch: Batch, stream: HotStream, why: str = "") -> None:
         """Under the lock: the rest of a range goes back to ``stream``, or, where that is of no use any more, what is
         left of the stream comes from the packs."""
-        if stream.put_back(batch.blocks) and not why:
+        if stream.put_back(batch) and not why:
             return
         stream.abandon()
         if self._stream is stream:

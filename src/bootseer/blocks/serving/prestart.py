@@ -58,12 +58,13 @@ _lock = threading.Lock()
 
 
 @contextlib.contextmanager
-def prestart(count: int = 1) -> Iterator[None]:
-    """Have ``count`` servers ready for the next mounts of this process; unused ones end with the context."""
+def prestart(store_url: str, count: int = 1) -> Iterator[None]:
+    """Have ``count`` servers ready for the next mounts of this process; unused ones end with the context. They have
+    imported what the store at ``store_url`` needs."""
     mine = []
     try:
         for _ in range(count):
-            mine.append(_prepare())
+            mine.append(_prepare(store_url))
             with _lock:
                 _waiting.append(mine[-1])
     except OSError as exc:
@@ -83,13 +84,13 @@ def prestart(count: int = 1) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def prestart_one(state_dir: Path, command: Sequence[str] = SERVER) -> Iterator[None]:
+def prestart_one(store_url: str, state_dir: Path, command: Sequence[str] = SERVER) -> Iterator[None]:
     """`prestart` for the one mount in this context. Nothing when a server waits already, or serves something here that
     this mount may well join, or for a ``command`` of others."""
     if tuple(command) != SERVER or _waiting or any(state_dir.glob("trees/*/spec.json")):
         yield
         return
-    with prestart():
+    with prestart(store_url):
         yield
 
 
@@ -121,13 +122,14 @@ def take(command: Sequence[str], folder: Path, logfile: Path) -> Starting | None
         os.close(one.tell_fd)
 
 
-def spawn(argv: Sequence[str], *, stdin: int, out: IO[bytes] | int) -> Starting:
-    """Start a server: ``argv``, then the descriptor to answer on."""
+def spawn(argv: Sequence[str], *more: str, stdin: int, out: IO[bytes] | int) -> Starting:
+    """Start a server: ``argv``, the descriptor to answer on, ``more``."""
     answer_fd, write_fd = os.pipe()
     try:
         process = subprocess.Popen(
-            [*argv, str(write_fd)], stdin=stdin, stdout=out, stderr=out, pass_fds=[write_fd], start_new_session=True
-        )
+            [*argv, str(write_fd), *more], stdin=stdin, stdout=out, stderr=out, pass_fds=[write_fd],
+            start_new_session=True,
+        )  # fmt: skip
     except BaseException:
         os.close(answer_fd)
         raise
@@ -136,10 +138,10 @@ def spawn(argv: Sequence[str], *, stdin: int, out: IO[bytes] | int) -> Starting:
     return Starting(answer_fd, process)
 
 
-def _prepare() -> _Waiting:
+def _prepare(store_url: str) -> _Waiting:
     read_fd, tell_fd = os.pipe()
     try:
-        return _Waiting(tell_fd, spawn([*SERVER, "-"], stdin=read_fd, out=subprocess.DEVNULL))
+        return _Waiting(tell_fd, spawn([*SERVER, "-"], store_url, stdin=read_fd, out=subprocess.DEVNULL))
     except BaseException:
         os.close(tell_fd)
         raise

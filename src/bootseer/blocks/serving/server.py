@@ -1,9 +1,9 @@
 """The block server: the program that serves one lazy tree on a node, as a supervisor, a FUSE server and a fetcher.
 
 ``python -m bootseer.blocks.serving.server STATE_FOLDER ANSWER_FD``, with its `ServerSpec` in
-``STATE_FOLDER/spec.json``; or ``... server - ANSWER_FD``, which imports everything and then waits on standard input for
-the folder and the log file (see `prestart`). It answers ``ok DRIVER`` when the tree may be mounted, or ``error CODE
-TEXT``.
+``STATE_FOLDER/spec.json``; or ``... server - ANSWER_FD STORE_URL``, which imports everything, also for that store, and
+then waits on standard input for the folder and the log file (see `prestart`). It answers ``ok DRIVER`` when the tree
+may be mounted, or ``error CODE TEXT``.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from bootseer.blocks.serving.log_limit import LogRateLimit
 from bootseer.blocks.serving.protocol import LOCK, SPEC, ServerSpec
 from bootseer.errors import BootseerError, UnavailableError
 from bootseer.store import Store, open_store
+from bootseer.store.open import load
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +32,8 @@ log = logging.getLogger(__name__)
 def main(argv: list[str], *, store_for: Callable[[str], Store] = open_store) -> int:
     """Serve until the end. The first process returns at once: the server is nobody's child to wait for.
 
-    ``argv``: the folder with the spec (``-``: to be told), and the descriptor to answer on. ``store_for`` opens the
-    store, in the fetcher; benchmarks pass one that wraps it with a rate limit.
+    ``argv``: the folder with the spec (``-``: to be told), the descriptor to answer on, and a store's URL, if any.
+    ``store_for`` opens the store, in the fetcher; benchmarks pass one that wraps it with a rate limit.
     """
     answer_fd = int(argv[1])
     if os.fork():
@@ -52,6 +53,8 @@ def main(argv: list[str], *, store_for: Callable[[str], Store] = open_store) -> 
     for handler in logging.getLogger().handlers:
         handler.addFilter(LogRateLimit())
     try:
+        for url in argv[2:]:
+            load(url)  # here, as the processes that are forked from this one have it then
         folder = _told() if argv[0] == "-" else Path(argv[0])
         if folder is None:
             return 0
