@@ -13,6 +13,7 @@ import fcntl
 import json
 import logging
 import os
+import select
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -53,8 +54,8 @@ def main(argv: list[str], *, store_for: Callable[[str], Store] = open_store) -> 
     for handler in logging.getLogger().handlers:
         handler.addFilter(LogRateLimit())
     try:
-        for url in argv[2:]:
-            load(url)  # here, as the processes that are forked from this one have it then
+        if argv[0] == "-" and not select.select([0], [], [], 0)[0]:
+            load(argv[2])  # there is time; else the fetcher does so, beside the rest of the start
         folder = _told() if argv[0] == "-" else Path(argv[0])
         if folder is None:
             return 0
