@@ -84,9 +84,6 @@ class CacheFile:
     ) -> CacheFile:
         """Go on with the cache of a process that died: ``ready`` as it left it, and its descriptors, which now belong
         to the result. ``broken``: what `broken` was there.
-
-        The data file must not be opened anew: with a fanotify mark on it that descriptor's writes would wait for
-        themselves.
         """
         self = cls(folder, blocks, digest, lock_fd, data_fd, ready)
         bits = self._read_bitmap()

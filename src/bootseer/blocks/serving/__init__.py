@@ -1,1 +1,1 @@
-"""The processes that serve a lazy tree: holder, front (keeper or FUSE) and fetcher, and what joins them."""
+"""The processes that serve a lazy tree (supervisor, FUSE server, fetcher), and what a program does with them."""
