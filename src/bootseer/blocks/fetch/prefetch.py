@@ -75,6 +75,7 @@ def _begin(fetcher: Fetcher, store: Store, key: ProfileKey, target: Target, tell
         pack = found.pack
         order = dict.fromkeys(pack.blocks)
         tell(begun := Plan(list(order), 0, found.key))
+        log.info("hot pack of %d blocks, %d bytes: its stream begins", len(pack.blocks), pack.size)
         source = StoreSource(store, found.key)
         fetcher.stream(HotStream(pack.blocks, pack.lengths, pack.base, source, pack.per_frame))
         fetcher.streamed(_STREAM_SECONDS)

@@ -118,6 +118,7 @@ class FetcherProcess:
             if self._readahead is not None:
                 self._readahead.start()
             self._link.send(Started(), timeout=_SEND_SECONDS)
+            log.info("the fetcher of tree %s has started", self._spec.id)
             self._serve()
         finally:
             self._stop.set()
