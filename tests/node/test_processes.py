@@ -23,7 +23,7 @@ from bootseer.blocks.serving import client
 from bootseer.blocks.serving.protocol import Request
 from bootseer.blocks.tree import TreeMount
 from bootseer.config import Config
-from bootseer.errors import UnavailableError
+from bootseer.errors import BootseerError, UnavailableError
 from bootseer.kernel import mount as mounts
 from bootseer.store.folder import FolderStore
 from bootseer.testing.waits import until
@@ -455,3 +455,64 @@ def test_a_stopped_server_that_nobody_needs_is_killed(node: Node) -> None:
     client.await_exit(folder, 0.2)
     until(lambda: not any(map(alive, pids)))
     client.clear(folder)
+
+
+def test_the_successor_of_a_lingering_supervisor_ends_with_the_last_user(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bootseer.blocks.serving.client._BUSY_SECONDS", 0.2)
+    made = node.mount(slow=False)
+    pid = made.status().pid
+    with open(made.target / "f05", "rb") as file:
+        made.unmount()
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: made.status().supervisor_restarts == 1)
+        assert made.status().lingering
+        assert file.read() == node.want("f05")
+    until(node.clean)
+
+
+def test_a_second_signal_does_not_cut_the_end_short(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BOOTSEER_FAULTS", "blocks.cache.fdatasync=sleep:1.5")
+    made = node.mount(slow=False)
+    monkeypatch.delenv("BOOTSEER_FAULTS")
+    assert read(made.target / "f00") == node.want("f00")
+    pid = made.status().pid
+    mounts.unmount(made.target)
+    for _ in range(3):
+        os.kill(pid, signal.SIGTERM)
+        time.sleep(0.3)
+    until(lambda: not alive(pid), 20)
+    assert (node.data.parent / "bitmap").exists()
+    assert "does not finish" not in node.log
+
+
+def test_a_local_tree_that_is_mounted_is_known_after_a_signal(node: Node) -> None:
+    made = node.mount(slow=False, background_fill=True, fill_quiet=0.1)
+    made.ready()
+    until(lambda: made.status().complete)
+    made.unmount()
+    until(node.clean)
+    again = node.mount(slow=False)
+    pid = again.status().pid
+    os.kill(pid, signal.SIGTERM)
+    until(lambda: not alive(pid))
+    assert read(again.target / "f03") == node.want("f03")
+    tree.attach(again.target, node.folder / "state").unmount()
+    until(node.clean)
+
+
+def test_an_aborted_connection_is_no_reason_to_start_servers(node: Node) -> None:
+    made = node.mount(slow=False)
+    with pytest.raises(BootseerError, match="in use"):  # which aborts the connection all the same
+        mounts.unmount(node.folder / "state" / "trees" / made.id / "fuse", force=True)
+    until(lambda: made.status().server_pid == 0)
+    assert made.status().server_restarts == 0
+    assert read(made.target / "f07") in ERRORS
+
+
+def test_state_is_private(node: Node) -> None:
+    made = node.mount(slow=False)
+    base = node.folder / "state" / "trees"
+    for path in (base, base / made.id, base / made.id / "spec.json", base / f"{made.id}.log"):
+        assert path.stat().st_mode & 0o077 == 0, path

@@ -254,3 +254,32 @@ def test_what_is_ready_now_may_be_cut_short_later(tmp_path: Path, blob: LazyBlob
     with pytest.raises(OSError, match="cut short"):
         now.read(0, 4096)
     now.close()
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_another_process_goes_on_with_it(tmp_path: Path, blob: LazyBlob, broken: bool) -> None:
+    first, second = real_blocks(blob)[:2]
+    with blob.open_cache(tmp_path / "c") as cache:
+        cache.write(first, piece(blob, first))
+        cache.sync()
+        ready = cache.ready
+        heard: list[int] = []
+        other = CacheFile.resume(
+            cache.folder, blob.map, cache.digest, ready=ready, lock_fd=os.dup(cache.lock_fd),
+            data_fd=os.dup(cache.fileno()), broken=False, broke=lambda: heard.append(1),
+        )  # fmt: skip
+        assert other.durable
+        assert other.unsynced == 0
+        other.write(second, piece(blob, second))
+        assert not other.durable
+        last = CacheFile.resume(
+            cache.folder, blob.map, cache.digest, ready=ready, lock_fd=os.dup(cache.lock_fd),
+            data_fd=os.dup(cache.fileno()), broken=broken,
+        )  # fmt: skip
+        assert last.is_ready(first, first)
+        assert last.is_ready(second, second) == (not broken), "what the disk lost is not ready, and stays so"
+        assert not last.durable
+        assert heard == []
+        for one in (other, last):
+            one.broken = True  # nothing is synced at the end
+            one.close()

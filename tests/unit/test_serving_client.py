@@ -29,7 +29,7 @@ from bootseer.blocks.serving.protocol import (
     StoppingError,
     TreeStatus,
 )
-from bootseer.errors import FullError, NotFoundError, UnavailableError
+from bootseer.errors import BootseerError, FullError, NotFoundError, UnavailableError
 
 STATUS = TreeStatus(id="a", digest="a", pid=1, targets=["/t"])
 
@@ -178,3 +178,39 @@ def test_the_lock_is_not_lost_by_looking(folder: Path) -> None:
     assert client.alive(folder)
     os.close(fd)
     assert not client.alive(folder)
+
+
+def test_who_has_given_up_is_not_heard(folder: Path) -> None:
+    heard: list[Request] = []
+
+    def handle(request: Request) -> TreeStatus:
+        heard.append(request)
+        return STATUS
+
+    server = ControlServer(folder)
+    for text, stays in ((b'{"do":"add","target":"/gone"}\n', False), (b'{"do":"status"}\n', True)):
+        peer = socket.socket(socket.AF_UNIX)
+        fd = os.open(folder, os.O_PATH)
+        peer.connect(f"/proc/self/fd/{fd}/{SOCKET}")
+        os.close(fd)
+        peer.sendall(text)
+        if not stays:
+            peer.close()
+        server.answer(handle)
+        peer.close()
+    server.close()
+    assert [request.do for request in heard] == ["status"]
+
+
+def test_what_an_older_version_left_is_cleared(folder: Path) -> None:
+    (folder / "pid").write_text("1 1\n")
+    (folder / SPEC).write_bytes(b"{}")
+    client.clear(folder)
+    assert not folder.exists()
+
+
+def test_a_file_of_somebody_else_is_an_error_in_one_line(folder: Path) -> None:
+    (folder / "mine").touch()
+    with pytest.raises(BootseerError, match="remove the state of a block server"):
+        client.clear(folder)
+    assert (folder / "mine").exists()

@@ -17,6 +17,7 @@ import fcntl
 import logging
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from bootseer import faults
@@ -51,6 +52,7 @@ class CacheFile:
         self._sync_lock = threading.Lock()
         self._synced = -1
         self._durable = bytes(blocks.count)
+        self._broke: Callable[[], None] = lambda: None
         self.broken = False
 
     @classmethod
@@ -80,15 +82,28 @@ class CacheFile:
 
     @classmethod
     def resume(
-        cls, folder: Path, blocks: BlockMap, digest: bytes, *, ready: Ready, lock_fd: int, data_fd: int, broken: bool
+        cls,
+        folder: Path,
+        blocks: BlockMap,
+        digest: bytes,
+        *,
+        ready: Ready,
+        lock_fd: int,
+        data_fd: int,
+        broken: bool,
+        broke: Callable[[], None] = lambda: None,
     ) -> CacheFile:
-        """Go on with the cache of a process that died: ``ready`` as it left it, and its descriptors, which now belong
-        to the result. ``broken``: what `broken` was there.
-        """
+        """Go on with a cache that another process opened, and perhaps wrote to until it died: ``ready`` as it left it,
+        and its descriptors, which now belong to the result. ``broken``: what `broken` was there; ``broke`` is called
+        first of all when the disk loses data here."""
         self = cls(folder, blocks, digest, lock_fd, data_fd, ready)
+        self._broke = broke
         bits = self._read_bitmap()
-        self._durable = bytes(bits) if bits is not None else bytes(blocks.count)
-        self.broken = broken
+        if bits is not None:
+            self._durable = bytes(bits)
+            self._synced = bits.count(1)
+        if broken:
+            self._lose()
         self.ready_count = self._count()
         return self
 
@@ -214,17 +229,22 @@ class CacheFile:
             self._durable = snapshot
 
     def _break(self, exc: OSError) -> None:
+        self._broke()
         with self._count_lock:
-            self.broken = True
-            self._synced = -1
-            for block in range(self.map.count):
-                self.ready[block] = 1 if self._durable[block] or self.map.is_zero(block) else 0
+            self._lose()
             self.ready_count = self._count()
         log.error("block cache %s lost data (%s): nothing is kept in it from now on", self.folder, exc.strerror)
         try:
             (self.folder / "bitmap").unlink(missing_ok=True)
         except OSError as more:
             log.warning("cannot remove the bitmap of block cache %s: %s", self.folder, more)
+
+    def _lose(self) -> None:
+        """Only what is in the bitmap on disk is ready from now on, and nothing is added."""
+        self.broken = True
+        self._synced = -1
+        for block in range(self.map.count):
+            self.ready[block] = 1 if self._durable[block] or self.map.is_zero(block) else 0
 
     def _refuse_broken(self) -> None:
         if self.broken:

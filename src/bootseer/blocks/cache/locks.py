@@ -94,7 +94,7 @@ def maintain(folder: Path) -> Iterator[OwnedFolder | None]:
             undo.callback(os.close, data)
         except FileNotFoundError:
             pass
-        except BlockingIOError:  # lent to who finishes a hot pack, and now asked back
+        except BlockingIOError:  # another maintenance has a lease on it
             yield None
             return
         yield OwnedFolder(folder, data) if data < 0 or lease(data) else None

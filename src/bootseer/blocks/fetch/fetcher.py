@@ -386,7 +386,7 @@ class Fetcher:
                     for request, block in self._waiting.due(now):
                         if self._settled_by_alarm(request, block, now):
                             settled.append(request)
-                    for flight in [one for one in self._flights if one.stream is not None]:
+                    for flight in [one for one in self._flights if one.ahead]:
                         if now - flight.started >= self._deadline:
                             self._abandon(flight)
                     if not self._closing.is_set():
@@ -423,6 +423,8 @@ class Fetcher:
         carriers = [flight for flight in self._flights if block in flight.batch.blocks]
         if any(flight.batch.priority is Priority.DEMAND for flight in carriers) or self._queue.is_demanded(block):
             return
+        if not carriers and self._writer.parked:
+            return  # it has come, and waits for space
         self.stats.hedges += 1
         self._queue.done([block])
         self._queue.demand(block)
@@ -447,9 +449,13 @@ class Fetcher:
         log.warning("a request to %s does not return; leaving it", self._sources.name)
         flight.abandoned = True
         self._flights.discard(flight)
-        self._release(flight.batch)
         if flight.stream is not None:
+            self._release(flight.batch)
             self._return_range(flight.batch, flight.stream)
+        elif flight.ahead:
+            self._put_back(flight.batch)
+        else:
+            self._release(flight.batch)
         self._at_work -= 1
         self._hire()
         self._work_came.notify_all()
@@ -469,7 +475,7 @@ class Fetcher:
             log.exception("fetching %d blocks from block %d on failed", len(blocks), blocks[0] if blocks else -1)
             if flight.stream is not None:
                 self._leave_range(flight, flight.stream, repr(exc))
-            else:
+            elif not flight.abandoned:
                 trouble = UnavailableError(f"fetching a block failed: {exc!r}")
                 self._finish([(block, None, trouble) for block in blocks])
 
@@ -493,7 +499,8 @@ class Fetcher:
                 break
             except BootseerError as exc:
                 log.warning("%s", exc)
-                self._refuse(batch, exc)
+                if not flight.abandoned:
+                    self._refuse(batch, exc)
                 return
         with self._lock:
             self._pause = _FIRST_PAUSE
@@ -647,7 +654,10 @@ class Fetcher:
 
     def _put_back(self, batch: Batch) -> None:
         """Under the lock: ``batch`` did not come; what readers wait for is demanded, the rest waits its turn again."""
-        self._queue.put_back(batch, [block for block in batch.blocks if block in self._waiting])
+        if self._full:
+            self._release(batch)
+        else:
+            self._queue.put_back(batch, [block for block in batch.blocks if block in self._waiting])
         self._work_came.notify_all()
 
     def _release(self, batch: Batch) -> None:

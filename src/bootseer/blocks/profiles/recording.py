@@ -17,7 +17,7 @@ _SCANNER = 0.25
 
 
 class TouchLog(Protocol):
-    """Where touches are noted; see ``bootseer.blocks.serving.shared``."""
+    """Where touches are noted; see ``bootseer.blocks.serving.shared_memory``."""
 
     def since(self, start: int) -> list[tuple[int, int, int, int]]:
         """Touches from number ``start`` on: (milliseconds since the mount, pid, first unit, units)."""

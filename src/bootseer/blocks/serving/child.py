@@ -96,6 +96,11 @@ class Child:
         return os.waitstatus_to_exitcode(self._status) if self._status is not None else 0
 
     @property
+    def ended_well(self) -> bool:
+        """Whether a dead one is known to have returned 0."""
+        return self._status is not None and self.code == 0
+
+    @property
     def ending(self) -> str:
         if self._status is None:
             return "nobody saw how"

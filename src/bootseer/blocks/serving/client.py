@@ -47,6 +47,9 @@ _PATIENCE = 30.0
 """A server on an overloaded node, or one whose disk is stuck, may take this long to answer; it is not dead."""
 _LOG_BYTES = 4 << 20
 _LOOK_SECONDS = 0.005
+_TAKE_BACK_SECONDS = 1.0
+_OLD_PID = "pid"
+"""What a server of version 0.1 left."""
 
 
 @contextlib.contextmanager
@@ -141,13 +144,19 @@ def join_or_start(folder: Path, spec: ServerSpec, command: Sequence[str]) -> str
         except GoneError as exc:  # any other error says that it lives, and others may use it
             log.warning("%s; cleaning up after it", exc)
             clear(folder)
+        except BaseException:
+            with contextlib.suppress(BootseerError):  # it may have heard of the mount that is not to be
+                ask(folder, Request("remove", spec.target), timeout=_TAKE_BACK_SECONDS)
+            raise
         else:
             if status.digest != spec.digest:
                 raise BootseerError(f"tree id {spec.id} is taken by {status.digest}")
             return status.driver
     try:
-        (folder / FUSE_FOLDER).mkdir(parents=True, mode=0o700)
-        (folder / SPEC).write_bytes(msgspec.json.encode(spec))
+        folder.mkdir(mode=0o700)
+        (folder / FUSE_FOLDER).mkdir(mode=0o700)
+        with open(folder / SPEC, "wb", opener=_private) as out:
+            out.write(msgspec.json.encode(spec))
         return _start(folder, command)
     except BaseException as exc:
         clear(folder)
@@ -156,13 +165,17 @@ def join_or_start(folder: Path, spec: ServerSpec, command: Sequence[str]) -> str
         raise
 
 
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+
 def _start(folder: Path, command: Sequence[str]) -> str:
     path = folder.with_suffix(".log")
     if path.exists() and path.stat().st_size > _LOG_BYTES:
         os.replace(path, path.with_suffix(".log.old"))
     server = prestart.take(command, folder, path)
     if server is None:
-        with open(path, "ab") as out:
+        with open(path, "ab", opener=_private) as out:
             server = prestart.spawn([*command, str(folder)], stdin=subprocess.DEVNULL, out=out)
     try:
         answer = _read_answer(server.answer_fd)
@@ -249,11 +262,17 @@ def clear(folder: Path) -> None:
     if mounts.is_mounted(folder / FUSE_FOLDER):
         log.warning("detaching the FUSE mount that a block server left in %s", folder)
         mounts.unmount(folder / FUSE_FOLDER, lazy=True)
-    _remove_state(folder)
+    try:
+        _remove_state(folder)
+    except OSError as exc:
+        raise from_os_error(exc, f"remove the state of a block server in {folder}") from exc
 
 
 def _remove_state(folder: Path) -> None:
-    for path in (*(folder / name for name in (SPEC, TARGETS, f"{TARGETS}.tmp", SOCKET, LOCK)), *folder.glob(NAMES)):
+    for path in (
+        *(folder / name for name in (SPEC, TARGETS, f"{TARGETS}.tmp", SOCKET, LOCK, _OLD_PID)),
+        *folder.glob(NAMES),
+    ):
         path.unlink(missing_ok=True)
     for path in (folder / FUSE_FOLDER, folder):
         with contextlib.suppress(FileNotFoundError):

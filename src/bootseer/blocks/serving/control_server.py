@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import select
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -49,12 +50,20 @@ class ControlServer:
             with peer:
                 try:
                     peer.settimeout(_PEER_SECONDS)
-                    peer.sendall(msgspec.json.encode(_reply(read_line(peer), handle)) + b"\n")
+                    line = read_line(peer)
+                    if not _hung_up(peer):  # else it has given up, and told its user so
+                        peer.sendall(msgspec.json.encode(_reply(line, handle)) + b"\n")
                 except OSError as exc:
                     log.warning("control connection: %s", exc)
 
     def close(self) -> None:
         self._sock.close()
+
+
+def _hung_up(peer: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(peer.fileno(), select.POLLRDHUP)
+    return bool(poll.poll(0))
 
 
 def _reply(line: bytes, handle: Callable[[Request], TreeStatus]) -> Reply:

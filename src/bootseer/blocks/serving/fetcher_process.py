@@ -41,6 +41,7 @@ _TICK = 0.2
 _MAKE_ROOM = 256 << 20
 """Bytes that other trees give back when the disk is full."""
 _SEND_SECONDS = 1.0
+_PAUSE = 0.1
 _DETACHED_NAME = "bootseer-pack"
 """What ``ps`` calls a process that finishes a hot pack behind its server."""
 
@@ -66,10 +67,11 @@ class FetcherProcess:
         counts = shared.counts
         self._spec, self._tree, self._store, self._shared, self._link = spec, tree, store, shared, link
         self._detach = detach
+        counts[Count.READAHEAD_TID] = 0  # of a thread of the process before, perhaps
         self._stop = threading.Event()
         self._cache = CacheFile.resume(
             tree.cache, tree.map, tree.map_digest, ready=shared.ready, lock_fd=cache.lock_fd, data_fd=cache.fileno(),
-            broken=bool(counts[Count.BROKEN]),
+            broken=bool(counts[Count.BROKEN]), broke=lambda: counts.__setitem__(Count.BROKEN, 1),
         )  # fmt: skip
         names = FetchStats.__struct_fields__
         self._fetched_before = [counts[Count.FETCH + index] for index in range(len(names))]
@@ -225,11 +227,14 @@ class ReadRequests:
         while not self._stop.is_set():
             try:
                 got = self._channel.receive(timeout=0.5)
-            except BootseerError as exc:
+                if got is not None and isinstance(got[0], Wanted) and got[0].id not in self._open:
+                    self._fetch(got[0])
+            except UnavailableError as exc:
                 log.error("%s", exc)
                 return
-            if got is not None and isinstance(got[0], Wanted) and got[0].id not in self._open:
-                self._fetch(got[0])
+            except Exception:  # without this thread each missing block would wait for its deadline
+                log.exception("a request of the FUSE server failed")
+                self._stop.wait(_PAUSE)
 
     def _fetch(self, message: Wanted) -> None:
         if not message.first <= message.last < self._cache.map.count:

@@ -84,9 +84,8 @@ class FuseServer:
         self._options = options(max_readahead)
         self._generation = shared.counts[Count.SERVER_STARTS]
         self._wake, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._mapped = memoryview(b"")
-        if shared.size:
-            self._mapped = memoryview(mmap.mmap(data_fd, shared.size, prot=mmap.PROT_READ))
+        self._map = mmap.mmap(data_fd, shared.size, prot=mmap.PROT_READ)
+        self._mapped = memoryview(self._map)
         self._server: fuse.Server | None = None
         self._pending = PendingReads(shared, channel, data_fd, answer=self._answer, rouse=self._rouse)
 
@@ -118,8 +117,8 @@ class FuseServer:
                     self._watch_supervisor(poll)
         except BootseerError as exc:
             log.error("the FUSE server ends: %s", exc)
-        finally:
-            self._pending.fail_all()
+        # After any other exception the readers are left to the next server.
+        self._pending.fail_all()
 
     def _watch_supervisor(self, poll: select.poll) -> None:
         """Have ``poll`` tell when the supervisor has ended, unless it has."""
@@ -148,6 +147,9 @@ class FuseServer:
         if not self._supervisor:
             os.close(self._wake)
             os.close(self._waker)
+            with contextlib.suppress(BufferError):  # a worker was reading from it in the moment of the fork
+                self._mapped.release()
+                self._map.close()
             self._succeed(server)
 
     def _serve(self) -> fuse.Server:
@@ -190,7 +192,7 @@ class FuseServer:
         end = min(offset + size, shared.size)
         if offset >= end:
             return b""
-        ahead = ctx.pid == counts[Count.READAHEAD_TID]
+        ahead = ctx.pid == counts[Count.READAHEAD_TID] != 0  # 0: of a process that cannot be seen from here
         counts[Count.READS] += not ahead
         if ctx.resent:
             counts[Count.TAKEN_OVER] += 1

@@ -134,6 +134,8 @@ class Readahead:
                 self._file(path, ranges)
         except OSError as exc:
             log.info("the readahead in tree %s ends: %s", self._digest[:12], exc)
+        finally:
+            counts[Count.READAHEAD_TID] = 0
         log.info(
             "%d of %d bytes read ahead in %.1f s, %.1f of them for the hot stream",
             counts[Count.READ_AHEAD], pages.size, time.monotonic() - began, self._waited,

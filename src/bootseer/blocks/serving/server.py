@@ -15,6 +15,7 @@ import logging
 import os
 import select
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,6 +29,9 @@ from bootseer.store import Store, open_store
 from bootseer.store.open import load
 
 log = logging.getLogger(__name__)
+
+_LOCK_SECONDS = 0.1
+"""Who looks whether a server lives holds the lock for a moment."""
 
 
 def main(argv: list[str], *, store_for: Callable[[str], Store] = open_store) -> int:
@@ -94,11 +98,16 @@ def _told() -> Path | None:
 def _lock(folder: Path) -> int:
     """Show that a server lives in ``folder``, for as long as one of its processes does."""
     fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        raise UnavailableError(f"another block server lives in {folder}") from None
+    until = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                os.close(fd)
+                raise UnavailableError(f"another block server lives in {folder}") from None
+        time.sleep(0.001)
     os.ftruncate(fd, 0)
     os.pwrite(fd, b"%d\n" % os.getpgid(0), 0)
     return fd

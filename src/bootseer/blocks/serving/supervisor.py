@@ -192,14 +192,18 @@ class Supervisor:
         log.info("the server of tree %s ends", self._spec.id)
         if self._fetcher is None:
             self._inherited.cache.close()
-        client.clear_unwatched(self._inherited.folder)
+        else:
+            os.close(self._inherited.cache.lock_fd)  # the next mount waits for no more than this
+        if not self._targets:
+            client.clear_unwatched(self._inherited.folder)
         return 0
 
     # -- the loop --------------------------------------------------------------------------------------------------
 
     def _told_to_end(self) -> None:
-        self._leaving = True
-        self._next_try = 0.0
+        if not self._finishing:
+            self._leaving = True
+            self._next_try = 0.0
 
     def _step(self) -> bool:
         """Wait for something, see to it. Whether this was the end."""
@@ -261,8 +265,9 @@ class Supervisor:
             return
         if counts[Count.SERVER_READY] == counts[Count.SERVER_STARTS]:
             server.succeeded()
-        if server.failures >= _HOPELESS or server.code == UnsupportedError.exit_code:
-            log.error("no FUSE server stays alive: readers get errors from now on")
+        if server.ended_well or server.failures >= _HOPELESS or server.code == UnsupportedError.exit_code:
+            why = "the FUSE connection was aborted" if server.ended_well else "no FUSE server stays alive"
+            log.error("%s: readers get errors from now on", why)
             self._close_device()
             self._server = None
         elif server.wait_seconds <= 0:
@@ -338,6 +343,7 @@ class Supervisor:
             successor = Supervisor(self._inherited, self._known_targets())
             successor._server = Child.adopt("FUSE server", server)
             successor._fetcher = Child.adopt("fetcher", self._counts[Count.FETCHER_PID])
+            successor._leaving = successor._lingering = not successor._targets
             log.warning("process %d supervises tree %s from now on", os.getpid(), self._spec.id)
             code = successor.run()
         except BaseException:
