@@ -491,5 +491,5 @@ def test_a_folder_in_a_cache_folder_goes_with_it(tmp_path: Path) -> None:
     (folder / ".left-x" / "data").touch()
     for name in ("lock", "data", "bitmap"):
         (folder / name).touch()
-    eviction.remove_blocks(locks.Quiet(folder, -1))
+    eviction.remove_blocks(locks.OwnedFolder(folder, -1))
     assert not folder.exists()
