@@ -51,8 +51,9 @@ def sections() -> Iterator[str]:
 
 def command(report: dict[str, Any]) -> str:
     """The command that made the report, as a reader would type it."""
-    verb = "scripts/demo" if report["name"] == "demo" else f"scripts/bench {report['name']}"
-    return f"{verb} --out report.json"
+    name, against, _ = report["name"].partition("-against")
+    verb = "scripts/demo" if name == "demo" else f"scripts/bench {name}"
+    return f"{verb}{' --against DIR' if against else ''} --out report.json"
 
 
 def runs(found: list[dict[str, Any]]) -> Iterator[str]:

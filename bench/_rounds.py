@@ -73,7 +73,8 @@ def main(run: Callable[[argparse.Namespace], None], options: argparse.Namespace)
 
 def document(name: str, options: argparse.Namespace) -> report.Report:
     """A new report of the bench ``name``; or the one that is there, to add to."""
-    made = report.new(f"{name}-quick" if options.quick else name)
+    suffix = "-against" if getattr(options, "against", None) else ""
+    made = report.new(f"{name}-quick{suffix}" if options.quick else f"{name}{suffix}")
     if options.append and options.out and options.out.exists():
         old = msgspec.json.decode(options.out.read_bytes(), type=report.Report)
         if (old.name, old.machine) != (made.name, made.machine):
