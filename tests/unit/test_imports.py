@@ -32,19 +32,13 @@ def imports(path: Path) -> Iterator[tuple[str, ...]]:
 def needs(source: str, known: Container[str]) -> set[str]:
     """Which of the modules ``known`` the module with this source imports.
 
-    What counts: every import statement, also one inside of a function, which would only hide a circle. A name that is
-    imported from a package is that of its module where there is one, else the package's own ``__init__``, as is the
-    package in ``import package``. What does not: imports under ``if TYPE_CHECKING``, which never happen, and those that
-    Python makes by itself, of the packages around a module.
+    What counts: every import statement, also one inside of a function, which would only hide a circle, and one for types
+    alone. A name that is imported from a package is that of its module where there is one, else the package's own
+    ``__init__``, as is the package in ``import package``. What does not: those that Python makes by itself, of the
+    packages around a module.
     """
     found: set[str] = set()
-    waiting: list[ast.AST] = [ast.parse(source)]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
-            waiting += node.orelse
-            continue
-        waiting += ast.iter_child_nodes(node)
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and node.module:
             names = (f"{node.module}.{alias.name}" for alias in node.names)
             found |= {name if name in known else node.module for name in names}
@@ -138,7 +132,7 @@ KNOWN = {"a", "a.b", "a.c"}
         ("from a.c import name", {"a.c"}),
         ("def f():\n    from a import b", {"a.b"}),
         ("class C:\n    try:\n        import a.b\n    except ImportError:\n        import json", {"a.b"}),
-        ("if TYPE_CHECKING:\n    import a.b\nelse:\n    import a.c", {"a.c"}),
+        ("if TYPE_CHECKING:\n    import a.b\nelse:\n    import a.c", {"a.b", "a.c"}),
     ],
 )
 def test_what_counts_as_an_import(source: str, expected: set[str]) -> None:

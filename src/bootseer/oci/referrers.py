@@ -11,17 +11,16 @@ from __future__ import annotations
 import logging
 import random
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Protocol
 
 import msgspec
 
 from bootseer.errors import DataError, NotFoundError, UnavailableError
 from bootseer.oci import spec
 from bootseer.oci._turns import turn
+from bootseer.oci.reference import Reference
 from bootseer.oci.spec import INDEX, Descriptor, Index, digest_of
-
-if TYPE_CHECKING:
-    from bootseer.oci.registry import Registry
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +59,16 @@ def tag_of(digest: str) -> str:
 
 def decode(body: bytes, what: str) -> Index:
     return spec.decode(body, Index, what)
+
+
+class Registry(Protocol):
+    """What is needed of a `bootseer.oci.registry.Registry`; its ``repr`` names registry and repository."""
+
+    ref: Reference
+
+    def manifest(self, selector: str, *, accept: Sequence[str] = ..., fresh: bool = ...) -> tuple[bytes, str, str]: ...
+
+    def store_manifest(self, body: bytes, media_type: str, selector: str) -> bool: ...
 
 
 def fallback(registry: Registry, digest: str) -> tuple[Descriptor, ...]:
