@@ -176,7 +176,6 @@ def test_without_root(environ: dict[str, str]) -> None:
 def test_without_fuse(environ: dict[str, str], ref: str, tmp_path: Path) -> None:
     image.convert(ref, environ["BOOTSEER_STORE"], work_dir=tmp_path / "work")
     hidden = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /dev && mknod /dev/null c 1 3 && exec "$@"', "sh")
-    environ = environ | {"BOOTSEER_DRIVER": "fuse"}  # fanotify needs no /dev/fuse
     line = fails(71, environ, "image", "mount", ref, str(tmp_path / "m"), before=hidden)
     assert "FUSE" in line or "/dev/fuse" in line
     assert image.mounts(tmp_path / "state") == []
