@@ -128,7 +128,7 @@ def test_damaged_blobs(small: Site, nodes: Callable[..., Node], place: Path, how
         kept = {path: path.read_bytes() for path in (place / "registry").rglob("blobs/sha256/*/*/data")}
         large = [path for path, raw in kept.items() if len(raw) > 200_000]
         assert len(large) >= 4
-        made = node.mount()
+        made = node.mount(demand_deadline=8.0)
         for path in large:
             raw = kept[path]
             if how == "truncate":  # a little: a registry breaks off such answers, and each read waits for its deadline
