@@ -32,8 +32,8 @@ def imports(path: Path) -> Iterator[tuple[str, ...]]:
 def needs(source: str, known: Container[str]) -> set[str]:
     """Which of the modules ``known`` the module with this source imports.
 
-    What counts: every import statement, also one inside of a function, which would only hide a circle, and one for types
-    alone. A name that is imported from a package is that of its module where there is one, else the package's own
+    What counts: every import statement, also one inside of a function, which would only hide a circle, and one for
+    types alone. A name that is imported from a package is that of its module where there is one, else the package's own
     ``__init__``, as is the package in ``import package``. What does not: those that Python makes by itself, of the
     packages around a module.
     """
