@@ -2,8 +2,8 @@
 
     python bench/_ablated.py PART WITH|WITHOUT ...
 
-serves as ``python -m bootseer.blocks.serving.server ...`` does. Nothing of the product is imported before it serves: a
-server that is started beforehand is to begin as quickly as the product's own.
+serves as ``python -m bootseer.blocks.serving.server ...`` does. Nothing of the product is imported before it serves, so
+that it begins as quickly as the product's own.
 """
 
 from __future__ import annotations
@@ -52,8 +52,6 @@ class Part(NamedTuple):
     """Of the percentage of a start's time that the part saves."""
     patch: Patch | None = None
     settings: Mapping[str, str] = NONE
-    prestart: bool = True
-    """Whether a start without the part has its server started beforehand."""
     both: Mapping[str, str] = NONE
     """Settings of the starts with the part, too."""
     frozen: bool = False
@@ -67,7 +65,6 @@ PARTS = [
     Part("readahead", "nothing is read ahead of the job", ">= 5", settings={"BOOTSEER_READAHEAD": "false"}),
     # The end of the recording begins the background fill, which is no part of this comparison.
     Part("recording", "nothing is recorded", ">= -2", settings={"BOOTSEER_RECORD_SECONDS": "0.001"}, both=NO_FILL),
-    Part("prestart", "the server starts when the tree is mounted", ">= 5", prestart=False),
     Part("background-fill", "the rest of the image stays in the store", ">= -2", settings=NO_FILL),
     Part("sync-rest", "the cache is synced while the prefetch lasts", ">= 5",
          patch=Patch("bootseer.blocks.fetch.fetcher", "Fetcher.prefetching", False)),

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ import _peers
 from bootseer import config as settings
 from bootseer import image, oci
 from bootseer.blocks import tree
-from bootseer.blocks.serving import prestart
 from bootseer.errors import BootseerError
 from bootseer.image.record import ImageRecord
 from bootseer.kernel import mount as mounts
@@ -56,8 +55,7 @@ class Order(msgspec.Struct, kw_only=True):
     cache: str = ""
     """Node cache to use (default: an empty one below ``work``)."""
     server: list[str] = []
-    """The command that serves (default: the product's own), and whether it is started beforehand as that one is."""
-    prestart: bool = True
+    """The command that serves (default: the product's own)."""
     options: dict[str, str] = {}
     """What a peer needs to know; or where a local tree's ``meta`` and ``data`` are, and whether the page cache is to be
     ``warm`` (not empty)."""
@@ -196,7 +194,7 @@ def lazy(order: Order, record: ImageRecord, clock: Clock) -> dict[str, Any]:
             **order.environ,
         }
     )
-    server = _server(order)
+    server = tuple(order.server) or tree.SERVER
     with contextlib.ExitStack() as undo:
         mounted: image.ImageMount | tree.TreeMount
         clock.start()
@@ -222,14 +220,6 @@ def lazy(order: Order, record: ImageRecord, clock: Clock) -> dict[str, Any]:
         said["waste"] = round(after.hot_unused_bytes / status.bytes_hot, 4)
     said |= {"recording": after.recording, "new_hot_pack": after.hot_pack if order.settle else ""}
     return {key: value for key, value in said.items() if key not in ("id", "digest", "targets") and "pid" not in key}
-
-
-def _server(order: Order) -> Sequence[str]:
-    """The command that serves. One of the bench's own takes the place of the product's, to be started beforehand."""
-    command = tuple(order.server) or tree.SERVER
-    if order.prestart:
-        prestart.SERVER = command  # type: ignore[assignment]
-    return command
 
 
 def _recorded(mounted: image.ImageMount | tree.TreeMount, *, pack: bool) -> tree.TreeStatus:

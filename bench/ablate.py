@@ -55,7 +55,6 @@ class Ablation(_rounds.Bench):
             order = self.ours(place, "bench")
             order.environ = {**part.both, **(part.settings if how == WITHOUT else {})}
             order.server = [sys.executable, str(SERVER), part.name, how]
-            order.prestart = how == WITH or part.prestart
             return self.outcome(f"{part.name}:{how}", number, order)
 
 

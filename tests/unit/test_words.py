@@ -33,11 +33,11 @@ REPLACED = {
     "pulse": "heartbeat",
     "secede": "detach",
     "sparing": "rate limit",
-    "standby server": "prestarted server",
+    "standby server": "block server",
     "strand": "give up",
     "survey": "scan",
     "touch log": "access trace",
-    "twin": "prestarted server",
+    "twin": "block server",
 }
 """Word -> what stands in its place. As whole words, in any case."""
 ALLOWED = {

@@ -25,8 +25,8 @@ from bootseer.blocks.offline import extract, prefetch
 from bootseer.blocks.profiles.library import ProfileKey
 from bootseer.blocks.publish.tree import publish
 from bootseer.blocks.serving import client
+from bootseer.blocks.serving.client import SERVER
 from bootseer.blocks.serving.mount_readahead import note_mount
-from bootseer.blocks.serving.prestart import SERVER, prestart, prestart_one
 from bootseer.blocks.serving.protocol import FUSE_FOLDER, SPEC, GoneError, Request, ServerSpec, TreeStatus
 from bootseer.config import Config
 from bootseer.errors import BootseerError, NotFoundError, from_os_error
@@ -43,8 +43,6 @@ __all__ = [
     "extract",
     "mount",
     "prefetch",
-    "prestart",
-    "prestart_one",
     "publish",
 ]
 
@@ -127,7 +125,7 @@ def mount(
     state_dir, cache_dir, target = (Path(os.path.abspath(path)) for path in (state_dir, cache_dir, target))
     id = digest[:16]
     folder = state_dir / "trees" / id
-    with prestart_one(store_url, state_dir, server), ThreadPoolExecutor(1) as beside:
+    with ThreadPoolExecutor(1) as beside:
         store = store or open_store(store_url)
         tree = localize_manifest(store, digest, cache_dir)
         meta = beside.submit(localize_meta, store, tree)

@@ -109,14 +109,12 @@ def mount(
     """
     if os.geteuid() != 0:
         raise PrivilegeError(f"mounting {ref} needs root", hint="run with sudo")
-    # The block server starts while the registry is asked.
-    with tree.prestart_one(store_url, Path(config.state_dir), server):
-        store = open_store(store_url)
-        if record is None:
-            allowed = _preflight(ref, plain_http)
-            record = resolve(ref, store, plain_http=plain_http)
-            allowed.result()
-        return _mount(ref, target.absolute(), store, config, job, writable, record, server)
+    store = open_store(store_url)
+    if record is None:
+        allowed = _preflight(ref, plain_http)
+        record = resolve(ref, store, plain_http=plain_http)
+        allowed.result()
+    return _mount(ref, target.absolute(), store, config, job, writable, record, server)
 
 
 def _preflight(ref: oci.Reference | str, plain_http: bool | None) -> Future[None]:

@@ -20,7 +20,6 @@ from typing import Any
 import msgspec
 
 from bootseer import env, image, oci
-from bootseer.blocks import tree
 from bootseer.config import Config
 from bootseer.errors import BootseerError, from_os_error
 from bootseer.kernel import mount as mounts
@@ -112,8 +111,6 @@ class _Node:
 
     def run(self, on_ready: Callable[[Start], None] | None) -> Start:
         offset = self.events.stat().st_size
-        lazy = self.job.image.enabled + (self.job.env is not None and self.job.env.enabled)
-        self.stack.enter_context(tree.prestart(self.config.store_url, lazy))
         with self._stage("image") as span:
             container = self._image(span)
         if self.checkpoint:

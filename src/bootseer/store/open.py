@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 from bootseer.errors import ConfigError
@@ -19,26 +18,17 @@ def open_store(url: str) -> Store:
     """
     if not url:
         raise ConfigError("no store given", hint="pass --store or set BOOTSEER_STORE")
-    return load(url)(url)
-
-
-def load(url: str) -> Callable[[str], Store]:
-    """What opens the store at ``url``; its modules are imported, nothing is opened."""
     scheme, sep, _ = url.partition("://")
     if not sep or scheme == "file":
-        return _folder
+        return FolderStore(Path(os.path.abspath(url.removeprefix("file://"))))
     if scheme == "hdfs":
         from bootseer.store.hdfs import HdfsStore
 
-        return HdfsStore
+        return HdfsStore(url)
     if scheme in ("registry", "registry+http", "registry+https"):
         from bootseer.store.registry import RegistryStore
 
-        return RegistryStore
+        return RegistryStore(url)
     from bootseer.store.fsspec import FsspecStore
 
-    return FsspecStore
-
-
-def _folder(url: str) -> Store:
-    return FolderStore(Path(os.path.abspath(url.removeprefix("file://"))))
+    return FsspecStore(url)

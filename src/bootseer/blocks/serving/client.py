@@ -10,6 +10,7 @@ import select
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,7 +18,6 @@ from pathlib import Path
 import msgspec
 
 from bootseer import errors
-from bootseer.blocks.serving import prestart
 from bootseer.blocks.serving.control_server import read_line
 from bootseer.blocks.serving.mount_readahead import NAMES
 from bootseer.blocks.serving.protocol import (
@@ -38,9 +38,11 @@ from bootseer.kernel import mount as mounts
 
 log = logging.getLogger(__name__)
 
+SERVER = (sys.executable, "-m", "bootseer.blocks.serving.server")
 _START_SECONDS = 60.0
 _BUSY_SECONDS = 5.0
 _GRACE_SECONDS = 3.0
+_REAP_SECONDS = 5.0
 _LOCK_SECONDS = 120.0
 _ATTEMPT_SECONDS = 8.0
 _PATIENCE = 30.0
@@ -173,17 +175,30 @@ def _start(folder: Path, command: Sequence[str]) -> str:
     path = folder.with_suffix(".log")
     if path.exists() and path.stat().st_size > _LOG_BYTES:
         os.replace(path, path.with_suffix(".log.old"))
-    server = prestart.take(command, folder, path)
-    if server is None:
-        with open(path, "ab", opener=_private) as out:
-            server = prestart.spawn([*command, str(folder)], stdin=subprocess.DEVNULL, out=out)
+    answer_fd, write_fd = os.pipe()
     try:
-        answer = _read_answer(server.answer_fd)
-        if not answer.startswith(("ok ", "error ")):
-            server.kill()
-            raise UnavailableError("the block server did not start", hint=f"see {path}")
+        try:
+            with open(path, "ab", opener=_private) as out:
+                process = subprocess.Popen(
+                    [*command, str(folder), str(write_fd)], stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                    pass_fds=[write_fd], start_new_session=True,
+                )  # fmt: skip
+        finally:
+            os.close(write_fd)
+        answer = _read_answer(answer_fd)
     finally:
-        server.reap()
+        os.close(answer_fd)
+    started = answer.startswith(("ok ", "error "))
+    if not started:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)  # all its processes: they share the group of the first one
+    try:
+        process.wait(_REAP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(_REAP_SECONDS)
+    if not started:
+        raise UnavailableError("the block server did not start", hint=f"see {path}")
     word, _, rest = answer.partition(" ")
     if word == "error":
         code, _, text = rest.partition(" ")

@@ -1,19 +1,15 @@
 """The block server: the program that serves one lazy tree on a node, as a supervisor, a FUSE server and a fetcher.
 
 ``python -m bootseer.blocks.serving.server STATE_FOLDER ANSWER_FD``, with its `ServerSpec` in
-``STATE_FOLDER/spec.json``; or ``... server - ANSWER_FD STORE_URL``, which imports everything, also for that store, and
-then waits on standard input for the folder and the log file (see `prestart`). It answers ``ok DRIVER`` when the tree
-may be mounted, or ``error CODE TEXT``.
+``STATE_FOLDER/spec.json``. It answers ``ok DRIVER`` when the tree may be mounted, or ``error CODE TEXT``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import logging
 import os
-import select
 import sys
 import time
 from collections.abc import Callable
@@ -26,7 +22,6 @@ from bootseer.blocks.serving.log_limit import LogRateLimit
 from bootseer.blocks.serving.protocol import LOCK, SPEC, ServerSpec
 from bootseer.errors import BootseerError, UnavailableError
 from bootseer.store import Store, open_store
-from bootseer.store.open import load
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +32,7 @@ _LOCK_SECONDS = 0.1
 def main(argv: list[str], *, store_for: Callable[[str], Store] = open_store) -> int:
     """Serve until the end. The first process returns at once: the server is nobody's child to wait for.
 
-    ``argv``: the folder with the spec (``-``: to be told), the descriptor to answer on, and a store's URL, if any.
+    ``argv``: the folder with the spec, and the descriptor to answer on.
     ``store_for`` opens the store, in the fetcher; benchmarks pass one that wraps it with a rate limit.
     """
     answer_fd = int(argv[1])
@@ -58,11 +53,7 @@ def main(argv: list[str], *, store_for: Callable[[str], Store] = open_store) -> 
     for handler in logging.getLogger().handlers:
         handler.addFilter(LogRateLimit())
     try:
-        if argv[0] == "-" and not select.select([0], [], [], 0)[0]:
-            load(argv[2])  # there is time; else the fetcher does so, beside the rest of the start
-        folder = _told() if argv[0] == "-" else Path(argv[0])
-        if folder is None:
-            return 0
+        folder = Path(argv[0])
         spec = msgspec.json.decode((folder / SPEC).read_bytes(), type=ServerSpec)
         os.chdir("/")
         running = supervisor.start(spec, folder, store_for, _lock(folder), answer)
@@ -76,23 +67,6 @@ def main(argv: list[str], *, store_for: Callable[[str], Store] = open_store) -> 
         return 70
     answer(f"ok {running.driver}\n")
     return running.run()
-
-
-def _told() -> Path | None:
-    """Wait for the folder to serve and turn to its log; None when the other side has gone."""
-    with open(0, "rb", closefd=False) as told:
-        line = told.readline()
-    if not line:
-        return None
-    folder, logfile = json.loads(line)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    out = os.open(logfile, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    os.dup2(out, 1)
-    os.dup2(out, 2)
-    os.close(out)
-    os.close(null)
-    return Path(folder)
 
 
 def _lock(folder: Path) -> int:
