@@ -115,7 +115,7 @@ def compute(report: Report, say: Say) -> None:
     for variant in dict.fromkeys(run.variant for run in report.runs):
         ours = variant.removesuffix(BEFORE)
         if ours not in (variant, "record"):  # recordings are no pairs
-            wanted.append((f"{ours}_vs_before", "<= 1.05", before, (ours,)))
+            wanted.append((f"{ours}_vs_before", "<= 1.03", before, (ours,)))
     for name, target, add, words in wanted:
         try:
             add(name, target, *words)
