@@ -253,7 +253,7 @@ def await_exit(folder: Path, timeout: float) -> None:
     ``timeout`` seconds: the FUSE mount fails closed, who still reads gets errors."""
     if _ended(folder, timeout):
         return
-    group = int((folder / LOCK).read_text())
+    group = int((folder / LOCK).read_text() or 0)  # empty: it was stopped before it wrote its number
     log.warning("the block server in %s has not ended within %g s; killing process group %d", folder, timeout, group)
     if group not in (0, 1, os.getpgid(0)):
         with contextlib.suppress(ProcessLookupError):  # while one of them lives the number is nobody else's
