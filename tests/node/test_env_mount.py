@@ -248,6 +248,14 @@ def test_unpacking_never_writes_into_a_mount(nodes: Callable[[str], Node], tmp_p
         mounts.unmount(two.host / "pkg")
 
 
+def test_set_uid_programs_of_an_environment_do_nothing(nodes: Callable[[str], Node]) -> None:
+    for name in ("one", "two"):  # captured here, restored there
+        node = nodes(name)
+        node.run(fill_plain)
+        assert os.statvfs(node.host).f_flag & os.ST_NOSUID
+        assert os.statvfs(node.host).f_flag & os.ST_NODEV
+
+
 def test_nested_in_a_container_root_and_visible_through_a_recursive_bind(
     nodes: Callable[[str], Node], tmp_path: Path
 ) -> None:

@@ -31,6 +31,7 @@ from bootseer.blocks.serving.protocol import FUSE_FOLDER, SPEC, GoneError, Reque
 from bootseer.config import Config
 from bootseer.errors import BootseerError, NotFoundError, from_os_error
 from bootseer.kernel import mount as mounts
+from bootseer.private import private_folder
 from bootseer.store import Store, open_store
 
 __all__ = [
@@ -122,7 +123,8 @@ def mount(
     `NotFoundError` (no such tree), `DataError`, `UnavailableError`, `PrivilegeError`, `UnsupportedError`, `FullError`.
     """
     settings = config or Config()
-    state_dir, cache_dir, target = (Path(os.path.abspath(path)) for path in (state_dir, cache_dir, target))
+    state_dir, cache_dir = private_folder(state_dir), private_folder(cache_dir)
+    target = Path(os.path.abspath(target))
     id = digest[:16]
     folder = state_dir / "trees" / id
     with ThreadPoolExecutor(1) as beside:

@@ -26,6 +26,7 @@ from bootseer.cli._image import (
     terminable,
 )
 from bootseer.errors import BootseerError, ConfigError, NotFoundError, PrivilegeError
+from bootseer.private import private_folder
 
 if TYPE_CHECKING:
     from bootseer.blocks.tree import TreeStatus
@@ -82,6 +83,10 @@ def mount(
     ref: Ref,
     target: Annotated[Path, typer.Argument(metavar="DIR")],
     read_only: Annotated[bool, typer.Option("--read-only", help="Without a writable layer on top")] = False,
+    privileged: Annotated[
+        bool,
+        typer.Option("--privileged", help="Set-uid programs and devices work; only root may reach DIR"),
+    ] = False,
     job: JobName = "",
     store: StoreUrl = "",
     plain_http: PlainHttp = None,
@@ -99,6 +104,7 @@ def mount(
             config=config,
             job=job or None,
             writable=not read_only,
+            privileged=privileged,
             plain_http=plain_http,
         )
     if as_json:
@@ -141,17 +147,16 @@ def run(
     variables = dict(_variable(item) for item in env or [])
     binds = [_bind(item) for item in volume or []]
     began = time.monotonic()
-    folder = Path(config.state_dir, "run")
-    folder.mkdir(parents=True, exist_ok=True)
-    target = Path(tempfile.mkdtemp(prefix="rootfs-", dir=folder))
+    folder = Path(tempfile.mkdtemp(prefix="rootfs-", dir=private_folder(Path(config.state_dir), sub="run")))
     with terminable(), contextlib.ExitStack() as undo:
-        undo.callback(_remove, target)
+        undo.callback(_remove, folder)
         mounted = image.mount(
             ref,
-            target,
+            folder / "rootfs",
             store_url=store or config.store_url,
             config=config,
             job=job or None,
+            privileged=True,
             plain_http=plain_http,
         )
         undo.callback(mounted.unmount)
@@ -195,6 +200,8 @@ def status(
 
 
 def _remove(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.joinpath("rootfs").rmdir()
     with contextlib.suppress(OSError):
         folder.rmdir()
 

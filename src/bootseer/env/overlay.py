@@ -25,6 +25,7 @@ from bootseer.env.publication import Publication
 from bootseer.env.spec import Target
 from bootseer.errors import BootseerError, NotFoundError, from_os_error
 from bootseer.kernel import mount as mounts
+from bootseer.private import private_folder
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +118,7 @@ class Group:
         path = self._record_file
         tmp = path.with_suffix(".tmp")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            private_folder(self._state_dir, sub="env")
             tmp.write_bytes(msgspec.json.encode(self.record))
             os.replace(tmp, path)
         except OSError as exc:
@@ -257,7 +258,7 @@ def new_group(key: str, targets: tuple[Target, ...], config: Config, found: Snap
     group = Group(record, Path(config.state_dir).absolute())
     group.save()
     try:
-        area.mkdir(parents=True)
+        private_folder(area.parent.parent, sub=f"env/{ident}")
         (area / "boot").write_text(record.boot)
     except OSError as exc:
         group.unmount()

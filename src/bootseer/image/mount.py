@@ -22,10 +22,11 @@ import msgspec
 from bootseer import config as settings
 from bootseer import faults, oci
 from bootseer.blocks import tree
-from bootseer.errors import BootseerError, NotFoundError, PrivilegeError, from_os_error
+from bootseer.errors import BootseerError, ConfigError, NotFoundError, PrivilegeError, from_os_error
 from bootseer.image.convert import resolve
 from bootseer.image.record import ImageRecord
 from bootseer.kernel import mount as mounts
+from bootseer.private import enterable, private_folder
 from bootseer.store import Store, open_store
 
 log = logging.getLogger(__name__)
@@ -96,15 +97,18 @@ def mount(
     config: settings.Config,
     job: str | None = None,
     writable: bool = True,
+    privileged: bool = False,
     plain_http: bool | None = None,
     record: ImageRecord | None = None,
     server: Sequence[str] = tree.SERVER,
 ) -> ImageMount:
     """Mount the converted image ``ref`` on the folder ``target`` (made when missing).
 
-    ``job`` names the profile to prefetch by and to record into (None: the default one). ``record`` skips looking up
-    ``ref``; ``server`` is the command that serves blocks (see `tree.mount`). On any failure nothing stays mounted.
-    Raises `NotFoundError` (no such image, or not converted), `UnavailableError`, `PrivilegeError`, `FullError`,
+    ``job`` names the profile to prefetch by and to record into (None: the default one). Set-uid programs and device
+    nodes of the image work only in a writable mount that is ``privileged``, the root of a container. ``record`` skips
+    looking up ``ref``; ``server`` is the command that serves blocks (see `tree.mount`). On any failure nothing stays
+    mounted. Raises `ConfigError` when other users can reach a ``target`` that is to be privileged,
+    `NotFoundError` (no such image, or not converted), `UnavailableError`, `PrivilegeError`, `FullError`,
     `UnsupportedError` (no FUSE, EROFS or overlayfs).
     """
     if os.geteuid() != 0:
@@ -114,7 +118,7 @@ def mount(
         allowed = _preflight(ref, plain_http)
         record = resolve(ref, store, plain_http=plain_http)
         allowed.result()
-    return _mount(ref, target.absolute(), store, config, job, writable, record, server)
+    return _mount(ref, target.absolute(), store, config, job, writable, privileged, record, server)
 
 
 def _preflight(ref: oci.Reference | str, plain_http: bool | None) -> Future[None]:
@@ -140,12 +144,18 @@ def _mount(
     config: settings.Config,
     job: str | None,
     writable: bool,
+    privileged: bool,
     record: ImageRecord,
     server: Sequence[str],
 ) -> ImageMount:
     state_dir, cache_dir = Path(config.state_dir).absolute(), Path(config.cache_dir).absolute()
     if mounts.is_mounted(target):
         raise BootseerError(f"cannot mount {ref} on {target}: something is mounted there", hint="unmount it first")
+    if privileged and enterable(target):
+        raise ConfigError(
+            f"cannot mount {ref} on {target} with its set-uid programs: other users can reach it",
+            hint="mount it in a folder that only root can enter (chmod 700)",
+        )
     _sweep(cache_dir)
     ident = uuid.uuid4().hex[:12]
     folder = state_dir / "images" / ident
@@ -163,7 +173,7 @@ def _mount(
     )
     with contextlib.ExitStack() as undo:
         try:
-            folder.mkdir(parents=True)
+            private_folder(state_dir, sub=f"images/{ident}")
             undo.callback(_forget, entry, state_dir)
             made = not target.exists()
             target.mkdir(parents=True, exist_ok=True)
@@ -183,7 +193,8 @@ def _mount(
             undo.callback(mounted.unmount)
             faults.point("image.mount.before-overlay")
             if writable:
-                _mount_overlay(entry, target)
+                private_folder(cache_dir, sub=f"overlays/{ident}")
+                _mount_overlay(entry, target, privileged)
                 undo.callback(mounts.unmount, target)
             faults.point("image.mount.before-record")
             _write_record(folder, entry)
@@ -215,18 +226,18 @@ def listing(state_dir: Path) -> list[ImageMount]:
     return sorted(found, key=lambda item: item.record.target)
 
 
-def _mount_overlay(entry: MountRecord, target: Path) -> None:
+def _mount_overlay(entry: MountRecord, target: Path, privileged: bool) -> None:
     overlay = Path(entry.overlay)
     upper, work = overlay / "upper", overlay / "work"
     for path in (upper, work):
-        path.mkdir(parents=True)
+        path.mkdir()
     (overlay / "boot").write_text(entry.boot)
     # the upper folder becomes the container's root: it shows the owner, mode and times of the image's own
     root = os.stat(entry.lower)
     os.chown(upper, root.st_uid, root.st_gid)
     os.chmod(upper, root.st_mode & 0o7777)
     os.utime(upper, ns=(root.st_atime_ns, root.st_mtime_ns))
-    mounts.mount_overlay([Path(entry.lower)], target, upper=upper, work=work)
+    mounts.mount_overlay([Path(entry.lower)], target, upper=upper, work=work, privileged=privileged)
 
 
 def _write_record(folder: Path, entry: MountRecord) -> None:

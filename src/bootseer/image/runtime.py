@@ -27,6 +27,7 @@ from bootseer import oci
 from bootseer.errors import BootseerError, NotFoundError, PrivilegeError, UnavailableError, UnsupportedError
 from bootseer.image import container
 from bootseer.image.container import Bind
+from bootseer.private import private_folder
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +139,7 @@ def _remembered(state_dir: Path, name: str) -> Probe:
         pass
     result = probe(name, state_dir)
     if result.works:
-        state_dir.mkdir(parents=True, exist_ok=True)
+        private_folder(state_dir)
         tmp = note.with_suffix(f".{os.getpid()}")
         tmp.write_text(json.dumps({"stamp": stamp, "probe": msgspec.to_builtins(result)}))
         tmp.replace(note)
@@ -157,7 +158,7 @@ class _Container:
         self._killed = False
 
     def __enter__(self) -> _Container:
-        self._bundle.mkdir(parents=True, mode=0o700)
+        private_folder(self._bundle.parent.parent, sub=f"containers/{self._ident}")
         (self._bundle / "config.json").write_text(json.dumps(self._document))
         return self
 

@@ -25,6 +25,7 @@ _log = logging.getLogger(__name__)
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_REMOUNT, MS_NOATIME, MS_BIND, MS_REC, MS_SLAVE = 0x20, 0x400, 0x1000, 0x4000, 1 << 19
+_HARMLESS = MS_NOSUID | MS_NODEV
 _CLONE_NEWNS = 0x20000
 _MNT_FORCE, _MNT_DETACH, _UMOUNT_NOFOLLOW = 1, 2, 8
 
@@ -152,8 +153,10 @@ def _plain(paths: Sequence[Path], *, always: bool = False) -> Iterator[list[str]
         yield names
 
 
-def mount_erofs(meta: Path, data: Path | None, target: Path, *, flags: int = 0, direct: bool = False) -> str:
+def mount_erofs(meta: Path, data: Path | None, target: Path, *, direct: bool = False) -> str:
     """Mount an EROFS image read-only on ``target``; ``data`` is the second device of a two-part image.
+
+    Neither set-uid programs nor device nodes of it work here: whoever made the image is not root of this node.
 
     The kernel reads the files itself where it can (Linux 6.12, ``CONFIG_EROFS_FS_BACKED_BY_FILE``, on a file system
     with a page cache such as ext4, xfs or FUSE); elsewhere loop devices are put under them, with a log line. Returns
@@ -170,10 +173,10 @@ def mount_erofs(meta: Path, data: Path | None, target: Path, *, flags: int = 0, 
         option = f"device={names[0]}" if names else ""
         if direct and names:
             with suppress(OSError):  # an option that the kernel does not know is EINVAL, as much else
-                _libc.mount(str(meta), str(target), "erofs", flags | MS_RDONLY, f"{option},directio")
+                _libc.mount(str(meta), str(target), "erofs", MS_RDONLY | _HARMLESS, f"{option},directio")
                 return "file"
         try:
-            _libc.mount(str(meta), str(target), "erofs", flags | MS_RDONLY, option)
+            _libc.mount(str(meta), str(target), "erofs", MS_RDONLY | _HARMLESS, option)
             return "file"
         except OSError as exc:
             # ENOTBLK: not built in. EINVAL: this backing file system is not fit for it (tmpfs, overlay over it).
@@ -183,7 +186,7 @@ def mount_erofs(meta: Path, data: Path | None, target: Path, *, flags: int = 0, 
     with ExitStack() as stack:
         source = stack.enter_context(loop.attached(meta))
         option = f"device={stack.enter_context(loop.attached(data))}" if data else ""
-        _checked(source, str(target), "erofs", flags | MS_RDONLY, option)
+        _checked(source, str(target), "erofs", MS_RDONLY | _HARMLESS, option)
     return "loop"
 
 
@@ -199,12 +202,20 @@ def _check_superblock(meta: Path) -> None:
 
 
 def mount_overlay(
-    lower: Sequence[Path], target: Path, *, upper: Path | None = None, work: Path | None = None, options: str = ""
+    lower: Sequence[Path],
+    target: Path,
+    *,
+    upper: Path | None = None,
+    work: Path | None = None,
+    options: str = "",
+    privileged: bool = False,
 ) -> None:
     """Mount overlayfs on ``target``: ``lower`` topmost first; read-only without ``upper`` and ``work``.
 
     ``upper`` and ``work`` are two empty folders of one file system (not overlayfs). One lower folder alone without
     ``upper`` is bind-mounted read-only, as overlayfs wants two. ``options`` are added as they are (``"xino=off"``).
+    ``privileged``: set-uid programs and device nodes work in it, which only a folder may show that no other user of
+    the node can enter.
     """
     if (upper is None) != (work is None):
         raise ValueError("upper and work go together")
@@ -222,7 +233,8 @@ def mount_overlay(
 
     too_long = len(os.fsencode(data([str(path) for path in paths]))) > _MAX_DATA
     with _plain(paths, always=too_long) as names:
-        _checked("bootseer", str(target), "overlay", MS_RDONLY if upper is None else 0, data(names))
+        flags = (0 if privileged else _HARMLESS) | (MS_RDONLY if upper is None else 0)
+        _checked("bootseer", str(target), "overlay", flags, data(names))
     return None
 
 

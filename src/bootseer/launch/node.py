@@ -29,6 +29,7 @@ from bootseer.launch.identity import Identity
 from bootseer.launch.job import EnvTable, Job
 from bootseer.launch.ordinary import ContainerdRootfs
 from bootseer.launch.ready import ReadyWatch
+from bootseer.private import private_folder
 from bootseer.profile import emit
 
 log = logging.getLogger(__name__)
@@ -80,11 +81,10 @@ def start(
     if identity.attempt < 0:
         identity = msgspec.structs.replace(identity, attempt=_next_attempt(events_dir, identity))
     events = events_file(events_dir, identity)
-    work = Path(config.cache_dir, "starts")
+    work = private_folder(Path(config.cache_dir), sub="starts")
     try:
         events.parent.mkdir(parents=True, exist_ok=True)
         events.touch()
-        work.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
         raise from_os_error(exc, f"use {exc.filename}") from None
     os.environ.update(identity.environ(job.job.gpus))
@@ -137,7 +137,12 @@ class _Node:
         rootfs = self.folder / "rootfs"
         if table.enabled:
             self.mounted = image.mount(
-                table.ref, rootfs, store_url=self.config.store_url, config=self.config, job=self.job.job.name
+                table.ref,
+                rootfs,
+                store_url=self.config.store_url,
+                config=self.config,
+                job=self.job.job.name,
+                privileged=True,
             )
             self.stack.callback(self.mounted.unmount)
             rootfs, config, how = self.mounted.rootfs, self.mounted.config, "lazy"

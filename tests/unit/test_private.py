@@ -1,0 +1,82 @@
+"""Folders that other users cannot enter, change or replace."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from bootseer.errors import ConfigError
+from bootseer.private import enterable, private_folder
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(os.lstat(path).st_mode)
+
+
+def test_new_folders_are_the_owners_alone(tmp_path: Path) -> None:
+    old = os.umask(0)
+    try:
+        made = private_folder(tmp_path / "state", sub="images/one")
+    finally:
+        os.umask(old)
+    assert made == tmp_path / "state/images/one"
+    assert {mode(path) for path in (made, made.parent, made.parent.parent)} == {0o700}
+    assert private_folder(tmp_path / "state", sub="images/one") == made
+
+
+def test_a_folder_that_others_may_read_is_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir(mode=0o755)
+    private_folder(tmp_path / "state")
+    assert mode(tmp_path / "state") == 0o755
+
+
+@pytest.mark.parametrize("where", [".", "images", "images/one"])
+def test_a_folder_that_others_write_to_is_refused(tmp_path: Path, where: str) -> None:
+    private_folder(tmp_path / "state", sub="images/one")
+    os.chmod(tmp_path / "state" / where, 0o777)
+    with pytest.raises(ConfigError, match="others can write to"):
+        private_folder(tmp_path / "state", sub="images/one")
+
+
+@pytest.mark.parametrize("where", [".", "images"])
+def test_a_planted_link_is_refused(tmp_path: Path, where: str) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    place = tmp_path / "state" / where
+    place.parent.mkdir(exist_ok=True)
+    place.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="is a link"):
+        private_folder(tmp_path / "state", sub="images")
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_folder_that_others_can_replace_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir()
+    os.chmod(tmp_path / "open", 0o777)
+    with pytest.raises(ConfigError, match="others can replace"):
+        private_folder(tmp_path / "open/state")
+    os.chmod(tmp_path / "open", 0o1777)  # as /tmp: they can make others, but not take ours away
+    private_folder(tmp_path / "open/state")
+
+
+@pytest.mark.root
+def test_somebody_elses_folder_is_refused(tmp_path: Path) -> None:
+    private_folder(tmp_path / "state")
+    os.chown(tmp_path / "state", 12345, -1)
+    with pytest.raises(ConfigError, match="belongs to user 12345"):
+        private_folder(tmp_path / "state")
+    with pytest.raises(ConfigError, match="others can replace"):
+        private_folder(tmp_path / "state/below")
+
+
+@pytest.mark.root
+def test_who_can_reach_a_folder(tmp_path: Path) -> None:
+    assert enterable(Path("/tmp/some/where"))
+    os.chmod(tmp_path, 0o700)
+    assert not enterable(tmp_path / "some/where")
+    os.chown(tmp_path, 12345, -1)
+    os.chmod(tmp_path.parent, 0o755)
+    reachable = all(os.stat(parent).st_mode & 0o011 for parent in tmp_path.parents)
+    assert enterable(tmp_path / "where") is reachable  # its owner can; whether at all depends on the folders above
