@@ -131,6 +131,10 @@ def run(
     cwd: Annotated[str, typer.Option("--workdir", "-w", help="Folder in the container to start in")] = "",
     network: Annotated[str, typer.Option(help="host: the caller's; none")] = "host",
     runtime: Annotated[str, typer.Option(help="runc or crun (default: the first that works)")] = "",
+    stop_grace: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="From SIGTERM to SIGKILL (default: no limit)"),
+    ] = None,
     summary: Annotated[bool, typer.Option("--summary", help="Say at the end what was moved, on stderr")] = False,
     store: StoreUrl = "",
     plain_http: PlainHttp = None,
@@ -170,6 +174,7 @@ def run(
             cwd=cwd,
             runtime=runtime or None,
             network=network,
+            stop_grace=stop_grace,
             state_dir=Path(config.state_dir),
         )
         if summary or logging.getLogger().isEnabledFor(logging.INFO):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import posixpath
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,12 +15,13 @@ from bootseer.errors import ConfigError, NotFoundError
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-# Root in the container may install packages, change owners, and pin memory for RDMA; it may not mount or load modules.
+# Root in the container may install packages, change owners, and pin memory for RDMA; it may not mount, load modules, or
+# make device nodes: which devices there are is decided outside.
 # Numbers: linux/capability.h
 _CAPABILITIES = {
     "CAP_CHOWN": 0, "CAP_DAC_OVERRIDE": 1, "CAP_FOWNER": 3, "CAP_FSETID": 4, "CAP_KILL": 5, "CAP_SETGID": 6,
     "CAP_SETUID": 7, "CAP_SETPCAP": 8, "CAP_NET_BIND_SERVICE": 10, "CAP_NET_RAW": 13, "CAP_IPC_LOCK": 14,
-    "CAP_SYS_CHROOT": 18, "CAP_SYS_PTRACE": 19, "CAP_SYS_NICE": 23, "CAP_MKNOD": 27, "CAP_AUDIT_WRITE": 29,
+    "CAP_SYS_CHROOT": 18, "CAP_SYS_PTRACE": 19, "CAP_SYS_NICE": 23, "CAP_AUDIT_WRITE": 29,
     "CAP_SETFCAP": 31,
 }  # fmt: skip
 
@@ -55,7 +58,8 @@ def spec(
 ) -> dict[str, Any]:
     """The content of ``config.json``. ``network``: ``host`` (the caller's namespace) or ``none``.
 
-    The GPU and RDMA devices found in ``dev`` are shown in the container; libraries of their drivers are not.
+    The GPU and RDMA devices in ``dev`` that this process may use are shown in the container; libraries of their drivers
+    are not. The container may use these, device nodes among ``mounts``, and what runtimes allow every container.
 
     No limits are set: no cgroup limits, no rlimits, no OOM score, so that no further capability is needed.
     """
@@ -65,6 +69,7 @@ def spec(
     environ = dict(item.partition("=")[::2] for item in inner.env or ())
     environ = {"PATH": DEFAULT_PATH, **environ, **env}
     namespaces = [{"type": "pid"}, {"type": "mount"}, *([{"type": "network"}] if network == "none" else [])]
+    shown = [*devices(dev), *mounts]
     held = [name for name, bit in _CAPABILITIES.items() if _bounding() >> bit & 1]
     return {
         "ociVersion": "1.0.2",
@@ -81,12 +86,12 @@ def spec(
         "mounts": [
             *_system_mounts(),
             *_name_service_mounts(),
-            *(_bind(mount) for mount in (*devices(dev), *mounts)),
+            *(_bind(mount) for mount in shown),
         ],
         "linux": {
             "namespaces": namespaces,
             "cgroupsPath": cgroup,
-            "resources": {"devices": [{"allow": True, "access": "rwm"}]},
+            "resources": {"devices": [{"allow": False, "access": "rwm"}, *_device_rules(shown)]},
             "maskedPaths": ["/proc/kcore", "/proc/keys", "/sys/firmware"],
             "readonlyPaths": ["/proc/sys", "/proc/sysrq-trigger"],
         },
@@ -155,10 +160,24 @@ def _name_service_mounts() -> list[dict[str, Any]]:
 
 
 def devices(dev: Path = Path("/dev")) -> list[Bind]:
-    """Binds for the device nodes of GPUs and RDMA cards in ``dev``; none on a host without them."""
+    """Binds for the device nodes of GPUs and RDMA cards in ``dev`` that the cgroup of this process allows; none on a
+    host without them. access(2) asks the cgroup, too, and does not wake the device up as open(2) would."""
     found = [*dev.glob("nvidia*"), *dev.glob("nvidia*/*"), *dev.glob("infiniband/*")]
     nodes = sorted(path for path in found if not path.is_dir() and not path.is_symlink())
+    nodes = [path for path in nodes if os.access(path, os.R_OK | os.W_OK)]
     return [Bind(str(path), f"/dev/{path.relative_to(dev)}") for path in nodes]
+
+
+def _device_rules(binds: Sequence[Bind]) -> list[dict[str, Any]]:
+    rules = []
+    for bind in binds:
+        with contextlib.suppress(OSError):
+            found = os.stat(bind.source)
+            if stat.S_ISCHR(found.st_mode) or stat.S_ISBLK(found.st_mode):
+                kind = "c" if stat.S_ISCHR(found.st_mode) else "b"
+                number = {"major": os.major(found.st_rdev), "minor": os.minor(found.st_rdev)}
+                rules.append({"allow": True, "type": kind, **number, "access": "rw"})
+    return rules
 
 
 def _bind(mount: Bind) -> dict[str, Any]:

@@ -2,6 +2,9 @@
 
 Which one works is found out by running one (crun 1.8 refuses hybrid cgroups, for instance) and remembered until the
 next boot. The runtime is a child in its own process group, so that a signal reaches the container exactly once: by us.
+
+Signals mean in a container what they mean without one. A command is process 1 there, for which the kernel drops every
+signal that it has no handler for: one that would have ended it without a container ends the container.
 """
 
 from __future__ import annotations
@@ -9,16 +12,17 @@ from __future__ import annotations
 import json
 import logging
 import os
+import queue
 import shutil
 import signal
 import subprocess
 import tempfile
 import threading
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 
 import msgspec
 
@@ -34,9 +38,8 @@ log = logging.getLogger(__name__)
 __all__ = ["Bind", "find", "probe", "run"]
 
 RUNTIMES = ("runc", "crun")
-GRACE = 10.0
-"""Seconds between a forwarded SIGINT or SIGTERM and SIGKILL: as process 1, a command without a handler ignores both."""
 _PROBE_DEADLINE = 20.0
+_START_SECONDS = 30.0
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -59,14 +62,16 @@ def run(
     cwd: str = "",
     runtime: str | None = None,
     network: str = "host",
+    stop_grace: float | None = None,
     state_dir: Path | None = None,
 ) -> int:
     """Run ``argv`` (or the image's own command) in ``rootfs`` to its end and return its exit code (128+n: signal n).
 
     Standard streams are the caller's; SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are forwarded (when called
-    in the main thread). The container is gone when this returns. ``network`` ``host`` is the network namespace of the
-    caller. Raises `PrivilegeError`, `UnsupportedError` (no working runtime), `NotFoundError` (no such command in the
-    image), `ConfigError`.
+    in the main thread). ``stop_grace``: seconds after SIGINT or SIGTERM until a command that handles them is killed
+    (None: it may take its time). ``network`` ``host`` is the network namespace of the caller. The container is in the
+    caller's cgroups, and gone when this returns. Raises `PrivilegeError`, `UnsupportedError` (no working runtime),
+    `NotFoundError` (no such command in the image), `ConfigError`.
     """
     _need_root()
     state = state_dir or Path(settings.load().state_dir)
@@ -81,11 +86,11 @@ def run(
         mounts=mounts,
         cwd=cwd,
         network=network,
-        cgroup=f"/{ident}",
+        cgroup=cgroup_path(ident),
     )
     container.check_command(document)
     with _Container(program, state, ident, document) as started:
-        code = started.run()
+        code = started.run(stop_grace=stop_grace)
         if code != 0 and (reason := started.failure()):
             raise _start_error(args[0], reason)
         return code
@@ -114,7 +119,7 @@ def probe(name: str, state_dir: Path) -> Probe:
     ident = f"bootseer-probe-{uuid.uuid4().hex[:8]}"
     with tempfile.TemporaryDirectory(prefix="bootseer-probe-") as root:
         document = container.spec(
-            Path(root), empty, ["true"], env={}, mounts=host, cwd="/", network="host", cgroup=f"/{ident}"
+            Path(root), empty, ["true"], env={}, mounts=host, cwd="/", network="host", cgroup=cgroup_path(ident)
         )
         with _Container(path, state_dir, ident, document) as started:
             code = started.run(quiet=True, deadline=_PROBE_DEADLINE)
@@ -156,6 +161,9 @@ class _Container:
         self._root = state / "runtime" / os.path.basename(program)
         self._bundle = state / "containers" / ident
         self._killed = False
+        self._over = threading.Event()
+        self._ended_by = 0
+        """The signal that a process 1 without a handler for it was killed for."""
 
     def __enter__(self) -> _Container:
         private_folder(self._bundle.parent.parent, sub=f"containers/{self._ident}")
@@ -171,7 +179,7 @@ class _Container:
             return
         shutil.rmtree(self._bundle, ignore_errors=True)
 
-    def run(self, *, quiet: bool = False, deadline: float | None = None) -> int:
+    def run(self, *, quiet: bool = False, deadline: float | None = None, stop_grace: float | None = None) -> int:
         argv = [*self._base(), "run", "--bundle", str(self._bundle), "--pid-file", str(self._bundle / "pid")]
         where = subprocess.DEVNULL if quiet else None
         # A group of its own keeps signals to ours from coming twice; but one that is not the terminal's may not read
@@ -182,7 +190,7 @@ class _Container:
             [*argv, self._ident], stdin=where, stdout=where, stderr=where, process_group=group
         ) as child:
             try:
-                with self._forwarding(child, shared):
+                with self._forwarding(shared, stop_grace):
                     code = child.wait(deadline)
             except subprocess.TimeoutExpired:
                 raise UnavailableError(f"{self._program} did not end within {deadline} s") from None
@@ -190,6 +198,8 @@ class _Container:
                 if child.poll() is None:
                     self.kill()
                     child.kill()
+        if self._ended_by:
+            return 128 + self._ended_by
         return code if code >= 0 else 128 - code
 
     def failure(self) -> str:
@@ -225,32 +235,84 @@ class _Container:
             return "no answer within 30 s"
 
     @contextmanager
-    def _forwarding(self, child: subprocess.Popen[bytes], shared: bool) -> Iterator[None]:
-        """Pass signals on to ``child``. ``shared``: it is in our process group, the terminal's, which gives it
-        interrupts itself."""
+    def _forwarding(self, shared: bool, stop_grace: float | None) -> Iterator[None]:
+        """Pass signals on to the container. ``shared``: its processes are in our process group, the terminal's, which
+        gives them interrupts itself."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        timers: list[threading.Timer] = []
-
-        def forward(number: int, frame: FrameType | None) -> None:
-            if number in (signal.SIGINT, signal.SIGTERM):
-                timer = threading.Timer(GRACE if not timers else 0.0, self.kill)
-                timer.daemon = True
-                timer.start()
-                timers.append(timer)
-            if not shared or number not in (signal.SIGINT, signal.SIGQUIT):
-                child.send_signal(number)
-
-        before = {number: signal.signal(number, forward) for number in _FORWARDED}
+        came: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        thread = threading.Thread(target=self._pass_on, args=(came, shared, stop_grace), name="signals", daemon=True)
+        before = {number: signal.signal(number, lambda number, frame: came.put(number)) for number in _FORWARDED}
+        thread.start()
         try:
             yield
         finally:
+            self._over.set()
+            came.put(None)
+            thread.join()
             for number, handler in before.items():
                 signal.signal(number, handler)
-            for timer in timers:
-                timer.cancel()
-                timer.join()
+
+    def _pass_on(self, came: queue.SimpleQueue[int | None], shared: bool, stop_grace: float | None) -> None:
+        until: float | None = None
+        while True:
+            try:
+                number = came.get(timeout=None if until is None else max(0.0, until - time.monotonic()))
+            except queue.Empty:
+                log.warning("the command did not end within %g s, killing it", stop_grace)
+                self.kill()
+                until = None
+                continue
+            if number is None:
+                return
+            if not self._await_running():
+                continue
+            if not self._heeds(number):
+                self._ended_by = self._ended_by or number
+                self.kill()
+            elif not shared or number not in (signal.SIGINT, signal.SIGQUIT):
+                self._command("kill", self._ident, str(int(number)))
+            if stop_grace is not None and until is None and number in (signal.SIGINT, signal.SIGTERM):
+                until = time.monotonic() + stop_grace
+
+    def _await_running(self) -> bool:
+        """Wait until the command runs, as process 1 is the runtime's own before; False when it has ended."""
+        end = time.monotonic() + _START_SECONDS
+        while time.monotonic() < end and not self._over.wait(0.02):
+            argv = [*self._base(), "state", self._ident]
+            with suppress(subprocess.TimeoutExpired):
+                done = subprocess.run(argv, capture_output=True, check=False, timeout=_START_SECONDS)
+                if (status := _json_line(done.stdout.decode(errors="replace")).get("status")) == "running":
+                    return True
+                if status == "stopped":
+                    return False
+        return False
+
+    def _heeds(self, number: int) -> bool:
+        """Whether process 1 of the container has a handler for signal ``number``, ignores it or waits for it."""
+        try:
+            pid = int((self._bundle / "pid").read_text())
+            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        except (OSError, ValueError):
+            return True
+        masks = [int(line.split()[1], 16) for line in lines if line.startswith(("SigCgt:", "SigIgn:", "SigBlk:"))]
+        return any(mask >> (number - 1) & 1 for mask in masks)
+
+
+def cgroup_path(name: str) -> str:
+    """Where a runtime is to make the cgroup ``name`` so that it lies in those of this process, whose limits then hold.
+
+    With cgroup v2 alone it is an absolute path: runtimes take a relative one from the parent of their own cgroup. With
+    v1 it is relative, as this process is in another cgroup of each controller; v2's hierarchy limits nothing then, and
+    runc does use the parent in it.
+    """
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        number, _, path = line.split(":", 2)
+        if number != "0":
+            return name
+        own = path
+    return f"{own.rstrip('/')}/{name}"
 
 
 def _json_line(text: str) -> dict[str, str]:

@@ -58,4 +58,5 @@ class Container:
             env={**self._environ, **emit.child_env(span)},
             mounts=[image.runtime.Bind(m.source, m.target, m.readonly) for m in self._mounts],
             cwd=self.job.job.cwd,
+            stop_grace=self.job.job.stop_grace or None,
         )

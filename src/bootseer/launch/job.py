@@ -34,6 +34,8 @@ class JobTable(_Table, frozen=True, kw_only=True):
     """Environment variables of the set-up and training commands."""
     cwd: str = ""
     """Their working directory; empty: the image's."""
+    stop_grace: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """Seconds after SIGTERM or SIGINT until a command that handles them is killed; 0: it may take its time."""
 
 
 class ImageTable(_Table, frozen=True, kw_only=True):
