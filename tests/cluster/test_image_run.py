@@ -22,6 +22,7 @@ from bootseer import image, oci
 from bootseer.errors import ConfigError, NotFoundError, PrivilegeError, UnsupportedError
 from bootseer.image import runtime
 from bootseer.testing.images import Member, folder, programs, write_image
+from bootseer.testing.node import alive
 
 pytestmark = [pytest.mark.root, pytest.mark.runtime]
 
@@ -285,6 +286,65 @@ def test_a_container_has_the_usual_devices_and_makes_none(rootfs: image.ImageMou
     assert not works("mknod /dev/mine c 1 3")
     assert not works(": < /host/fuse", runtime.Bind("/dev", "/host"))  # it hides behind a folder
     assert works(": < /fuse", runtime.Bind("/dev/fuse", "/fuse"))  # the caller names it
+
+
+def command_of(state: Path) -> int:
+    """The process of the only container; the runtime writes it down after the command has begun."""
+    (bundle,) = state.glob("containers/*")
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError, ValueError):
+            return int((bundle / "pid").read_text())
+        time.sleep(0.01)
+    raise AssertionError("no container runs")
+
+
+def test_a_killed_start_leaves_no_container_and_the_next_one_removes_the_rest(
+    place: Path, environ: dict[str, str]
+) -> None:
+    state = place / "state"
+    argv = [*CLI, "image", "run", f"oci:{place}/layout:v1", "--", "sh", "-c", "echo up; exec sleep 600"]
+    with started(argv, environ) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        command = command_of(state)
+        child.kill()
+    end = time.monotonic() + 15
+    while alive(command):
+        assert time.monotonic() < end, "the container outlived its launcher"
+        time.sleep(0.05)
+    assert list((state / "run").iterdir())
+    done = cli(environ, "image", "run", f"oci:{place}/layout:v1")
+    assert (done.returncode, done.stdout) == (0, "hello from the image\n")
+    assert "left" in done.stderr
+    assert left_over(state) == []
+    assert list((state / "run").iterdir()) == []
+    assert not [line for line in Path("/proc/mounts").read_text().splitlines() if str(state) in line]
+
+
+def test_a_guard_that_is_killed_too_leaves_it_to_the_next_start(place: Path, environ: dict[str, str]) -> None:
+    state = place / "state"
+    argv = [*CLI, "image", "run", f"oci:{place}/layout:v1", "--", "sh", "-c", "echo up; exec sleep 600"]
+    with started(argv, environ) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        command = command_of(state)
+        children = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
+        for pid in children:
+            if Path(f"/proc/{pid}/comm").read_text() == "sh\n":
+                os.kill(int(pid), signal.SIGKILL)
+        child.kill()
+    time.sleep(1.0)
+    assert alive(command)
+    # A start that goes on is left alone.
+    with started([*argv[:-1], "echo up; sleep 3; echo still here"], environ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "up\n"
+        assert not alive(command)
+        assert cli(environ, "image", "run", f"oci:{place}/layout:v1").returncode == 0
+        assert other.stdout.read() == "still here\n"
+    assert left_over(state) == []
+    assert list((state / "run").iterdir()) == []
 
 
 def test_without_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

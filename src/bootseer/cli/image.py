@@ -141,9 +141,10 @@ def run(
 ) -> None:
     """Run a command in a container of a converted image and exit with its exit code."""
     import logging
-    import tempfile
 
     from bootseer import image
+    from bootseer.image.mount import RUNS
+    from bootseer.image.owned import owned_folder
 
     if os.geteuid() != 0:
         raise PrivilegeError(f"running {ref} needs root", hint="run with sudo")
@@ -151,9 +152,11 @@ def run(
     variables = dict(_variable(item) for item in env or [])
     binds = [_bind(item) for item in volume or []]
     began = time.monotonic()
-    folder = Path(tempfile.mkdtemp(prefix="rootfs-", dir=private_folder(Path(config.state_dir), sub="run")))
+    state = Path(config.state_dir)
     with terminable(), contextlib.ExitStack() as undo:
-        undo.callback(_remove, folder)
+        image.sweep(state)
+        folder = undo.enter_context(owned_folder(private_folder(state, sub=RUNS), "rootfs-"))
+        undo.callback(_remove, folder / "rootfs")
         mounted = image.mount(
             ref,
             folder / "rootfs",
@@ -175,7 +178,7 @@ def run(
             runtime=runtime or None,
             network=network,
             stop_grace=stop_grace,
-            state_dir=Path(config.state_dir),
+            state_dir=state,
         )
         if summary or logging.getLogger().isEnabledFor(logging.INFO):
             _print_summary(mounted, mount_seconds, time.monotonic() - began)
@@ -205,8 +208,6 @@ def status(
 
 
 def _remove(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        folder.joinpath("rootfs").rmdir()
     with contextlib.suppress(OSError):
         folder.rmdir()
 

@@ -2,7 +2,7 @@
 
 from bootseer.image import runtime
 from bootseer.image.convert import Ensured, convert, ensure, resolve
-from bootseer.image.mount import ImageMount, attach, mount
+from bootseer.image.mount import ImageMount, attach, mount, sweep
 from bootseer.image.mount import listing as mounts
 from bootseer.image.record import ImageRecord
 from bootseer.image.record import listing as records
@@ -19,6 +19,7 @@ __all__ = [
     "records",
     "resolve",
     "runtime",
+    "sweep",
 ]
 
 

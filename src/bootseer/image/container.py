@@ -52,7 +52,6 @@ def spec(
     mounts: Sequence[Bind],
     cwd: str,
     network: str,
-    cgroup: str,
     readonly: bool = False,
     dev: Path = Path("/dev"),
 ) -> dict[str, Any]:
@@ -90,7 +89,6 @@ def spec(
         ],
         "linux": {
             "namespaces": namespaces,
-            "cgroupsPath": cgroup,
             "resources": {"devices": [{"allow": False, "access": "rwm"}, *_device_rules(shown)]},
             "maskedPaths": ["/proc/kcore", "/proc/keys", "/sys/firmware"],
             "readonlyPaths": ["/proc/sys", "/proc/sysrq-trigger"],

@@ -23,13 +23,19 @@ from bootseer import config as settings
 from bootseer import faults, oci
 from bootseer.blocks import tree
 from bootseer.errors import BootseerError, ConfigError, NotFoundError, PrivilegeError, from_os_error
+from bootseer.image import runtime
 from bootseer.image.convert import resolve
+from bootseer.image.owned import adopted, clear, remove
 from bootseer.image.record import ImageRecord
 from bootseer.kernel import mount as mounts
 from bootseer.private import enterable, private_folder
 from bootseer.store import Store, open_store
 
 log = logging.getLogger(__name__)
+
+
+RUNS = "run"
+"""The folder of ``state_dir`` with a folder for each command that runs in a container of its own image mount."""
 
 
 class MountRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -224,6 +230,24 @@ def listing(state_dir: Path) -> list[ImageMount]:
         except (OSError, msgspec.DecodeError) as exc:
             log.warning("ignoring the mount record %s: %s", path, exc)
     return sorted(found, key=lambda item: item.record.target)
+
+
+def sweep(state_dir: Path) -> None:
+    """End what killed launchers of containers left: the containers, the mounts of their images, the block servers."""
+    runtime.sweep(state_dir)
+    for folder in (state_dir.absolute() / RUNS).glob("*"):
+        with adopted(folder) as ours:
+            if not ours:
+                continue
+            for found in listing(state_dir):
+                if found.rootfs.parent == folder:
+                    log.warning("%s was left mounted by a process that was killed", found.rootfs)
+                    found.unmount()
+            if any(entry.target.startswith(f"{folder}/") for entry in mounts.entries()):
+                log.warning("%s is left: something is still mounted there", folder)
+            else:
+                clear(folder)
+                remove(folder)
 
 
 def _mount_overlay(entry: MountRecord, target: Path, privileged: bool) -> None:

@@ -19,10 +19,10 @@ import subprocess
 import tempfile
 import threading
 import time
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -31,6 +31,7 @@ from bootseer import oci
 from bootseer.errors import BootseerError, NotFoundError, PrivilegeError, UnavailableError, UnsupportedError
 from bootseer.image import container
 from bootseer.image.container import Bind
+from bootseer.image.owned import adopted, clear, owned_folder, remove
 from bootseer.private import private_folder
 
 log = logging.getLogger(__name__)
@@ -77,7 +78,6 @@ def run(
     state = state_dir or Path(settings.load().state_dir)
     program = find(state, runtime).path
     args = container.command_of(config, argv)
-    ident = f"bootseer-{uuid.uuid4().hex[:12]}"
     document = container.spec(
         rootfs.absolute(),
         config,
@@ -86,10 +86,9 @@ def run(
         mounts=mounts,
         cwd=cwd,
         network=network,
-        cgroup=cgroup_path(ident),
     )
     container.check_command(document)
-    with _Container(program, state, ident, document) as started:
+    with _Container(program, state, document) as started:
         code = started.run(stop_grace=stop_grace)
         if code != 0 and (reason := started.failure()):
             raise _start_error(args[0], reason)
@@ -116,12 +115,9 @@ def probe(name: str, state_dir: Path) -> Probe:
         return Probe(name, "", False, "not installed")
     host = [Bind(top, top, readonly=True) for top in ("/bin", "/lib", "/lib64", "/usr") if os.path.isdir(top)]
     empty = oci.ImageConfig(architecture="", os="linux", rootfs=_NO_LAYERS)
-    ident = f"bootseer-probe-{uuid.uuid4().hex[:8]}"
     with tempfile.TemporaryDirectory(prefix="bootseer-probe-") as root:
-        document = container.spec(
-            Path(root), empty, ["true"], env={}, mounts=host, cwd="/", network="host", cgroup=cgroup_path(ident)
-        )
-        with _Container(path, state_dir, ident, document) as started:
+        document = container.spec(Path(root), empty, ["true"], env={}, mounts=host, cwd="/", network="host")
+        with _Container(path, state_dir, document) as started:
             code = started.run(quiet=True, deadline=_PROBE_DEADLINE)
             reason = started.failure() or f"exit code {code}"
     return Probe(name, path, code == 0, "" if code == 0 else reason)
@@ -154,33 +150,46 @@ def _remembered(state_dir: Path, name: str) -> Probe:
 
 
 class _Container:
-    """A bundle and its container; leaving the context deletes both."""
+    """A bundle and its container; leaving the context deletes both. When this process is killed, a guard deletes the
+    container, and `sweep` what is left; when the guard is killed, too, `sweep` does both."""
 
-    def __init__(self, program: str, state: Path, ident: str, document: dict[str, object]) -> None:
-        self._program, self._ident, self._document = program, ident, document
-        self._root = state / "runtime" / os.path.basename(program)
-        self._bundle = state / "containers" / ident
+    def __init__(self, program: str, state: Path, document: dict[str, Any]) -> None:
+        self._program, self._document = program, document
+        self._state = state
         self._killed = False
         self._over = threading.Event()
         self._ended_by = 0
         """The signal that a process 1 without a handler for it was killed for."""
+        self._undo = ExitStack()
 
     def __enter__(self) -> _Container:
-        private_folder(self._bundle.parent.parent, sub=f"containers/{self._ident}")
-        (self._bundle / "config.json").write_text(json.dumps(self._document))
+        with ExitStack() as undo:
+            parent = private_folder(self._state, sub="containers")
+            self._bundle = undo.enter_context(owned_folder(parent, "bootseer-"))
+            self._ident = self._bundle.name
+            undo.callback(_delete, self._bundle)
+            self._document["linux"]["cgroupsPath"] = cgroup_path(self._ident)
+            (self._bundle / "config.json").write_text(json.dumps(self._document))
+            (self._bundle / "program").write_text(self._program)
+            argv = [*_base(self._bundle, self._program), "delete", "--force", self._ident]
+            # It reads until this process ends, or says that all is well; a session of its own keeps signals away.
+            guard = subprocess.Popen(
+                ["sh", "-c", 'read -r word || exec "$@"', "guard", *argv],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            undo.callback(_dismiss, guard)
+            self._undo = undo.pop_all()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        said = self._command("delete", "--force", self._ident)
-        if (self._root / self._ident).exists():  # the runtime's own record of a container
-            log.warning(
-                "container %s could not be deleted, its bundle stays in %s: %s", self._ident, self._bundle, said
-            )
-            return
-        shutil.rmtree(self._bundle, ignore_errors=True)
+        self._undo.close()
 
     def run(self, *, quiet: bool = False, deadline: float | None = None, stop_grace: float | None = None) -> int:
-        argv = [*self._base(), "run", "--bundle", str(self._bundle), "--pid-file", str(self._bundle / "pid")]
+        bundle = str(self._bundle)
+        argv = [*_base(self._bundle, self._program), "run", "--bundle", bundle, "--pid-file", f"{bundle}/pid"]
         where = subprocess.DEVNULL if quiet else None
         # A group of its own keeps signals to ours from coming twice; but one that is not the terminal's may not read
         # from it: an interactive command would stop for good, and we wait for it.
@@ -217,22 +226,8 @@ class _Container:
         self._killed = True
         self._command("kill", self._ident, "KILL")
 
-    def _base(self) -> list[str]:
-        return [
-            self._program,
-            *("--root", str(self._root)),
-            *("--log", str(self._bundle / "log")),
-            *("--log-format", "json"),
-        ]
-
     def _command(self, *args: str) -> str:
-        """What the runtime had to say, to be used where it went wrong."""
-        try:
-            done = subprocess.run([*self._base(), *args], capture_output=True, check=False, timeout=30)
-            return done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}"
-        except subprocess.TimeoutExpired:
-            log.warning("%s %s of container %s did not end within 30 s", self._program, args[0], self._ident)
-            return "no answer within 30 s"
+        return _answer([*_base(self._bundle, self._program), *args])
 
     @contextmanager
     def _forwarding(self, shared: bool, stop_grace: float | None) -> Iterator[None]:
@@ -266,9 +261,9 @@ class _Container:
                 continue
             if number is None:
                 return
-            if not self._await_running():
+            if not (pid := self._running()):
                 continue
-            if not self._heeds(number):
+            if not _heeds(pid, number):
                 self._ended_by = self._ended_by or number
                 self.kill()
             elif not shared or number not in (signal.SIGINT, signal.SIGQUIT):
@@ -276,28 +271,72 @@ class _Container:
             if stop_grace is not None and until is None and number in (signal.SIGINT, signal.SIGTERM):
                 until = time.monotonic() + stop_grace
 
-    def _await_running(self) -> bool:
-        """Wait until the command runs, as process 1 is the runtime's own before; False when it has ended."""
+    def _running(self) -> int:
+        """The process of the command, when it runs (before, process 1 is the runtime's own); 0 when it has ended."""
         end = time.monotonic() + _START_SECONDS
         while time.monotonic() < end and not self._over.wait(0.02):
-            argv = [*self._base(), "state", self._ident]
+            argv = [*_base(self._bundle, self._program), "state", self._ident]
             with suppress(subprocess.TimeoutExpired):
                 done = subprocess.run(argv, capture_output=True, check=False, timeout=_START_SECONDS)
-                if (status := _json_line(done.stdout.decode(errors="replace")).get("status")) == "running":
-                    return True
-                if status == "stopped":
-                    return False
-        return False
+                state = _json_line(done.stdout.decode(errors="replace"))
+                if state.get("status") in ("running", "stopped"):
+                    return int(state.get("pid", 0))
+        return 0
 
-    def _heeds(self, number: int) -> bool:
-        """Whether process 1 of the container has a handler for signal ``number``, ignores it or waits for it."""
-        try:
-            pid = int((self._bundle / "pid").read_text())
-            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        except (OSError, ValueError):
-            return True
-        masks = [int(line.split()[1], 16) for line in lines if line.startswith(("SigCgt:", "SigIgn:", "SigBlk:"))]
-        return any(mask >> (number - 1) & 1 for mask in masks)
+
+def _heeds(pid: int, number: int) -> bool:
+    """Whether process ``pid`` has a handler for signal ``number``, ignores it or waits for it."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return True
+    masks = [int(line.split()[1], 16) for line in lines if line.startswith(("SigCgt:", "SigIgn:", "SigBlk:"))]
+    return any(mask >> (number - 1) & 1 for mask in masks)
+
+
+def sweep(state_dir: Path) -> None:
+    """Delete the containers whose ``bootseer`` was killed."""
+    for bundle in state_dir.absolute().glob("containers/*"):
+        with adopted(bundle) as ours:
+            if ours:
+                log.warning("container %s was left by a process that was killed", bundle.name)
+                _delete(bundle)
+                remove(bundle)
+
+
+def _delete(bundle: Path) -> None:
+    """Delete the container of ``bundle``, and what is in it but the lock."""
+    with suppress(FileNotFoundError):
+        program = (bundle / "program").read_text()
+        said = _answer([*_base(bundle, program), "delete", "--force", bundle.name])
+        if (_root(bundle, program) / bundle.name).exists():  # the runtime's own record of a container
+            log.warning("container %s could not be deleted, its bundle stays in %s: %s", bundle.name, bundle, said)
+            return
+    clear(bundle)
+
+
+def _dismiss(guard: subprocess.Popen[bytes]) -> None:
+    with suppress(OSError, subprocess.TimeoutExpired):
+        guard.communicate(b"done\n", timeout=5)
+
+
+def _root(bundle: Path, program: str) -> Path:
+    """Where the runtime ``program`` keeps its state of the containers."""
+    return bundle.parent.parent / "runtime" / os.path.basename(program)
+
+
+def _base(bundle: Path, program: str) -> list[str]:
+    return [program, "--root", str(_root(bundle, program)), "--log", str(bundle / "log"), "--log-format", "json"]
+
+
+def _answer(argv: list[str]) -> str:
+    """What the runtime had to say, to be used where it went wrong."""
+    try:
+        done = subprocess.run(argv, capture_output=True, check=False, timeout=30)
+        return done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}"
+    except subprocess.TimeoutExpired:
+        log.warning("%s did not end within 30 s", " ".join(argv))
+        return "no answer within 30 s"
 
 
 def cgroup_path(name: str) -> str:
@@ -315,7 +354,7 @@ def cgroup_path(name: str) -> str:
     return f"{own.rstrip('/')}/{name}"
 
 
-def _json_line(text: str) -> dict[str, str]:
+def _json_line(text: str) -> dict[str, Any]:
     try:
         entry = json.loads(text)
     except ValueError:

@@ -1,0 +1,65 @@
+"""Folders that belong to a running process, and those whose process was killed."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+_LOCK = "lock"
+
+
+@contextlib.contextmanager
+def owned_folder(parent: Path, prefix: str) -> Iterator[Path]:
+    """A new folder below ``parent``, ours for as long as this process lives and the context lasts. The caller empties
+    it; it is removed when nothing but our lock is left in it. Raises `OSError`."""
+    hidden = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=parent))
+    folder = hidden.with_name(hidden.name[1:])
+    fd = os.open(hidden / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        hidden.rename(folder)  # nobody sees it without a lock that is held
+        yield folder
+    finally:
+        remove(folder)
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def adopted(folder: Path) -> Iterator[bool]:
+    """Whether ``folder`` is left of a process that ended; then it is ours in this context. False for one in use, or on
+    its way out."""
+    try:
+        fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield False
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        yield False
+    else:
+        yield (folder / _LOCK).exists()
+    finally:
+        os.close(fd)
+
+
+def clear(folder: Path) -> None:
+    """Remove all but the lock; nothing may be mounted below ``folder``."""
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.name != _LOCK:
+            path.unlink(missing_ok=True)
+
+
+def remove(folder: Path) -> None:
+    """Remove the folder if nothing but the lock is in it."""
+    with contextlib.suppress(OSError):
+        if os.listdir(folder) == [_LOCK]:
+            (folder / _LOCK).unlink()
+            folder.rmdir()
