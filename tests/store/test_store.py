@@ -166,13 +166,14 @@ class TestFsspec:
         assert [info.key for info in store.list("k")] == ["k/a"]
         assert sorted(path.name for path in (tmp_path / "s/k").iterdir()) == ["a"]
 
-    def test_protocols_that_only_copy_are_refused(self, tmp_path, monkeypatch):
+    def test_protocols_that_cannot_rename_in_one_step_are_refused(self, tmp_path):
         import fsspec
-        import fsspec.implementations.local as local
+        from fsspec.implementations.local import LocalFileSystem
 
-        monkeypatch.setattr(local.LocalFileSystem, "mv", fsspec.AbstractFileSystem.mv)
+        fsspec.register_implementation("copying", type("Copying", (LocalFileSystem,), {"protocol": "copying"}))
         with pytest.raises(UnsupportedError, match="cannot publish"):
-            open_store(f"local://{tmp_path}/s").put("a", b"1")
+            open_store(f"copying://{tmp_path}/s").put("a", b"1")
+        assert list(tmp_path.iterdir()) == []
 
 
 class TestFolder:

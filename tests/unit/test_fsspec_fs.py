@@ -20,12 +20,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bootseer.errors import DataError, UnavailableError
+from bootseer.storage.folder import FolderBackend
+from bootseer.storage.pool import read_each
 from bootseer.stripefs.fsspec.file import blocks
 from bootseer.stripefs.fsspec.filesystem import StripeFileSystem
 from bootseer.stripefs.fsspec.paths import PROTOCOLS, Location, split
 from bootseer.stripefs.scheduler import memory as budget
-from bootseer.stripefs.storage.folder import FolderBackend
-from bootseer.stripefs.storage.pool import read_each
 
 UNIT = 4096
 DATA = bytes((i * 7 + i // 251) % 256 for i in range(200 * UNIT + 123))

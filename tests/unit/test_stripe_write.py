@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from bootseer.errors import BootseerError, UnavailableError
+from bootseer.storage import folder
 from bootseer.stripefs import layout, open_fs
 from bootseer.stripefs.files import writer
 from bootseer.stripefs.files.writer import StripeLost
-from bootseer.stripefs.storage import folder
 from bootseer.stripefs.store import StripeFS
 
 UNIT = 4096

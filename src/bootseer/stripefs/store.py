@@ -15,6 +15,8 @@ import msgspec
 from blake3 import blake3
 
 from bootseer.errors import DataError, NotFoundError, NotWritableError, from_os_error
+from bootseer.storage.interface import Backend, Entry, clean, exists, join
+from bootseer.storage.pool import parallel
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit, newest
 from bootseer.stripefs.checkpoint.claim import Save, begin
@@ -23,13 +25,11 @@ from bootseer.stripefs.files import namespace
 from bootseer.stripefs.files.readahead import in_order
 from bootseer.stripefs.files.reader import ChunkFile, PlainFile, StripedFile, open_file, read_pointer, refuse_unfinished
 from bootseer.stripefs.files.writer import StripeLost, StripeWriter, Written
-from bootseer.stripefs.layout import Pointer
+from bootseer.stripefs.layout import Pointer, clean_new
 from bootseer.stripefs.maintenance.check import Report, fsck
 from bootseer.stripefs.maintenance.collect import AGE, Removal, gc
 from bootseer.stripefs.maintenance.repair import Repair, repair
-from bootseer.stripefs.storage.interface import Backend, Entry, clean, clean_new, exists, join
-from bootseer.stripefs.storage.open import open_backend
-from bootseer.stripefs.storage.pool import parallel
+from bootseer.stripefs.open import open_backend
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ Progress = Callable[[int, int], None]
 class FileStat(msgspec.Struct, frozen=True, kw_only=True):
     """One file or folder. ``width``, ``unit`` and ``uuid`` are 0 and "" for plain files and folders.
 
-    ``version`` changes when the file below the path is replaced (`bootseer.stripefs.storage.interface.Source`).
+    ``version`` changes when the file below the path is replaced (`bootseer.storage.interface.Source`).
     """
 
     path: str

@@ -13,13 +13,13 @@ from blake3 import blake3
 
 from bootseer import faults
 from bootseer.errors import DataError, NotFoundError, NotWritableError
+from bootseer.storage.interface import Backend, exists, join, read_all
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit, newest
 from bootseer.stripefs.checkpoint.commit import Commit
 from bootseer.stripefs.files.readahead import in_order
 from bootseer.stripefs.files.reader import ChunkFile, StripedFile, open_file, refuse_unfinished
 from bootseer.stripefs.layout import Pointer
-from bootseer.stripefs.storage.interface import Backend, exists, join, read_all
 
 if TYPE_CHECKING:
     from bootseer.stripefs.store import FileStat, StripeFS

@@ -13,13 +13,13 @@ import msgspec
 
 from bootseer import faults
 from bootseer.errors import DataError, NotFoundError, NotWritableError, UnsupportedError
+from bootseer.storage.interface import Backend, exists, is_folder, join, write_file
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit, newest
 from bootseer.stripefs.files.readahead import in_order
 from bootseer.stripefs.files.reader import open_file, read_pointer, refuse_unfinished
 from bootseer.stripefs.files.writer import StripeWriter
 from bootseer.stripefs.layout import Pointer
-from bootseer.stripefs.storage.interface import Backend, exists, is_folder, join, write_file
 
 _log = logging.getLogger(__name__)
 MANIFESTS = (commit.NAME, newest.NAME)

@@ -20,11 +20,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, Protocol
 
 from bootseer.errors import BootseerError, UnavailableError
+from bootseer.storage.interface import DEADLINE, SLOWEST
 from bootseer.stripefs.files.reader import ChunkFile
 from bootseer.stripefs.scheduler.memory import ByteBudget
 from bootseer.stripefs.scheduler.memory import process as process_budget
-from bootseer.stripefs.scheduler.model import SLOWEST
-from bootseer.stripefs.storage.interface import DEADLINE
 
 _log = logging.getLogger(__name__)
 

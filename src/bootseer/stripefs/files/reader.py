@@ -17,10 +17,10 @@ from blake3 import blake3
 from crc32c import crc32c
 
 from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError
+from bootseer.storage.interface import Backend, Piece, Source
+from bootseer.storage.pool import parallel
 from bootseer.stripefs import layout
 from bootseer.stripefs.layout import Footer, Geometry, Pointer
-from bootseer.stripefs.storage.interface import Backend, Piece, Source, unfinished
-from bootseer.stripefs.storage.pool import parallel
 
 _log = logging.getLogger(__name__)
 
@@ -165,7 +165,7 @@ class PlainFile(ChunkFile):
         self._version = source.version
         self.identity = plain_identity(backend, path, source.version)
         self._sources[0] = source
-        self.unfinished = unfinished(source)
+        self.unfinished = source.unfinished
         if self.unfinished:
             _log.warning(
                 "%s is still being written: only the %d bytes of it that are complete are read", path, self.size

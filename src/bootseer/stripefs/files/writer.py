@@ -37,10 +37,10 @@ from bootseer.errors import (
 )
 from bootseer.hdfs.pieces import cut, kept
 from bootseer.hdfs.placement import Placement
+from bootseer.storage.interface import DEADLINE, Backend, Sink, holds, is_folder, join, read_all
 from bootseer.stripefs import layout
 from bootseer.stripefs.files.reader import read_pointer
 from bootseer.stripefs.layout import Footer, Geometry, Header, Pointer
-from bootseer.stripefs.storage.interface import DEADLINE, Backend, Sink, holds, is_folder, join, read_all
 
 _DEPTH = 4
 STALL = 9 * DEADLINE

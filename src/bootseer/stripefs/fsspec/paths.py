@@ -25,11 +25,11 @@ from bootseer.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from bootseer.storage.fsspec import FsspecBackend
+from bootseer.storage.interface import Backend
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint.commit import is_hidden
-from bootseer.stripefs.storage.fsspec import FsspecBackend
-from bootseer.stripefs.storage.interface import Backend
-from bootseer.stripefs.storage.open import open_backend
+from bootseer.stripefs.open import open_backend
 from bootseer.stripefs.store import StripeFS
 
 PROTOCOL = "bsx"
@@ -49,7 +49,7 @@ class Location(NamedTuple):
 
     @property
     def url(self) -> str:
-        """What `bootseer.stripefs.storage.interface.open_backend` understands."""
+        """What `bootseer.storage.interface.open_backend` understands."""
         if self.root.endswith("://") and self.root != "file://":
             return self.root + self.path.lstrip("/")
         return self.root + self.path

@@ -1,10 +1,11 @@
-"""The striped store over a folder: the embedded default, and a site's NFS, Lustre or GPFS."""
+"""Storage in a folder: the embedded default, and a site's NFS, Lustre or GPFS."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import errno
+import logging
 import os
 import shutil
 import stat
@@ -14,13 +15,17 @@ from typing import TYPE_CHECKING
 
 from bootseer import faults
 from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError, from_os_error
-from bootseer.stripefs.storage.interface import Backend, Entry, Piece, clean
-from bootseer.stripefs.storage.pool import read_each
+from bootseer.storage.interface import TEMPORARY, Backend, Entry, Piece, Source, clean
+from bootseer.storage.pool import read_each
 
 if TYPE_CHECKING:
     from bootseer.hdfs.placement import Placement
 
+_log = logging.getLogger(__name__)
+
 _IOV_MAX = 512
+_ABANDONED = 86400.0
+"""Seconds without a write after which a temporary file has no writer: no single object takes a day."""
 _AT_FDCWD, _RENAME_NOREPLACE = -100, 1
 _renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
 
@@ -29,7 +34,7 @@ def _version(info: os.stat_result) -> str:
     return f"{info.st_ino}-{info.st_size}-{info.st_mtime_ns}"
 
 
-class _Source:
+class _Source(Source):
     """``pinned``: bytes of a file that was changed in place since it was opened are an error."""
 
     def __init__(self, path: Path, pinned: bool) -> None:
@@ -40,6 +45,19 @@ class _Source:
             self.close()
             raise NotFoundError(f"cannot open {path}: it is a folder")
         self.size, self.version = info.st_size, _version(info)
+
+    def read(self, offset: int, length: int) -> bytes:
+        data = b""
+        try:
+            while len(data) < length:
+                more = os.pread(self._fd, length - len(data), offset + len(data))
+                if not more:
+                    raise DataError(f"{self._path} ends at {offset + len(data)}, wanted {offset + length}")
+                data += more
+        except OSError as exc:
+            raise from_os_error(exc, f"read {self._path}") from exc
+        self._check()
+        return data
 
     def readinto(self, offset: int, parts: Sequence[memoryview]) -> None:
         left = [part for part in parts if len(part)]
@@ -55,6 +73,9 @@ class _Source:
                 got -= len(left.pop(0))
             if got:
                 left[0] = left[0][got:]
+        self._check()
+
+    def _check(self) -> None:
         if self._pinned and _version(os.fstat(self._fd)) != self.version:
             raise DataError(f"{self._path} was changed while it was read", hint="open it again")
 
@@ -112,12 +133,22 @@ def _rename_new(source: Path, target: Path) -> None:
         os.unlink(source)
 
 
+def _sweep(folder: Path, now: float) -> None:
+    """Remove what writers that were killed left in ``folder``; ``now`` by the clock of the folder's server."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith(TEMPORARY) and entry.is_file() and entry.stat().st_mtime < now - _ABANDONED:
+                _log.info("removing %s: its writer is gone", entry.path)
+                os.unlink(entry.path)
+
+
 class FolderBackend(Backend):
     """Files below ``root``, which the first write makes."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.url = str(root)
+        self._swept: set[Path] = set()
 
     def _path(self, path: str) -> Path:
         return self.root / path if path else self.root
@@ -176,6 +207,13 @@ class FolderBackend(Backend):
             raise
         except OSError as exc:
             raise from_os_error(exc, f"write {target}") from exc
+
+    def put(self, path: str, data: bytes | Path, *, overwrite: bool) -> None:
+        super().put(path, data, overwrite=overwrite)
+        if (folder := self._path(path).parent) not in self._swept:
+            self._swept.add(folder)
+            with contextlib.suppress(OSError):
+                _sweep(folder, now=self._path(path).stat().st_mtime)
 
     def rename(self, src: str, dst: str, *, overwrite: bool) -> None:
         source, target = self._path(src), self._path(dst)
