@@ -255,6 +255,11 @@ class StripeWriter:
         """Bytes written so far."""
         return self._size
 
+    @property
+    def digest(self) -> str:
+        """BLAKE3 of what was written so far."""
+        return self._digest.hexdigest()
+
     def write(self, data: bytes | bytearray | memoryview) -> int:
         """Append ``data``. Returns its length in bytes, as a file's ``write`` does.
 
@@ -332,7 +337,7 @@ class StripeWriter:
     def _finish_plain(self) -> Written:
         self._begin_publication()
         self._publish(b"".join(self._pieces), None)
-        return Written(self._size, self._digest.hexdigest(), "")
+        return Written(self._size, self.digest, "")
 
     def _finish_striped(self) -> Written:
         if self._held:
@@ -353,7 +358,7 @@ class StripeWriter:
             unit=self._unit,
             width=self._width,
             footers=tuple(stripe.footer_crc for stripe in self._stripes),
-            digest=self._digest.hexdigest(),
+            digest=self.digest,
             epoch=self._epoch,
             name=self.path.rpartition("/")[2],
         )
