@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import logging
 import os
 import shutil
 import stat
@@ -15,17 +14,13 @@ from typing import TYPE_CHECKING
 
 from bootseer import faults
 from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError, from_os_error
-from bootseer.storage.interface import TEMPORARY, Backend, Entry, Piece, Source, clean
+from bootseer.storage.interface import Backend, Entry, Piece, Source, clean
 from bootseer.storage.pool import read_each
 
 if TYPE_CHECKING:
     from bootseer.hdfs.placement import Placement
 
-_log = logging.getLogger(__name__)
-
 _IOV_MAX = 512
-_ABANDONED = 86400.0
-"""Seconds without a write after which a temporary file has no writer: no single object takes a day."""
 _AT_FDCWD, _RENAME_NOREPLACE = -100, 1
 _renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
 
@@ -133,22 +128,12 @@ def _rename_new(source: Path, target: Path) -> None:
         os.unlink(source)
 
 
-def _sweep(folder: Path, now: float) -> None:
-    """Remove what writers that were killed left in ``folder``; ``now`` by the clock of the folder's server."""
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.startswith(TEMPORARY) and entry.is_file() and entry.stat().st_mtime < now - _ABANDONED:
-                _log.info("removing %s: its writer is gone", entry.path)
-                os.unlink(entry.path)
-
-
 class FolderBackend(Backend):
     """Files below ``root``, which the first write makes."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.url = str(root)
-        self._swept: set[Path] = set()
 
     def _path(self, path: str) -> Path:
         return self.root / path if path else self.root
@@ -207,13 +192,6 @@ class FolderBackend(Backend):
             raise
         except OSError as exc:
             raise from_os_error(exc, f"write {target}") from exc
-
-    def put(self, path: str, data: bytes | Path, *, overwrite: bool) -> None:
-        super().put(path, data, overwrite=overwrite)
-        if (folder := self._path(path).parent) not in self._swept:
-            self._swept.add(folder)
-            with contextlib.suppress(OSError):
-                _sweep(folder, now=self._path(path).stat().st_mtime)
 
     def rename(self, src: str, dst: str, *, overwrite: bool) -> None:
         source, target = self._path(src), self._path(dst)

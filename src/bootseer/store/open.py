@@ -6,6 +6,7 @@ from bootseer.errors import ConfigError
 from bootseer.storage.folder import FolderBackend
 from bootseer.storage.open import open_storage
 from bootseer.store.base import Store
+from bootseer.store.folder import FolderStore
 from bootseer.store.objects import ObjectStore
 
 
@@ -22,4 +23,4 @@ def open_store(url: str) -> Store:
 
         return RegistryStore(url)
     backend = open_storage(url)
-    return ObjectStore(backend.url if isinstance(backend, FolderBackend) else url, backend)
+    return FolderStore(backend.root) if isinstance(backend, FolderBackend) else ObjectStore(url, backend)
