@@ -83,6 +83,13 @@ def test_an_unknown_protocol_is_one_line():
         open_store("nosuch://x")
 
 
+@pytest.mark.parametrize("name", ["registry", "hdfs", "memory"])
+def test_a_folder_may_be_named_like_a_protocol(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    open_store(name).put("k", b"x")
+    assert (tmp_path / name / "k").read_bytes() == b"x"
+
+
 def test_no_store_given():
     with pytest.raises(ConfigError, match="BOOTSEER_STORE"):
         open_store("")

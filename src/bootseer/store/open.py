@@ -18,7 +18,7 @@ def open_store(url: str) -> Store:
     """
     if not url:
         raise ConfigError("no store given", hint="pass --store or set BOOTSEER_STORE")
-    if url.partition("://")[0] in ("registry", "registry+http", "registry+https"):
+    if url.startswith(("registry://", "registry+http://", "registry+https://")):
         from bootseer.store.registry import RegistryStore
 
         return RegistryStore(url)

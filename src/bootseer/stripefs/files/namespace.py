@@ -135,28 +135,6 @@ def adopt(backend: Backend, path: str, pointer: Pointer) -> None:
     backend.rename(tmp, path, overwrite=True)
 
 
-def append(
-    backend: Backend, path: str, *, width: int = layout.WIDTH, unit: int = layout.UNIT, striped: bool = False
-) -> StripeWriter:
-    """A writer for a new version of the file at ``path`` that begins with all of the old one: read, and written again.
-
-    A striped file keeps its width and unit; a missing file is an empty one.
-    """
-    try:
-        pointer = read_pointer(backend, path)
-    except NotFoundError:
-        return StripeWriter(backend, path, width=width, unit=unit, striped=striped)
-    if pointer is not None:
-        width, unit, striped = pointer.width, pointer.unit, True
-    writer = StripeWriter(backend, path, width=width, unit=unit, striped=striped)
-    try:
-        copy_into(backend, path, writer)
-    except BaseException:
-        writer.abandon()
-        raise
-    return writer
-
-
 def copy_into(backend: Backend, path: str, writer: StripeWriter) -> None:
     """Write the content of the file at ``path`` to ``writer``."""
     with open_file(backend, path) as file:
