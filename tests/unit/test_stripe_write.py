@@ -17,6 +17,7 @@ from bootseer.storage import folder
 from bootseer.stripefs import layout, open_fs
 from bootseer.stripefs.files import writer
 from bootseer.stripefs.files.writer import StripeLost
+from bootseer.stripefs.layout import POINTER_LINE
 from bootseer.stripefs.store import StripeFS
 
 UNIT = 4096
@@ -284,3 +285,14 @@ def test_a_forgotten_writer_leaves_no_threads_and_no_files(fs, caplog):
         assert mine() == before
         assert f"f{index} is not published" in caplog.text
     assert [path for path in Path(fs.url).rglob("*") if path.is_file()] == []
+
+
+def test_content_that_looks_like_a_pointer_is_striped_however_it_is_written(tmp_path):
+    fs, data = open_fs(str(tmp_path)), POINTER_LINE + bytes(3 * UNIT)
+    with fs.create("f", unit=UNIT, width=3) as out:
+        for number in range(len(data)):
+            out.write(data[number : number + 1])
+        assert out.finish().uuid
+    with fs.open("f") as file:
+        assert file.read(0, file.size) == data
+    assert fs.fsck().findings == ()

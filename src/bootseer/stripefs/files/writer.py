@@ -273,8 +273,7 @@ class StripeWriter:
             room = (self._unit if self._striped else layout.PLAIN_BELOW) - self._held
             self._hold(view[:room])
             view = view[room:]
-            if not self._striped:
-                self._striped = self._held >= layout.PLAIN_BELOW or self._looks_like_a_pointer()
+            self._striped = self._striped or self._held >= layout.PLAIN_BELOW
             while self._striped and self._held >= self._unit:
                 self._chunk(self._unit)
         self._size += length
@@ -285,12 +284,6 @@ class StripeWriter:
         self._held += len(view)
         if len(view) < _SMALL and len(self._pieces) >= _GATHER:  # many small writes
             self._pieces = [memoryview(b"".join(self._pieces))]
-
-    def _looks_like_a_pointer(self) -> bool:
-        length = len(layout.POINTER_LINE)
-        if self._held - len(self._pieces[-1]) >= length:
-            return False  # its beginning was looked at before
-        return layout.is_pointer(b"".join(self._pieces)[:length])
 
     def _start_stripes(self) -> None:
         name = self.path.rpartition("/")[2]
@@ -315,7 +308,12 @@ class StripeWriter:
         self._check_process()
         self._finished = True
         try:
-            return self._finish_striped() if self._striped else self._finish_plain()
+            content = b"" if self._striped else b"".join(self._pieces)
+            if self._striped or layout.is_pointer(content):  # which readers would take for one
+                return self._finish_striped()
+            self._begin_publication()
+            self._publish(content, None)
+            return Written(self._size, self.digest, "")
         except BaseException as exc:
             if self._foreign:
                 raise  # a child that ``before`` forked
@@ -334,15 +332,10 @@ class StripeWriter:
                 raise from_os_error(exc, f"write {self.path}") from exc
             raise
 
-    def _finish_plain(self) -> Written:
-        self._begin_publication()
-        self._publish(b"".join(self._pieces), None)
-        return Written(self._size, self.digest, "")
-
     def _finish_striped(self) -> Written:
-        if self._held:
-            self._chunk(self._held)
-        elif not self._stripes:
+        while self._held:
+            self._chunk(min(self._held, self._unit))
+        if not self._stripes:
             self._start_stripes()
         # Before any stripe is complete: so a complete set of stripes with neither a temporary file nor a pointer is
         # that of a lost pointer, and not what a killed writer left.
