@@ -1,5 +1,6 @@
 """A write whose storage fails under it: what is tried again, what is left, and writers that wake up late."""
 
+import errno
 import gc
 import os
 import signal
@@ -296,3 +297,23 @@ def test_content_that_looks_like_a_pointer_is_striped_however_it_is_written(tmp_
     with fs.open("f") as file:
         assert file.read(0, file.size) == data
     assert fs.fsck().findings == ()
+
+
+def test_stripes_that_cannot_be_removed_are_garbage_later(tmp_path, monkeypatch, caplog):
+    fs = open_fs(str(tmp_path))
+    for data in (b"old", b"new"):
+        with fs.create("f", striped=True, unit=UNIT, width=3) as out:
+            out.write(data)
+            if data == b"new":
+                monkeypatch.setattr(folder.Path, "unlink", refused)
+    assert "are left behind" in caplog.text
+    monkeypatch.undo()
+    with fs.open("f") as file:
+        assert file.read(0, 3) == b"new"
+    assert fs.gc(age=0)
+    assert len(os.listdir(tmp_path / ".bsx")) == 3
+    assert fs.fsck().findings == ()
+
+
+def refused(*_, **__):
+    raise PermissionError(errno.EACCES, "no")

@@ -325,9 +325,7 @@ class StripeWriter:
                 self._unmark()
                 if self._temporary:
                     self._temporary.abandon()
-                    for left in (self._temporary_path, self._temporary_path + layout.ENDED):
-                        with contextlib.suppress(BootseerError, OSError):  # a sink may keep what was closed
-                            self._backend.delete(left)
+                    self._remove_temporary(self._temporary_path)  # a sink may keep what was closed
             if isinstance(exc, OSError):
                 raise from_os_error(exc, f"write {self.path}") from exc
             raise
@@ -403,15 +401,13 @@ class StripeWriter:
                 "the stripes of the replaced %s are left in place: they were written as %r", self.path, self._old.name
             )
         elif self._old is not None:
-            left = 0
-            for index in range(self._old.width):
-                try:
+            try:
+                for index in range(self._old.width):
                     self._backend.delete(self._old.stripe_path(self.path, index))
-                except (BootseerError, OSError) as exc:
-                    left += 1
-                    _log.warning("stripe %d of the replaced %s is left behind: %s", index, self.path, exc)
-            if not left:
-                self._remove_mark()
+            except (BootseerError, OSError) as exc:  # the mark says that they are garbage
+                _log.warning("stripes of the replaced %s are left behind: %s", self.path, exc)
+            else:
+                self._remove_temporary(self._marker)
 
     def _mark(self) -> None:
         """Before the old pointer goes, a temporary file names its stripes, so that they are known as garbage if this
@@ -427,10 +423,10 @@ class StripeWriter:
         """After an error: the old version is what there is."""
         with contextlib.suppress(BootseerError, OSError):
             if self._marker and (now := self._current()) is not None and self._old and now.uuid == self._old.uuid:
-                self._remove_mark()
+                self._remove_temporary(self._marker)
 
-    def _remove_mark(self) -> None:
-        for name in (self._marker, self._marker + layout.ENDED):
+    def _remove_temporary(self, path: str) -> None:
+        for name in (path, path + layout.ENDED):
             with contextlib.suppress(BootseerError, OSError):
                 self._backend.delete(name)
 
