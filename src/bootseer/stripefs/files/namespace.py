@@ -144,13 +144,8 @@ def copy_into(backend: Backend, path: str, writer: StripeWriter) -> None:
 
 
 def _move(backend: Backend, src: str, dst: str, pointer: Pointer, *, overwrite: bool) -> None:
-    if not overwrite:
-        try:
-            backend.stat(dst)
-        except NotFoundError:
-            pass
-        else:
-            raise FileExistsError(dst)
+    if not overwrite and exists(backend, dst):
+        raise FileExistsError(dst)
     with StripeWriter(backend, dst, width=pointer.width, unit=pointer.unit, striped=True) as writer:
         copy_into(backend, src, writer)
     remove(backend, src)

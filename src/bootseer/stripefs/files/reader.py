@@ -234,18 +234,19 @@ class StripedFile(ChunkFile):
         return DataError(problem, hint="a checkpoint must be moved or copied with its .bsx folder")
 
     def _read_footers(self) -> tuple[Footer, ...]:
-        lengths = [layout.footer_length(self.geometry.stripe_chunks(i)) for i in range(self.pointer.width)]
-        buffers = [memoryview(bytearray(length)) for length in lengths]
-        parallel([lambda i=i: self._source(i) for i in range(self.pointer.width)])  # type: ignore[misc]
-        self._backend.read_many([self._footer_piece(i, buffer) for i, buffer in enumerate(buffers)])
-        return tuple(self._decode_footer(i, buffer) for i, buffer in enumerate(buffers))
+        stripes, footers = range(self.pointer.width), dict[int, Footer]()
 
-    def _footer_piece(self, stripe: int, buffer: memoryview) -> Piece:
-        def check(part: int, data: memoryview) -> None:
-            self._decode_footer(stripe, data)
+        def piece(stripe: int) -> Piece:
+            def check(part: int, data: memoryview) -> None:
+                footers[stripe] = self._decode_footer(stripe, data)
 
-        source, offset = self._source(stripe), self.geometry.footer_offset(stripe)
-        return Piece(source, offset, [buffer], check, self._reopened(stripe), self.path)
+            buffer = memoryview(bytearray(layout.footer_length(self.geometry.stripe_chunks(stripe))))
+            offset = self.geometry.footer_offset(stripe)
+            return Piece(self._source(stripe), offset, [buffer], check, self._reopened(stripe), self.path)
+
+        parallel([lambda i=i: self._source(i) for i in stripes])  # type: ignore[misc]
+        self._backend.read_many([piece(i) for i in stripes])
+        return tuple(footers[i] for i in stripes)
 
     def _decode_footer(self, stripe: int, data: memoryview) -> Footer:
         name = self.pointer.stripe_path(self.path, stripe)
