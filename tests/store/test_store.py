@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,15 @@ class TestFsspec:
                 call()
             assert "hunter2" not in str(caught.value)
             assert caught.value.__cause__ is None
+
+    def test_what_is_missing_is_said_without_the_password(self, tmp_path):
+        store = open_store(f"memory://user:hunter2@{uuid.uuid4().hex}")
+        with pytest.raises(NotFoundError, match=r"no object a in store memory://\*\*\*@") as caught:
+            store.get("a")
+        assert "hunter2" not in str(caught.value)
+        with pytest.raises(BootseerError) as failed:
+            store.put("a", tmp_path / "none")
+        assert "hunter2" not in str(failed.value)
 
     def test_in_place_protocols_write_beside(self, tmp_path, monkeypatch):
         import fsspec.implementations.local as local

@@ -23,7 +23,10 @@ class _Reader(RangeReader):
 
 
 class ObjectStore(Store):
-    """Objects as files below ``url``, in ``backend``. The folder is made by the first publication."""
+    """Objects as files below ``url``, in ``backend``. The folder is made by the first publication.
+
+    Messages name the store as ``backend`` does: without the login that may be in ``url``.
+    """
 
     def __init__(self, url: str, backend: Backend) -> None:
         self.url, self._backend = url.rstrip("/") or url, backend
@@ -35,7 +38,7 @@ class ObjectStore(Store):
         except (NotFoundError, NotWritableError) as exc:
             # below a file there is nothing; a NameNode calls that a lack of permission, and only its text says which
             if isinstance(exc, NotFoundError) or "is not a directory" in str(exc):
-                raise NotFoundError(f"no object {key} in store {self.url}") from None
+                raise NotFoundError(f"no object {key} in store {self._backend.url}") from None
             raise
 
     def get(self, key: str) -> bytes:
@@ -54,7 +57,7 @@ class ObjectStore(Store):
             return ObjectInfo(key, found.size)
 
     def put(self, key: str, data: bytes | Path, *, overwrite: bool = False) -> bool:
-        doing = f"write {check_key(key)} to store {self.url}"
+        doing = f"write {check_key(key)} to store {self._backend.url}"
         try:
             self._backend.put(key, data, overwrite=overwrite)
         except FileExistsError:
