@@ -360,7 +360,6 @@ class StripeFileSystem(StripePaths):
             self.open(rpath, "xb" if mode == "create" else "wb", **kwargs) as out,
         ):
             callback.set_size(os.fstat(src.fileno()).st_size)
-            buffer = memoryview(bytearray(4 << 20))
-            while count := src.readinto(buffer):
-                out.write(buffer[:count])
-                callback.relative_update(count)
+            while data := src.read(4 << 20):  # bytes, which are stored without a copy
+                out.write(data)
+                callback.relative_update(len(data))
