@@ -38,9 +38,8 @@ from bootseer.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from bootseer.storage import interface
-from bootseer.storage.fsspec_place import RENAMING, WHOLE, Place
-from bootseer.storage.interface import DEADLINE, SLOWEST, TEMPORARY, Backend, Entry, Piece, Sink, exists
+from bootseer.storage.fsspec_place import RENAMING, WHOLE, FsspecPlace
+from bootseer.storage.interface import DEADLINE, SLOWEST, TEMPORARY, Backend, Entry, Piece, Sink, Source, exists
 from bootseer.storage.pool import read_each
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ def entry_of(name: str, info: Mapping[str, object]) -> Entry:
     return Entry(name, size, False, mtime, f"{tag}-{size}" if tag else unsure)
 
 
-class Source(interface.Source):
+class FsspecSource(Source):
     """One file, asked for again with each read; a small one is read once, when it is opened."""
 
     def __init__(self, backend: FsspecBackend, path: str, pinned: bool) -> None:
@@ -194,8 +193,8 @@ _CONDITIONAL = frozenset(("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl"
 _LOOKED = "it cannot refuse to replace a file; looking before is not the same when two write one name at one moment"
 
 
-class FsspecBackend(Place, Backend):
-    """Files below ``url``; arguments and errors of `Place`. Touches no storage yet."""
+class FsspecBackend(FsspecPlace, Backend):
+    """Files below ``url``; arguments and errors of `FsspecPlace`. Touches no storage yet."""
 
     def whole(self) -> tuple[FsspecBackend, str]:
         """The whole storage (of an object store: the bucket), and the path of this store in it.
@@ -260,7 +259,7 @@ class FsspecBackend(Place, Backend):
                 yield inside.removeprefix(base).strip("/"), entry_of(inside, info).size
 
     def open(self, path: str, *, pinned: bool = False) -> Source:
-        return Source(self, path, pinned)
+        return FsspecSource(self, path, pinned)
 
     def fetch(self, path: str, start: int, end: int) -> bytes:
         """Bytes of a file; fewer when it ends before."""

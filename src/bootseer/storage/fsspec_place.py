@@ -79,7 +79,7 @@ def _translated(doing: str) -> Iterator[None]:
         raise UnavailableError(f"cannot {doing}: {type(exc).__name__}: {_PASSWORD.sub('://***@', str(exc))}") from None
 
 
-class Place:
+class FsspecPlace:
     """Files below ``url``. ``options``: what its fsspec class takes (credentials, ``endpoint_url``).
 
     With ``protocol`` the file system is that of ``protocol`` and ``options``, and ``url`` is a path in it: what fsspec
