@@ -17,9 +17,9 @@ from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.output import FileOutput
 from bootseer.hdfs.placement import Placement
 from bootseer.hdfs.records import DataNode
+from bootseer.storage.interface import Sink
 from bootseer.stripefs import StripeFS
-from bootseer.stripefs.storage.hdfs import HdfsBackend
-from bootseer.stripefs.storage.interface import Sink
+from bootseer.stripefs.hdfs import HdfsBackend
 from bootseer.testing.hadoop import HadoopCluster
 from bootseer.testing.replicas import Replicas
 

@@ -317,7 +317,7 @@ def test_the_commands(fs, tmp_path, config):
         (("commit", "S/step-1"), 73, "has a COMMIT already"),
         (("latest", "S/open"), 66, "no complete checkpoint"),
         (("unmount", "T"), 66, "no mount of a striped store"),
-        (("ls", "nosuch://bucket/x"), 71, "no striped store over nosuch://"),
+        (("ls", "nosuch://bucket/x"), 71, "cannot open store nosuch://"),
         (("ls", "hdfs://127.0.0.1:9/x"), 69, "connection refused"),
     ],
 )

@@ -1,4 +1,5 @@
-"""What every store promises, held against a folder and an fsspec backend (HDFS: test_hdfs_store.py)."""
+"""Stores in a folder and over fsspec: publications that fail, and what cannot be opened. What every store promises:
+`test_promises.py`."""
 
 import errno
 import os
@@ -14,69 +15,13 @@ import pytest
 from bootseer.errors import (
     BootseerError,
     ConfigError,
-    DataError,
     FullError,
     NotFoundError,
     NotWritableError,
     UnavailableError,
     UnsupportedError,
 )
-from bootseer.store import ObjectInfo, Store, open_store
-
-
-@pytest.fixture(params=["folder", "memory"])
-def store(request, tmp_path) -> Store:
-    return open_store(str(tmp_path / "s") if request.param == "folder" else f"memory://{uuid.uuid4().hex}")
-
-
-def test_put_then_read_whole_and_in_ranges(store, tmp_path):
-    file = tmp_path / "big"
-    file.write_bytes(bytes(range(256)) * 100)
-    assert store.put("a/b", b"hello")
-    assert store.put("a/c", file)
-    assert store.get("a/b") == b"hello"
-    with store.open("a/c") as reader:
-        assert reader.size == 25600
-        assert reader.read(255, 3) == b"\xff\x00\x01"
-    assert store.stat("a/c") == ObjectInfo("a/c", 25600)
-
-
-def test_the_first_publication_wins(store):
-    assert store.put("k", b"one")
-    assert not store.put("k", b"two")
-    assert store.get("k") == b"one"
-    assert store.put("k", b"three", overwrite=True)
-    assert store.get("k") == b"three"
-
-
-def test_a_read_past_the_end_is_an_error(store):
-    store.put("k", b"12345")
-    with store.open("k") as reader, pytest.raises(DataError, match="k"):
-        reader.read(3, 10)
-
-
-def test_missing_keys(store):
-    for call in (store.get, store.open, store.stat):
-        with pytest.raises(NotFoundError):
-            call("nothing/here")
-    assert not store.exists("nothing/here")
-    store.delete("nothing/here")
-    assert list(store.list("nothing")) == []
-
-
-def test_list_is_in_key_order_and_deep(store):
-    for key in ("b/2", "b/1", "a", "b/c/3"):
-        store.put(key, key.encode())
-    assert [info.key for info in store.list("b")] == ["b/1", "b/2", "b/c/3"]
-    assert {info.key: info.size for info in store.list("")} == {"a": 1, "b/1": 3, "b/2": 3, "b/c/3": 5}
-    store.delete("b/1")
-    assert not store.exists("b/1")
-
-
-@pytest.mark.parametrize("key", ["", "/a", "a/../b", "a//b", ".", "a/\0"])
-def test_keys_that_could_leave_the_store_are_refused(store, key):
-    with pytest.raises(ConfigError):
-        store.put(key, b"")
+from bootseer.store import open_store
 
 
 def test_many_publishers_of_one_key_agree_on_one(tmp_path):
@@ -139,6 +84,13 @@ def test_an_unknown_protocol_is_one_line():
         open_store("nosuch://x")
 
 
+@pytest.mark.parametrize("name", ["registry", "hdfs", "memory"])
+def test_a_folder_may_be_named_like_a_protocol(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    open_store(name).put("k", b"x")
+    assert (tmp_path / name / "k").read_bytes() == b"x"
+
+
 def test_no_store_given():
     with pytest.raises(ConfigError, match="BOOTSEER_STORE"):
         open_store("")
@@ -153,6 +105,15 @@ class TestFsspec:
             assert "hunter2" not in str(caught.value)
             assert caught.value.__cause__ is None
 
+    def test_what_is_missing_is_said_without_the_password(self, tmp_path):
+        store = open_store(f"memory://user:hunter2@{uuid.uuid4().hex}")
+        with pytest.raises(NotFoundError, match=r"no object a in store memory://\*\*\*@") as caught:
+            store.get("a")
+        assert "hunter2" not in str(caught.value)
+        with pytest.raises(BootseerError) as failed:
+            store.put("a", tmp_path / "none")
+        assert "hunter2" not in str(failed.value)
+
     def test_in_place_protocols_write_beside(self, tmp_path, monkeypatch):
         import fsspec.implementations.local as local
 
@@ -166,13 +127,14 @@ class TestFsspec:
         assert [info.key for info in store.list("k")] == ["k/a"]
         assert sorted(path.name for path in (tmp_path / "s/k").iterdir()) == ["a"]
 
-    def test_protocols_that_only_copy_are_refused(self, tmp_path, monkeypatch):
+    def test_protocols_that_cannot_rename_in_one_step_are_refused(self, tmp_path):
         import fsspec
-        import fsspec.implementations.local as local
+        from fsspec.implementations.local import LocalFileSystem
 
-        monkeypatch.setattr(local.LocalFileSystem, "mv", fsspec.AbstractFileSystem.mv)
+        fsspec.register_implementation("copying", type("Copying", (LocalFileSystem,), {"protocol": "copying"}))
         with pytest.raises(UnsupportedError, match="cannot publish"):
-            open_store(f"local://{tmp_path}/s").put("a", b"1")
+            open_store(f"copying://{tmp_path}/s").put("a", b"1")
+        assert list(tmp_path.iterdir()) == []
 
 
 class TestFolder:

@@ -29,7 +29,7 @@ import json, os, signal, sys
 from bootseer.errors import BootseerError
 from bootseer.stripefs import open_fs
 from bootseer.stripefs.files.copy import copy_tree
-import bootseer.stripefs.storage.hdfs, bootseer.stripefs.scheduler.threads, bootseer.hdfs.output, hdfs_native
+import bootseer.stripefs.hdfs, bootseer.stripefs.scheduler.threads, bootseer.hdfs.output, hdfs_native
 
 def put(fs, path):
     with fs.create(path, striped=True, unit=4096, width=3) as out:

@@ -13,9 +13,9 @@ from crc32c import crc32c
 
 from bootseer.errors import BootseerError, DataError, UnavailableError
 from bootseer.hdfs.replica_errors import OwnLimit, UncheckedReplica
+from bootseer.storage.interface import DEADLINE, Piece
 from bootseer.stripefs.scheduler.model import Tuning
 from bootseer.stripefs.scheduler.threads import Engine
-from bootseer.stripefs.storage.interface import DEADLINE, Piece
 from bootseer.testing.datanodes import FakeHdfs
 
 MB = 1 << 20

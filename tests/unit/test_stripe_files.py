@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bootseer.errors import ConfigError, DataError, FullError, NotFoundError, NotWritableError, UnavailableError
+from bootseer.storage import pool
 from bootseer.stripefs import layout, open_fs
 from bootseer.stripefs.layout import POINTER_LINE
-from bootseer.stripefs.storage import pool
 from bootseer.stripefs.store import StripeFS
 
 UNIT = 4096

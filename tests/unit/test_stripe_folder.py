@@ -6,9 +6,9 @@ import os
 import pytest
 
 from bootseer.errors import DataError, NotFoundError, NotWritableError
+from bootseer.storage import folder
+from bootseer.storage.folder import FolderBackend
 from bootseer.stripefs import open_fs
-from bootseer.stripefs.storage import folder
-from bootseer.stripefs.storage.folder import FolderBackend
 
 SIZE = 64 << 10
 

@@ -11,10 +11,10 @@ import pytest
 
 from bootseer import faults
 from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, NotWritableError, UnavailableError
+from bootseer.storage.interface import Backend
 from bootseer.stripefs import layout, open_fs
 from bootseer.stripefs.maintenance import collect, repair, scan
 from bootseer.stripefs.maintenance.check import Finding
-from bootseer.stripefs.storage.interface import Backend
 from bootseer.stripefs.store import StripeFS
 
 UNIT, WIDTH = 4096, 3

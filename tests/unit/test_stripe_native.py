@@ -7,7 +7,7 @@ import pytest
 
 from bootseer.errors import BootseerError, NotFoundError, NotWritableError, UnavailableError
 from bootseer.hdfs.client import FileInfo, HdfsClient
-from bootseer.stripefs.storage.hdfs import still_written
+from bootseer.storage.hdfs import still_written
 
 BLOCK = 1 << 20
 

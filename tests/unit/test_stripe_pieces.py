@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from bootseer.stripefs.storage.folder import FolderBackend
-from bootseer.stripefs.storage.interface import Piece
+from bootseer.storage.folder import FolderBackend
+from bootseer.storage.interface import Piece
 
 
 class Slow:

@@ -10,14 +10,14 @@ from bootseer.errors import DataError, NotWritableError
 from bootseer.hdfs import FileInfo
 from bootseer.hdfs.proto.hdfs_pb2 import Token
 from bootseer.hdfs.records import Block, DataNode, FileBlocks, Located
-from bootseer.stripefs import open_fs
+from bootseer.storage.hdfs import READERS
+from bootseer.storage.interface import Backend, Source
+from bootseer.stripefs import hdfs, open_fs
 from bootseer.stripefs.files.copy import copy_file
 from bootseer.stripefs.files.readahead import ReadAhead
 from bootseer.stripefs.mount.nodecache import NodeCache
 from bootseer.stripefs.mount.operations import StripeOperations
 from bootseer.stripefs.scheduler.blockfile import BlockFile
-from bootseer.stripefs.storage import hdfs
-from bootseer.stripefs.storage.interface import Backend, Source
 from bootseer.stripefs.store import StripeFS
 
 TIME = 1_750_000_000_000_000_000
@@ -200,7 +200,7 @@ def test_readers_of_one_hdfs_file_have_one_version(monkeypatch, late):
 
     def read() -> None:
         with store.open("f") as file:
-            for _ in range(hdfs.READERS + 1):
+            for _ in range(READERS + 1):
                 seen.append(file.read(0, 1))
 
     monkeypatch.setenv("BOOTSEER_HDFS_ACCESS", "native")
@@ -217,4 +217,4 @@ def test_unchanged_hdfs_files_are_read_through_several_readers(monkeypatch):
     monkeypatch.setattr("bootseer.hdfs.connect", lambda url: client)
     with StripeFS(hdfs.HdfsBackend("hdfs://n:1/base")).open("f") as file:
         assert b"".join(file.read(0, 1) for _ in range(9)) == b"a" * 9
-    assert client.opened == 1 + hdfs.READERS
+    assert client.opened == 1 + READERS

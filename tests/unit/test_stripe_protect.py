@@ -7,12 +7,12 @@ import fsspec
 import pytest
 
 from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError
+from bootseer.storage.fsspec import FsspecBackend
+from bootseer.storage.interface import Backend, join
 from bootseer.stripefs import StripeFS, open_fs
 from bootseer.stripefs.checkpoint import commit, newest
 from bootseer.stripefs.files.copy import copy_tree
 from bootseer.stripefs.fsspec.filesystem import StripeFileSystem
-from bootseer.stripefs.storage.fsspec import FsspecBackend
-from bootseer.stripefs.storage.interface import Backend, join
 
 
 @pytest.fixture

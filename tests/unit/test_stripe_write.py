@@ -1,5 +1,6 @@
 """A write whose storage fails under it: what is tried again, what is left, and writers that wake up late."""
 
+import errno
 import gc
 import os
 import signal
@@ -13,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from bootseer.errors import BootseerError, UnavailableError
+from bootseer.storage import folder
 from bootseer.stripefs import layout, open_fs
 from bootseer.stripefs.files import writer
 from bootseer.stripefs.files.writer import StripeLost
-from bootseer.stripefs.storage import folder
+from bootseer.stripefs.layout import POINTER_LINE
 from bootseer.stripefs.store import StripeFS
 
 UNIT = 4096
@@ -284,3 +286,34 @@ def test_a_forgotten_writer_leaves_no_threads_and_no_files(fs, caplog):
         assert mine() == before
         assert f"f{index} is not published" in caplog.text
     assert [path for path in Path(fs.url).rglob("*") if path.is_file()] == []
+
+
+def test_content_that_looks_like_a_pointer_is_striped_however_it_is_written(tmp_path):
+    fs, data = open_fs(str(tmp_path)), POINTER_LINE + bytes(3 * UNIT)
+    with fs.create("f", unit=UNIT, width=3) as out:
+        for number in range(len(data)):
+            out.write(data[number : number + 1])
+        assert out.finish().uuid
+    with fs.open("f") as file:
+        assert file.read(0, file.size) == data
+    assert fs.fsck().findings == ()
+
+
+def test_stripes_that_cannot_be_removed_are_garbage_later(tmp_path, monkeypatch, caplog):
+    fs = open_fs(str(tmp_path))
+    for data in (b"old", b"new"):
+        with fs.create("f", striped=True, unit=UNIT, width=3) as out:
+            out.write(data)
+            if data == b"new":
+                monkeypatch.setattr(folder.Path, "unlink", refused)
+    assert "are left behind" in caplog.text
+    monkeypatch.undo()
+    with fs.open("f") as file:
+        assert file.read(0, 3) == b"new"
+    assert fs.gc(age=0)
+    assert len(os.listdir(tmp_path / ".bsx")) == 3
+    assert fs.fsck().findings == ()
+
+
+def refused(*_, **__):
+    raise PermissionError(errno.EACCES, "no")

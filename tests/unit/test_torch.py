@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from bootseer.errors import ConfigError, DataError, FullError, NotFoundError, NotWritableError, UnavailableError
+from bootseer.storage import folder
 from bootseer.stripefs import open_fs
 from bootseer.stripefs.files.writer import StripeLost
-from bootseer.stripefs.storage import folder
 
 torch = pytest.importorskip("torch")
 

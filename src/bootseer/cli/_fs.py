@@ -62,8 +62,8 @@ def place_both(first: str, second: str) -> tuple[StripeFS, str, StripeFS, str]:
     """As `place` for two URLs; when they are of one storage both paths are of one store, from its root."""
     import os
 
+    from bootseer.storage.interface import clean
     from bootseer.stripefs import open_fs
-    from bootseer.stripefs.storage.interface import clean
 
     roots, paths = [], []
     for url in (first, second):

@@ -64,8 +64,7 @@ def put(
     """
     from bootseer.errors import ConfigError, DataError, NotFoundError
     from bootseer.stripefs.checkpoint.commit import NAME as COMMIT
-    from bootseer.stripefs.layout import check_shape
-    from bootseer.stripefs.storage.interface import clean_new
+    from bootseer.stripefs.layout import check_shape, clean_new
 
     check_shape(width, unit)
     if not local.exists():
@@ -148,7 +147,7 @@ def get(
 
 def _is_ours(fs: StripeFS, name: str) -> bool:
     """Whether a file named COMMIT or LATEST is the store's own and not a user's."""
-    from bootseer.stripefs.storage.interface import read_all
+    from bootseer.storage.interface import read_all
 
     return read_all(fs.backend, name, limit=64).startswith((b"bootseer checkpoint ", b"bootseer latest "))
 

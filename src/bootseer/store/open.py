@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 from bootseer.errors import ConfigError
+from bootseer.storage.folder import FolderBackend
+from bootseer.storage.open import open_storage
 from bootseer.store.base import Store
 from bootseer.store.folder import FolderStore
+from bootseer.store.objects import ObjectStore
 
 
 def open_store(url: str) -> Store:
@@ -18,17 +18,9 @@ def open_store(url: str) -> Store:
     """
     if not url:
         raise ConfigError("no store given", hint="pass --store or set BOOTSEER_STORE")
-    scheme, sep, _ = url.partition("://")
-    if not sep or scheme == "file":
-        return FolderStore(Path(os.path.abspath(url.removeprefix("file://"))))
-    if scheme == "hdfs":
-        from bootseer.store.hdfs import HdfsStore
-
-        return HdfsStore(url)
-    if scheme in ("registry", "registry+http", "registry+https"):
+    if url.startswith(("registry://", "registry+http://", "registry+https://")):
         from bootseer.store.registry import RegistryStore
 
         return RegistryStore(url)
-    from bootseer.store.fsspec import FsspecStore
-
-    return FsspecStore(url)
+    backend = open_storage(url)
+    return FolderStore(backend.root) if isinstance(backend, FolderBackend) else ObjectStore(url, backend)

@@ -18,7 +18,7 @@ import contextlib
 import itertools
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -32,13 +32,14 @@ from bootseer.oci.registry import Registry
 from bootseer.oci.spec import MANIFEST, Descriptor, decode, digest_of
 from bootseer.store import _artifact
 from bootseer.store._blobs import BlobReader, descriptor_of
-from bootseer.store._known import Known, immutable
 from bootseer.store.base import ObjectInfo, RangeReader, Store, check_key
 
 log = logging.getLogger(__name__)
 
 _SCHEMES: dict[str, bool | None] = {"registry": None, "registry+http": True, "registry+https": False}
 _LOOKERS = 8
+_REMEMBERED = 100_000
+"""Objects that are remembered at most; then all are forgotten."""
 
 
 class _Batch:
@@ -67,7 +68,8 @@ class RegistryStore(Store):
         self._ref = msgspec.structs.replace(ref, digest="", tag="latest")
         self._registry = Registry(self._ref, plain_http=_SCHEMES[scheme])
         self._lock = threading.Lock()
-        self._known = Known()
+        self._known: dict[str, Descriptor] = {}
+        self._known_tags: dict[str, str] = {}  # the key of each
         self._referred: dict[str, dict[str, Descriptor]] = {}
         self._batch: _Batch | None = None
         self._has_config = False
@@ -162,8 +164,9 @@ class RegistryStore(Store):
 
     def _tagged(self, tag: str) -> tuple[str, Descriptor] | None:
         """Key and blob of the object with this tag; None when it is deleted, or not understood."""
-        if known := self._known.tagged(tag):
-            return known
+        with self._lock:
+            if (known := self._known_tags.get(tag)) in self._known:
+                return known, self._known[known]
         try:
             objects = self._objects(tag) or {}
         except DataError as exc:
@@ -171,18 +174,34 @@ class RegistryStore(Store):
             return None
         for key, item in objects.items():
             if _artifact.tag_of(key) == tag:
-                self._known.remember_tag(tag, key, item)
+                self._remember({key: item}, tag)
                 return key, item
         return None
+
+    def _remember(self, objects: Mapping[str, Descriptor], tag: str = "") -> None:
+        """Ask for ``objects`` no more, as far as their keys name their content. ``tag``: by which one was found."""
+        with self._lock:
+            if len(self._known) > _REMEMBERED:
+                self._known.clear()
+                self._known_tags.clear()
+            for key, item in objects.items():
+                if _immutable(key):
+                    self._known[key] = item
+                    if tag:
+                        self._known_tags[tag] = key
+
+    def _forget(self, key: str) -> None:
+        with self._lock:
+            self._referred.clear()
+            self._known.pop(key, None)
+            self._known_tags.pop(_artifact.tag_of(key), None)
 
     def delete(self, key: str) -> None:
         """As far as the registry lets us: a manifest of this key alone is deleted, else the tag leads nowhere."""
         check_key(key)
         tag = _artifact.tag_of(key)
         with turn(f"{self._ref.registry}/{self._ref.name}/{key}", "key"):
-            with self._lock:
-                self._referred.clear()
-            self._known.forget(key)
+            self._forget(key)
             try:
                 body, _, digest = self._registry.manifest(tag, fresh=True)
                 found = _decode(body)
@@ -196,7 +215,7 @@ class RegistryStore(Store):
             if there:
                 self._put_config()
                 self._registry.store_manifest(_artifact.build({}, None), MANIFEST, tag)
-            self._known.forget(key)
+            self._forget(key)
 
     def close(self) -> None:
         """Drop kept connections; the store stays usable."""
@@ -215,12 +234,12 @@ class RegistryStore(Store):
         with self._lock:
             if self._batch and key in self._batch.objects:
                 return self._batch.objects[key]
-        if known := self._known.find(key):
-            return known
+            if key in self._known:
+                return self._known[key]
         tag = _artifact.tag_of(key)
         objects = self._objects(tag)
         if objects is not None:
-            self._known.remember(objects)
+            self._remember(objects)
             return objects.get(key)
         for image in filter(None, (self._image, _image_of(key))):
             if item := self._refers(image).get(key):
@@ -249,7 +268,7 @@ class RegistryStore(Store):
                 found |= self._objects(item.digest) or {}
             except DataError as exc:
                 log.warning("ignoring artifact %s of %s: %s", item.digest, image, exc.message)
-        self._known.remember(found)
+        self._remember(found)
         with self._lock:
             self._referred[image] = found
         return found
@@ -271,16 +290,14 @@ class RegistryStore(Store):
         won = True
         for key, overwrite in new:
             won = self._tag(key, body, objects[key], overwrite=overwrite) and won
-        with self._lock:
-            self._referred.clear()
         for key, _ in new:
-            self._known.forget(key)
+            self._forget(key)
         return won
 
     def _tag(self, key: str, body: bytes, item: Descriptor, *, overwrite: bool) -> bool:
         """Write the tag of ``key``; False when somebody else was first, as far as that can be seen."""
         tag = _artifact.tag_of(key)
-        checked = not overwrite and not immutable(key)  # those say the same whoever writes them
+        checked = not overwrite and not _immutable(key)  # those say the same whoever writes them
         if checked and key in (self._objects(tag) or {}):
             return False
         faults.point("registry.publish.before-tag")
@@ -293,6 +310,11 @@ class RegistryStore(Store):
 
 def _decode(body: bytes) -> _artifact.Found:
     return decode(body, _artifact.Found, "the manifest of an artifact")
+
+
+def _immutable(key: str) -> bool:
+    """Whether ``key`` names its content: whoever writes it writes the same."""
+    return key.startswith(("blobs/", "trees/")) or (key.startswith("profiles/") and key.endswith((".trace", ".pack")))
 
 
 def _image_of(key: str) -> str:

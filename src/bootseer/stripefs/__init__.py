@@ -12,7 +12,7 @@ from bootseer.stripefs.maintenance.check import Finding, Report
 from bootseer.stripefs.maintenance.collect import Removal
 from bootseer.stripefs.maintenance.repair import Repair
 from bootseer.stripefs.mount import FsMount, FsStatus
-from bootseer.stripefs.storage.open import split_url
+from bootseer.stripefs.open import split_url
 from bootseer.stripefs.store import FileStat, StripeFS, open_fs
 
 __all__ = [

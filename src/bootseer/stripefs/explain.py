@@ -5,14 +5,14 @@ from __future__ import annotations
 import msgspec
 
 from bootseer.errors import BootseerError, NotFoundError
+from bootseer.storage.folder import FolderBackend
+from bootseer.storage.interface import Backend, Source, clean
 from bootseer.stripefs.files.reader import read_pointer
+from bootseer.stripefs.hdfs import DirectSource, HdfsBackend
 from bootseer.stripefs.scheduler import threads
 from bootseer.stripefs.scheduler.blockfile import replicas_of
 from bootseer.stripefs.scheduler.model import Place
 from bootseer.stripefs.scheduler.threads import NodeLook, Snapshot
-from bootseer.stripefs.storage.folder import FolderBackend
-from bootseer.stripefs.storage.hdfs import DirectSource, HdfsBackend
-from bootseer.stripefs.storage.interface import Backend, Source, clean
 from bootseer.stripefs.store import StripeFS
 
 

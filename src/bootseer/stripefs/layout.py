@@ -12,6 +12,7 @@ import msgspec
 from crc32c import crc32c
 
 from bootseer.errors import ConfigError, DataError
+from bootseer.storage import interface
 
 VERSION = 1
 UNIT = 1 << 20
@@ -22,7 +23,7 @@ PLAIN_BELOW = 4 << 20
 """Files smaller than this are stored plain: striping them costs more NameNode operations than it saves."""
 
 FOLDER = ".bsx"
-TEMPORARY = ".tmp-"
+TEMPORARY = interface.TEMPORARY
 ENDED = ".ended"
 """Suffix of the temporary file of a writer that a later save ended."""
 HEADER_SIZE = 4096
@@ -38,6 +39,22 @@ _U32 = struct.Struct("<I")
 _NAMED = _HEADER.size + _U32.size  # where the file name begins
 _HEADER_MAGIC = b"BSXstrip"
 _FOOTER_MAGIC = b"BSXfootr"
+
+
+def clean_new(path: str) -> str:
+    """`interface.clean` for what is to be written: `ConfigError` also for names that are not UTF-8 or the store's."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"bad path {path!r} in a striped store: names are UTF-8", hint="rename the file") from None
+    path = interface.clean(path)
+    for part in path.split("/"):
+        if part == FOLDER or part.startswith(TEMPORARY):
+            raise ConfigError(
+                f"bad path {path!r}: names {FOLDER} and {TEMPORARY}* are the store's own",
+                hint="take another name",
+            )
+    return path
 
 
 def check_shape(width: int, unit: int) -> None:

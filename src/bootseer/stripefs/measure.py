@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from bootseer.errors import ConfigError, NotFoundError
+from bootseer.storage.interface import clean, join
 from bootseer.stripefs import layout
 from bootseer.stripefs.files.writer import StripeWriter
-from bootseer.stripefs.storage.interface import clean, join
 from bootseer.stripefs.store import StripeFS
 
 SIZE = 128 << 20

@@ -15,6 +15,8 @@ import msgspec
 from blake3 import blake3
 
 from bootseer.errors import DataError, NotFoundError, NotWritableError, from_os_error
+from bootseer.storage.interface import Backend, Entry, clean, exists, join
+from bootseer.storage.pool import parallel
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit, newest
 from bootseer.stripefs.checkpoint.claim import Save, begin
@@ -23,13 +25,11 @@ from bootseer.stripefs.files import namespace
 from bootseer.stripefs.files.readahead import in_order
 from bootseer.stripefs.files.reader import ChunkFile, PlainFile, StripedFile, open_file, read_pointer, refuse_unfinished
 from bootseer.stripefs.files.writer import StripeLost, StripeWriter, Written
-from bootseer.stripefs.layout import Pointer
+from bootseer.stripefs.layout import Pointer, clean_new
 from bootseer.stripefs.maintenance.check import Report, fsck
 from bootseer.stripefs.maintenance.collect import AGE, Removal, gc
 from bootseer.stripefs.maintenance.repair import Repair, repair
-from bootseer.stripefs.storage.interface import Backend, Entry, clean, clean_new, exists, join
-from bootseer.stripefs.storage.open import open_backend
-from bootseer.stripefs.storage.pool import parallel
+from bootseer.stripefs.open import open_backend
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ Progress = Callable[[int, int], None]
 class FileStat(msgspec.Struct, frozen=True, kw_only=True):
     """One file or folder. ``width``, ``unit`` and ``uuid`` are 0 and "" for plain files and folders.
 
-    ``version`` changes when the file below the path is replaced (`bootseer.stripefs.storage.interface.Source`).
+    ``version`` changes when the file below the path is replaced (`bootseer.storage.interface.Source`).
     """
 
     path: str
@@ -129,15 +129,15 @@ class StripeFS:
         """
         try:
             local = local.resolve() if local.is_symlink() else local
+            looped = local.is_symlink()
             taken = local.exists() and not local.is_file()  # as /dev/stdout: a file would take its place
-            loop = local.is_symlink()
         except RuntimeError:  # of Python before 3.13
-            taken = loop = True
+            looped = True
         except OSError as exc:
             if exc.errno == errno.ENAMETOOLONG:
                 raise NotWritableError(f"cannot write {local}: {exc.strerror}") from None
             raise from_os_error(exc, f"write {local}") from exc
-        if loop:
+        if looped:
             raise NotWritableError(f"cannot write {local}: it is a link to itself", hint="name a file or folder")
         if taken:
             raise NotWritableError(f"cannot write {local}: it is not a file", hint="name a file or folder")
@@ -148,17 +148,13 @@ class StripeFS:
                 expected = self.committed_digest(path) if isinstance(file, PlainFile) else ""
                 digest = blake3()
                 try:
-                    with open(tmp, "xb", buffering=0) as out:
-                        total = 0
+                    with open(tmp, "xb") as out:
                         for piece in in_order(file):
                             if expected:
                                 digest.update(piece)
-                            done = 0
-                            while done < len(piece):
-                                done += out.write(piece[done:])
-                            total += len(piece)
+                            out.write(piece)
                             if progress:
-                                progress(total, file.size)
+                                progress(out.tell(), file.size)
                     if expected and digest.hexdigest() != expected:
                         raise DataError(f"{path} does not have the digest of its COMMIT", hint="restore it from a copy")
                     os.replace(tmp, local)
@@ -382,8 +378,24 @@ class StripeFS:
     def append(
         self, path: str, *, width: int = layout.WIDTH, unit: int = layout.UNIT, striped: bool = False
     ) -> StripeWriter:
-        """A writer whose file begins with what is at ``path`` now: that is read and written again."""
-        return namespace.append(self.backend, clean_new(path), width=width, unit=unit, striped=striped)
+        """A writer whose file begins with what is at ``path`` now: that is read and written again.
+
+        A striped file keeps its width and unit; a missing file is an empty one.
+        """
+        path = clean_new(path)
+        try:
+            pointer = read_pointer(self.backend, path)
+        except NotFoundError:
+            return self.create(path, width=width, unit=unit, striped=striped)
+        if pointer is not None:
+            width, unit, striped = pointer.width, pointer.unit, True
+        writer = self.create(path, width=width, unit=unit, striped=striped)
+        try:
+            namespace.copy_into(self.backend, path, writer)
+        except BaseException:
+            writer.abandon()
+            raise
+        return writer
 
 
 def open_fs(url: str) -> StripeFS:

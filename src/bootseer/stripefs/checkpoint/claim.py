@@ -17,23 +17,22 @@ from collections.abc import Callable, Iterator
 
 from bootseer import faults
 from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError, from_os_error
-from bootseer.stripefs import layout
-from bootseer.stripefs.checkpoint import commit, newest
-from bootseer.stripefs.checkpoint.commit import Commit, CommittedFile
-from bootseer.stripefs.files.reader import read_pointer
-from bootseer.stripefs.files.writer import StripeWriter
-from bootseer.stripefs.layout import Pointer
-from bootseer.stripefs.storage.interface import (
+from bootseer.storage.interface import (
     Backend,
     Sink,
     clean,
-    clean_new,
     exists,
     holds,
     join,
     read_all,
     write_file,
 )
+from bootseer.stripefs import layout
+from bootseer.stripefs.checkpoint import commit, newest
+from bootseer.stripefs.checkpoint.commit import Commit, CommittedFile
+from bootseer.stripefs.files.reader import read_pointer
+from bootseer.stripefs.files.writer import StripeWriter
+from bootseer.stripefs.layout import Pointer, clean_new
 
 _log = logging.getLogger(__name__)
 _CLAIM = re.compile(r"save\.([1-9][0-9]{0,17})")

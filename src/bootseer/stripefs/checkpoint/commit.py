@@ -12,11 +12,11 @@ import msgspec
 from blake3 import blake3
 
 from bootseer.errors import DataError, NotFoundError, NotWritableError
+from bootseer.storage.interface import Backend, Entry, exists, join, read_all
 from bootseer.stripefs import layout
 from bootseer.stripefs.files.readahead import in_order
 from bootseer.stripefs.files.reader import ChunkFile, open_file, read_pointer
 from bootseer.stripefs.layout import Pointer
-from bootseer.stripefs.storage.interface import Backend, Entry, exists, join, read_all
 
 NAME = "COMMIT"
 _LINE = b"bootseer checkpoint 1\n"

@@ -14,9 +14,9 @@ import msgspec
 
 from bootseer import faults
 from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError, UnavailableError
+from bootseer.storage.interface import Backend, exists, join, read_all, write_file
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit
-from bootseer.stripefs.storage.interface import Backend, exists, join, read_all, write_file
 
 _log = logging.getLogger(__name__)
 

@@ -5,21 +5,20 @@ A copy that was broken off is resumed file by file: what is there with the same 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import msgspec
-from blake3 import blake3
 
 from bootseer import faults
 from bootseer.errors import DataError, NotFoundError, NotWritableError
+from bootseer.storage.interface import exists, join, read_all
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit, newest
 from bootseer.stripefs.checkpoint.commit import Commit
 from bootseer.stripefs.files.readahead import in_order
-from bootseer.stripefs.files.reader import ChunkFile, StripedFile, open_file, refuse_unfinished
+from bootseer.stripefs.files.reader import StripedFile, open_file, refuse_unfinished
 from bootseer.stripefs.layout import Pointer
-from bootseer.stripefs.storage.interface import Backend, exists, join, read_all
 
 if TYPE_CHECKING:
     from bootseer.stripefs.store import FileStat, StripeFS
@@ -37,31 +36,18 @@ class Copied(msgspec.Struct, frozen=True, kw_only=True):
     skipped: str = ""
 
 
-class _Check:
-    """What must hold before a copy is published: the content that was read is the one that was written."""
+class Options(TypedDict, total=False):
+    """``width`` and ``unit``: those of the source when 0, and the defaults for a plain one.
 
-    def __init__(self, source: ChunkFile, expected: str, backend: Backend, target: str, verify: bool) -> None:
-        self._source, self._expected, self._backend = source, expected, backend
-        self._target, self._verify = target, verify
-        self.version = ""
-        self.plain = blake3()  # of what was read, when the copy is small enough to be stored plain
+    ``verify``: read a copy back before it is published. ``resume``: leave a copy that has the same content. ``force``:
+    copy also into a checkpoint with COMMIT.
+    """
 
-    def __call__(self, pointer: Pointer | None) -> None:
-        faults.point("stripefs.copy.check")
-        if self.version and self._backend.stat(self._target).version != self.version:
-            raise NotWritableError(f"{self._target} was changed while it was imported", hint="run again")
-        if pointer is None:
-            if self._expected and self.plain.hexdigest() != self._expected:
-                raise DataError(f"{self._source.path} does not have its digest", hint="restore it from a copy")
-            return
-        if pointer.digest != (self._expected or pointer.digest):
-            raise DataError(f"{self._source.path} does not have its digest", hint="restore it from a copy")
-        if self._verify:
-            file = StripedFile(self._backend, self._target, pointer)
-            with file:
-                file.check_headers()
-                if commit.digest_of_open(file) != pointer.digest:
-                    raise DataError(f"{self._target} reads other than it was written")
+    width: int
+    unit: int
+    verify: bool
+    resume: bool
+    force: bool
 
 
 def copy_file(
@@ -70,49 +56,55 @@ def copy_file(
     dst: StripeFS,
     target: str,
     *,
-    width: int = 0,
-    unit: int = 0,
-    verify: bool = False,
-    resume: bool = False,
-    force: bool = False,
     progress: Progress | None = None,
+    **options: Unpack[Options],
 ) -> Copied:
     """Copy one file to ``target``, atomically; a file there is replaced.
 
-    ``width`` and ``unit``: those of the source when 0, and the defaults for a plain one. ``verify``: read the copy
-    back before it is published. ``resume``: leave a copy that has the same content. ``target`` may be the plain file
-    ``path`` itself: then it is replaced by a striped one, unless it was changed meanwhile. `NotWritableError` for a
-    plain file that its writer has not closed, and without ``force`` for a ``target`` in a committed checkpoint. In
-    place, a file that a COMMIT lists is left as it is.
+    ``target`` may be the plain file ``path`` itself: then it is replaced by a striped one, unless it was changed
+    meanwhile. `NotWritableError` for a plain file that its writer has not closed, and without ``force`` for a
+    ``target`` in a committed checkpoint. In place, a file that a COMMIT lists is left as it is.
     """
-    stat = src.stat(path)
-    in_place = src.url == dst.url and path == target
-    if in_place and (stat.striped or stat.size < layout.PLAIN_BELOW):
-        why = "striped already" if stat.striped else "small files stay plain"
-        return Copied(path=target, size=stat.size, digest=stat.digest, striped=stat.striped, skipped=why)
-    if in_place and src.committed_digest(path):
-        why = "listed by a COMMIT as it is: import to another place"
+    stat, verify = src.stat(path), options.get("verify", False)
+    in_place = _in_place(src, path, dst, target)
+    if in_place and (why := _stays(src, stat)):
         return Copied(path=target, size=stat.size, digest=stat.digest, striped=stat.striped, skipped=why)
     if not stat.striped:
         with open_file(src.backend, path) as file:
             refuse_unfinished(file)
     expected = stat.digest or src.committed_digest(path)
-    if resume and not in_place and (there := _same(src, stat, expected, dst, target)):
-        return there
-    if not in_place and not force:
-        dst.refuse_committed(target)
+    if not in_place:
+        if options.get("resume") and (there := _same(src, stat, expected, dst, target)):
+            return there
+        if not options.get("force"):
+            dst.refuse_committed(target)
+    width = options.get("width") or stat.width or layout.WIDTH
+    unit = options.get("unit") or stat.unit or layout.UNIT
+
+    def check(pointer: Pointer | None) -> None:
+        """The content that was read is the one that was written."""
+        faults.point("stripefs.copy.check")
+        if version and dst.backend.stat(target).version != version:
+            raise NotWritableError(f"{target} was changed while it was imported", hint="run again")
+        if expected not in ("", out.digest):
+            raise DataError(f"{path} does not have its digest", hint="restore it from a copy")
+        if verify and pointer is not None:
+            with StripedFile(dst.backend, target, pointer) as copy:
+                copy.check_headers()
+                if commit.digest_of_open(copy) != pointer.digest:
+                    raise DataError(f"{target} reads other than it was written")
+
     with open_file(src.backend, path) as file:
-        check = _Check(file, expected, dst.backend, target, verify)
+        version = ""
         if in_place:
-            _refuse_open(dst.backend, target)
-            check.version = dst.backend.stat(target).version
-        with dst.create(
-            target, width=width or stat.width or layout.WIDTH, unit=unit or stat.unit or layout.UNIT, before=check
-        ) as out:
+            if dst.backend.is_open(target):
+                raise NotWritableError(
+                    f"{target} is still being written", hint="run again when its writer has closed it"
+                )
+            version = dst.backend.stat(target).version
+        with dst.create(target, width=width, unit=unit, before=check) as out:
             for piece in in_order(file):
                 out.write(piece)
-                if file.size < layout.PLAIN_BELOW:
-                    check.plain.update(piece)
                 if progress:
                     progress(out.size, file.size)
             written = out.finish()
@@ -121,18 +113,27 @@ def copy_file(
     return Copied(path=target, size=written.size, digest=written.digest, striped=bool(written.uuid))
 
 
+def _in_place(src: StripeFS, path: str, dst: StripeFS, target: str) -> bool:
+    return src.url == dst.url and path == target
+
+
+def _stays(src: StripeFS, stat: FileStat) -> str:
+    """Why a file is not made striped where it is, "" when it is."""
+    if stat.striped:
+        return "striped already"
+    if stat.size < layout.PLAIN_BELOW:
+        return "small files stay plain"
+    return "listed by a COMMIT as it is: import to another place" if src.committed_digest(stat.path) else ""
+
+
 def copy_tree(
     src: StripeFS,
     path: str,
     dst: StripeFS,
     target: str,
     *,
-    width: int = 0,
-    unit: int = 0,
-    verify: bool = False,
-    resume: bool = False,
-    force: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
+    **options: Unpack[Options],
 ) -> list[Copied]:
     """`copy_file` for every file at or below ``path``; ``progress`` is called with (path, bytes done, bytes in all).
 
@@ -141,53 +142,51 @@ def copy_tree(
     files would go into a checkpoint with COMMIT; ``resume`` completes one that has the same content, ``force`` takes
     the COMMIT of a checkpoint that is replaced away first.
     """
+
+    def one(name: str, there: str) -> Copied:
+        report = (lambda done, total: progress(name, done, total)) if progress else None
+        return copy_file(src, name, dst, there, progress=report, **options)
+
     if not src.stat(path).is_dir:
-        report = (lambda done, total: progress(path, done, total)) if progress else None
-        flags = {"verify": verify, "resume": resume, "force": force}
-        return [copy_file(src, path, dst, target, width=width, unit=unit, progress=report, **flags)]
-    in_place = src.url == dst.url and path == target
+        return [one(path, target)]
+    in_place = _in_place(src, path, dst, target)
     if not in_place and src.url == dst.url and f"{target}/".startswith(f"{path}/" if path else ""):
         raise NotWritableError(f"cannot copy {path or src.url} into itself")
-    done: list[Copied] = []
     names = src.files(path)
-    manifests = {name for name in names if name.rpartition("/")[2] == commit.NAME and _is_checkpoint(src, name)}
+    checkpoints = [name.rpartition("/")[0] for name in names if name.rpartition("/")[2] == commit.NAME]
+    for folder in checkpoints:
+        src.checkpoint(folder)  # a damaged one is an error before the first file
+
+    def of_copy(name: str) -> str:
+        return join(target, name.removeprefix(path).strip("/"))
+
     if not in_place:
-        _clear(src, path, dst, target, names, resume=resume, force=force)
+        folders = {name.rpartition("/")[0] for name in names}
+        _clear(dst, {of_copy(folder): folder in checkpoints for folder in folders}, options)
+    done: list[Copied] = []
     for name in names:
         last = name.rpartition("/")[2]
-        if name in manifests:
-            continue
-        if last != newest.NAME or not newest.is_hint(read_all(src.backend, name, limit=64)):
-            there = join(target, name.removeprefix(path).strip("/"))
-            flags = {"verify": verify, "resume": resume, "force": force}
-            done += copy_tree(src, name, dst, there, width=width, unit=unit, progress=progress, **flags)
-    if in_place:
-        return done
-    checkpoints = [name.rpartition("/")[0] for name in manifests]
-    for folder in sorted(checkpoints, key=lambda folder: (-len(folder), folder)):  # those in others before them
-        there = join(target, folder.removeprefix(path).strip("/"))
-        commit_copy(src, folder, dst, there, resume=resume)
+        hint = last == newest.NAME and newest.is_hint(read_all(src.backend, name, limit=64))
+        if last != commit.NAME and not hint:
+            done.append(one(name, of_copy(name)))
+    if not in_place:
+        for folder in sorted(checkpoints, key=lambda folder: (-len(folder), folder)):  # those in others before them
+            commit_copy(src, folder, dst, of_copy(folder), resume=options.get("resume", False))
     return done
 
 
-def _clear(
-    src: StripeFS, path: str, dst: StripeFS, target: str, names: list[str], *, resume: bool, force: bool
-) -> None:
-    """Refuse a tree that would break a checkpoint before its first file; with ``force`` make that none first."""
-    for folder in sorted({name.rpartition("/")[0] for name in names}):
-        there = join(target, folder.removeprefix(path).strip("/"))
-        if force:
-            if join(folder, commit.NAME) in names and exists(dst.backend, join(there, commit.NAME)):
-                dst.remove(join(there, commit.NAME), force=True)
-        elif not resume:
-            dst.refuse_committed(there)
+def _clear(dst: StripeFS, folders: Mapping[str, bool], options: Options) -> None:
+    """Refuse a tree that would break a checkpoint before its first file; with ``force`` make that none first.
 
-
-def _is_checkpoint(fs: StripeFS, name: str) -> bool:
-    """Whether a file of that name is a manifest; a damaged one is an error."""
-    folder = name.rpartition("/")[0]
-    fs.checkpoint(folder)
-    return True
+    ``folders``: those that files are copied to, with whether they become checkpoints.
+    """
+    for folder, checkpoint in sorted(folders.items()):
+        manifest = join(folder, commit.NAME)
+        if not options.get("force"):
+            if not options.get("resume"):
+                dst.refuse_committed(folder)
+        elif checkpoint and exists(dst.backend, manifest):
+            dst.remove(manifest, force=True)
 
 
 def commit_copy(src: StripeFS, folder: str, dst: StripeFS, target: str, *, resume: bool = False) -> None:
@@ -235,8 +234,3 @@ def _same(src: StripeFS, stat: FileStat, expected: str, dst: StripeFS, target: s
     if digest != (expected or commit.digest_of(src.backend, stat.path)):
         return None
     return Copied(path=target, size=there.size, digest=digest, striped=there.striped, skipped="there already")
-
-
-def _refuse_open(backend: Backend, path: str) -> None:
-    if backend.is_open(path):
-        raise NotWritableError(f"{path} is still being written", hint="run again when its writer has closed it")

@@ -13,13 +13,13 @@ import msgspec
 
 from bootseer import faults
 from bootseer.errors import DataError, NotFoundError, NotWritableError, UnsupportedError
+from bootseer.storage.interface import Backend, exists, is_folder, join, write_file
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit, newest
 from bootseer.stripefs.files.readahead import in_order
 from bootseer.stripefs.files.reader import open_file, read_pointer, refuse_unfinished
 from bootseer.stripefs.files.writer import StripeWriter
 from bootseer.stripefs.layout import Pointer
-from bootseer.stripefs.storage.interface import Backend, exists, is_folder, join, write_file
 
 _log = logging.getLogger(__name__)
 MANIFESTS = (commit.NAME, newest.NAME)
@@ -135,28 +135,6 @@ def adopt(backend: Backend, path: str, pointer: Pointer) -> None:
     backend.rename(tmp, path, overwrite=True)
 
 
-def append(
-    backend: Backend, path: str, *, width: int = layout.WIDTH, unit: int = layout.UNIT, striped: bool = False
-) -> StripeWriter:
-    """A writer for a new version of the file at ``path`` that begins with all of the old one: read, and written again.
-
-    A striped file keeps its width and unit; a missing file is an empty one.
-    """
-    try:
-        pointer = read_pointer(backend, path)
-    except NotFoundError:
-        return StripeWriter(backend, path, width=width, unit=unit, striped=striped)
-    if pointer is not None:
-        width, unit, striped = pointer.width, pointer.unit, True
-    writer = StripeWriter(backend, path, width=width, unit=unit, striped=striped)
-    try:
-        copy_into(backend, path, writer)
-    except BaseException:
-        writer.abandon()
-        raise
-    return writer
-
-
 def copy_into(backend: Backend, path: str, writer: StripeWriter) -> None:
     """Write the content of the file at ``path`` to ``writer``."""
     with open_file(backend, path) as file:
@@ -166,13 +144,8 @@ def copy_into(backend: Backend, path: str, writer: StripeWriter) -> None:
 
 
 def _move(backend: Backend, src: str, dst: str, pointer: Pointer, *, overwrite: bool) -> None:
-    if not overwrite:
-        try:
-            backend.stat(dst)
-        except NotFoundError:
-            pass
-        else:
-            raise FileExistsError(dst)
+    if not overwrite and exists(backend, dst):
+        raise FileExistsError(dst)
     with StripeWriter(backend, dst, width=pointer.width, unit=pointer.unit, striped=True) as writer:
         copy_into(backend, src, writer)
     remove(backend, src)

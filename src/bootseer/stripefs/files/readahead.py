@@ -6,25 +6,23 @@ as one parallel read. A file that is read in order is fetched ahead in growing s
 Every chunk has memory of its own, so that what is dropped is free; what is being fetched counts like what is held.
 
 Concurrency: any number of threads may read. ``_lock`` guards the tables and is never held while bytes move. One thread
-at a time fetches a chunk (``_flying``); the others wait for it as long as that thread gets on (`_Fetch`).
+at a time fetches a chunk (``_flying``); the others wait for it, up to a deadline (`_Fetch`).
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, Protocol
 
 from bootseer.errors import BootseerError, UnavailableError
+from bootseer.storage.interface import DEADLINE, SLOWEST
 from bootseer.stripefs.files.reader import ChunkFile
 from bootseer.stripefs.scheduler.memory import ByteBudget
 from bootseer.stripefs.scheduler.memory import process as process_budget
-from bootseer.stripefs.scheduler.model import SLOWEST
-from bootseer.stripefs.storage.interface import DEADLINE
 
 _log = logging.getLogger(__name__)
 
@@ -37,8 +35,8 @@ _PIECE = 16 << 20
 _FILES = 1024
 """Files of which is known how they are being read; one that was dropped is fetched ahead again after its next read."""
 _WAIT = 4 * DEADLINE
-"""A fetch is given up by who waits for it when it has not got on for so long, and for twice what the bytes that it
-fetches take at `SLOWEST`: a read of them by itself may take that long too (its second try begins anew)."""
+"""Who waits for a fetch gives it up after so long for each of its runs, and twice what its bytes take at `SLOWEST`: a
+read of them by itself may take that long too (its second try begins anew)."""
 _THREADS = 3
 
 Key = tuple[str, int]
@@ -72,26 +70,15 @@ class ReadAheadStats(NamedTuple):
 
 
 class _Fetch:
-    """Chunks that one thread fetches, run by run. ``ended``: by run, whether it is over, also when it failed."""
+    """Chunks (``size`` bytes) that one thread fetches, run by run.
 
-    def __init__(self, runs: list[list[int]]) -> None:
+    ``ended``: by run, whether it is over, also when it failed. ``patience``: seconds after which all of them are.
+    """
+
+    def __init__(self, runs: list[list[int]], size: int) -> None:
         self.runs = runs
         self.ended = {run[0]: threading.Event() for run in runs}
-        self._bytes, self._since = 0, time.monotonic()
-
-    def begin(self, count: int) -> None:
-        """The next run, of ``count`` bytes, is asked for."""
-        self._bytes, self._since = count, time.monotonic()
-
-    def wait(self, run: int) -> bool:
-        """Wait until the run that begins with chunk ``run`` has ended; False when the fetch does not get on."""
-        while True:
-            # looked at again after each wait: another run may have ended meanwhile
-            left = self._since + _WAIT + 2 * self._bytes / SLOWEST - time.monotonic()
-            if self.ended[run].wait(max(left, 0.0)):
-                return True
-            if left <= 0:
-                return False
+        self.patience = len(runs) * _WAIT + 2 * size / SLOWEST
 
 
 class _Order:
@@ -219,18 +206,16 @@ class ReadAhead:
         try:
             for run in mine.runs:
                 targets = {chunk: view for chunk in run if (view := target(chunk)) is not None}
-                self._fetch(file, run, targets, demand, force, mine)
+                self._fetch(file, run, targets, demand, force)
                 filled.update(targets)
                 self._release(file, mine, run)
         finally:
             for run in mine.runs:
                 self._release(file, mine, run)
         for fetch, start in others:
-            began = time.monotonic()
-            if not fetch.wait(start):
-                waited = time.monotonic() - began
+            if not fetch.ended[start].wait(fetch.patience):
                 raise UnavailableError(
-                    f"{file.path} was not read: who fetches it has not got on ({waited:.0f} s waited)",
+                    f"{file.path} was not read: who fetches it has not got on ({fetch.patience:.0f} s waited)",
                     hint="check that the storage is reachable from here",
                 )
         return filled
@@ -250,7 +235,7 @@ class ReadAhead:
                     others[id(found[0]), found[1]] = found
                 else:
                     mine.append(chunk)
-            fetch = _Fetch(_runs(mine))
+            fetch = _Fetch(_runs(mine), sum(map(file.geometry.chunk_length, mine)))
             for run in fetch.runs:
                 for chunk in run:
                     self._flying[file.identity, chunk] = fetch, run[0]
@@ -266,12 +251,11 @@ class ReadAhead:
         fetch.ended[run[0]].set()
 
     def _fetch(
-        self, file: ChunkFile, run: list[int], targets: dict[int, memoryview], demand: bool, force: bool, fetch: _Fetch
+        self, file: ChunkFile, run: list[int], targets: dict[int, memoryview], demand: bool, force: bool
     ) -> None:
         lengths = {chunk: file.geometry.chunk_length(chunk) for chunk in run}
         total = sum(lengths.values())
         reserved = total - sum(map(len, targets.values()))
-        fetch.begin(total)
         if not self._reserve(reserved, force):
             return
         try:

@@ -12,15 +12,16 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from typing import Self
 
 from blake3 import blake3
 from crc32c import crc32c
 
 from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError
+from bootseer.storage.interface import Backend, Piece, Source
+from bootseer.storage.pool import parallel
 from bootseer.stripefs import layout
 from bootseer.stripefs.layout import Footer, Geometry, Pointer
-from bootseer.stripefs.storage.interface import Backend, Piece, Source, unfinished
-from bootseer.stripefs.storage.pool import parallel
 
 _log = logging.getLogger(__name__)
 
@@ -77,14 +78,17 @@ class ChunkFile:
 
     def read_chunks(self, first: int, parts: Sequence[memoryview]) -> None:
         """Fill each of ``parts`` with one whole chunk, from chunk ``first`` on. Errors as of `readinto`."""
-        by_stripe: dict[int, tuple[int, list[memoryview]]] = {}
         for chunk, part in enumerate(parts, first):
             if len(part) != self.geometry.chunk_length(chunk):
                 raise ValueError(f"chunk {chunk} of {self.path} has {self.geometry.chunk_length(chunk)} bytes")
-            position, stripe = divmod(chunk, self.geometry.width)
-            by_stripe.setdefault(stripe, (position, []))[1].append(part)
-        if by_stripe:
-            self._backend.read_many([self._piece(stripe, *found) for stripe, found in by_stripe.items()])
+        if parts:
+            self._backend.read_many(self._by_stripe(first, parts))
+
+    def _by_stripe(self, first: int, parts: Sequence[memoryview]) -> list[Piece]:
+        """Whole chunks from chunk ``first`` on, as a piece per stripe."""
+        width = self.geometry.width
+        starts = range(first, first + min(width, len(parts)))
+        return [self._piece(chunk % width, chunk // width, parts[chunk - first :: width]) for chunk in starts]
 
     def _pieces(self, offset: int, view: memoryview, copies: list[tuple[memoryview, memoryview]]) -> list[Piece]:
         """The chunks that ``view`` (at file offset ``offset``) touches, a piece per stripe.
@@ -92,8 +96,8 @@ class ChunkFile:
         Of a chunk at an edge only a part may be wanted, but its CRC needs all of it: it is read elsewhere, and
         ``copies`` gets (target in ``view``, source).
         """
-        by_stripe: dict[int, tuple[int, list[memoryview]]] = {}
-        for chunk in range(offset // self.unit, -(-(offset + len(view)) // self.unit)):
+        first, parts = offset // self.unit, []
+        for chunk in range(first, -(-(offset + len(view)) // self.unit)):
             start = chunk * self.unit - offset
             length = self.geometry.chunk_length(chunk)
             if start >= 0 and start + length <= len(view):
@@ -102,9 +106,8 @@ class ChunkFile:
                 part = memoryview(bytearray(length))
                 low, high = max(start, 0), min(start + length, len(view))
                 copies.append((view[low:high], part[low - start : high - start]))
-            position, stripe = divmod(chunk, self.geometry.width)
-            by_stripe.setdefault(stripe, (position, []))[1].append(part)
-        return [self._piece(stripe, *found) for stripe, found in by_stripe.items()]
+            parts.append(part)
+        return self._by_stripe(first, parts)
 
     def _piece(self, stripe: int, first: int, parts: Sequence[memoryview]) -> Piece:
         """Consecutive whole chunks of ``stripe``, from position ``first`` on."""
@@ -143,7 +146,7 @@ class ChunkFile:
         for source in sources.values():
             source.close()
 
-    def __enter__(self) -> ChunkFile:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -165,7 +168,7 @@ class PlainFile(ChunkFile):
         self._version = source.version
         self.identity = plain_identity(backend, path, source.version)
         self._sources[0] = source
-        self.unfinished = unfinished(source)
+        self.unfinished = source.unfinished
         if self.unfinished:
             _log.warning(
                 "%s is still being written: only the %d bytes of it that are complete are read", path, self.size
@@ -231,18 +234,19 @@ class StripedFile(ChunkFile):
         return DataError(problem, hint="a checkpoint must be moved or copied with its .bsx folder")
 
     def _read_footers(self) -> tuple[Footer, ...]:
-        lengths = [layout.footer_length(self.geometry.stripe_chunks(i)) for i in range(self.pointer.width)]
-        buffers = [memoryview(bytearray(length)) for length in lengths]
-        parallel([lambda i=i: self._source(i) for i in range(self.pointer.width)])  # type: ignore[misc]
-        self._backend.read_many([self._footer_piece(i, buffer) for i, buffer in enumerate(buffers)])
-        return tuple(self._decode_footer(i, buffer) for i, buffer in enumerate(buffers))
+        stripes, footers = range(self.pointer.width), dict[int, Footer]()
 
-    def _footer_piece(self, stripe: int, buffer: memoryview) -> Piece:
-        def check(part: int, data: memoryview) -> None:
-            self._decode_footer(stripe, data)
+        def piece(stripe: int) -> Piece:
+            def check(part: int, data: memoryview) -> None:
+                footers[stripe] = self._decode_footer(stripe, data)
 
-        source, offset = self._source(stripe), self.geometry.footer_offset(stripe)
-        return Piece(source, offset, [buffer], check, self._reopened(stripe), self.path)
+            buffer = memoryview(bytearray(layout.footer_length(self.geometry.stripe_chunks(stripe))))
+            offset = self.geometry.footer_offset(stripe)
+            return Piece(self._source(stripe), offset, [buffer], check, self._reopened(stripe), self.path)
+
+        parallel([lambda i=i: self._source(i) for i in stripes])  # type: ignore[misc]
+        self._backend.read_many([piece(i) for i in stripes])
+        return tuple(footers[i] for i in stripes)
 
     def _decode_footer(self, stripe: int, data: memoryview) -> Footer:
         name = self.pointer.stripe_path(self.path, stripe)

@@ -37,10 +37,10 @@ from bootseer.errors import (
 )
 from bootseer.hdfs.pieces import cut, kept
 from bootseer.hdfs.placement import Placement
+from bootseer.storage.interface import DEADLINE, Backend, Sink, holds, is_folder, join, read_all
 from bootseer.stripefs import layout
 from bootseer.stripefs.files.reader import read_pointer
 from bootseer.stripefs.layout import Footer, Geometry, Header, Pointer
-from bootseer.stripefs.storage.interface import DEADLINE, Backend, Sink, holds, is_folder, join, read_all
 
 _DEPTH = 4
 STALL = 9 * DEADLINE
@@ -255,6 +255,11 @@ class StripeWriter:
         """Bytes written so far."""
         return self._size
 
+    @property
+    def digest(self) -> str:
+        """BLAKE3 of what was written so far."""
+        return self._digest.hexdigest()
+
     def write(self, data: bytes | bytearray | memoryview) -> int:
         """Append ``data``. Returns its length in bytes, as a file's ``write`` does.
 
@@ -268,8 +273,7 @@ class StripeWriter:
             room = (self._unit if self._striped else layout.PLAIN_BELOW) - self._held
             self._hold(view[:room])
             view = view[room:]
-            if not self._striped:
-                self._striped = self._held >= layout.PLAIN_BELOW or self._looks_like_a_pointer()
+            self._striped = self._striped or self._held >= layout.PLAIN_BELOW
             while self._striped and self._held >= self._unit:
                 self._chunk(self._unit)
         self._size += length
@@ -280,12 +284,6 @@ class StripeWriter:
         self._held += len(view)
         if len(view) < _SMALL and len(self._pieces) >= _GATHER:  # many small writes
             self._pieces = [memoryview(b"".join(self._pieces))]
-
-    def _looks_like_a_pointer(self) -> bool:
-        length = len(layout.POINTER_LINE)
-        if self._held - len(self._pieces[-1]) >= length:
-            return False  # its beginning was looked at before
-        return layout.is_pointer(b"".join(self._pieces)[:length])
 
     def _start_stripes(self) -> None:
         name = self.path.rpartition("/")[2]
@@ -310,7 +308,12 @@ class StripeWriter:
         self._check_process()
         self._finished = True
         try:
-            return self._finish_striped() if self._striped else self._finish_plain()
+            content = b"" if self._striped else b"".join(self._pieces)
+            if self._striped or layout.is_pointer(content):  # which readers would take for one
+                return self._finish_striped()
+            self._begin_publication()
+            self._publish(content, None)
+            return Written(self._size, self.digest, "")
         except BaseException as exc:
             if self._foreign:
                 raise  # a child that ``before`` forked
@@ -322,22 +325,15 @@ class StripeWriter:
                 self._unmark()
                 if self._temporary:
                     self._temporary.abandon()
-                    for left in (self._temporary_path, self._temporary_path + layout.ENDED):
-                        with contextlib.suppress(BootseerError, OSError):  # a sink may keep what was closed
-                            self._backend.delete(left)
+                    self._remove_temporary(self._temporary_path)  # a sink may keep what was closed
             if isinstance(exc, OSError):
                 raise from_os_error(exc, f"write {self.path}") from exc
             raise
 
-    def _finish_plain(self) -> Written:
-        self._begin_publication()
-        self._publish(b"".join(self._pieces), None)
-        return Written(self._size, self._digest.hexdigest(), "")
-
     def _finish_striped(self) -> Written:
-        if self._held:
-            self._chunk(self._held)
-        elif not self._stripes:
+        while self._held:
+            self._chunk(min(self._held, self._unit))
+        if not self._stripes:
             self._start_stripes()
         # Before any stripe is complete: so a complete set of stripes with neither a temporary file nor a pointer is
         # that of a lost pointer, and not what a killed writer left.
@@ -353,7 +349,7 @@ class StripeWriter:
             unit=self._unit,
             width=self._width,
             footers=tuple(stripe.footer_crc for stripe in self._stripes),
-            digest=self._digest.hexdigest(),
+            digest=self.digest,
             epoch=self._epoch,
             name=self.path.rpartition("/")[2],
         )
@@ -405,15 +401,13 @@ class StripeWriter:
                 "the stripes of the replaced %s are left in place: they were written as %r", self.path, self._old.name
             )
         elif self._old is not None:
-            left = 0
-            for index in range(self._old.width):
-                try:
+            try:
+                for index in range(self._old.width):
                     self._backend.delete(self._old.stripe_path(self.path, index))
-                except (BootseerError, OSError) as exc:
-                    left += 1
-                    _log.warning("stripe %d of the replaced %s is left behind: %s", index, self.path, exc)
-            if not left:
-                self._remove_mark()
+            except (BootseerError, OSError) as exc:  # the mark says that they are garbage
+                _log.warning("stripes of the replaced %s are left behind: %s", self.path, exc)
+            else:
+                self._remove_temporary(self._marker)
 
     def _mark(self) -> None:
         """Before the old pointer goes, a temporary file names its stripes, so that they are known as garbage if this
@@ -429,10 +423,10 @@ class StripeWriter:
         """After an error: the old version is what there is."""
         with contextlib.suppress(BootseerError, OSError):
             if self._marker and (now := self._current()) is not None and self._old and now.uuid == self._old.uuid:
-                self._remove_mark()
+                self._remove_temporary(self._marker)
 
-    def _remove_mark(self) -> None:
-        for name in (self._marker, self._marker + layout.ENDED):
+    def _remove_temporary(self, path: str) -> None:
+        for name in (path, path + layout.ENDED):
             with contextlib.suppress(BootseerError, OSError):
                 self._backend.delete(name)
 

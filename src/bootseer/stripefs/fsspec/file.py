@@ -5,19 +5,21 @@ Concurrency: a file object belongs to one thread at a time, like any file of Pyt
 
 from __future__ import annotations
 
+import bisect
 import io
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from bootseer.errors import BootseerError, DataError
+from bootseer.storage.pool import parallel
 from bootseer.stripefs.files.readahead import ReadAhead
 from bootseer.stripefs.files.reader import ChunkFile, StripedFile
 from bootseer.stripefs.files.writer import StripeWriter
+from bootseer.stripefs.fsspec.paths import StripePaths, os_errors
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -26,12 +28,6 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger(__name__)
-
-
-class Errors(Protocol):
-    """Makes a context in which errors of the store become those that the file's user expects."""
-
-    def __call__(self) -> AbstractContextManager[None]: ...
 
 
 class StripeOutput(io.BufferedIOBase):
@@ -43,7 +39,13 @@ class StripeOutput(io.BufferedIOBase):
     """
 
     def __init__(
-        self, writer: StripeWriter, name: str, errors: Errors, *, autocommit: bool = True, mode: str = "wb"
+        self,
+        writer: StripeWriter,
+        name: str,
+        errors: Callable[[], AbstractContextManager[None]],
+        *,
+        autocommit: bool = True,
+        mode: str = "wb",
     ) -> None:
         self._writer, self._errors, self._autocommit = writer, errors, autocommit
         self.name, self.path, self.mode = name, name, mode
@@ -113,10 +115,11 @@ _BUFFER = 64 << 10
 class _Raw(io.RawIOBase):
     """In a forked child it opens its file again: threads and connections are those of the parent process."""
 
-    def __init__(self, open_file: Callable[[], ChunkFile], name: str, errors: Errors, window: int) -> None:
-        self._open, self._errors, self._window = open_file, errors, window
+    def __init__(self, open_file: Callable[[], ChunkFile], name: str, window: int) -> None:
+        self._open, self._window = open_file, window
         self.name, self.mode = name, "rb"
-        self._start()
+        with os_errors(name):
+            self._start()
         self.size, self._identity = self._file.size, self._file.identity
         self._position = 0
 
@@ -156,7 +159,7 @@ class _Raw(io.RawIOBase):
     def _read(self, view: memoryview) -> None:
         if not len(view):
             return
-        with self._errors():
+        with os_errors(self.name):
             if self._pid != os.getpid():
                 self._start()
                 if self._file.identity != self._identity:
@@ -172,22 +175,38 @@ class _Raw(io.RawIOBase):
                 self._file.close()
 
 
-class StripeReader(io.BufferedReader):
-    """A file of the store open for reading: ``size`` bytes, checked like every read of the store.
+class StripeFile(io.BufferedReader):
+    """A file of the store open for reading: ``size`` bytes, checked like every read of the store. Can be pickled.
 
-    ``window``: most bytes that are fetched ahead in one request once reads follow each other.
+    With what clients of fsspec look for (``fs``, ``path``, ``details``). ``window``: most bytes that are fetched ahead
+    in one request once reads follow each other.
     """
 
-    def __init__(self, open_file: Callable[[], ChunkFile], name: str, errors: Errors, window: int = WINDOW) -> None:
-        with errors():
-            raw = _Raw(open_file, name, errors, window)
+    def __init__(self, fs: StripePaths, path: str, window: int = WINDOW) -> None:
+        self.fs, self.path, self.blocksize = fs, path, window
+        raw = _Raw(lambda: fs.store.open(path), path, window)
         self.size = raw.size
         super().__init__(raw, _BUFFER)
 
+    @property
+    def full_name(self) -> str:
+        return self.fs.unstrip_protocol(self.path)
+
+    @property
+    def details(self) -> dict[str, object]:
+        return cast("dict[str, object]", self.fs.info(self.path))
+
+    def info(self) -> dict[str, object]:
+        return self.details
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return StripeFile, (self.fs, self.path, self.blocksize), self.tell()
+
+    def __setstate__(self, position: int) -> None:
+        self.seek(position)
+
 
 _NEAR = 64 << 10
-_FILES = 8
-"""Files that are read at once."""
 
 
 class Wanted(NamedTuple):
@@ -198,43 +217,34 @@ class Wanted(NamedTuple):
     end: int | None
 
 
-class _Block(NamedTuple):
-    start: int
-    end: int
-    members: list[tuple[int, int, int]]
-    """Number, start and end of each range in it."""
-
-
-def blocks(ranges: Sequence[tuple[int, int]], grain: int, gap: int) -> list[_Block]:
-    """``ranges`` (start, end) merged where they overlap, share a unit of ``grain`` bytes, or are ``gap`` apart."""
-    found: list[_Block] = []
-    for number, (start, end) in sorted(enumerate(ranges), key=lambda item: item[1]):
-        if start >= end:
-            continue
-        if found:
-            last = found[-1]
-            reach = max(last.end + gap, -(-last.end // grain) * grain - 1)
-            if start <= reach:
-                found[-1] = last._replace(end=max(last.end, end), members=[*last.members, (number, start, end)])
-                continue
-        found.append(_Block(start, end, [(number, start, end)]))
+def merge(ranges: Iterable[tuple[int, int]], gap: int) -> list[tuple[int, int]]:
+    """``ranges`` (start, end) in order, those that overlap or are at most ``gap`` apart as one."""
+    found: list[tuple[int, int]] = []
+    for start, end in sorted(ranges):
+        if found and start <= found[-1][1] + gap:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        else:
+            found.append((start, end))
     return found
 
 
 def read_ranges(file: ChunkFile, wanted: Sequence[Wanted], gap: int | None) -> list[bytes]:
     """The bytes of each range, in order, as slices have them: fewer where the file ends before.
 
-    Raises what `ChunkFile.readinto` does.
+    Of a striped file whole chunks are read, each once. Raises what `ChunkFile.readinto` does.
     """
     ranges = [slice(item.start, item.end).indices(file.size)[:2] for item in wanted]
     striped = isinstance(file, StripedFile)
-    found = blocks(ranges, file.unit if striped else 1, gap if gap is not None else (0 if striped else _NEAR))
-    buffers = [memoryview(bytearray(block.end - block.start)) for block in found]
-    file.readinto_many([(block.start, buffer) for block, buffer in zip(found, buffers, strict=True)])
-    out = [b""] * len(ranges)
-    for block, buffer in zip(found, buffers, strict=True):
-        for number, start, end in block.members:
-            out[number] = bytes(buffer[start - block.start : end - block.start])
+    unit = file.unit if striped else 1
+    units = [(start // unit * unit, min(-(-end // unit) * unit, file.size)) for start, end in ranges if start < end]
+    found = merge(units, gap if gap is not None else (0 if striped else _NEAR))
+    buffers = [memoryview(bytearray(end - start)) for start, end in found]
+    starts = [start for start, _ in found]
+    file.readinto_many(list(zip(starts, buffers, strict=True)))
+    out = []
+    for start, end in ranges:
+        number = bisect.bisect_right(starts, start) - 1
+        out.append(bytes(buffers[number][start - starts[number] : end - starts[number]]) if start < end else b"")
     return out
 
 
@@ -257,9 +267,5 @@ def gather(
         for number, found in zip(numbers, data, strict=True):
             out[number] = found
 
-    if len(by_path) == 1:
-        read(next(iter(by_path)))
-    elif by_path:
-        with ThreadPoolExecutor(min(_FILES, len(by_path)), thread_name_prefix="bootseer-ranges") as pool:
-            list(pool.map(read, by_path))
+    parallel([lambda path=path: read(path) for path in by_path])  # type: ignore[misc]
     return out

@@ -27,39 +27,11 @@ from bootseer.errors import BootseerError, NotWritableError, UnsupportedError
 from bootseer.stripefs.checkpoint.commit import is_manifest
 from bootseer.stripefs.files.copy import commit_copy, copy_tree
 from bootseer.stripefs.files.namespace import copy_into
-from bootseer.stripefs.fsspec.file import WINDOW, StripeOutput, StripeReader, Wanted, gather
+from bootseer.stripefs.fsspec.file import WINDOW, StripeFile, StripeOutput, Wanted, gather
 from bootseer.stripefs.fsspec.paths import StripePaths, absolute, os_error, os_errors
 from bootseer.stripefs.store import FileStat
 
 Info = dict[str, object]
-
-
-class StripeFile(StripeReader):
-    """A file open for reading, with what clients of fsspec look for (``fs``, ``path``, ``details``); can be pickled."""
-
-    def __init__(self, fs: StripeFileSystem, path: str, window: int) -> None:
-        self.fs, self.path, self.blocksize = fs, path, window
-        super().__init__(lambda: fs.store.open(path), path, lambda: os_errors(path), window)
-
-    @property
-    def full_name(self) -> str:
-        return self.fs.unstrip_protocol(self.path)
-
-    @property
-    def details(self) -> Info:
-        return self.fs.info(self.path)
-
-    def info(self) -> Info:
-        return self.details
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _reopen, (self.fs, self.path, self.blocksize, self.tell())
-
-
-def _reopen(fs: StripeFileSystem, path: str, window: int, position: int) -> StripeFile:
-    file = StripeFile(fs, path, window)
-    file.seek(position)
-    return file
 
 
 class StripeFileSystem(StripePaths):
@@ -219,18 +191,9 @@ class StripeFileSystem(StripePaths):
                 self.rm_file(name)
             elif not recursive:
                 self.rmdir(name)
-            elif name == self.root_marker:
-                self._remove_all()
             else:
-                self._remove_tree(name)
-
-    def _remove_all(self) -> None:
-        with os_errors(self.root_marker):
-            self.store.remove_all()
-
-    def _remove_tree(self, path: str) -> None:
-        with os_errors(path):
-            self.store.remove_tree(self._key(path))
+                with os_errors(name):
+                    self.store.remove_tree(key) if (key := self._key(name)) else self.store.remove_all()
 
     # Folders
 
@@ -262,7 +225,8 @@ class StripeFileSystem(StripePaths):
             raise OSError(missing, os.strerror(missing), path)
         if not key or self.ls(path):
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
-        self._remove_tree(path)
+        with os_errors(path):
+            self.store.remove_tree(key)
 
     # Reading
 
@@ -396,7 +360,6 @@ class StripeFileSystem(StripePaths):
             self.open(rpath, "xb" if mode == "create" else "wb", **kwargs) as out,
         ):
             callback.set_size(os.fstat(src.fileno()).st_size)
-            buffer = memoryview(bytearray(4 << 20))
-            while count := src.readinto(buffer):
-                out.write(buffer[:count])
-                callback.relative_update(count)
+            while data := src.read(4 << 20):  # bytes, which are stored without a copy
+                out.write(data)
+                callback.relative_update(len(data))

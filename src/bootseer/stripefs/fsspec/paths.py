@@ -25,11 +25,11 @@ from bootseer.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from bootseer.storage.fsspec import FsspecBackend
+from bootseer.storage.interface import Backend
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint.commit import is_hidden
-from bootseer.stripefs.storage.fsspec import FsspecBackend
-from bootseer.stripefs.storage.interface import Backend
-from bootseer.stripefs.storage.open import open_backend
+from bootseer.stripefs.open import open_backend
 from bootseer.stripefs.store import StripeFS
 
 PROTOCOL = "bsx"
@@ -49,7 +49,7 @@ class Location(NamedTuple):
 
     @property
     def url(self) -> str:
-        """What `bootseer.stripefs.storage.interface.open_backend` understands."""
+        """What `bootseer.stripefs.open.open_backend` understands."""
         if self.root.endswith("://") and self.root != "file://":
             return self.root + self.path.lstrip("/")
         return self.root + self.path
@@ -137,26 +137,24 @@ class StripePaths(AbstractFileSystem):  # type: ignore[misc]
         layout.check_shape(width, unit)
         self.width, self.unit = width, unit
         self._make: Callable[[], Backend]
-        if target_protocol in ("file", "local", "hdfs"):  # ours are better than those of fsspec
-            host, port = (dict(target_options or {}).get(key) for key in ("host", "port"))
-            server = f"{host}:{port}" if port else str(host or "")
-            url = f"{target_protocol}://{server if target_protocol == 'hdfs' else ''}{absolute(fo)}"
-        elif target_protocol:
-            self._make = lambda: FsspecBackend(fo, target_options, protocol=target_protocol)
-            url = f"{target_protocol}://{fo.lstrip('/')}"
+        ours = target_protocol in ("file", "local", "hdfs")  # better than those of fsspec
+        if target_protocol and not ours:
             self._location = Location(f"{target_protocol}://", absolute(fo))
-        if not target_protocol or target_protocol in ("file", "local", "hdfs"):
+            self._make = lambda: FsspecBackend(fo, target_options, protocol=target_protocol)
+        else:
+            if ours:
+                host, port = (dict(target_options or {}).get(key) for key in ("host", "port"))
+                server = f"{host}:{port}" if port else str(host or "")
+                url = f"{target_protocol}://{server if target_protocol == 'hdfs' else ''}{absolute(fo)}"
             if not url:
                 raise ValueError("no striped store: pass url=, or a URL such as bsx+hdfs://host:8020/path")
             self._location = split(stringify_path(url))
-            native = self._location.root == "file://" or self._location.root.startswith("hdfs://")
-            if native and options:
+            if not self._location.root.startswith(("file://", "hdfs://")):
+                self._make = lambda: FsspecBackend(self._location.url, options)
+            elif options:
                 raise TypeError(f"a striped store over {self._location.root} has no option {', '.join(options)}")
-            self._make = (
-                (lambda: open_backend(self._location.url))
-                if native
-                else (lambda: FsspecBackend(self._location.url, options))
-            )
+            else:
+                self._make = lambda: open_backend(self._location.url)
         self.url = self._location.url
         self.protocol = (PREFIX + self.url.partition("://")[0], PROTOCOL)
         self._opened: dict[int, StripeFS] = {}  # by process

@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 
 from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, UnavailableError
+from bootseer.storage.interface import Backend, Entry, clean, join, read_all
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit, newest
 from bootseer.stripefs.checkpoint.commit import Commit, CommittedFile
@@ -21,7 +22,6 @@ from bootseer.stripefs.files.reader import read_pointer
 from bootseer.stripefs.layout import Pointer
 from bootseer.stripefs.maintenance import scan
 from bootseer.stripefs.maintenance.scan import Damaged, Folder, Whole
-from bootseer.stripefs.storage.interface import Backend, Entry, clean, join, read_all
 
 _THREADS = 8
 

@@ -18,11 +18,11 @@ import msgspec
 
 from bootseer import faults
 from bootseer.errors import BootseerError, ConfigError, NotFoundError, UnavailableError
+from bootseer.storage.interface import DEADLINE, Backend, clean, join
 from bootseer.stripefs.maintenance import scan
 from bootseer.stripefs.maintenance.check import Finding, fsck
 from bootseer.stripefs.maintenance.repair import restore_trash
 from bootseer.stripefs.maintenance.scan import Folder
-from bootseer.stripefs.storage.interface import DEADLINE, Backend, clean, join
 
 _log = logging.getLogger(__name__)
 

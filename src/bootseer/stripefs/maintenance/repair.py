@@ -8,13 +8,13 @@ import msgspec
 
 from bootseer import faults
 from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError
+from bootseer.storage.interface import Backend, exists, join, read_all
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit, newest
 from bootseer.stripefs.files import namespace
 from bootseer.stripefs.layout import Pointer
 from bootseer.stripefs.maintenance import scan
 from bootseer.stripefs.maintenance.check import Finding, Report
-from bootseer.stripefs.storage.interface import Backend, exists, join, read_all
 
 _log = logging.getLogger(__name__)
 

@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from bootseer.errors import DataError, NotFoundError
+from bootseer.storage.interface import Backend, Entry, join, read_all
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit
 from bootseer.stripefs.checkpoint.claim import is_claim
 from bootseer.stripefs.files.reader import StripedFile, read_pointer
 from bootseer.stripefs.layout import Footer, Header, Pointer
-from bootseer.stripefs.storage.interface import Backend, Entry, join, read_all
 
 TRASH = f"{layout.TEMPORARY}gc-"
 """A stripe that is being collected, in the folder of the stripes: ``.tmp-gc-<uuid>.<i>``."""

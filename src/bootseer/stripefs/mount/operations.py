@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 from bootseer.errors import BootseerError, NotFoundError, NotWritableError
 from bootseer.kernel import fuse
+from bootseer.storage.interface import join
 from bootseer.stripefs.checkpoint.commit import is_hidden
 from bootseer.stripefs.files.readahead import ReadAhead
 from bootseer.stripefs.files.reader import ChunkFile, plain_identity
-from bootseer.stripefs.storage.interface import join
 from bootseer.stripefs.store import FileStat, StripeFS
 
 _log = logging.getLogger(__name__)

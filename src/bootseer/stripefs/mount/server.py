@@ -20,12 +20,12 @@ import msgspec
 
 from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError
 from bootseer.kernel import fuse
+from bootseer.storage.interface import clean, join
 from bootseer.stripefs.checkpoint.commit import NAME as COMMIT
 from bootseer.stripefs.files.readahead import MEMORY, ReadAhead
 from bootseer.stripefs.files.reader import ChunkFile
 from bootseer.stripefs.mount.nodecache import NodeCache
 from bootseer.stripefs.mount.operations import StripeOperations
-from bootseer.stripefs.storage.interface import clean, join
 from bootseer.stripefs.store import StripeFS
 
 _log = logging.getLogger(__name__)

@@ -17,6 +17,7 @@ from bootseer.errors import BootseerError, DataError, NotFoundError
 from bootseer.hdfs import datanode
 from bootseer.hdfs.records import DataNode, FileBlocks, Located
 from bootseer.hdfs.replica_errors import Cancelled, CorruptReplica, OwnLimit, StaleReplica, UncheckedReplica
+from bootseer.storage.interface import DEADLINE, Piece
 from bootseer.stripefs.scheduler.model import (
     SLOWEST,
     Attempt,
@@ -29,7 +30,6 @@ from bootseer.stripefs.scheduler.model import (
     Span,
     Transfer,
 )
-from bootseer.stripefs.storage.interface import DEADLINE, Piece
 
 
 class Files(Protocol):

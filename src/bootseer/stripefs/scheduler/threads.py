@@ -22,6 +22,7 @@ import msgspec
 from bootseer.errors import BootseerError, UnavailableError
 from bootseer.hdfs.placement import picked
 from bootseer.hdfs.records import FileBlocks, Located
+from bootseer.storage.interface import Piece
 from bootseer.stripefs.scheduler import memory
 from bootseer.stripefs.scheduler.blockfile import (
     BlockFile,
@@ -36,7 +37,6 @@ from bootseer.stripefs.scheduler.blockfile import (
 )
 from bootseer.stripefs.scheduler.model import Attempt, CheckJoined, CopyBack, Outcome, Place, Relocate, Request, Tuning
 from bootseer.stripefs.scheduler.policy import Scheduler, Then
-from bootseer.stripefs.storage.interface import Piece
 
 _log = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class Engine:
         self._waiting: dict[Request, threading.Event] = {}
 
     def read(self, pieces: Sequence[tuple[BlockFile, Piece]]) -> None:
-        """Fill and check all ``pieces``. The promises of `bootseer.stripefs.storage.interface.Backend.read_many`."""
+        """Fill and check all ``pieces``. The promises of `bootseer.storage.interface.Backend.read_many`."""
         spans = [span for file, piece in pieces for span in file.spans(piece)]
         if not spans:
             return

@@ -1,4 +1,4 @@
-"""The striped store over anything fsspec reaches and that can publish a file at once: ``s3://``, ``gs://``, ``az://``,
+"""Storage that fsspec reaches and that can publish a file at once: ``s3://``, ``gs://``, ``az://``,
 ``memory://``, ``sftp://``.
 
 What such storage lacks, and what is done instead:
@@ -13,36 +13,34 @@ What such storage lacks, and what is done instead:
   else of inode, size and modification time; a store that tells none of them gets a line in the log.
 - Storage whose rename does not replace (FTP, SMB, WebHDFS) can be read, not written.
 
-Concurrency: any thread may call anything. Calls run in worker threads of `bootseer.hdfs.deadline`, so that one that
-never returns holds up nobody; one that is late never touches memory of the caller (it returns bytes, they are copied).
+Concurrency: any thread may call anything. A call that is late (`bootseer.storage.fsspec_place`) never touches memory of
+the caller: it returns bytes, and they are copied.
 """
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import copy
 import datetime
 import errno
 import logging
-import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from bootseer import faults
 from bootseer.errors import (
     BootseerError,
-    ConfigError,
     DataError,
     NotFoundError,
     NotWritableError,
     UnavailableError,
     UnsupportedError,
 )
-from bootseer.hdfs.deadline import Workers
-from bootseer.store.fsspec import WHOLE, shown, translated
-from bootseer.stripefs import layout
-from bootseer.stripefs.storage.interface import DEADLINE, Backend, Entry, Piece, Sink, exists
-from bootseer.stripefs.storage.pool import read_each
+from bootseer.storage.fsspec_place import RENAMING, WHOLE, FsspecPlace
+from bootseer.storage.interface import DEADLINE, SLOWEST, TEMPORARY, Backend, Entry, Piece, Sink, Source, exists
+from bootseer.storage.pool import read_each
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -55,8 +53,6 @@ SMALL = 128 << 10
 """A file up to this size is fetched when it is opened: one request, and all its bytes are of one version."""
 BLOCK = 16 << 20
 """Part of a multipart upload. S3 allows 10,000 parts: 160 GB for one stripe."""
-SLOWEST = 1 << 20
-"""Bytes per second below which an upload counts as hanging."""
 _TRIES = 5
 _TAGS = ("ETag", "etag", "generation", "md5", "content_md5", "checksum")
 _TIMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
@@ -90,7 +86,7 @@ def entry_of(name: str, info: Mapping[str, object]) -> Entry:
     return Entry(name, size, False, mtime, f"{tag}-{size}" if tag else unsure)
 
 
-class Source:
+class FsspecSource(Source):
     """One file, asked for again with each read; a small one is read once, when it is opened."""
 
     def __init__(self, backend: FsspecBackend, path: str, pinned: bool) -> None:
@@ -122,27 +118,20 @@ class Source:
                 break
         raise self._backend.replaced(self._path)
 
-    def readinto(self, offset: int, parts: Sequence[memoryview]) -> None:
-        length = sum(map(len, parts))
+    def read(self, offset: int, length: int) -> bytes:
         if not length:
-            return
+            return b""
         if self._small is not None:
-            data = memoryview(self._small)[offset : offset + length]
+            data = self._small[offset : offset + length]
         else:
-            data = memoryview(self._backend.fetch(self._path, offset, offset + length))
+            data = self._backend.fetch(self._path, offset, offset + length)
         if len(data) != length:
             raise DataError(f"{self._backend.name(self._path)} ends at {offset + len(data)}, more was expected")
         if self._pinned and self._small is None and self.version:
             now = self._backend.stat(self._path)  # after the bytes: either they are of this version, or it is seen
             if (now.size, now.version) != (self.size, self.version):
                 raise self._backend.replaced(self._path)
-        position = 0
-        for part in parts:
-            part[:] = data[position : position + len(part)]
-            position += len(part)
-
-    def close(self) -> None:
-        """Nothing is held open between reads."""
+        return data
 
 
 class Put:
@@ -199,66 +188,13 @@ class Stream:
         self._file.closed = True
 
 
-T = TypeVar("T")
-
 _CONDITIONAL = frozenset(("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "memory"))
 """Protocols whose fsspec class passes ``mode="create"`` on to the store, or is the store."""
-_RENAMING = frozenset(("file", "local", "sftp", "ssh"))
-"""Protocols of file systems whose fsspec ``mv`` is one rename that replaces: rename(2), posix-rename of OpenSSH."""
 _LOOKED = "it cannot refuse to replace a file; looking before is not the same when two write one name at one moment"
-_NO_LOGIN = frozenset(("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"))
-_LOGIN = "give them as for any fsspec store, such as FSSPEC_S3_KEY and FSSPEC_S3_SECRET, or as the provider's tools do"
-_REACH = "check that the store is reachable from here"
-
-_workers = Workers("fsspec")
-_opened: dict[tuple[int, str], tuple[AbstractFileSystem, str]] = {}
-"""By process and place: a client of S3 takes a third of a second of CPU to make."""
 
 
-class FsspecBackend(Backend):
-    """Files below ``url``. ``options``: what its fsspec class takes (credentials, ``endpoint_url``).
-
-    With ``protocol`` the file system is that of ``protocol`` and ``options``, and ``url`` is a path in it: what fsspec
-    makes of ``a::b://``. Raises `UnsupportedError` when the package for that protocol is not installed. Touches no
-    storage yet.
-    """
-
-    def __init__(self, url: str, options: Mapping[str, object] | None = None, *, protocol: str = "") -> None:
-        import fsspec
-
-        self._location, self._options, self._chained = url, dict(options or {}), protocol
-        self.url = shown(f"{protocol}://{url}" if protocol else url)
-        self._protocol = protocol or url.partition("://")[0].partition("::")[0]
-        self._rooted: str | None = None  # the base, when it is not that of the URL
-        self._token = fsspec.utils.tokenize(url, protocol, self._options)
-        self._names: frozenset[str] = frozenset()
-        self._said: set[str] = set()
-        try:
-            fsspec.get_filesystem_class(self._protocol)
-        except (ImportError, ValueError) as exc:
-            raise UnsupportedError(
-                f"no striped store over {self._protocol}://: {exc}", hint="for s3:// install bootseer[s3]"
-            ) from None
-
-    def _filesystem(self) -> tuple[AbstractFileSystem, str]:
-        """The file system and the base in it: one for all backends of that place, but not the one that users of fsspec
-        get, because theirs would hold our files back while it has a transaction open.
-
-        Made afresh in a forked child, where the event loop and the connections of its parent's are not.
-        """
-        import fsspec
-
-        key = os.getpid(), self._token
-        if key not in _opened:
-            options = {**self._options, "skip_instance_cache": True}
-            if self._chained:
-                fs = fsspec.filesystem(self._chained, **options)
-                base = fs._strip_protocol(self._location) if self._location else ""
-            else:
-                fs, base = fsspec.core.url_to_fs(self._location, **options)
-            _opened.setdefault(key, (fs, base.rstrip("/")))  # another thread may have been faster
-        fs, base = _opened[key]
-        return fs, base if self._rooted is None else self._rooted
+class FsspecBackend(FsspecPlace, Backend):
+    """Files below ``url``; arguments and errors of `FsspecPlace`. Touches no storage yet."""
 
     def whole(self) -> tuple[FsspecBackend, str]:
         """The whole storage (of an object store: the bucket), and the path of this store in it.
@@ -267,96 +203,17 @@ class FsspecBackend(Backend):
         """
         from fsspec.implementations.dirfs import DirFileSystem
 
-        if not self._protocols() & (WHOLE | _RENAMING):
+        if not self.protocols & (WHOLE | RENAMING):
             return self, ""  # of some, like HTTP, the root is no folder
         fs, base = self._filesystem()
         bucket, path = "", base.strip("/")
-        if self._protocols() & WHOLE and not self._memory and not isinstance(fs, DirFileSystem):
+        if self.protocols & WHOLE and not self.memory and not isinstance(fs, DirFileSystem):
             bucket, _, path = path.partition("/")
         if not path:
             return self, ""
         made = copy.copy(self)
         made._rooted, made.url = bucket, self.url.removesuffix("/").removesuffix(path)
         return made, path
-
-    def call(self, doing: str, function: Callable[[AbstractFileSystem], T], seconds: float = DEADLINE) -> T:
-        """``function(file system)`` under a deadline, with its errors translated, but FileExistsError as it is.
-
-        ``doing`` is a phrase for messages.
-        """
-
-        def run() -> T:
-            with translated(doing):
-                try:
-                    return function(self._filesystem()[0])
-                except FileExistsError as exc:
-                    raise _ExistsError(doing) from exc
-                except (NotADirectoryError, IsADirectoryError) as exc:
-                    raise NotFoundError(f"cannot {doing}: {exc.strerror or 'a file or folder is in the way'}") from None
-                except TimeoutError:
-                    raise UnavailableError(f"cannot {doing}: it timed out", hint=_REACH) from None
-                except FileNotFoundError as exc:
-                    # HTTP's is one of these for whatever went wrong
-                    if isinstance(why := exc.__cause__, OSError) and not isinstance(why, FileNotFoundError):
-                        raise UnavailableError(f"cannot {doing}: {type(why).__name__}", hint=_REACH) from None
-                    raise
-                except Exception as exc:
-                    if type(exc).__name__ in _NO_LOGIN:
-                        raise ConfigError(f"cannot {doing}: no credentials were found", hint=_LOGIN) from None
-                    raise
-
-        try:
-            return _workers.call(run, seconds)
-        except _ExistsError:
-            raise FileExistsError(errno.EEXIST, f"cannot {doing}: it exists") from None
-        except TimeoutError:
-            raise UnavailableError(f"cannot {doing}: no answer within {seconds:.0f} s", hint=_REACH) from None
-
-    def name(self, path: str) -> str:
-        """``path`` for messages."""
-        base = self.url if self.url.endswith("://") else f"{self.url.rstrip('/')}/"
-        return base + path if path else self.url
-
-    def full(self, path: str) -> str:
-        """``path`` in the file system below."""
-        fs, base = self._filesystem()
-        if not base:
-            return f"{fs.root_marker}{path}"
-        return f"{base}/{path}" if path else base
-
-    def replaced(self, path: str) -> DataError:
-        return DataError(f"{self.name(path)} was replaced while it was read", hint="open it again")
-
-    def say_once(self, what: str) -> None:
-        if what not in self._said:
-            self._said.add(what)
-            _log.warning("store %s: %s", self.url, what)
-
-    def _protocols(self) -> frozenset[str]:
-        """Names of the file system that stores, under any ``dir::``."""
-        if not self._names:
-            from fsspec.implementations.dirfs import DirFileSystem
-
-            fs = self.call(f"open store {self.url}", lambda fs: fs)
-            while isinstance(fs, DirFileSystem):
-                fs = fs.fs
-            self._names = frozenset((fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol)
-        return self._names
-
-    def _objects(self) -> bool:
-        """Whether a PUT publishes; else a rename does. `UnsupportedError` when neither does."""
-        if self._protocols() & WHOLE:
-            return True
-        if self._protocols() & _RENAMING:
-            return False
-        raise UnsupportedError(
-            f"cannot write to store {self.url}: {self._protocol}:// cannot publish a file at once",
-            hint="use a folder, HDFS or an object store",
-        )
-
-    @property
-    def _memory(self) -> bool:
-        return "memory" in self._protocols()
 
     def stat(self, path: str) -> Entry:
         def ask(fs: AbstractFileSystem) -> Mapping[str, object]:
@@ -373,7 +230,7 @@ class FsspecBackend(Backend):
             self.say_once("what is above the URL given may not be looked at: a COMMIT there is not seen")
             raise NotFoundError(exc.message) from None
 
-    def list(self, path: str) -> list[Entry]:
+    def list(self, path: str) -> builtins.list[Entry]:
         def ask(fs: AbstractFileSystem) -> Sequence[Mapping[str, object]]:
             full = self.full(path)
             fs.invalidate_cache(full)
@@ -386,8 +243,23 @@ class FsspecBackend(Backend):
         found = self.call(f"list {self.name(path)}", ask)
         return sorted(entry_of(str(info["name"]).rstrip("/").rpartition("/")[2], info) for info in found)
 
+    def walk(self, path: str) -> Iterator[tuple[str, int]]:
+        def ask(fs: AbstractFileSystem) -> Mapping[str, Mapping[str, object]]:
+            full = self.full(path)
+            fs.invalidate_cache(full)
+            return cast("Mapping[str, Mapping[str, object]]", fs.find(full, detail=True))
+
+        try:
+            found = self.call(f"list {self.name(path)}", ask, 10 * DEADLINE)
+        except NotFoundError:
+            return
+        base, own = self.full("").strip("/"), self.full(path).strip("/")
+        for name, info in found.items():
+            if (inside := name.strip("/")) != own:  # a file lists itself
+                yield inside.removeprefix(base).strip("/"), entry_of(inside, info).size
+
     def open(self, path: str, *, pinned: bool = False) -> Source:
-        return Source(self, path, pinned)
+        return FsspecSource(self, path, pinned)
 
     def fetch(self, path: str, start: int, end: int) -> bytes:
         """Bytes of a file; fewer when it ends before."""
@@ -402,7 +274,7 @@ class FsspecBackend(Backend):
         read_each(pieces)
 
     def create(self, path: str, *, placement: Placement | None = None) -> Sink:
-        if not self._objects():
+        if not self.objects():
             self.make_folder(path.rpartition("/")[0])
             if exists(self, path):
                 raise FileExistsError(errno.EEXIST, f"cannot create {self.name(path)}: it exists")
@@ -410,20 +282,29 @@ class FsspecBackend(Backend):
         # As on other storage the name is taken, and seen, from now on: a claim of the name, and what is being written
         self.put(path, b"", overwrite=False)
         # readers share the one BytesIO of a file of memory://: it may not grow while they look
-        whole = self._memory or path.rpartition("/")[2].startswith(layout.TEMPORARY)
+        whole = self.memory or path.rpartition("/")[2].startswith(TEMPORARY)
         return Put(self, path) if whole else Stream(self, path)
 
-    def put(self, path: str, data: bytes, *, overwrite: bool) -> None:
-        """The whole of a file at once. `FileExistsError` when it exists and ``overwrite`` is false."""
+    def put(self, path: str, data: bytes | Path, *, overwrite: bool) -> None:
+        if not self.objects():
+            super().put(path, data, overwrite=overwrite)
+            return
         if not overwrite:
             if exists(self, path):  # some servers know the protocol and ignore the condition
                 raise FileExistsError(errno.EEXIST, f"cannot write {self.name(path)}: it exists")
-            if not self._protocols() & _CONDITIONAL:
+            if not self.protocols & _CONDITIONAL:
                 self.say_once(_LOOKED)
         mode = "overwrite" if overwrite else "create"
-        seconds = DEADLINE + len(data) / SLOWEST
+        size = len(data) if isinstance(data, bytes) else data.stat().st_size
+
+        def send(fs: AbstractFileSystem) -> None:
+            if isinstance(data, bytes):
+                fs.pipe_file(self.full(path), data, mode=mode)
+            else:
+                fs.put_file(str(data), self.full(path), mode=mode)
+
         try:
-            self.call(f"write {self.name(path)}", lambda fs: fs.pipe_file(self.full(path), data, mode=mode), seconds)
+            self.call(f"write {self.name(path)}", send, DEADLINE + size / SLOWEST)
         except BootseerError as exc:
             # a refusal may look like any error: S3 says which condition was not met, its likes often do not
             if overwrite or isinstance(exc, UnavailableError) or not exists(self, path):
@@ -432,7 +313,7 @@ class FsspecBackend(Backend):
 
     def rename(self, src: str, dst: str, *, overwrite: bool) -> None:
         found = self.stat(src)
-        if self._objects():
+        if self.objects():
             if found.is_dir:
                 raise UnsupportedError(
                     f"cannot rename folder {self.name(src)}: an object store has no folders",
@@ -454,7 +335,7 @@ class FsspecBackend(Backend):
         self.call(f"rename {self.name(src)} to {dst}", lambda fs: fs.mv(self.full(src), self.full(dst)))
 
     def _publish(self, src: str, dst: str, size: int, overwrite: bool) -> None:
-        if overwrite and size > BLOCK and not self._memory:
+        if overwrite and size > BLOCK and not self.memory:
             # the store copies by itself, and shows the copy when it is whole
             doing, seconds = f"copy {self.name(src)} to {dst}", DEADLINE + size / SLOWEST
             self.call(doing, lambda fs: fs.cp_file(self.full(src), self.full(dst)), seconds)
@@ -471,12 +352,12 @@ class FsspecBackend(Backend):
             _log.info("%s has these bytes already", self.name(dst))
 
     def delete(self, path: str) -> None:
-        self._objects()  # who cannot be written is not removed from either
+        self.objects()  # who cannot be written is not removed from either
         with contextlib.suppress(NotFoundError):
             self.call(f"delete {self.name(path)}", lambda fs: fs.rm_file(self.full(path)))
 
     def make_folder(self, path: str) -> None:
-        if not self._memory and self._objects():
+        if not self.memory and self.objects():
             return  # and s3fs would make a bucket
         full = self.full(path)
         if not full.strip("/"):
@@ -487,7 +368,7 @@ class FsspecBackend(Backend):
             raise NotWritableError(f"cannot make folder {self.name(path)}: a file is in the way") from None
 
     def remove_folder(self, path: str, *, first: Sequence[str] = ()) -> None:
-        self._objects()
+        self.objects()
         doing, full = f"remove {self.name(path)}", self.full(path)
 
         def manifests(fs: AbstractFileSystem) -> None:
@@ -503,7 +384,3 @@ class FsspecBackend(Backend):
         faults.point("stripefs.remove.rest")
         with contextlib.suppress(NotFoundError):
             self.call(doing, lambda fs: fs.rm(full, recursive=True), 10 * DEADLINE)
-
-
-class _ExistsError(BootseerError):
-    """Carries a FileExistsError past the translation of errors."""

@@ -1,13 +1,12 @@
-"""Which storage a URL names."""
+"""Which storage of a striped store a URL names."""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from bootseer.errors import ConfigError
-from bootseer.stripefs.storage.folder import FolderBackend
-from bootseer.stripefs.storage.interface import Backend
+from bootseer.storage.interface import Backend
+from bootseer.storage.open import open_storage
 
 
 def split_url(url: str) -> tuple[str, str]:
@@ -25,13 +24,8 @@ def open_backend(url: str) -> Backend:
     """A path, ``file://...``, ``hdfs://...``, or what fsspec reaches (``s3://...``). Opening touches no storage."""
     if not url:
         raise ConfigError("no striped store given", hint="name a folder or hdfs://host:port/path")
-    scheme, sep, rest = url.partition("://")
-    if not sep or scheme == "file":
-        return FolderBackend(Path(os.path.abspath(rest if sep else url)))
-    if scheme == "hdfs":
-        from bootseer.stripefs.storage.hdfs import HdfsBackend  # loads the HDFS client
+    if url.startswith("hdfs://"):
+        from bootseer.stripefs.hdfs import HdfsBackend  # loads the HDFS client
 
         return HdfsBackend(url)
-    from bootseer.stripefs.storage.fsspec import FsspecBackend
-
-    return FsspecBackend(url)
+    return open_storage(url)

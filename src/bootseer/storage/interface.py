@@ -1,4 +1,4 @@
-"""What the striped store needs of the storage below it.
+"""What stores, of objects and of striped files, need of the storage below them.
 
 Paths are relative to the URL's base, with ``/`` between parts and none at the ends; ``""`` is the base itself. Every
 method may be called from any thread. Errors: those of `bootseer.errors`; `FileExistsError` from `rename` and `create`.
@@ -7,17 +7,28 @@ method may be called from any thread. Errors: those of `bootseer.errors`; `FileE
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
+import builtins
+import contextlib
+import errno
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from bootseer.errors import ConfigError, NotFoundError
-from bootseer.stripefs import layout
+from bootseer import faults
+from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError
 
 if TYPE_CHECKING:
     from bootseer.hdfs.placement import Placement
 
+TEMPORARY = ".tmp-"
+"""How names begin of what is not published yet."""
+PIECE = 4 << 20
+"""One write call: long enough to keep a pipeline busy, short enough for the deadline of one call."""
 DEADLINE = 20.0
 """Seconds one read or write of at most a few MiB may take."""
+SLOWEST = 512 << 10
+"""Bytes per second below which a longer transfer counts as hanging."""
 
 
 class Entry(NamedTuple):
@@ -33,20 +44,35 @@ class Entry(NamedTuple):
     version: str = ""
 
 
-class Source(Protocol):
+class Source:
     """An open file; ``size`` is its length when it was opened. Safe from several threads.
 
     ``version`` tells a file from one that replaced it under its name: inode number where the storage has one, size and
-    modification time; "" when it was opened without ``pinned`` and would cost a request.
+    modification time; "" when it was opened without ``pinned`` and would cost a request. ``unfinished``: a writer still
+    had the file open, where the storage tells; its ``size`` is then what could be read at that time.
+
+    A class has `read`, `readinto` or both: each is made of the other here.
     """
 
     size: int
-    version: str
+    version: str = ""
+    unfinished: bool = False
+
+    def read(self, offset: int, length: int) -> bytes:
+        """The ``length`` bytes from ``offset``. `DataError` when the file ends before."""
+        data = bytearray(length)
+        self.readinto(offset, [memoryview(data)])
+        return bytes(data)
 
     def readinto(self, offset: int, parts: Sequence[memoryview]) -> None:
         """Fill ``parts``, in order, with the bytes from ``offset``. `DataError` when the file ends before."""
+        data, position = memoryview(self.read(offset, sum(map(len, parts)))), 0
+        for part in parts:
+            part[:] = data[position : position + len(part)]
+            position += len(part)
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Here nothing is held open between reads."""
 
 
 class Piece(NamedTuple):
@@ -87,7 +113,7 @@ class Backend(abc.ABC):
     def stat(self, path: str) -> Entry: ...
 
     @abc.abstractmethod
-    def list(self, path: str) -> list[Entry]:
+    def list(self, path: str) -> builtins.list[Entry]:
         """The entries of a folder in name order."""
 
     @abc.abstractmethod
@@ -100,7 +126,7 @@ class Backend(abc.ABC):
 
         Raises the first error; then the parts hold rubbish. Either way nothing writes into them after the return. A
         part that is wrong or cannot be had is tried again (elsewhere, where there is another copy) before that is an
-        error. `bootseer.stripefs.storage.pool.read_each` does that where there is no better way.
+        error. `bootseer.storage.pool.read_each` does that where there is no better way.
         """
 
     @abc.abstractmethod
@@ -109,6 +135,30 @@ class Backend(abc.ABC):
 
         Files written together share a ``placement``, so that they begin on different servers where there are several.
         """
+
+    def put(self, path: str, data: bytes | Path, *, overwrite: bool) -> None:
+        """Publish a file at once: ``data``, or the content of that local file.
+
+        `FileExistsError`, and nothing has changed, when it exists and ``overwrite`` is false; also when a folder is in
+        the way. Here it is written under a temporary name beside ``path`` and renamed.
+        """
+        if not overwrite and exists(self, path):
+            raise FileExistsError(errno.EEXIST, "it exists", path)
+        tmp = join(path.rpartition("/")[0], f"{TEMPORARY}{uuid.uuid4().hex}")
+        sink = self.create(tmp)
+        try:
+            size = _write(sink, data)
+            faults.point("store.put.before-sync")
+            sink.close()
+            faults.point("store.put.before-publish")
+            if (found := self.stat(tmp).size) != size:
+                raise DataError(f"{tmp} has {found} bytes after writing {size}")
+            self.rename(tmp, path, overwrite=overwrite)
+        except BaseException:
+            sink.abandon()
+            with contextlib.suppress(BootseerError):  # the failure that brought us here counts, not this one
+                self.delete(tmp)
+            raise
 
     @abc.abstractmethod
     def rename(self, src: str, dst: str, *, overwrite: bool) -> None:
@@ -129,6 +179,19 @@ class Backend(abc.ABC):
         Files of the names ``first`` go before all others, at any depth, where that is not one step.
         """
 
+    def walk(self, path: str) -> Iterator[tuple[str, int]]:
+        """Path and size of every file below the folder ``path``, in any order; nothing when there is none."""
+        try:
+            entries = self.list(path)
+        except NotFoundError:
+            return
+        for entry in entries:
+            below = join(path, entry.name)
+            if entry.is_dir:
+                yield from self.walk(below)
+            else:
+                yield below, entry.size
+
     def whole(self) -> tuple[Backend, str]:
         """The whole storage, and the path of this folder in it; this folder and "" when that is not known."""
         return self, ""
@@ -145,12 +208,16 @@ class Backend(abc.ABC):
         """Take the file away from a writer that has it open."""
 
 
-def unfinished(source: Source) -> bool:
-    """Whether a writer still had the file open when it was opened, where the storage tells (HDFS read directly does).
-
-    Its ``size`` is then what could be read at that time.
-    """
-    return bool(getattr(source, "unfinished", False))
+def _write(sink: Sink, data: bytes | Path) -> int:
+    if isinstance(data, bytes):
+        sink.write(data)
+        return len(data)
+    size = 0
+    with open(data, "rb") as src:
+        while piece := src.read(PIECE):
+            sink.write(piece)
+            size += len(piece)
+    return size
 
 
 def read_all(backend: Backend, path: str, *, limit: int) -> bytes:
@@ -208,21 +275,5 @@ def clean(path: str) -> str:
     """``path`` without slashes at its ends; `ConfigError` for ``..``, empty parts and NUL."""
     path = path.strip("/")
     if path and any(part in ("", ".", "..") or "\0" in part for part in path.split("/")):
-        raise ConfigError(f"bad path {path!r} in a striped store")
-    return path
-
-
-def clean_new(path: str) -> str:
-    """`clean` for what is to be written: `ConfigError` too for names that are not UTF-8, or the store's own."""
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        raise ConfigError(f"bad path {path!r} in a striped store: names are UTF-8", hint="rename the file") from None
-    path = clean(path)
-    for part in path.split("/"):
-        if part == layout.FOLDER or part.startswith(layout.TEMPORARY):
-            raise ConfigError(
-                f"bad path {path!r}: names {layout.FOLDER} and {layout.TEMPORARY}* are the store's own",
-                hint="take another name",
-            )
+        raise ConfigError(f"bad path {path!r} in a store")
     return path

@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import NamedTuple, TypeVar
 
 from bootseer.errors import DataError, UnavailableError
-from bootseer.stripefs.storage.interface import Piece
+from bootseer.storage.interface import Piece
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""The striped store over a folder: the embedded default, and a site's NFS, Lustre or GPFS."""
+"""Storage in a folder: the embedded default, and a site's NFS, Lustre or GPFS."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from bootseer import faults
 from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError, from_os_error
-from bootseer.stripefs.storage.interface import Backend, Entry, Piece, clean
-from bootseer.stripefs.storage.pool import read_each
+from bootseer.storage.interface import Backend, Entry, Piece, Source, clean
+from bootseer.storage.pool import read_each
 
 if TYPE_CHECKING:
     from bootseer.hdfs.placement import Placement
@@ -29,7 +29,7 @@ def _version(info: os.stat_result) -> str:
     return f"{info.st_ino}-{info.st_size}-{info.st_mtime_ns}"
 
 
-class _Source:
+class _Source(Source):
     """``pinned``: bytes of a file that was changed in place since it was opened are an error."""
 
     def __init__(self, path: Path, pinned: bool) -> None:
@@ -40,6 +40,19 @@ class _Source:
             self.close()
             raise NotFoundError(f"cannot open {path}: it is a folder")
         self.size, self.version = info.st_size, _version(info)
+
+    def read(self, offset: int, length: int) -> bytes:
+        data = b""
+        try:
+            while len(data) < length:
+                more = os.pread(self._fd, length - len(data), offset + len(data))
+                if not more:
+                    raise DataError(f"{self._path} ends at {offset + len(data)}, wanted {offset + length}")
+                data += more
+        except OSError as exc:
+            raise from_os_error(exc, f"read {self._path}") from exc
+        self._check()
+        return data
 
     def readinto(self, offset: int, parts: Sequence[memoryview]) -> None:
         left = [part for part in parts if len(part)]
@@ -55,6 +68,9 @@ class _Source:
                 got -= len(left.pop(0))
             if got:
                 left[0] = left[0][got:]
+        self._check()
+
+    def _check(self) -> None:
         if self._pinned and _version(os.fstat(self._fd)) != self.version:
             raise DataError(f"{self._path} was changed while it was read", hint="open it again")
 

@@ -1,1 +1,0 @@
-"""Where stripes lie: a folder, HDFS, or any store of fsspec, behind one interface."""
