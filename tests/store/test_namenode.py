@@ -278,7 +278,7 @@ def test_many_threads_and_a_forked_child(node, folder):
 def test_defaults_and_the_way_to_the_cluster(node):
     defaults = node.defaults()
     assert (defaults.block_size, defaults.replication) == (128 * MIB, 3)
-    assert not defaults.encrypted
+    assert not defaults.encrypt_data_transfer
     assert access.choose(f"{node.url}/a/b") == access.Access("direct", "neither authentication nor wire encryption")
 
 

@@ -28,9 +28,8 @@ from collections.abc import Sequence
 from google.protobuf.message import DecodeError
 
 from bootseer.errors import BootseerError, ConfigError, UnavailableError
-from bootseer.hdfs import connection as connections
 from bootseer.hdfs.checksum import CRC32, CRC32C, SIZE, Chunks
-from bootseer.hdfs.connection import Connection, Transfer
+from bootseer.hdfs.connection import Connection, Pool, Transfer, connect
 from bootseer.hdfs.dial import host_port, own_limit
 from bootseer.hdfs.framing import READ_BLOCK, delimited, locate, operation
 from bootseer.hdfs.proto import hdfs_pb2 as wire
@@ -40,6 +39,10 @@ from bootseer.hdfs.replica_errors import Cancelled, CorruptReplica, OwnLimit, St
 __all__ = ["Transfer", "read"]
 
 _log = logging.getLogger(__name__)
+
+idle = Pool(4.0, 64)
+"""Connections that wait for the next read: as long as a DataNode keeps them (``dfs.datanode.socket.reuse.keepalive``).
+"""
 
 _SUCCESS, _CHECKSUM_OK, _BAD_TOKEN = 0, 6, 5
 _STATUS = {1: "ERROR", 2: "ERROR_CHECKSUM", 3: "ERROR_INVALID", 4: "ERROR_EXISTS", 5: "ERROR_ACCESS_TOKEN"}
@@ -112,13 +115,13 @@ def read(
     until, transfer = time.monotonic() + deadline, transfer or Transfer()
     address = (node.host, node.port)
     try:
-        kept = connections.take(address)
+        kept = idle.take(address)
         if kept is not None:
             try:
                 return _turn(kept, until, transfer, _Reader(kept, located, offset, views, verify, transfer))
             except _ClosedBefore as exc:
                 _log.debug("kept connection to %s was closed (%s); connecting again", node.address, exc.__cause__)
-        fresh = connections.connect(address, until, transfer)
+        fresh = connect(address, until, transfer)
         _turn(fresh, until, transfer, _Reader(fresh, located, offset, views, verify, transfer))
     except (OSError, EOFError, ConfigError, _Malformed) as exc:
         doing = f"cannot read block {located.block.id} at {offset} from DataNode {node.address}"
@@ -150,7 +153,7 @@ def _turn(connection: Connection, until: float, transfer: Transfer, reader: _Rea
             raise _ClosedBefore(str(exc) or type(exc).__name__) from exc
         raise
     if keep:
-        connections.give_back(connection)
+        idle.give_back(connection)
     else:
         connection.close()
 

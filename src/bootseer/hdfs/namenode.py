@@ -99,18 +99,6 @@ class FileStatus:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ServerDefaults:
-    """What the cluster uses where a client does not choose. Sizes in bytes.
-
-    ``encrypted``: DataNodes transfer bytes only encrypted.
-    """
-
-    block_size: int
-    replication: int
-    encrypted: bool
-
-
 def login_user() -> tuple[str, str]:
     """Whom the NameNode is told we are, as (user, real user): ``HADOOP_USER_NAME``, else the login name.
 
@@ -144,7 +132,7 @@ class NameNode:
         self.user = user
         self._rpc = Channel(addresses, _PROTOCOL, name=name, user=user, real_user=real_user)
         self.url = self._rpc.name
-        self._defaults: tuple[float, ServerDefaults] | None = None
+        self._defaults: tuple[float, wire.ServerDefaults] | None = None
 
     @classmethod
     def connect(cls, url: str) -> NameNode:
@@ -360,14 +348,13 @@ class NameNode:
 
     # -- the cluster ----------------------------------------------------------------------------------------------
 
-    def defaults(self, *, deadline: float | None = None) -> ServerDefaults:
-        """The cluster's defaults, asked for at most every `_KEEP_DEFAULTS` seconds."""
+    def defaults(self, *, deadline: float | None = None) -> wire.ServerDefaults:
+        """What the cluster uses where a client does not choose; asked for at most every `_KEEP_DEFAULTS` seconds."""
         known = self._defaults
         if known is None or time.monotonic() - known[0] > _KEEP_DEFAULTS:
             answer = wire.GetServerDefaultsResponse
             found = self._call("getServerDefaults", wire.Empty(), answer, "ask for defaults", deadline).defaults
-            defaults = ServerDefaults(found.block_size, found.replication, found.encrypt_data_transfer)
-            self._defaults = known = time.monotonic(), defaults
+            self._defaults = known = time.monotonic(), found
         return known[1]
 
     def live_nodes(self, *, deadline: float | None = None) -> builtins.list[DataNode]:
