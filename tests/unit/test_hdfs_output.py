@@ -150,7 +150,7 @@ class Line:
 
     def __init__(self, located: Located, terms: Terms, setup: object) -> None:
         self.acked = self.in_flight = 0
-        self.used = 0.0
+        self.used = self.since = self.waited = 0.0
         self.unacked: list[Packet] = []
         self.sent: list[Packet] = []
         Line.made.append(self)
@@ -234,5 +234,4 @@ def test_a_limit_of_this_process_ends_the_write_and_shuns_no_datanode(monkeypatc
     with pytest.raises(BootseerError, match="at its limit"):
         out.write(b"x" * output.PACKET)
     assert placement.shunned() == []
-    assert not +shared._used
     out.abandon()

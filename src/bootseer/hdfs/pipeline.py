@@ -132,14 +132,17 @@ class Pipeline:
     """A pipeline to the DataNodes of ``located``, set up and ready for packets.
 
     ``unacked``: packets sent, or being sent, that are not on every DataNode yet. ``acked``: bytes of the block that
-    are. Every method raises `Broken` when a DataNode fails, and then only `close` may be called. What this process
-    lacks for a connection (files, ports, memory) is `BootseerError`.
+    are. ``waited``: seconds that its user waited for it since ``since``.
+
+    Every method raises `Broken` when a DataNode fails, and then only `close` may be called. What this process lacks for
+    a connection (files, ports, memory) is `BootseerError`.
     """
 
     def __init__(self, located: Located, terms: Terms, setup: Setup) -> None:
         self.located, self.nodes = located, located.nodes
         self.acked, self.in_flight = setup.acked, 0
         self.unacked: deque[Packet] = deque()
+        self.waited = 0.0
         self._received, self._ready = bytearray(), False
         self._replaceable = setup.stage == CREATE
         self._poll = select.poll()
@@ -151,6 +154,7 @@ class Pipeline:
             self._send([memoryview(_request(located, terms, setup))])
             self._await_answer()
             self._ready, self._replaceable = True, False
+            self.since, self.waited = time.monotonic(), 0.0
         except BaseException:
             self.close()
             raise
@@ -222,8 +226,11 @@ class Pipeline:
         """Wait for ``events`` of the socket, and look after the DataNodes when nothing comes."""
         self._poll.modify(self._sock, events)
         while True:
-            left = self._looked + STALL - time.monotonic()
-            if found := self._poll.poll(max(left, 0.001) * 1000):
+            begin = time.monotonic()
+            left = self._looked + STALL - begin
+            found = self._poll.poll(max(left, 0.001) * 1000)
+            self.waited += time.monotonic() - begin
+            if found:
                 if not self.unacked and len(self.nodes) and found[0][1] & select.POLLOUT:
                     self._looked = self._moved = time.monotonic()  # an idle pipeline is no late one
                 return found[0][1]

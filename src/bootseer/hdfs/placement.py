@@ -15,7 +15,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -98,48 +98,50 @@ class Placement:
     """Shared by files that are written at the same time, so that they burden all DataNodes alike.
 
     What the NameNode tells of its DataNodes needs superuser rights; without them, the choice is only which of the
-    DataNodes of a block comes first.
+    DataNodes of a block comes first. ``alone``: of one file, for which the NameNode chooses. A ``file`` is any number
+    that stands for one of them.
     """
 
-    def __init__(self) -> None:
-        self._first: Counter[str] = Counter()  # blocks that begin there
-        self._used: Counter[str] = Counter()  # blocks of which it has, or is wished to have, a replica
+    def __init__(self, *, alone: bool = False) -> None:
+        self._alone = alone
+        self._placed: dict[int, tuple[DataNode, ...]] = {}  # by file: who has its block, or is wished to have it
         self._runs: dict[int, Run] = {}  # by file
         self._slow: set[str] = set()
         self._lock = threading.Lock()
 
-    def place(self, namenode: NameNode, replicas: int, allocate: Callable[[Sequence[DataNode]], Located]) -> Located:
-        """What ``allocate`` gives for the DataNodes that had best have the next block; it counts until `end`.
-
-        The DataNodes are in the order in which the block's data had best pass them.
-        """
-        wished = self.wish(namenode, replicas)
-        try:
-            located = allocate(wished)
-        finally:
-            with self._lock:
-                self._used.subtract(node.uuid for node in wished)
-        with self._lock:
-            self._used.update(node.uuid for node in located.nodes)
-            start = min(range(len(located.nodes)), key=lambda i: self._first[located.nodes[i].uuid])
-            self._first[located.nodes[start].uuid] += 1
-        return picked(located, [start, *(i for i in range(len(located.nodes)) if i != start)])
-
-    def wish(self, namenode: NameNode, replicas: int) -> list[DataNode]:
-        """The DataNodes with the fewest replicas now; they count from now on.
+    def wish(self, file: int, namenode: NameNode, replicas: int) -> list[DataNode]:
+        """The DataNodes with the fewest replicas now; they count for ``file`` from now on.
 
         Racks as HDFS chooses them: the second replica on another rack than the first, the third beside the second.
         """
+        if self._alone:
+            return []
         avoided = {node.uuid for node in shunned()}
         able = [node for node in live(namenode) if node.uuid not in avoided]
         random.shuffle(able)  # else every process would begin with the same ones
         chosen: list[DataNode] = []
         with self._lock:
+            used = Counter(node.uuid for nodes in self._others(file) for node in nodes)
             while able and len(chosen) < replicas:
-                chosen.append(min(able, key=lambda node: (not _fits(node, chosen), self._used[node.uuid])))
+                chosen.append(min(able, key=lambda node: (not _fits(node, chosen), used[node.uuid])))
                 able.remove(chosen[-1])
-            self._used.update(node.uuid for node in chosen)
+            self._placed[file] = tuple(chosen)
         return chosen
+
+    def begin(self, file: int, located: Located) -> Located:
+        """The new block of ``file``, its DataNodes in the order in which the data had best pass them; until `end`."""
+        with self._lock:
+            firsts = Counter(nodes[0].uuid for nodes in self._others(file) if nodes)
+            start = min(range(len(located.nodes)), key=lambda i: firsts[located.nodes[i].uuid])
+            located = picked(located, [start, *(i for i in range(len(located.nodes)) if i != start)])
+            self._placed[file] = located.nodes
+        return located
+
+    def end(self, file: int) -> None:
+        """The block of ``file`` is written, or given up."""
+        with self._lock:
+            self._placed.pop(file, None)
+            self._runs.pop(file, None)
 
     def slow(self, file: int, run: Run) -> list[DataNode]:
         """The DataNodes that ``file`` had better leave: they hold it up, and others that are written with it are quick.
@@ -154,12 +156,8 @@ class Placement:
                 self._slow |= {node.uuid for node in run.nodes if quick and node.uuid not in quick}
             return [node for node in run.nodes if node.uuid in self._slow]
 
-    def end(self, nodes: Sequence[DataNode], file: int = 0) -> None:
-        """The block that `place` gave these DataNodes, in this order, is written, or given up."""
-        with self._lock:
-            self._first[nodes[0].uuid] -= 1
-            self._used.subtract(node.uuid for node in nodes)
-            self._runs.pop(file, None)
+    def _others(self, file: int) -> list[tuple[DataNode, ...]]:
+        return [nodes for other, nodes in self._placed.items() if other != file]
 
 
 def _quick(run: Run) -> bool:
