@@ -14,12 +14,11 @@ import pytest
 from bootseer.errors import BootseerError, ConfigError, NotWritableError, UnavailableError
 from bootseer.hdfs import blockwriter, output, placement
 from bootseer.hdfs.blockwriter import BlockWriter
-from bootseer.hdfs.namenode import FileStatus
 from bootseer.hdfs.output import FileOutput
 from bootseer.hdfs.pipeline import Broken, Packet, Terms
 from bootseer.hdfs.placement import Placement
 from bootseer.hdfs.proto import hdfs_pb2 as wire
-from bootseer.hdfs.records import Block, DataNode, Located
+from bootseer.hdfs.records import Block, DataNode, FileStatus, Located
 
 PATH = "/folder/f"
 

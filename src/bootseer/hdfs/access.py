@@ -26,21 +26,21 @@ class Access:
     reason: str
 
 
-def choose(url: str, *, deadline: float | None = None) -> Access:
+def choose(url: str) -> Access:
     """How to reach the cluster of ``url``; asks its NameNode.
 
     The setting ``hdfs_access`` decides where it is not ``auto``. Raises `ConfigError` for a URL that is no HDFS URL,
-    `UnavailableError` when the NameNode does not answer within ``deadline`` seconds.
+    `UnavailableError` when the NameNode does not answer.
     """
     base, wanted = split(url)[0], config.load().hdfs_access
-    found = _ask(base, deadline) if wanted == "auto" else Access(wanted, f"the setting hdfs_access is {wanted}")
+    found = _ask(base) if wanted == "auto" else Access(wanted, f"the setting hdfs_access is {wanted}")
     _log.info("%s: %s access, %s", base, found.kind, found.reason)
     return found
 
 
-def _ask(base: str, deadline: float | None) -> Access:
+def _ask(base: str) -> Access:
     try:
-        defaults = NameNode.connect(base).defaults(deadline=deadline)
+        defaults = NameNode.connect(base).defaults()
     except UnsupportedError as exc:  # SaslRequired, or a name service that only Hadoop's own rules resolve
         return Access("native", exc.message)
     if defaults.encrypt_data_transfer:

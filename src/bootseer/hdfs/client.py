@@ -16,15 +16,15 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar, cast
 from urllib.parse import urlsplit
 
-import msgspec
-
 from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, UnavailableError
 from bootseer.hdfs.deadline import Workers
 from bootseer.hdfs.dial import dial
 from bootseer.hdfs.errors import REACH, translate
 from bootseer.hdfs.newfile import NewFile
+from bootseer.hdfs.records import FileStatus
 
 if TYPE_CHECKING:
+    import hdfs_native as native
     from hdfs_native import Client, FileReader, FileWriter
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ DEADLINE = 30.0
 """Seconds a call may take: one NameNode operation, or one read or write of at most a few MiB."""
 
 _workers = Workers()
-_clients: dict[tuple[str, float], HdfsClient] = {}
+_clients: dict[str, HdfsClient] = {}
 _all: weakref.WeakSet[HdfsClient | HdfsWriter] = weakref.WeakSet()
 
 
@@ -52,17 +52,6 @@ def _keep_for_ever(native: object) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(native))
 
 
-class FileInfo(msgspec.Struct, frozen=True):
-    """One file or folder: absolute path, size in bytes (0 for a folder), modification time in seconds."""
-
-    path: str
-    size: int
-    is_dir: bool
-    mtime: float
-    replication: int = 0
-    block_size: int = 0
-
-
 def split(url: str) -> tuple[str, str]:
     """``hdfs://host:port/base/dir`` as (``hdfs://host:port``, ``/base/dir``). Raises `ConfigError` for other URLs."""
     parts = urlsplit(url)
@@ -71,11 +60,10 @@ def split(url: str) -> tuple[str, str]:
     return f"hdfs://{parts.netloc}", "/" + parts.path.strip("/")
 
 
-def connect(url: str, *, deadline: float = DEADLINE) -> HdfsClient:
-    """The client for the NameNode (or name service) of ``url``; one per process and deadline. Touches no network."""
+def connect(url: str) -> HdfsClient:
+    """The client for the NameNode (or name service) of ``url``; one per process. Touches no network."""
     base = split(url)[0]
-    known = _clients.get((base, deadline))
-    return known or _clients.setdefault((base, deadline), HdfsClient(base, deadline=deadline))
+    return _clients.get(base) or _clients.setdefault(base, HdfsClient(base))
 
 
 class HdfsClient:
@@ -121,9 +109,8 @@ class HdfsClient:
         except Exception as exc:
             raise translate(exc, f"{doing} on {self.url}") from exc
 
-    def info(self, path: str) -> FileInfo:
-        status = self.call(lambda client: client.get_file_info(path), f"look up {path}")
-        return _info(status, path)
+    def info(self, path: str) -> FileStatus:
+        return _status(self.call(lambda client: client.get_file_info(path), f"look up {path}"), path)
 
     def consumed(self, path: str) -> int:
         """Bytes that all replicas of a file take; a block that is still being written counts as a whole one."""
@@ -136,10 +123,10 @@ class HdfsClient:
             return False
         return True
 
-    def list(self, path: str, *, recursive: bool = False) -> list[FileInfo]:
+    def list(self, path: str, *, recursive: bool = False) -> list[FileStatus]:
         """The entries below the folder ``path`` in path order; a file lists itself."""
         found = self.call(lambda client: list(client.list_status(path, recursive)), f"list {path}")
-        return sorted((_info(status, status.path) for status in found), key=lambda info: info.path)
+        return sorted((_status(status, status.path) for status in found), key=lambda status: status.path)
 
     def open(self, path: str) -> HdfsReader:
         reader = self.call(lambda client: client.read(path), f"open {path}")
@@ -177,12 +164,9 @@ class HdfsClient:
         return self.call(lambda client: bool(client.delete(path, recursive)), f"delete {path}")
 
 
-def _info(status: object, path: str) -> FileInfo:
-    from hdfs_native import FileStatus
-
-    seen = cast(FileStatus, status)
-    mtime = seen.modification_time / 1000
-    return FileInfo(path, seen.length, seen.isdir, mtime, seen.replication or 0, seen.blocksize or 0)
+def _status(found: native.FileStatus, path: str) -> FileStatus:
+    size, replicas, block = found.length, found.replication or 0, found.blocksize or 0
+    return FileStatus(path, size, found.isdir, found.modification_time, replication=replicas, block_size=block)
 
 
 class HdfsReader:
@@ -243,7 +227,7 @@ class HdfsWriter(NewFile):
         self._client.delete(self.path)
 
 
-def walk(client: HdfsClient, path: str) -> Iterator[FileInfo]:
+def walk(client: HdfsClient, path: str) -> Iterator[FileStatus]:
     """Every file below ``path``, in path order; nothing when the folder does not exist."""
     try:
         found = client.list(path, recursive=True)

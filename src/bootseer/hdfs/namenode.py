@@ -20,9 +20,7 @@ import os
 import pwd
 import socket
 import time
-import uuid
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 from urllib.parse import urlsplit
 
@@ -33,7 +31,7 @@ from bootseer.hdfs import nameservice
 from bootseer.hdfs.client import split
 from bootseer.hdfs.errors import RemoteError
 from bootseer.hdfs.proto import hdfs_pb2 as wire
-from bootseer.hdfs.records import Block, DataNode, FileBlocks, Located, erasure_name
+from bootseer.hdfs.records import Block, DataNode, FileBlocks, FileStatus, Located
 from bootseer.hdfs.rpc import Channel
 
 M = TypeVar("M", bound=Message)
@@ -47,56 +45,6 @@ _FILE_MODE, _FOLDER_MODE = 0o644, 0o755
 _KEEP_DEFAULTS = 300.0
 
 _known: dict[tuple[str, str, str], NameNode] = {}
-_process = uuid.uuid4().hex[:12]
-
-
-def _forget() -> None:
-    global _process
-    _known.clear()
-    _process = uuid.uuid4().hex[:12]
-
-
-os.register_at_fork(after_in_child=_forget)
-
-
-@dataclass(frozen=True, slots=True)
-class FileStatus:
-    """One file or folder. ``path`` is absolute; ``size`` in bytes (0 for a folder); ``mtime_ms`` since 1970.
-
-    ``file_id`` names this very file as long as it exists, also after a rename; one that replaces it has another.
-    ``erasure``: the name of its erasure coding policy, or of the policy that new files in this folder get; else "".
-    ``encrypted``: in an encryption zone.
-    """
-
-    path: str
-    size: int
-    is_dir: bool
-    mtime_ms: int
-    file_id: int
-    replication: int = 0
-    block_size: int = 0
-    erasure: str = ""
-    encrypted: bool = False
-    owner: str = ""
-    group: str = ""
-    mode: int = 0
-
-    @classmethod
-    def of(cls, message: wire.FileStatus, path: str) -> FileStatus:
-        return cls(
-            path,
-            message.length,
-            message.kind == 1,
-            message.mtime,
-            message.file_id,
-            message.replication,
-            message.block_size,
-            erasure_name(message.erasure) if message.HasField("erasure") else "",
-            message.HasField("encryption"),
-            message.owner,
-            message.group,
-            message.permission.mode,
-        )
 
 
 def login_user() -> tuple[str, str]:
@@ -159,7 +107,7 @@ class NameNode:
     @property
     def client_name(self) -> str:
         """Who holds the leases of the files that this process writes; no two processes have the same."""
-        return f"bootseer_{socket.gethostname()}_{os.getpid()}_{_process}"
+        return f"bootseer_{socket.gethostname()}_{os.getpid()}_{self._rpc.client_id.hex()[:12]}"
 
     def close(self) -> None:
         """Close idle connections; the object goes on working."""

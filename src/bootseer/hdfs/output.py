@@ -19,12 +19,12 @@ from bootseer.errors import BootseerError, ConfigError, UnavailableError, Unsupp
 from bootseer.hdfs import blockwriter, lease, placement
 from bootseer.hdfs.blockwriter import BlockWriter
 from bootseer.hdfs.errors import RemoteError
-from bootseer.hdfs.namenode import FileStatus, NameNode
+from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.newfile import NewFile
 from bootseer.hdfs.pieces import kept
 from bootseer.hdfs.pipeline import Broken, Terms
 from bootseer.hdfs.placement import Placement
-from bootseer.hdfs.records import Block, DataNode, Located
+from bootseer.hdfs.records import Block, DataNode, FileStatus, Located
 
 _log = logging.getLogger(__name__)
 

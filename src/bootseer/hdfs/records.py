@@ -21,6 +21,46 @@ def erasure_name(policy: wire.ErasurePolicy) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class FileStatus:
+    """One file or folder. ``path`` is absolute; ``size`` in bytes (0 for a folder); ``mtime_ms`` since 1970.
+
+    ``file_id`` names this very file as long as it exists, also after a rename; one that replaces it has another.
+    ``erasure``: the name of its erasure coding policy, or of the policy that new files in this folder get; else "".
+    ``encrypted``: in an encryption zone. What ``hdfs-native`` does not tell is 0 or "".
+    """
+
+    path: str
+    size: int
+    is_dir: bool
+    mtime_ms: int
+    file_id: int = 0
+    replication: int = 0
+    block_size: int = 0
+    erasure: str = ""
+    encrypted: bool = False
+    owner: str = ""
+    group: str = ""
+    mode: int = 0
+
+    @classmethod
+    def of(cls, message: wire.FileStatus, path: str) -> FileStatus:
+        return cls(
+            path,
+            message.length,
+            message.kind == 1,
+            message.mtime,
+            message.file_id,
+            message.replication,
+            message.block_size,
+            erasure_name(message.erasure) if message.HasField("erasure") else "",
+            message.HasField("encryption"),
+            message.owner,
+            message.group,
+            message.permission.mode,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class DataNode:
     """One DataNode; two are equal when their ``uuid`` is. ``message`` is what the NameNode said of it."""
 

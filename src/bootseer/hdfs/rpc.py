@@ -159,6 +159,7 @@ class Channel:
     """Calls of one protocol at one server as one user.
 
     ``addresses``: (host, port), several for a name service. ``name`` is how messages call it: ``hdfs://host:port``.
+    ``client_id``: 16 random bytes, others in a forked child.
     """
 
     def __init__(
@@ -183,7 +184,7 @@ class Channel:
         """Begin anew, as another client: a NameNode would take a forked child's calls for its parent's, made again."""
         self._slots = threading.BoundedSemaphore(CONNECTIONS)
         self._lock = threading.Lock()
-        self._client_id = uuid.uuid4().bytes
+        self.client_id = uuid.uuid4().bytes
         self._last_call = 0
 
     def close(self) -> None:
@@ -275,7 +276,7 @@ class Channel:
 
     def _header(self, call_id: int, attempt: int) -> wire.RpcRequestHeader:
         return wire.RpcRequestHeader(
-            rpc_kind=2, rpc_op=0, call_id=call_id, client_id=self._client_id, retry_count=attempt
+            rpc_kind=2, rpc_op=0, call_id=call_id, client_id=self.client_id, retry_count=attempt
         )
 
     def _attempt(self, turn: int, packed: bytes, call_id: int, until: float, deadline: float) -> memoryview:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from bootseer import hdfs
 from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError, UnsupportedError
 from bootseer.hdfs import access
-from bootseer.hdfs.namenode import FileStatus, NameNode
-from bootseer.hdfs.records import FileBlocks, Located
+from bootseer.hdfs.namenode import NameNode
+from bootseer.hdfs.records import FileBlocks, FileStatus, Located
 from bootseer.stripefs.scheduler import threads
 from bootseer.stripefs.scheduler.blockfile import BlockFile
 from bootseer.stripefs.scheduler.model import SLOWEST
@@ -180,9 +180,9 @@ def _version(status: FileStatus) -> str:
     return f"{status.file_id}-{status.size}-{status.mtime_ms}"
 
 
-def _native_version(info: hdfs.FileInfo) -> str:
-    # hdfs-native does not tell a file's id; HDFS keeps times in milliseconds
-    return f"{info.size}-{round(info.mtime * 1000)}"
+def _native_version(info: FileStatus) -> str:
+    # hdfs-native does not tell a file's id
+    return f"{info.size}-{info.mtime_ms}"
 
 
 class HdfsBackend(Backend):
@@ -217,7 +217,7 @@ class HdfsBackend(Backend):
         if (namenode := self._namenode()) is not None:
             return self._entry(self._status(namenode, path), path.rpartition("/")[2])
         info = self._client.info(self.full(path))
-        return Entry(path.rpartition("/")[2], info.size, info.is_dir, info.mtime, _native_version(info))
+        return Entry(path.rpartition("/")[2], info.size, info.is_dir, info.mtime_ms / 1000, _native_version(info))
 
     def _status(self, namenode: NameNode, path: str) -> FileStatus:
         if (status := namenode.info(self.full(path))) is None:
@@ -233,7 +233,7 @@ class HdfsBackend(Backend):
             return sorted(self._entry(status, status.path.rpartition("/")[2]) for status in statuses)
         found = self._client.list(self.full(path))
         return [
-            Entry(info.path.rpartition("/")[2], info.size, info.is_dir, info.mtime, _native_version(info))
+            Entry(info.path.rpartition("/")[2], info.size, info.is_dir, info.mtime_ms / 1000, _native_version(info))
             for info in found
         ]
 
