@@ -4,10 +4,9 @@ A `Connection` has one user at a time, who has it from `Pool.take` or `connect`,
 `Connection.begin`, and ends it with `Pool.give_back` or `Connection.close`. `Transfer` is the handle that other threads
 hold: `Transfer.cancel` shuts the socket down, which wakes its user wherever it waits.
 
-Sockets are blocking, and the kernel keeps the deadline (``SO_RCVTIMEO``): so one ``recvmsg`` with ``MSG_WAITALL``
-gathers a MiB in many buffers without Python between, where sockets with Python's own timeouts poll before each call and
-return what there is. In the main thread those are used nevertheless, because there signal handlers interrupt a wait,
-and Python would then begin it anew with its whole time.
+Sockets are blocking, and the kernel keeps the deadline (``SO_RCVTIMEO``), where sockets with Python's own timeouts poll
+before each call (a tenth more CPU). In the main thread those are used nevertheless, because there signal handlers
+interrupt a wait, and Python would then begin it anew with its whole time.
 """
 
 from __future__ import annotations
@@ -157,24 +156,16 @@ class Connection:
         """Give back what was received before its turn."""
         self._unread = data + self._unread
 
-    def fill(self, views: Sequence[memoryview], count: int, *, at_once: bool = False) -> None:
-        """Receive exactly ``count`` bytes, the sum of all ``views``, into them in order.
-
-        ``at_once``: let the kernel wait for all of them; else `Transfer.received` is kept up to date meanwhile.
-        """
-        flags = socket.MSG_WAITALL if at_once else 0
+    def fill(self, views: Sequence[memoryview], count: int) -> None:
+        """Receive exactly ``count`` bytes, the sum of all ``views``, into them in order."""
         if self._unread:
             used = _copy(self._unread, views)
             self._unread = self._unread[used:]
             views, count = _rest(views, used), count - used
         while count:
             self._check()
-            now = views if len(views) <= _VECTORS else views[:_VECTORS]
             try:
-                if len(now) == 1:
-                    got = self._socket.recv_into(now[0], 0, flags)
-                else:
-                    got = self._socket.recvmsg_into(now, 0, flags)[0]
+                got = self._socket.recvmsg_into(views[:_VECTORS])[0]
             except BlockingIOError:
                 continue  # as in `some`
             if not got:

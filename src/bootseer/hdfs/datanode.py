@@ -6,8 +6,8 @@ checksum chunk that holds the offset and ends with the one that holds the end: w
 scratch memory. ``docs/internals/hdfs.md`` has the format.
 
 A DataNode cuts a read into packets of one size, usually 64 KiB, so the places of coming headers are known after the
-first: `_Reader` receives about a MiB of headers, checksums and data with one system call, each into its place, then
-looks whether the headers are what they had to be. If one is not, what follows it is put back, and packets are read one
+first: `_Reader` receives about a MiB of headers, checksums and data together, each into its place, then looks whether
+the headers are what they had to be. If one is not, what follows it is put back, and packets are read one
 by one from there. No call waits for more bytes than must come in any case, however they are cut.
 
 Concurrency: any thread; a read uses one connection alone. When `read` has returned or raised, nothing writes to the
@@ -67,9 +67,6 @@ _TAGS = (0x09, 0x11, 0x18, 0x25)
 
 _BATCH = 1 << 20
 """Bytes received at once."""
-
-_QUICK = 0.01
-"""Seconds for such a batch after which the next one is received as it comes: who watches the read sees it go on."""
 
 _PACKETS = 128
 """Packets received at once."""
@@ -196,7 +193,6 @@ class _Reader:
         self._number = 0
         self._data, self._sums = 0, 0  # bytes of the packet whose header was read last
         self._single = False  # packets are not as foreseen
-        self._quick = False
 
     # -- request and answer ---------------------------------------------------------------------------------------
 
@@ -310,9 +306,7 @@ class _Reader:
             views.append(control[i * stride : (i + 1) * stride])
             views += places[i]
         views.append(control[count * stride :])
-        began = time.monotonic()
-        self._connection.fill(views, count * (stride + self._data), at_once=self._quick)
-        self._quick = time.monotonic() - began < _QUICK
+        self._connection.fill(views, count * (stride + self._data))
         good = self._alike(control[stride : count * stride])
         if self._chunks is not None:
             for i in range(good):
