@@ -343,7 +343,7 @@ def test_what_a_datanode_refuses():
             "gone at",
         ),
         (refused(1, "Replica gen stamp < block genstamp, block=x"), StaleReplica, "gen stamp"),
-        (refused(1, "received exception java.io.IOException: Input/output error"), UnavailableError, "ERROR received"),
+        (refused(1, "received exception java.io.IOException: Input/output error"), UnavailableError, "error received"),
         (refused(77), UnavailableError, "77$"),
         (agreed(0, 512, 0) + packet(0, 0, bytes(100)) + packet(100, 1, b""), UncheckedReplica, "has no checksums"),
     ]

@@ -31,7 +31,7 @@ from bootseer.errors import BootseerError, ConfigError, UnavailableError
 from bootseer.hdfs.checksum import CRC32, CRC32C, SIZE, Chunks
 from bootseer.hdfs.connection import Connection, Pool, Transfer, connect
 from bootseer.hdfs.dial import host_port, own_limit
-from bootseer.hdfs.framing import READ_BLOCK, delimited, locate, operation
+from bootseer.hdfs.framing import BAD_TOKEN, CHECKSUM_OK, READ_BLOCK, SUCCESS, delimited, locate, operation, status_text
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.records import DataNode, Located
 from bootseer.hdfs.replica_errors import Cancelled, CorruptReplica, OwnLimit, StaleReplica, UncheckedReplica
@@ -43,9 +43,6 @@ _log = logging.getLogger(__name__)
 idle = Pool(4.0, 64)
 """Connections that wait for the next read: as long as a DataNode keeps them (``dfs.datanode.socket.reuse.keepalive``).
 """
-
-_SUCCESS, _CHECKSUM_OK, _BAD_TOKEN = 0, 6, 5
-_STATUS = {1: "ERROR", 2: "ERROR_CHECKSUM", 3: "ERROR_INVALID", 4: "ERROR_EXISTS", 5: "ERROR_ACCESS_TOKEN"}
 
 # What a DataNode says when it has not the replica the NameNode spoke of: Hadoop has no status of its own for these.
 _GONE = (
@@ -206,7 +203,7 @@ class _Reader:
         while self._take(head):
             head = self._batch()
         try:
-            status = wire.ReadStatus(status=_CHECKSUM_OK if self._verify else _SUCCESS)
+            status = wire.ReadStatus(status=CHECKSUM_OK if self._verify else SUCCESS)
             self._connection.send(delimited(status))
         except OSError:  # the bytes are there and checked: only the connection is lost
             return False
@@ -235,7 +232,7 @@ class _Reader:
             answer = wire.BlockOpResponse.FromString(raw[begin:end])
         except (ValueError, DecodeError):
             raise _Malformed("its answer makes no sense") from None
-        if answer.status != _SUCCESS:
+        if answer.status != SUCCESS:
             raise self._refused(answer)
         if not answer.HasField("read_checksum"):
             raise _Malformed("its answer lacks the checksum's type")
@@ -243,12 +240,12 @@ class _Reader:
 
     def _refused(self, answer: wire.BlockOpResponse) -> BootseerError:
         text = f"{self._who}, block {self._located.block.id}: "
-        if answer.status == _BAD_TOKEN:
+        if answer.status == BAD_TOKEN:
             return StaleReplica(text + "the block token is missing, wrong or expired", hint="fetch the locations again")
         said = " ".join(answer.message.split())[:300]
         if any(sign in said for sign in _GONE):
             return StaleReplica(f"{text}{said}", hint="fetch the locations again")
-        return UnavailableError(text + f"{_STATUS.get(answer.status, answer.status)} {said}".rstrip())
+        return UnavailableError(text + f"{status_text(answer.status)} {said}".rstrip())
 
     def _agree(self, told: wire.ReadChecksum) -> None:
         kind, step = told.checksum.type, told.checksum.bytes_per_checksum

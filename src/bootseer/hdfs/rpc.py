@@ -175,7 +175,7 @@ class Channel:
         self._addresses, self._turn = list(addresses), 0
         self._protocol = protocol
         self._user, self._real_user = user, real_user
-        self._reached, self._down = False, 0  # since trouble began: the level of the log line that said so
+        self._reached = self._down = False
         self._idle = Pool(_IDLE, CONNECTIONS)
         self.forget()
         _channels.add(self)
@@ -263,16 +263,16 @@ class Channel:
         return UnavailableError(f"cannot {where}: {what} (tried for {seconds:.1f} s)", hint=REACH)
 
     def _note(self, problem: str) -> None:
-        """One log line when trouble begins, one when it is over."""
-        if problem and not self._down:
-            # one that was never reached is most likely a wrong address: the error at the end says so in one line
-            self._down = logging.WARNING if self._reached else logging.INFO
-            _log.log(self._down, "%s does not answer (%s); trying again", self.name, problem)
+        """One log line when trouble begins, one when it is over; none of a server that was never reached: its address
+        is most likely wrong, and the error at the end says so."""
+        if problem and self._reached and not self._down:
+            self._down = True
+            _log.warning("%s does not answer (%s); trying again", self.name, problem)
         elif not problem:
             self._reached = True
             if self._down:
-                _log.log(self._down, "%s answers again", self.name)
-                self._down = 0
+                self._down = False
+                _log.warning("%s answers again", self.name)
 
     def _header(self, call_id: int, attempt: int) -> wire.RpcRequestHeader:
         return wire.RpcRequestHeader(
