@@ -180,7 +180,7 @@ def test_a_broken_idle_pipeline_is_recovered_by_the_next_write_and_not_by_the_th
 
     monkeypatch.setattr(BlockWriter, "_recover", recover)
     token = wire.Token(identifier=b"", password=b"", kind="", service="")
-    located = Located(Block("pool", 1, 2, 0), 0, (), token, False, (), ())
+    located = Located(Block("pool", 1, 2, 0), 0, (), token)
     block = BlockWriter(Names(), PATH, located, Terms("c", 1 << 20, 512))  # type: ignore[arg-type]
     block.heartbeat()
     block.heartbeat()
@@ -195,8 +195,8 @@ def alone() -> Located:
     """A new block for which the NameNode found only one DataNode."""
     identity = wire.NodeId(address="127.0.0.1", hostname="h", uuid="u", transfer_port=1, info_port=1, ipc_port=1)
     token = wire.Token(identifier=b"", password=b"", kind="", service="")
-    nodes = (DataNode.of(wire.NodeInfo(id=identity)),)
-    return Located(Block("pool", 1, 2, 0), 0, nodes, token, False, (1,), ("s",))
+    nodes = (DataNode.of(wire.NodeInfo(id=identity), 1, "s"),)
+    return Located(Block("pool", 1, 2, 0), 0, nodes, token)
 
 
 def test_a_block_that_began_on_one_datanode_is_written_to_its_end(lines):

@@ -10,7 +10,7 @@ import pytest
 
 from bootseer.errors import NotWritableError
 from bootseer.hdfs import placement
-from bootseer.hdfs.placement import Placement, picked
+from bootseer.hdfs.placement import Placement
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.records import Block, DataNode, Located
 
@@ -33,9 +33,7 @@ def nodes(count: int, racks: int = 1) -> list[DataNode]:
 
 
 def located(*members: DataNode) -> Located:
-    token = wire.Token(identifier=b"", password=b"", kind="", service="")
-    types, ids = tuple(range(len(members))), tuple(f"s-{node.uuid}" for node in members)
-    return Located(Block("p", 1, 1, 0), 0, members, token, False, types, ids)
+    return Located(Block("p", 1, 1, 0), 0, members, wire.Token())
 
 
 @pytest.fixture(autouse=True)
@@ -98,14 +96,6 @@ def test_for_a_file_that_is_written_alone_the_namenode_chooses():
     assert names.asked == 0
     a, b, c = nodes(3)
     assert made.begin(1, located(b, a, c)).nodes == (b, a, c)
-
-
-def test_types_and_ids_stay_with_their_datanodes():
-    a, b, c = nodes(3)
-    found = picked(located(a, b, c), [2, 0])
-    assert (found.nodes, found.storage_types, found.storage_ids) == ((c, a), (2, 0), ("s-n2", "s-n0"))
-    bare = Located(Block("p", 1, 1, 0), 0, (a, b), wire.Token())
-    assert picked(bare, [1]).storage_ids == ()
 
 
 def test_a_failed_datanode_is_avoided_for_a_time(monkeypatch):

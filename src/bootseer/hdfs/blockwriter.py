@@ -25,7 +25,7 @@ from bootseer.errors import UnavailableError
 from bootseer.hdfs import checksum, pipeline, placement, probe
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.pipeline import Broken, Packet, Pipeline, Setup, Terms
-from bootseer.hdfs.placement import Run, picked
+from bootseer.hdfs.placement import Run
 from bootseer.hdfs.records import Block, DataNode, Located
 
 _log = logging.getLogger(__name__)
@@ -178,7 +178,7 @@ class BlockWriter:
                 hint="check that its DataNodes run and are reachable from here",
             )
         _log.warning("writing %s goes on with %d of %d DataNodes: %s", self._path, len(keep), len(nodes), broken.reason)
-        self._located = picked(self._located, keep)
+        self._located = self._located.picked(keep)
 
     def _replace(self, stage: int, acked: int) -> Pipeline:
         old = self._block(acked)
@@ -188,7 +188,7 @@ class BlockWriter:
         made = Pipeline(located, self._terms, Setup(stage, new.generation, acked, self.length))
         try:
             faults.point("hdfs.output.recover")
-            self._namenode.update_pipeline(old, new, located.nodes, located.storage_ids, self._path, deadline=PATIENCE)
+            self._namenode.update_pipeline(old, new, located.nodes, self._path, deadline=PATIENCE)
         except BaseException:
             made.close()
             raise

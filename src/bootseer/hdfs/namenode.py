@@ -31,7 +31,7 @@ from bootseer.hdfs import nameservice
 from bootseer.hdfs.client import split
 from bootseer.hdfs.errors import RemoteError
 from bootseer.hdfs.proto import hdfs_pb2 as wire
-from bootseer.hdfs.records import Block, DataNode, FileBlocks, FileStatus, Located
+from bootseer.hdfs.records import Block, DataNode, FileBlocks, FileStatus, Located, storage_ids
 from bootseer.hdfs.rpc import Channel
 
 M = TypeVar("M", bound=Message)
@@ -268,7 +268,6 @@ class NameNode:
         old: Block,
         new: Block,
         nodes: Sequence[DataNode],
-        storage_ids: Sequence[str],
         path: str,
         *,
         deadline: float | None = None,
@@ -279,7 +278,7 @@ class NameNode:
             old=old.message,
             new=new.message,
             nodes=[node.message.id for node in nodes],
-            storage_ids=storage_ids,
+            storage_ids=storage_ids(nodes),
         )
         doing = f"change the DataNodes of block {new.id} of {path}"
         self._call("updatePipeline", request, wire.Empty, doing, deadline)

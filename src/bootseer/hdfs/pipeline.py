@@ -32,7 +32,7 @@ from bootseer.hdfs import probe
 from bootseer.hdfs.dial import dial, own_limit
 from bootseer.hdfs.framing import SUCCESS, WRITE_BLOCK, locate, operation, status_text
 from bootseer.hdfs.proto import hdfs_pb2 as wire
-from bootseer.hdfs.records import Block, DataNode, Located
+from bootseer.hdfs.records import Block, DataNode, Located, storage_ids
 
 CONNECT = 5.0
 """Seconds for a connection to the first DataNode."""
@@ -93,7 +93,7 @@ class Setup(NamedTuple):
 
 def _request(located: Located, terms: Terms, setup: Setup) -> bytes:
     block = Block(located.block.pool, located.block.id, located.block.generation, terms.block_size)
-    types = located.storage_types or (1,) * len(located.nodes)
+    types, ids = [node.storage_type for node in located.nodes], storage_ids(located.nodes)
     base = wire.BaseHeader(block=block.message, token=located.token)
     request = wire.WriteBlock(
         header=wire.ClientHeader(base=base, client=terms.client),
@@ -107,10 +107,10 @@ def _request(located: Located, terms: Terms, setup: Setup) -> bytes:
         caching=wire.CachingStrategy(),
         storage_type=types[0],
         target_storage_types=types[1:],
-        target_storage_ids=located.storage_ids[1:],
+        target_storage_ids=ids[1:],
     )
-    if located.storage_ids:
-        request.storage_id = located.storage_ids[0]
+    if ids:
+        request.storage_id = ids[0]
     return operation(WRITE_BLOCK, request)
 
 

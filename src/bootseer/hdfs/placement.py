@@ -16,7 +16,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from bootseer.errors import BootseerError
@@ -133,7 +132,7 @@ class Placement:
         with self._lock:
             firsts = Counter(nodes[0].uuid for nodes in self._others(file) if nodes)
             start = min(range(len(located.nodes)), key=lambda i: firsts[located.nodes[i].uuid])
-            located = picked(located, [start, *(i for i in range(len(located.nodes)) if i != start)])
+            located = located.picked([start, *(i for i in range(len(located.nodes)) if i != start)])
             self._placed[file] = located.nodes
         return located
 
@@ -169,13 +168,3 @@ def _fits(node: DataNode, chosen: Sequence[DataNode]) -> bool:
     if len(chosen) == 1:
         return node.rack != chosen[0].rack
     return len(chosen) != 2 or chosen[0].rack == chosen[1].rack or node.rack == chosen[1].rack
-
-
-def picked(located: Located, order: Sequence[int]) -> Located:
-    """``located`` with only the DataNodes at the positions ``order``, in that order."""
-    return replace(
-        located,
-        nodes=tuple(located.nodes[i] for i in order),
-        storage_types=tuple(located.storage_types[i] for i in order) if located.storage_types else (),
-        storage_ids=tuple(located.storage_ids[i] for i in order) if located.storage_ids else (),
-    )
