@@ -116,7 +116,6 @@ def test_blocks_and_where_they_are(node, folder):
     for block in found.blocks:
         assert len({each.uuid for each in block.nodes} & live.keys()) == 3
         assert all(live[each.uuid].address == each.address for each in block.nodes)
-        assert not block.corrupt
         assert len({each.storage_id for each in block.nodes} - {""}) == 3
     assert len({block.block.id for block in found.blocks}) == 3
     (middle,) = node.blocks(f"{folder}/a", MIB + 7, 10).blocks

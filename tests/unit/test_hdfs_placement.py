@@ -11,8 +11,7 @@ import pytest
 from bootseer.errors import NotWritableError
 from bootseer.hdfs import placement
 from bootseer.hdfs.placement import Placement
-from bootseer.hdfs.proto import hdfs_pb2 as wire
-from bootseer.hdfs.records import Block, DataNode, Located
+from bootseer.hdfs.records import DataNode
 
 
 class Names:
@@ -30,10 +29,6 @@ class Names:
 
 def nodes(count: int, racks: int = 1) -> list[DataNode]:
     return [DataNode(f"n{i}", "127.0.0.1", 1000 + i, f"/r{i % racks}") for i in range(count)]
-
-
-def located(*members: DataNode) -> Located:
-    return Located(Block("p", 1, 1, 0), 0, members, wire.Token())
 
 
 @pytest.fixture(autouse=True)
@@ -72,19 +67,16 @@ def test_where_only_the_superuser_is_told_the_namenode_chooses():
     assert made.wish(1, names, 3) == []
     assert made.wish(2, names, 3) == []
     assert names.asked == 1
-    a, b, c = nodes(3)
-    firsts = [made.begin(file, located(a, b, c)).nodes[0].uuid for file in range(3)]
-    assert sorted(firsts) == ["n0", "n1", "n2"]
 
 
 def test_what_is_over_counts_no_longer():
     names, made = Names("hdfs://a:1", nodes(4)), Placement()
-    kept = made.begin(0, located(*made.wish(0, names, 2))).nodes
+    kept = made.wish(0, names, 2)
     for file in range(1, 10):
         wished = made.wish(file, names, 2)
         assert not set(wished) & set(kept)
         if file % 2:  # else the NameNode had no block for it
-            made.begin(file, located(*wished))
+            made.begin(file, tuple(wished))
         made.end(file)
     made.end(0)
     assert {node.uuid for _ in range(20) for node in made.wish(1, names, 2)} == {"n0", "n1", "n2", "n3"}
@@ -94,8 +86,6 @@ def test_for_a_file_that_is_written_alone_the_namenode_chooses():
     names, made = Names("hdfs://a:1", nodes(4)), Placement(alone=True)
     assert made.wish(1, names, 3) == []
     assert names.asked == 0
-    a, b, c = nodes(3)
-    assert made.begin(1, located(b, a, c)).nodes == (b, a, c)
 
 
 def test_a_failed_datanode_is_avoided_for_a_time(monkeypatch):

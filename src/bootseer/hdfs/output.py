@@ -11,6 +11,7 @@ unacknowledged.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from dataclasses import replace
 
@@ -42,8 +43,8 @@ _ABANDON = 10.0
 class FileOutput(NewFile):
     """A new file at ``path``, open for writing; missing parent folders are made. One that exists is not replaced.
 
-    ``replication`` and ``block_size`` (bytes): the cluster's own when None. ``bytes_per_checksum``: halved until it
-    divides the block size, `ConfigError` when that takes less than 512. ``placement``: shared by files written
+    ``replication`` and ``block_size`` (bytes): the cluster's own when None. ``bytes_per_checksum``: less when it does
+    not divide the block size, `ConfigError` when that takes less than 512. ``placement``: shared by files written
     together.
 
     Errors, also of `write` and `close`: `FileExistsError`, `NotWritableError` (permission, folder in the way, another
@@ -87,18 +88,16 @@ class FileOutput(NewFile):
             raise UnsupportedError(
                 f"cannot write {self.path}: its folder is erasure-coded ({info.erasure})", hint="use hdfs-native"
             )
-        while info.block_size % bytes_per_checksum:
-            bytes_per_checksum //= 2
-            if bytes_per_checksum < _MIN_CHECKSUM:
-                raise ConfigError(
-                    f"cannot write {self.path}: its blocks of {info.block_size} bytes are no multiple of"
-                    f" {_MIN_CHECKSUM} bytes",
-                    hint="change the block size",
-                )
-        self.replication, self.block_size = info.replication, info.block_size
-        self.bytes_per_checksum = bytes_per_checksum
-        self._packet = min(-(-PACKET // bytes_per_checksum) * bytes_per_checksum, self.block_size)
-        self._terms = Terms(self.namenode.client_name, self.block_size, bytes_per_checksum)
+        step = math.gcd(info.block_size, bytes_per_checksum)
+        if step < min(bytes_per_checksum, _MIN_CHECKSUM):
+            raise ConfigError(
+                f"cannot write {self.path}: its blocks of {info.block_size} bytes are no multiple of"
+                f" {_MIN_CHECKSUM} bytes",
+                hint="change the block size",
+            )
+        self.replication, self.block_size, self.bytes_per_checksum = info.replication, info.block_size, step
+        self._packet = min(-(-PACKET // step) * step, self.block_size)
+        self._terms = Terms(self.namenode.client_name, self.block_size, step)
 
     # -- writing --------------------------------------------------------------------------------------------------
 
@@ -185,7 +184,8 @@ class FileOutput(NewFile):
                         # we avoid too many: a replica where something failed lately is better than only one
                         self.namenode.abandon_block(located.block, self.path, self.file_id, deadline=left)
                         continue
-                    return self._placement.begin(id(self), located)
+                    self._placement.begin(id(self), located.nodes)
+                    return located
             _log.warning("%s waits for DataNodes: %s", self.path, problem.message)
             time.sleep(min(1.0, max(until - time.monotonic(), 0.0)))
 

@@ -1,7 +1,6 @@
-"""Which DataNodes new blocks go to: stripes written together begin on different ones, and none on one that just failed.
+"""Which DataNodes new blocks go to: stripes written together use all alike, and none uses one that just failed.
 
-The NameNode chooses the DataNodes of a block; a client may name one that it would like, name some to leave out, and
-choose the order in which the data passes them. The first of them has the most to do with the client.
+The NameNode chooses the DataNodes of a block; a client may name those that it would like, and some to leave out.
 
 Concurrency: any thread may call anything. The lock of the counts is never held during a request; that of the list of
 DataNodes is.
@@ -22,7 +21,7 @@ from bootseer.errors import BootseerError
 
 if TYPE_CHECKING:
     from bootseer.hdfs.namenode import NameNode
-    from bootseer.hdfs.records import DataNode, Located
+    from bootseer.hdfs.records import DataNode
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +74,7 @@ def live(namenode: NameNode) -> list[DataNode]:
             try:
                 nodes = namenode.live_nodes(deadline=_ASK)
             except BootseerError as exc:
-                _log.info("blocks begin wherever the NameNode says: %s", exc)
+                _log.info("blocks go wherever the NameNode says: %s", exc)
                 nodes = []
             _live[namenode.url] = time.monotonic(), nodes
         return nodes
@@ -96,9 +95,8 @@ class Run(NamedTuple):
 class Placement:
     """Shared by files that are written at the same time, so that they burden all DataNodes alike.
 
-    What the NameNode tells of its DataNodes needs superuser rights; without them, the choice is only which of the
-    DataNodes of a block comes first. ``alone``: of one file, for which the NameNode chooses. A ``file`` is any number
-    that stands for one of them.
+    What the NameNode tells of its DataNodes needs superuser rights; without them, and ``alone`` (one file), it chooses.
+    A ``file`` is any number that stands for one of them.
     """
 
     def __init__(self, *, alone: bool = False) -> None:
@@ -120,21 +118,18 @@ class Placement:
         random.shuffle(able)  # else every process would begin with the same ones
         chosen: list[DataNode] = []
         with self._lock:
-            used = Counter(node.uuid for nodes in self._others(file) for node in nodes)
+            self._placed.pop(file, None)
+            used = Counter(node.uuid for nodes in self._placed.values() for node in nodes)
             while able and len(chosen) < replicas:
                 chosen.append(min(able, key=lambda node: (not _fits(node, chosen), used[node.uuid])))
                 able.remove(chosen[-1])
             self._placed[file] = tuple(chosen)
         return chosen
 
-    def begin(self, file: int, located: Located) -> Located:
-        """The new block of ``file``, its DataNodes in the order in which the data had best pass them; until `end`."""
+    def begin(self, file: int, nodes: tuple[DataNode, ...]) -> None:
+        """``nodes`` are what the NameNode made of the wish for ``file``; they count until `end`."""
         with self._lock:
-            firsts = Counter(nodes[0].uuid for nodes in self._others(file) if nodes)
-            start = min(range(len(located.nodes)), key=lambda i: firsts[located.nodes[i].uuid])
-            located = located.picked([start, *(i for i in range(len(located.nodes)) if i != start)])
-            self._placed[file] = located.nodes
-        return located
+            self._placed[file] = nodes
 
     def end(self, file: int) -> None:
         """The block of ``file`` is written, or given up."""
@@ -154,9 +149,6 @@ class Placement:
                 quick = {node.uuid for other in self._runs.values() if _quick(other) for node in other.nodes}
                 self._slow |= {node.uuid for node in run.nodes if quick and node.uuid not in quick}
             return [node for node in run.nodes if node.uuid in self._slow]
-
-    def _others(self, file: int) -> list[tuple[DataNode, ...]]:
-        return [nodes for other, nodes in self._placed.items() if other != file]
 
 
 def _quick(run: Run) -> bool:

@@ -111,21 +111,19 @@ class Block(NamedTuple):
 class Located:
     """A block of a file: where it begins in the file, and the DataNodes with a replica, nearest first.
 
-    ``token`` lets its holder read or write the block (empty where the cluster has no block tokens). ``corrupt``: every
-    replica is known to be damaged.
+    ``token`` lets its holder read or write the block (empty where the cluster has no block tokens).
     """
 
     block: Block
     offset: int
     nodes: tuple[DataNode, ...]
     token: wire.Token = field(repr=False)  # it has a password
-    corrupt: bool = False
 
     @classmethod
     def of(cls, message: wire.LocatedBlock) -> Located:
         storages = chain(message.storage_types, repeat(1)), chain(message.storage_ids, repeat(""))
         nodes = tuple(map(DataNode.of, message.nodes, *storages))
-        return cls(Block.of(message.block), message.offset, nodes, message.token, message.corrupt)
+        return cls(Block.of(message.block), message.offset, nodes, message.token)
 
     @property
     def message(self) -> wire.LocatedBlock:
@@ -134,7 +132,7 @@ class Located:
             block=self.block.message,
             offset=self.offset,
             nodes=[node.message for node in self.nodes],
-            corrupt=self.corrupt,
+            corrupt=False,
             token=self.token,
             storage_types=[node.storage_type for node in self.nodes],
             storage_ids=storage_ids(self.nodes),
