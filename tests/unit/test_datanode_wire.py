@@ -390,6 +390,15 @@ def test_a_connection_closed_while_idle_is_replaced_once():
         assert fake.connections == 5
 
 
+def test_a_connection_on_which_more_came_than_was_asked_for_serves_no_other_read():
+    block = FakeBlock(noise(10))
+    with FakeDataNode(lambda request: [b"".join([*block.answer(request), b"more"])]) as fake:  # type: ignore[list-item]
+        for connection in (1, 2):
+            memory = Memory(10, [])
+            read(fake, block, 0, memory)
+            assert (memory.content, fake.connections) == (block.data, connection)
+
+
 @pytest.mark.parametrize("trouble", [ConnectionResetError(errno.ECONNRESET, "reset"), TimeoutError()])
 def test_bytes_that_are_there_survive_the_loss_of_the_connection(monkeypatch, trouble):
     block, memory, send = FakeBlock(noise(1000)), Memory(1000, []), Connection.send

@@ -62,7 +62,7 @@ class Workers:
 
 
 def _run(call: Future[T], functions: list[Callable[[], T]]) -> None:
-    """One call. When its caller goes on, nothing here refers to function or outcome: they may hold a file open."""
+    """One call. When its caller goes on, its thread has let go of the function, and ends: both may hold a file open."""
     try:
         call.set_result(functions.pop()())
     except BaseException as exc:
