@@ -39,7 +39,7 @@ class Chosen(Placement):
         super().__init__()
         self._both = first, others
 
-    def wish(self, namenode: NameNode, replicas: int) -> list[DataNode]:
+    def wish(self, file: int, namenode: NameNode, replicas: int) -> list[DataNode]:
         return [self._both[0], next(self._both[1])]
 
 

@@ -13,7 +13,6 @@ import pytest
 
 from bootseer import hdfs
 from bootseer.errors import UnavailableError
-from bootseer.hdfs import connection as connections
 from bootseer.hdfs import datanode
 from bootseer.hdfs.connection import Transfer
 from bootseer.hdfs.namenode import NameNode
@@ -51,13 +50,13 @@ def located(cluster: HadoopCluster, content: bytes) -> Located:
 @pytest.fixture
 def index(cluster: HadoopCluster, located: Located) -> Iterator[int]:
     """Which of the cluster's DataNodes has the block's first replica; it runs."""
-    connections.clear()
+    datanode.idle.clear()
     sites = [cluster.root / "conf" / daemon.name / "hdfs-site.xml" for daemon in cluster.datanodes]
     index = next(i for i, site in enumerate(sites) if f":{located.nodes[0].port}<" in site.read_text())
     if not cluster.datanodes[index].alive():
         cluster.restart(index)
     yield index
-    connections.clear()
+    datanode.idle.clear()
 
 
 class Reading(threading.Thread):
@@ -165,7 +164,7 @@ def test_a_cancelled_read_leaves_the_datanode_to_others(located, content, index)
 
 
 def test_a_killed_datanode_is_one_line_and_a_restarted_one_serves_again(cluster, located, content, index, monkeypatch):
-    monkeypatch.setattr(connections, "IDLE", 600.0)  # a DataNode takes its time to restart
+    monkeypatch.setattr(datanode.idle, "seconds", 600.0)  # a DataNode takes its time to restart
     for _ in range(TRIES):
         reading = Reading(located, 30.0)
         # the small read leaves a kept connection to the DataNode that is killed
@@ -176,7 +175,7 @@ def test_a_killed_datanode_is_one_line_and_a_restarted_one_serves_again(cluster,
     reading.join(20)
     assert isinstance(reading.error, UnavailableError)
     cluster.restart(index)
-    assert connections.idle((located.nodes[0].host, located.nodes[0].port)) == 1
+    assert datanode.idle.count((located.nodes[0].host, located.nodes[0].port)) == 1
     until = time.monotonic() + 30
     while True:
         try:

@@ -48,7 +48,7 @@ class _Raw:
     def __init__(self, data: bytes) -> None:
         self._data = data
 
-    def SerializeToString(self) -> bytes:
+    def SerializeToString(self, deterministic: bool | None = None) -> bytes:
         return self._data
 
 

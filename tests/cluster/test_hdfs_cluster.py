@@ -108,7 +108,7 @@ def test_the_stock_client_sees_the_parts(cluster, folder, tmp_path):
 
 
 def test_every_call_ends_when_no_datanode_answers(cluster, folder):
-    client = hdfs.connect(cluster.url, deadline=2)
+    client = hdfs.HdfsClient(cluster.url, deadline=2)
     with client.create(f"{folder}/f") as out:
         out.write(b"x" * 1000)
     reader = client.open(f"{folder}/f")
@@ -123,7 +123,7 @@ def test_every_call_ends_when_no_datanode_answers(cluster, folder):
 
 
 def test_every_call_ends_when_the_namenode_does_not_answer(cluster, folder):
-    client = hdfs.connect(cluster.url, deadline=1)
+    client = hdfs.HdfsClient(cluster.url, deadline=1)
     client.mkdirs(folder)
     cluster.namenode.signal(signal.SIGSTOP)
     try:

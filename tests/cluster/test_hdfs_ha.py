@@ -26,7 +26,7 @@ NAMENODE = "org.apache.hadoop.hdfs.server.namenode.NameNode"
 class _Request:
     """Who asks for a change of state: a user."""
 
-    def SerializeToString(self) -> bytes:
+    def SerializeToString(self, deterministic: bool | None = None) -> bytes:
         return b"\x0a\x02\x08\x00"
 
 

@@ -17,7 +17,6 @@ import pytest
 
 from bootseer import hdfs
 from bootseer.errors import UnavailableError
-from bootseer.hdfs import connection as connections
 from bootseer.hdfs import datanode
 from bootseer.hdfs.connection import Connection
 from bootseer.hdfs.namenode import NameNode
@@ -136,19 +135,19 @@ def test_a_connection_is_kept_and_replaced_when_the_datanode_closed_it(files, mo
     path, content = files[512, "CRC32C", 65_536]
     (located,) = blocks(path).blocks
     address = (located.nodes[0].host, located.nodes[0].port)
-    connections.clear()
+    datanode.idle.clear()
     made = [0]
-    connect = connections.connect
+    connect = datanode.connect
 
     def counted(*args: object) -> Connection:
         made[0] += 1
         return connect(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(connections, "connect", counted)
+    monkeypatch.setattr(datanode, "connect", counted)
     for _ in range(20):
         assert fetch(located, 0, [65_536]) == content
-    assert (made[0], connections.idle(address)) == (1, 1)
-    monkeypatch.setattr(connections, "IDLE", 60.0)
+    assert (made[0], datanode.idle.count(address)) == (1, 1)
+    monkeypatch.setattr(datanode.idle, "seconds", 60.0)
     monkeypatch.setattr(Connection, "alive", lambda self: True)  # not seen to be closed before it is used
     time.sleep(5)  # longer than a DataNode keeps an idle connection
     assert fetch(located, 0, [65_536]) == content

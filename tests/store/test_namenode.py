@@ -116,8 +116,7 @@ def test_blocks_and_where_they_are(node, folder):
     for block in found.blocks:
         assert len({each.uuid for each in block.nodes} & live.keys()) == 3
         assert all(live[each.uuid].address == each.address for each in block.nodes)
-        assert not block.corrupt
-        assert len(block.storage_ids) == len(block.storage_types) == 3
+        assert len({each.storage_id for each in block.nodes} - {""}) == 3
     assert len({block.block.id for block in found.blocks}) == 3
     (middle,) = node.blocks(f"{folder}/a", MIB + 7, 10).blocks
     assert middle.block == found.blocks[1].block
@@ -167,11 +166,11 @@ def test_blocks_are_placed_given_up_and_renewed(node, folder):
     assert renewed.block.id == second.block.id
     assert renewed.block.generation > second.block.generation
     new = renewed.block._replace(length=0)
-    node.update_pipeline(second.block, new, second.nodes[:1], second.storage_ids[:1], path)
+    node.update_pipeline(second.block, new, second.nodes[:1], path)
     (left,) = node.blocks(path).blocks or (None,)
     assert left is None or left.block.generation == renewed.block.generation
     with pytest.raises(Exception, match=rf"change the DataNodes of block {second.block.id} of {path} on .*stamp"):
-        node.update_pipeline(second.block, second.block, second.nodes, second.storage_ids, path)
+        node.update_pipeline(second.block, second.block, second.nodes, path)
     assert not node.complete(path, file_id, new, deadline=5.0)  # no DataNode has it
 
 
@@ -227,10 +226,7 @@ def test_a_block_whose_answer_was_lost_is_added_once(node, folder, monkeypatch):
 def test_a_replica_that_is_reported_is_no_longer_told_of(node, folder):
     put(f"{folder}/a", b"z" * 1000)
     (block,) = located(node, f"{folder}/a").blocks
-    bad = type(block)(
-        block.block, block.offset, block.nodes[:1], block.token, False, block.storage_types[:1], block.storage_ids[:1]
-    )
-    node.report_bad_blocks([bad])
+    node.report_bad_blocks([block.picked([0])])
     until = time.monotonic() + 30
     while block.nodes[0] in node.blocks(f"{folder}/a").blocks[0].nodes:
         assert time.monotonic() < until
@@ -278,7 +274,7 @@ def test_many_threads_and_a_forked_child(node, folder):
 def test_defaults_and_the_way_to_the_cluster(node):
     defaults = node.defaults()
     assert (defaults.block_size, defaults.replication) == (128 * MIB, 3)
-    assert not defaults.encrypted
+    assert not defaults.encrypt_data_transfer
     assert access.choose(f"{node.url}/a/b") == access.Access("direct", "neither authentication nor wire encryption")
 
 

@@ -84,7 +84,7 @@ def test_stripes_collide_on_one_datanode_and_lie_on_all_four(bench):
 def test_the_second_replicas_take_turns(bench):
     nodes = [DataNode(f"u{index}", f"10.0.0.{index}", 9866, f"/r{index}") for index in range(4)]
     chosen = bench("_stripes_collide").Chosen(nodes[0], itertools.cycle(nodes[1:]))
-    assert [chosen.wish(None, 2) for _ in range(4)] == [[nodes[0], nodes[i]] for i in (1, 2, 3, 1)]
+    assert [chosen.wish(1, None, 2) for _ in range(4)] == [[nodes[0], nodes[i]] for i in (1, 2, 3, 1)]
 
 
 def test_each_stripe_has_its_own_second_datanode(bench, monkeypatch):
@@ -98,7 +98,7 @@ def test_each_stripe_has_its_own_second_datanode(bench, monkeypatch):
         backend.create(path, placement=Placement())
     backend.create(".tmp-a.1")
     assert placed.pop(".tmp-a.1") is None
-    found = [placement.wish(None, 2) for placement in placed.values() for _ in range(2)]
+    found = [placement.wish(1, None, 2) for placement in placed.values() for _ in range(2)]
     assert found == [[nodes[0], nodes[index]] for index in (1, 1, 2, 2, 3, 3, 1, 1)]
 
 

@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 
 from bootseer.errors import BootseerError, UnavailableError
 from bootseer.hdfs import checksum, datanode
-from bootseer.hdfs import connection as connections
 from bootseer.hdfs.connection import Connection, Transfer
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.records import DataNode
@@ -34,9 +33,9 @@ ZEROS = checksum.function(checksum.CRC32C)(bytes(512), 0).to_bytes(4, "big")
 
 @pytest.fixture(autouse=True)
 def _no_kept_connections() -> Iterator[None]:
-    connections.clear()
+    datanode.idle.clear()
     yield
-    connections.clear()
+    datanode.idle.clear()
 
 
 class Memory:
@@ -300,7 +299,7 @@ def test_nonsense_is_one_line(answer, verify):
         with pytest.raises((UnavailableError, CorruptReplica)) as caught:
             read(fake, block, 100, memory, verify)
         assert "\n" not in str(caught.value)
-        assert connections.idle((fake.node.host, fake.node.port)) == 0
+        assert datanode.idle.count((fake.node.host, fake.node.port)) == 0
     assert memory.guarded()
 
 
@@ -344,7 +343,7 @@ def test_what_a_datanode_refuses():
             "gone at",
         ),
         (refused(1, "Replica gen stamp < block genstamp, block=x"), StaleReplica, "gen stamp"),
-        (refused(1, "received exception java.io.IOException: Input/output error"), UnavailableError, "ERROR received"),
+        (refused(1, "received exception java.io.IOException: Input/output error"), UnavailableError, "error received"),
         (refused(77), UnavailableError, "77$"),
         (agreed(0, 512, 0) + packet(0, 0, bytes(100)) + packet(100, 1, b""), UncheckedReplica, "has no checksums"),
     ]
@@ -391,6 +390,15 @@ def test_a_connection_closed_while_idle_is_replaced_once():
         assert fake.connections == 5
 
 
+def test_a_connection_on_which_more_came_than_was_asked_for_serves_no_other_read():
+    block = FakeBlock(noise(10))
+    with FakeDataNode(lambda request: [b"".join([*block.answer(request), b"more"])]) as fake:  # type: ignore[list-item]
+        for connection in (1, 2):
+            memory = Memory(10, [])
+            read(fake, block, 0, memory)
+            assert (memory.content, fake.connections) == (block.data, connection)
+
+
 @pytest.mark.parametrize("trouble", [ConnectionResetError(errno.ECONNRESET, "reset"), TimeoutError()])
 def test_bytes_that_are_there_survive_the_loss_of_the_connection(monkeypatch, trouble):
     block, memory, send = FakeBlock(noise(1000)), Memory(1000, []), Connection.send
@@ -406,7 +414,7 @@ def test_bytes_that_are_there_survive_the_loss_of_the_connection(monkeypatch, tr
     with FakeDataNode(block.answer) as fake:
         read(fake, block, 0, memory)
         assert (memory.content, len(sent)) == (block.data, 2)
-        assert connections.idle((fake.node.host, fake.node.port)) == 0
+        assert datanode.idle.count((fake.node.host, fake.node.port)) == 0
         read(fake, block, 0, memory)
         assert fake.connections == 2
 
@@ -418,7 +426,7 @@ def test_a_name_is_looked_up_within_the_deadline(monkeypatch):
         fake.node = DataNode("named", "localhost", fake.node.port)
         read(fake, block, 0, memory)
         assert memory.content == block.data
-        connections.clear()
+        datanode.idle.clear()
         release, lookup = threading.Event(), socket.getaddrinfo
 
         def slow(*args: object, flags: int = 0, **more: object) -> object:
@@ -456,7 +464,7 @@ def test_torn_in_the_middle():
 
 def test_idle_connections_are_few_and_forgotten_in_time(monkeypatch):
     block = FakeBlock(noise(10))
-    gate = threading.Barrier(connections.MOST_IDLE + 3)
+    gate = threading.Barrier(datanode.idle.most + 3)
 
     def together(request: wire.ReadBlock) -> Iterator[bytes]:
         gate.wait(20)
@@ -470,22 +478,22 @@ def test_idle_connections_are_few_and_forgotten_in_time(monkeypatch):
         for thread in threads:
             thread.join()
         assert fake.connections == gate.parties
-        assert connections.idle(address) == connections.MOST_IDLE
+        assert datanode.idle.count(address) == datanode.idle.most
         fake.script = block.answer
-        monkeypatch.setattr(connections, "IDLE", 0.0)
+        monkeypatch.setattr(datanode.idle, "seconds", 0.0)
         read(fake, block, 0, Memory(10, []))
         assert fake.connections == gate.parties + 1
-        assert connections.idle(address) <= 1
+        assert datanode.idle.count(address) <= 1
 
 
 def test_idle_connections_to_all_datanodes_are_few(monkeypatch):
-    monkeypatch.setattr(connections, "MOST_IDLE", 2)
+    monkeypatch.setattr(datanode.idle, "most", 2)
     block = FakeBlock(noise(10))
     with contextlib.ExitStack() as stack:
         fakes = [stack.enter_context(FakeDataNode(block.answer)) for _ in range(4)]
         for fake in fakes:
             read(fake, block, 0, Memory(10, []))
-        assert [connections.idle((fake.node.host, fake.node.port)) for fake in fakes] == [0, 0, 1, 1]
+        assert [datanode.idle.count((fake.node.host, fake.node.port)) for fake in fakes] == [0, 0, 1, 1]
 
 
 _END = """
@@ -512,7 +520,6 @@ def test_the_end_of_a_process_closes_its_connections():
 
 _FORK = """
 import os, sys
-from bootseer.hdfs import connection as connections
 from bootseer.testing.fakedatanode import FakeBlock, FakeDataNode
 from bootseer.hdfs import datanode
 block = FakeBlock(bytes(range(200)))
@@ -522,12 +529,12 @@ def read():
     return bytes(got) == block.data
 with FakeDataNode(block.answer) as fake:
     assert read() and fake.connections == 1
-    connections._lock.acquire()  # as if another thread had it
+    datanode.idle._lock.acquire()  # as if another thread had it
     child = os.fork()
     if not child:
-        ok = connections.idle((fake.node.host, fake.node.port)) == 0 and read()
+        ok = datanode.idle.count((fake.node.host, fake.node.port)) == 0 and read()
         os._exit(0 if ok else 1)
-    connections._lock.release()
+    datanode.idle._lock.release()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert read() and fake.connections == 2, fake.connections
 """

@@ -14,12 +14,11 @@ import pytest
 from bootseer.errors import BootseerError, ConfigError, NotWritableError, UnavailableError
 from bootseer.hdfs import blockwriter, output, placement
 from bootseer.hdfs.blockwriter import BlockWriter
-from bootseer.hdfs.namenode import FileStatus
 from bootseer.hdfs.output import FileOutput
 from bootseer.hdfs.pipeline import Broken, Packet, Terms
 from bootseer.hdfs.placement import Placement
 from bootseer.hdfs.proto import hdfs_pb2 as wire
-from bootseer.hdfs.records import Block, DataNode, Located
+from bootseer.hdfs.records import Block, DataNode, FileStatus, Located
 
 PATH = "/folder/f"
 
@@ -150,7 +149,7 @@ class Line:
 
     def __init__(self, located: Located, terms: Terms, setup: object) -> None:
         self.acked = self.in_flight = 0
-        self.used = 0.0
+        self.used = self.since = self.waited = 0.0
         self.unacked: list[Packet] = []
         self.sent: list[Packet] = []
         Line.made.append(self)
@@ -181,7 +180,7 @@ def test_a_broken_idle_pipeline_is_recovered_by_the_next_write_and_not_by_the_th
 
     monkeypatch.setattr(BlockWriter, "_recover", recover)
     token = wire.Token(identifier=b"", password=b"", kind="", service="")
-    located = Located(Block("pool", 1, 2, 0), 0, (), token, False, (), ())
+    located = Located(Block("pool", 1, 2, 0), 0, (), token)
     block = BlockWriter(Names(), PATH, located, Terms("c", 1 << 20, 512))  # type: ignore[arg-type]
     block.heartbeat()
     block.heartbeat()
@@ -196,8 +195,8 @@ def alone() -> Located:
     """A new block for which the NameNode found only one DataNode."""
     identity = wire.NodeId(address="127.0.0.1", hostname="h", uuid="u", transfer_port=1, info_port=1, ipc_port=1)
     token = wire.Token(identifier=b"", password=b"", kind="", service="")
-    nodes = (DataNode.of(wire.NodeInfo(id=identity)),)
-    return Located(Block("pool", 1, 2, 0), 0, nodes, token, False, (1,), ("s",))
+    nodes = (DataNode.of(wire.NodeInfo(id=identity), 1, "s"),)
+    return Located(Block("pool", 1, 2, 0), 0, nodes, token)
 
 
 def test_a_block_that_began_on_one_datanode_is_written_to_its_end(lines):
@@ -234,5 +233,4 @@ def test_a_limit_of_this_process_ends_the_write_and_shuns_no_datanode(monkeypatc
     with pytest.raises(BootseerError, match="at its limit"):
         out.write(b"x" * output.PACKET)
     assert placement.shunned() == []
-    assert not +shared._used
     out.abandon()

@@ -111,18 +111,17 @@ class Node:
             thread.join(10)
 
 
-def node(uuid: str, port: int) -> DataNode:
+def node(uuid: str, port: int, storage: str = "") -> DataNode:
     message = wire.NodeInfo(
         id=wire.NodeId(address="127.0.0.1", hostname="h", uuid=uuid, transfer_port=port, info_port=1, ipc_port=1)
     )
-    return DataNode.of(message)
+    return DataNode.of(message, 1, storage)
 
 
 def located(*ports: int) -> Located:
-    nodes = tuple(node(f"n{i}", port) for i, port in enumerate(ports))
+    nodes = tuple(node(f"n{i}", port, f"s{i}") for i, port in enumerate(ports))
     token = wire.Token(identifier=b"", password=b"", kind="", service="")
-    count = len(ports)
-    return Located(Block("pool", 1, 2, 0), 0, nodes, token, False, (1,) * count, tuple(f"s{i}" for i in range(count)))
+    return Located(Block("pool", 1, 2, 0), 0, nodes, token)
 
 
 @pytest.fixture
@@ -275,9 +274,10 @@ def test_a_forked_child_does_not_keep_a_pipeline_open(made):
     pipe.close()
 
 
-def test_silence_of_some(made):
+def test_silence_of_some(made, monkeypatch):
+    monkeypatch.setattr(probe, "PROBE", 0.5)
     alive, mute, gone = made(), made(mute=True), made()
     gone.close()
     nodes = [node("a", alive.port), node("b", mute.port), node("c", gone.port), node("d", alive.port)]
-    assert probe.silent(nodes, "pool", seconds=0.5) == (1, 2)
+    assert probe.silent(nodes, "pool") == (1, 2)
     assert probe.silent([], "pool") == ()

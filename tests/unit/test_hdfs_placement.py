@@ -3,16 +3,15 @@
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from bootseer.errors import NotWritableError
 from bootseer.hdfs import placement
-from bootseer.hdfs.placement import Placement, picked
-from bootseer.hdfs.proto import hdfs_pb2 as wire
-from bootseer.hdfs.records import Block, DataNode, Located
+from bootseer.hdfs.placement import Placement
+from bootseer.hdfs.records import DataNode
 
 
 class Names:
@@ -32,12 +31,6 @@ def nodes(count: int, racks: int = 1) -> list[DataNode]:
     return [DataNode(f"n{i}", "127.0.0.1", 1000 + i, f"/r{i % racks}") for i in range(count)]
 
 
-def located(*members: DataNode) -> Located:
-    token = wire.Token(identifier=b"", password=b"", kind="", service="")
-    types, ids = tuple(range(len(members))), tuple(f"s-{node.uuid}" for node in members)
-    return Located(Block("p", 1, 1, 0), 0, members, token, False, types, ids)
-
-
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     placement._live.clear()
@@ -51,55 +44,48 @@ def fresh() -> Iterator[None]:
 @pytest.mark.parametrize(("count", "replicas", "files"), [(4, 1, 4), (4, 2, 8), (4, 3, 4), (7, 3, 14), (3, 3, 5)])
 def test_wishes_burden_all_alike(count, replicas, files):
     names, made = Names("hdfs://a:1", nodes(count)), Placement()
-    burden = Counter(node.uuid for _ in range(files) for node in made.wish(names, replicas))
+    burden = Counter(node.uuid for file in range(files) for node in made.wish(file, names, replicas))
     assert max(burden.values()) - min(burden.values()) <= 1
     assert names.asked == 1
 
 
 def test_more_replicas_than_datanodes():
     made = Placement()
-    assert len(made.wish(Names("hdfs://a:1", nodes(2)), 3)) == 2
+    assert len(made.wish(1, Names("hdfs://a:1", nodes(2)), 3)) == 2
 
 
 def test_racks_are_as_hdfs_wants_them():
     names, made = Names("hdfs://a:1", nodes(12, racks=4)), Placement()
-    for _ in range(20):
-        first, second, third = made.wish(names, 3)
+    for file in range(20):
+        first, second, third = made.wish(file, names, 3)
         assert first.rack != second.rack
         assert second.rack == third.rack
 
 
 def test_where_only_the_superuser_is_told_the_namenode_chooses():
     names, made = Names("hdfs://a:1", None), Placement()
-    assert made.wish(names, 3) == []
-    assert made.wish(names, 3) == []
+    assert made.wish(1, names, 3) == []
+    assert made.wish(2, names, 3) == []
     assert names.asked == 1
-    a, b, c = nodes(3)
-    firsts = [made.place(names, 3, lambda wished: located(a, b, c)).nodes[0].uuid for _ in range(3)]
-    assert sorted(firsts) == ["n0", "n1", "n2"]
-
-
-def refuse(wished: Sequence[DataNode]) -> Located:
-    raise NotWritableError("no")
 
 
 def test_what_is_over_counts_no_longer():
     names, made = Names("hdfs://a:1", nodes(4)), Placement()
-    for _ in range(10):
-        made.end(made.place(names, 2, lambda wished: located(*wished)).nodes)
-        with pytest.raises(NotWritableError):
-            made.place(names, 3, refuse)
-    assert not +made._used
-    assert not -made._used
-    assert not +made._first
+    kept = made.wish(0, names, 2)
+    for file in range(1, 10):
+        wished = made.wish(file, names, 2)
+        assert not set(wished) & set(kept)
+        if file % 2:  # else the NameNode had no block for it
+            made.begin(file, tuple(wished))
+        made.end(file)
+    made.end(0)
+    assert {node.uuid for _ in range(20) for node in made.wish(1, names, 2)} == {"n0", "n1", "n2", "n3"}
 
 
-def test_types_and_ids_stay_with_their_datanodes():
-    a, b, c = nodes(3)
-    found = picked(located(a, b, c), [2, 0])
-    assert (found.nodes, found.storage_types, found.storage_ids) == ((c, a), (2, 0), ("s-n2", "s-n0"))
-    bare = Located(Block("p", 1, 1, 0), 0, (a, b), wire.Token())
-    assert picked(bare, [1]).storage_ids == ()
+def test_for_a_file_that_is_written_alone_the_namenode_chooses():
+    names, made = Names("hdfs://a:1", nodes(4)), Placement(alone=True)
+    assert made.wish(1, names, 3) == []
+    assert names.asked == 0
 
 
 def test_a_failed_datanode_is_avoided_for_a_time(monkeypatch):
@@ -109,8 +95,8 @@ def test_a_failed_datanode_is_avoided_for_a_time(monkeypatch):
     bad = nodes(4)[1]
     placement.shun([bad])
     assert placement.shunned() == [bad]
-    for _ in range(8):
-        assert bad not in made.wish(names, 3)
+    for file in range(8):
+        assert bad not in made.wish(file, names, 3)
     clock[0] += placement.SHUNNED
     assert placement.shunned() == []
 
@@ -126,7 +112,7 @@ def test_the_first_files_of_a_process_wait_for_the_list():
     namenode = Slow("slow", nodes(4))
     placed = Placement()
     with ThreadPoolExecutor(4) as pool:
-        firsts = [wished[0].uuid for wished in pool.map(lambda _: placed.wish(namenode, 1), range(4))]
+        firsts = [wished[0].uuid for wished in pool.map(lambda file: placed.wish(file, namenode, 1), range(4))]
     assert sorted(firsts) == ["n0", "n1", "n2", "n3"]
     assert namenode.asked == 1
 
@@ -170,5 +156,5 @@ def test_a_pipeline_has_time_to_begin():
 def test_a_block_that_is_written_says_nothing_any_more():
     made = Placement()
     slow(made, 1, "AB", QUICK)
-    made.end(nodes(2), 1)
+    made.end(1)
     assert slow(made, 2, "CX", SLOW) == ""

@@ -29,6 +29,11 @@ def frozen() -> Iterator[DataNode]:
         yield node("frozen", listener.getsockname())
 
 
+@pytest.fixture(autouse=True)
+def soon(monkeypatch) -> None:
+    monkeypatch.setattr(probe, "PROBE", 0.5)
+
+
 def test_who_answers_and_who_does_not(frozen):
     with socket.create_server(("127.0.0.1", 0)) as closed:
         dead = node("dead", closed.getsockname())
@@ -37,7 +42,7 @@ def test_who_answers_and_who_does_not(frozen):
         named = node("named", ("localhost", fake.node.port))
         nodes = [fake.node, frozen, dead, node("unknown", (NOBODY, 1)), named]
         began = time.monotonic()
-        assert probe.silent(nodes, "pool", seconds=0.5) == (1, 2, 3)
+        assert probe.silent(nodes, "pool") == (1, 2, 3)
         assert time.monotonic() - began < 10
         assert [request.header.base.block.pool for request in fake.requests] == ["pool", "pool"]
 
@@ -61,9 +66,9 @@ def test_trouble_of_our_own_says_nothing_of_a_datanode(monkeypatch, frozen, capl
         patch.setattr(socket, "socket", none)
         with pytest.raises(OwnLimit, match=rf"cannot read block 7 at 0 from DataNode 127.0.0.1:\d+: .*{limit}"):
             datanode.read(frozen, block.located, 0, parts, deadline=1.0, verify=True)
-        assert probe.silent([frozen], "pool", seconds=0.2) == ()
+        assert probe.silent([frozen], "pool") == ()
     assert "cannot ask DataNode 127.0.0.1" in caplog.text
-    assert probe.silent([frozen], "pool", seconds=0.2) == (0,)
+    assert probe.silent([frozen], "pool") == (0,)
 
 
 @pytest.mark.parametrize("host", [NOBODY, "a..b", "no.such.host.invalid"])

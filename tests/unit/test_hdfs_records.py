@@ -74,3 +74,16 @@ def test_tokens_are_not_shown():
     found = Located.of(located)
     assert found.token == token
     assert "secret" not in repr(FileBlocks(1, (found,)))
+
+
+@pytest.mark.parametrize("ids", [["s0", "s1"], [], ["s0", "s1", "one too many"]])
+def test_the_disks_of_replicas_stay_with_their_datanodes(ids):
+    token = wire.Token(identifier=b"", password=b"", kind="", service="")
+    block = wire.Block(pool="p", id=1, generation=1, length=1)
+    message = wire.LocatedBlock(
+        block=block, offset=0, nodes=[info(), info("10.0.0.8")], corrupt=False, token=token, storage_types=[3, 1]
+    )
+    message.storage_ids.extend(ids)
+    found = Located.of(message).picked([1, 0]).message
+    assert [node.id.address for node in found.nodes] == ["10.0.0.8", "10.0.0.7"]
+    assert (found.storage_types, found.storage_ids) == ([1, 3], ids[1::-1] if ids else [])

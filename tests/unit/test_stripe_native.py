@@ -6,7 +6,7 @@ from typing import cast
 import pytest
 
 from bootseer.errors import BootseerError, NotFoundError, NotWritableError, UnavailableError
-from bootseer.hdfs.client import FileInfo, HdfsClient
+from bootseer.hdfs import FileStatus, HdfsClient
 from bootseer.storage.hdfs import still_written
 
 BLOCK = 1 << 20
@@ -20,9 +20,9 @@ class Answers:
         self.asked: list[str] = []
         self.size = 0
 
-    def info(self, path: str) -> FileInfo:
+    def info(self, path: str) -> FileStatus:
         self.asked.append("info")
-        return FileInfo(path, 0, False, 0.0, self._replication, BLOCK)
+        return FileStatus(path, 0, False, 0, replication=self._replication, block_size=BLOCK)
 
     def consumed(self, path: str) -> int:
         self.asked.append("space")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bootseer.errors import DataError, NotWritableError
-from bootseer.hdfs import FileInfo
+from bootseer.hdfs import FileStatus
 from bootseer.hdfs.proto.hdfs_pb2 import Token
 from bootseer.hdfs.records import Block, DataNode, FileBlocks, Located
 from bootseer.storage.hdfs import READERS
@@ -178,11 +178,11 @@ class Client:
     """An HDFS of one file, replaced by another of the same size just before it is opened for the ``late``-th time."""
 
     def __init__(self, late: int = 0) -> None:
-        self.data, self.mtime, self.opened = b"a" * (2 << 20), 1750000000.123, 0
+        self.data, self.mtime_ms, self.opened = b"a" * (2 << 20), 1750000000123, 0
         self._late = late
 
-    def info(self, path: str) -> FileInfo:
-        return FileInfo(path, len(self.data), False, self.mtime)
+    def info(self, path: str) -> FileStatus:
+        return FileStatus(path, len(self.data), False, self.mtime_ms)
 
     def consumed(self, path: str) -> int:
         return 3 * len(self.data)  # what three whole replicas take
@@ -190,7 +190,7 @@ class Client:
     def open(self, path: str) -> Reader:
         self.opened += 1
         if self.opened == self._late:
-            self.data, self.mtime = b"b" * len(self.data), self.mtime + 0.001
+            self.data, self.mtime_ms = b"b" * len(self.data), self.mtime_ms + 1
         return Reader(self.data)
 
 

@@ -3,6 +3,7 @@
 `bootseer.hdfs.access` says which of the two a cluster needs; what is exported here is the second.
 """
 
-from bootseer.hdfs.client import DEADLINE, FileInfo, HdfsClient, HdfsReader, HdfsWriter, connect, split, walk
+from bootseer.hdfs.client import DEADLINE, HdfsClient, HdfsReader, HdfsWriter, connect, split, walk
+from bootseer.hdfs.records import FileStatus
 
-__all__ = ["DEADLINE", "FileInfo", "HdfsClient", "HdfsReader", "HdfsWriter", "connect", "split", "walk"]
+__all__ = ["DEADLINE", "FileStatus", "HdfsClient", "HdfsReader", "HdfsWriter", "connect", "split", "walk"]

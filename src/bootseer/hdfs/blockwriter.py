@@ -25,7 +25,7 @@ from bootseer.errors import UnavailableError
 from bootseer.hdfs import checksum, pipeline, placement, probe
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.pipeline import Broken, Packet, Pipeline, Setup, Terms
-from bootseer.hdfs.placement import Run, picked
+from bootseer.hdfs.placement import Run
 from bootseer.hdfs.records import Block, DataNode, Located
 
 _log = logging.getLogger(__name__)
@@ -47,25 +47,24 @@ class BlockLost(UnavailableError):
 class BlockWriter:
     """The block ``located`` of the file ``path``, with a pipeline that is set up. `pipeline.Broken` when that fails.
 
-    ``placed``: the DataNodes it began with. `write` and `finish` raise `BlockLost`, and errors of the NameNode.
+    `write` and `finish` raise `BlockLost`, and errors of the NameNode.
     """
 
     def __init__(self, namenode: NameNode, path: str, located: Located, terms: Terms) -> None:
         self._namenode, self._path, self._terms = namenode, path, terms
-        self._located = located
-        self.placed = located.nodes
+        self._located, self._began_with = located, len(located.nodes)
         self.length = 0
         self._number = self._failures = 0
         self._acked = -1
         self._broken: Broken | None = None
         self._pipeline = Pipeline(located, terms, Setup())
-        self._began, self._waited = time.monotonic(), 0.0
 
     def run(self) -> Run:
-        now = time.monotonic()
-        run = Run(self.nodes, now - self._began, self._waited, self._pipeline.in_flight / WINDOW)
+        """How the pipeline did since it was set up, or in the last seconds."""
+        pipe, now = self._pipeline, time.monotonic()
+        run = Run(self.nodes, now - pipe.since, pipe.waited, pipe.in_flight / WINDOW)
         if run.seconds > 2 * placement.ENOUGH:
-            self._began, self._waited = now, 0.0
+            pipe.since, pipe.waited = now, 0.0
         return run
 
     @property
@@ -74,7 +73,7 @@ class BlockWriter:
 
         Not where the NameNode found only one DataNode: another block has no more.
         """
-        return len(self.nodes) < min(ENOUGH, len(self.placed))
+        return len(self.nodes) < min(ENOUGH, self._began_with)
 
     @property
     def nodes(self) -> tuple[DataNode, ...]:
@@ -96,13 +95,11 @@ class BlockWriter:
         self._number += 1
         self.length += length
         faults.point("hdfs.output.packet")
-        begin = time.monotonic()
         self._drain(max(WINDOW - length, 0))
         try:
             self._pipeline.send(packet)
         except Broken as exc:
             self._recover(exc, pipeline.RECOVER)  # the packet is one of those that were not acknowledged
-        self._waited += time.monotonic() - max(begin, self._began)
 
     def finish(self) -> Block:
         """Wait until everything is on every DataNode, end the block, and return it with its length."""
@@ -162,7 +159,6 @@ class BlockWriter:
                 if stage == pipeline.RECOVER:
                     for packet in pending:
                         self._pipeline.send(packet)
-                self._began, self._waited = time.monotonic(), 0.0
                 return
             except Broken as exc:
                 broken = exc
@@ -182,7 +178,7 @@ class BlockWriter:
                 hint="check that its DataNodes run and are reachable from here",
             )
         _log.warning("writing %s goes on with %d of %d DataNodes: %s", self._path, len(keep), len(nodes), broken.reason)
-        self._located = picked(self._located, keep)
+        self._located = self._located.picked(keep)
 
     def _replace(self, stage: int, acked: int) -> Pipeline:
         old = self._block(acked)
@@ -192,7 +188,7 @@ class BlockWriter:
         made = Pipeline(located, self._terms, Setup(stage, new.generation, acked, self.length))
         try:
             faults.point("hdfs.output.recover")
-            self._namenode.update_pipeline(old, new, located.nodes, located.storage_ids, self._path, deadline=PATIENCE)
+            self._namenode.update_pipeline(old, new, located.nodes, self._path, deadline=PATIENCE)
         except BaseException:
             made.close()
             raise

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
 from bootseer.errors import UnsupportedError
@@ -92,19 +92,9 @@ class Chunks:
         return self._crc(sparse, 0)
 
     def one_by_one(self, sums: memoryview, pieces: Sequence[memoryview]) -> int | None:
-        index, crc, room = 0, 0, self.bytes_per
-        for piece in pieces:
-            at = 0
-            while at < len(piece):
-                part = piece[at : at + room]
-                crc = self._crc(part, crc)
-                at, room = at + len(part), room - len(part)
-                if not room:
-                    if crc != int.from_bytes(sums[index * SIZE : (index + 1) * SIZE], "big"):
-                        return index
-                    index, crc, room = index + 1, 0, self.bytes_per
-        if room < self.bytes_per and crc != int.from_bytes(sums[-SIZE:], "big"):
-            return index
+        for index, crc in enumerate(each(self._kind, pieces, self.bytes_per)):
+            if crc != int.from_bytes(sums[index * SIZE : (index + 1) * SIZE], "big"):
+                return index
         return None
 
 
@@ -120,17 +110,21 @@ def _constant(kind: int, bytes_per: int, count: int, tail: int) -> int:
     return whole ^ Chunks(kind, bytes_per).spread(memoryview(sums), count, tail) ^ last
 
 
-def of(parts: Sequence[memoryview], bytes_per: int) -> bytes:
-    """CRC-32C of every ``bytes_per`` of the bytes that ``parts`` hold together, `SIZE` bytes each."""
-    crc32c = function(CRC32C)
-    sums, crc, room = list[int](), 0, bytes_per
+def each(kind: int, parts: Sequence[memoryview], bytes_per: int) -> Iterator[int]:
+    """The CRC of every ``bytes_per`` of the bytes that ``parts`` hold together; the last of them may be fewer."""
+    compute, crc, room = function(kind), 0, bytes_per
     for part in parts:
         while len(part) >= room:
-            sums.append(crc32c(part[:room], crc))
+            yield compute(part[:room], crc)
             part, crc, room = part[room:], 0, bytes_per
         if len(part):
-            crc = crc32c(part, crc)
+            crc = compute(part, crc)
             room -= len(part)
     if room < bytes_per:
-        sums.append(crc)
+        yield crc
+
+
+def of(parts: Sequence[memoryview], bytes_per: int) -> bytes:
+    """CRC-32C of every ``bytes_per`` of the bytes that ``parts`` hold together, `SIZE` bytes each."""
+    sums = list(each(CRC32C, parts, bytes_per))
     return struct.pack(f">{len(sums)}I", *sums)

@@ -9,23 +9,22 @@ Every object here may be used from any thread, except `HdfsWriter`, which has on
 from __future__ import annotations
 
 import ctypes
-import logging
 import os
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar, cast
 from urllib.parse import urlsplit
-
-import msgspec
 
 from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, UnavailableError
 from bootseer.hdfs.deadline import Workers
 from bootseer.hdfs.dial import dial
-from bootseer.hdfs.errors import REACH, earlier_failure, foreign_file, translate
+from bootseer.hdfs.errors import REACH, translate
+from bootseer.hdfs.newfile import NewFile
+from bootseer.hdfs.records import FileStatus
 
 if TYPE_CHECKING:
+    import hdfs_native as native
     from hdfs_native import Client, FileReader, FileWriter
 
 T = TypeVar("T")
@@ -33,9 +32,8 @@ T = TypeVar("T")
 DEADLINE = 30.0
 """Seconds a call may take: one NameNode operation, or one read or write of at most a few MiB."""
 
-_log = logging.getLogger(__name__)
 _workers = Workers()
-_clients: dict[tuple[str, float], HdfsClient] = {}
+_clients: dict[str, HdfsClient] = {}
 _all: weakref.WeakSet[HdfsClient | HdfsWriter] = weakref.WeakSet()
 
 
@@ -54,17 +52,6 @@ def _keep_for_ever(native: object) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(native))
 
 
-class FileInfo(msgspec.Struct, frozen=True):
-    """One file or folder: absolute path, size in bytes (0 for a folder), modification time in seconds."""
-
-    path: str
-    size: int
-    is_dir: bool
-    mtime: float
-    replication: int = 0
-    block_size: int = 0
-
-
 def split(url: str) -> tuple[str, str]:
     """``hdfs://host:port/base/dir`` as (``hdfs://host:port``, ``/base/dir``). Raises `ConfigError` for other URLs."""
     parts = urlsplit(url)
@@ -73,11 +60,10 @@ def split(url: str) -> tuple[str, str]:
     return f"hdfs://{parts.netloc}", "/" + parts.path.strip("/")
 
 
-def connect(url: str, *, deadline: float = DEADLINE) -> HdfsClient:
-    """The client for the NameNode (or name service) of ``url``; one per process and deadline. Touches no network."""
+def connect(url: str) -> HdfsClient:
+    """The client for the NameNode (or name service) of ``url``; one per process. Touches no network."""
     base = split(url)[0]
-    known = _clients.get((base, deadline))
-    return known or _clients.setdefault((base, deadline), HdfsClient(base, deadline=deadline))
+    return _clients.get(base) or _clients.setdefault(base, HdfsClient(base))
 
 
 class HdfsClient:
@@ -123,9 +109,8 @@ class HdfsClient:
         except Exception as exc:
             raise translate(exc, f"{doing} on {self.url}") from exc
 
-    def info(self, path: str) -> FileInfo:
-        status = self.call(lambda client: client.get_file_info(path), f"look up {path}")
-        return _info(status, path)
+    def info(self, path: str) -> FileStatus:
+        return _status(self.call(lambda client: client.get_file_info(path), f"look up {path}"), path)
 
     def consumed(self, path: str) -> int:
         """Bytes that all replicas of a file take; a block that is still being written counts as a whole one."""
@@ -138,10 +123,10 @@ class HdfsClient:
             return False
         return True
 
-    def list(self, path: str, *, recursive: bool = False) -> list[FileInfo]:
+    def list(self, path: str, *, recursive: bool = False) -> list[FileStatus]:
         """The entries below the folder ``path`` in path order; a file lists itself."""
         found = self.call(lambda client: list(client.list_status(path, recursive)), f"list {path}")
-        return sorted((_info(status, status.path) for status in found), key=lambda info: info.path)
+        return sorted((_status(status, status.path) for status in found), key=lambda status: status.path)
 
     def open(self, path: str) -> HdfsReader:
         reader = self.call(lambda client: client.read(path), f"open {path}")
@@ -179,12 +164,9 @@ class HdfsClient:
         return self.call(lambda client: bool(client.delete(path, recursive)), f"delete {path}")
 
 
-def _info(status: object, path: str) -> FileInfo:
-    from hdfs_native import FileStatus
-
-    seen = cast(FileStatus, status)
-    mtime = seen.modification_time / 1000
-    return FileInfo(path, seen.length, seen.isdir, mtime, seen.replication or 0, seen.blocksize or 0)
+def _status(found: native.FileStatus, path: str) -> FileStatus:
+    size, replicas, block = found.length, found.replication or 0, found.blocksize or 0
+    return FileStatus(path, size, found.isdir, found.modification_time, replication=replicas, block_size=block)
 
 
 class HdfsReader:
@@ -211,85 +193,41 @@ class HdfsReader:
         """Nothing is held open between reads."""
 
 
-class HdfsWriter:
-    """Sequential writes to one new file. As a context manager it closes the file, or abandons it on an exception.
-
-    After an error, also a passed deadline, only `abandon` makes sense: some of its bytes are lost, or may still be on
-    their way, so whoever goes on is told so. In a forked child `write` and `close` raise `BootseerError`, and giving up
-    does nothing.
+class HdfsWriter(NewFile):
+    """Sequential writes to one new file. Removed by its path when it is abandoned: ``hdfs-native`` does not tell a
+    file's id. Where another writer moved its own file there meanwhile, that one is removed.
     """
 
     def __init__(self, client: HdfsClient, path: str, writer: FileWriter) -> None:
-        self._client, self._path = client, path
+        super().__init__(path)
+        self._client = client
         self._writer: FileWriter | None = writer
-        self._failure: BaseException | None = None
-        self._foreign = self._abandoned = False
         _all.add(self)
 
     def forget(self) -> None:
         """In a forked child: the file is its parent's."""
         if self._writer is not None:
             _keep_for_ever(self._writer)
-        self._writer, self._foreign = None, True
+        self._writer = None
 
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        writer = self._native()
-        if writer is None:
-            raise ValueError("write to a closed file")
+    def _write(self, data: bytes | bytearray | memoryview) -> int:
         # hdfs-native takes any buffer, but all except bytes are copied element by element
         whole = data if isinstance(data, bytes) else bytes(data)
-        self._call(lambda client: writer.write(whole), "write")
+        writer = cast("FileWriter", self._writer)
+        self._client.call(lambda client: writer.write(whole), f"write {self.path}")
+        return len(whole)
 
-    def close(self) -> None:
-        """Finish the file: its last block is acknowledged and its length known to the NameNode."""
-        writer = self._native()
-        if writer is not None:
-            self._call(lambda client: writer.close(), "close")
-            self._writer = None
+    def _finish(self) -> None:
+        writer = cast("FileWriter", self._writer)
+        self._client.call(lambda client: writer.close(), f"close {self.path}")
+        self._writer = None
 
-    def _native(self) -> FileWriter | None:
-        if self._foreign:
-            raise foreign_file(self._path)
-        if self._failure is not None:
-            raise earlier_failure(self._path, self._failure) from self._failure
-        return self._writer
-
-    def _call(self, function: Callable[[Client], object], doing: str) -> None:
-        try:
-            self._client.call(function, f"{doing} {self._path}")
-        except BaseException as exc:
-            self._failure = exc
-            raise
-
-    def abandon(self) -> None:
-        """Stop writing and remove the file, also one that is closed, as far as the NameNode answers; once.
-
-        By its path: ``hdfs-native`` does not tell a file's id. Where another writer moved its own file there meanwhile,
-        that one is removed.
-        """
-        if self._foreign or self._abandoned:
-            return
-        self._abandoned, self._writer, self._failure = True, None, None
-        try:
-            self._client.delete(self._path)
-        except BootseerError as exc:
-            _log.warning("the unfinished %s is left behind: %s", self._path, exc)
-
-    def __enter__(self) -> HdfsWriter:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
-        if self._foreign:
-            return
-        try:
-            if kind is None:
-                self.close()
-        finally:
-            if self._writer is not None:
-                self.abandon()
+    def _remove(self) -> None:
+        self._writer = None
+        self._client.delete(self.path)
 
 
-def walk(client: HdfsClient, path: str) -> Iterator[FileInfo]:
+def walk(client: HdfsClient, path: str) -> Iterator[FileStatus]:
     """Every file below ``path``, in path order; nothing when the folder does not exist."""
     try:
         found = client.list(path, recursive=True)

@@ -1,13 +1,12 @@
-"""Connections with a deadline for all that one does in a turn, and the idle ones to DataNodes, for the next read.
+"""Connections with a deadline for all that one does in a turn, and pools of idle ones, for the next turn.
 
-A `Connection` has one user at a time, who begins each turn with `Connection.begin`. A reader has it from `take` or
-`connect` and ends with `give_back` or `Connection.close`; all threads share the idle ones. `Transfer` is
-the handle that other threads hold: `Transfer.cancel` shuts the socket down, which wakes its user wherever it waits.
+A `Connection` has one user at a time, who has it from `Pool.take` or `connect`, begins the turn with
+`Connection.begin`, and ends it with `Pool.give_back` or `Connection.close`. `Transfer` is the handle that other threads
+hold: `Transfer.cancel` shuts the socket down, which wakes its user wherever it waits.
 
-Sockets are blocking, and the kernel keeps the deadline (``SO_RCVTIMEO``): so one ``recvmsg`` with ``MSG_WAITALL``
-gathers a MiB in many buffers without Python between, where sockets with Python's own timeouts poll before each call and
-return what there is. In the main thread those are used nevertheless, because there signal handlers interrupt a wait,
-and Python would then begin it anew with its whole time.
+Sockets are blocking, and the kernel keeps the deadline (``SO_RCVTIMEO``), where sockets with Python's own timeouts poll
+before each call (a tenth more CPU). In the main thread those are used nevertheless, because there signal handlers
+interrupt a wait, and Python would then begin it anew with its whole time.
 """
 
 from __future__ import annotations
@@ -19,16 +18,11 @@ import socket
 import struct
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 
 from bootseer.hdfs.dial import Address, dial
 from bootseer.hdfs.replica_errors import Cancelled
-
-IDLE = 4.0
-"""Seconds after which a DataNode closes an idle connection (``dfs.datanode.socket.reuse.keepalive``)."""
-
-MOST_IDLE = 64
-"""Idle connections kept to all DataNodes together."""
 
 _TIMEVAL = struct.Struct("@ll")
 _LATE = 0.02  # a wait may end so much after the deadline; saves a system call per wait
@@ -103,13 +97,10 @@ class Connection:
         self._transfer.attach(None)
         self._transfer = Transfer()
 
-    @property
-    def reusable(self) -> bool:
-        """Nothing has arrived that was not asked for."""
-        return not self._unread
-
     def alive(self) -> bool:
-        """Not closed by the other side, and nothing unread."""
+        """Not closed by the other side, and nothing has arrived that was not asked for."""
+        if self._unread:
+            return False
         try:
             self._socket.recv(1, _PEEK)
         except BlockingIOError:
@@ -165,24 +156,16 @@ class Connection:
         """Give back what was received before its turn."""
         self._unread = data + self._unread
 
-    def fill(self, views: Sequence[memoryview], count: int, *, at_once: bool = False) -> None:
-        """Receive exactly ``count`` bytes, the sum of all ``views``, into them in order.
-
-        ``at_once``: let the kernel wait for all of them; else `Transfer.received` is kept up to date meanwhile.
-        """
-        flags = socket.MSG_WAITALL if at_once else 0
+    def fill(self, views: Sequence[memoryview], count: int) -> None:
+        """Receive exactly ``count`` bytes, the sum of all ``views``, into them in order."""
         if self._unread:
             used = _copy(self._unread, views)
             self._unread = self._unread[used:]
             views, count = _rest(views, used), count - used
         while count:
             self._check()
-            now = views if len(views) <= _VECTORS else views[:_VECTORS]
             try:
-                if len(now) == 1:
-                    got = self._socket.recv_into(now[0], 0, flags)
-                else:
-                    got = self._socket.recvmsg_into(now, 0, flags)[0]
+                got = self._socket.recvmsg_into(views[:_VECTORS])[0]
             except BlockingIOError:
                 continue  # as in `some`
             if not got:
@@ -217,74 +200,86 @@ def _rest(views: Sequence[memoryview], used: int) -> Sequence[memoryview]:
     return []
 
 
-# -- idle connections -------------------------------------------------------------------------------------------------
+def connect(address: Address, until: float, transfer: Transfer, *, silent_ms: int = 0) -> Connection:
+    """A new connection. `OSError` (`TimeoutError` past ``until``), `ConfigError`, `Cancelled`.
 
-_idle: list[tuple[float, Connection]] = []  # since when, the oldest first
-_lock = threading.Lock()
-
-
-def _forget() -> None:
-    global _lock
-    _lock = threading.Lock()  # another thread of the parent may have held it
-    _idle.clear()  # `bootseer.hdfs.dial` closes this process's copies
-
-
-os.register_at_fork(after_in_child=_forget)
-
-
-def connect(address: Address, until: float, transfer: Transfer) -> Connection:
-    """A new connection. `OSError` (`TimeoutError` past ``until``), `ConfigError`, `Cancelled`."""
+    ``silent_ms``: bytes that a dead network swallows for so long end it (``TCP_USER_TIMEOUT``); 0: the kernel decides.
+    """
     try:
         sock = dial(*address, until, transfer.attach)
     except OSError:
         if transfer.cancelled:
             raise Cancelled("the read was cancelled") from None
         raise
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, silent_ms)
     return Connection(sock, address)
 
 
-def take(address: Address) -> Connection | None:
-    """An idle connection to ``address`` that seems alive, or None."""
-    while True:
-        with _lock:
-            found = next((kept for kept in reversed(_idle) if kept[1].address == address), None)
-            if found is None:
-                return None
-            _idle.remove(found)
-        since, connection = found
-        if time.monotonic() - since < IDLE and connection.alive():
-            return connection
-        connection.close()
+_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 
 
-def give_back(connection: Connection) -> None:
-    """End its turn, and keep it for the next `take` unless it cannot serve one; close those that idle for too long."""
-    connection.end()
-    now, stale = time.monotonic(), []
-    with _lock:
-        if connection.reusable:
-            _idle.append((now, connection))
-        else:
-            stale.append(connection)
-        while _idle and (len(_idle) > MOST_IDLE or now - _idle[0][0] >= IDLE):
-            stale.append(_idle.pop(0)[1])
-    for each in stale:
-        each.close()
+class Pool:
+    """Idle connections, kept for ``seconds`` and at most ``most`` to all addresses together. All threads share it.
+
+    They are closed at the end of the process. A forked child's pool is empty: `bootseer.hdfs.dial` closes its copies.
+    """
+
+    def __init__(self, seconds: float, most: int) -> None:
+        self.seconds, self.most = seconds, most
+        self.forget()
+        _pools.add(self)
+
+    def forget(self) -> None:
+        """In a forked child: another thread of the parent may have had the lock."""
+        self._lock = threading.Lock()
+        self._idle: list[tuple[float, Connection]] = []  # since when, the oldest first
+
+    def take(self, address: Address) -> Connection | None:
+        """An idle connection to ``address`` that seems alive, or None."""
+        while True:
+            with self._lock:
+                found = next((kept for kept in reversed(self._idle) if kept[1].address == address), None)
+                if found is None:
+                    return None
+                self._idle.remove(found)
+            since, connection = found
+            if time.monotonic() - since < self.seconds and connection.alive():
+                return connection
+            connection.close()
+
+    def give_back(self, connection: Connection) -> None:
+        """End its turn, and keep it for the next `take`; close those that idle for too long."""
+        connection.end()
+        now, stale = time.monotonic(), list[Connection]()
+        with self._lock:
+            self._idle.append((now, connection))
+            while self._idle and (len(self._idle) > self.most or now - self._idle[0][0] >= self.seconds):
+                stale.append(self._idle.pop(0)[1])
+        for each in stale:
+            each.close()
+
+    def clear(self) -> None:
+        """Close all."""
+        with self._lock:
+            kept, self._idle = self._idle, []
+        for _, connection in kept:
+            connection.close()
+
+    def count(self, address: Address) -> int:
+        """How many are connected to ``address``."""
+        with self._lock:
+            return sum(connection.address == address for _, connection in self._idle)
 
 
-def clear() -> None:
-    """Close all idle connections."""
-    with _lock:
-        all_kept = [connection for _, connection in _idle]
-        _idle.clear()
-    for connection in all_kept:
-        connection.close()
+def _forget() -> None:
+    for pool in list(_pools):
+        pool.forget()
 
 
-atexit.register(clear)
+def _clear() -> None:
+    for pool in list(_pools):
+        pool.clear()
 
 
-def idle(address: Address) -> int:
-    """How many idle connections to ``address`` are kept."""
-    with _lock:
-        return sum(connection.address == address for _, connection in _idle)
+os.register_at_fork(after_in_child=_forget)
+atexit.register(_clear)

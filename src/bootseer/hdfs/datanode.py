@@ -6,8 +6,8 @@ checksum chunk that holds the offset and ends with the one that holds the end: w
 scratch memory. ``docs/internals/hdfs.md`` has the format.
 
 A DataNode cuts a read into packets of one size, usually 64 KiB, so the places of coming headers are known after the
-first: `_Reader` receives about a MiB of headers, checksums and data with one system call, each into its place, then
-looks whether the headers are what they had to be. If one is not, what follows it is put back, and packets are read one
+first: `_Reader` receives about a MiB of headers, checksums and data together, each into its place, then looks whether
+the headers are what they had to be. If one is not, what follows it is put back, and packets are read one
 by one from there. No call waits for more bytes than must come in any case, however they are cut.
 
 Concurrency: any thread; a read uses one connection alone. When `read` has returned or raised, nothing writes to the
@@ -28,11 +28,10 @@ from collections.abc import Sequence
 from google.protobuf.message import DecodeError
 
 from bootseer.errors import BootseerError, ConfigError, UnavailableError
-from bootseer.hdfs import connection as connections
 from bootseer.hdfs.checksum import CRC32, CRC32C, SIZE, Chunks
-from bootseer.hdfs.connection import Connection, Transfer
+from bootseer.hdfs.connection import Connection, Pool, Transfer, connect
 from bootseer.hdfs.dial import host_port, own_limit
-from bootseer.hdfs.framing import READ_BLOCK, delimited, locate, operation
+from bootseer.hdfs.framing import BAD_TOKEN, CHECKSUM_OK, READ_BLOCK, SUCCESS, delimited, locate, operation, status_text
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.records import DataNode, Located
 from bootseer.hdfs.replica_errors import Cancelled, CorruptReplica, OwnLimit, StaleReplica, UncheckedReplica
@@ -41,8 +40,9 @@ __all__ = ["Transfer", "read"]
 
 _log = logging.getLogger(__name__)
 
-_SUCCESS, _CHECKSUM_OK, _BAD_TOKEN = 0, 6, 5
-_STATUS = {1: "ERROR", 2: "ERROR_CHECKSUM", 3: "ERROR_INVALID", 4: "ERROR_EXISTS", 5: "ERROR_ACCESS_TOKEN"}
+idle = Pool(4.0, 64)
+"""Connections that wait for the next read: as long as a DataNode keeps them (``dfs.datanode.socket.reuse.keepalive``).
+"""
 
 # What a DataNode says when it has not the replica the NameNode spoke of: Hadoop has no status of its own for these.
 _GONE = (
@@ -64,9 +64,6 @@ _TAGS = (0x09, 0x11, 0x18, 0x25)
 
 _BATCH = 1 << 20
 """Bytes received at once."""
-
-_QUICK = 0.01
-"""Seconds for such a batch after which the next one is received as it comes: who watches the read sees it go on."""
 
 _PACKETS = 128
 """Packets received at once."""
@@ -112,13 +109,13 @@ def read(
     until, transfer = time.monotonic() + deadline, transfer or Transfer()
     address = (node.host, node.port)
     try:
-        kept = connections.take(address)
+        kept = idle.take(address)
         if kept is not None:
             try:
                 return _turn(kept, until, transfer, _Reader(kept, located, offset, views, verify, transfer))
             except _ClosedBefore as exc:
                 _log.debug("kept connection to %s was closed (%s); connecting again", node.address, exc.__cause__)
-        fresh = connections.connect(address, until, transfer)
+        fresh = connect(address, until, transfer)
         _turn(fresh, until, transfer, _Reader(fresh, located, offset, views, verify, transfer))
     except (OSError, EOFError, ConfigError, _Malformed) as exc:
         doing = f"cannot read block {located.block.id} at {offset} from DataNode {node.address}"
@@ -150,7 +147,7 @@ def _turn(connection: Connection, until: float, transfer: Transfer, reader: _Rea
             raise _ClosedBefore(str(exc) or type(exc).__name__) from exc
         raise
     if keep:
-        connections.give_back(connection)
+        idle.give_back(connection)
     else:
         connection.close()
 
@@ -193,7 +190,6 @@ class _Reader:
         self._number = 0
         self._data, self._sums = 0, 0  # bytes of the packet whose header was read last
         self._single = False  # packets are not as foreseen
-        self._quick = False
 
     # -- request and answer ---------------------------------------------------------------------------------------
 
@@ -207,7 +203,7 @@ class _Reader:
         while self._take(head):
             head = self._batch()
         try:
-            status = wire.ReadStatus(status=_CHECKSUM_OK if self._verify else _SUCCESS)
+            status = wire.ReadStatus(status=CHECKSUM_OK if self._verify else SUCCESS)
             self._connection.send(delimited(status))
         except OSError:  # the bytes are there and checked: only the connection is lost
             return False
@@ -236,7 +232,7 @@ class _Reader:
             answer = wire.BlockOpResponse.FromString(raw[begin:end])
         except (ValueError, DecodeError):
             raise _Malformed("its answer makes no sense") from None
-        if answer.status != _SUCCESS:
+        if answer.status != SUCCESS:
             raise self._refused(answer)
         if not answer.HasField("read_checksum"):
             raise _Malformed("its answer lacks the checksum's type")
@@ -244,12 +240,12 @@ class _Reader:
 
     def _refused(self, answer: wire.BlockOpResponse) -> BootseerError:
         text = f"{self._who}, block {self._located.block.id}: "
-        if answer.status == _BAD_TOKEN:
+        if answer.status == BAD_TOKEN:
             return StaleReplica(text + "the block token is missing, wrong or expired", hint="fetch the locations again")
         said = " ".join(answer.message.split())[:300]
         if any(sign in said for sign in _GONE):
             return StaleReplica(f"{text}{said}", hint="fetch the locations again")
-        return UnavailableError(text + f"{_STATUS.get(answer.status, answer.status)} {said}".rstrip())
+        return UnavailableError(text + f"{status_text(answer.status)} {said}".rstrip())
 
     def _agree(self, told: wire.ReadChecksum) -> None:
         kind, step = told.checksum.type, told.checksum.bytes_per_checksum
@@ -307,9 +303,7 @@ class _Reader:
             views.append(control[i * stride : (i + 1) * stride])
             views += places[i]
         views.append(control[count * stride :])
-        began = time.monotonic()
-        self._connection.fill(views, count * (stride + self._data), at_once=self._quick)
-        self._quick = time.monotonic() - began < _QUICK
+        self._connection.fill(views, count * (stride + self._data))
         good = self._alike(control[stride : count * stride])
         if self._chunks is not None:
             for i in range(good):

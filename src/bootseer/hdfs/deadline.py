@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from concurrent.futures import Future, wait
+from typing import TypeVar
 
 from bootseer.errors import UnavailableError
 
@@ -19,29 +20,6 @@ T = TypeVar("T")
 
 LIMIT = 64
 """Calls past their deadline that may be under way. Each holds a thread, and perhaps a buffer of a few MiB."""
-
-
-class _Job(Generic[T]):
-    """One call. Its thread refers to neither function nor outcome when its caller goes on: they may hold a file open.
-
-    ``late``: its caller has gone.
-    """
-
-    def __init__(self, function: Callable[[], T]) -> None:
-        self._functions, self._values, self._errors = [function], list[T](), list[BaseException]()
-        self.done, self.late = threading.Event(), False
-
-    def run(self) -> None:
-        try:
-            self._values.append(self._functions.pop()())
-        except BaseException as exc:
-            self._errors.append(exc)
-        self.done.set()
-
-    def outcome(self) -> T:
-        if self._errors:
-            raise self._errors.pop()
-        return self._values.pop()
 
 
 class Workers:
@@ -66,17 +44,28 @@ class Workers:
                     f"{self._late} earlier calls to {self._storage} have not ended after their deadlines",
                     hint="check that its servers run and are reachable from here",
                 )
-        job = _Job(function)
-        threading.Thread(target=self._run, args=(job,), name="bootseer-call", daemon=True).start()
-        if job.done.wait(seconds):
-            return job.outcome()
-        with self._lock:
-            if not job.done.is_set():
-                job.late = True
+        call = Future[T]()
+        threading.Thread(target=_run, args=(call, [function]), name="bootseer-call", daemon=True).start()
+        try:
+            if wait([call], seconds).done:
+                return call.result()
+            with self._lock:
                 self._late += 1
-        raise TimeoutError
+            call.add_done_callback(self._ended)
+            raise TimeoutError
+        finally:
+            del call  # an error refers to this frame: no circle
 
-    def _run(self, job: _Job[T]) -> None:
-        job.run()
+    def _ended(self, call: Future[T]) -> None:
         with self._lock:
-            self._late -= job.late
+            self._late -= 1
+
+
+def _run(call: Future[T], functions: list[Callable[[], T]]) -> None:
+    """One call. When its caller goes on, its thread has let go of the function, and ends: both may hold a file open."""
+    try:
+        call.set_result(functions.pop()())
+    except BaseException as exc:
+        call.set_exception(exc)
+    finally:
+        del call

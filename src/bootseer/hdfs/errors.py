@@ -137,18 +137,3 @@ def _without_paths(text: str, doing: str) -> str:
             if name.strip("/ "):
                 text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", " ", text)
     return text
-
-
-def earlier_failure(path: str, earlier: BaseException) -> UnavailableError:
-    """For whoever goes on writing ``path`` after a failure: some of its bytes are lost."""
-    said = getattr(earlier, "message", "") or str(earlier) or type(earlier).__name__
-    message = f"cannot write {path}: an earlier write of it failed ({said})"
-    return UnavailableError(message, hint=getattr(earlier, "hint", ""))
-
-
-def foreign_file(path: str) -> BootseerError:
-    """For a forked child that writes a file of its parent."""
-    return BootseerError(
-        f"cannot write {path}: another process writes it, of which this one is a child",
-        hint="create files in the process that writes them",
-    )

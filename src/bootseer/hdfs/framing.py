@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import struct
 
+from google.protobuf import proto
 from google.protobuf.message import Message
 
 VERSION = 28
@@ -11,16 +13,15 @@ VERSION = 28
 
 WRITE_BLOCK, READ_BLOCK = 80, 81
 
+SUCCESS, BAD_TOKEN, CHECKSUM_OK = 0, 5, 6
+_STATUS = {1: "error", 2: "checksum error", 3: "invalid", 4: "exists already", 5: "token refused", 8: "restarting"}
+
 
 def delimited(message: Message) -> bytes:
     """The message behind its length."""
-    data = message.SerializeToString()
-    length, prefix = len(data), bytearray()
-    while length > 0x7F:
-        prefix.append(length & 0x7F | 0x80)
-        length >>= 7
-    prefix.append(length)
-    return bytes(prefix) + data
+    out = io.BytesIO()
+    proto.serialize_length_prefixed(message, out)
+    return out.getvalue()
 
 
 def locate(raw: bytes | bytearray | memoryview, start: int = 0) -> tuple[int, int] | None:
@@ -42,3 +43,8 @@ def locate(raw: bytes | bytearray | memoryview, start: int = 0) -> tuple[int, in
 def operation(number: int, message: Message) -> bytes:
     """What a client sends to a DataNode to begin the operation ``number``."""
     return struct.pack(">HB", VERSION, number) + delimited(message)
+
+
+def status_text(status: int) -> str:
+    """What a DataNode's ``status`` means."""
+    return _STATUS.get(status, f"status {status}")

@@ -36,12 +36,12 @@ class Open(Protocol):
 
 _files: weakref.WeakSet[Open] = weakref.WeakSet()
 _lock = threading.Lock()
-_running = False
+_thread: threading.Thread | None = None
 
 
 def _forget() -> None:
-    global _files, _lock, _running
-    _files, _lock, _running = weakref.WeakSet(), threading.Lock(), False
+    global _files, _lock, _thread
+    _files, _lock, _thread = weakref.WeakSet(), threading.Lock(), None
 
 
 os.register_at_fork(after_in_child=_forget)
@@ -49,12 +49,12 @@ os.register_at_fork(after_in_child=_forget)
 
 def hold(file: Open) -> None:
     """Renew the lease of ``file`` until `release`, or until nobody has the object any more."""
-    global _running
+    global _thread
     with _lock:
         _files.add(file)
-        if not _running:
-            _running = True
-            threading.Thread(target=_work, name="bootseer-leases", daemon=True).start()
+        if _thread is None or not _thread.is_alive():
+            _thread = threading.Thread(target=_work, name="bootseer-leases", daemon=True)
+            _thread.start()
 
 
 def release(file: Open) -> None:
@@ -63,24 +63,19 @@ def release(file: Open) -> None:
 
 
 def _work() -> None:
-    global _running
-    try:
-        while True:
-            time.sleep(RENEW)
-            if not _renew_all():
-                return
-    except BaseException:
-        _running = False  # the next file starts another thread
-        raise
+    while True:
+        time.sleep(RENEW)
+        if not _renew_all():
+            return
 
 
 def _renew_all() -> bool:
     """One round; False when no files are open. A function of its own: no variable may hold on to a file meanwhile."""
-    global _running
+    global _thread
     with _lock:
         files = list(_files)
         if not files:
-            _running = False
+            _thread = None
             return False
     # leases first: they are lost for all files, a pipeline for one, and DataNodes may take their time
     for namenode in {file.namenode for file in files}:

@@ -20,9 +20,7 @@ import os
 import pwd
 import socket
 import time
-import uuid
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 from urllib.parse import urlsplit
 
@@ -33,7 +31,7 @@ from bootseer.hdfs import nameservice
 from bootseer.hdfs.client import split
 from bootseer.hdfs.errors import RemoteError
 from bootseer.hdfs.proto import hdfs_pb2 as wire
-from bootseer.hdfs.records import Block, DataNode, FileBlocks, Located, erasure_name
+from bootseer.hdfs.records import Block, DataNode, FileBlocks, FileStatus, Located, storage_ids
 from bootseer.hdfs.rpc import Channel
 
 M = TypeVar("M", bound=Message)
@@ -47,68 +45,6 @@ _FILE_MODE, _FOLDER_MODE = 0o644, 0o755
 _KEEP_DEFAULTS = 300.0
 
 _known: dict[tuple[str, str, str], NameNode] = {}
-_process = uuid.uuid4().hex[:12]
-
-
-def _forget() -> None:
-    global _process
-    _known.clear()
-    _process = uuid.uuid4().hex[:12]
-
-
-os.register_at_fork(after_in_child=_forget)
-
-
-@dataclass(frozen=True, slots=True)
-class FileStatus:
-    """One file or folder. ``path`` is absolute; ``size`` in bytes (0 for a folder); ``mtime_ms`` since 1970.
-
-    ``file_id`` names this very file as long as it exists, also after a rename; one that replaces it has another.
-    ``erasure``: the name of its erasure coding policy, or of the policy that new files in this folder get; else "".
-    ``encrypted``: in an encryption zone.
-    """
-
-    path: str
-    size: int
-    is_dir: bool
-    mtime_ms: int
-    file_id: int
-    replication: int = 0
-    block_size: int = 0
-    erasure: str = ""
-    encrypted: bool = False
-    owner: str = ""
-    group: str = ""
-    mode: int = 0
-
-    @classmethod
-    def of(cls, message: wire.FileStatus, path: str) -> FileStatus:
-        return cls(
-            path,
-            message.length,
-            message.kind == 1,
-            message.mtime,
-            message.file_id,
-            message.replication,
-            message.block_size,
-            erasure_name(message.erasure) if message.HasField("erasure") else "",
-            message.HasField("encryption"),
-            message.owner,
-            message.group,
-            message.permission.mode,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class ServerDefaults:
-    """What the cluster uses where a client does not choose. Sizes in bytes.
-
-    ``encrypted``: DataNodes transfer bytes only encrypted.
-    """
-
-    block_size: int
-    replication: int
-    encrypted: bool
 
 
 def login_user() -> tuple[str, str]:
@@ -144,7 +80,7 @@ class NameNode:
         self.user = user
         self._rpc = Channel(addresses, _PROTOCOL, name=name, user=user, real_user=real_user)
         self.url = self._rpc.name
-        self._defaults: tuple[float, ServerDefaults] | None = None
+        self._defaults: tuple[float, wire.ServerDefaults] | None = None
 
     @classmethod
     def connect(cls, url: str) -> NameNode:
@@ -171,7 +107,7 @@ class NameNode:
     @property
     def client_name(self) -> str:
         """Who holds the leases of the files that this process writes; no two processes have the same."""
-        return f"bootseer_{socket.gethostname()}_{os.getpid()}_{_process}"
+        return f"bootseer_{socket.gethostname()}_{os.getpid()}_{self._rpc.client_id.hex()[:12]}"
 
     def close(self) -> None:
         """Close idle connections; the object goes on working."""
@@ -332,7 +268,6 @@ class NameNode:
         old: Block,
         new: Block,
         nodes: Sequence[DataNode],
-        storage_ids: Sequence[str],
         path: str,
         *,
         deadline: float | None = None,
@@ -343,7 +278,7 @@ class NameNode:
             old=old.message,
             new=new.message,
             nodes=[node.message.id for node in nodes],
-            storage_ids=storage_ids,
+            storage_ids=storage_ids(nodes),
         )
         doing = f"change the DataNodes of block {new.id} of {path}"
         self._call("updatePipeline", request, wire.Empty, doing, deadline)
@@ -360,14 +295,13 @@ class NameNode:
 
     # -- the cluster ----------------------------------------------------------------------------------------------
 
-    def defaults(self, *, deadline: float | None = None) -> ServerDefaults:
-        """The cluster's defaults, asked for at most every `_KEEP_DEFAULTS` seconds."""
+    def defaults(self, *, deadline: float | None = None) -> wire.ServerDefaults:
+        """What the cluster uses where a client does not choose; asked for at most every `_KEEP_DEFAULTS` seconds."""
         known = self._defaults
         if known is None or time.monotonic() - known[0] > _KEEP_DEFAULTS:
             answer = wire.GetServerDefaultsResponse
             found = self._call("getServerDefaults", wire.Empty(), answer, "ask for defaults", deadline).defaults
-            defaults = ServerDefaults(found.block_size, found.replication, found.encrypt_data_transfer)
-            self._defaults = known = time.monotonic(), defaults
+            self._defaults = known = time.monotonic(), found
         return known[1]
 
     def live_nodes(self, *, deadline: float | None = None) -> builtins.list[DataNode]:

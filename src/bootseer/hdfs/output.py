@@ -5,30 +5,27 @@ checksummed chunks, and sends the caller's bytes without a copy.
 
 Concurrency: one user at a time, any thread; the thread that renews leases may say something in between, hence the lock.
 Data is sent by the thread that calls `write`, which returns as soon as at most `blockwriter.WINDOW` bytes are
-unacknowledged. A forked child has no part in its parent's file: giving up there touches neither the file nor the lock.
+unacknowledged.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-import threading
+import math
 import time
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from types import TracebackType
 
 from bootseer import faults
 from bootseer.errors import BootseerError, ConfigError, UnavailableError, UnsupportedError
 from bootseer.hdfs import blockwriter, lease, placement
 from bootseer.hdfs.blockwriter import BlockWriter
-from bootseer.hdfs.errors import RemoteError, earlier_failure, foreign_file
-from bootseer.hdfs.namenode import FileStatus, NameNode
-from bootseer.hdfs.pieces import cut, kept
+from bootseer.hdfs.errors import RemoteError
+from bootseer.hdfs.namenode import NameNode
+from bootseer.hdfs.newfile import NewFile
+from bootseer.hdfs.pieces import kept
 from bootseer.hdfs.pipeline import Broken, Terms
 from bootseer.hdfs.placement import Placement
-from bootseer.hdfs.records import Block, DataNode, Located
+from bootseer.hdfs.records import Block, DataNode, FileStatus, Located
 
 _log = logging.getLogger(__name__)
 
@@ -40,22 +37,19 @@ HEARTBEAT = 20.0
 _SETUPS = 6
 _EARLY = 4  # times that a file leaves slow DataNodes: a wrong guess costs a short block
 _MIN_CHECKSUM, _MAX_CHECKSUM = 512, 8 << 20
-_GATHER = 256
 _ABANDON = 10.0
 
 
-class FileOutput:
+class FileOutput(NewFile):
     """A new file at ``path``, open for writing; missing parent folders are made. One that exists is not replaced.
 
-    ``replication`` and ``block_size`` (bytes): the cluster's own when None. ``bytes_per_checksum``: halved until it
-    divides the block size, `ConfigError` when that takes less than 512. ``placement``: shared by files written
+    ``replication`` and ``block_size`` (bytes): the cluster's own when None. ``bytes_per_checksum``: less when it does
+    not divide the block size, `ConfigError` when that takes less than 512. ``placement``: shared by files written
     together.
 
     Errors, also of `write` and `close`: `FileExistsError`, `NotWritableError` (permission, folder in the way, another
     writer took the file over), `FullError`, `UnavailableError` (`BlockLost`: every DataNode of a block failed), and
-    `UnsupportedError` in an encryption zone and below an erasure coding policy (then there is no file). After one, only
-    `abandon` makes sense. As a context manager it closes the file, or abandons it on an exception. In a forked child
-    `write` and `close` raise `BootseerError`, and the end of the context does nothing.
+    `UnsupportedError` in an encryption zone and below an erasure coding policy (then there is no file).
     """
 
     def __init__(
@@ -70,19 +64,16 @@ class FileOutput:
     ) -> None:
         if not 1 <= bytes_per_checksum <= _MAX_CHECKSUM:
             raise ValueError(f"{bytes_per_checksum} bytes per checksum")
-        self.namenode, self.path, self.length = namenode, path, 0
-        self._placement = placement
-        self._lock, self._process = threading.Lock(), os.getpid()
-        self._open = False
-        self._failure: BaseException | None = None
+        super().__init__(path)
+        self.namenode, self.length = namenode, 0
+        self._placement = placement or Placement(alone=True)
         self._pieces: list[memoryview] = []
-        self._held = self._small = self._early = 0
+        self._held = self._early = 0
         self._block: BlockWriter | None = None
         self._previous: Block | None = None
         faults.point("hdfs.output.create")
         info = namenode.create(path, replication=replication, block_size=block_size, deadline=blockwriter.PATIENCE)
         self.file_id = info.file_id
-        self._open = True
         lease.hold(self)
         try:
             self._examine(info, bytes_per_checksum)
@@ -97,84 +88,50 @@ class FileOutput:
             raise UnsupportedError(
                 f"cannot write {self.path}: its folder is erasure-coded ({info.erasure})", hint="use hdfs-native"
             )
-        while info.block_size % bytes_per_checksum:
-            bytes_per_checksum //= 2
-            if bytes_per_checksum < _MIN_CHECKSUM:
-                raise ConfigError(
-                    f"cannot write {self.path}: its blocks of {info.block_size} bytes are no multiple of"
-                    f" {_MIN_CHECKSUM} bytes",
-                    hint="change the block size",
-                )
-        self.replication, self.block_size = info.replication, info.block_size
-        self.bytes_per_checksum = bytes_per_checksum
-        self._packet = min(-(-PACKET // bytes_per_checksum) * bytes_per_checksum, self.block_size)
-        self._terms = Terms(self.namenode.client_name, self.block_size, bytes_per_checksum)
+        step = math.gcd(info.block_size, bytes_per_checksum)
+        if step < min(bytes_per_checksum, _MIN_CHECKSUM):
+            raise ConfigError(
+                f"cannot write {self.path}: its blocks of {info.block_size} bytes are no multiple of"
+                f" {_MIN_CHECKSUM} bytes",
+                hint="change the block size",
+            )
+        self.replication, self.block_size, self.bytes_per_checksum = info.replication, info.block_size, step
+        self._packet = min(-(-PACKET // step) * step, self.block_size)
+        self._terms = Terms(self.namenode.client_name, self.block_size, step)
 
     # -- writing --------------------------------------------------------------------------------------------------
 
-    def write(self, data: bytes | bytearray | memoryview) -> int:
-        """Append ``data``; returns its length in bytes. `bytes`, and views of them, are not copied."""
+    def _write(self, data: bytes | bytearray | memoryview) -> int:
+        """`bytes`, and views of them, are not copied."""
         view = kept(data)
         length = len(view)
-        self._check_process()
-        with self._lock:
-            if not self._open:
-                raise ValueError(f"write to {self.path}, which is closed")
-            with self._final():
-                self.length += length
-                while view:
-                    room = self._packet - self._held
-                    self._hold(view[:room])
-                    view = view[room:]
-                    if self._held == self._packet:
-                        self._flush()
+        self.length += length
+        while view:
+            done = self._block.length if self._block else 0
+            packet = min(self._packet, self.block_size - done)
+            piece = view[: packet - self._held]
+            self._pieces.append(piece)
+            self._held += len(piece)
+            view = view[len(piece) :]
+            if self._held == packet:
+                self._flush()
         return length
 
-    @contextlib.contextmanager
-    def _final(self) -> Iterator[None]:
-        """An error inside is the end of the file: some of its bytes are lost, and whoever goes on must not succeed."""
-        if self._failure is not None:
-            raise earlier_failure(self.path, self._failure) from self._failure
-        try:
-            yield
-        except BaseException as exc:
-            self._failure = exc
-            raise
-
-    @property
-    def _foreign(self) -> bool:
-        """In a process that was forked from the writer's."""
-        return os.getpid() != self._process
-
-    def _check_process(self) -> None:
-        if self._foreign:
-            raise foreign_file(self.path)
-
-    def _hold(self, piece: memoryview) -> None:
-        self._pieces.append(piece)
-        self._held += len(piece)
-        self._small += 1
-        if self._small == _GATHER:  # many small writes: one system call takes at most 1024 pieces
-            self._pieces[-_GATHER:] = [memoryview(b"".join(self._pieces[-_GATHER:]))]
-            self._small = 0
-
     def _flush(self) -> None:
-        """Send what is held, as one packet or, at the end of a block, two."""
+        """Send what is held, as one packet."""
+        if not self._held:
+            return
+        if self._block is None:
+            self._block = self._begin()
         pieces, length = self._pieces, self._held
-        self._pieces, self._held, self._small = [], 0, 0
-        while length:
-            if self._block is None:
-                self._block = self._begin()
-            take = min(length, self.block_size - self._block.length)
-            now, pieces = cut(pieces, take)
-            self._block.write(now, take)
-            length -= take
-            if self._block.length == self.block_size or self._ends_early(self._block):
-                self._end()
+        self._pieces, self._held = [], 0
+        self._block.write(pieces, length)
+        if self._block.length == self.block_size or self._ends_early(self._block):
+            self._end()
 
     def _ends_early(self, block: BlockWriter) -> bool:
         """Whether another block had better take the rest: one more failure would lose this one, or it is slow."""
-        if block.degraded or self._placement is None or self._early == _EARLY:
+        if block.degraded or self._early == _EARLY:
             return block.degraded
         slow = self._placement.slow(id(self), block.run())
         if slow:
@@ -192,11 +149,7 @@ class FileOutput:
             located = self._allocate(list(bad.values()), until)
             try:
                 return BlockWriter(self.namenode, self.path, located, self._terms)
-            except BaseException as exc:
-                if self._placement:
-                    self._placement.end(located.nodes)
-                if not isinstance(exc, Broken):
-                    raise
+            except Broken as exc:
                 reason, failed = exc.reason, [located.nodes[i] for i in exc.bad]
             placement.shun(failed)
             bad |= {node.uuid: node for node in failed}
@@ -213,14 +166,7 @@ class FileOutput:
     def _allocate(self, bad: list[DataNode], until: float) -> Located:
         """A new block with at least one DataNode. Rather one that failed before than none."""
         avoided = [*bad, *(node for node in placement.shunned() if node not in bad)]
-        if self._placement is None:
-            return self._ask(bad, avoided, (), until)
-        return self._placement.place(
-            self.namenode, self.replication, lambda wished: self._ask(bad, avoided, wished, until)
-        )
-
-    def _ask(self, bad: list[DataNode], avoided: list[DataNode], wished: Sequence[DataNode], until: float) -> Located:
-        favoured = [node.address for node in wished]
+        favoured = [node.address for node in self._placement.wish(id(self), self.namenode, self.replication)]
         while True:
             for exclude in (avoided, bad, []) if avoided else ([],):
                 left = max(until - time.monotonic(), 1.0)
@@ -238,6 +184,7 @@ class FileOutput:
                         # we avoid too many: a replica where something failed lately is better than only one
                         self.namenode.abandon_block(located.block, self.path, self.file_id, deadline=left)
                         continue
+                    self._placement.begin(id(self), located.nodes)
                     return located
             _log.warning("%s waits for DataNodes: %s", self.path, problem.message)
             time.sleep(min(1.0, max(until - time.monotonic(), 0.0)))
@@ -250,24 +197,16 @@ class FileOutput:
             self._previous = block.finish()
         finally:
             block.close()
-            if self._placement:
-                self._placement.end(block.placed, id(self))
+            self._placement.end(id(self))
 
     # -- the end --------------------------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """Finish: every byte is on the DataNodes of its block, and the NameNode knows the length."""
-        self._check_process()
-        with self._lock:
-            if not self._open:
-                return
-            with self._final():
-                self._flush()
-                self._end()
-                faults.point("hdfs.output.complete")
-                self._complete()
-            self._open = False
-            self._leave()
+    def _finish(self) -> None:
+        self._flush()
+        self._end()
+        faults.point("hdfs.output.complete")
+        self._complete()
+        lease.release(self)
 
     def _complete(self) -> None:
         seconds, pause = blockwriter.PATIENCE, 0.005
@@ -282,39 +221,18 @@ class FileOutput:
             time.sleep(pause)
             pause = min(2 * pause, 0.5)
 
-    def _leave(self) -> None:
-        lease.release(self)
-        self._failure = None  # its frames hold what was being written
-
-    def abandon(self) -> None:
-        """Stop writing and remove the unfinished file, as far as the NameNode answers. Never raises.
-
-        In a forked child the file is left alone; its copies of the descriptors were closed by the fork.
-        """
-        if self._foreign:
-            return
-        with self._lock:
-            if not self._open:
-                return
-            self._open = False
-            self._leave()
-            if self._block is not None:
-                self._block.close()
-                if self._placement:
-                    self._placement.end(self._block.placed, id(self))
-                self._block = None
-            self._pieces = []
-            try:
-                self._remove()
-            except BootseerError as exc:
-                _log.warning("the unfinished %s is left behind: %s", self.path, exc)
-
     def _remove(self) -> None:
         """Delete this very file, by its id: between a look at the path and a deletion of it others may rename.
 
         Behind a router of several NameNodes an id may stand for another one's file. There, and where ids cannot be
         asked for, the path is deleted; in that window of two calls another writer's file could be met.
         """
+        lease.release(self)
+        self._pieces = []
+        if self._block is not None:
+            self._block.close()
+            self._block = None
+        self._placement.end(id(self))
         info = self.namenode.info(self.path, deadline=_ABANDON)
         if info is None or info.file_id != self.file_id:
             return  # it is another writer's by now
@@ -343,13 +261,3 @@ class FileOutput:
         """The DataNodes of the block that is being written, in the order of the pipeline."""
         block = self._block
         return block.nodes if block else ()
-
-    def __enter__(self) -> FileOutput:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
-        try:
-            if kind is None and not self._foreign:
-                self.close()
-        finally:
-            self.abandon()  # nothing, once it is closed

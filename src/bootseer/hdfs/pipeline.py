@@ -30,9 +30,9 @@ from google.protobuf.message import DecodeError
 from bootseer.errors import BootseerError, ConfigError
 from bootseer.hdfs import probe
 from bootseer.hdfs.dial import dial, own_limit
-from bootseer.hdfs.framing import WRITE_BLOCK, locate, operation
+from bootseer.hdfs.framing import SUCCESS, WRITE_BLOCK, locate, operation, status_text
 from bootseer.hdfs.proto import hdfs_pb2 as wire
-from bootseer.hdfs.records import Block, DataNode, Located
+from bootseer.hdfs.records import Block, DataNode, Located, storage_ids
 
 CONNECT = 5.0
 """Seconds for a connection to the first DataNode."""
@@ -42,8 +42,6 @@ PATIENCE = 60.0
 """Seconds without an acknowledgement after which a pipeline is given up though its DataNodes live (or none does)."""
 _IOV = 512
 _HEARTBEAT = -1  # the number of its packet
-_SUCCESS = 0
-_STATUS = {1: "error", 2: "checksum error", 3: "invalid", 4: "exists already", 5: "token refused", 8: "restarting"}
 
 # stages of a block under construction, as a DataNode is told of them
 CREATE, RECOVER, CLOSE = 6, 3, 5
@@ -95,7 +93,7 @@ class Setup(NamedTuple):
 
 def _request(located: Located, terms: Terms, setup: Setup) -> bytes:
     block = Block(located.block.pool, located.block.id, located.block.generation, terms.block_size)
-    types = located.storage_types or (1,) * len(located.nodes)
+    types, ids = [node.storage_type for node in located.nodes], storage_ids(located.nodes)
     base = wire.BaseHeader(block=block.message, token=located.token)
     request = wire.WriteBlock(
         header=wire.ClientHeader(base=base, client=terms.client),
@@ -109,10 +107,10 @@ def _request(located: Located, terms: Terms, setup: Setup) -> bytes:
         caching=wire.CachingStrategy(),
         storage_type=types[0],
         target_storage_types=types[1:],
-        target_storage_ids=located.storage_ids[1:],
+        target_storage_ids=ids[1:],
     )
-    if located.storage_ids:
-        request.storage_id = located.storage_ids[0]
+    if ids:
+        request.storage_id = ids[0]
     return operation(WRITE_BLOCK, request)
 
 
@@ -132,25 +130,29 @@ class Pipeline:
     """A pipeline to the DataNodes of ``located``, set up and ready for packets.
 
     ``unacked``: packets sent, or being sent, that are not on every DataNode yet. ``acked``: bytes of the block that
-    are. Every method raises `Broken` when a DataNode fails, and then only `close` may be called. What this process
-    lacks for a connection (files, ports, memory) is `BootseerError`.
+    are. ``waited``: seconds that its user waited for it since ``since``.
+
+    Every method raises `Broken` when a DataNode fails, and then only `close` may be called. What this process lacks for
+    a connection (files, ports, memory) is `BootseerError`.
     """
 
     def __init__(self, located: Located, terms: Terms, setup: Setup) -> None:
         self.located, self.nodes = located, located.nodes
         self.acked, self.in_flight = setup.acked, 0
         self.unacked: deque[Packet] = deque()
+        self.waited = 0.0
         self._received, self._ready = bytearray(), False
         self._replaceable = setup.stage == CREATE
         self._poll = select.poll()
-        self._moved = self._looked = self.used = time.monotonic()
         self._sock = _connect(self.nodes[0])
+        self._moved = self._looked = self.used = time.monotonic()
         try:
             self._sock.setblocking(False)
             self._poll.register(self._sock, select.POLLIN)
             self._send([memoryview(_request(located, terms, setup))])
             self._await_answer()
             self._ready, self._replaceable = True, False
+            self.since, self.waited = time.monotonic(), 0.0
         except BaseException:
             self.close()
             raise
@@ -163,9 +165,9 @@ class Pipeline:
             answer = wire.BlockOpResponse.FromString(message)
         except DecodeError:
             raise Broken(f"{self.nodes[0].address} does not speak Hadoop's data transfer protocol", (0,)) from None
-        if answer.status != _SUCCESS:
+        if answer.status != SUCCESS:
             at = [i for i, node in enumerate(self.nodes) if node.address == answer.first_bad_link]
-            what = answer.message or _STATUS.get(answer.status, f"status {answer.status}")
+            what = answer.message or status_text(answer.status)
             bad = at[0] if at else 0
             raise Broken(f"{self.nodes[bad].address} refused to take part: {what}", (bad,))
 
@@ -173,8 +175,7 @@ class Pipeline:
 
     def send(self, packet: Packet) -> None:
         """Send ``packet`` whole; acknowledgements that arrive meanwhile are taken."""
-        if not self.unacked:
-            self._moved = self._looked = time.monotonic()
+        self._begin_waiting()
         self.unacked.append(packet)
         self.in_flight += packet.length
         self._send(packet.views())
@@ -195,7 +196,13 @@ class Pipeline:
         if events and events[0][1] & ~select.POLLOUT:
             self._receive()
         if events and events[0][1] & select.POLLOUT:  # else what is on its way keeps it alive
+            self._begin_waiting()
             self._send(Packet(_HEARTBEAT, 0, 0, b"", ()).views())
+
+    def _begin_waiting(self) -> None:
+        """An idle pipeline is no late one."""
+        if not self.unacked:
+            self._moved = self._looked = time.monotonic()
 
     def _send(self, views: list[memoryview]) -> None:
         while views:
@@ -222,10 +229,11 @@ class Pipeline:
         """Wait for ``events`` of the socket, and look after the DataNodes when nothing comes."""
         self._poll.modify(self._sock, events)
         while True:
-            left = self._looked + STALL - time.monotonic()
-            if found := self._poll.poll(max(left, 0.001) * 1000):
-                if not self.unacked and len(self.nodes) and found[0][1] & select.POLLOUT:
-                    self._looked = self._moved = time.monotonic()  # an idle pipeline is no late one
+            begin = time.monotonic()
+            left = self._looked + STALL - begin
+            found = self._poll.poll(max(left, 0.001) * 1000)
+            self.waited += time.monotonic() - begin
+            if found:
                 return found[0][1]
             if left <= 0:
                 self._look()
@@ -283,8 +291,8 @@ class Pipeline:
         # a flag holds the status in its lower 4 bits, above it whether the DataNode is congested
         states = [flag & 15 for flag in ack.flag] or list(ack.reply)
         for position in reversed(range(len(states))):
-            if states[position] != _SUCCESS and position < len(self.nodes):
-                what = _STATUS.get(states[position], f"status {states[position]}")
+            if states[position] != SUCCESS and position < len(self.nodes):
+                what = status_text(states[position])
                 raise Broken(f"{self.nodes[position].address} answered: {what}", (position,))
         if ack.number == _HEARTBEAT:
             return

@@ -1,7 +1,6 @@
-"""Which DataNodes new blocks go to: stripes written together begin on different ones, and none on one that just failed.
+"""Which DataNodes new blocks go to: stripes written together use all alike, and none uses one that just failed.
 
-The NameNode chooses the DataNodes of a block; a client may name one that it would like, name some to leave out, and
-choose the order in which the data passes them. The first of them has the most to do with the client.
+The NameNode chooses the DataNodes of a block; a client may name those that it would like, and some to leave out.
 
 Concurrency: any thread may call anything. The lock of the counts is never held during a request; that of the list of
 DataNodes is.
@@ -15,15 +14,14 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from bootseer.errors import BootseerError
 
 if TYPE_CHECKING:
     from bootseer.hdfs.namenode import NameNode
-    from bootseer.hdfs.records import DataNode, Located
+    from bootseer.hdfs.records import DataNode
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +74,7 @@ def live(namenode: NameNode) -> list[DataNode]:
             try:
                 nodes = namenode.live_nodes(deadline=_ASK)
             except BootseerError as exc:
-                _log.info("blocks begin wherever the NameNode says: %s", exc)
+                _log.info("blocks go wherever the NameNode says: %s", exc)
                 nodes = []
             _live[namenode.url] = time.monotonic(), nodes
         return nodes
@@ -97,49 +95,47 @@ class Run(NamedTuple):
 class Placement:
     """Shared by files that are written at the same time, so that they burden all DataNodes alike.
 
-    What the NameNode tells of its DataNodes needs superuser rights; without them, the choice is only which of the
-    DataNodes of a block comes first.
+    What the NameNode tells of its DataNodes needs superuser rights; without them, and ``alone`` (one file), it chooses.
+    A ``file`` is any number that stands for one of them.
     """
 
-    def __init__(self) -> None:
-        self._first: Counter[str] = Counter()  # blocks that begin there
-        self._used: Counter[str] = Counter()  # blocks of which it has, or is wished to have, a replica
+    def __init__(self, *, alone: bool = False) -> None:
+        self._alone = alone
+        self._placed: dict[int, tuple[DataNode, ...]] = {}  # by file: who has its block, or is wished to have it
         self._runs: dict[int, Run] = {}  # by file
         self._slow: set[str] = set()
         self._lock = threading.Lock()
 
-    def place(self, namenode: NameNode, replicas: int, allocate: Callable[[Sequence[DataNode]], Located]) -> Located:
-        """What ``allocate`` gives for the DataNodes that had best have the next block; it counts until `end`.
-
-        The DataNodes are in the order in which the block's data had best pass them.
-        """
-        wished = self.wish(namenode, replicas)
-        try:
-            located = allocate(wished)
-        finally:
-            with self._lock:
-                self._used.subtract(node.uuid for node in wished)
-        with self._lock:
-            self._used.update(node.uuid for node in located.nodes)
-            start = min(range(len(located.nodes)), key=lambda i: self._first[located.nodes[i].uuid])
-            self._first[located.nodes[start].uuid] += 1
-        return picked(located, [start, *(i for i in range(len(located.nodes)) if i != start)])
-
-    def wish(self, namenode: NameNode, replicas: int) -> list[DataNode]:
-        """The DataNodes with the fewest replicas now; they count from now on.
+    def wish(self, file: int, namenode: NameNode, replicas: int) -> list[DataNode]:
+        """The DataNodes with the fewest replicas now; they count for ``file`` from now on.
 
         Racks as HDFS chooses them: the second replica on another rack than the first, the third beside the second.
         """
+        if self._alone:
+            return []
         avoided = {node.uuid for node in shunned()}
         able = [node for node in live(namenode) if node.uuid not in avoided]
         random.shuffle(able)  # else every process would begin with the same ones
         chosen: list[DataNode] = []
         with self._lock:
+            self._placed.pop(file, None)
+            used = Counter(node.uuid for nodes in self._placed.values() for node in nodes)
             while able and len(chosen) < replicas:
-                chosen.append(min(able, key=lambda node: (not _fits(node, chosen), self._used[node.uuid])))
+                chosen.append(min(able, key=lambda node: (not _fits(node, chosen), used[node.uuid])))
                 able.remove(chosen[-1])
-            self._used.update(node.uuid for node in chosen)
+            self._placed[file] = tuple(chosen)
         return chosen
+
+    def begin(self, file: int, nodes: tuple[DataNode, ...]) -> None:
+        """``nodes`` are what the NameNode made of the wish for ``file``; they count until `end`."""
+        with self._lock:
+            self._placed[file] = nodes
+
+    def end(self, file: int) -> None:
+        """The block of ``file`` is written, or given up."""
+        with self._lock:
+            self._placed.pop(file, None)
+            self._runs.pop(file, None)
 
     def slow(self, file: int, run: Run) -> list[DataNode]:
         """The DataNodes that ``file`` had better leave: they hold it up, and others that are written with it are quick.
@@ -154,13 +150,6 @@ class Placement:
                 self._slow |= {node.uuid for node in run.nodes if quick and node.uuid not in quick}
             return [node for node in run.nodes if node.uuid in self._slow]
 
-    def end(self, nodes: Sequence[DataNode], file: int = 0) -> None:
-        """The block that `place` gave these DataNodes, in this order, is written, or given up."""
-        with self._lock:
-            self._first[nodes[0].uuid] -= 1
-            self._used.subtract(node.uuid for node in nodes)
-            self._runs.pop(file, None)
-
 
 def _quick(run: Run) -> bool:
     return run.seconds >= ENOUGH / 2 and run.waited <= FREE * run.seconds and run.backlog <= FREE
@@ -171,13 +160,3 @@ def _fits(node: DataNode, chosen: Sequence[DataNode]) -> bool:
     if len(chosen) == 1:
         return node.rack != chosen[0].rack
     return len(chosen) != 2 or chosen[0].rack == chosen[1].rack or node.rack == chosen[1].rack
-
-
-def picked(located: Located, order: Sequence[int]) -> Located:
-    """``located`` with only the DataNodes at the positions ``order``, in that order."""
-    return replace(
-        located,
-        nodes=tuple(located.nodes[i] for i in order),
-        storage_types=tuple(located.storage_types[i] for i in order) if located.storage_types else (),
-        storage_ids=tuple(located.storage_ids[i] for i in order) if located.storage_ids else (),
-    )

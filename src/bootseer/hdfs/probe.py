@@ -25,23 +25,24 @@ PROBE = 2.0
 _log = logging.getLogger(__name__)
 
 
-def silent(nodes: Sequence[DataNode], pool: str, *, seconds: float | None = None) -> tuple[int, ...]:
-    """Positions of those ``nodes`` that gave no answer within ``seconds`` (None: `PROBE`).
+def silent(nodes: Sequence[DataNode], pool: str) -> tuple[int, ...]:
+    """Positions of those ``nodes`` that gave no answer within `PROBE` seconds. ``pool`` is that of any block there.
 
-    ``pool`` is that of any block there. One that could not be asked because this process has no socket for it (too many
-    open files, no free port) is not among them: nothing is known of it, and a line in the log says so.
+    One that could not be asked because this process has no socket for it (too many open files, no free port) is not
+    among them: nothing is known of it, and a line in the log says so.
     """
     block = wire.Block(pool=pool, id=0, generation=0)
     base = wire.BaseHeader(block=block, token=wire.Token(identifier=b"", password=b"", kind="", service=""))
     request = wire.ReadBlock(header=wire.ClientHeader(base=base, client="bootseer-probe"), offset=0, length=0)
     question = operation(READ_BLOCK, request)
-    until = time.monotonic() + (PROBE if seconds is None else seconds)
+    until = time.monotonic() + PROBE
     missing = set(range(len(nodes)))
 
     def ask(position: int, node: DataNode) -> None:
         if _answers(node, question, until):
             missing.discard(position)
 
+    # not those of a pool, which Python refuses to threads that still write when the main one has ended
     threads = [threading.Thread(target=ask, args=each, name="bootseer-probe") for each in enumerate(nodes)]
     for thread in threads:
         thread.start()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from itertools import chain, repeat
 from typing import NamedTuple
 
 from bootseer.hdfs import nameservice
@@ -21,14 +23,59 @@ def erasure_name(policy: wire.ErasurePolicy) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class FileStatus:
+    """One file or folder. ``path`` is absolute; ``size`` in bytes (0 for a folder); ``mtime_ms`` since 1970.
+
+    ``file_id`` names this very file as long as it exists, also after a rename; one that replaces it has another.
+    ``erasure``: the name of its erasure coding policy, or of the policy that new files in this folder get; else "".
+    ``encrypted``: in an encryption zone. What ``hdfs-native`` does not tell is 0 or "".
+    """
+
+    path: str
+    size: int
+    is_dir: bool
+    mtime_ms: int
+    file_id: int = 0
+    replication: int = 0
+    block_size: int = 0
+    erasure: str = ""
+    encrypted: bool = False
+    owner: str = ""
+    group: str = ""
+    mode: int = 0
+
+    @classmethod
+    def of(cls, message: wire.FileStatus, path: str) -> FileStatus:
+        return cls(
+            path,
+            message.length,
+            message.kind == 1,
+            message.mtime,
+            message.file_id,
+            message.replication,
+            message.block_size,
+            erasure_name(message.erasure) if message.HasField("erasure") else "",
+            message.HasField("encryption"),
+            message.owner,
+            message.group,
+            message.permission.mode,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class DataNode:
-    """One DataNode; two are equal when their ``uuid`` is. ``message`` is what the NameNode said of it."""
+    """One DataNode; two are equal when their ``uuid`` is. ``message`` is what the NameNode said of it.
+
+    ``storage_type`` and ``storage_id``: of its disk with the replica, when it is one of a `Located`.
+    """
 
     uuid: str
     host: str = field(compare=False)
     port: int = field(compare=False)
     rack: str = field(compare=False, default="")
     message: wire.NodeInfo = field(compare=False, repr=False, default_factory=wire.NodeInfo)
+    storage_type: int = field(compare=False, default=1)
+    storage_id: str = field(compare=False, default="")
 
     @property
     def address(self) -> str:
@@ -36,11 +83,11 @@ class DataNode:
         return host_port((self.host, self.port))
 
     @classmethod
-    def of(cls, message: wire.NodeInfo) -> DataNode:
+    def of(cls, message: wire.NodeInfo, storage_type: int = 1, storage_id: str = "") -> DataNode:
         """`ConfigError` for a damaged site file, which may say that DataNodes are reached by their names."""
         id = message.id
         host = id.hostname if nameservice.by_hostname() and id.hostname else id.address
-        return cls(id.uuid, host, id.transfer_port, message.location, message)
+        return cls(id.uuid, host, id.transfer_port, message.location, message, storage_type, storage_id)
 
 
 class Block(NamedTuple):
@@ -64,29 +111,19 @@ class Block(NamedTuple):
 class Located:
     """A block of a file: where it begins in the file, and the DataNodes with a replica, nearest first.
 
-    ``token`` lets its holder read or write the block (empty where the cluster has no block tokens). ``corrupt``: every
-    replica is known to be damaged. ``storage_types`` and ``storage_ids`` belong to ``nodes``, for pipelines.
+    ``token`` lets its holder read or write the block (empty where the cluster has no block tokens).
     """
 
     block: Block
     offset: int
     nodes: tuple[DataNode, ...]
     token: wire.Token = field(repr=False)  # it has a password
-    corrupt: bool = False
-    storage_types: tuple[int, ...] = ()
-    storage_ids: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, message: wire.LocatedBlock) -> Located:
-        return cls(
-            Block.of(message.block),
-            message.offset,
-            tuple(DataNode.of(node) for node in message.nodes),
-            message.token,
-            message.corrupt,
-            tuple(message.storage_types),
-            tuple(message.storage_ids),
-        )
+        storages = chain(message.storage_types, repeat(1)), chain(message.storage_ids, repeat(""))
+        nodes = tuple(map(DataNode.of, message.nodes, *storages))
+        return cls(Block.of(message.block), message.offset, nodes, message.token)
 
     @property
     def message(self) -> wire.LocatedBlock:
@@ -95,11 +132,20 @@ class Located:
             block=self.block.message,
             offset=self.offset,
             nodes=[node.message for node in self.nodes],
-            corrupt=self.corrupt,
+            corrupt=False,
             token=self.token,
-            storage_types=self.storage_types,
-            storage_ids=self.storage_ids,
+            storage_types=[node.storage_type for node in self.nodes],
+            storage_ids=storage_ids(self.nodes),
         )
+
+    def picked(self, order: Iterable[int]) -> Located:
+        """The same block, with only the DataNodes at the positions ``order``, in that order."""
+        return replace(self, nodes=tuple(self.nodes[i] for i in order))
+
+
+def storage_ids(nodes: Iterable[DataNode]) -> list[str]:
+    """Those that are known: of all, or of none."""
+    return [node.storage_id for node in nodes if node.storage_id]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,12 +19,10 @@ than `CONNECTIONS` wait for one another. A forked child begins with no connectio
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import logging
 import os
 import random
-import socket
 import struct
 import threading
 import time
@@ -37,8 +35,8 @@ from google.protobuf.message import DecodeError, Message
 
 from bootseer import faults
 from bootseer.errors import DataError, UnavailableError
-from bootseer.hdfs.connection import Connection, Transfer
-from bootseer.hdfs.dial import Address, dial, host_port, remaining
+from bootseer.hdfs.connection import Connection, Pool, Transfer, connect
+from bootseer.hdfs.dial import Address, host_port, remaining
 from bootseer.hdfs.errors import REACH, RemoteError, SaslRequired, remote
 from bootseer.hdfs.framing import delimited, locate
 from bootseer.hdfs.proto import hdfs_pb2 as wire
@@ -154,19 +152,14 @@ def _forget() -> None:
         channel.forget()
 
 
-def _close() -> None:
-    for channel in list(_channels):
-        channel.close()
-
-
 os.register_at_fork(after_in_child=_forget)
-atexit.register(_close)
 
 
 class Channel:
     """Calls of one protocol at one server as one user.
 
     ``addresses``: (host, port), several for a name service. ``name`` is how messages call it: ``hdfs://host:port``.
+    ``client_id``: 16 random bytes, others in a forked child.
     """
 
     def __init__(
@@ -182,23 +175,21 @@ class Channel:
         self._addresses, self._turn = list(addresses), 0
         self._protocol = protocol
         self._user, self._real_user = user, real_user
-        self._reached, self._down = False, 0  # since trouble began: the level of the log line that said so
+        self._reached = self._down = False
+        self._idle = Pool(_IDLE, CONNECTIONS)
         self.forget()
         _channels.add(self)
 
     def forget(self) -> None:
-        """Begin anew, as another client: nothing of a forked child's parent may be used by both."""
-        self._idle: list[tuple[int, float, Connection]] = []  # which address, since when
+        """Begin anew, as another client: a NameNode would take a forked child's calls for its parent's, made again."""
         self._slots = threading.BoundedSemaphore(CONNECTIONS)
         self._lock = threading.Lock()
-        self._client_id = uuid.uuid4().bytes
+        self.client_id = uuid.uuid4().bytes
         self._last_call = 0
 
     def close(self) -> None:
         """Close the connections that no call uses; calls go on working."""
-        with contextlib.suppress(IndexError):
-            while True:
-                self._idle.pop()[2].close()
+        self._idle.clear()
 
     def call(self, method: str, request: Message, answer: type[M], doing: str, *, deadline: float) -> M:
         """Call ``method``; ``doing`` is a phrase such as ``"create /a"``.
@@ -272,31 +263,33 @@ class Channel:
         return UnavailableError(f"cannot {where}: {what} (tried for {seconds:.1f} s)", hint=REACH)
 
     def _note(self, problem: str) -> None:
-        """One log line when trouble begins, one when it is over."""
-        if problem and not self._down:
-            # one that was never reached is most likely a wrong address: the error at the end says so in one line
-            self._down = logging.WARNING if self._reached else logging.INFO
-            _log.log(self._down, "%s does not answer (%s); trying again", self.name, problem)
+        """One log line when trouble begins, one when it is over; none of a server that was never reached: its address
+        is most likely wrong, and the error at the end says so."""
+        if problem and self._reached and not self._down:
+            self._down = True
+            _log.warning("%s does not answer (%s); trying again", self.name, problem)
         elif not problem:
             self._reached = True
             if self._down:
-                _log.log(self._down, "%s answers again", self.name)
-                self._down = 0
+                self._down = False
+                _log.warning("%s answers again", self.name)
 
     def _header(self, call_id: int, attempt: int) -> wire.RpcRequestHeader:
         return wire.RpcRequestHeader(
-            rpc_kind=2, rpc_op=0, call_id=call_id, client_id=self._client_id, retry_count=attempt
+            rpc_kind=2, rpc_op=0, call_id=call_id, client_id=self.client_id, retry_count=attempt
         )
 
     def _attempt(self, turn: int, packed: bytes, call_id: int, until: float, deadline: float) -> memoryview:
-        slots, idle = self._slots, self._idle
+        slots = self._slots
         if not slots.acquire(timeout=remaining(until)):
             raise TimeoutError(f"{CONNECTIONS} other calls are under way")
         try:
             until = self._share(until, deadline)
-            connection = self._take_idle(turn)
+            address = self._addresses[turn]
+            connection = self._idle.take(address)
             if connection is None:
-                connection, packed = self._connect(turn, until), self._greeting() + packed
+                connection = connect(address, until, Transfer(), silent_ms=_SILENT)
+                packed = self._greeting() + packed
             keep = False
             try:
                 connection.begin(until, Transfer())
@@ -308,28 +301,11 @@ class Channel:
                 raise
             finally:
                 if keep:
-                    connection.end()
-                    idle.append((turn, time.monotonic(), connection))
+                    self._idle.give_back(connection)
                 else:
                     connection.close()
         finally:
             slots.release()
-
-    def _take_idle(self, turn: int) -> Connection | None:
-        """A connection to the address ``turn`` that was used lately and that the server has not closed; or None."""
-        with contextlib.suppress(IndexError):
-            while True:
-                place, since, connection = self._idle.pop()
-                if place == turn and time.monotonic() - since < _IDLE and connection.alive():
-                    return connection
-                connection.close()
-        return None
-
-    def _connect(self, turn: int, until: float) -> Connection:
-        address = self._addresses[turn]
-        sock = dial(*address, until)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT)
-        return Connection(sock, address)
 
     def _greeting(self) -> bytes:
         """What goes before the first call of a connection: `_HELLO`, and who calls whom."""

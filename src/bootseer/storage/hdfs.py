@@ -14,7 +14,7 @@ from bootseer.storage.interface import DEADLINE, PIECE, SLOWEST, Backend, Entry,
 from bootseer.storage.pool import read_each
 
 if TYPE_CHECKING:
-    from bootseer.hdfs import HdfsClient
+    from bootseer.hdfs import FileStatus, HdfsClient
     from bootseer.hdfs.namenode import NameNode
     from bootseer.hdfs.placement import Placement
 
@@ -116,9 +116,9 @@ class NativeSink:
         self._writer.abandon()
 
 
-def native_version(info: hdfs.FileInfo) -> str:
-    """As in `Source`. hdfs-native does not tell a file's id; HDFS keeps times in milliseconds."""
-    return f"{info.size}-{round(info.mtime * 1000)}"
+def native_version(info: FileStatus) -> str:
+    """As in `Source`. hdfs-native does not tell a file's id."""
+    return f"{info.size}-{info.mtime_ms}"
 
 
 class NativeBackend(Backend):
@@ -136,7 +136,7 @@ class NativeBackend(Backend):
 
     def stat(self, path: str) -> Entry:
         info = self._client.info(self.full(path))
-        return Entry(path.rpartition("/")[2], info.size, info.is_dir, info.mtime, native_version(info))
+        return Entry(path.rpartition("/")[2], info.size, info.is_dir, info.mtime_ms / 1000, native_version(info))
 
     def list(self, path: str) -> builtins.list[Entry]:
         full = self.full(path)
@@ -144,7 +144,7 @@ class NativeBackend(Backend):
         if [info.path for info in found if not info.is_dir] == [full]:
             raise NotFoundError(f"cannot list {full} on {self._client.url}: it is a file")
         return [
-            Entry(info.path.rpartition("/")[2], info.size, info.is_dir, info.mtime, native_version(info))
+            Entry(info.path.rpartition("/")[2], info.size, info.is_dir, info.mtime_ms / 1000, native_version(info))
             for info in found
         ]
 

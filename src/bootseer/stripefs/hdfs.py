@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from bootseer.errors import DataError, NotFoundError, UnsupportedError
 from bootseer.hdfs import access
-from bootseer.hdfs.namenode import FileStatus, NameNode
-from bootseer.hdfs.records import FileBlocks, Located
+from bootseer.hdfs.namenode import NameNode
+from bootseer.hdfs.records import FileBlocks, FileStatus, Located
 from bootseer.storage.hdfs import NativeBackend, NativeSource
 from bootseer.storage.interface import Entry, Piece, Sink, Source
 from bootseer.storage.pool import read_each

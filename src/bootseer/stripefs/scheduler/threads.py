@@ -20,7 +20,6 @@ from typing import NamedTuple
 import msgspec
 
 from bootseer.errors import BootseerError, UnavailableError
-from bootseer.hdfs.placement import picked
 from bootseer.hdfs.records import FileBlocks, Located
 from bootseer.storage.interface import Piece
 from bootseer.stripefs.scheduler import memory
@@ -345,7 +344,7 @@ class Engine:
         _log.warning("a replica of %s is damaged: %s", getattr(file, "path", "a file"), error)
         for index, node in enumerate(where.located.nodes):
             if node.uuid == attempt.node.key and isinstance(file, BlockFile):
-                self._ready.append(Report(file, picked(where.located, [index])))
+                self._ready.append(Report(file, where.located.picked([index])))
 
     def _relocate(self, job: Relocate) -> None:
         file = job.file
