@@ -7,14 +7,16 @@ import threading
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from bootseer import faults
 from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, NotWritableError, UnavailableError
 from bootseer.stripefs import layout, open_fs
+from bootseer.stripefs.checkpoint import commit
 from bootseer.stripefs.maintenance import collect, repair, scan
 from bootseer.stripefs.maintenance.check import Finding
-from bootseer.stripefs.storage.interface import Source
+from bootseer.stripefs.storage.interface import Entry, Source
 from bootseer.stripefs.store import StripeFS
 
 UNIT, WIDTH = 4096, 3
@@ -95,16 +97,17 @@ def test_damaged_stripes(fs, kind, break_it):
 @pytest.mark.parametrize("how", ["replaced", "removed"])
 def test_a_file_that_changes_while_it_is_looked_at_is_no_finding(fs, monkeypatch, how):
     write(fs, "f")
-    real, once = scan.read_header, threading.Lock()
+    real, once = fs.backend.open, threading.Lock()
 
-    def late(source: Source, path: str) -> layout.Header:
-        if once.acquire(blocking=False):
-            monkeypatch.setattr(scan, "read_header", real)
+    def late(path: str, *, pinned: bool = False) -> Source:
+        if path.startswith(".bsx/") and once.acquire(blocking=False):
+            monkeypatch.setattr(fs.backend, "open", real)
             write(fs, "f", b"new") if how == "replaced" else fs.remove("f")
-        return real(source, path)
+        return real(path, pinned=pinned)
 
-    monkeypatch.setattr(scan, "read_header", late)
+    monkeypatch.setattr(fs.backend, "open", late)
     assert fs.fsck().findings == ()
+    assert once.locked()
     assert fs.fsck().findings == ()
 
 
@@ -128,6 +131,15 @@ def test_stripes_of_another_file(fs):
     write(fs, "f")
     write(fs, "g")
     stripe(fs, "f", 1).write_bytes(stripe(fs, "g", 1).read_bytes())
+    assert only(fs).kind == "foreign-stripe"
+
+
+def test_a_stripe_with_other_checksums_than_its_pointer_says(fs):
+    write(fs, "f")
+    path, geometry = stripe(fs, "f", 1), layout.Geometry(len(DATA), UNIT, WIDTH)
+    data, at = path.read_bytes(), geometry.footer_offset(1)
+    footer, _ = layout.decode_footer(data[at:], "f")
+    path.write_bytes(data[:at] + layout.encode_footer(footer._replace(crcs=footer.crcs[::-1]))[0])
     assert only(fs).kind == "foreign-stripe"
 
 
@@ -163,6 +175,17 @@ def test_a_pointer_is_not_rebuilt_from_damaged_chunks(fs):
     assert not made.done
     assert "chunk 1 of f is damaged" in made.failed
     assert not local(fs, "f").exists()
+
+
+def test_a_pointer_is_not_rebuilt_when_its_commit_has_another_digest(fs):
+    write(fs, "d/f")
+    made = fs.commit("d")
+    other = msgspec.structs.replace(made, files=(msgspec.structs.replace(made.files[0], digest="ab" * 32),))
+    local(fs, "d/COMMIT").write_bytes(commit.encode(other))
+    local(fs, "d/f").unlink()
+    (failed,) = [made.failed for made in fs.repair(fs.fsck()) if made.kind == "lost-pointer"]
+    assert "does not have the digest of its COMMIT" in failed
+    assert not local(fs, "d/f").exists()
 
 
 def test_what_is_not_whole_is_not_rebuilt(fs):
@@ -286,6 +309,24 @@ def test_gc_leaves_alone_what_is_young_and_says_why(fs):
     write(fs, "g")
     with pytest.raises(NotFoundError, match="is a file"):
         fs.gc("g")
+
+
+def test_a_temporary_file_that_is_written_to_meanwhile_is_kept(fs, monkeypatch):
+    path = local(fs, ".tmp-" + "cd" * 16)
+    write(fs, "f")
+    path.write_bytes(b"")
+    os.utime(path, (1, 1))
+    real = fs.backend.stat
+
+    def stat(name: str) -> Entry:
+        if name == path.name:
+            os.utime(path)
+        return real(name)
+
+    monkeypatch.setattr(fs.backend, "stat", stat)
+    (found,) = fs.gc(age=3600)
+    assert found.kept == "its writer is under way"
+    assert path.exists()
 
 
 def test_gc_of_files_removed_with_other_tools_has_to_be_asked_for(fs):
