@@ -12,12 +12,11 @@ import os
 import signal
 import sys
 import threading
-from pathlib import Path
 
 import msgspec
 
 from bootseer.errors import BootseerError, from_os_error
-from bootseer.stripefs.mount.server import Paths, Record, Server, ServerSpec, born, write_atomically
+from bootseer.stripefs.mount.server import Record, Server, ServerSpec
 
 
 def main() -> None:
@@ -35,13 +34,8 @@ def main() -> None:
             os.write(1, msgspec.json.encode(found))
         os.dup2(2, 1)
 
-    def started() -> None:
-        record = Record(spec.url, spec.mountpoint, os.getpid(), born(os.getpid()))
-        write_atomically(Paths(Path(spec.state_dir), Path(spec.mountpoint)).record, msgspec.json.encode(record))
-        answer(record)
-
     try:
-        Server(spec).run(stop, started)
+        Server(spec).run(stop, answer)
     except (BootseerError, OSError) as exc:
         error = exc if isinstance(exc, BootseerError) else from_os_error(exc, f"serve {spec.mountpoint}")
         answer((type(error).__name__, error.message, error.hint))

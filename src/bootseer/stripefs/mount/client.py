@@ -26,7 +26,7 @@ from bootseer.config import Config
 from bootseer.errors import BootseerError, NotFoundError, NotWritableError, UnavailableError, from_os_error
 from bootseer.kernel import mount as mounts
 from bootseer.stripefs.files.readahead import MEMORY
-from bootseer.stripefs.mount.server import FsStatus, Paths, Record, Server, ServerSpec, born
+from bootseer.stripefs.mount.server import FsStatus, Record, Server, ServerSpec, born
 from bootseer.stripefs.store import open_fs
 
 _log = logging.getLogger(__name__)
@@ -39,26 +39,27 @@ _START_SECONDS = 60.0
 class FsMount:
     """A mount served by a background process."""
 
-    def __init__(self, record: Record, state_dir: Path) -> None:
-        self.url, self.mountpoint, self.pid = record.url, Path(record.mountpoint), record.pid
-        self._record, self._state_dir = record, state_dir
-        self._paths = Paths(state_dir, self.mountpoint)
+    def __init__(self, record: Record, path: Path) -> None:
+        self.url, self.mountpoint, self.pid = record.status.url, Path(record.status.mountpoint), record.status.pid
+        self._born, self._path = record.born, path
 
     def status(self) -> FsStatus:
         """The server's figures, at most half a second old."""
-        alive = born(self.pid) == self._record.born
-        try:
-            found = msgspec.json.decode(self._paths.status.read_bytes(), type=FsStatus)
-        except (OSError, msgspec.DecodeError):
-            found = FsStatus(url=self.url, mountpoint=str(self.mountpoint), pid=self.pid)
+        record, alive = self._read(), born(self.pid) == self._born
+        found = record.status if record else FsStatus(url=self.url, mountpoint=str(self.mountpoint), pid=self.pid)
         return msgspec.structs.replace(found, alive=alive)
+
+    def _read(self) -> Record | None:
+        """Its record, None when it is gone, or another server has its place."""
+        record = read_record(self._path)
+        return record if record is not None and record.status.pid == self.pid else None
 
     def wait_prefetched(self, seconds: float) -> FsStatus:
         """Wait until nothing is left to prefetch; `UnavailableError` when that takes longer or the server ended."""
         until = time.monotonic() + seconds
         while (status := self.status()).prefetch == "running":
             if not status.alive:
-                raise UnavailableError(f"the server of {self.mountpoint} has ended", hint=f"see {self._paths.log}")
+                raise UnavailableError(f"the server of {self.mountpoint} has ended", hint=f"see {_log_of(self._path)}")
             if time.monotonic() >= until:
                 done = f"{status.prefetch_done} of {status.prefetch_total} bytes"
                 raise UnavailableError(f"prefetch into {self.mountpoint} has {done} after {seconds:.0f} s")
@@ -78,9 +79,34 @@ class FsMount:
                 if late:
                     raise
                 time.sleep(0.05)
-        _await_end(self._record)
-        if (now := read_record(self._state_dir, self.mountpoint)) is None or now.pid == self.pid:
-            self._paths.remove()
+        self._await_end()
+        if self._read() is not None:
+            self._path.unlink(missing_ok=True)
+            _log_of(self._path).unlink(missing_ok=True)
+
+    def _await_end(self) -> None:
+        """Wait for the server to end. Tell it to, and kill it, with a log line, when that takes longer than it may.
+
+        Its mount being gone from here is not enough: a mount namespace that some container made may still hold a copy.
+        """
+        try:
+            fd = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return
+        try:
+            if born(self.pid) != self._born:
+                return
+            for number, seconds in ((0, 0.5), (signal.SIGTERM, _END_SECONDS), (signal.SIGKILL, 5.0)):
+                if number == signal.SIGKILL:
+                    _log.warning(
+                        "the server of %s has not ended within %g s; killing it", self.mountpoint, _END_SECONDS
+                    )
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(fd, number)
+                if select.select([fd], [], [], seconds)[0]:
+                    return
+        finally:
+            os.close(fd)
 
 
 def _is_ours(mountpoint: Path) -> bool:
@@ -108,7 +134,6 @@ def start(
     """
     config = config or settings.load()
     mountpoint = Path(os.path.abspath(mountpoint))
-    state_dir = Path(config.state_dir)
     fs = open_fs(url)
     if commit:
         fs.checkpoint("")
@@ -133,16 +158,17 @@ def start(
         prefetch=("",) if prefetch is True else tuple(prefetch or ()),
         memory=memory,
         cache_dir=os.path.join(config.cache_dir, "fs"),
-        state_dir=str(state_dir),
+        state_dir=config.state_dir,
     )
-    return FsMount(_spawn(spec, Paths(state_dir, mountpoint)), state_dir)
+    path = Record.path(spec.state_dir, mountpoint)
+    return FsMount(_spawn(spec, path), path)
 
 
 def find(mountpoint: Path, *, config: Config | None = None) -> FsMount | None:
     """The mount that `start` made at ``mountpoint``, even when its server has died."""
-    state_dir = Path((config or settings.load()).state_dir)
-    record = read_record(state_dir, Path(os.path.abspath(mountpoint)))
-    return FsMount(record, state_dir) if record else None
+    path = Record.path((config or settings.load()).state_dir, os.path.abspath(mountpoint))
+    record = read_record(path)
+    return FsMount(record, path) if record else None
 
 
 def serve(
@@ -155,24 +181,28 @@ def serve(
 ) -> None:
     """Mount and serve in this process until it is unmounted or ``stop`` is set. ``ready`` is set once it works."""
     server = Server(ServerSpec(url, str(mountpoint), tuple(prefetch)))
-    server.run(stop or threading.Event(), (ready or threading.Event()).set)
+    server.run(stop or threading.Event(), lambda record: (ready or threading.Event()).set())
 
 
-def read_record(state_dir: Path, mountpoint: Path) -> Record | None:
-    """The record of the mount at ``mountpoint``, alive or not."""
+def read_record(path: Path) -> Record | None:
+    """The record of a mount, alive or not."""
     try:
-        return msgspec.json.decode(Paths(state_dir, mountpoint).record.read_bytes(), type=Record)
+        return msgspec.json.decode(path.read_bytes(), type=Record)
     except (OSError, msgspec.DecodeError):
         return None
 
 
-def _spawn(spec: ServerSpec, paths: Paths) -> Record:
+def _log_of(record: Path) -> Path:
+    return record.with_suffix(".log")
+
+
+def _spawn(spec: ServerSpec, path: Path) -> Record:
     """Start a server and wait until its mount works. Raises what kept it from starting."""
     try:
-        paths.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        log = open(paths.log, "wb")  # noqa: SIM115  closed below
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        log = open(_log_of(path), "wb")  # noqa: SIM115  closed below
     except OSError as exc:
-        raise from_os_error(exc, f"write {paths.folder}") from exc
+        raise from_os_error(exc, f"write {path.parent}") from exc
     with log:
         starter = subprocess.Popen(
             [sys.executable, "-m", "bootseer.stripefs.mount"],
@@ -193,31 +223,8 @@ def _spawn(spec: ServerSpec, paths: Paths) -> Record:
     try:
         found = msgspec.json.decode(answer, type=Record | tuple[str, str, str])
     except msgspec.DecodeError:
-        raise UnavailableError(f"the server of {spec.mountpoint} did not start", hint=f"see {paths.log}") from None
+        raise UnavailableError(f"the server of {spec.mountpoint} did not start", hint=f"see {_log_of(path)}") from None
     if isinstance(found, Record):
         return found
     name, message, hint = found
     raise getattr(errors, name, BootseerError)(message, hint=hint)
-
-
-def _await_end(record: Record) -> None:
-    """Wait for the server to end. Tell it to, and kill it, with a log line, when that takes longer than it may.
-
-    Its mount being gone from here is not enough: a mount namespace that some container made may still hold a copy.
-    """
-    try:
-        fd = os.pidfd_open(record.pid)
-    except ProcessLookupError:
-        return
-    try:
-        if born(record.pid) != record.born:
-            return
-        for number, seconds in ((0, 0.5), (signal.SIGTERM, _END_SECONDS), (signal.SIGKILL, 5.0)):
-            if number == signal.SIGKILL:
-                _log.warning("the server of %s has not ended within %g s; killing it", record.mountpoint, _END_SECONDS)
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(fd, number)
-            if select.select([fd], [], [], seconds)[0]:
-                return
-    finally:
-        os.close(fd)

@@ -1,7 +1,7 @@
-"""The server of a mount: FUSE operations, read-ahead, node cache, prefetch, and a status file.
+"""The server of a mount: FUSE operations, read-ahead, node cache, prefetch, and the record of it.
 
 Concurrency: FUSE workers, read threads, read-ahead threads, and for the prefetch one thread with two of its own; the
-main thread writes the status file while it waits for the unmount or for SIGTERM.
+main thread writes the record while it waits for the unmount or for SIGTERM.
 """
 
 from __future__ import annotations
@@ -39,17 +39,8 @@ _PIECE = 16 << 20
 _END_SECONDS = 15.0
 
 
-class Record(msgspec.Struct, frozen=True):
-    """A running server. ``born``: its start time in clock ticks since boot, so that a reused pid is not mistaken."""
-
-    url: str
-    mountpoint: str
-    pid: int
-    born: int
-
-
 class ServerSpec(msgspec.Struct, frozen=True):
-    """What a server is told. ``cache_dir``: of the node cache, ``state_dir``: of its `Paths`; "" for none.
+    """What a server is told. ``cache_dir``: of the node cache, ``state_dir``: of its record and log; "" for none.
 
     ``prefetch``: paths as of `mount.start`; ``memory``: bytes of read-ahead that it holds.
     """
@@ -77,22 +68,18 @@ class FsStatus(msgspec.Struct, frozen=True, kw_only=True):
     prefetch_done: int = 0
 
 
-class Paths:
-    """What a server leaves in the state folder, one set of files per mount point (its path hashed).
+class Record(msgspec.Struct, frozen=True):
+    """A server and its latest status, in ``<id>.json`` of the state folder: ``<id>`` is the hashed mount point.
 
-    ``<id>.json``: who serves what (`Record`); ``<id>.status``: the latest `FsStatus`; ``<id>.log``: its log.
+    ``born``: its start time in clock ticks since boot, so that a reused pid is not mistaken.
     """
 
-    def __init__(self, state_dir: Path, mountpoint: Path) -> None:
-        self.folder = state_dir / "fs"
-        name = hashlib.sha256(os.fsencode(mountpoint)).hexdigest()[:16]
-        self.record, self.status, self.log = (
-            self.folder / f"{name}{suffix}" for suffix in (".json", ".status", ".log")
-        )
+    status: FsStatus
+    born: int
 
-    def remove(self) -> None:
-        for path in (self.record, self.status, self.log):
-            path.unlink(missing_ok=True)
+    @staticmethod
+    def path(state_dir: str | Path, mountpoint: str | Path) -> Path:
+        return Path(state_dir, "fs", hashlib.sha256(os.fsencode(mountpoint)).hexdigest()[:16] + ".json")
 
 
 def born(pid: int) -> int:
@@ -103,12 +90,6 @@ def born(pid: int) -> int:
         return 0
     fields = text.rsplit(")", 1)[1].split()
     return 0 if fields[0] in "ZX" else int(fields[19])
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    tmp = path.with_name(f"{path.name}.new")
-    tmp.write_bytes(data)
-    os.replace(tmp, path)
 
 
 class Server:
@@ -122,7 +103,7 @@ class Server:
         self._stop = threading.Event()
         self._prefetch: Literal["none", "running", "done", "failed"] = "running" if spec.prefetch else "none"
         self._total = self._done = 0
-        self._written: FsStatus | None = None
+        self._record: Record | None = None
         # a pointer may be replaced at any time: names are believed for a second, contents (one node each) for ever
         options = fuse.Options(
             name="bootseer-fs",
@@ -133,7 +114,7 @@ class Server:
         )
         self._server = fuse.Server(self._ops, Path(spec.mountpoint), workers=_WORKERS, options=options)
 
-    def run(self, stop: threading.Event, started: Callable[[], None]) -> None:
+    def run(self, stop: threading.Event, started: Callable[[Record], None]) -> None:
         """Mount, call ``started``, then prefetch and serve until the mount has ended or ``stop`` is set.
 
         Errors as of `kernel.mount`. Nothing is left running.
@@ -141,11 +122,10 @@ class Server:
         pulling = threading.Thread(target=self._pull, name="prefetch", daemon=True)
         try:
             self._server.start()
-            self._write_status()
-            started()
+            started(self._write_record())
             pulling.start()
             while not self._server.wait(0.2) and not stop.is_set():
-                self._write_status()
+                self._write_record()
         finally:
             self._stop.set()
             self._server.stop(timeout=2.0)
@@ -192,9 +172,9 @@ class Server:
             found |= dict.fromkeys(names)
         return list(found)
 
-    def _status(self) -> FsStatus:
+    def _write_record(self) -> Record:
         stats = self._ahead.stats
-        return FsStatus(
+        status = FsStatus(
             url=self._fs.url,
             mountpoint=self._spec.mountpoint,
             pid=os.getpid(),
@@ -205,11 +185,12 @@ class Server:
             prefetch_total=self._total,
             prefetch_done=self._done,
         )
-
-    def _write_status(self) -> None:
-        now = self._status()
-        if self._spec.state_dir and now != self._written:
-            path = Paths(Path(self._spec.state_dir), Path(self._spec.mountpoint)).status
-            with contextlib.suppress(FileNotFoundError):
-                write_atomically(path, msgspec.json.encode(now))
-            self._written = now
+        record = Record(status, born(status.pid))
+        if self._spec.state_dir and record != self._record:
+            path = Record.path(self._spec.state_dir, self._spec.mountpoint)
+            tmp = path.with_suffix(".new")
+            with contextlib.suppress(FileNotFoundError):  # the state folder is being removed
+                tmp.write_bytes(msgspec.json.encode(record))
+                os.replace(tmp, path)
+        self._record = record
+        return record
