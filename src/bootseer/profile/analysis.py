@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from statistics import median
 
 import msgspec
@@ -112,7 +112,7 @@ def _node(line: Timeline, waits: Waits, node: str) -> tuple[NodeReport, dict[str
         spans = line.spans[node].get(stage)
         if not spans:
             continue
-        done = [span for span in spans if span.state is State.DONE or stage in line.closed.get(node, ())]
+        done = [span for span in spans if line.state(span) is State.DONE]
         here = line.work[node].get(stage, [])
         own = intervals.measure(intervals.subtract(here, inside))
         if done:
@@ -121,7 +121,7 @@ def _node(line: Timeline, waits: Waits, node: str) -> tuple[NodeReport, dict[str
         cells[stage] = Cell(
             own=own / 1e9 if done else None,
             wait=(intervals.measure(here) - own) / 1e9,
-            state=_worst(spans, closed=stage in line.closed.get(node, ())),
+            state=_worst({line.state(span) for span in spans}),
             uncertain=any(d.uncertain for span in done if (d := span.duration)),
             attrs=attrs,
         )
@@ -188,14 +188,12 @@ def _check(totals: Mapping[str, int], shares: Mapping[str, int], line: Timeline)
         raise BootseerError(f"the stages' shares do not add up to the start-up time: {dict(shares)}, {line.length}")
 
 
-def _worst(spans: Iterable[Span], *, closed: bool) -> str:
-    states = {State.DONE if closed else span.state for span in spans}
-    worst = next(state for state in (State.OPEN, State.LOST, State.SKEWED, State.DONE) if state in states)
-    return str(worst.value)
+def _worst(states: Container[State]) -> str:
+    return str(next(s.value for s in (State.OPEN, State.LOST, State.SKEWED, State.DONE) if s in states))
 
 
 def _problems(log: EventLog, spans: Iterable[Span], line: Timeline) -> Problems:
-    states = Counter(State.DONE if span.stage in line.closed.get(span.node, ()) else span.state for span in spans)
+    states = Counter(line.state(span) for span in spans)
     return Problems(
         torn=log.torn,
         foreign=log.foreign,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from bootseer.profile.events import INIT_STAGES, Span, State
+from bootseer.profile.events import INIT_STAGES, State
 from bootseer.profile.intervals import Intervals, union
 from bootseer.profile.timeline import Timeline
 
@@ -50,7 +50,7 @@ def _barrier(line: Timeline, stage: str, waits: Waits) -> None:
     for node in line.nodes:
         spans = line.spans[node].get(stage, [])
         running = running or any(span.state is State.OPEN for span in spans)
-        found = [when[1] for span in spans if (when := line.when(span))]
+        found = [end for _, end in line.done(spans)]
         if found and not any(span.state is State.OPEN for span in spans):
             ends[node] = max(found)
     if not ends:
@@ -66,12 +66,11 @@ def _barrier(line: Timeline, stage: str, waits: Waits) -> None:
 def _rendezvous(line: Timeline, stage: str, waits: Waits) -> None:
     arrivals: dict[str, int] = {}
     for node in line.nodes:
-        begins = [begin for span in line.spans[node].get(stage, ()) if (begin := line.begun(span)) is not None]
-        if begins:
+        if begins := list(line.begins(line.spans[node].get(stage, ()))):
             arrivals[node] = max(begins)
     last = max(arrivals.values(), default=0)
     for node, arrival in arrivals.items():
-        ends = [when[1] for span in line.spans[node][stage] if (when := line.when(span))]
+        ends = [end for _, end in line.done(line.spans[node][stage])]
         if ends and max(ends) >= last - TOLERANCE_NS:
             end = min(last, max(ends), line.end)
             waits.inside.setdefault(node, []).append((max(arrival, line.begin), end))
@@ -80,5 +79,4 @@ def _rendezvous(line: Timeline, stage: str, waits: Waits) -> None:
 def _next_begin(line: Timeline, node: str, stage: str) -> int | None:
     """Where the node's next top-level stage begins; children of init stand for it where it has no span."""
     later = (*BARRIERS[BARRIERS.index(stage) + 1 :], "init", *INIT_STAGES)
-    spans: list[Span] = [span for name in later for span in line.spans[node].get(name, ())]
-    return min((begin for span in spans if (begin := line.begun(span)) is not None), default=None)
+    return min(line.begins(span for name in later for span in line.spans[node].get(name, ())), default=None)
