@@ -1,5 +1,6 @@
 """The read-only mount of a striped store: real mounts, real clients, and what happens when things die."""
 
+import contextlib
 import errno
 import json
 import mmap
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from bootseer.config import Config
-from bootseer.errors import DataError, NotFoundError, NotWritableError
+from bootseer.errors import DataError, NotFoundError, NotWritableError, UnavailableError
 from bootseer.kernel import mount as mounts
 from bootseer.stripefs import FsMount, StripeFS, mount, open_fs
 from bootseer.stripefs.mount import client
@@ -177,6 +178,36 @@ def test_bad_input(fs, tmp_path, config):
         mount.start(f"{fs.url}/step-1", target, config=config, commit=True)
     assert not mounts.is_mounted(target)
     assert mount.find(target, config=config) is None
+
+
+def is_group(number: int) -> bool:
+    try:
+        os.killpg(number, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.6])
+def test_a_start_that_is_given_up_leaves_no_server(fs, tmp_path, config, monkeypatch, seconds):
+    begun: list[subprocess.Popen[bytes]] = []
+
+    class Noted(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, *args: object, **options: object) -> None:
+            super().__init__(*args, **options)  # type: ignore[call-overload]
+            begun.append(self)
+
+    monkeypatch.setattr(client, "_START_SECONDS", seconds)
+    monkeypatch.setattr(subprocess, "Popen", Noted)
+    with contextlib.suppress(UnavailableError):  # it may be quick
+        mount.start(fs.url, tmp_path / "mnt", config=config).unmount()
+    (starter,) = begun
+    starter.wait(20)
+    until = time.monotonic() + 20
+    while is_group(starter.pid):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    assert not mounts.is_mounted(tmp_path / "mnt")
 
 
 def test_one_mount_per_place(mounted, fs, config):

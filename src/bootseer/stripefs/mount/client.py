@@ -203,23 +203,26 @@ def _spawn(spec: ServerSpec, path: Path) -> Record:
         log = open(_log_of(path), "wb")  # noqa: SIM115  closed below
     except OSError as exc:
         raise from_os_error(exc, f"write {path.parent}") from exc
-    with log:
-        starter = subprocess.Popen(
+    with (
+        log,
+        subprocess.Popen(
             [sys.executable, "-m", "bootseer.stripefs.mount"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
             start_new_session=True,
-        )
-    try:
-        # until the server closes its end of stdout; the starter only forks it
-        answer, _ = starter.communicate(msgspec.json.encode(spec), timeout=_START_SECONDS)
-    except BaseException as exc:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(starter.pid, signal.SIGTERM)  # a server that mounts after all unmounts again
-        if not isinstance(exc, subprocess.TimeoutExpired):
-            raise
-        answer = b""
+        ) as starter,
+    ):
+        try:
+            # until the server closes its end of stdout; the starter only forks it
+            answer, _ = starter.communicate(msgspec.json.encode(spec), timeout=_START_SECONDS)
+        except BaseException as exc:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(starter.pid, signal.SIGTERM)  # a server that mounts after all unmounts again
+            starter.kill()
+            if not isinstance(exc, subprocess.TimeoutExpired):
+                raise
+            answer = b""
     try:
         found = msgspec.json.decode(answer, type=Record | tuple[str, str, str])
     except msgspec.DecodeError:
