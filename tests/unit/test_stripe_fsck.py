@@ -620,6 +620,31 @@ def test_one_of_a_batch_that_is_no_garbage_after_all_comes_back(fs, monkeypatch,
     assert fs.fsck().findings == ()
 
 
+def test_a_published_set_that_cannot_be_renamed_back_is_an_error_and_mended(fs, monkeypatch, caplog):
+    write(fs, "f")
+    uuid = fs.stat("f").uuid
+    local(fs, "f").rename(local(fs, f".tmp-{uuid}"))
+    real = fs.backend.rename
+
+    def point(name: str) -> None:
+        if name == "stripefs.gc.aside":
+            local(fs, f".tmp-{uuid}").rename(local(fs, "f"))
+
+    def rename(src: str, dst: str, *, overwrite: bool) -> None:
+        if scan.TRASH in src:
+            raise UnavailableError("no answer")
+        real(src, dst, overwrite=overwrite)
+
+    monkeypatch.setattr(faults, "point", point)
+    monkeypatch.setattr(fs.backend, "rename", rename)
+    with pytest.raises(UnavailableError):
+        fs.gc(age=0)
+    assert "is still set aside" in caplog.text
+    monkeypatch.undo()
+    assert all(made.done for made in fs.repair(fs.fsck()))
+    assert content(fs, "f") == DATA
+
+
 @pytest.mark.parametrize("when", ["set aside", "fence", "look", "back"])
 def test_a_batch_is_renamed_back_when_the_storage_is_silent(fs, monkeypatch, caplog, when):
     for uuid in uuids(3):

@@ -146,7 +146,8 @@ class _Collector:
                 self._fence(folder, aside, kept)
             faults.point("stripefs.gc.delete")
             # as long as nobody knows that they are garbage, a pointer may name them
-            self._put_back(folder, [uuid for uuid in aside if kept[uuid]])
+            if silent := self._put_back(folder, [uuid for uuid in aside if kept[uuid]]):
+                raise silent
         except BaseException:
             self._put_back(folder, aside)
             raise
@@ -165,8 +166,8 @@ class _Collector:
         after = scan.folder(self._backend, folder.path, known=folder, stripes=False)
         kept.update({uuid: "its writer published it meanwhile" for uuid in aside if after.owners(uuid)})
 
-    def _put_back(self, folder: Folder, aside: Iterable[str]) -> None:
-        """Rename all of ``aside`` back. A storage that is silent is asked for `DEADLINE` seconds."""
+    def _put_back(self, folder: Folder, aside: Iterable[str]) -> UnavailableError | None:
+        """Rename all of ``aside`` back. A storage that is silent is asked for `DEADLINE` seconds; returns its error."""
         until, silent = time.monotonic() + DEADLINE, None
         for uuid in aside:
             try:
@@ -177,6 +178,7 @@ class _Collector:
             except (BootseerError, OSError) as exc:
                 silent = exc if isinstance(exc, UnavailableError) else None
                 _log.warning(_ASIDE, folder.store, uuid, exc)
+        return silent
 
     def _set_aside(self, folder: Folder, uuid: str) -> None:
         trash = folder.trash.setdefault(uuid, {})
