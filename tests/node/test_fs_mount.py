@@ -251,6 +251,22 @@ def test_a_dead_server_fails_closed_and_is_cleaned_up(fs, tmp_path, config, capl
     assert not mounts.is_mounted(tmp_path / "mnt")
 
 
+def test_a_server_that_cannot_write_its_status_goes_on(fs, tmp_path, config):
+    made = mount.start(fs.url, tmp_path / "mnt", config=config)
+    state = Path(config.state_dir, "fs")
+    state.rename(tmp_path / "aside")
+    state.write_bytes(b"")  # no folder: every write of its record fails
+    try:
+        for name in ("config.json", "state.pt"):
+            assert (made.mountpoint / "step-1" / name).read_bytes() == (DATA if name == "state.pt" else b"{}")
+            time.sleep(0.5)
+        assert made.status().alive
+    finally:
+        state.unlink()
+        (tmp_path / "aside").rename(state)
+        made.unmount()
+
+
 def test_sigterm_and_an_unmount_from_elsewhere_end_the_server(fs, tmp_path, config):
     for way in ("sigterm", "umount"):
         made = mount.start(fs.url, tmp_path / "mnt", config=config)

@@ -104,6 +104,7 @@ class Server:
         self._prefetch: Literal["none", "running", "done", "failed"] = "running" if spec.prefetch else "none"
         self._total = self._done = 0
         self._record: Record | None = None
+        self._born = born(os.getpid())
         # a pointer may be replaced at any time: names are believed for a second, contents (one node each) for ever
         options = fuse.Options(
             name="bootseer-fs",
@@ -125,7 +126,8 @@ class Server:
             started(self._write_record())
             pulling.start()
             while not self._server.wait(0.2) and not stop.is_set():
-                self._write_record()
+                with contextlib.suppress(OSError):  # a full disk does not end the mount
+                    self._write_record()
         finally:
             self._stop.set()
             self._server.stop(timeout=2.0)
@@ -185,12 +187,11 @@ class Server:
             prefetch_total=self._total,
             prefetch_done=self._done,
         )
-        record = Record(status, born(status.pid))
+        record = Record(status, self._born)
         if self._spec.state_dir and record != self._record:
             path = Record.path(self._spec.state_dir, self._spec.mountpoint)
             tmp = path.with_suffix(".new")
-            with contextlib.suppress(FileNotFoundError):  # the state folder is being removed
-                tmp.write_bytes(msgspec.json.encode(record))
-                os.replace(tmp, path)
+            tmp.write_bytes(msgspec.json.encode(record))
+            os.replace(tmp, path)
         self._record = record
         return record
