@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from bootseer.config import Config
-from bootseer.errors import DataError, NotFoundError, NotWritableError
+from bootseer.errors import DataError, NotFoundError, NotWritableError, UnavailableError
 from bootseer.kernel import mount as mounts
 from bootseer.stripefs import FsMount, StripeFS, mount, open_fs
 from bootseer.stripefs.mount import client
@@ -179,6 +179,28 @@ def test_bad_input(fs, tmp_path, config):
     assert mount.find(target, config=config) is None
 
 
+def is_group(number: int) -> bool:
+    try:
+        os.killpg(number, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_start_that_is_given_up_leaves_no_server(fs, tmp_path, config, monkeypatch):
+    silent = tmp_path / "silent"
+    silent.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nsleep 60 &\n")
+    silent.chmod(0o700)
+    monkeypatch.setattr(client, "_START_SECONDS", 1.0)
+    monkeypatch.setattr(sys, "executable", str(silent))
+    with pytest.raises(UnavailableError, match="did not start"):
+        mount.start(fs.url, tmp_path / "mnt", config=config)
+    group, until = int((tmp_path / "pid").read_text()), time.monotonic() + 10
+    while is_group(group):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
 def test_one_mount_per_place(mounted, fs, config):
     with pytest.raises(NotWritableError, match="already a mount"):
         mount.start(fs.url, mounted.mountpoint, config=config)
@@ -227,6 +249,22 @@ def test_a_dead_server_fails_closed_and_is_cleaned_up(fs, tmp_path, config, capl
     assert (again.mountpoint / "step-1/config.json").read_bytes() == b"{}"
     again.unmount()
     assert not mounts.is_mounted(tmp_path / "mnt")
+
+
+def test_a_server_that_cannot_write_its_status_goes_on(fs, tmp_path, config):
+    made = mount.start(fs.url, tmp_path / "mnt", config=config)
+    state = Path(config.state_dir, "fs")
+    state.rename(tmp_path / "aside")
+    state.write_bytes(b"")  # no folder: every write of its record fails
+    try:
+        for name in ("config.json", "state.pt"):
+            assert (made.mountpoint / "step-1" / name).read_bytes() == (DATA if name == "state.pt" else b"{}")
+            time.sleep(0.5)
+        assert made.status().alive
+    finally:
+        state.unlink()
+        (tmp_path / "aside").rename(state)
+        made.unmount()
 
 
 def test_sigterm_and_an_unmount_from_elsewhere_end_the_server(fs, tmp_path, config):

@@ -56,7 +56,7 @@ def test_begin_annotate_and_end(sh):
     assert span.attrs == {"ref": "a", "n": 12, "how": "lazy", "b": "x"}
     assert 0.15e9 <= span.duration.ns <= 5e9
     assert not span.duration.uncertain
-    assert span.duration.error_ns == 20_000_000
+    assert span.begin.res == span.end.res == 10_000_000
 
 
 def test_a_span_of_both_emitters_has_one_clock(sh, monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 
 from bootseer.errors import NotFoundError
 from bootseer.profile import events
-from bootseer.profile.analysis import analyse, analyse_all, find_stragglers, repeat_offenders
+from bootseer.profile.analysis import analyse, find_stragglers, repeat_offenders
 from bootseer.testing.startups import StartUp
 
 PAGE = Path(__file__).parents[2] / "docs/reference/definitions.md"
@@ -26,6 +26,10 @@ def start(nodes=2, job="job", **kwargs):
         s.span(f"n{i}", "env", 10, 30)
         s.span(f"n{i}", "first_step", 30, 35, rank=i)
     return s
+
+
+def every(log):
+    return [analyse(log, identity) for identity in log.identities()]
 
 
 def test_every_definition_has_a_test():
@@ -78,7 +82,7 @@ def test_identity():
     log = events.parse(first.lines() + second.lines() + other.lines())
     assert log.identities() == [("job", 0, 0), ("job", 0, 1), ("other", 0, 0)]
     assert analyse(log).job == "other"
-    assert all(report.startup_seconds == near(35) for report in analyse_all(log))
+    assert all(report.startup_seconds == near(35) for report in every(log))
     with pytest.raises(NotFoundError, match="attempt 7"):
         analyse(log, ("job", 7, 0))
 
@@ -226,7 +230,7 @@ def test_repeat_offender():
         return s.lines()
 
     log = events.parse(one(0, {1}) + one(1, {1, 2}) + one(2, {1}))
-    assert repeat_offenders(analyse_all(log)) == [("n1", 3)]
+    assert repeat_offenders(every(log)) == [("n1", 3)]
 
 
 def test_nodes_without_data():

@@ -7,12 +7,14 @@ import threading
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from bootseer import faults
 from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, NotWritableError, UnavailableError
-from bootseer.storage.interface import Backend
+from bootseer.storage.interface import Entry, Source
 from bootseer.stripefs import layout, open_fs
+from bootseer.stripefs.checkpoint import commit
 from bootseer.stripefs.maintenance import collect, repair, scan
 from bootseer.stripefs.maintenance.check import Finding
 from bootseer.stripefs.store import StripeFS
@@ -95,16 +97,17 @@ def test_damaged_stripes(fs, kind, break_it):
 @pytest.mark.parametrize("how", ["replaced", "removed"])
 def test_a_file_that_changes_while_it_is_looked_at_is_no_finding(fs, monkeypatch, how):
     write(fs, "f")
-    real, once = scan.read_header, threading.Lock()
+    real, once = fs.backend.open, threading.Lock()
 
-    def late(backend: Backend, path: str) -> layout.Header:
-        if once.acquire(blocking=False):
-            monkeypatch.setattr(scan, "read_header", real)
+    def late(path: str, *, pinned: bool = False) -> Source:
+        if path.startswith(".bsx/") and once.acquire(blocking=False):
+            monkeypatch.setattr(fs.backend, "open", real)
             write(fs, "f", b"new") if how == "replaced" else fs.remove("f")
-        return real(backend, path)
+        return real(path, pinned=pinned)
 
-    monkeypatch.setattr(scan, "read_header", late)
+    monkeypatch.setattr(fs.backend, "open", late)
     assert fs.fsck().findings == ()
+    assert once.locked()
     assert fs.fsck().findings == ()
 
 
@@ -113,7 +116,7 @@ def test_a_file_that_is_published_after_its_folder_was_listed_is_not_lost(fs, mo
     late.write(DATA)
     real, once = scan.inspect, threading.Lock()
 
-    def inspect(*args: object) -> scan.Whole:
+    def inspect(*args: object) -> layout.Pointer:
         if once.acquire(blocking=False):
             late.finish()
         return real(*args)
@@ -128,6 +131,15 @@ def test_stripes_of_another_file(fs):
     write(fs, "f")
     write(fs, "g")
     stripe(fs, "f", 1).write_bytes(stripe(fs, "g", 1).read_bytes())
+    assert only(fs).kind == "foreign-stripe"
+
+
+def test_a_stripe_with_other_checksums_than_its_pointer_says(fs):
+    write(fs, "f")
+    path, geometry = stripe(fs, "f", 1), layout.Geometry(len(DATA), UNIT, WIDTH)
+    data, at = path.read_bytes(), geometry.footer_offset(1)
+    footer, _ = layout.decode_footer(data[at:], "f")
+    path.write_bytes(data[:at] + layout.encode_footer(footer._replace(crcs=footer.crcs[::-1]))[0])
     assert only(fs).kind == "foreign-stripe"
 
 
@@ -163,6 +175,17 @@ def test_a_pointer_is_not_rebuilt_from_damaged_chunks(fs):
     assert not made.done
     assert "chunk 1 of f is damaged" in made.failed
     assert not local(fs, "f").exists()
+
+
+def test_a_pointer_is_not_rebuilt_when_its_commit_has_another_digest(fs):
+    write(fs, "d/f")
+    made = fs.commit("d")
+    other = msgspec.structs.replace(made, files=(msgspec.structs.replace(made.files[0], digest="ab" * 32),))
+    local(fs, "d/COMMIT").write_bytes(commit.encode(other))
+    local(fs, "d/f").unlink()
+    (failed,) = [made.failed for made in fs.repair(fs.fsck()) if made.kind == "lost-pointer"]
+    assert "does not have the digest of its COMMIT" in failed
+    assert not local(fs, "d/f").exists()
 
 
 def test_what_is_not_whole_is_not_rebuilt(fs):
@@ -288,6 +311,24 @@ def test_gc_leaves_alone_what_is_young_and_says_why(fs):
         fs.gc("g")
 
 
+def test_a_temporary_file_that_is_written_to_meanwhile_is_kept(fs, monkeypatch):
+    path = local(fs, ".tmp-" + "cd" * 16)
+    write(fs, "f")
+    path.write_bytes(b"")
+    os.utime(path, (1, 1))
+    real = fs.backend.stat
+
+    def stat(name: str) -> Entry:
+        if name == path.name:
+            os.utime(path)
+        return real(name)
+
+    monkeypatch.setattr(fs.backend, "stat", stat)
+    (found,) = fs.gc(age=3600)
+    assert found.kept == "its writer is under way"
+    assert path.exists()
+
+
 def test_gc_of_files_removed_with_other_tools_has_to_be_asked_for(fs):
     write(fs, "f")
     local(fs, "f").unlink()
@@ -383,9 +424,7 @@ def test_a_repair_says_what_it_cannot_do(fs):
     report = fs.fsck()
     odd = Finding(kind="odd", level="error", path="f", detail="", repair="do something")
     (made,) = repair.repair(fs.backend, type(report)(url="", path="", folders=1, files=1, findings=(odd,)))
-    assert "no repair" in made.failed
-    with pytest.raises(DataError):
-        repair._mend(fs.backend, odd)
+    assert "has changed since it was checked" in made.failed
 
 
 def test_a_repair_does_not_replace_what_was_written_while_it_read(fs, monkeypatch):
@@ -581,12 +620,36 @@ def test_one_of_a_batch_that_is_no_garbage_after_all_comes_back(fs, monkeypatch,
     assert fs.fsck().findings == ()
 
 
+def test_a_published_set_that_cannot_be_renamed_back_is_an_error_and_mended(fs, monkeypatch, caplog):
+    write(fs, "f")
+    uuid = fs.stat("f").uuid
+    local(fs, "f").rename(local(fs, f".tmp-{uuid}"))
+    real = fs.backend.rename
+
+    def point(name: str) -> None:
+        if name == "stripefs.gc.aside":
+            local(fs, f".tmp-{uuid}").rename(local(fs, "f"))
+
+    def rename(src: str, dst: str, *, overwrite: bool) -> None:
+        if scan.TRASH in src:
+            raise UnavailableError("no answer")
+        real(src, dst, overwrite=overwrite)
+
+    monkeypatch.setattr(faults, "point", point)
+    monkeypatch.setattr(fs.backend, "rename", rename)
+    with pytest.raises(UnavailableError):
+        fs.gc(age=0)
+    assert "is still set aside" in caplog.text
+    monkeypatch.undo()
+    assert all(made.done for made in fs.repair(fs.fsck()))
+    assert content(fs, "f") == DATA
+
+
 @pytest.mark.parametrize("when", ["set aside", "fence", "look", "back"])
 def test_a_batch_is_renamed_back_when_the_storage_is_silent(fs, monkeypatch, caplog, when):
     for uuid in uuids(3):
         torn(fs, uuid)
     before = sorted(local(fs, ".bsx").iterdir())
-    found = fs.fsck().findings
     asked = {"set aside": "rename", "fence": "delete", "look": "list", "back": "list"}[when]
     where = {"set aside": f".bsx/{uuids(3)[2]}.1", "fence": f".tmp-{uuids(3)[1]}"}.get(when, "")
     begun: list[str] = []
@@ -609,7 +672,7 @@ def test_a_batch_is_renamed_back_when_the_storage_is_silent(fs, monkeypatch, cap
         monkeypatch.setattr(fs.backend, name, silent)
     monkeypatch.setattr(faults, "point", point)
     with pytest.raises(UnavailableError):
-        collect._Collector(fs.backend, time.time(), 0, False, False).collect(found)
+        fs.gc(age=0)
     left = {path.stem for path in before if not path.exists()}
     assert left == ({uuids(3)[0]} if when == "back" else set())
     said = [record.getMessage() for record in caplog.records if "still set aside" in record.getMessage()]

@@ -128,6 +128,7 @@ def _choose(
     log: EventLog, job: str | None, attempt: int | None, cycle: int | None, every: bool
 ) -> list[tuple[str, int, int]]:
     from bootseer.errors import NotFoundError
+    from bootseer.profile import events as event_files
 
     known = log.identities()
     found = [
@@ -136,6 +137,6 @@ def _choose(
         if all(want is None or want == have for want, have in zip((job, attempt, cycle), identity, strict=True))
     ]
     if not found:
-        there = "; ".join(f"job {name or '(no name)'}, attempt {a}, cycle {c}" for name, a, c in known[-5:])
+        there = "; ".join(event_files.identity_text(*identity) for identity in known[-5:])
         raise NotFoundError("no such start-up in the events", hint=f"there are: {there}" if there else "there is none")
     return found if every else found[-1:]

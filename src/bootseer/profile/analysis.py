@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from statistics import median
+
+import msgspec
 
 from bootseer.errors import BootseerError, NotFoundError
 from bootseer.profile import intervals
 from bootseer.profile.clock import Axis
-from bootseer.profile.events import EventLog, Span, State
+from bootseer.profile.events import EventLog, Span, State, identity_text
 from bootseer.profile.report import Cell, Cost, JobReport, NodeReport, Problems, StageReport
 from bootseer.profile.timeline import Timeline
 from bootseer.profile.waits import Waits, find_waits
@@ -33,7 +35,9 @@ def analyse(log: EventLog, identity: tuple[str, int, int] | None = None, *, node
         identity = known[-1]
     spans = [span for span in log.spans if span.identity == identity]
     if identity is None or not spans:
-        raise NotFoundError(f"no span of {_name(identity)} in the events", hint=f"there are: {_names(known)}")
+        there = "; ".join(identity_text(*one) for one in known[-5:]) or "none"
+        what = "a job" if identity is None else identity_text(*identity)
+        raise NotFoundError(f"no span of {what} in the events", hint=f"there are: {there}")
     line = Timeline(spans, Axis(spans))
     waits = find_waits(line)
     node_reports, shares, own_ns = [], _shares(line, waits), {}
@@ -46,8 +50,7 @@ def analyse(log: EventLog, identity: tuple[str, int, int] | None = None, *, node
         weight = line.gpus[node] if held else 1
         for name, ns in parts.items():
             totals[name] += ns * weight
-    _check(totals, shares, line, held)
-    stages = [_stage(line, waits, stage, own_ns, shares[stage], held) for stage in line.stages]
+    _check(totals, shares, line)
     elapsed = line.length / 1e9
     report = JobReport(
         job=identity[0],
@@ -70,20 +73,12 @@ def analyse(log: EventLog, identity: tuple[str, int, int] | None = None, *, node
             wait=totals["wait"] / _HOUR,
             gap=totals["gap"] / _HOUR,
         ),
-        stages=stages,
+        stages=[_stage(line, stage, own_ns, shares[stage]) for stage in line.stages],
         nodes=node_reports,
         what_if=[],
         problems=_problems(log, spans, line),
     )
-    return slowest_at_median(report)
-
-
-def analyse_all(log: EventLog) -> list[JobReport]:
-    """The reports of every start-up in the log, in the order in which they began."""
-    by_identity: dict[tuple[str, int, int], list[Span]] = {}
-    for span in log.spans:
-        by_identity.setdefault(span.identity, []).append(span)
-    return [analyse(EventLog(spans=by_identity[identity]), identity) for identity in log.identities()]
+    return msgspec.structs.replace(report, what_if=slowest_at_median(report))
 
 
 def repeat_offenders(reports: Iterable[JobReport]) -> list[tuple[str, int]]:
@@ -117,7 +112,7 @@ def _node(line: Timeline, waits: Waits, node: str) -> tuple[NodeReport, dict[str
         spans = line.spans[node].get(stage)
         if not spans:
             continue
-        done = [span for span in spans if span.state is State.DONE or stage in line.closed.get(node, ())]
+        done = [span for span in spans if line.state(span) is State.DONE]
         here = line.work[node].get(stage, [])
         own = intervals.measure(intervals.subtract(here, inside))
         if done:
@@ -126,7 +121,7 @@ def _node(line: Timeline, waits: Waits, node: str) -> tuple[NodeReport, dict[str
         cells[stage] = Cell(
             own=own / 1e9 if done else None,
             wait=(intervals.measure(here) - own) / 1e9,
-            state=_worst(spans, closed=stage in line.closed.get(node, ())),
+            state=_worst({line.state(span) for span in spans}),
             uncertain=any(d.uncertain for span in done if (d := span.duration)),
             attrs=attrs,
         )
@@ -143,17 +138,11 @@ def _node(line: Timeline, waits: Waits, node: str) -> tuple[NodeReport, dict[str
     return report, parts, own_ns
 
 
-def _stage(
-    line: Timeline, waits: Waits, stage: str, own_ns: Mapping[str, Mapping[str, int]], share: int, held: bool
-) -> StageReport:
+def _stage(line: Timeline, stage: str, own_ns: Mapping[str, Mapping[str, int]], share: int) -> StageReport:
     own = {node: cells[stage] / 1e9 for node, cells in own_ns.items() if stage in cells}
     slowest = max(own, key=lambda node: own[node]) if own else None
     middle = median(own.values()) if own else None
     most = own[slowest] if slowest is not None else None
-
-    def weight(node: str) -> int:
-        return line.gpus[node] if held else 1
-
     return StageReport(
         stage=stage,
         seconds=share / 1e9,
@@ -163,8 +152,6 @@ def _stage(
         slowest=slowest,
         ratio=most / middle if most is not None and middle else None,
         stragglers=find_stragglers(own),
-        own_hours=sum(cells[stage] * weight(node) for node, cells in own_ns.items() if stage in cells) / _HOUR,
-        wait_hours=sum(ns * weight(node) for node, ns in waits.by_stage.get(stage, {}).items()) / _HOUR,
         unfinished=sum(1 for node in line.nodes if line.spans[node].get(stage) and stage not in own_ns[node]),
     )
 
@@ -193,7 +180,7 @@ def _shares(line: Timeline, waits: Waits) -> dict[str, int]:
     return shares
 
 
-def _check(totals: Mapping[str, int], shares: Mapping[str, int], line: Timeline, held: bool) -> None:
+def _check(totals: Mapping[str, int], shares: Mapping[str, int], line: Timeline) -> None:
     """The identities, by separately computed sums. A failure is a bug of this module, never of the data."""
     if totals["own"] + totals["wait"] + totals["gap"] != totals["total"]:
         raise BootseerError(f"own work, waiting and gaps do not add up to the lost time: {dict(totals)}")
@@ -201,14 +188,12 @@ def _check(totals: Mapping[str, int], shares: Mapping[str, int], line: Timeline,
         raise BootseerError(f"the stages' shares do not add up to the start-up time: {dict(shares)}, {line.length}")
 
 
-def _worst(spans: Iterable[Span], *, closed: bool) -> str:
-    states = {State.DONE if closed else span.state for span in spans}
-    worst = next(state for state in (State.OPEN, State.LOST, State.SKEWED, State.DONE) if state in states)
-    return str(worst.value)
+def _worst(states: Container[State]) -> str:
+    return str(next(s.value for s in (State.OPEN, State.LOST, State.SKEWED, State.DONE) if s in states))
 
 
 def _problems(log: EventLog, spans: Iterable[Span], line: Timeline) -> Problems:
-    states = Counter(State.DONE if span.stage in line.closed.get(span.node, ()) else span.state for span in spans)
+    states = Counter(line.state(span) for span in spans)
     return Problems(
         torn=log.torn,
         foreign=log.foreign,
@@ -222,14 +207,3 @@ def _problems(log: EventLog, spans: Iterable[Span], line: Timeline) -> Problems:
         uncertain_spans=sum(1 for span in spans if (d := span.duration) is not None and d.uncertain),
         clock_spread_seconds=line.axis.spread_ns / 1e9,
     )
-
-
-def _name(identity: tuple[str, int, int] | None) -> str:
-    return (
-        "a job" if identity is None else f"job {identity[0] or '(no name)'}, attempt {identity[1]}, cycle {identity[2]}"
-    )
-
-
-def _names(known: list[tuple[str, int, int]]) -> str:
-    names = [_name(identity) for identity in known[-5:]]
-    return "; ".join(names) if names else "none"

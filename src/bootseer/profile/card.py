@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from bootseer.profile.events import AttrValue
+from bootseer.profile.events import AttrValue, identity_text
 from bootseer.profile.report import Cell, JobReport, NodeReport, StageReport
 
 MAX_NODES = 20
@@ -78,7 +78,7 @@ def _add(table: Table, label: str, cells: Sequence[str], *, style: str = "") -> 
 def _compared(values: Sequence[float | None]) -> list[str]:
     cells = []
     for place, value in enumerate(values):
-        text, base = ("-" if value is None else f"{_number(value)} s"), values[0]
+        text, base = _number(value) + (" s" if value is not None else ""), values[0]
         if place == 0 or len(values) == 1:
             cells.append(text)
         elif value is None or base is None or base < 0.05:
@@ -90,7 +90,7 @@ def _compared(values: Sequence[float | None]) -> list[str]:
 
 def _head(report: JobReport) -> list[str]:
     start = "hot restart" if report.hot else "start-up"
-    lines = [f"{start} of job {report.job or '(no name)'}, attempt {report.attempt}, cycle {report.cycle}"]
+    lines = [f"{start} of {identity_text(report.job, report.attempt, report.cycle)}"]
     if report.startup_seconds is None:
         lines.append(f"  no end yet   {_number(report.elapsed_seconds)} s up to the last event; nobody knows the rest")
     else:
@@ -128,7 +128,7 @@ def _stages(report: JobReport) -> Table:
         if many and stage is not None:
             ratio = f"{stage.ratio:.2f}" if stage.ratio is not None else "-"
             flag = " !" if stage.slowest in stage.stragglers else ""
-            more = [_optional(stage.median), _optional(stage.max), ratio, f"{_tail(stage.slowest or '-')}{flag}"]
+            more = [_number(stage.median), _number(stage.max), ratio, f"{_tail(stage.slowest or '-')}{flag}"]
         elif stage is not None:
             more = [_how(report.nodes[0].stages.get(name))]
         bar = "#" * round(_BAR * seconds / whole)
@@ -151,7 +151,7 @@ def _remarks(report: JobReport) -> list[str]:
     for stage in report.stages:
         for node in stage.stragglers[:3]:
             own = next(n.stages[stage.stage].own for n in report.nodes if n.node == node)
-            text = f"{_optional(own)} s against a median of {_optional(stage.median)} s"
+            text = f"{_number(own)} s against a median of {_number(stage.median)} s"
             lines.append(f"straggler: {node} in {stage.stage}, {text}")
         if len(stage.stragglers) > 3:
             lines.append(f"  and {len(stage.stragglers) - 3} more in {stage.stage}")
@@ -205,10 +205,9 @@ def _nodes(report: JobReport, max_nodes: int) -> list[RenderableType]:
     for node in shown:
         cells = [_cell(node, stage) for stage in stages]
         _add(table, node.node, [*cells, _tenths(node.wait), _tenths(node.gap), _tenths(node.ready)])
-    if len(report.nodes) > 1:
-        table.add_section()
-        _add(table, "median", [*(_tenths(stage.median) for stage in stages), "", "", ""])
-        _add(table, "max", [*(_tenths(stage.max) for stage in stages), "", "", ""])
+    table.add_section()
+    _add(table, "median", [*(_tenths(stage.median) for stage in stages), "", "", ""])
+    _add(table, "max", [*(_tenths(stage.max) for stage in stages), "", "", ""])
     return [Text(title), table]
 
 
@@ -248,7 +247,9 @@ def _legend(report: JobReport) -> list[str]:
     return lines
 
 
-def _number(seconds: float) -> str:
+def _number(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
     return f"{seconds:.2f}" if seconds < 9.995 else f"{seconds:.1f}" if seconds < 999.95 else f"{seconds:,.0f}"
 
 
@@ -259,10 +260,6 @@ def _tail(node: str, width: int = 9) -> str:
 
 def _tenths(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds:,.1f}"
-
-
-def _optional(seconds: float | None) -> str:
-    return "-" if seconds is None else _number(seconds)
 
 
 def _hours(hours: float) -> str:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     AttrValue: TypeAlias = str | int | float | bool | None
 
-__all__ = ["annotate", "begin", "child_env", "enabled", "end", "span"]
+__all__ = ["annotate", "begin", "child_env", "end", "span"]
 
 LINE_LIMIT = 4096
 _VALUE_LIMIT = 512
@@ -52,11 +52,6 @@ _current: ContextVar[str] = ContextVar("bootseer_span", default="")
 _lost = 0
 _boot = ""
 _host = ""
-
-
-def enabled() -> bool:
-    """Whether events go anywhere."""
-    return bool(os.environ.get("BOOTSEER_EVENTS"))
 
 
 def begin(stage: str, /, *, parent: str | None = None, **attrs: AttrValue) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated
@@ -82,21 +83,20 @@ class Duration(msgspec.Struct, frozen=True, gc=False):
 
     ns: int
     uncertain: bool
-    error_ns: int
 
 
 class Span(msgspec.Struct, gc=False):
     """One stage on one node or rank. ``begin`` or ``end`` is missing when its event is."""
 
     id: str
-    stage: str
-    job: str
-    attempt: int
-    cycle: int
-    node: str
-    rank: int | None
-    gpus: int
-    parent: str
+    stage: str = ""
+    job: str = ""
+    attempt: int = 0
+    cycle: int = 0
+    node: str = ""
+    rank: int | None = None
+    gpus: int = 0
+    parent: str = ""
     begin: Stamp | None = None
     end: Stamp | None = None
     attrs: dict[str, AttrValue] = {}
@@ -119,7 +119,6 @@ class EventLog(msgspec.Struct):
     """Spans of any number of start-ups, and how much could not be used."""
 
     spans: list[Span] = []
-    files: int = 0
     events: int = 0
     torn: int = 0
     foreign: int = 0
@@ -143,12 +142,16 @@ class EventLog(msgspec.Struct):
 def between(begin: Stamp, end: Stamp) -> Duration | None:
     """``end - begin`` from the monotonic clock under one boot id, else from the wall clock; None if negative."""
     if begin.mono is not None and end.mono is not None and begin.boot and begin.boot == end.boot:
-        error = begin.res + end.res
         ns = end.mono - begin.mono
-        if -error <= ns:
-            return Duration(max(ns, 0), uncertain=False, error_ns=error)
+        if ns >= -(begin.res + end.res):
+            return Duration(max(ns, 0), uncertain=False)
     ns = end.wall - begin.wall
-    return Duration(ns, uncertain=True, error_ns=begin.res + end.res) if ns >= 0 else None
+    return Duration(ns, uncertain=True) if ns >= 0 else None
+
+
+def identity_text(job: str, attempt: int, cycle: int) -> str:
+    """What a start-up is called in messages."""
+    return f"job {job or '(no name)'}, attempt {attempt}, cycle {cycle}"
 
 
 def read(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> EventLog:
@@ -157,9 +160,8 @@ def read(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Ev
     Raises `NotFoundError` for a path that does not exist, `DataError` when there is not one event in all of them.
     """
     given = [Path(paths)] if isinstance(paths, (str, os.PathLike)) else [Path(path) for path in paths]
-    files = list(dict.fromkeys(path.resolve() for path in _files(given)))
-    joiner = _Joiner(EventLog(files=len(files)))
-    for file in files:
+    joiner = _Joiner()
+    for file in dict.fromkeys(path.resolve() for path in _files(given)):
         try:
             joiner.add_file(file)
         except OSError as exc:
@@ -176,7 +178,7 @@ def read(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Ev
 
 def parse(lines: Iterable[bytes]) -> EventLog:
     """Join lines, from wherever they come, to spans. Never raises on a line; an empty log is possible."""
-    joiner = _Joiner(EventLog())
+    joiner = _Joiner()
     for line in lines:
         joiner.add_line(line)
     return joiner.finish()
@@ -195,12 +197,11 @@ def _files(given: Iterable[Path]) -> Iterator[Path]:
 class _Joiner:
     """Lines in any order in, spans out."""
 
-    def __init__(self, log: EventLog) -> None:
-        self.log = log
+    def __init__(self) -> None:
+        self.log = EventLog()
         self._decoder = msgspec.json.Decoder(Event)
         self._spans: dict[str, Span] = {}
         self._notes: dict[str, dict[str, AttrValue]] = {}
-        self._words: dict[str, str] = {}
 
     def add_file(self, path: Path) -> None:
         with path.open("rb") as file:
@@ -251,42 +252,23 @@ class _Joiner:
         if event.ev == "note":
             self._notes.setdefault(event.span, {}).update(event.attrs or {})
             return
-        word = self._word
         span = self._spans.get(event.span)
         if span is None:
-            span = self._spans[event.span] = Span(
-                id=event.span,
-                stage=word(event.stage),
-                job=word(event.job),
-                attempt=event.attempt,
-                cycle=event.cycle,
-                node=word(event.node),
-                rank=event.rank,
-                gpus=event.gpus,
-                parent=event.parent,
-            )
-        stamp = Stamp(event.wall, event.mono, word(event.boot), event.res)
-        if event.ev == "begin":
-            if span.begin is not None:
-                self.log.duplicates += 1
-                return
-            span.begin = stamp
+            span = self._spans[event.span] = Span(id=event.span)
+        begins = event.ev == "begin"
+        if (span.begin if begins else span.end) is not None:
+            self.log.duplicates += 1
+            return
+        if begins or span.begin is None:
             # The begin says what the span is; an end may come from a process that knows less.
-            span.stage, span.parent, span.rank, span.gpus = word(event.stage), event.parent, event.rank, event.gpus
-            span.job, span.attempt, span.cycle = word(event.job), event.attempt, event.cycle
-            span.node = word(event.node)
-            if event.attrs:
-                span.attrs = {**event.attrs, **span.attrs}
+            span.job, span.attempt, span.cycle = sys.intern(event.job), event.attempt, event.cycle
+            span.node, span.rank, span.gpus = sys.intern(event.node), event.rank, event.gpus
+            span.stage, span.parent = sys.intern(event.stage), event.parent
+        stamp, attrs = Stamp(event.wall, event.mono, sys.intern(event.boot), event.res), event.attrs or {}
+        if begins:
+            span.begin, span.attrs = stamp, {**attrs, **span.attrs}
         else:
-            if span.end is not None:
-                self.log.duplicates += 1
-                return
-            span.end = stamp
-            if event.attrs:
-                span.attrs = {**span.attrs, **event.attrs}
-
-    def _word(self, text: str) -> str:
-        return self._words.setdefault(text, text)
+            span.end, span.attrs = stamp, {**span.attrs, **attrs}
 
     def finish(self) -> EventLog:
         for span_id, attrs in self._notes.items():

@@ -43,8 +43,6 @@ class StageReport(msgspec.Struct, frozen=True):
     slowest: str | None
     ratio: float | None
     stragglers: list[str]
-    own_hours: float
-    wait_hours: float
     unfinished: int
 
 

@@ -37,58 +37,47 @@ class Timeline:
         self.queue_ns = sum(d.ns for span in queue if (d := span.duration)) if queue else None
         self.begin, self.end = self._bounds(queue)
         self.length = self.end - self.begin
-        self.closed = self._close_init()
-        """node -> stages that count as ended although the end event is missing."""
+        # Whoever began init (a launcher) often cannot know when the first step inside the training process has ended.
+        self._init_ended = {
+            node for node in self.ready if all(span.state is State.DONE for span in self.spans[node]["first_step"])
+        }
         self.work = {node: self._work(node) for node in self.nodes}
         """node -> stage -> when it was at work, inside the bounds; ``init`` without its children."""
 
-    def when(self, span: Span) -> Interval | None:
-        """Where a ``DONE`` span lies: begin on the axis, length from its duration."""
-        if span.begin is None or (duration := span.duration) is None:
-            return None
-        begin = self.axis.at(span.node, span.begin)
-        return (begin, begin + duration.ns)
+    def state(self, span: Span) -> State:
+        """That of the span; an ``init`` that has begun ends with the first step, although its own end is missing."""
+        ended = span.stage == "init" and span.begin is not None and span.node in self._init_ended
+        return State.DONE if ended else span.state
 
-    def begun(self, span: Span) -> int | None:
-        """Where a span begins, whatever its state."""
-        return self.axis.at(span.node, span.begin) if span.begin is not None else None
+    def done(self, spans: Iterable[Span]) -> Iterable[Interval]:
+        """Where those that are ``DONE`` lie: begin on the axis, length from the duration."""
+        for span in spans:
+            if span.begin is not None and (duration := span.duration) is not None:
+                begin = self.axis.at(span.node, span.begin)
+                yield begin, begin + duration.ns
 
-    def _all(self) -> Iterable[Span]:
-        return (span for node in self.nodes for group in self.spans[node].values() for span in group)
+    def begins(self, spans: Iterable[Span]) -> Iterable[int]:
+        """Where they begin, whatever their state."""
+        return (self.axis.at(span.node, span.begin) for span in spans if span.begin is not None)
 
     def _ready(self) -> dict[str, int]:
-        ready: dict[str, int] = {}
-        for node in self.nodes:
-            ends = [when[1] for span in self.spans[node].get("first_step", ()) if (when := self.when(span))]
-            if ends:
-                ready[node] = max(ends)
-        return ready
+        steps = {node: list(self.done(self.spans[node].get("first_step", ()))) for node in self.nodes}
+        return {node: max(end for _, end in found) for node, found in steps.items() if found}
 
     def _bounds(self, queue: Iterable[Span]) -> Interval:
-        begins = [begin for span in self._all() if (begin := self.begun(span)) is not None]
-        begins += [when[1] for span in queue if (when := self.when(span))]
-        ends = [self.axis.at(span.node, stamp) for span in self._all() for stamp in (span.begin, span.end) if stamp]
+        spans = [span for node in self.nodes for group in self.spans[node].values() for span in group]
+        begins = [*self.begins(spans), *(end for _, end in self.done(queue))]
+        ends = [self.axis.at(span.node, stamp) for span in spans for stamp in (span.begin, span.end) if stamp]
         begin = min(begins or ends, default=0)
         end = max(self.ready.values()) if self.complete else max(ends, default=begin)
         return begin, max(begin, end)
 
-    def _close_init(self) -> dict[str, frozenset[str]]:
-        # Whoever began init (a launcher) often cannot know when the first step inside the training process has ended.
-        return {
-            node: frozenset(("init",))
-            for node in self.nodes
-            if node in self.ready
-            and all(span.state is State.DONE for span in self.spans[node]["first_step"])
-            and any(span.begin for span in self.spans[node].get("init", ()))
-        }
-
     def _work(self, node: str) -> dict[str, Intervals]:
         work: dict[str, Intervals] = {}
         for stage, spans in self.spans[node].items():
-            parts = [when for span in spans if (when := self.when(span))]
-            if stage == "init" and node in self.closed:
-                begins = [begin for span in spans if (begin := self.begun(span)) is not None]
-                parts = [(begin, self.ready[node]) for begin in begins]
+            parts = self.done(spans)
+            if stage == "init" and node in self._init_ended:
+                parts = ((begin, self.ready[node]) for begin in self.begins(spans))
             work[stage] = intervals.clip(intervals.union(parts), self.begin, self.end)
         if "init" in work:
             children = intervals.union(part for stage in INIT_STAGES for part in work.get(stage, ()))

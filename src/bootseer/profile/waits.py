@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from bootseer.profile.events import INIT_STAGES, Span, State
-from bootseer.profile.intervals import Intervals
+from bootseer.profile.events import INIT_STAGES, State
+from bootseer.profile.intervals import Intervals, union
 from bootseer.profile.timeline import Timeline
 
 BARRIERS = ("alloc", "image", "env")
@@ -21,18 +21,10 @@ TOLERANCE_NS = 100_000_000
 
 @dataclass
 class Waits:
-    """node -> intervals; ``between`` stages and ``inside`` a rendezvous stage. ``by_stage``: stage -> node -> ns."""
+    """node -> disjoint intervals in order; ``between`` stages and ``inside`` a rendezvous stage."""
 
     between: dict[str, Intervals] = field(default_factory=dict)
     inside: dict[str, Intervals] = field(default_factory=dict)
-    by_stage: dict[str, dict[str, int]] = field(default_factory=dict)
-
-    def add(self, where: dict[str, Intervals], stage: str, node: str, begin: int, end: int) -> None:
-        """One wait; an empty or backward one is none."""
-        if end > begin:
-            where.setdefault(node, []).append((begin, end))
-            by_node = self.by_stage.setdefault(stage, {})
-            by_node[node] = by_node.get(node, 0) + end - begin
 
 
 def find_waits(line: Timeline) -> Waits:
@@ -45,9 +37,10 @@ def find_waits(line: Timeline) -> Waits:
             _rendezvous(line, stage, waits)
         if line.complete:
             for node, ready in line.ready.items():
-                waits.add(waits.between, "first_step", node, ready, line.end)
-    for parts in waits.inside.values():
-        parts.sort()
+                waits.between.setdefault(node, []).append((ready, line.end))
+    for where in (waits.between, waits.inside):
+        for node, parts in where.items():
+            where[node] = union(parts)
     return waits
 
 
@@ -57,7 +50,7 @@ def _barrier(line: Timeline, stage: str, waits: Waits) -> None:
     for node in line.nodes:
         spans = line.spans[node].get(stage, [])
         running = running or any(span.state is State.OPEN for span in spans)
-        found = [when[1] for span in spans if (when := line.when(span))]
+        found = [end for _, end in line.done(spans)]
         if found and not any(span.state is State.OPEN for span in spans):
             ends[node] = max(found)
     if not ends:
@@ -66,25 +59,24 @@ def _barrier(line: Timeline, stage: str, waits: Waits) -> None:
     for node, end in ends.items():
         onward = _next_begin(line, node, stage)
         if onward is None or onward >= release - TOLERANCE_NS:
-            waits.add(waits.between, stage, node, end, min(release, line.end if onward is None else onward))
+            until = min(release, line.end if onward is None else onward)
+            waits.between.setdefault(node, []).append((end, until))
 
 
 def _rendezvous(line: Timeline, stage: str, waits: Waits) -> None:
     arrivals: dict[str, int] = {}
     for node in line.nodes:
-        begins = [begin for span in line.spans[node].get(stage, ()) if (begin := line.begun(span)) is not None]
-        if begins:
+        if begins := list(line.begins(line.spans[node].get(stage, ()))):
             arrivals[node] = max(begins)
     last = max(arrivals.values(), default=0)
     for node, arrival in arrivals.items():
-        ends = [when[1] for span in line.spans[node][stage] if (when := line.when(span))]
+        ends = [end for _, end in line.done(line.spans[node][stage])]
         if ends and max(ends) >= last - TOLERANCE_NS:
             end = min(last, max(ends), line.end)
-            waits.add(waits.inside, stage, node, max(arrival, line.begin), end)
+            waits.inside.setdefault(node, []).append((max(arrival, line.begin), end))
 
 
 def _next_begin(line: Timeline, node: str, stage: str) -> int | None:
     """Where the node's next top-level stage begins; children of init stand for it where it has no span."""
     later = (*BARRIERS[BARRIERS.index(stage) + 1 :], "init", *INIT_STAGES)
-    spans: list[Span] = [span for name in later for span in line.spans[node].get(name, ())]
-    return min((begin for span in spans if (begin := line.begun(span)) is not None), default=None)
+    return min(line.begins(span for name in later for span in line.spans[node].get(name, ())), default=None)

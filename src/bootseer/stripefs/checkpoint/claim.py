@@ -32,7 +32,7 @@ from bootseer.stripefs.checkpoint import commit, newest
 from bootseer.stripefs.checkpoint.commit import Commit, CommittedFile
 from bootseer.stripefs.files.reader import read_pointer
 from bootseer.stripefs.files.writer import StripeWriter
-from bootseer.stripefs.layout import Pointer, clean_new
+from bootseer.stripefs.layout import clean_new
 
 _log = logging.getLogger(__name__)
 _CLAIM = re.compile(r"save\.([1-9][0-9]{0,17})")
@@ -74,7 +74,9 @@ class Save:
     ) -> StripeWriter:
         """A writer for the file ``path``, relative to the folder; `StripeWriter` says more."""
         full = join(self.folder, clean_new(path))
-        return StripeWriter(self._backend, full, width=width, unit=unit, striped=striped, before=self._refuse_late)
+        return StripeWriter(
+            self._backend, full, width=width, unit=unit, striped=striped, before=lambda pointer: self.check()
+        )
 
     def check(self) -> None:
         """Raise `NotWritableError` when this save can publish nothing any more."""
@@ -87,9 +89,6 @@ class Save:
                 f"save {self.epoch} of {self._shown} has lost its folder: it was removed or renamed", hint="save again"
             )
         commit.refuse_committed(self._backend, self.folder)
-
-    def _refuse_late(self, pointer: Pointer | None) -> None:
-        self.check()
 
     @property
     def _shown(self) -> str:
@@ -173,7 +172,7 @@ def begin(backend: Backend, folder: str) -> Save:
     faults.point("stripefs.save.claim")
     save = Save(backend, folder, epoch, token)
     # In this order: a save that claims after the list was made has none of its files in it.
-    unfinished = list(_unfinished(backend, folder))
+    unfinished = [join(folder, path) for path, _ in commit.walk(backend, folder, temporary=True)]
     save.check()
     for path in unfinished:
         with contextlib.suppress(NotFoundError):  # its writer was quicker
@@ -193,13 +192,3 @@ def _highest(backend: Backend, folder: str) -> int:
     except NotFoundError:
         return 0
     return max((int(found[1]) for name in names if (found := _CLAIM.fullmatch(name))), default=0)
-
-
-def _unfinished(backend: Backend, folder: str) -> Iterator[str]:
-    """Paths of the temporary files at or below ``folder``. Ended ones are garbage, and say whose stripes are."""
-    for entry in backend.list(folder):
-        path = join(folder, entry.name)
-        if entry.is_dir and not commit.is_hidden(entry.name):
-            yield from _unfinished(backend, path)
-        elif not entry.is_dir and commit.is_temporary(entry.name) and not entry.name.endswith(layout.ENDED):
-            yield path

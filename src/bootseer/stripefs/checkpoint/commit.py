@@ -58,16 +58,19 @@ def is_temporary(name: str) -> bool:
     return _TEMPORARY.fullmatch(name) is not None
 
 
-def walk(backend: Backend, folder: str) -> Iterator[tuple[str, Entry]]:
-    """Every file below ``folder`` as (path relative to it, entry), in path order; without the store's own."""
+def walk(backend: Backend, folder: str, *, temporary: bool = False) -> Iterator[tuple[str, Entry]]:
+    """Every file below ``folder`` as (path relative to it, entry), in path order; without the store's own.
+
+    ``temporary``: the unfinished files instead. Ended ones are garbage, and say whose stripes are.
+    """
     for entry in backend.list(folder):
-        if is_hidden(entry.name):
-            continue
-        if entry.is_dir:
-            for path, found in walk(backend, join(folder, entry.name)):
-                yield f"{entry.name}/{path}", found
-        else:
-            yield entry.name, entry
+        name, hidden = entry.name, is_hidden(entry.name)
+        unfinished = is_temporary(name) and not name.endswith(layout.ENDED)
+        if entry.is_dir and not hidden:
+            for path, found in walk(backend, join(folder, name), temporary=temporary):
+                yield f"{name}/{path}", found
+        elif not entry.is_dir and (unfinished if temporary else not hidden):
+            yield name, entry
 
 
 def encode(commit: Commit) -> bytes:

@@ -79,11 +79,7 @@ def write_hint(backend: Backend, folder: str, *, complete: str = "") -> str:
 
     Raises `NotWritableError` when a file of another kind has that name.
     """
-    path = join(folder, NAME)
-    try:
-        name = find(backend, folder, quiet=True, complete=complete).rpartition("/")[2]
-    except NotFoundError:
-        name = ""
+    path, name = join(folder, NAME), name_of_newest(backend, folder, complete=complete)
     try:
         hint = read(backend, folder)
         if hint is None and exists(backend, path):
@@ -118,13 +114,20 @@ def update_hint(backend: Backend, folder: str, *, complete: str = "") -> None:
         _log.warning("%s was not updated: %s", join(folder, NAME), exc)
 
 
-def find(backend: Backend, folder: str, *, quiet: bool = False, complete: str = "") -> str:
+def find(backend: Backend, folder: str) -> str:
     """Path of the newest complete checkpoint directly below ``folder``; `NotFoundError` when there is none.
 
     Newest: largest last number in the name; for equal or no numbers, committed last. Incomplete ones are skipped with
-    a warning (unless ``quiet``); a storage that does not answer is an error, not a reason to go back. ``complete``: as
-    in `write_hint`.
+    a warning; a storage that does not answer is an error, not a reason to go back.
     """
+    if not (name := name_of_newest(backend, folder, level=logging.WARNING)):
+        raise NotFoundError(f"no complete checkpoint in {folder or backend.url}")
+    return join(folder, name)
+
+
+def name_of_newest(backend: Backend, folder: str, *, complete: str = "", level: int = logging.DEBUG) -> str:
+    """The name of what `find` finds, "" for none. ``complete``: as in `write_hint`; ``level``: of the lines in the log
+    about incomplete ones."""
     groups: dict[int, list[str]] = {}
     for entry in backend.list(folder):
         if entry.is_dir and not commit.is_hidden(entry.name):
@@ -134,16 +137,12 @@ def find(backend: Backend, folder: str, *, quiet: bool = False, complete: str = 
             try:
                 if name != complete:
                     commit.check(backend, join(folder, name))
+                return name
             except UnavailableError:
                 raise
             except BootseerError as exc:
-                if not quiet:
-                    _log.warning("not using %s: %s", join(folder, name), exc.message)
-                continue
-            if not quiet:
-                _compare(backend, folder, name)
-            return join(folder, name)
-    raise NotFoundError(f"no complete checkpoint in {folder or backend.url}")
+                _log.log(level, "not using %s: %s", join(folder, name), exc.message)
+    return ""
 
 
 def _by_commit(backend: Backend, folder: str, names: list[str]) -> list[str]:
@@ -157,13 +156,3 @@ def _by_commit(backend: Backend, folder: str, names: list[str]) -> list[str]:
         except (DataError, NotFoundError):  # NotFoundError: removed meanwhile
             created[name] = float("-inf")
     return sorted(names, key=lambda name: (created[name], name), reverse=True)
-
-
-def _compare(backend: Backend, folder: str, name: str) -> None:
-    try:
-        hint = read(backend, folder)
-    except (DataError, NotFoundError) as exc:
-        _log.warning("%s; the newest complete checkpoint was looked for", exc.message)
-        return
-    if hint is not None and hint.checkpoint != name:
-        _log.info("%s names %s, the newest complete one is %s", join(folder, NAME), hint.checkpoint, name)

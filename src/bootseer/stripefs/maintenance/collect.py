@@ -9,16 +9,17 @@ Many sets of one folder take these steps together, so that the folder is listed 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
 from bootseer import faults
 from bootseer.errors import BootseerError, ConfigError, NotFoundError, UnavailableError
 from bootseer.storage.interface import DEADLINE, Backend, clean, join
+from bootseer.stripefs import layout
 from bootseer.stripefs.maintenance import scan
 from bootseer.stripefs.maintenance.check import Finding, fsck
 from bootseer.stripefs.maintenance.repair import restore_trash
@@ -28,7 +29,6 @@ _log = logging.getLogger(__name__)
 
 AGE = 86400.0
 """Seconds for which garbage is left alone, because its writer may be under way."""
-
 
 _BATCH = 100
 """Sets of one folder that are set aside together, at most. Who reads one that was published meanwhile meets an error
@@ -59,139 +59,126 @@ def gc(
     dry_run: bool = False,
     lost: bool = False,
     taken: bool = False,
-    now: float | None = None,
 ) -> list[Removal]:
     """Remove the garbage at or below the folder ``path`` that was modified last more than ``age`` seconds ago.
 
     ``lost``: also whole sets of stripes whose pointer is gone, as after a removal with tools that do not know them.
     ``taken``: also files that a writer on HDFS has open; it is ended. Without it they are kept as long as that writer
     renews its lease (it dies with it after a minute).
+
+    Garbage that cannot be removed is kept, and no reason to leave the rest; a storage that does not answer is an error.
     """
     if age < 0:
         raise ConfigError(f"an age of {age:g} s is not possible")
-    path, now = clean(path), time.time() if now is None else now
+    path = clean(path)
     if not backend.stat(path).is_dir:
         raise NotFoundError(f"{path} is a file, gc cleans folders")
-    kinds = ["unreferenced-stripes", "collected-stripes", "temporary", *(["lost-pointer"] if lost else [])]
-    garbage = [finding for finding in fsck(backend, path, now=now).findings if finding.kind in kinds]
-    # stripes before the temporary files that say whose they are
-    garbage.sort(key=lambda finding: finding.kind == "temporary")
-    collector = _Collector(backend, now, age, dry_run, taken)
-    kept = collector.collect(garbage)
-    return [
-        Removal(kind=finding.kind, path=finding.path, size=finding.size, age=finding.age, kept=why)
-        for finding, why in zip(garbage, kept, strict=True)
-    ]
+    findings = fsck(backend, path).findings
+    garbage = [it for it in findings if it.level == "garbage" or (lost and it.kind == "lost-pointer")]
+    collector = _Collector(backend, age, dry_run, taken)
+    folders: dict[str, dict[str, str]] = {}  # path: why a set in it is kept, "" when it is removed, by uuid
+    for finding in garbage:
+        if finding.age >= age and finding.kind != "temporary":
+            folders.setdefault(_folder_of(finding.path), {})[finding.uuid] = ""
+    for folder, kept in folders.items():
+        collector.sets(folder, kept)
+    # after the stripes of the sets that they belong to
+    temporaries = {finding.path: "" for finding in garbage if finding.age >= age and finding.kind == "temporary"}
+    for path in temporaries:
+        with _kept_on_error(temporaries, path):
+            temporaries[path] = collector.temporary(path)
+
+    def why(finding: Finding) -> str:
+        if finding.age < age:
+            return "its writer may be under way"
+        if finding.kind == "temporary":
+            return temporaries[finding.path]
+        return folders[_folder_of(finding.path)][finding.uuid]
+
+    return [Removal(kind=it.kind, path=it.path, size=it.size, age=it.age, kept=why(it)) for it in garbage]
+
+
+def _folder_of(path: str) -> str:
+    """The folder whose files have the stripes of which a finding says ``path``: of the set, or of a lost pointer."""
+    parent, _, name = path.rpartition("/")[0].rpartition("/")
+    return parent if name == layout.FOLDER else join(parent, name)
+
+
+@contextlib.contextmanager
+def _kept_on_error(kept: dict[str, str], *names: str) -> Iterator[None]:
+    """An error is why all of ``names`` are kept. A storage that does not answer is an error."""
+    try:
+        yield
+    except UnavailableError:
+        raise
+    except (BootseerError, OSError) as exc:
+        kept.update(dict.fromkeys(names, exc.message if isinstance(exc, BootseerError) else str(exc)))
 
 
 class _Collector:
-    def __init__(self, backend: Backend, now: float, age: float, dry_run: bool, taken: bool) -> None:
-        self._backend, self._now, self._age = backend, now, age
+    def __init__(self, backend: Backend, age: float, dry_run: bool, taken: bool) -> None:
+        self._backend, self._age = backend, age
         self._dry_run, self._taken = dry_run, taken
 
-    def collect(self, garbage: Sequence[Finding]) -> list[str]:
-        """Remove what each finding names. For each the reason why not, "" when it is gone.
+    def sets(self, path: str, kept: dict[str, str]) -> None:
+        """Remove the sets in ``kept`` of one folder: its stripes are listed once, its files twice for each batch."""
+        uuids, folder = list(kept), None
+        with _kept_on_error(kept, *uuids):
+            folder = scan.folder(self._backend, path)
+        if folder is not None:
+            for start in range(0, len(uuids), _BATCH):
+                self._batch(folder, uuids[start : start + _BATCH], kept)
 
-        Garbage that cannot be removed is kept, and no reason to leave the rest.
-        """
-        kept = {index: "its writer may be under way" for index, it in enumerate(garbage) if it.age < self._age}
-        folders: dict[str, dict[int, str]] = {}  # path: uuids of its sets by the number of their finding
-        for index, finding in enumerate(garbage):
-            if index not in kept and finding.kind != "temporary":
-                parent = finding.path.rpartition("/")[0]
-                if finding.kind != "lost-pointer":
-                    parent = parent.rpartition("/")[0]  # of the folder of the stripes
-                folders.setdefault(parent, {})[index] = finding.uuid
-        for parent, sets in folders.items():
-            why = self._sets(parent, list(dict.fromkeys(sets.values())))
-            kept |= {index: why[uuid] for index, uuid in sets.items()}
-        for index, finding in enumerate(garbage):
-            if index not in kept:
-                kept[index] = _why_not(partial(self._temporary, finding.path))
-        return [kept[index] for index in range(len(garbage))]
-
-    def _sets(self, parent: str, uuids: list[str]) -> dict[str, str]:
-        """`collect` the sets ``uuids`` of one folder: its stripes are listed once, its files twice for each batch."""
-        folder: Folder | None = None
-
-        def look() -> str:
-            nonlocal folder
-            folder = scan.folder(self._backend, parent)
-            return ""
-
-        if (failed := _why_not(look)) or folder is None:
-            return dict.fromkeys(uuids, failed)
-        kept: dict[str, str] = {}
-        for start in range(0, len(uuids), _BATCH):
-            batch = uuids[start : start + _BATCH]
-            why = {uuid: _why_not(partial(self._in_use, _files(folder, uuid))) for uuid in batch}
-            if not self._dry_run:
-                self._batch(folder, why)
-            kept |= why
-        return kept
-
-    def _batch(self, folder: Folder, kept: dict[str, str]) -> None:
-        """`collect` the sets in ``kept``, which says why each of them is kept, "" for no reason yet."""
-        aside: dict[str, None] = {}  # until it is known to be garbage
+    def _batch(self, folder: Folder, uuids: list[str], kept: dict[str, str]) -> None:
+        for uuid in uuids:
+            with _kept_on_error(kept, uuid):
+                named = "a pointer names it by now" if folder.owners(uuid) else ""
+                kept[uuid] = named or self._in_use(_files(folder, uuid))
+        aside = [uuid for uuid in uuids if not kept[uuid]]
+        if self._dry_run or not aside:
+            return
         try:
-            self._collect(folder, kept, aside)
+            for uuid in aside:
+                with _kept_on_error(kept, uuid):
+                    self._set_aside(folder, uuid)
+            faults.point("stripefs.gc.aside")
+            with _kept_on_error(kept, *aside):
+                self._fence(folder, aside, kept)
+            faults.point("stripefs.gc.delete")
+            # as long as nobody knows that they are garbage, a pointer may name them
+            if silent := self._put_back(folder, [uuid for uuid in aside if kept[uuid]]):
+                raise silent
         except BaseException:
             self._put_back(folder, aside)
             raise
-
-    def _collect(self, folder: Folder, kept: dict[str, str], aside: dict[str, None]) -> None:
-        """The steps of a batch; says in ``kept`` why a set is, and in ``aside`` which ones are set aside."""
-        for uuid in kept:
-            if not kept[uuid] and folder.owners(uuid):
-                kept[uuid] = "a pointer names it by now"
+        for uuid in aside:
             if not kept[uuid]:
-                aside[uuid] = None
-                kept[uuid] = _why_not(partial(self._set_aside, folder, uuid))
-        if not aside:
-            return
-        faults.point("stripefs.gc.aside")
-        named: set[str] = set()
+                with _kept_on_error(kept, uuid):
+                    self._delete(folder, uuid)
 
-        def fence() -> str:
-            for entry in self._backend.list(folder.path):
-                if (uuid := scan.owner(entry.name)) in kept and not kept[uuid]:
-                    path = join(folder.path, entry.name)
-                    kept[uuid] = _why_not(partial(self._backend.delete, path))
-            faults.point("stripefs.gc.fenced")
-            after = scan.folder(self._backend, folder.path, known=folder, stripes=False)
-            named.update(uuid for uuid in aside if after.owners(uuid))
-            return ""
+    def _fence(self, folder: Folder, aside: list[str], kept: dict[str, str]) -> None:
+        """Remove the temporary files from which a writer could still publish a set, and see whether one has."""
+        for entry in self._backend.list(folder.path):
+            if (uuid := scan.owner(entry.name)) in aside and not kept[uuid]:
+                with _kept_on_error(kept, uuid):
+                    self._backend.delete(join(folder.path, entry.name))
+        faults.point("stripefs.gc.fenced")
+        after = scan.folder(self._backend, folder.path, known=folder, stripes=False)
+        kept.update({uuid: "its writer published it meanwhile" for uuid in aside if after.owners(uuid)})
 
-        failed = _why_not(fence)
-        faults.point("stripefs.gc.delete")
-        for uuid in list(aside):
-            if uuid in named:
-                kept[uuid] = "its writer published it meanwhile"
-            if why := kept[uuid] or failed:
-                kept[uuid] = why
-                # as long as nobody knows that it is garbage, a pointer may name it
-                if not_back := _why_not(partial(restore_trash, self._backend, folder, uuid)):
-                    _log.warning(_ASIDE, folder.store, uuid, not_back)
-                del aside[uuid]
-                continue
-            del aside[uuid]
-            kept[uuid] = _why_not(partial(self._delete, folder, uuid))
-
-    def _put_back(self, folder: Folder, aside: Iterable[str]) -> None:
-        """Rename all of ``aside`` back, after an error. A storage that is silent is asked for `DEADLINE` seconds."""
-        until, silent = time.monotonic() + DEADLINE, ""
+    def _put_back(self, folder: Folder, aside: Iterable[str]) -> UnavailableError | None:
+        """Rename all of ``aside`` back. A storage that is silent is asked for `DEADLINE` seconds; returns its error."""
+        until, silent = time.monotonic() + DEADLINE, None
         for uuid in aside:
             try:
-                if not silent or time.monotonic() < until:
-                    silent = ""
-                    restore_trash(self._backend, folder, uuid)
-                    continue
-                why = silent
-            except UnavailableError as exc:
-                why = silent = exc.message
+                if silent is not None and time.monotonic() >= until:
+                    raise silent
+                restore_trash(self._backend, folder, uuid)
+                silent = None
             except (BootseerError, OSError) as exc:
-                why = str(exc)
-            _log.warning(_ASIDE, folder.store, uuid, why)
+                silent = exc if isinstance(exc, UnavailableError) else None
+                _log.warning(_ASIDE, folder.store, uuid, exc)
+        return silent
 
     def _set_aside(self, folder: Folder, uuid: str) -> None:
         trash = folder.trash.setdefault(uuid, {})
@@ -208,14 +195,15 @@ class _Collector:
         for index in folder.trash.get(uuid, {}):
             self._backend.delete(folder.trash_path(uuid, index))
 
-    def _temporary(self, path: str) -> str:
+    def temporary(self, path: str) -> str:
+        """Remove a temporary file or folder. Returns why it is kept, "" when it is gone."""
         try:
             entry = self._backend.stat(path)
         except NotFoundError:
             return ""  # went with its stripes
         if not entry.is_dir and (why := self._in_use([path])):
             return why
-        if self._now - scan.youngest(self._backend, path, entry) < self._age:
+        if time.time() - scan.youngest(self._backend, path, entry) < self._age:
             return "its writer is under way"
         if not self._dry_run and entry.is_dir:
             self._backend.remove_folder(path)
@@ -240,14 +228,4 @@ class _Collector:
 def _files(folder: Folder, uuid: str) -> list[str]:
     """Stripes and temporary files of a set."""
     stripes = [folder.stripe_path(uuid, index) for index in folder.stripes.get(uuid, {})]
-    return stripes + [join(folder.path, entry.name) for entry in folder.temporaries_of(uuid)]
-
-
-def _why_not(function: Callable[[], str | None]) -> str:
-    """What ``function`` says, or its error. A storage that does not answer is an error."""
-    try:
-        return function() or ""
-    except UnavailableError:
-        raise
-    except (BootseerError, OSError) as exc:
-        return exc.message if isinstance(exc, BootseerError) else str(exc)
+    return stripes + [join(folder.path, entry.name) for entry in folder.temporaries.get(uuid, [])]

@@ -12,9 +12,9 @@ from bootseer.storage.interface import Backend, exists, join, read_all
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit, newest
 from bootseer.stripefs.files import namespace
-from bootseer.stripefs.layout import Pointer
 from bootseer.stripefs.maintenance import scan
 from bootseer.stripefs.maintenance.check import Finding, Report
+from bootseer.stripefs.maintenance.scan import Folder
 
 _log = logging.getLogger(__name__)
 
@@ -49,40 +49,44 @@ def repair(backend: Backend, report: Report) -> list[Repair]:
 
 
 def _mend(backend: Backend, finding: Finding) -> str:
-    if finding.kind in ("lost-pointer", "damaged-pointer"):
-        return _rebuild(backend, finding.path, finding.uuid, damaged=finding.kind == "damaged-pointer")
-    if finding.kind == "missing-stripe":
-        return _restore(backend, finding.path)
-    if finding.kind == "renamed-file":
-        namespace.adopt(backend, finding.path, _intact(backend, finding.path))
-        return "it says its name now"
-    if finding.kind == "wrong-latest":
-        return f"it names {newest.write_hint(backend, finding.path.rpartition('/')[0])} now"
-    raise DataError(f"no repair for {finding.kind}")
-
-
-def _rebuild(backend: Backend, path: str, uuid: str, *, damaged: bool) -> str:
+    path = finding.path
     parent, _, name = path.rpartition("/")
-    text = _text(backend, path)  # before the look that says it is damaged
+    if finding.kind == "wrong-latest":
+        return f"it names {newest.write_hint(backend, parent)} now"
+    text = _text(backend, path)  # before the look that says that it is damaged
     folder = scan.folder(backend, parent)
-    if folder.owners(uuid) or (name in folder.entries) != damaged or (damaged and name not in folder.damaged):
-        raise DataError(f"{path} has changed since it was checked", hint="run fsck again")
-    whole = scan.inspect(backend, parent, uuid, list(folder.stripes.get(uuid, {})))
-    digest = scan.check_content(backend, parent, whole)
+    pointer = folder.pointers.get(name)
+    if finding.kind in ("lost-pointer", "damaged-pointer"):
+        damaged = finding.kind == "damaged-pointer"
+        if not folder.owners(finding.uuid) and (name in folder.damaged if damaged else name not in folder.entries):
+            return _rebuild(backend, folder, name, finding.uuid, text)
+    elif finding.kind == "missing-stripe" and pointer is not None:
+        restore_trash(backend, folder, pointer.uuid)
+        return "renamed the stripes of a broken-off gc back"
+    elif finding.kind == "renamed-file" and pointer is not None and folder.owners(pointer.uuid) == [name]:
+        namespace.adopt(backend, path, pointer)
+        return "it says its name now"
+    raise DataError(f"{path} has changed since it was checked", hint="run fsck again")
+
+
+def _rebuild(backend: Backend, folder: Folder, name: str, uuid: str, text: bytes) -> str:
+    """Make the pointer ``name`` of the stripes ``uuid`` anew, if ``text`` is still there: b"" for nothing."""
+    path = join(folder.path, name)
+    whole = scan.inspect(backend, folder.path, uuid, folder.stripes.get(uuid, {}))
+    digest = scan.check_content(backend, folder.path, whole)
     if _committed_digest(backend, path) not in ("", digest):
         raise DataError(f"{path}: the content of its stripes does not have the digest of its COMMIT")
-    pointer = msgspec.structs.replace(whole.pointer, digest=digest, name=name)
-    tmp = join(parent, f"{layout.TEMPORARY}{uuid}")
+    tmp = join(folder.path, f"{layout.TEMPORARY}{uuid}")
+    pointer = msgspec.structs.replace(whole, digest=digest, name=name)
     namespace.write_small(backend, tmp, layout.encode_pointer(pointer))
     faults.point("stripefs.repair.rename")
-    if damaged and _text(backend, path) != text:  # reading the content took its time
-        backend.delete(tmp)
-        raise DataError(f"{path} was written since it was checked", hint="run fsck again")
     try:
-        backend.rename(tmp, path, overwrite=damaged)
+        if text != _text(backend, path):  # reading the content took its time
+            raise FileExistsError(path)
+        backend.rename(tmp, path, overwrite=name in folder.damaged)
     except FileExistsError:
         backend.delete(tmp)
-        raise DataError(f"{path} has appeared since it was checked", hint="run fsck again") from None
+        raise DataError(f"{path} was written since it was checked", hint="run fsck again") from None
     return f"rebuilt it from {folder.store}/{uuid}: {pointer.size} bytes, every chunk checked"
 
 
@@ -104,25 +108,7 @@ def _committed_digest(backend: Backend, path: str) -> str:
     return next((file.digest for file in files if file.path == found[2]), "")
 
 
-def _intact(backend: Backend, path: str) -> Pointer:
-    parent, _, name = path.rpartition("/")
-    folder = scan.folder(backend, parent)
-    if name not in folder.pointers or len(folder.owners(folder.pointers[name].uuid)) != 1:
-        raise DataError(f"{path} has changed since it was checked", hint="run fsck again")
-    return folder.pointers[name]
-
-
-def _restore(backend: Backend, path: str) -> str:
-    parent, _, name = path.rpartition("/")
-    folder = scan.folder(backend, parent)
-    if name not in folder.pointers:
-        raise DataError(f"{path} has changed since it was checked", hint="run fsck again")
-    uuid = folder.pointers[name].uuid
-    restore_trash(backend, folder, uuid)
-    return "renamed the stripes of a broken-off gc back"
-
-
-def restore_trash(backend: Backend, folder: scan.Folder, uuid: str) -> None:
+def restore_trash(backend: Backend, folder: Folder, uuid: str) -> None:
     """Undo the first step of a collection of the set ``uuid``."""
     for index in folder.trash.get(uuid, {}):
         if not exists(backend, folder.stripe_path(uuid, index)):

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from bootseer.errors import DataError, NotFoundError
-from bootseer.storage.interface import Backend, Entry, join, read_all
+from bootseer.storage.interface import Backend, Entry, Source, join, read_all
+from bootseer.storage.pool import parallel
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit
 from bootseer.stripefs.checkpoint.claim import is_claim
@@ -42,34 +42,28 @@ class Damaged:
 
 @dataclass
 class Folder:
-    """One folder. ``stripes`` and ``trash``: uuid to index to entry; ``stray``: unknown names beside the stripes.
+    """One folder. ``entries``: all of it by name. ``stripes`` and ``trash``: uuid to index to entry.
 
-    ``temporaries``: unfinished files, and folders that are being removed; ``strange``: names that look like theirs and
-    are not; ``plain``: all other files.
+    ``temporaries``: unfinished files, and folders that are being removed, by the uuid of their writer's file ("" for
+    none); ``unknown``: what has a name like the store's own and is not, by path; ``plain``: all other files.
     """
 
     path: str
+    entries: dict[str, Entry] = field(default_factory=dict)
     pointers: dict[str, Pointer] = field(default_factory=dict)
     damaged: dict[str, Damaged] = field(default_factory=dict)
     plain: dict[str, Entry] = field(default_factory=dict)
-    entries: dict[str, Entry] = field(default_factory=dict)
-    temporaries: dict[str, Entry] = field(default_factory=dict)
-    strange: list[Entry] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)
+    temporaries: dict[str, list[Entry]] = field(default_factory=dict)
     stripes: dict[str, dict[int, Entry]] = field(default_factory=dict)
     trash: dict[str, dict[int, Entry]] = field(default_factory=dict)
-    stray: list[Entry] = field(default_factory=list)
-    folders: list[str] = field(default_factory=list)
+    unknown: dict[str, Entry] = field(default_factory=dict)
     _owners: dict[str, list[str]] = field(default_factory=dict)
-    _unfinished: dict[str, list[Entry]] = field(default_factory=dict)
 
     def add_pointer(self, name: str, pointer: Pointer) -> None:
         self.pointers[name] = pointer
         if pointer.dir == layout.FOLDER:
             self._owners.setdefault(pointer.uuid, []).append(name)
-
-    def add_temporary(self, entry: Entry) -> None:
-        self.temporaries[entry.name] = entry
-        self._unfinished.setdefault(owner(entry.name), []).append(entry)
 
     @property
     def store(self) -> str:
@@ -86,10 +80,6 @@ class Folder:
         """Names of the pointers here that name the stripes ``uuid`` in the folder's own ``.bsx``."""
         return self._owners.get(uuid, [])
 
-    def temporaries_of(self, uuid: str) -> list[Entry]:
-        """Unfinished files of the writer whose file has ``uuid``."""
-        return self._unfinished.get(uuid, [])
-
 
 def owner(name: str) -> str:
     """uuid of the file whose writer made the temporary file ``name``; "" when the name does not say."""
@@ -104,23 +94,23 @@ def folder(backend: Backend, path: str, *, known: Folder | None = None, stripes:
     """
     found = Folder(path)
     for entry in backend.list(path):
-        found.entries[entry.name] = entry
+        name = entry.name
+        found.entries[name] = entry
         # without a version another file may look the same
-        same = known if known is not None and entry.version and known.entries.get(entry.name) == entry else None
-        if entry.name == layout.FOLDER and entry.is_dir:
+        same = known if known is not None and entry.version and known.entries.get(name) == entry else None
+        if name == layout.FOLDER and entry.is_dir:
             if stripes:
                 _stripes(backend, found)
-        elif entry.name.startswith(layout.TEMPORARY):
-            if commit.is_temporary(entry.name):
-                found.add_temporary(entry)
-            else:
-                found.strange.append(entry)
+        elif commit.is_temporary(name):
+            found.temporaries.setdefault(owner(name), []).append(entry)
+        elif name.startswith(layout.TEMPORARY):
+            found.unknown[join(path, name)] = entry
         elif entry.is_dir:
-            found.folders.append(entry.name)
-        elif same is not None and entry.name in same.pointers:
-            found.add_pointer(entry.name, same.pointers[entry.name])
-        elif same is not None and entry.name in same.plain:
-            found.plain[entry.name] = entry
+            found.folders.append(name)
+        elif same is not None and name in same.pointers:
+            found.add_pointer(name, same.pointers[name])
+        elif same is not None and name in same.plain:
+            found.plain[name] = entry
         else:
             _file(backend, found, entry)
     return found
@@ -149,7 +139,7 @@ def _stripes(backend: Backend, found: Folder) -> None:
         if match and not entry.is_dir:
             (found.trash if trash else found.stripes).setdefault(match[1], {})[int(match[2])] = entry
         elif not is_claim(entry.name):
-            found.stray.append(entry)
+            found.unknown[join(found.store, entry.name)] = entry
 
 
 def walk(backend: Backend, path: str) -> Iterator[Folder]:
@@ -157,8 +147,7 @@ def walk(backend: Backend, path: str) -> Iterator[Folder]:
     found = folder(backend, path)
     yield found
     for name in found.folders:
-        if not commit.is_hidden(name):
-            yield from walk(backend, join(path, name))
+        yield from walk(backend, join(path, name))
 
 
 def youngest(backend: Backend, path: str, entry: Entry) -> float:
@@ -171,10 +160,6 @@ def youngest(backend: Backend, path: str, entry: Entry) -> float:
     return max(times)
 
 
-_THREADS = 8
-_TAIL = 8
-
-
 class Stripe(NamedTuple):
     """``crc`` is the footer's, which the pointer names."""
 
@@ -182,98 +167,82 @@ class Stripe(NamedTuple):
     footer: Footer
     crc: int
 
-
-@dataclass(frozen=True)
-class Whole:
-    """A complete set of stripes: ``pointer`` without digest; ``name`` as the writer knew it, "" when it did not say."""
-
-    pointer: Pointer
-    name: str
-
-
-def read_header(backend: Backend, path: str) -> Header:
-    """The header of the stripe at ``path``. Raises `DataError`, `NotFoundError`."""
-    data = bytearray(layout.HEADER_SIZE)
-    source = backend.open(path)
-    try:
-        if source.size < layout.HEADER_SIZE:
-            raise DataError(f"{path} ends within its header")
-        source.readinto(0, [memoryview(data)])
-    finally:
-        source.close()
-    return layout.decode_header(bytes(data), path)
+    def belongs(self, pointer: Pointer, index: int) -> bool:
+        """Whether it is stripe ``index`` of the file that has this pointer."""
+        header, footer, geometry = self.header, self.footer, pointer.geometry
+        return (
+            (header.uuid.hex(), header.stripe) == (pointer.uuid, index)
+            and (header.width, header.unit, header.epoch) == (pointer.width, pointer.unit, pointer.epoch)
+            and (footer.uuid, footer.stripe, footer.size) == (header.uuid, index, pointer.size)
+            and (len(footer.crcs), footer.data) == (geometry.stripe_chunks(index), geometry.stripe_data(index))
+            and self.crc == pointer.footers[index]
+        )
 
 
-def read_footer(backend: Backend, path: str) -> tuple[Footer, int]:
-    """The footer of the stripe at ``path`` and its CRC, found from its end. Raises `DataError`, `NotFoundError`."""
-    damaged = DataError(f"the footer of {path} is damaged, or its writer did not finish")
-    source = backend.open(path)
-    try:
-        if source.size < layout.HEADER_SIZE + layout.footer_length(0):
-            raise damaged
-        tail = bytearray(_TAIL)
-        source.readinto(source.size - _TAIL, [memoryview(tail)])
-        length = int.from_bytes(tail[:4], "little")
-        if not layout.footer_length(0) <= length <= source.size - layout.HEADER_SIZE:
-            raise damaged
-        data = bytearray(length)
-        source.readinto(source.size - length, [memoryview(data)])
-        footer, crc = layout.decode_footer(bytes(data), path)
-        if layout.HEADER_SIZE + footer.data + length != source.size:
-            raise damaged
-    finally:
-        source.close()
+def read_header(source: Source, path: str) -> Header:
+    """The header of the stripe ``source``, whose name is ``path``. Raises `DataError`."""
+    return layout.decode_header(_bytes(source, 0, min(layout.HEADER_SIZE, source.size)), path)
+
+
+def read_footer(source: Source, path: str) -> tuple[Footer, int]:
+    """The footer of the stripe ``source`` and its CRC, found from its end. Raises `DataError`."""
+    most = max(0, source.size - layout.HEADER_SIZE)
+    said = _bytes(source, source.size - 8, 4) if most >= 8 else b""
+    length = min(int.from_bytes(said, "little"), most)
+    footer, crc = layout.decode_footer(_bytes(source, source.size - length, length), path)
+    if layout.HEADER_SIZE + footer.data + length != source.size:
+        raise DataError(f"the footer of {path} is damaged, or its writer did not finish")
     return footer, crc
 
 
+def _bytes(source: Source, offset: int, length: int) -> bytes:
+    data = bytearray(length)
+    if length:
+        source.readinto(offset, [memoryview(data)])
+    return bytes(data)
+
+
 def _read(backend: Backend, path: str) -> Stripe:
-    return Stripe(read_header(backend, path), *read_footer(backend, path))
+    with contextlib.closing(backend.open(path)) as source:
+        return Stripe(read_header(source, path), *read_footer(source, path))
 
 
-def inspect(backend: Backend, folder: str, uuid: str, indices: list[int]) -> Whole:
-    """The set ``uuid`` of ``folder`` (path of the logical files), of which the stripes ``indices`` are there.
+def inspect(backend: Backend, folder: str, uuid: str, indices: Iterable[int]) -> Pointer:
+    """The pointer, but for its digest, of the set ``uuid`` of ``folder``, of which the stripes ``indices`` are there.
 
-    Raises `DataError` that says why it is not whole. Chunks are not read.
+    Its name is that which the writer knew, "" when it did not say. Chunks are not read. Raises `DataError` that says
+    why the set is not whole.
     """
-    store = join(folder, layout.FOLDER)
-    if 0 not in indices:
+    store, there = join(folder, layout.FOLDER), sorted(indices)
+    if 0 not in there:
         raise DataError(f"{store}/{uuid}.0 is missing")
     try:
-        first = read_header(backend, f"{store}/{uuid}.0")
-        if sorted(indices) != list(range(first.width)):
-            missing = sorted(set(range(first.width)) - set(indices))
-            what = (
-                f"{len(missing)} of {first.width} stripes are missing" if missing else "there are more than its width"
-            )
-            raise DataError(f"{store}/{uuid}: {what}")
-        layout.check_shape(first.width, first.unit)
-        with ThreadPoolExecutor(min(_THREADS, first.width)) as pool:
-            stripes = list(pool.map(lambda index: _read(backend, f"{store}/{uuid}.{index}"), range(first.width)))
+        first = _read(backend, f"{store}/{uuid}.0")
+        width = first.header.width
+        layout.check_shape(width, first.header.unit)
+        if missing := set(range(width)).difference(there):
+            raise DataError(f"{store}/{uuid}: {len(missing)} of {width} stripes are missing")
+        rest = [f"{store}/{uuid}.{index}" for index in there[1:]]
+        stripes = [first, *parallel([lambda name=name: _read(backend, name) for name in rest])]  # type: ignore[misc]
     except NotFoundError as exc:
         raise DataError(exc.message) from None
     pointer = Pointer(
         uuid=uuid,
-        size=stripes[0].footer.size,
-        unit=first.unit,
-        width=first.width,
+        size=first.footer.size,
+        unit=first.header.unit,
+        width=width,
         footers=tuple(stripe.crc for stripe in stripes),
         digest="",
-        epoch=first.epoch,
-        name=first.name,
+        epoch=first.header.epoch,
+        name=first.header.name,
     )
-    for index, (header, footer, _) in enumerate(stripes):
-        chunks, data = pointer.geometry.stripe_chunks(index), pointer.geometry.stripe_data(index)
-        if (
-            header != first._replace(stripe=index)
-            or header.uuid.hex() != uuid
-            or (footer.uuid, footer.stripe, footer.size) != (header.uuid, index, pointer.size)
-            or (len(footer.crcs), footer.data) != (chunks, data)
-        ):
+    for index, stripe in enumerate(stripes):
+        if index >= width or not stripe.belongs(pointer, index):
             raise DataError(f"{store}/{uuid}.{index} does not belong to the others")
-    return Whole(pointer, first.name)
+    return pointer
 
 
-def check_content(backend: Backend, folder: str, whole: Whole) -> str:
+def check_content(backend: Backend, folder: str, pointer: Pointer) -> str:
     """Read and check every chunk of a whole set. Returns the BLAKE3 of its content; `DataError` for damaged bytes."""
-    with StripedFile(backend, join(folder, whole.name or whole.pointer.uuid), whole.pointer) as file:
+    with StripedFile(backend, join(folder, pointer.name or pointer.uuid), pointer) as file:
         return commit.digest_of_open(file)

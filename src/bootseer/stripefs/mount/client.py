@@ -26,7 +26,7 @@ from bootseer.config import Config
 from bootseer.errors import BootseerError, NotFoundError, NotWritableError, UnavailableError, from_os_error
 from bootseer.kernel import mount as mounts
 from bootseer.stripefs.files.readahead import MEMORY
-from bootseer.stripefs.mount.server import CACHE_BUDGET, FsStatus, Paths, Record, Server, ServerSpec, born
+from bootseer.stripefs.mount.server import FsStatus, Record, Server, ServerSpec, born
 from bootseer.stripefs.store import open_fs
 
 _log = logging.getLogger(__name__)
@@ -39,26 +39,27 @@ _START_SECONDS = 60.0
 class FsMount:
     """A mount served by a background process."""
 
-    def __init__(self, record: Record, state_dir: Path) -> None:
-        self.url, self.mountpoint, self.pid = record.url, Path(record.mountpoint), record.pid
-        self._record, self._state_dir = record, state_dir
-        self._paths = Paths(state_dir, self.mountpoint)
+    def __init__(self, record: Record, path: Path) -> None:
+        self.url, self.mountpoint, self.pid = record.status.url, Path(record.status.mountpoint), record.status.pid
+        self._born, self._path = record.born, path
 
     def status(self) -> FsStatus:
         """The server's figures, at most half a second old."""
-        alive = born(self.pid) == self._record.born
-        try:
-            found = msgspec.json.decode(self._paths.status.read_bytes(), type=FsStatus)
-        except (OSError, msgspec.DecodeError):
-            found = FsStatus(url=self.url, mountpoint=str(self.mountpoint), pid=self.pid)
+        record, alive = self._read(), born(self.pid) == self._born
+        found = record.status if record else FsStatus(url=self.url, mountpoint=str(self.mountpoint), pid=self.pid)
         return msgspec.structs.replace(found, alive=alive)
+
+    def _read(self) -> Record | None:
+        """Its record, None when it is gone, or another server has its place."""
+        record = read_record(self._path)
+        return record if record is not None and record.status.pid == self.pid else None
 
     def wait_prefetched(self, seconds: float) -> FsStatus:
         """Wait until nothing is left to prefetch; `UnavailableError` when that takes longer or the server ended."""
         until = time.monotonic() + seconds
         while (status := self.status()).prefetch == "running":
             if not status.alive:
-                raise UnavailableError(f"the server of {self.mountpoint} has ended", hint=f"see {self._paths.log}")
+                raise UnavailableError(f"the server of {self.mountpoint} has ended", hint=f"see {_log_of(self._path)}")
             if time.monotonic() >= until:
                 done = f"{status.prefetch_done} of {status.prefetch_total} bytes"
                 raise UnavailableError(f"prefetch into {self.mountpoint} has {done} after {seconds:.0f} s")
@@ -78,9 +79,34 @@ class FsMount:
                 if late:
                     raise
                 time.sleep(0.05)
-        _await_end(self._record, _END_SECONDS)
-        if (now := read_record(self._state_dir, self.mountpoint)) is None or now.pid == self.pid:
-            self._paths.remove()
+        self._await_end()
+        if self._read() is not None:
+            self._path.unlink(missing_ok=True)
+            _log_of(self._path).unlink(missing_ok=True)
+
+    def _await_end(self) -> None:
+        """Wait for the server to end. Tell it to, and kill it, with a log line, when that takes longer than it may.
+
+        Its mount being gone from here is not enough: a mount namespace that some container made may still hold a copy.
+        """
+        try:
+            fd = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return
+        try:
+            if born(self.pid) != self._born:
+                return
+            for number, seconds in ((0, 0.5), (signal.SIGTERM, _END_SECONDS), (signal.SIGKILL, 5.0)):
+                if number == signal.SIGKILL:
+                    _log.warning(
+                        "the server of %s has not ended within %g s; killing it", self.mountpoint, _END_SECONDS
+                    )
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(fd, number)
+                if select.select([fd], [], [], seconds)[0]:
+                    return
+        finally:
+            os.close(fd)
 
 
 def _is_ours(mountpoint: Path) -> bool:
@@ -96,20 +122,18 @@ def start(
     commit: bool = False,
     config: Config | None = None,
     memory: int = MEMORY,
-    cache_budget: int = CACHE_BUDGET,
 ) -> FsMount:
     """Mount the store at ``url`` on ``mountpoint`` (made when missing), read-only, by a process of its own.
 
     ``prefetch``: paths of files and folders that the server pulls into the node cache from the start; True: all files
     (of the COMMIT, if there is one); `LATEST`. ``commit``: ``url`` must be a complete checkpoint. ``memory``: bytes
-    of read-ahead held by the server; ``cache_budget``: bytes of the node's disk for prefetched files.
+    of read-ahead held by the server.
 
     Returns when the mount works. Raises `NotFoundError` for a folder that does not exist, `DataError` for a checkpoint
     without COMMIT, `UnavailableError`, `NotWritableError` when the mount point is in use, errors of `kernel.mount`.
     """
     config = config or settings.load()
     mountpoint = Path(os.path.abspath(mountpoint))
-    state_dir = Path(config.state_dir)
     fs = open_fs(url)
     if commit:
         fs.checkpoint("")
@@ -128,34 +152,23 @@ def start(
         raise NotWritableError(f"cannot mount: {mountpoint} is a file, a folder is needed") from None
     except OSError as exc:
         raise from_os_error(exc, f"make mount point {mountpoint}") from exc
-    paths = Paths(state_dir, mountpoint)
-    wanted = ("",) if prefetch is True else tuple(prefetch or ())
     spec = ServerSpec(
         url=fs.url,
         mountpoint=str(mountpoint),
-        state=str(state_dir),
-        cache_dir=os.path.join(config.cache_dir, "fs"),
-        cache_budget=cache_budget,
+        prefetch=("",) if prefetch is True else tuple(prefetch or ()),
         memory=memory,
-        prefetch=wanted,
+        cache_dir=os.path.join(config.cache_dir, "fs"),
+        state_dir=config.state_dir,
     )
-    try:
-        pid = _spawn(spec, paths)
-    except BaseException:
-        if read_record(state_dir, mountpoint) is None:
-            paths.status.unlink(missing_ok=True)
-            if paths.log.exists() and not paths.log.stat().st_size:
-                paths.log.unlink()
-        raise
-    record = Record(fs.url, str(mountpoint), pid, born(pid))
-    return FsMount(record, state_dir)
+    path = Record.path(spec.state_dir, mountpoint)
+    return FsMount(_spawn(spec, path), path)
 
 
 def find(mountpoint: Path, *, config: Config | None = None) -> FsMount | None:
     """The mount that `start` made at ``mountpoint``, even when its server has died."""
-    state_dir = Path((config or settings.load()).state_dir)
-    record = read_record(state_dir, Path(os.path.abspath(mountpoint)))
-    return FsMount(record, state_dir) if record else None
+    path = Record.path((config or settings.load()).state_dir, os.path.abspath(mountpoint))
+    record = read_record(path)
+    return FsMount(record, path) if record else None
 
 
 def serve(
@@ -163,112 +176,58 @@ def serve(
     mountpoint: Path,
     *,
     prefetch: Sequence[str] = (),
-    cache_dir: Path | None = None,
-    cache_budget: int = CACHE_BUDGET,
-    memory: int = MEMORY,
     ready: threading.Event | None = None,
     stop: threading.Event | None = None,
-    status_file: Path | None = None,
 ) -> None:
     """Mount and serve in this process until it is unmounted or ``stop`` is set. ``ready`` is set once it works."""
-    server = Server(
-        open_fs(url),
-        mountpoint,
-        prefetch=prefetch,
-        cache_dir=cache_dir,
-        cache_budget=cache_budget,
-        memory=memory,
-        status_file=status_file,
-    )
-    server.start()
-    if ready:
-        ready.set()
-    server.run(stop or threading.Event())
+    server = Server(ServerSpec(url, str(mountpoint), tuple(prefetch)))
+    server.run(stop or threading.Event(), lambda record: (ready or threading.Event()).set())
 
 
-def read_record(state_dir: Path, mountpoint: Path) -> Record | None:
-    """The record of the mount at ``mountpoint``, alive or not."""
+def read_record(path: Path) -> Record | None:
+    """The record of a mount, alive or not."""
     try:
-        return msgspec.json.decode(Paths(state_dir, mountpoint).record.read_bytes(), type=Record)
+        return msgspec.json.decode(path.read_bytes(), type=Record)
     except (OSError, msgspec.DecodeError):
         return None
 
 
-def _spawn(spec: ServerSpec, paths: Paths) -> int:
-    """Start a server and wait until its mount works. Returns its pid; raises what kept it from starting."""
+def _log_of(record: Path) -> Path:
+    return record.with_suffix(".log")
+
+
+def _spawn(spec: ServerSpec, path: Path) -> Record:
+    """Start a server and wait until its mount works. Raises what kept it from starting."""
     try:
-        paths.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        log = open(paths.log, "wb")  # noqa: SIM115  closed below
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        log = open(_log_of(path), "wb")  # noqa: SIM115  closed below
     except OSError as exc:
-        raise from_os_error(exc, f"write {paths.folder}") from exc
-    read_fd, write_fd = os.pipe()
-    with log:
+        raise from_os_error(exc, f"write {path.parent}") from exc
+    with (
+        log,
+        subprocess.Popen(
+            [sys.executable, "-m", "bootseer.stripefs.mount"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,
+        ) as starter,
+    ):
         try:
-            starter = subprocess.Popen(
-                [sys.executable, "-m", "bootseer.stripefs.mount", str(write_fd)],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                pass_fds=[write_fd],
-                start_new_session=True,
-            )
-        except BaseException:
-            os.close(read_fd)
-            raise
-        finally:
-            os.close(write_fd)
-    try:
-        assert starter.stdin is not None
-        with contextlib.suppress(BrokenPipeError), starter.stdin as pipe:
-            pipe.write(msgspec.json.encode(spec))
-        answer = _read_line(read_fd)
-    finally:
-        os.close(read_fd)
-        try:
-            starter.wait(5.0)  # it forks the server and ends
-        except subprocess.TimeoutExpired:
-            os.killpg(starter.pid, signal.SIGKILL)
-            starter.wait(5.0)
-    kind, _, text = answer.partition(" ")
-    if kind == "ok":
-        return int(text)
-    if kind != "error":
-        raise UnavailableError(f"the server of {spec.mountpoint} did not start", hint=f"see {paths.log}")
-    name, message, hint = msgspec.json.decode(text, type=tuple[str, str, str])
-    found = getattr(errors, name, BootseerError)
-    raise found(message, hint=hint)
-
-
-def _read_line(fd: int) -> str:
-    until, data = time.monotonic() + _START_SECONDS, b""
-    while not data.endswith(b"\n"):
-        if not select.select([fd], [], [], max(0.0, until - time.monotonic()))[0]:
-            break
-        if not (piece := os.read(fd, 4096)):
-            break
-        data += piece
-    return data.decode(errors="replace").strip()
-
-
-def _await_end(record: Record, seconds: float) -> None:
-    """Tell the server to end and wait for it; kill it, with a log line, when that takes longer than ``seconds``.
-
-    Its mount being gone from here is not enough: a mount namespace that some container made may still hold a copy.
-    """
-    try:
-        fd = os.pidfd_open(record.pid)
-    except ProcessLookupError:
-        return
-    try:
-        if born(record.pid) != record.born:
-            return
-        if not select.select([fd], [], [], min(seconds, 0.5))[0]:
+            # until the server closes its end of stdout; the starter only forks it
+            answer, _ = starter.communicate(msgspec.json.encode(spec), timeout=_START_SECONDS)
+        except BaseException as exc:
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(fd, signal.SIGTERM)
-        if not select.select([fd], [], [], seconds)[0]:
-            _log.warning("the server of %s has not ended within %g s; killing it", record.mountpoint, seconds)
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(fd, signal.SIGKILL)
-            select.select([fd], [], [], 5.0)
-    finally:
-        os.close(fd)
+                os.killpg(starter.pid, signal.SIGTERM)  # a server that mounts after all unmounts again
+            starter.kill()
+            if not isinstance(exc, subprocess.TimeoutExpired):
+                raise
+            answer = b""
+    try:
+        found = msgspec.json.decode(answer, type=Record | tuple[str, str, str])
+    except msgspec.DecodeError:
+        raise UnavailableError(f"the server of {spec.mountpoint} did not start", hint=f"see {_log_of(path)}") from None
+    if isinstance(found, Record):
+        return found
+    name, message, hint = found
+    raise getattr(errors, name, BootseerError)(message, hint=hint)

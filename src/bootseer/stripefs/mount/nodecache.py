@@ -52,7 +52,7 @@ class NodeFile:
         self._lock = threading.Lock()
         self._broken = False
         if found and self._striped:
-            self.sync()  # an error that nobody has met yet is of an earlier mount
+            self._sync()  # an error that nobody has met yet is of an earlier mount
             # one that a dead process met is not told again: what is checked must come from the disk
             os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
@@ -104,10 +104,12 @@ class NodeFile:
             return not self._broken
 
     def sync(self) -> None:
-        """Have the disk confirm what is there; what it lost is missing from now on. One thread at a time."""
+        """Have the disk confirm what was written; what it lost is missing from now on. One thread at a time."""
+        if self._crcs and not self._broken:
+            self._sync()
+
+    def _sync(self) -> None:
         with self._lock:
-            if self.fd < 0 or self._broken:
-                return
             written = list(self._crcs)
         try:
             faults.point("stripefs.cache.fdatasync")
@@ -130,14 +132,10 @@ class NodeFile:
             with contextlib.suppress(OSError):
                 self.path.unlink()
 
-    @property
-    def has_news(self) -> bool:
-        return bool(self._crcs) and not self._broken
-
     def close(self) -> None:
-        fd, self.fd = self.fd, -1
-        if fd >= 0:
-            os.close(fd)
+        self.sync()
+        fd, self.fd = self.fd, -1  # a thread that is late must not read another file
+        os.close(fd)
 
 
 class NodeCache:
@@ -195,8 +193,7 @@ class NodeCache:
     def _sync(self) -> None:
         while not self._closing.wait(_SYNC_SECONDS):
             for file in list(self._files.values()):
-                if file.has_news:
-                    file.sync()
+                file.sync()
 
     def close(self) -> None:
         self._closing.set()
@@ -205,6 +202,4 @@ class NodeCache:
         with self._lock:
             files, self._files = self._files, {}
         for file in files.values():
-            if file.has_news:
-                file.sync()
             file.close()

@@ -9,12 +9,13 @@ Concurrency: the FUSE server calls from several threads; ``_lock`` guards the ta
 from __future__ import annotations
 
 import errno
+import itertools
 import logging
 import os
 import stat
 import threading
 from collections.abc import Iterable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from bootseer.errors import BootseerError, NotFoundError, NotWritableError
 from bootseer.kernel import fuse
@@ -27,19 +28,25 @@ from bootseer.stripefs.store import FileStat, StripeFS
 _log = logging.getLogger(__name__)
 
 
-class _Node(NamedTuple):
+@dataclass
+class _Node:
     path: str
     attr: fuse.Attr
     content: str  # `ChunkFile.identity`, "" of a folder
+    lookups: int = 0
 
 
-def _os_error(exc: BootseerError, path: str) -> OSError:
+def _os_error(code: int, path: str = "") -> OSError:
+    return OSError(code, os.strerror(code), path)
+
+
+def _os_error_of(exc: BootseerError, path: str) -> OSError:
     if isinstance(exc, NotFoundError):
-        return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return _os_error(errno.ENOENT, path)
     if isinstance(exc, NotWritableError):
-        return PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return _os_error(errno.EACCES, path)
     _log.error("%s: %s", path, exc)
-    return OSError(errno.EIO, os.strerror(errno.EIO), path)
+    return _os_error(errno.EIO, path)
 
 
 class StripeOperations(fuse.Operations):
@@ -50,39 +57,36 @@ class StripeOperations(fuse.Operations):
         self._lock = threading.Lock()
         self._nodes: dict[int, _Node] = {fuse.ROOT: _Node("", _attr(fs.stat("")), "")}
         self._numbers: dict[tuple[str, str], int] = {}
-        self._lookups: dict[int, int] = {}
-        self._next = fuse.ROOT + 1
         self._handles: dict[int, tuple[int, ChunkFile]] = {}  # file handle -> node, open file
-        self._next_handle = 1
+        self._next_number, self._next_handle = itertools.count(fuse.ROOT + 1), itertools.count(1)
         self.bytes_read = 0
 
     def lookup(self, parent: int, name: str, ctx: fuse.Context) -> fuse.Entry:
         path = join(self._nodes[parent].path, name)
         if is_hidden(name):
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            raise _os_error(errno.ENOENT, path)
         try:
             found = self._fs.stat(path)
         except BootseerError as exc:
-            raise _os_error(exc, path) from None
+            raise _os_error_of(exc, path) from None
         content = "" if found.is_dir else found.uuid or plain_identity(self._fs.backend, path, found.version)
         with self._lock:
             number = self._numbers.get((path, content))
             if number is None:
-                number, self._next = self._next, self._next + 1
-                self._numbers[path, content] = number
+                number = self._numbers[path, content] = next(self._next_number)
                 self._nodes[number] = _Node(path, _attr(found), content)
-            self._lookups[number] = self._lookups.get(number, 0) + 1
-        return fuse.Entry(number, self._nodes[number].attr)
+            node = self._nodes[number]
+            node.lookups += 1
+        return fuse.Entry(number, node.attr)
 
     def forget(self, node: int, lookups: int) -> None:
         with self._lock:
-            left = self._lookups.get(node, 0) - lookups
-            if left > 0 or node == fuse.ROOT:
-                self._lookups[node] = left
+            known = self._nodes.get(node)
+            if known is None or node == fuse.ROOT:
                 return
-            self._lookups.pop(node, None)
-            if (gone := self._nodes.pop(node, None)) is not None:
-                self._numbers.pop((gone.path, gone.content), None)
+            known.lookups -= lookups
+            if known.lookups <= 0:
+                del self._nodes[node], self._numbers[known.path, known.content]
 
     def getattr(self, node: int, ctx: fuse.Context) -> fuse.Attr:
         return self._nodes[node].attr
@@ -92,7 +96,7 @@ class StripeOperations(fuse.Operations):
         try:
             entries = self._fs.backend.list(path)
         except BootseerError as exc:
-            raise _os_error(exc, path) from None
+            raise _os_error_of(exc, path) from None
         return [
             fuse.DirEntry(entry.name, fuse.ROOT, stat.S_IFDIR if entry.is_dir else stat.S_IFREG)
             for entry in entries
@@ -101,19 +105,19 @@ class StripeOperations(fuse.Operations):
 
     def open(self, node: int, flags: int, ctx: fuse.Context) -> fuse.OpenFile:
         if flags & os.O_ACCMODE != os.O_RDONLY:
-            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+            raise _os_error(errno.EROFS)
         known = self._nodes[node]
         with self._lock:
             file = next((file for other, file in self._handles.values() if other == node), None)
         try:
             file = file or self._fs.open(known.path)
         except BootseerError as exc:
-            raise _os_error(exc, known.path) from None
+            raise _os_error_of(exc, known.path) from None
         if file.size != known.attr.size or file.identity != known.content:
             file.close()
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), known.path)  # the kernel looks the name up again
+            raise _os_error(errno.ESTALE, known.path)  # the kernel looks the name up again
         with self._lock:
-            handle, self._next_handle = self._next_handle, self._next_handle + 1
+            handle = next(self._next_handle)
             self._handles[handle] = (node, file)
         return fuse.OpenFile(handle, file.size)
 
@@ -126,7 +130,7 @@ class StripeOperations(fuse.Operations):
             data = self._ahead.read(file, offset, size)
         except BootseerError as exc:
             _log.error("cannot read %s at %d: %s", file.path, offset, exc)
-            raise OSError(errno.EIO, os.strerror(errno.EIO), file.path) from None
+            raise _os_error(errno.EIO, file.path) from None
         self.bytes_read += size
         return data
 

@@ -1,7 +1,7 @@
-"""The server of a mount: FUSE operations, read-ahead, node cache, prefetch, and a status file.
+"""The server of a mount: FUSE operations, read-ahead, node cache, prefetch, and the record of it.
 
-Concurrency: FUSE workers, read threads, read-ahead threads, two prefetch threads, and one that writes the status file;
-the main thread waits for the unmount or for SIGTERM.
+Concurrency: FUSE workers, read threads, read-ahead threads, and for the prefetch one thread with two of its own; the
+main thread writes the record while it waits for the unmount or for SIGTERM.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import hashlib
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -26,7 +27,7 @@ from bootseer.stripefs.files.readahead import MEMORY, ReadAhead
 from bootseer.stripefs.files.reader import ChunkFile
 from bootseer.stripefs.mount.nodecache import NodeCache
 from bootseer.stripefs.mount.operations import StripeOperations
-from bootseer.stripefs.store import StripeFS
+from bootseer.stripefs.store import open_fs
 
 _log = logging.getLogger(__name__)
 
@@ -38,25 +39,18 @@ _PIECE = 16 << 20
 _END_SECONDS = 15.0
 
 
-class Record(msgspec.Struct, frozen=True):
-    """A running server. ``born``: its start time in clock ticks since boot, so that a reused pid is not mistaken."""
-
-    url: str
-    mountpoint: str
-    pid: int
-    born: int
-
-
 class ServerSpec(msgspec.Struct, frozen=True):
-    """What a server process is told."""
+    """What a server is told. ``cache_dir``: of the node cache, ``state_dir``: of its record and log; "" for none.
+
+    ``prefetch``: paths as of `mount.start`; ``memory``: bytes of read-ahead that it holds.
+    """
 
     url: str
     mountpoint: str
-    state: str
-    cache_dir: str
-    cache_budget: int
-    memory: int
-    prefetch: tuple[str, ...]
+    prefetch: tuple[str, ...] = ()
+    memory: int = MEMORY
+    cache_dir: str = ""
+    state_dir: str = ""
 
 
 class FsStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,22 +68,18 @@ class FsStatus(msgspec.Struct, frozen=True, kw_only=True):
     prefetch_done: int = 0
 
 
-class Paths:
-    """What a server leaves in the state folder, one set of files per mount point (its path hashed).
+class Record(msgspec.Struct, frozen=True):
+    """A server and its latest status, in ``<id>.json`` of the state folder: ``<id>`` is the hashed mount point.
 
-    ``<id>.json``: who serves what (`Record`); ``<id>.status``: the latest `FsStatus`; ``<id>.log``: its log.
+    ``born``: its start time in clock ticks since boot, so that a reused pid is not mistaken.
     """
 
-    def __init__(self, state_dir: Path, mountpoint: Path) -> None:
-        self.folder = state_dir / "fs"
-        name = hashlib.sha256(os.fsencode(mountpoint)).hexdigest()[:16]
-        self.record, self.status, self.log = (
-            self.folder / f"{name}{suffix}" for suffix in (".json", ".status", ".log")
-        )
+    status: FsStatus
+    born: int
 
-    def remove(self) -> None:
-        for path in (self.record, self.status, self.log):
-            path.unlink(missing_ok=True)
+    @staticmethod
+    def path(state_dir: str | Path, mountpoint: str | Path) -> Path:
+        return Path(state_dir, "fs", hashlib.sha256(os.fsencode(mountpoint)).hexdigest()[:16] + ".json")
 
 
 def born(pid: int) -> int:
@@ -102,39 +92,19 @@ def born(pid: int) -> int:
     return 0 if fields[0] in "ZX" else int(fields[19])
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    tmp = path.with_name(f"{path.name}.new")
-    tmp.write_bytes(data)
-    os.replace(tmp, path)
-
-
 class Server:
-    """Serves ``fs`` on ``mountpoint``; parameters as of `mount.serve`."""
+    """Serves a mount. Raises what reading the folder at its URL raises."""
 
-    def __init__(
-        self,
-        fs: StripeFS,
-        mountpoint: Path,
-        *,
-        prefetch: Sequence[str] = (),
-        cache_dir: Path | None = None,
-        cache_budget: int = CACHE_BUDGET,
-        memory: int = MEMORY,
-        status_file: Path | None = None,
-    ) -> None:
-        self._fs, self._mountpoint, self._status_file = fs, mountpoint, status_file
-        self._wanted = tuple(prefetch)
-        self._cache = NodeCache(cache_dir, cache_budget) if cache_dir else None
-        self._ahead, self._memory = ReadAhead(self._cache, memory=memory), memory
+    def __init__(self, spec: ServerSpec) -> None:
+        self._spec, self._fs = spec, open_fs(spec.url)
+        self._cache = NodeCache(Path(spec.cache_dir), CACHE_BUDGET) if spec.cache_dir else None
+        self._ahead = ReadAhead(self._cache, memory=spec.memory)
+        self._ops = StripeOperations(self._fs, self._ahead)
         self._stop = threading.Event()
-        self._prefetch: Literal["none", "running", "done", "failed"] = "running" if prefetch else "none"
+        self._prefetch: Literal["none", "running", "done", "failed"] = "running" if spec.prefetch else "none"
         self._total = self._done = 0
-        self._done_lock = threading.Lock()
-        try:
-            self._ops = StripeOperations(fs, self._ahead)
-        except BaseException:
-            self._ahead.close()
-            raise
+        self._record: Record | None = None
+        self._born = born(os.getpid())
         # a pointer may be replaced at any time: names are believed for a second, contents (one node each) for ever
         options = fuse.Options(
             name="bootseer-fs",
@@ -143,83 +113,72 @@ class Server:
             attr_timeout=3600.0,
             allow_other=os.geteuid() == 0,
         )
-        self._server = fuse.Server(self._ops, mountpoint, workers=_WORKERS, options=options)
+        self._server = fuse.Server(self._ops, Path(spec.mountpoint), workers=_WORKERS, options=options)
 
-    def start(self) -> None:
-        """Mount. Errors as of `kernel.mount`; then nothing is left running."""
+    def run(self, stop: threading.Event, started: Callable[[Record], None]) -> None:
+        """Mount, call ``started``, then prefetch and serve until the mount has ended or ``stop`` is set.
+
+        Errors as of `kernel.mount`. Nothing is left running.
+        """
+        pulling = threading.Thread(target=self._pull, name="prefetch", daemon=True)
         try:
             self._server.start()
-        except BaseException:
-            self._ahead.close()
-            raise
-        self._write_status()
-
-    def run(self, stop: threading.Event) -> None:
-        """Prefetch and serve until the mount has ended or ``stop`` is set, then end everything."""
-        threads = [threading.Thread(target=self._report, name="status", daemon=True)]
-        if self._wanted:
-            threads.append(threading.Thread(target=self._pull, name="prefetch", daemon=True))
-        for thread in threads:
-            thread.start()
-        try:
-            while not self._server.wait(0.2):
-                if stop.is_set():
-                    break
+            started(self._write_record())
+            pulling.start()
+            while not self._server.wait(0.2) and not stop.is_set():
+                with contextlib.suppress(OSError):  # a full disk does not end the mount
+                    self._write_record()
         finally:
             self._stop.set()
             self._server.stop(timeout=2.0)
-            for thread in threads:
-                thread.join(_END_SECONDS)
+            if pulling.ident is not None:
+                pulling.join(_END_SECONDS)
             self._ahead.close()
             if self._cache:
                 self._cache.close()
 
     def _pull(self) -> None:
+        if self._prefetch == "none":
+            return
         try:
             files = [self._fs.open(path) for path in self._paths()]
             self._total = sum(file.size for file in files)
             with ThreadPoolExecutor(2, thread_name_prefix="bootseer-prefetch") as pool:
                 for file in files:
-                    limit = file.geometry.chunks
+                    limit, step = file.geometry.chunks, max(1, _PIECE // file.unit)
                     if self._cache is None or self._cache.add(file) is None:
-                        limit = min(limit, self._memory // 2 // file.unit)
+                        limit = min(limit, self._spec.memory // 2 // file.unit)
                         self._done += file.size - min(file.size, limit * file.unit)
-                    step = max(1, _PIECE // file.unit)
-                    list(
-                        pool.map(
-                            lambda first: self._pull_piece(file, first, min(first + step, limit)),  # noqa: B023
-                            range(0, limit, step),
-                        )
-                    )
+                    for count in pool.map(partial(self._pull_piece, file, step, limit), range(0, limit, step)):
+                        self._done += count
             self._prefetch = "done"
         except (BootseerError, OSError) as exc:
             self._prefetch = "failed"
             _log.warning("prefetch stopped: %s", exc)
-        self._write_status()
 
-    def _pull_piece(self, file: ChunkFile, first: int, last: int) -> None:
+    def _pull_piece(self, file: ChunkFile, step: int, limit: int, first: int) -> int:
         if self._stop.is_set():
             raise UnavailableError("the mount ended")
+        last = min(first + step, limit)
         self._ahead.prefetch(file, first, last)
-        with self._done_lock:
-            self._done += min(last * file.unit, file.size) - first * file.unit
+        return min(last * file.unit, file.size) - first * file.unit
 
     def _paths(self) -> list[str]:
-        found: list[str] = []
-        for item in self._wanted:
+        found: dict[str, None] = {}
+        for item in self._spec.prefetch:
             path = self._fs.latest("") if item == LATEST else clean(item)
             try:
                 names = [join(path, file.path) for file in self._fs.checkpoint(path).files]
             except (NotFoundError, DataError):
                 names = [name for name in self._fs.files(path) if name.rpartition("/")[2] != COMMIT]
-            found += [name for name in names if name not in found]
-        return found
+            found |= dict.fromkeys(names)
+        return list(found)
 
-    def _status(self) -> FsStatus:
+    def _write_record(self) -> Record:
         stats = self._ahead.stats
-        return FsStatus(
+        status = FsStatus(
             url=self._fs.url,
-            mountpoint=str(self._mountpoint),
+            mountpoint=self._spec.mountpoint,
             pid=os.getpid(),
             bytes_read=self._ops.bytes_read,
             fetched_demand=stats.demand,
@@ -228,15 +187,11 @@ class Server:
             prefetch_total=self._total,
             prefetch_done=self._done,
         )
-
-    def _write_status(self) -> None:
-        if self._status_file is not None:
-            with contextlib.suppress(FileNotFoundError), self._done_lock:
-                write_atomically(self._status_file, msgspec.json.encode(self._status()))
-
-    def _report(self) -> None:
-        last = None
-        while not self._stop.wait(0.2):
-            if (now := self._status()) != last:
-                self._write_status()
-                last = now
+        record = Record(status, self._born)
+        if self._spec.state_dir and record != self._record:
+            path = Record.path(self._spec.state_dir, self._spec.mountpoint)
+            tmp = path.with_suffix(".new")
+            tmp.write_bytes(msgspec.json.encode(record))
+            os.replace(tmp, path)
+        self._record = record
+        return record
