@@ -15,13 +15,14 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from bootseer import faults
+from bootseer.blocks._runs import runs
 from bootseer.blocks.cache.blockfile import in_use
 from bootseer.blocks.cache.inventory import Part, disk_bytes, map_of, parts, used
 from bootseer.blocks.cache.locks import OwnedFolder, maintain, unheld
@@ -269,8 +270,8 @@ def drop_blocks(owned: OwnedFolder, blocks: BlockMap, which: Sequence[int]) -> i
         bitmap.replace(path, bitmap.encode(bitmap.READY, digest, flags), "blocks.evict.bitmap", final=True)
     faults.point("blocks.evict.before-punch")
     before = os.fstat(owned.data_fd).st_blocks
-    for first, last in _runs(which):
-        _libc.punch_hole(owned.data_fd, first << blocks.shift, (last - first + 1) << blocks.shift)
+    for first, count in runs(which):
+        _libc.punch_hole(owned.data_fd, first << blocks.shift, count << blocks.shift)
         faults.point("blocks.evict.punched")
     return max(0, before - os.fstat(owned.data_fd).st_blocks) * 512
 
@@ -322,20 +323,6 @@ def _sweep(owned: OwnedFolder) -> None:
 
 def _digest(owned: OwnedFolder) -> bytes:
     return bytes.fromhex(owned.folder.name)
-
-
-def _runs(blocks: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Adjacent blocks as (first, last)."""
-    run: tuple[int, int] | None = None
-    for block in sorted(blocks):
-        if run is not None and block == run[1] + 1:
-            run = (run[0], block)
-            continue
-        if run is not None:
-            yield run
-        run = (block, block)
-    if run is not None:
-        yield run
 
 
 def _open_elsewhere(path: Path) -> bool:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-import random
 import re
-import socket
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -44,9 +42,10 @@ _FIRST_READ = 256 << 10
 """Bytes: header and index of a hot pack of 2 GB in one request."""
 _READERS = 4
 _PUBLISHERS = 8
-"""Nodes of a job that publish what they recorded, about: three traces without news are enough, and a node that is not
-like the others should have a chance."""
-_LONGEST_DELAY = 8.0
+"""Nodes of a job that publish what they recorded: three traces without news are enough, and a node that is not like the
+others should have a chance."""
+_TURN_SECONDS = 1.0
+_NODE_RANK = ("BOOTSEER_NODE_RANK", "GROUP_RANK", "SLURM_NODEID", "JOB_COMPLETION_INDEX")
 
 
 class ProfileKey(msgspec.Struct, frozen=True):
@@ -66,40 +65,6 @@ class ProfileKey(msgspec.Struct, frozen=True):
     def prefix(self, tree: str) -> str:
         """The store folder of this profile of ``tree``."""
         return f"profiles/{tree}/{self.folder}"
-
-
-class Nodes(msgspec.Struct, frozen=True):
-    """This node among the ``count`` of its job, in this ``attempt``: all of them end their recordings together."""
-
-    node: str = ""
-    attempt: str = ""
-    count: int = 1
-
-    @classmethod
-    def of(cls, environ: Mapping[str, str]) -> Nodes:
-        """As the job's launcher says; one node where it says nothing."""
-
-        def first(*names: str) -> str:
-            return next((value for name in names if (value := environ.get(name))), "")
-
-        count = first("BOOTSEER_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "GROUP_WORLD_SIZE")
-        return cls(
-            first("BOOTSEER_NODE", "SLURMD_NODENAME") or socket.gethostname(),
-            first("SLURM_JOB_ID")
-            + "/"
-            + first("BOOTSEER_ATTEMPT", "SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"),
-            int(count) if count.isdecimal() and len(count) < 9 else 1,
-        )
-
-    def chosen(self, tree: str) -> bool:
-        """Whether this node's recording is one of the few that are published: other nodes in another attempt."""
-        share = _PUBLISHERS / max(1, self.count)
-        text = f"{tree}\0{self.node}\0{self.attempt}"
-        return share >= 1 or int(_hash.hexdigest(text.encode())[:8], 16) < share * 2**32
-
-    def delay(self) -> float:
-        """Seconds to wait before, so that those chosen come one after the other and see what is there already."""
-        return random.uniform(0.0, min(_LONGEST_DELAY, 0.5 * (self.count - 1)))
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -248,19 +213,24 @@ def left_out(trace: Trace) -> list[Process]:
     return [process for process in trace.processes if process.pid not in touched]
 
 
-def left_to_me(store: Store, key: ProfileKey, tree: str, nodes: Nodes, hurry: threading.Event) -> bool:
-    """Whether this node is to publish, after a rest that ``hurry`` ends. One that was not chosen does so where, a while
-    later, nobody has: a job may be said to be larger than it is."""
-    if nodes.chosen(tree):
-        hurry.wait(nodes.delay())
+def publishes(environ: Mapping[str, str]) -> bool:
+    """Whether this node is one of the few of its job whose recordings are published."""
+    return _node_rank(environ) < _PUBLISHERS
+
+
+def await_turn(environ: Mapping[str, str], hurry: threading.Event) -> bool:
+    """Whether this node is to publish. Nodes of a job, which end their recordings together, do so one after the other,
+    so that each sees what is there already; ``hurry`` ends the wait."""
+    if publishes(environ):
+        hurry.wait(_TURN_SECONDS * _node_rank(environ))
         return True
-    if hurry.wait(_LONGEST_DELAY + nodes.delay()):
-        return False
-    try:
-        return not any(info.key.endswith(".trace") for info in store.list(key.prefix(tree)))
-    except BootseerError as exc:
-        log.warning("cannot look for traces of tree %s: %s", tree[:12], exc)
-        return False
+    return False
+
+
+def _node_rank(environ: Mapping[str, str]) -> int:
+    """The number of this node in its job, as the job's launcher says; 0 where it says nothing."""
+    text = next((value for name in _NODE_RANK if (value := environ.get(name))), "")
+    return int(text) if text.isdecimal() and len(text) < 9 else 0
 
 
 def trim(store: Store, prefix: str) -> int:
