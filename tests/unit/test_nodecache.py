@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from bootseer.blocks import offline
-from bootseer.blocks.cache import check, eviction, inventory, locks
+from bootseer.blocks import check, offline
+from bootseer.blocks.cache import eviction, inventory, locks
 from bootseer.blocks.cache.blockfile import CacheFile
 from bootseer.blocks.cache.eviction import Limits
 from bootseer.blocks.cache.inventory import Part
