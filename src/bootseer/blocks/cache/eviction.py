@@ -15,7 +15,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -91,22 +91,19 @@ class Collection(msgspec.Struct, frozen=True, kw_only=True):
 def make_room(cache_dir: Path, limits: Limits, *, coming: int = 0, keep: str = "") -> None:
     """Keep the cache within its limits when ``coming`` bytes more are written; never raises. ``keep``: the digest of a
     block map whose folder stays."""
-    try:
-        if (over := limits.excess(cache_dir, coming)) > 0:
-            _report(collect(cache_dir, over, keep=keep), over)
-    except (OSError, BootseerError) as exc:
-        log.warning("cannot make room in %s: %s", cache_dir, exc)
+    if (over := limits.excess(cache_dir, coming)) > 0:
+        make_some(cache_dir, over, keep=keep)
 
 
 def make_some(cache_dir: Path, wanted: int, *, keep: str) -> bool:
-    """The disk is full: give back about ``wanted`` bytes. Whether there are any; never raises."""
+    """Give back about ``wanted`` bytes. Whether there are any; never raises."""
     try:
         done = collect(cache_dir, wanted, keep=keep)
-        _report(done, wanted)
-        return done.bytes > 0
     except (OSError, BootseerError) as exc:
         log.warning("cannot make room in %s: %s", cache_dir, exc)
         return False
+    _report(done, wanted)
+    return done.bytes > 0
 
 
 def missing_bytes(tree: LocalTree) -> int:
@@ -142,66 +139,54 @@ def collect(
 
 def _steps(cache_dir: Path, left: list[Part], need: int, dry_run: bool, whole: bool) -> Iterator[Gone]:
     shrunk: dict[str, Gone] = {}
-    for part in left if not whole else []:
-        if need <= 0:
-            return
-        if part.map and part.hot_total is not None and (gone := _shrink(cache_dir, part, need, dry_run)):
-            need -= gone.bytes
-            shrunk[part.map] = gone
-            yield gone
-    for part in left:
-        if need <= 0:
-            return
-        if gone := _remove(cache_dir, part, dry_run, shrunk.get(part.map)):
-            need -= gone.bytes
-            yield gone
+    for step in (_remove,) if whole else (_shrink, _remove):
+        for part in left:
+            if need <= 0:
+                return
+            try:
+                if any(_wanted(cache_dir / "trees" / digest) for digest in part.trees):
+                    continue
+                gone = step(cache_dir, part, need, dry_run, shrunk.get(part.map))
+            except (OSError, BootseerError) as exc:
+                name = part.map[:12] or part.trees[0][:12]
+                log.warning("cannot give back %s of the node cache: %s", name, exc)
+                continue
+            if gone is not None:
+                need -= gone.bytes
+                shrunk[part.map] = gone
+                yield gone
 
 
-def _shrink(cache_dir: Path, part: Part, need: int, dry_run: bool) -> Gone | None:
+def _shrink(cache_dir: Path, part: Part, need: int, dry_run: bool, _before: Gone | None) -> Gone | None:
     blocks = map_of(cache_dir, part.trees)
-    if blocks is None:
+    if not part.map or part.hot_total is None or blocks is None:
         return None
+    with maintain(cache_dir / "blocks" / part.map) as owned:
+        if owned is None:
+            return None
+        if not dry_run:
+            _sweep(owned)
+        which = _cold_blocks(owned, blocks, need)
+        if not which:
+            return None
+        got = sum(map(blocks.length_of, which)) if dry_run else drop_blocks(owned, blocks, which)
+    return Gone(map=part.map, trees=part.trees, whole=False, blocks=len(which), bytes=got)
 
-    def step() -> Gone | None:
+
+def _remove(cache_dir: Path, part: Part, _need: int, dry_run: bool, before: Gone | None) -> Gone | None:
+    if part.map:
         with maintain(cache_dir / "blocks" / part.map) as owned:
             if owned is None:
                 return None
-            which = _cold_blocks(owned, blocks, need)
-            if dry_run:
-                got = sum(blocks.length_of(block) for block in which)
-            else:
-                _sweep(owned)
-                got = drop_blocks(owned, blocks, which) if which else 0
-            return Gone(map=part.map, trees=part.trees, whole=False, blocks=len(which), bytes=got) if which else None
-
-    return _tried(step, cache_dir, part)
-
-
-def _remove(cache_dir: Path, part: Part, dry_run: bool, before: Gone | None) -> Gone | None:
-    def step() -> Gone | None:
-        size = max(0, part.disk_bytes - (before.bytes if before else 0))
-        count = part.blocks_ready - (before.blocks if before else 0)
-        if part.map:
-            with maintain(cache_dir / "blocks" / part.map) as owned:
-                if owned is None:
-                    return None
-                if not dry_run:
-                    remove_blocks(owned)
-        if not dry_run:
-            for digest in part.trees:
-                if not remove_tree(cache_dir / "trees" / digest) and not part.map:
-                    return None
-        return Gone(map=part.map, trees=part.trees, whole=True, blocks=count, bytes=size)
-
-    return _tried(step, cache_dir, part)
-
-
-def _tried(step: Callable[[], Gone | None], cache_dir: Path, part: Part) -> Gone | None:
-    try:
-        return step() if not any(_wanted(cache_dir / "trees" / digest) for digest in part.trees) else None
-    except (OSError, BootseerError) as exc:
-        log.warning("cannot give back %s of the node cache: %s", part.map[:12] or part.trees[0][:12], exc)
-        return None
+            if not dry_run:
+                remove_blocks(owned)
+    if not dry_run:
+        for digest in part.trees:
+            if not remove_tree(cache_dir / "trees" / digest) and not part.map:
+                return None
+    size = max(0, part.disk_bytes - (before.bytes if before else 0))
+    count = part.blocks_ready - (before.blocks if before else 0)
+    return Gone(map=part.map, trees=part.trees, whole=True, blocks=count, bytes=size)
 
 
 def _wanted(folder: Path) -> bool:
