@@ -302,7 +302,8 @@ class Shelf:
         path = self.work / f"hot-{created}"
         pack = build(self.cache, path, order or real(self.cache.map), created)
         assert pack is not None
-        return hotpack_builder.publish(self.store, FOLDER, path, pack)
+        target = Target(TREE, map_digest(self.cache.map), self.cache.map)
+        return hotpack_builder.publish(self.store, FOLDER, path, pack, target)
 
     def names(self) -> list[str]:
         return [info.key for info in self.store.list(FOLDER)]

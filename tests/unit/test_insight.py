@@ -106,7 +106,6 @@ def test_starts_are_found_by_job_and_by_digest(site: Site, caplog: pytest.LogCap
     assert explain.choose(starts, "") == starts
     with pytest.raises(NotFoundError, match="recorded are"):
         explain.choose(starts, "three")
-    assert [one.job for one in explain.recorded(site.store, site.digest, site.map.size, "one")] == ["one"]
 
 
 def test_two_runs_of_one_image(site: Site) -> None:

@@ -62,22 +62,16 @@ class CacheFile:
         ``ready``: the ready bytes to use, all zero, such as those in shared memory. Raises `UnavailableError` when
         another process owns it, `FullError` and kin for I/O errors.
         """
-        try:
-            lock_fd = take_lock(folder)
-        except OSError as exc:
-            raise from_os_error(exc, f"open block cache {folder}") from exc
-        try:
-            self = cls(folder, blocks, digest, lock_fd, ready=ready)
+        with contextlib.ExitStack() as undo:
             try:
+                lock_fd = take_lock(folder)
+                undo.callback(os.close, lock_fd)
+                self = cls(folder, blocks, digest, lock_fd, ready=ready)
+                undo.callback(self._close_data)
                 self._load()
-            except BaseException as exc:
-                self._close_data()
-                if isinstance(exc, OSError):
-                    raise from_os_error(exc, f"open block cache {folder}") from exc
-                raise
-        except BaseException:
-            os.close(lock_fd)
-            raise
+            except OSError as exc:
+                raise from_os_error(exc, f"open block cache {folder}") from exc
+            undo.pop_all()
         return self
 
     @classmethod

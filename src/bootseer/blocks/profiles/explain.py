@@ -87,16 +87,13 @@ class Usage(msgspec.Struct, frozen=True):
     timeline: list[Point]
 
 
-def recorded(store: Store, tree: str, size: int, job: str | None = None) -> list[Recorded]:
-    """The starts a store knows of a tree whose data has ``size`` bytes, oldest first; those of one job, if given.
+def recorded(store: Store, tree: str, size: int) -> list[Recorded]:
+    """The starts a store knows of a tree whose data has ``size`` bytes, oldest first.
 
     A damaged trace is left out with a line in the log.
     """
-    folder = f"profiles/{tree}"
-    if job is not None:
-        folder += f"/{library.ProfileKey(job).folder}"
     found = []
-    for info in store.list(folder):
+    for info in store.list(f"profiles/{tree}"):
         parts = info.key.split("/")
         if len(parts) != 4 or not parts[3].endswith(".trace"):
             continue

@@ -28,7 +28,7 @@ from bootseer.blocks.profiles import library
 from bootseer.blocks.profiles.library import ProfileKey, Target, newest_pack
 from bootseer.blocks.profiles.merge import in_order, merge, units_of
 from bootseer.errors import BootseerError, DataError, NotFoundError, from_os_error
-from bootseer.store import ObjectInfo, Store
+from bootseer.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ def renew(
             if pack is None:
                 return "stopped"
             log.info("hot pack of %d blocks, %d bytes", len(pack.blocks), pack.size)
-            publish(store, folder, path, pack)
+            publish(store, folder, path, pack, target)
             return "published"
     except BootseerError as exc:
         log.warning("no new hot pack for tree %s: %s", target.tree[:12], exc)
@@ -164,9 +164,9 @@ def _frame(ready: ReadyBlocks, group: Sequence[int], level: int) -> bytes:
     return compress(b"".join(parts), level)
 
 
-def publish(store: Store, folder: str, path: Path, pack: HotPack) -> str:
-    """Put the hot pack at ``path`` into the store folder ``profiles/<tree>/<job>``, then remove older ones of it and
-    their page lists.
+def publish(store: Store, folder: str, path: Path, pack: HotPack, target: Target) -> str:
+    """Put the hot pack at ``path`` into the store folder ``profiles/<tree>/<job>``, then remove older ones of it (and
+    those that cannot be read) and their page lists.
 
     Who reads an older one sees it vanish, and goes on with the packs. Returns the key.
     """
@@ -174,28 +174,12 @@ def publish(store: Store, folder: str, path: Path, pack: HotPack) -> str:
     faults.point("blocks.hotpack.before-publish")
     store.put(key, path)
     faults.point("blocks.hotpack.before-retire")
-    infos = list(store.list(folder))
-    left = set()
-    for info in infos:
-        if hotpack.is_pack(info.key):
-            if info.key != key and (_created(store, info), info.key) < (pack.created, key):
-                store.delete(info.key)
-            else:
-                left.add(info.key)
-    for info in infos:
-        if info.key.endswith(".pages") and not hotpack.is_pages_of(info.key, left):
+    left = {one.key for one in library.packs(store, folder, target) if one.pack.age_order >= pack.created} | {key}
+    for info in list(store.list(folder)):
+        retired = hotpack.is_pack(info.key) and info.key not in left
+        if retired or (info.key.endswith(".pages") and not hotpack.is_pages_of(info.key, left)):
             store.delete(info.key)
     return key
-
-
-def _created(store: Store, info: ObjectInfo) -> int:
-    """When the pack was made; a damaged one counts as the oldest. Raises `UnavailableError`."""
-    try:
-        with store.open(info.key) as reader:
-            size = min(info.size, hotpack.HEADER_SIZE)
-            return hotpack.created_at(library.read_range(reader, 0, size, info.key))
-    except DataError:
-        return -1
 
 
 def renew_pages(store: Store, key: ProfileKey, target: Target, *, meta: Path) -> str:

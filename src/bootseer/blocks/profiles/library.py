@@ -23,8 +23,8 @@ from bootseer.blocks.formats.hotpack import HotPack
 from bootseer.blocks.formats.pagelist import MAX_STORED, PageList
 from bootseer.blocks.formats.trace import MAX_BYTES, Process, Trace
 from bootseer.blocks.profiles.merge import blocks_of
-from bootseer.errors import BootseerError, DataError, UnavailableError, from_os_error
-from bootseer.store import ObjectInfo, RangeReader, Store
+from bootseer.errors import BootseerError, DataError, UnavailableError
+from bootseer.store import ObjectInfo, Store
 
 log = logging.getLogger(__name__)
 
@@ -76,49 +76,43 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class StoredPack(NamedTuple):
-    """A hot pack in a store. ``created``: see `hotpack.created_at`."""
+    """A hot pack in a store."""
 
     key: str
     pack: HotPack
-    created: int
+
+
+def packs(store: Store, folder: str, target: Target) -> Iterator[StoredPack]:
+    """The hot packs in ``folder`` (of a job, or of all jobs) that fit ``target``. A bad one is a line in the log.
+
+    Raises `UnavailableError`.
+    """
+    for info in store.list(folder):
+        if hotpack.is_pack(info.key):
+            try:
+                yield StoredPack(info.key, _read_index(store, info, target))
+            except UnavailableError:
+                raise
+            except BootseerError as exc:
+                log.warning("ignoring hot pack %s: %s", info.key, exc)
 
 
 def newest_pack(store: Store, folder: str, target: Target) -> StoredPack | None:
-    """The newest hot pack in ``folder`` (of a job, or of all jobs) that fits ``target``. A bad one, or a store that
-    does not answer, is a line in the log."""
-    best: StoredPack | None = None
+    """The newest of `packs`. A store that does not answer is a line in the log."""
     try:
-        for info in store.list(folder):
-            if not hotpack.is_pack(info.key):
-                continue
-            try:
-                found = _read_index(store, info, target)
-            except BootseerError as exc:
-                log.warning("ignoring hot pack %s: %s", info.key, exc)
-                continue
-            if best is None or best.created < found.created:
-                best = found
+        return max(packs(store, folder, target), key=lambda one: one.pack.age_order, default=None)
     except BootseerError as exc:
         log.warning("cannot look for a hot pack in %s: %s", folder, exc)
-    return best
+        return None
 
 
-def _read_index(store: Store, info: ObjectInfo, target: Target) -> StoredPack:
+def _read_index(store: Store, info: ObjectInfo, target: Target) -> HotPack:
     with store.open(info.key) as reader:
-        raw = read_range(reader, 0, min(info.size, _FIRST_READ), info.key)
+        raw = reader.read(0, min(info.size, _FIRST_READ))
         size = min(hotpack.index_size(*hotpack.shape_of(raw)), info.size)
         if size > len(raw):
-            raw += read_range(reader, len(raw), size - len(raw), info.key)
-    pack = HotPack.decode(raw, info.size, target.tree, target.map_digest, target.map)
-    return StoredPack(info.key, pack, hotpack.created_at(raw))
-
-
-def read_range(reader: RangeReader, offset: int, length: int, key: str) -> bytes:
-    """`RangeReader.read`, with `UnavailableError` for an error of the system."""
-    try:
-        return reader.read(offset, length)
-    except OSError as exc:
-        raise UnavailableError(str(from_os_error(exc, f"read {key}"))) from exc
+            raw += reader.read(len(raw), size - len(raw))
+    return HotPack.decode(raw, info.size, target.tree, target.map_digest, target.map)
 
 
 def load_pages(store: Store, key: str, tree: str, size: int) -> PageList:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -30,6 +29,7 @@ from bootseer.blocks.formats.blockmap import (
     frame_bound,
     zero_hash,
 )
+from bootseer.blocks.publish.dedup import KnownBlocks
 from bootseer.blocks.publish.spool import PACK_LIMIT, Entry, PackSpool
 from bootseer.errors import DataError
 
@@ -40,24 +40,6 @@ _AHEAD = 4
 """Batches in work per thread: bounds memory to about ``2 * 4 * threads`` MiB."""
 _BATCH = 1 << 20
 """Blocks go to the pool by the MiB: a hand-over costs about 40 us, compressing 64 KiB about 200 us."""
-
-
-class Place(NamedTuple):
-    """Where a frame lies: the stored object, offset and length in bytes."""
-
-    pack: ObjectRef
-    offset: int
-    length: int
-
-
-class Known(Protocol):
-    """Blocks that the store has already, by hash. Another thread may ask ``in`` at any time."""
-
-    def __contains__(self, digest: object) -> bool: ...
-
-    def place(self, digest: bytes) -> Place | None:
-        """Where the block's frame lies; None when it is not known or its object is gone."""
-        ...
 
 
 class Packed(msgspec.Struct, frozen=True):
@@ -94,7 +76,7 @@ class PackWriter:
         block_size: int = DEFAULT_BLOCK,
         level: int = 3,
         threads: int | None = None,
-        known: Known | None = None,
+        known: KnownBlocks | None = None,
         pack_limit: int = PACK_LIMIT,
     ) -> None:
         self._block = block_size

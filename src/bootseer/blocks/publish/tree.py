@@ -16,7 +16,8 @@ from bootseer.blocks import _hash
 from bootseer.blocks._zstd import compress
 from bootseer.blocks.formats.blockmap import DEFAULT_BLOCK, MAX_ENCODED, ObjectRef
 from bootseer.blocks.formats.manifest import MAX_META, TreeManifest, TreeRef, tree_key
-from bootseer.blocks.publish.packs import Known, PackWriter, Progress
+from bootseer.blocks.publish.dedup import KnownBlocks
+from bootseer.blocks.publish.packs import PackWriter, Progress
 from bootseer.errors import DataError, NotFoundError, from_os_error
 from bootseer.store import Store
 
@@ -42,7 +43,7 @@ class TreeWriter:
         level: int = 3,
         block_size: int = DEFAULT_BLOCK,
         threads: int | None = None,
-        known: Known | None = None,
+        known: KnownBlocks | None = None,
         repair: bool = False,
         progress: Progress | None = None,
     ) -> None:
