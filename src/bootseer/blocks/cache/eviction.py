@@ -121,13 +121,10 @@ def collect(
     First cold blocks of the longest unused trees, then whole trees, longest unused first (``whole``: these only).
     ``patience``: seconds to wait for another collection. Raises `OSError` when the cache cannot be opened.
     """
-    try:
-        lock = os.open(cache_dir / "blocks", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        if not (cache_dir / "trees").is_dir():
-            return Collection()
-        (cache_dir / "blocks").mkdir(exist_ok=True)
-        lock = os.open(cache_dir / "blocks", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    if not any((cache_dir / name).is_dir() for name in ("blocks", "trees")):
+        return Collection()
+    (cache_dir / "blocks").mkdir(exist_ok=True)
+    lock = os.open(cache_dir / "blocks", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         if not _locked(lock, patience):
             return Collection(busy=True)

@@ -26,11 +26,10 @@ from bootseer.blocks.formats.blockmap import (
     BlockMap,
     ObjectRef,
     encoded_size,
-    frame_bound,
     zero_hash,
 )
 from bootseer.blocks.publish.dedup import KnownBlocks
-from bootseer.blocks.publish.spool import PACK_LIMIT, Entry, PackSpool
+from bootseer.blocks.publish.spool import PACK_LIMIT, PackSpool
 from bootseer.errors import DataError
 
 Progress = Callable[[int, int], None]
@@ -198,9 +197,14 @@ class PackWriter:
             elif (first := self._seen.get(digest)) is not None:
                 place = (pack_of[first], offsets[first], lengths[first])
             else:
-                start = number * self._block
-                block = memoryview(buffer)[start : min(start + self._block, length)]
-                place = self._elsewhere(digest) or self._add(frame or compress(block, self._level))
+                known = self._known.place(digest) if self._known else None
+                if known is not None:
+                    self._shared += known.length
+                    place = self._spool.index_of(known.pack), known.offset, known.length
+                else:
+                    start = number * self._block
+                    block = memoryview(buffer)[start : min(start + self._block, length)]
+                    place = self._spool.add(frame or compress(block, self._level))
                 self._seen[digest] = len(self._hashes)
             self._hashes.append(digest)
             pack_of.append(place[0])
@@ -208,18 +212,6 @@ class PackWriter:
             lengths.append(place[2])
         self._free.append(buffer)
         self._spool.flush()
-
-    def _add(self, frame: bytes) -> Entry:
-        assert len(frame) <= frame_bound(self._block)
-        return self._spool.add(frame)
-
-    def _elsewhere(self, digest: bytes) -> Entry | None:
-        """The entry of a block that another tree has stored."""
-        place = self._known.place(digest) if self._known is not None else None
-        if place is None:
-            return None
-        self._shared += place.length
-        return self._spool.index_of(place.pack), place.offset, place.length
 
     def _map(self, dead: Iterable[tuple[int, int]]) -> BlockMap:
         """The map without dead blocks, and without packs that no block refers to."""
