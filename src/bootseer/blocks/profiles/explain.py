@@ -49,7 +49,6 @@ class FolderUse(msgspec.Struct):
     path: str
     files: int
     touched: int
-    seconds: float
 
 
 class ProcessUse(msgspec.Struct):
@@ -167,10 +166,9 @@ def _folders(files: Mapping[bytes, FileUse]) -> Iterable[FolderUse]:
     for path, use in files.items():
         while path:
             path = path.rpartition(b"/")[0]
-            row = found.setdefault(path, FolderUse(path_text(path), 0, 0, use.seconds))
+            row = found.setdefault(path, FolderUse(path_text(path), 0, 0))
             row.files += 1
             row.touched += use.touched
-            row.seconds = min(row.seconds, use.seconds)
     return found.values()
 
 

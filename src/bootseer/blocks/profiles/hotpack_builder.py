@@ -118,16 +118,18 @@ def build(
 
     Works on one frame at a time and rests in between, so that it takes `_SHARE` of one core, until ``hurry`` is set:
     from then on without rests, and with less compression. Within a frame blocks are in the order of the file: they come
-    at once anyway, and neighbours are written at once. Returns None when ``stop`` is set or no block is there. On None
-    and on any error there is no file. Raises `DataError` when a block is not what the map says, `FullError` and kin.
+    at once anyway, and neighbours are written at once. Returns None when ``stop`` is set or no block is there; the file
+    is of no use then, nor after an error. Raises `DataError` when a block is not what the map says, `FullError` and
+    kin.
     """
     blocks = ready.map
     wanted = [block for block in dict.fromkeys(order) if not blocks.is_zero(block) and ready.is_ready(block, block)]
     wanted = wanted[: hotpack.MAX_BLOCKS]
     per_frame = max(1, _FRAME >> blocks.shift)
     groups = [sorted(wanted[at : at + per_frame]) for at in range(0, len(wanted), per_frame)]
-    lengths = array("I")
-    made = False
+    numbers, lengths = array("I", [block for group in groups for block in group]), array("I")
+    if not wanted:
+        return None
     try:
         with open(path, "xb") as out:
             out.seek(hotpack.index_size(len(wanted), per_frame))
@@ -136,20 +138,15 @@ def build(
                 frame = _frame(ready, group, _QUICK_LEVEL if hurry.is_set() else _LEVEL)
                 out.write(frame)
                 lengths.append(len(frame))
-                if stop.is_set() or (hurry.wait((time.monotonic() - began) * (1 / _SHARE - 1)) and stop.is_set()):
-                    break
-            else:
-                numbers = array("I", [block for group in groups for block in group])
-                pack = HotPack(target.tree, target.map_digest, created, blocks.block_size, numbers, lengths, per_frame)
-                out.seek(0)
-                out.write(pack.encode())
-                made = bool(wanted)
+                hurry.wait((time.monotonic() - began) * (1 / _SHARE - 1))
+                if stop.is_set():
+                    return None
+            pack = HotPack(target.tree, target.map_digest, created, blocks.block_size, numbers, lengths, per_frame)
+            out.seek(0)
+            out.write(pack.encode())
     except OSError as exc:
         raise from_os_error(exc, f"write a hot pack to {path}") from exc
-    finally:
-        if not made:
-            path.unlink(missing_ok=True)
-    return pack if made else None
+    return pack
 
 
 def _frame(ready: ReadyBlocks, group: Sequence[int], level: int) -> bytes:

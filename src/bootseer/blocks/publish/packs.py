@@ -35,6 +35,8 @@ from bootseer.errors import DataError
 Progress = Callable[[int, int], None]
 """Called now and then from the calling thread with (bytes done, bytes in all)."""
 
+LEVEL = 3
+"""Of zstd, for what a tree consists of."""
 _AHEAD = 4
 """Batches in work per thread: bounds memory to about ``2 * 4 * threads`` MiB."""
 _BATCH = 1 << 20
@@ -73,13 +75,11 @@ class PackWriter:
         put: Callable[[Path, ObjectRef], None],
         *,
         block_size: int = DEFAULT_BLOCK,
-        level: int = 3,
         threads: int | None = None,
         known: KnownBlocks | None = None,
         pack_limit: int = PACK_LIMIT,
     ) -> None:
         self._block = block_size
-        self._level = level
         self._known = known
         self._zeros = bytes(block_size)
         self._batch_size = max(block_size, _BATCH)
@@ -177,7 +177,7 @@ class PackWriter:
                 continue
             digest = _hash.digest(view[start:end])
             stored = digest in seen or (known is not None and digest in known)
-            blocks.append((digest, None if stored else compress(view[start:end], self._level)))
+            blocks.append((digest, None if stored else compress(view[start:end], LEVEL)))
         return blocks
 
     def _take(self) -> None:
@@ -204,7 +204,7 @@ class PackWriter:
                 else:
                     start = number * self._block
                     block = memoryview(buffer)[start : min(start + self._block, length)]
-                    place = self._spool.add(frame or compress(block, self._level))
+                    place = self._spool.add(frame or compress(block, LEVEL))
                 self._seen[digest] = len(self._hashes)
             self._hashes.append(digest)
             pack_of.append(place[0])
