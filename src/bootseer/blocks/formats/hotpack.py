@@ -60,8 +60,8 @@ class HotPack(msgspec.Struct, frozen=True):
 
     @property
     def age_order(self) -> int:
-        """What the newest pack has most of: when it was made; one from the future counts as the oldest, as it would
-        otherwise be the newest for ever."""
+        """Larger for a newer pack: when it was made. One from the future counts as the oldest, as it would otherwise be
+        the newest for ever."""
         return self.created if self.created <= time.time_ns() + _DRIFT else -1
 
     def encode(self) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -48,14 +48,13 @@ class Side(msgspec.Struct, frozen=True):
     def tree(self) -> str:
         return self.traces[0].tree
 
-    @property
     def units(self) -> set[int]:
         """What any of the starts touched, in units of 4 KiB."""
         return {unit for trace in self.traces for unit in units_of(trace)}
 
-    def hashes(self) -> dict[bytes, int]:
-        """The touched blocks: hash -> bytes."""
-        touched = {unit * UNIT >> self.blocks.shift for unit in self.units}
+    def hashes(self, units: Iterable[int]) -> dict[bytes, int]:
+        """The blocks of ``units``: hash -> bytes."""
+        touched = {unit * UNIT >> self.blocks.shift for unit in units}
         return {self.blocks.hash_of(block): self.blocks.length_of(block) for block in touched}
 
     def first_touches(self) -> dict[bytes, int]:
@@ -71,12 +70,16 @@ class Side(msgspec.Struct, frozen=True):
 def compare(a: Side, b: Side) -> Difference:
     """How two profiles differ; both have at least one trace, and what any of its traces touched counts."""
     same = a.tree == b.tree
+    units_a, units_b = a.units(), b.units()
     if same:
-        groups = (a.units - b.units, b.units - a.units, a.units & b.units)
-        only_a, only_b, both = (bytes_by_file(ranges_of(group, a.blocks.size), a.index) for group in groups)
-        totals = [sum(length for _, length in ranges_of(group, a.blocks.size)) for group in groups]
+        groups = [
+            list(ranges_of(units, a.blocks.size)) for units in (units_a - units_b, units_b - units_a, units_a & units_b)
+        ]
+        only_a, only_b, both = (bytes_by_file(ranges, a.index) for ranges in groups)
+        totals = [sum(length for _, length in ranges) for ranges in groups]
     else:
-        of_a, of_b = (bytes_by_file(ranges_of(side.units, side.blocks.size), side.index) for side in (a, b))
+        of_a = bytes_by_file(ranges_of(units_a, a.blocks.size), a.index)
+        of_b = bytes_by_file(ranges_of(units_b, b.blocks.size), b.index)
         only_a, only_b, both = of_a - of_b, of_b - of_a, of_a & of_b
         totals = [group.total() for group in (only_a, only_b, both)]
     files = [
@@ -84,18 +87,17 @@ def compare(a: Side, b: Side) -> Difference:
         for path in only_a.keys() | only_b.keys() | both.keys()
     ]
     files.sort(key=lambda row: (-(row.only_a + row.only_b), row.path))
-    hashes = b.hashes()
-    shared = sum(length for digest, length in a.hashes().items() if digest in hashes)
-    return Difference(
-        same, totals[0], totals[1], totals[2], shared, _order(a.first_touches(), b.first_touches()), files
-    )
+    hashes = b.hashes(units_b)
+    shared = sum(length for digest, length in a.hashes(units_a).items() if digest in hashes)
+    order = _order(a.first_touches(), b.first_touches())
+    return Difference(same, totals[0], totals[1], totals[2], shared, order, files)
 
 
 def _order(a: Mapping[bytes, int], b: Mapping[bytes, int]) -> float | None:
     """Rank correlation (Spearman's) of the first touches of common files."""
     common = a.keys() & b.keys()
-    ranks = [sorted(common, key=lambda path: (times[path], path)) for times in (a, b)]
-    places = [{path: place for place, path in enumerate(rank)} for rank in ranks]
     if len(common) < 2:
         return None
-    return statistics.correlation(*([place[path] for path in common] for place in places))
+    ranks = [sorted(common, key=lambda path: (times[path], path)) for times in (a, b)]
+    place = {path: at for at, path in enumerate(ranks[1])}
+    return statistics.correlation(range(len(common)), [place[path] for path in ranks[0]])
