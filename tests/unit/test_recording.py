@@ -133,7 +133,7 @@ def test_a_recording_follows_the_access_trace(child: subprocess.Popen[bytes]) ->
     shared = SharedMemory(4, size=64 * UNIT, block_size=16 * UNIT)
     shared.counts[Count.RECORDING] = 1
     shared.counts[Count.BEGAN_NS] = time.monotonic_ns()
-    recording = Recording(shared.trace, TREE, 64 * UNIT, began=1700000000, clock=time.monotonic())
+    recording = Recording(shared.trace.since, TREE, 64 * UNIT, began=1700000000, clock=time.monotonic())
     shared.trace.touch(0, 2 * UNIT, child.pid)
     assert recording.poll() == 1
     child.kill()
@@ -157,7 +157,7 @@ def test_touches_of_a_log_are_touches() -> None:
         def since(self, start: int) -> list[tuple[int, int, int, int]]:
             return [(1, 2, 3, 1), (5, 2, 3, 2)][start:]
 
-    trace = Recording(Log(), TREE, 64 * UNIT, began=0, clock=0.0).trace()
+    trace = Recording(Log().since, TREE, 64 * UNIT, began=0, clock=0.0).trace()
     assert trace.touches == (Touch(1, 2, 3, 1), Touch(5, 2, 4, 1))
 
 
@@ -171,7 +171,7 @@ def recorded(rows: list[tuple[int, int, int, int]], size: int, tmp_path: Path) -
 
     fake(tmp_path, 2, comm=b"cat\n")
     fake(tmp_path, 3, comm=b"python\n", status=b"Tgid:\t3\n")
-    return Recording(Log(), TREE, size, began=0, clock=1e9, readers=Readers(tmp_path)).trace()
+    return Recording(Log().since, TREE, size, began=0, clock=1e9, readers=Readers(tmp_path)).trace()
 
 
 def test_a_process_that_reads_a_large_part_of_the_tree_is_left_out(

@@ -224,9 +224,8 @@ def _locked(fd: int, patience: float) -> bool:
 def _cold_blocks(owned: OwnedFolder, blocks: BlockMap, need: int) -> list[int]:
     """Ready blocks that starts do not touch, from the end of the file, until they hold ``need`` bytes; none when it is
     not known what starts touch."""
-    digest = _digest(owned)
-    ready = bitmap.read(owned.folder / "bitmap", bitmap.READY, digest, blocks.count)
-    hot = bitmap.read(owned.folder / "hot", bitmap.HOT, digest, blocks.count)
+    ready = bitmap.read(owned.folder / "bitmap", bitmap.READY, owned.digest, blocks.count)
+    hot = bitmap.read(owned.folder / "hot", bitmap.HOT, owned.digest, blocks.count)
     found: list[int] = []
     if ready is None or hot is None or owned.data_fd < 0:
         return found
@@ -242,14 +241,13 @@ def _cold_blocks(owned: OwnedFolder, blocks: BlockMap, need: int) -> list[int]:
 def drop_blocks(owned: OwnedFolder, blocks: BlockMap, which: Sequence[int]) -> int:
     """Give the space of these blocks back; returns how much the data file shrank on disk. Raises `OSError`: then they
     may be missing, but are not wrong."""
-    digest = _digest(owned)
     path = owned.folder / "bitmap"
-    flags = bitmap.read(path, bitmap.READY, digest, blocks.count)
+    flags = bitmap.read(path, bitmap.READY, owned.digest, blocks.count)
     if flags is not None:
         for block in which:
             flags[block] = blocks.is_zero(block)
         faults.point("blocks.evict.before-bitmap")
-        bitmap.replace(path, bitmap.encode(bitmap.READY, digest, flags), "blocks.evict.bitmap", final=True)
+        bitmap.replace(path, bitmap.encode(bitmap.READY, owned.digest, flags), "blocks.evict.bitmap", final=True)
     faults.point("blocks.evict.before-punch")
     before = os.fstat(owned.data_fd).st_blocks
     for first, count in runs(which):
@@ -301,10 +299,6 @@ def _sweep(owned: OwnedFolder) -> None:
     for path in owned.folder.iterdir():
         if path.name in ("bitmap.tmp", "hot.tmp") or path.name.startswith(".hotpack-"):
             path.unlink()
-
-
-def _digest(owned: OwnedFolder) -> bytes:
-    return bytes.fromhex(owned.folder.name)
 
 
 def _open_elsewhere(path: Path) -> bool:

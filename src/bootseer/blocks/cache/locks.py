@@ -64,6 +64,11 @@ class OwnedFolder(NamedTuple):
     folder: Path
     data_fd: int
 
+    @property
+    def digest(self) -> bytes:
+        """Of the block map, after which the folder is named."""
+        return bytes.fromhex(self.folder.name)
+
 
 @contextlib.contextmanager
 def maintain(folder: Path) -> Iterator[OwnedFolder | None]:

@@ -10,7 +10,7 @@ import itertools
 import logging
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -34,6 +34,7 @@ MAX_TRACES = 32
 DAY = 86_400.0
 _ENOUGH = 3
 _NEWS = 0.01
+"""A start of whose blocks a larger share is in no trace is published also where there are `_ENOUGH`."""
 SMALL_TREE = 64 << 20
 """Bytes of data up to which a start may well read everything."""
 _EVERYTHING = 0.5
@@ -187,7 +188,8 @@ def publish(store: Store, key: ProfileKey, trace: Trace, blocks: BlockMap) -> st
         old = trace.complete and trace.began - max((other.began for other in complete), default=0) > DAY
         if (len(known) >= MAX_TRACES and not old) or (complete and not trace.complete):
             return "not needed"
-        if len(complete) >= _ENOUGH and not old and _news(mine, complete, blocks) <= _NEWS:
+        seen = {block for other in complete for block in blocks_of(other, blocks)}
+        if len(complete) >= _ENOUGH and not old and len(mine.keys() - seen) <= _NEWS * len(mine):
             return "not needed"
         if len(known) >= MAX_TRACES:
             oldest = min(known, key=lambda other: other.began)
@@ -234,10 +236,3 @@ def trim(store: Store, prefix: str) -> int:
     for key in extra:
         store.delete(key)
     return len(extra)
-
-
-def _news(mine: Iterable[int], known: Sequence[Trace], blocks: BlockMap) -> float:
-    """The share of ``mine`` that no known trace has."""
-    seen = {block for trace in known for block in blocks_of(trace, blocks)}
-    wanted = list(mine)
-    return sum(block not in seen for block in wanted) / len(wanted)

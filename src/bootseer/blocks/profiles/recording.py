@@ -4,7 +4,7 @@ appear."""
 from __future__ import annotations
 
 import logging
-from typing import Protocol
+from collections.abc import Callable
 
 from bootseer.blocks.formats.trace import MAX_PROCESSES, UNIT, Process, Touch, Trace, first_touches
 from bootseer.blocks.profiles.library import SMALL_TREE
@@ -16,23 +16,16 @@ _SCANNER = 0.25
 """A process that reads more than this share of a tree is a scan (a checksum, a copy, a search), not a start."""
 
 
-class TouchLog(Protocol):
-    """Where touches are noted; see ``bootseer.blocks.serving.shared_memory``."""
-
-    def since(self, start: int) -> list[tuple[int, int, int, int]]:
-        """Touches from number ``start`` on: (milliseconds since the mount, pid, first unit, units)."""
-        ...
-
-
 class Recording:
     """A start being recorded. `poll` it a few times a second: a process can be asked only while it lives.
 
+    ``since(n)`` gives the touches from number ``n`` on: (milliseconds since the mount, pid, first unit, units).
     ``began``: Unix time of the mount; ``clock``: its monotonic time, from which the touches count. One thread only.
     """
 
     def __init__(
         self,
-        log: TouchLog,
+        since: Callable[[int], list[tuple[int, int, int, int]]],
         tree: str,
         size: int,
         *,
@@ -40,7 +33,7 @@ class Recording:
         clock: float,
         readers: Readers | None = None,
     ) -> None:
-        self._log = log
+        self._since = since
         self._tree = tree
         self._size = size
         self._began = began
@@ -50,7 +43,7 @@ class Recording:
 
     def poll(self) -> int:
         """Ask who the new touches are by; returns how many touches there are by now."""
-        rows = self._log.since(self._read)
+        rows = self._since(self._read)
         self._read += len(rows)
         first: dict[int, int] = {}
         for ms, pid, _, _ in rows:
@@ -63,7 +56,7 @@ class Recording:
         """What was recorded until now, without the touches of processes that scan the tree. ``complete`` false: touches
         may be missing, whatever the log says."""
         self.poll()
-        touches, all_of_them = first_touches(self._log.since(0), self._size)
+        touches, all_of_them = first_touches(self._since(0), self._size)
         kept, scanners = without_scanners(touches, self._size)
         named = {process.pid: process for process in self._readers.table()}
         for pid, size in scanners.items():
