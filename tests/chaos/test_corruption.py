@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from bootseer import oci
-from bootseer.blocks.cache.check import check
 from bootseer.blocks.cache.inventory import parts
+from bootseer.blocks.check import check
 from bootseer.blocks.formats.blockmap import BlockMap
 from bootseer.blocks.formats.manifest import TreeManifest, tree_key
 from bootseer.blocks.tree import ProfileKey, TreeMount

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from bootseer import erofs
-from bootseer.blocks import tree
-from bootseer.blocks.cache import check, eviction, inventory
+from bootseer.blocks import check, tree
+from bootseer.blocks.cache import eviction, inventory
 from bootseer.blocks.cache.inventory import Part
 from bootseer.blocks.tree import TreeMount
 from bootseer.config import Config

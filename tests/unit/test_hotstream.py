@@ -228,11 +228,10 @@ class Rig:
             digest = _hash.hexdigest(self.blob.map.encode())
 
             never = threading.Event()
-            pack = hotpack_builder.build(
-                full, self.order, folder / "hot", tree=TREE, map_digest=digest, created=1, stop=never, hurry=never
-            )
+            target = Target(TREE, digest, self.blob.map)
+            pack = hotpack_builder.build(full, self.order, folder / "hot", target, created=1, stop=never, hurry=never)
             assert pack is not None
-            return hotpack_builder.publish(self.blob.store, FOLDER, folder / "hot", pack)
+            return hotpack_builder.publish(self.blob.store, FOLDER, folder / "hot", pack, target)
 
     def open(self, store: object = None) -> Opened:
         digest = _hash.hexdigest(self.blob.map.encode())

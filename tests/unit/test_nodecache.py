@@ -10,14 +10,15 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from bootseer.blocks import offline
-from bootseer.blocks.cache import check, eviction, inventory, locks
+from bootseer.blocks import check, offline
+from bootseer.blocks.cache import eviction, inventory, locks
 from bootseer.blocks.cache.blockfile import CacheFile
 from bootseer.blocks.cache.eviction import Limits
 from bootseer.blocks.cache.inventory import Part
@@ -221,7 +222,10 @@ def test_who_comes_during_maintenance_waits_and_finds_its_way(node: Node) -> Non
         assert cache.ready_count == 1
 
 
-def test_a_folder_that_goes_while_it_is_made_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("use", [lambda folder: os.close(locks.take_lock(folder)), Hold], ids=["lock", "hold"])
+def test_a_folder_that_goes_while_it_is_made_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use: Callable[[Path], object]
+) -> None:
     folder, made = tmp_path / "blocks", Path.mkdir
     seen: list[Path] = []
 
@@ -232,11 +236,11 @@ def test_a_folder_that_goes_while_it_is_made_is_made_again(tmp_path: Path, monke
         made(path, *arguments, **more)
 
     monkeypatch.setattr(Path, "mkdir", mkdir)
-    os.close(locks.take_lock(folder))
-    assert (folder / "lock").exists()
+    use(folder)
+    assert folder.is_dir()
     (tmp_path / "file").write_text("")
     with pytest.raises(FileExistsError):
-        locks.take_lock(tmp_path / "file")
+        use(tmp_path / "file")
 
 
 def test_a_lock_that_was_removed_meanwhile_is_worth_nothing(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from pathlib import Path
 
 import msgspec
@@ -172,7 +173,8 @@ def test_the_first_start_makes_a_list_and_news_renew_it(tmp_path: Path) -> None:
 
     def renew() -> tuple[str, str]:
         with contextlib.closing(cache.blocks_now()) as ready:
-            made = hotpack_builder.renew(store, key, target, ready, work=tmp_path)
+            never = threading.Event()
+            made = hotpack_builder.renew(store, key, target, ready, work=tmp_path, stop=never, hurry=never)
         return made, hotpack_builder.renew_pages(store, key, target, meta=local.meta)
 
     def listed() -> int:

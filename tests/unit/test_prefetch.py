@@ -52,7 +52,9 @@ class Rig:
     def renew(self, stop: threading.Event | None = None) -> str:
         work = self.folder / "work"
         with contextlib.closing(self.cache.blocks_now()) as ready:
-            found = hotpack_builder.renew(self.store, KEY, self.target, ready, work=work, stop=stop)
+            found = hotpack_builder.renew(
+                self.store, KEY, self.target, ready, work=work, stop=stop or threading.Event(), hurry=threading.Event()
+            )
         assert list(work.iterdir()) == []
         return found
 

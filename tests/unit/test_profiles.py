@@ -12,7 +12,7 @@ from bootseer.blocks import _hash
 from bootseer.blocks.formats.blockmap import BlockMap, ObjectRef
 from bootseer.blocks.formats.trace import MAX_TOUCHES, UNIT, Process, Touch, Trace
 from bootseer.blocks.profiles import library
-from bootseer.blocks.profiles.library import Nodes, ProfileKey
+from bootseer.blocks.profiles.library import ProfileKey
 from bootseer.blocks.profiles.merge import HotUse, hot_use, merge
 from bootseer.store.folder import FolderStore
 from bootseer.testing import lazy
@@ -110,8 +110,6 @@ def test_what_hardly_any_run_touches_is_left_out(blob: lazy.LazyBlob) -> None:
 def test_waste_and_misses_are_counted(blob: lazy.LazyBlob) -> None:
     lengths = blob.map.lengths
     use = hot_use([1, 2, 3, 4], trace(2, 3, 9), blob.map)
-    assert (use.blocks, use.unused_blocks, use.missed_blocks) == (4, 2, 1)
-    assert use.bytes == sum(lengths[1:5])
     assert use.unused_bytes == lengths[1] + lengths[4]
     assert use.missed_bytes == lengths[9]
     assert hot_use([], trace(), blob.map) == HotUse()
@@ -171,36 +169,19 @@ def test_a_profile_does_not_grow_without_end(
     assert len(names(store)) == 4
 
 
-def test_of_many_nodes_a_few_publish() -> None:
-    def of(count: int, attempt: int = 0) -> list[str]:
-        nodes = [
-            Nodes.of({"SLURMD_NODENAME": f"n{at}", "SLURM_NNODES": str(count), "SLURM_RESTART_COUNT": str(attempt)})
-            for at in range(count)
-        ]
-        return [one.node for one in nodes if one.chosen(TREE)]
-
-    assert len(of(8)) == 8
-    assert 1 <= len(of(1000)) <= 30
-    assert of(1000) != of(1000, 1), "others in another attempt"
-    assert Nodes.of({}).chosen(TREE)
-    assert Nodes.of({}).delay() == 0.0
-    assert 0 <= Nodes.of({"SLURM_NNODES": "1000"}).delay() <= 8
-    assert Nodes.of({"SLURM_NNODES": "many"}).count == 1
+@pytest.mark.parametrize("name", ["BOOTSEER_NODE_RANK", "GROUP_RANK", "SLURM_NODEID", "JOB_COMPLETION_INDEX"])
+def test_of_many_nodes_a_few_publish(name: str) -> None:
+    assert [library.publishes({name: str(rank)}) for rank in range(1000)] == [True] * 8 + [False] * 992
+    assert library.publishes({})
+    assert library.publishes({name: "many"})
 
 
-def test_who_is_not_chosen_publishes_only_where_nobody_did(
-    store: FolderStore, blob: lazy.LazyBlob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(library, "_LONGEST_DELAY", 0.01)
-    other = next(one for at in range(99) if not (one := Nodes(f"n{at}", "", 10**6)).chosen(TREE))
+def test_nodes_publish_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     hurry = threading.Event()
-    assert library.left_to_me(store, KEY, TREE, Nodes(), hurry)
-    assert library.left_to_me(store, KEY, TREE, other, hurry)
-    library.publish(store, KEY, trace(1), blob.map)
-    assert not library.left_to_me(store, KEY, TREE, other, hurry)
-    hurry.set()
-    assert not library.left_to_me(store, KEY, TREE, other, hurry)
-    assert library.left_to_me(store, KEY, TREE, Nodes(), hurry)
+    waits: list[float | None] = []
+    monkeypatch.setattr(hurry, "wait", waits.append)
+    assert [library.await_turn({"SLURM_NODEID": rank}, hurry) for rank in ("0", "3", "8")] == [True, True, False]
+    assert waits == [0, 3]
 
 
 def test_traces_too_many_are_removed(store: FolderStore, blob: lazy.LazyBlob, monkeypatch: pytest.MonkeyPatch) -> None:

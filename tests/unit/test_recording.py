@@ -133,7 +133,7 @@ def test_a_recording_follows_the_access_trace(child: subprocess.Popen[bytes]) ->
     shared = SharedMemory(4, size=64 * UNIT, block_size=16 * UNIT)
     shared.counts[Count.RECORDING] = 1
     shared.counts[Count.BEGAN_NS] = time.monotonic_ns()
-    recording = Recording(shared.trace, TREE, 64 * UNIT, began=1700000000, clock=time.monotonic())
+    recording = Recording(shared.trace.since, TREE, 64 * UNIT, began=1700000000, clock=time.monotonic())
     shared.trace.touch(0, 2 * UNIT, child.pid)
     assert recording.poll() == 1
     child.kill()
@@ -157,43 +157,49 @@ def test_touches_of_a_log_are_touches() -> None:
         def since(self, start: int) -> list[tuple[int, int, int, int]]:
             return [(1, 2, 3, 1), (5, 2, 3, 2)][start:]
 
-    trace = Recording(Log(), TREE, 64 * UNIT, began=0, clock=0.0).trace()
+    trace = Recording(Log().since, TREE, 64 * UNIT, began=0, clock=0.0).trace()
     assert trace.touches == (Touch(1, 2, 3, 1), Touch(5, 2, 4, 1))
 
 
 MIB = (1 << 20) // UNIT
 
 
-def recorded(rows: list[tuple[int, int, int, int]], size: int, tmp_path: Path) -> tuple[Trace, list[str]]:
+def recorded(rows: list[tuple[int, int, int, int]], size: int, tmp_path: Path) -> Trace:
     class Log:
         def since(self, start: int) -> list[tuple[int, int, int, int]]:
             return rows[start:]
 
     fake(tmp_path, 2, comm=b"cat\n")
     fake(tmp_path, 3, comm=b"python\n", status=b"Tgid:\t3\n")
-    recording = Recording(Log(), TREE, size, began=0, clock=1e9, readers=Readers(tmp_path))
-    return recording.trace(), recording.left_out
+    return Recording(Log().since, TREE, size, began=0, clock=1e9, readers=Readers(tmp_path)).trace()
 
 
-def test_a_process_that_reads_a_large_part_of_the_tree_is_left_out(tmp_path: Path) -> None:
+def test_a_process_that_reads_a_large_part_of_the_tree_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     rows = [(1, 2, 0, 10 * MIB), (2, 3, 20 * MIB, MIB), (3, 2, 40 * MIB, 16 * MIB), (4, 9, 60 * MIB, 25 * MIB)]
-    trace, left_out = recorded(rows, 100 << 20, tmp_path)
+    trace = recorded(rows, 100 << 20, tmp_path)
     assert trace.touches == (Touch(2, 3, 20 * MIB, MIB), Touch(4, 9, 60 * MIB, 25 * MIB)), "a quarter is not too much"
-    assert left_out == ["process cat, 27 MB"]
+    assert "left out of the recording: process cat, 27 MB" in caplog.text
     assert [found.comm for found in trace.processes] == ["cat", "python"]
     assert trace.complete
     assert trace.driver == "fuse"
     assert Trace.decode(trace.encode()) == trace
 
 
-def test_one_that_had_ended_before_it_could_be_asked_is_named_by_its_number(tmp_path: Path) -> None:
-    trace, left_out = recorded([(1, 9, 0, 30 * MIB), (2, 3, 40 * MIB, 1)], 100 << 20, tmp_path)
-    assert left_out == ["process 9, 31 MB"]
+def test_one_that_had_ended_before_it_could_be_asked_is_named_by_its_number(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    trace = recorded([(1, 9, 0, 30 * MIB), (2, 3, 40 * MIB, 1)], 100 << 20, tmp_path)
+    assert "left out of the recording: process 9, 31 MB" in caplog.text
     assert [(found.pid, found.comm) for found in trace.processes] == [(3, "python"), (9, "")]
     assert trace.touches == (Touch(2, 3, 40 * MIB, 1),)
 
 
-def test_in_a_small_tree_nobody_is_left_out(tmp_path: Path) -> None:
-    trace, left_out = recorded([(1, 2, 0, 64 * MIB)], 64 << 20, tmp_path)
+def test_in_a_small_tree_nobody_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    trace = recorded([(1, 2, 0, 64 * MIB)], 64 << 20, tmp_path)
     assert trace.touches == (Touch(1, 2, 0, 64 * MIB),)
-    assert left_out == []
+    assert "left out" not in caplog.text

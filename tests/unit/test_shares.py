@@ -14,13 +14,14 @@ ranges = st.tuples(st.integers(0, SIZE - 1), st.integers(1, SIZE)).map(lambda r:
 
 @given(st.lists(ranges, max_size=20), ranges)
 def test_overlaps_are_all_and_once(extents: list[tuple[int, int]], wanted: tuple[int, int]) -> None:
-    shares = Shares(SHIFT, COUNT, [(start, number, 1000, length) for number, (start, length) in enumerate(extents)])
+    shares = Shares(SHIFT, [(start, number, 1000, length) for number, (start, length) in enumerate(extents)])
     begin, end = wanted[0], sum(wanted)
     cut = [(n, start, max(start, begin), min(start + size, end)) for n, (start, size) in enumerate(extents)]
     assert sorted(shares.overlaps(begin, end)) == [
         (n, 1000 + low - start, low, high) for n, start, low, high in cut if low < high
     ]
-    assert list(shares.needed()) == [
-        int(any(start < block + 1 << SHIFT and start + size > block << SHIFT for start, size in extents))
+    assert shares.needed() == [
+        block
         for block in range(COUNT)
+        if any(start < block + 1 << SHIFT and start + size > block << SHIFT for start, size in extents)
     ]

@@ -137,7 +137,7 @@ def test_small_parts_that_a_mirror_has_wrong_come_from_the_store_itself(
     ref = rig.publish()
     tree = localize(Mirrored(rig.store, how), ref.digest, rig.folder / "cache")
     assert tree.meta.read_bytes() == rig.meta.read_bytes()
-    assert tree.map == localize(rig.store, ref.digest, rig.folder / "other").map
+    assert tree.map.encode() == localize(rig.store, ref.digest, rig.folder / "other").map.encode()
     assert caplog.text.count("was damaged at a mirror") == 2
     rig.damage(rig.manifest(ref).map.key)
     with pytest.raises(DataError, match=r"damaged|shorter"):

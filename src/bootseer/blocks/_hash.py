@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
 
 from blake3 import blake3
 
@@ -12,15 +11,7 @@ SIZE = 32
 
 Buffer = bytes | bytearray | memoryview
 
-
-class Hasher(Protocol):
-    def update(self, data: Buffer) -> object: ...
-    def digest(self) -> bytes: ...
-    def hexdigest(self) -> str: ...
-
-
-def hasher() -> Hasher:
-    return blake3()
+hasher = blake3
 
 
 def digest(data: Buffer) -> bytes:
@@ -28,7 +19,7 @@ def digest(data: Buffer) -> bytes:
 
 
 def hexdigest(data: Buffer) -> str:
-    return digest(data).hex()
+    return blake3(data).hexdigest()
 
 
 def file_hexdigest(path: Path) -> str:

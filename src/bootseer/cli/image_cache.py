@@ -15,8 +15,8 @@ from bootseer.cli._image import AsJson, Bars, StoreUrl, count_text, print_json, 
 from bootseer.errors import ConfigError, DataError, NotFoundError
 
 if TYPE_CHECKING:
-    from bootseer.blocks.cache.check import Check
     from bootseer.blocks.cache.inventory import Part
+    from bootseer.blocks.check import Check
 
 app = typer.Typer(no_args_is_help=True, help="The node cache: blocks of images on this node's disk")
 
@@ -96,7 +96,8 @@ def verify(
 
     With --repair and --store damaged blocks are fetched again at once. Mounted trees are checked, but not changed.
     """
-    from bootseer.blocks.cache import check, inventory
+    from bootseer.blocks import check
+    from bootseer.blocks.cache import inventory
     from bootseer.store import open_store
 
     cache = _cache()

@@ -117,9 +117,6 @@ def diff(
     ]
     if rows:
         print_table("what differs", ("only A", "only B", "both", "file"), rows, left=("file",))
-    moves = [(str(one.place_a + 1), str(one.place_b + 1), one.path) for one in text.first(found.moves, limit)]
-    if moves:
-        print_table("place in the order of first touches", ("A", "B", "file"), moves, left=("file",))
 
 
 @app.command()

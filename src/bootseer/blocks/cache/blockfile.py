@@ -31,7 +31,38 @@ from bootseer.errors import UnavailableError, from_os_error
 log = logging.getLogger(__name__)
 
 
-class CacheFile:
+class ReadyBlocks:
+    """The blocks of ``map`` that were ``ready`` (one byte per block) when this was made, read through ``fd``, a
+    descriptor of the data file that now belongs to this object.
+
+    The data file may have changed since, so whoever reads here compares each block with the map.
+    """
+
+    def __init__(self, folder: Path, fd: int, ready: Ready, map: BlockMap) -> None:
+        self.folder = folder
+        self.map = map
+        self.ready = ready
+        self._fd = fd
+
+    def is_ready(self, first: int, last: int) -> bool:
+        """Whether all blocks from ``first`` to ``last`` (inclusive) are ready."""
+        return self.ready.find(b"\0", first, last + 1) < 0
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Raises `OSError` (EIO), also when the file is shorter."""
+        data = os.pread(self._fd, length, offset)
+        if len(data) != length:
+            raise OSError(errno.EIO, f"block cache {self.folder} was cut short")
+        return data
+
+    def close(self) -> None:
+        """Closing twice is allowed."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class CacheFile(ReadyBlocks):
     """Blocks of one data file on this node. `open` it; reads and writes may come from any thread.
 
     ``ready`` holds one byte per block (0 or 1) and may be tested without a lock: a byte turns 1 only after the data is
@@ -41,13 +72,10 @@ class CacheFile:
     def __init__(
         self, folder: Path, blocks: BlockMap, digest: bytes, lock_fd: int, data_fd: int = -1, ready: Ready | None = None
     ) -> None:
-        self.folder = folder
-        self.map = blocks
+        super().__init__(folder, data_fd, bytearray(blocks.count) if ready is None else ready, blocks)
         self.digest = digest
-        self.ready: Ready = bytearray(blocks.count) if ready is None else ready
         self.ready_count = 0
         self._lock_fd = lock_fd
-        self._fd = data_fd
         self._count_lock = threading.Lock()
         self._sync_lock = threading.Lock()
         self._synced = -1
@@ -62,22 +90,16 @@ class CacheFile:
         ``ready``: the ready bytes to use, all zero, such as those in shared memory. Raises `UnavailableError` when
         another process owns it, `FullError` and kin for I/O errors.
         """
-        try:
-            lock_fd = take_lock(folder)
-        except OSError as exc:
-            raise from_os_error(exc, f"open block cache {folder}") from exc
-        try:
-            self = cls(folder, blocks, digest, lock_fd, ready=ready)
+        with contextlib.ExitStack() as undo:
             try:
+                lock_fd = take_lock(folder)
+                undo.callback(os.close, lock_fd)
+                self = cls(folder, blocks, digest, lock_fd, ready=ready)
+                undo.callback(super(CacheFile, self).close)
                 self._load()
-            except BaseException as exc:
-                self._close_data()
-                if isinstance(exc, OSError):
-                    raise from_os_error(exc, f"open block cache {folder}") from exc
-                raise
-        except BaseException:
-            os.close(lock_fd)
-            raise
+            except OSError as exc:
+                raise from_os_error(exc, f"open block cache {folder}") from exc
+            undo.pop_all()
         return self
 
     @classmethod
@@ -170,24 +192,18 @@ class CacheFile:
         """The data file, for reading ready blocks; valid until `close`."""
         return self._fd
 
-    def is_ready(self, first: int, last: int) -> bool:
-        """Whether all blocks from ``first`` to ``last`` (inclusive) are ready."""
-        return self.ready.find(b"\0", first, last + 1) < 0
-
     def read(self, offset: int, length: int) -> bytes:
         """Bytes of ready blocks. Raises `OSError` (EIO) when the file is shorter, or lost them in this moment."""
-        data = os.pread(self._fd, length, offset)
+        data = super().read(offset, length)
         if self.broken and not self.is_ready(
             offset >> self.map.shift, max(offset, offset + length - 1) >> self.map.shift
         ):
             raise OSError(errno.EIO, f"block cache {self.folder} lost data")
-        if len(data) != length:
-            raise OSError(errno.EIO, f"block cache {self.folder} was cut short")
         return data
 
     def blocks_now(self) -> ReadyBlocks:
         """What is ready now, for reading also after `close`."""
-        return ReadyBlocks(os.dup(self._fd), bytes(self.ready[:]), self.map)
+        return ReadyBlocks(self.folder, os.dup(self._fd), bytearray(self.ready[:]), self.map)
 
     def write(self, block: int, data: _hash.Buffer) -> None:
         """Store the verified bytes of ``block``, or of several from there on, and mark them ready. Raises `OSError`
@@ -250,11 +266,6 @@ class CacheFile:
         if self.broken:
             raise OSError(errno.EIO, f"block cache {self.folder} lost data before")
 
-    def _close_data(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
     def close(self) -> None:
         """Sync and give up ownership. Closing twice is allowed; a failed sync is logged (blocks are fetched again)."""
         if self._fd >= 0:
@@ -262,7 +273,7 @@ class CacheFile:
                 self.sync()
             except OSError as exc:
                 log.warning("cannot persist the bitmap of block cache %s: %s", self.folder, exc)
-        self._close_data()
+        super().close()
         if self._lock_fd >= 0:
             with contextlib.suppress(OSError):
                 os.utime(self._lock_fd)  # the time of last use
@@ -274,36 +285,6 @@ class CacheFile:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-class ReadyBlocks:
-    """The blocks of ``map`` that were ``ready`` (one byte per block) when this was made, read through ``fd``, a
-    descriptor of the data file that now belongs to this object.
-
-    The data file may have changed since, so whoever reads here compares each block with the map. One thread at a time.
-    """
-
-    def __init__(self, fd: int, ready: bytes, map: BlockMap) -> None:
-        self.map = map
-        self._fd = fd
-        self._ready = ready
-
-    def is_ready(self, first: int, last: int) -> bool:
-        """Whether all blocks from ``first`` to ``last`` (inclusive) were ready."""
-        return self._ready.find(b"\0", first, last + 1) < 0
-
-    def read(self, offset: int, length: int) -> bytes:
-        """Raises `OSError`, also when the file is shorter."""
-        data = os.pread(self._fd, length, offset)
-        if len(data) != length:
-            raise OSError(errno.EIO, "the data file of a block cache was cut short")
-        return data
-
-    def close(self) -> None:
-        """Closing twice is allowed."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
 
 
 def in_use(fd: int) -> bool:

@@ -15,13 +15,14 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from bootseer import faults
+from bootseer.blocks._runs import runs
 from bootseer.blocks.cache.blockfile import in_use
 from bootseer.blocks.cache.inventory import Part, disk_bytes, map_of, parts, used
 from bootseer.blocks.cache.locks import OwnedFolder, maintain, unheld
@@ -90,22 +91,19 @@ class Collection(msgspec.Struct, frozen=True, kw_only=True):
 def make_room(cache_dir: Path, limits: Limits, *, coming: int = 0, keep: str = "") -> None:
     """Keep the cache within its limits when ``coming`` bytes more are written; never raises. ``keep``: the digest of a
     block map whose folder stays."""
-    try:
-        if (over := limits.excess(cache_dir, coming)) > 0:
-            _report(collect(cache_dir, over, keep=keep), over)
-    except (OSError, BootseerError) as exc:
-        log.warning("cannot make room in %s: %s", cache_dir, exc)
+    if (over := limits.excess(cache_dir, coming)) > 0:
+        make_some(cache_dir, over, keep=keep)
 
 
 def make_some(cache_dir: Path, wanted: int, *, keep: str) -> bool:
-    """The disk is full: give back about ``wanted`` bytes. Whether there are any; never raises."""
+    """Give back about ``wanted`` bytes. Whether there are any; never raises."""
     try:
         done = collect(cache_dir, wanted, keep=keep)
-        _report(done, wanted)
-        return done.bytes > 0
     except (OSError, BootseerError) as exc:
         log.warning("cannot make room in %s: %s", cache_dir, exc)
         return False
+    _report(done, wanted)
+    return done.bytes > 0
 
 
 def missing_bytes(tree: LocalTree) -> int:
@@ -123,13 +121,10 @@ def collect(
     First cold blocks of the longest unused trees, then whole trees, longest unused first (``whole``: these only).
     ``patience``: seconds to wait for another collection. Raises `OSError` when the cache cannot be opened.
     """
-    try:
-        lock = os.open(cache_dir / "blocks", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        if not (cache_dir / "trees").is_dir():
-            return Collection()
-        (cache_dir / "blocks").mkdir(exist_ok=True)
-        lock = os.open(cache_dir / "blocks", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    if not any((cache_dir / name).is_dir() for name in ("blocks", "trees")):
+        return Collection()
+    (cache_dir / "blocks").mkdir(exist_ok=True)
+    lock = os.open(cache_dir / "blocks", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         if not _locked(lock, patience):
             return Collection(busy=True)
@@ -141,66 +136,54 @@ def collect(
 
 def _steps(cache_dir: Path, left: list[Part], need: int, dry_run: bool, whole: bool) -> Iterator[Gone]:
     shrunk: dict[str, Gone] = {}
-    for part in left if not whole else []:
-        if need <= 0:
-            return
-        if part.map and part.hot_total is not None and (gone := _shrink(cache_dir, part, need, dry_run)):
-            need -= gone.bytes
-            shrunk[part.map] = gone
-            yield gone
-    for part in left:
-        if need <= 0:
-            return
-        if gone := _remove(cache_dir, part, dry_run, shrunk.get(part.map)):
-            need -= gone.bytes
-            yield gone
+    for step in (_remove,) if whole else (_shrink, _remove):
+        for part in left:
+            if need <= 0:
+                return
+            try:
+                if any(_wanted(cache_dir / "trees" / digest) for digest in part.trees):
+                    continue
+                gone = step(cache_dir, part, need, dry_run, shrunk.get(part.map))
+            except (OSError, BootseerError) as exc:
+                name = part.map[:12] or part.trees[0][:12]
+                log.warning("cannot give back %s of the node cache: %s", name, exc)
+                continue
+            if gone is not None:
+                need -= gone.bytes
+                shrunk[part.map] = gone
+                yield gone
 
 
-def _shrink(cache_dir: Path, part: Part, need: int, dry_run: bool) -> Gone | None:
+def _shrink(cache_dir: Path, part: Part, need: int, dry_run: bool, _before: Gone | None) -> Gone | None:
     blocks = map_of(cache_dir, part.trees)
-    if blocks is None:
+    if not part.map or part.hot_total is None or blocks is None:
         return None
+    with maintain(cache_dir / "blocks" / part.map) as owned:
+        if owned is None:
+            return None
+        if not dry_run:
+            _sweep(owned)
+        which = _cold_blocks(owned, blocks, need)
+        if not which:
+            return None
+        got = sum(map(blocks.length_of, which)) if dry_run else drop_blocks(owned, blocks, which)
+    return Gone(map=part.map, trees=part.trees, whole=False, blocks=len(which), bytes=got)
 
-    def step() -> Gone | None:
+
+def _remove(cache_dir: Path, part: Part, _need: int, dry_run: bool, before: Gone | None) -> Gone | None:
+    if part.map:
         with maintain(cache_dir / "blocks" / part.map) as owned:
             if owned is None:
                 return None
-            which = _cold_blocks(owned, blocks, need)
-            if dry_run:
-                got = sum(blocks.length_of(block) for block in which)
-            else:
-                _sweep(owned)
-                got = drop_blocks(owned, blocks, which) if which else 0
-            return Gone(map=part.map, trees=part.trees, whole=False, blocks=len(which), bytes=got) if which else None
-
-    return _tried(step, cache_dir, part)
-
-
-def _remove(cache_dir: Path, part: Part, dry_run: bool, before: Gone | None) -> Gone | None:
-    def step() -> Gone | None:
-        size = max(0, part.disk_bytes - (before.bytes if before else 0))
-        count = part.blocks_ready - (before.blocks if before else 0)
-        if part.map:
-            with maintain(cache_dir / "blocks" / part.map) as owned:
-                if owned is None:
-                    return None
-                if not dry_run:
-                    remove_blocks(owned)
-        if not dry_run:
-            for digest in part.trees:
-                if not remove_tree(cache_dir / "trees" / digest) and not part.map:
-                    return None
-        return Gone(map=part.map, trees=part.trees, whole=True, blocks=count, bytes=size)
-
-    return _tried(step, cache_dir, part)
-
-
-def _tried(step: Callable[[], Gone | None], cache_dir: Path, part: Part) -> Gone | None:
-    try:
-        return step() if not any(_wanted(cache_dir / "trees" / digest) for digest in part.trees) else None
-    except (OSError, BootseerError) as exc:
-        log.warning("cannot give back %s of the node cache: %s", part.map[:12] or part.trees[0][:12], exc)
-        return None
+            if not dry_run:
+                remove_blocks(owned)
+    if not dry_run:
+        for digest in part.trees:
+            if not remove_tree(cache_dir / "trees" / digest) and not part.map:
+                return None
+    size = max(0, part.disk_bytes - (before.bytes if before else 0))
+    count = part.blocks_ready - (before.blocks if before else 0)
+    return Gone(map=part.map, trees=part.trees, whole=True, blocks=count, bytes=size)
 
 
 def _wanted(folder: Path) -> bool:
@@ -241,9 +224,8 @@ def _locked(fd: int, patience: float) -> bool:
 def _cold_blocks(owned: OwnedFolder, blocks: BlockMap, need: int) -> list[int]:
     """Ready blocks that starts do not touch, from the end of the file, until they hold ``need`` bytes; none when it is
     not known what starts touch."""
-    digest = _digest(owned)
-    ready = bitmap.read(owned.folder / "bitmap", bitmap.READY, digest, blocks.count)
-    hot = bitmap.read(owned.folder / "hot", bitmap.HOT, digest, blocks.count)
+    ready = bitmap.read(owned.folder / "bitmap", bitmap.READY, owned.digest, blocks.count)
+    hot = bitmap.read(owned.folder / "hot", bitmap.HOT, owned.digest, blocks.count)
     found: list[int] = []
     if ready is None or hot is None or owned.data_fd < 0:
         return found
@@ -259,18 +241,17 @@ def _cold_blocks(owned: OwnedFolder, blocks: BlockMap, need: int) -> list[int]:
 def drop_blocks(owned: OwnedFolder, blocks: BlockMap, which: Sequence[int]) -> int:
     """Give the space of these blocks back; returns how much the data file shrank on disk. Raises `OSError`: then they
     may be missing, but are not wrong."""
-    digest = _digest(owned)
     path = owned.folder / "bitmap"
-    flags = bitmap.read(path, bitmap.READY, digest, blocks.count)
+    flags = bitmap.read(path, bitmap.READY, owned.digest, blocks.count)
     if flags is not None:
         for block in which:
             flags[block] = blocks.is_zero(block)
         faults.point("blocks.evict.before-bitmap")
-        bitmap.replace(path, bitmap.encode(bitmap.READY, digest, flags), "blocks.evict.bitmap", final=True)
+        bitmap.replace(path, bitmap.encode(bitmap.READY, owned.digest, flags), "blocks.evict.bitmap", final=True)
     faults.point("blocks.evict.before-punch")
     before = os.fstat(owned.data_fd).st_blocks
-    for first, last in _runs(which):
-        _libc.punch_hole(owned.data_fd, first << blocks.shift, (last - first + 1) << blocks.shift)
+    for first, count in runs(which):
+        _libc.punch_hole(owned.data_fd, first << blocks.shift, count << blocks.shift)
         faults.point("blocks.evict.punched")
     return max(0, before - os.fstat(owned.data_fd).st_blocks) * 512
 
@@ -318,24 +299,6 @@ def _sweep(owned: OwnedFolder) -> None:
     for path in owned.folder.iterdir():
         if path.name in ("bitmap.tmp", "hot.tmp") or path.name.startswith(".hotpack-"):
             path.unlink()
-
-
-def _digest(owned: OwnedFolder) -> bytes:
-    return bytes.fromhex(owned.folder.name)
-
-
-def _runs(blocks: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Adjacent blocks as (first, last)."""
-    run: tuple[int, int] | None = None
-    for block in sorted(blocks):
-        if run is not None and block == run[1] + 1:
-            run = (run[0], block)
-            continue
-        if run is not None:
-            yield run
-        run = (block, block)
-    if run is not None:
-        yield run
 
 
 def _open_elsewhere(path: Path) -> bool:

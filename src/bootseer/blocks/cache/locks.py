@@ -12,6 +12,7 @@ import errno
 import fcntl
 import os
 import signal
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,14 +35,10 @@ def take_lock(folder: Path) -> int:
     began = time.monotonic()
     while time.monotonic() - began < 2 * _MAINTENANCE_SECONDS:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            _make(folder)
             fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:
             continue  # removed in this moment
-        except FileExistsError:
-            if os.path.lexists(folder) and not folder.is_dir():
-                raise
-            continue  # it was there, and then it was not
         if _lock(fd):
             if is_at(fd, folder / "lock"):
                 _sign(fd, b"%d" % os.getpid())
@@ -66,6 +63,11 @@ class OwnedFolder(NamedTuple):
 
     folder: Path
     data_fd: int
+
+    @property
+    def digest(self) -> bytes:
+        """Of the block map, after which the folder is named."""
+        return bytes.fromhex(self.folder.name)
 
 
 @contextlib.contextmanager
@@ -113,8 +115,8 @@ class Hold:
             self.release()
             if time.monotonic() >= until:
                 raise TimeoutError(errno.ETIMEDOUT, "it is removed again and again", str(folder))
-            folder.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileNotFoundError):
+                _make(folder)
                 self._fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 fcntl.flock(self._fd, fcntl.LOCK_SH)  # who removes it needs a millisecond
         with contextlib.suppress(OSError):
@@ -146,6 +148,16 @@ def is_at(fd: int, path: Path) -> bool:
     except FileNotFoundError:
         return False
     return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)
+
+
+def _make(folder: Path) -> None:
+    """Make the folder when it is missing. Others may remove it at any moment: it need not be there afterwards."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:  # it was there, and then it was not; or it is no folder
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISDIR(os.stat(folder).st_mode):
+                raise
 
 
 def _lock(fd: int) -> bool:

@@ -6,6 +6,7 @@ while somebody uses them.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import uuid
@@ -55,31 +56,25 @@ def localize(store: Store | None, digest: str, cache_dir: Path, *, meta: bool = 
     `FullError` and kin for the cache.
     """
     parts = localize_manifest(store, digest, cache_dir)
-    manifest = parts.manifest
-    encoded = localize_map(store, parts)
-    blocks = BlockMap.decode(encoded, manifest.single_pack)
-    if blocks.size != manifest.data_size:
+    blocks = BlockMap.decode(localize_map(store, parts), parts.manifest.single_pack)
+    if blocks.size != parts.manifest.data_size:
         raise DataError(f"block map of tree {digest[:12]} does not fit its data")
-    tree = LocalTree(digest, manifest, parts.meta, parts.cache, parts.hold, blocks)
     if meta:
-        localize_meta(store, tree)
-    return tree
+        localize_meta(store, parts)
+    return LocalTree(digest, parts.manifest, parts.meta, parts.cache, parts.hold, blocks)
 
 
 def localize_manifest(store: Store | None, digest: str, cache_dir: Path) -> TreeParts:
     """Bring only the manifest of a tree into ``cache_dir``. Raises as `localize`."""
     key = tree_key(digest)
     folder = cache_dir / "trees" / digest
-    try:
+    with _errors_named(digest, folder):
         hold = Hold(folder)
-        raw = _kept(folder / "manifest.json", digest)
-        if raw is None:
-            raw = _needed(store, digest).get(key)
-            TreeManifest.decode(raw, digest)
+        kept = _kept(folder / "manifest.json", digest)
+        raw = _needed(store, digest).get(key) if kept is None else kept
+        manifest = TreeManifest.decode(raw, digest)
+        if kept is None:
             _keep(folder / "manifest.json", [raw])
-    except OSError as exc:
-        raise from_os_error(exc, f"keep tree {digest[:12]} in cache {folder}") from exc
-    manifest = TreeManifest.decode(raw, digest)
     return TreeParts(digest, manifest, folder / "meta", cache_dir / "blocks" / manifest.map.digest, hold)
 
 
@@ -87,25 +82,29 @@ def localize_map(store: Store | None, tree: TreeParts) -> bytes:
     """Bring the block map of ``tree`` to where it belongs, verified, and return it as it is stored. Raises as
     `localize`."""
     path, ref = tree.meta.parent / "map", tree.manifest.map
-    try:
+    with _errors_named(tree.digest, path.parent):
         encoded = _kept(path, ref.digest)
         if encoded is None:
             encoded = fetch(_needed(store, tree.digest), ref)
             _keep(path, [encoded])
-    except OSError as exc:
-        raise from_os_error(exc, f"keep tree {tree.digest[:12]} in cache {path.parent}") from exc
     return encoded
 
 
 def localize_meta(store: Store | None, tree: TreeParts) -> None:
     """Bring the meta of ``tree`` to where it belongs, verified. Raises as `localize`."""
     manifest = tree.manifest
-    try:
+    with _errors_named(tree.digest, tree.meta.parent):
         if not tree.meta.exists() or _hash.file_hexdigest(tree.meta) != manifest.meta.digest:
             stored = fetch(_needed(store, tree.digest), manifest.meta_stored)
             _keep(tree.meta, _verified(unpack(stored, manifest.meta.size), manifest.meta, tree.digest))
+
+
+@contextlib.contextmanager
+def _errors_named(digest: str, folder: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as exc:
-        raise from_os_error(exc, f"keep tree {tree.digest[:12]} in cache {tree.meta.parent}") from exc
+        raise from_os_error(exc, f"keep tree {digest[:12]} in cache {folder}") from exc
 
 
 def fetch(store: Store, ref: ObjectRef) -> bytes:

@@ -14,7 +14,7 @@ import shutil
 import stat
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from bootseer import faults
@@ -75,14 +75,13 @@ def extract(
         traces = library.load(store, digest, profile, tree.map.size) if profile is not None else []
         site = _Extraction(Reader(tree.meta.read_bytes(), data_size=tree.map.size), tree.map, dest, work)
         site.prepare()
-        wanted = list(dict.fromkeys(site.order(merge(traces, tree.map))))
-        sink = _Files(site, tree.map, work)
+        wanted = site.order(merge(traces, tree.map))
         try:
-            fetch_all(store, sink, wanted, streams=streams, stalled=stalled, progress=_in_bytes(progress, tree.map))
+            fetch_all(store, site, wanted, streams=streams, stalled=stalled, progress=_in_bytes(progress, tree.map))
         finally:
-            sink.close()
-        if sink.error is not None:
-            raise sink.error
+            site.close()
+        if site.error is not None:
+            raise site.error
         shutil.rmtree(work)
         site.finish()
     except BaseException as exc:
@@ -112,20 +111,94 @@ def _empty(folder: Path) -> None:
             item.unlink(missing_ok=True)
 
 
-class _Files:
-    """The files of an extraction, as the cache of a fetcher."""
+class _File:
+    """A regular file on its way: ``missing`` bytes of its data have not come yet; ``inline``: others are in its inode.
+    Until it is ``placed`` it lies in ``work``."""
 
-    def __init__(self, site: _Extraction, blocks: BlockMap, work: Path) -> None:
+    __slots__ = ("begun", "inline", "inode", "missing", "paths", "placed", "work")
+
+    def __init__(self, work: bytes, inode: Inode, path: bytes) -> None:
+        self.work = work
+        self.inode = inode
+        self.paths = [path]
+        self.missing = 0
+        self.inline = False
+        self.begun = False
+        self.placed = False
+
+
+class _Extraction:
+    """The tree of ``reader`` on its way into ``dest``, as the cache of a fetcher; ``work`` holds files that are not
+    whole yet. `prepare`, `write` for all blocks of `order` (once each, from any thread), `close`, then `finish`."""
+
+    def __init__(self, reader: Reader, blocks: BlockMap, dest: Path, work: Path) -> None:
         self.folder = work
         self.map = blocks
         self.ready: Ready = bytearray(blocks.count)
         self.error: BaseException | None = None
         """Why a block could not be written."""
-        self._site = site
+        self._reader = reader
+        self._dest = os.fsencode(dest)
+        self._files: dict[int, _File] = {}
+        self._folders: list[tuple[bytes, Inode]] = []
+        self._shares: Shares[_File] = Shares(blocks.shift)
+        self._attributes = Attributes(reader, self._dest)
         self._cond = threading.Condition()
+        # Guarded by it, as is `_File.missing`:
         self._taken = bytearray(blocks.count)
         self._writing = 0
         self._closed = False
+
+    def prepare(self) -> None:
+        """Make everything but contents; files without data are whole then."""
+        made: dict[int, bytes] = {}
+        links: list[tuple[bytes, bytes]] = []
+        extents: list[tuple[int, _File, int, int]] = []
+        room = self._reader.meta_size
+        most = _SHARED * self.map.size + _SHARED_FREE
+        for path, inode in self._reader.walk():
+            if inode.is_dir:
+                if path:
+                    os.mkdir(self._at(path), 0o700)
+                self._folders.append((path, inode))
+            elif inode.is_file:
+                if inode.nid in self._files:
+                    self._files[inode.nid].paths.append(path)
+                    continue
+                room -= self._reader.table_size(inode)
+                if room < 0:
+                    raise DataError("bad EROFS image: its files share their chunk indexes")
+                work = os.path.join(os.fsencode(self.folder), b"%d" % len(self._files))
+                self._files[inode.nid] = file = _File(work, inode, path)
+                for extent in self._reader.extents(inode):
+                    extents.append((extent.data_offset, file, extent.file_offset, extent.length))
+                    file.missing += extent.length
+                    most -= extent.length
+                    if most < 0:
+                        raise DataError(
+                            f"bad EROFS image: its files share their data more than {_SHARED} times",
+                            hint="mount the tree instead, if it can be trusted",
+                        )
+                file.inline = file.missing < inode.size
+            elif inode.nid in made:
+                links.append((made[inode.nid], path))
+            elif self._make(path, inode):
+                made[inode.nid] = path
+        for old, path in links:
+            os.link(self._at(old), self._at(path), follow_symlinks=False)
+        self._shares = Shares(self.map.shift, extents)
+        for file in self._files.values():
+            if not file.missing:
+                self._place(file)
+        for block in self.map.zeros:  # they do not come: what files have in them is a hole already
+            start = block << self.map.shift
+            for file, _, low, high in self._shares.overlaps(start, start + self.map.length_of(block)):
+                self._came(file, high - low)
+
+    def order(self, hot: Sequence[int]) -> list[int]:
+        """Blocks that files have bytes in and that are not all zero: the hot ones, then all, ascending."""
+        needed = dict.fromkeys(block for block in self._shares.needed() if not self.map.is_zero(block))
+        return list(dict.fromkeys(block for block in hot if block in needed) | needed)
 
     def write(self, block: int, data: Buffer) -> None:
         """As `bootseer.blocks.cache.blockfile.CacheFile.write`."""
@@ -136,7 +209,7 @@ class _Files:
             self._taken[block : block + count] = b"\1" * count
             self._writing += 1
         try:
-            self._site.take(block, data)
+            self._take(block, data)
             self.ready[block : block + count] = b"\1" * count
         except BaseException as exc:
             self.error = self.error or exc
@@ -152,126 +225,26 @@ class _Files:
             self._closed = True
             self._cond.wait_for(lambda: not self._writing, _WRITE_SECONDS)
 
-
-class _File:
-    """A regular file on its way: ``missing`` bytes of its data have not come yet."""
-
-    __slots__ = ("begun", "inline", "inode", "missing", "number", "paths", "placed")
-
-    def __init__(self, number: int, inode: Inode, path: bytes) -> None:
-        self.number = number
-        self.inode = inode
-        self.paths = [path]
-        self.missing = 0
-        self.inline = False
-        self.begun = False
-        self.placed = False
-
-
-class _Extraction:
-    """The tree of ``reader`` on its way into ``dest``; ``work`` holds files that are not whole yet. `prepare`, then
-    `take` for all blocks of `order` (once each, from any thread), then `finish`."""
-
-    def __init__(self, reader: Reader, blocks: BlockMap, dest: Path, work: Path) -> None:
-        self._reader = reader
-        self._blocks = blocks
-        self._dest = os.fsencode(dest)
-        self._work = os.fsencode(work)
-        self._files: list[_File] = []
-        self._folders: list[tuple[bytes, Inode]] = []
-        self._shares = Shares(blocks.shift, blocks.count)
-        self._lock = threading.Lock()
-        self._attributes = Attributes(reader, self._dest)
-
-    def prepare(self) -> None:
-        """Make everything but contents; files without data are whole then."""
-        first: dict[int, bytes] = {}
-        files: dict[int, int] = {}
-        extents: list[tuple[int, int, int, int]] = []
-        later: list[tuple[bytes, bytes]] = []
-        room = self._reader.meta_size
-        most = _SHARED * self._blocks.size + _SHARED_FREE
-        for path, inode in self._reader.walk():
-            if inode.is_dir:
-                if path:
-                    os.mkdir(self._at(path), 0o700)
-                self._folders.append((path, inode))
-            elif inode.is_file:
-                if (number := files.get(inode.nid)) is not None:
-                    self._files[number].paths.append(path)
-                    continue
-                room -= self._reader.table_size(inode)
-                if room < 0:
-                    raise DataError("bad EROFS image: its files share their chunk indexes")
-                files[inode.nid] = number = len(self._files)
-                file = _File(number, inode, path)
-                self._files.append(file)
-                for extent in self._reader.extents(inode):
-                    extents.append((extent.data_offset, number, extent.file_offset, extent.length))
-                    file.missing += extent.length
-                    most -= extent.length
-                    if most < 0:
-                        raise DataError(
-                            f"bad EROFS image: its files share their data more than {_SHARED} times",
-                            hint="mount the tree instead, if it can be trusted",
-                        )
-                file.inline = file.missing < inode.size
-            elif inode.nid in first:
-                later.append((first[inode.nid], path))
-            else:
-                first[inode.nid] = path
-                if not self._make(path, inode):
-                    del first[inode.nid]
-        for old, path in later:
-            os.link(self._at(old), self._at(path), follow_symlinks=False)
-        self._shares = Shares(self._blocks.shift, self._blocks.count, extents)
-        for file in self._files:
-            if not file.missing:
-                self._place(file)
-        self._skip_zeros()
-
-    def order(self, hot: Sequence[int]) -> Iterator[int]:
-        """Blocks that files have bytes in and that are not all zero: the hot ones, then all, ascending."""
-        needed = self._shares.needed()
-        for block in self._blocks.zeros:
-            needed[block] = 0
-        yield from (block for block in hot if needed[block])
-        block = needed.find(1)
-        while block >= 0:
-            yield block
-            block = needed.find(1, block + 1)
-
-    def take(self, block: int, data: Buffer) -> None:
+    def _take(self, block: int, data: Buffer) -> None:
         """Write the bytes from ``block`` on to the files that have them; files that are whole now get their place."""
-        start = block << self._blocks.shift
-        whole = []
-        for number, inner, low, high in self._shares.overlaps(start, start + len(data)):
-            file = self._files[number]
+        start = block << self.map.shift
+        came = []
+        for file, inner, low, high in self._shares.overlaps(start, start + len(data)):
             fd = self._open(file)
             try:
                 _write(fd, memoryview(data)[low - start : high - start], inner)
             finally:
                 os.close(fd)
-            with self._lock:
-                file.missing -= high - low
-                if not file.missing:
-                    whole.append(file)
-        for file in whole:
-            self._place(file)
+            came.append((file, high - low))
+        for file, length in came:
+            self._came(file, length)
 
-    def _skip_zeros(self) -> None:
-        """Blocks of zeros do not come: what files have in them is a hole already."""
-        shift, blocks = self._blocks.shift, self._blocks
-        for block in range(blocks.count):
-            if not blocks.is_zero(block):
-                continue
-            for number, _, low, high in self._shares.overlaps(
-                block << shift, (block << shift) + blocks.length_of(block)
-            ):
-                file = self._files[number]
-                file.missing -= high - low
-                if not file.missing:
-                    self._place(file)
+    def _came(self, file: _File, length: int) -> None:
+        with self._cond:
+            file.missing -= length
+            whole = not file.missing
+        if whole:
+            self._place(file)
 
     # -- single files --------------------------------------------------------------------------------------------
 
@@ -279,8 +252,7 @@ class _Extraction:
         return os.path.join(self._dest, path) if path else self._dest
 
     def _open(self, file: _File) -> int:
-        path = os.path.join(self._work, b"%d" % file.number)
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        fd = os.open(file.work, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         if not file.begun:
             # By two threads at worst, to the same size.
             os.ftruncate(fd, file.inode.size)
@@ -298,7 +270,7 @@ class _Extraction:
             os.close(fd)
         faults.point("blocks.extract.place")
         path = self._at(file.paths[0])
-        os.rename(os.path.join(self._work, b"%d" % file.number), path)
+        os.rename(file.work, path)
         for other in file.paths[1:]:
             os.link(path, self._at(other), follow_symlinks=False)
         file.placed = True
@@ -319,7 +291,7 @@ class _Extraction:
 
     def finish(self) -> None:
         """Folders get their attributes, the deepest first. Raises `DataError` when a file is not whole."""
-        if any(not file.placed for file in self._files):
+        if any(not file.placed for file in self._files.values()):
             raise DataError("an extracted file is not whole")
         for path, inode in reversed(self._folders):
             self._attributes.put_on(self._at(path), inode, path)

@@ -56,33 +56,28 @@ def read(path: Path, magic: bytes, digest: bytes, count: int | None = None) -> b
         return None
 
 
-def replace(path: Path, raw: bytes, point: str = "", *, final: bool = False) -> None:
+def replace(path: Path, raw: bytes, point: str, *, final: bool = False) -> None:
     """Put ``raw`` in the place of ``path``, whole or not at all. Raises `OSError`; the old one then stays, unless it
     was ``final``: only then is the new one sure to outlive a power failure, and the old one not to come back.
 
-    ``point``: fault points are ``<point>.write``, ``.fsync``, ``.before-rename`` and, when ``final``, ``.folder``.
+    Fault points are ``<point>.write``, ``.fsync``, ``.before-rename`` and, when ``final``, ``.folder``.
     """
     tmp = path.with_name(f"{path.name}.tmp")
     try:
         with open(tmp, "wb") as out:
-            _visit(point, "write")
+            faults.point(f"{point}.write")
             out.write(raw)
             out.flush()
-            _visit(point, "fsync")
+            faults.point(f"{point}.fsync")
             os.fsync(out.fileno())
-        _visit(point, "before-rename")
+        faults.point(f"{point}.before-rename")
         os.replace(tmp, path)
     except OSError:
         tmp.unlink(missing_ok=True)
         raise
     if final:
-        _visit(point, "folder")
+        faults.point(f"{point}.folder")
         sync_folder(path.parent)
-
-
-def _visit(point: str, step: str) -> None:
-    if point:
-        faults.point(f"{point}.{step}")
 
 
 def sync_folder(folder: Path) -> None:

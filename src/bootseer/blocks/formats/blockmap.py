@@ -202,12 +202,6 @@ class BlockMap:
         hashes, offsets, lengths = zip(*rows, strict=True) if rows else ((), (), ())
         return cls(block_size, size, [stored], b"".join(hashes), offsets, lengths)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, BlockMap) and self.encode() == other.encode()
-
-    def __hash__(self) -> int:
-        return hash((self.size, self.packs, self.hashes))
-
 
 def little(column: array[int]) -> array[int]:
     """``column`` in the byte order of the file, or back from it."""

@@ -30,7 +30,6 @@ _ENTRY_V1 = struct.Struct("<II")
 _NUMBER = 4
 _DRIFT = 3600 * 10**9
 """Nanoseconds by which clocks may differ."""
-HEADER_SIZE = _HEADER.size
 
 
 class HotPack(msgspec.Struct, frozen=True):
@@ -58,6 +57,12 @@ class HotPack(msgspec.Struct, frozen=True):
     def size(self) -> int:
         """Bytes of the whole object."""
         return self.base + sum(self.lengths)
+
+    @property
+    def age_order(self) -> int:
+        """Larger for a newer pack: when it was made. One from the future counts as the oldest, as it would otherwise be
+        the newest for ever."""
+        return self.created if self.created <= time.time_ns() + _DRIFT else -1
 
     def encode(self) -> bytes:
         """Header and index, sealed."""
@@ -165,11 +170,3 @@ def pages_key(key: str) -> str:
 def is_pages_of(key: str, packs: Container[str]) -> bool:
     """Whether a store key names the page list (of any driver) of one of ``packs``."""
     return key.endswith(".pages") and f"{key.rsplit('.', 2)[0]}.pack" in packs
-
-
-def created_at(raw: bytes) -> int:
-    """When the pack that begins with ``raw`` was made; one from the future counts as the oldest: it would otherwise be
-    the newest for ever. Raises `DataError`."""
-    shape_of(raw)
-    created = int(_HEADER.unpack_from(raw)[7])
-    return created if created <= time.time_ns() + _DRIFT else -1

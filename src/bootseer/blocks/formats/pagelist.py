@@ -25,8 +25,6 @@ MAX_STORED = 4 << 20
 MAX_RANGES, MAX_FILES = 1 << 18, 1 << 16
 FRESH = 86_400.0
 """Seconds after which some starts are recorded in full again, as jobs change, and renew a list."""
-ENOUGH = 1
-"""Complete traces from which a list is made: the first recorded start helps the next one."""
 LONGEST = 32
 """Units of one range, 128 KiB: of a longer one Linux reads no more ahead (``force_page_cache_ra``: the readahead window
 of the mount)."""

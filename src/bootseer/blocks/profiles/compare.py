@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from bootseer.blocks.formats.blockmap import BlockMap
 from bootseer.blocks.formats.trace import UNIT, Trace
-from bootseer.blocks.profiles.explain import bytes_by_file, path_text, ranges_of, units_of
+from bootseer.blocks.profiles.explain import bytes_by_file, path_text, ranges_of
+from bootseer.blocks.profiles.merge import units_of
 from bootseer.erofs import ExtentIndex
 
 
@@ -19,14 +21,6 @@ class FileDiff(msgspec.Struct, frozen=True):
     only_a: int
     only_b: int
     both: int
-
-
-class FileMove(msgspec.Struct, frozen=True):
-    """A file's place among the files both sides touch, by first touch."""
-
-    path: str
-    place_a: int
-    place_b: int
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -41,7 +35,6 @@ class Difference(msgspec.Struct, frozen=True):
     shared_blocks: int
     order: float | None
     files: list[FileDiff]
-    moves: list[FileMove]
 
 
 class Side(msgspec.Struct, frozen=True):
@@ -55,70 +48,56 @@ class Side(msgspec.Struct, frozen=True):
     def tree(self) -> str:
         return self.traces[0].tree
 
+    def units(self) -> set[int]:
+        """What any of the starts touched, in units of 4 KiB."""
+        return {unit for trace in self.traces for unit in units_of(trace)}
+
+    def hashes(self, units: Iterable[int]) -> dict[bytes, int]:
+        """The blocks of ``units``: hash -> bytes."""
+        touched = {unit * UNIT >> self.blocks.shift for unit in units}
+        return {self.blocks.hash_of(block): self.blocks.length_of(block) for block in touched}
+
+    def first_touches(self) -> dict[bytes, int]:
+        """File -> milliseconds of its earliest touch in any trace."""
+        found: dict[bytes, int] = {}
+        for trace in self.traces:
+            for touch in trace.touches:
+                for path, _ in self.index.files(touch.unit * UNIT, touch.count * UNIT):
+                    found[path] = min(touch.ms, found.get(path, touch.ms))
+        return found
+
 
 def compare(a: Side, b: Side) -> Difference:
     """How two profiles differ; both have at least one trace, and what any of its traces touched counts."""
     same = a.tree == b.tree
-    units_a, units_b = units_of(a.traces), units_of(b.traces)
+    units_a, units_b = a.units(), b.units()
     if same:
-        rows: dict[bytes, list[int]] = {}
-        totals = []
-        groups = (units_a.keys() - units_b.keys(), units_b.keys() - units_a.keys(), units_a.keys() & units_b.keys())
-        for place, group in enumerate(groups):
-            ranges = list(ranges_of(group, a.blocks.size))
-            totals.append(sum(length for _, length in ranges))
-            for path, count in bytes_by_file(ranges, a.index).items():
-                rows.setdefault(path, [0, 0, 0])[place] = count
-        files = [FileDiff(path_text(path), *counts) for path, counts in rows.items()]
+        groups = [
+            list(ranges_of(units, a.blocks.size)) for units in (units_a - units_b, units_b - units_a, units_a & units_b)
+        ]
+        only_a, only_b, both = (bytes_by_file(ranges, a.index) for ranges in groups)
+        totals = [sum(length for _, length in ranges) for ranges in groups]
     else:
-        of_a, of_b = _by_file(units_a, a), _by_file(units_b, b)
-        files = []
-        for path in of_a.keys() | of_b.keys():
-            x, y = of_a.get(path, 0), of_b.get(path, 0)
-            files.append(FileDiff(path_text(path), max(0, x - y), max(0, y - x), min(x, y)))
-        totals = [sum(row.only_a for row in files), sum(row.only_b for row in files), sum(row.both for row in files)]
-    order, moves = _order(_first_touches(a), _first_touches(b))
-    files.sort(key=lambda row: (-(row.only_a + row.only_b), row.path))
-    return Difference(same, totals[0], totals[1], totals[2], _shared(units_a, a, units_b, b), order, files, moves)
-
-
-def _by_file(units: Iterable[int], side: Side) -> dict[bytes, int]:
-    return bytes_by_file(ranges_of(units, side.blocks.size), side.index)
-
-
-def _first_touches(side: Side) -> dict[bytes, int]:
-    """File -> milliseconds of its earliest touch in any trace."""
-    found: dict[bytes, int] = {}
-    for trace in side.traces:
-        for touch in trace.touches:
-            for path, _ in side.index.files(touch.unit * UNIT, touch.count * UNIT):
-                if found.get(path, touch.ms) >= touch.ms:
-                    found[path] = touch.ms
-    return found
-
-
-def _order(a: Mapping[bytes, int], b: Mapping[bytes, int]) -> tuple[float | None, list[FileMove]]:
-    """Rank correlation (Spearman's) of the first touches of common files, and who moved, the farthest first."""
-    common = sorted(a.keys() & b.keys())
-    place_a, place_b = (
-        {path: place for place, path in enumerate(sorted(common, key=lambda path: (times[path], path)))}
-        for times in (a, b)
-    )
-    moves = [
-        FileMove(path_text(path), place_a[path], place_b[path]) for path in common if place_a[path] != place_b[path]
+        of_a = bytes_by_file(ranges_of(units_a, a.blocks.size), a.index)
+        of_b = bytes_by_file(ranges_of(units_b, b.blocks.size), b.index)
+        only_a, only_b, both = of_a - of_b, of_b - of_a, of_a & of_b
+        totals = [group.total() for group in (only_a, only_b, both)]
+    files = [
+        FileDiff(path_text(path), only_a[path], only_b[path], both[path])
+        for path in only_a.keys() | only_b.keys() | both.keys()
     ]
-    moves.sort(key=lambda move: (-abs(move.place_a - move.place_b), move.path))
-    count = len(common)
-    if count < 2:
-        return None, moves
-    squares = sum((place_a[path] - place_b[path]) ** 2 for path in common)
-    return 1 - 6 * squares / (count * (count**2 - 1)), moves
+    files.sort(key=lambda row: (-(row.only_a + row.only_b), row.path))
+    hashes = b.hashes(units_b)
+    shared = sum(length for digest, length in a.hashes(units_a).items() if digest in hashes)
+    order = _order(a.first_touches(), b.first_touches())
+    return Difference(same, totals[0], totals[1], totals[2], shared, order, files)
 
 
-def _shared(units_a: Iterable[int], a: Side, units_b: Iterable[int], b: Side) -> int:
-    """Bytes of touched blocks that both sides have by content."""
-    found = []
-    for units, side in ((units_a, a), (units_b, b)):
-        touched = {unit * UNIT >> side.blocks.shift for unit in units}
-        found.append({side.blocks.hash_of(block): side.blocks.length_of(block) for block in touched})
-    return sum(length for digest, length in found[0].items() if digest in found[1])
+def _order(a: Mapping[bytes, int], b: Mapping[bytes, int]) -> float | None:
+    """Rank correlation (Spearman's) of the first touches of common files."""
+    common = a.keys() & b.keys()
+    if len(common) < 2:
+        return None
+    ranks = [sorted(common, key=lambda path: (times[path], path)) for times in (a, b)]
+    place = {path: at for at, path in enumerate(ranks[1])}
+    return statistics.correlation(range(len(common)), [place[path] for path in ranks[0]])

@@ -6,15 +6,18 @@ Everything is in bytes of the tree's data, touched in units of 4 KiB; the kernel
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import TypeVar
 
 import msgspec
 
+from bootseer.blocks._runs import runs
 from bootseer.blocks.formats.blockmap import BlockMap
 from bootseer.blocks.formats.trace import UNIT, Process, Trace
 from bootseer.blocks.profiles import library
-from bootseer.blocks.profiles.merge import blocks_of, merge, select
+from bootseer.blocks.profiles.merge import blocks_of, merge, select, units_of
 from bootseer.erofs import ExtentIndex
 from bootseer.errors import NotFoundError
 from bootseer.store import Store
@@ -31,7 +34,7 @@ class Recorded(msgspec.Struct, frozen=True):
     trace: Trace
 
 
-class FileUse(msgspec.Struct, frozen=True):
+class FileUse(msgspec.Struct):
     """``touched`` of a file's ``size`` bytes of data, first ``seconds`` after the mount."""
 
     path: str
@@ -40,16 +43,15 @@ class FileUse(msgspec.Struct, frozen=True):
     seconds: float
 
 
-class FolderUse(msgspec.Struct, frozen=True):
+class FolderUse(msgspec.Struct):
     """All files below a folder together."""
 
     path: str
     files: int
     touched: int
-    seconds: float
 
 
-class ProcessUse(msgspec.Struct, frozen=True):
+class ProcessUse(msgspec.Struct):
     """What one process touched first. Without a name where it had ended before it could be asked, and in traces of
     version 1."""
 
@@ -84,16 +86,13 @@ class Usage(msgspec.Struct, frozen=True):
     timeline: list[Point]
 
 
-def recorded(store: Store, tree: str, size: int, job: str | None = None) -> list[Recorded]:
-    """The starts a store knows of a tree whose data has ``size`` bytes, oldest first; those of one job, if given.
+def recorded(store: Store, tree: str, size: int) -> list[Recorded]:
+    """The starts a store knows of a tree whose data has ``size`` bytes, oldest first.
 
     A damaged trace is left out with a line in the log.
     """
-    folder = f"profiles/{tree}"
-    if job is not None:
-        folder += f"/{library.ProfileKey(job).folder}"
     found = []
-    for info in store.list(folder):
+    for info in store.list(f"profiles/{tree}"):
         parts = info.key.split("/")
         if len(parts) != 4 or not parts[3].endswith(".trace"):
             continue
@@ -122,32 +121,35 @@ def choose(starts: Sequence[Recorded], what: str) -> list[Recorded]:
 def usage(trace: Trace, index: ExtentIndex) -> Usage:
     """What one start touched, by file, folder and process, and over time."""
     sizes = index.sizes()
-    files: dict[bytes, list[int]] = {}
-    processes: dict[int, list[int]] = {}
-    of_process: dict[int, set[bytes]] = {}
-    total = owned = 0
+    named = {process.pid: process for process in trace.processes}
+    files: dict[bytes, FileUse] = {}
+    processes: dict[int, ProcessUse] = {}
+    pairs: set[tuple[int, bytes]] = set()
+    total = 0
     for touch in trace.touches:
-        offset, length = touch.unit * UNIT, touch.count * UNIT
-        length = min(length, trace.size - offset)
+        seconds, (offset, length) = touch.ms / 1000, _range(touch.unit, touch.count, trace.size)
         total += length
-        row = processes.setdefault(touch.pid, [0, touch.ms, touch.ms])
-        row[0] += length
-        row[1], row[2] = min(row[1], touch.ms), max(row[2], touch.ms)
-        mine = of_process.setdefault(touch.pid, set())
+        if touch.pid not in processes:
+            who = named.get(touch.pid, Process(touch.pid, ""))
+            rank = who.rank if who.rank >= 0 else None
+            processes[touch.pid] = ProcessUse(touch.pid, who.comm, rank, who.cgroup, 0, 0, seconds, seconds)
+        process = processes[touch.pid]
+        process.touched += length
+        process.last = max(process.last, seconds)
         for path, count in index.files(offset, length):
-            owned += count
-            use = files.setdefault(path, [0, touch.ms])
-            use[0] += count
-            use[1] = min(use[1], touch.ms)
-            mine.add(path)
+            if path not in files:
+                files[path] = FileUse(path_text(path), sizes.get(path, 0), 0, seconds)
+            files[path].touched += count
+            process.files += (touch.pid, path) not in pairs
+            pairs.add((touch.pid, path))
     return Usage(
         trace.size,
         total,
-        total - owned,
+        total - sum(use.touched for use in files.values()),
         max((touch.ms for touch in trace.touches), default=0) / 1000,
-        _ranked(FileUse(path_text(path), sizes.get(path, 0), count, ms / 1000) for path, (count, ms) in files.items()),
+        _ranked(files.values()),
         _ranked(_folders(files)),
-        _ranked(_processes(trace, processes, of_process)),
+        _ranked(processes.values()),
         timeline(trace),
     )
 
@@ -159,27 +161,15 @@ def _ranked(rows: Iterable[_Use]) -> list[_Use]:
     return sorted(rows, key=lambda row: -row.touched)
 
 
-def _folders(files: Mapping[bytes, Sequence[int]]) -> Iterator[FolderUse]:
-    found: dict[bytes, list[int]] = {}
-    for path, (count, ms) in files.items():
+def _folders(files: Mapping[bytes, FileUse]) -> Iterable[FolderUse]:
+    found: dict[bytes, FolderUse] = {}
+    for path, use in files.items():
         while path:
             path = path.rpartition(b"/")[0]
-            row = found.setdefault(path, [0, 0, ms])
-            row[0] += 1
-            row[1] += count
-            row[2] = min(row[2], ms)
-    for path, (number, count, ms) in found.items():
-        yield FolderUse(path_text(path), number, count, ms / 1000)
-
-
-def _processes(
-    trace: Trace, rows: Mapping[int, Sequence[int]], files: Mapping[int, set[bytes]]
-) -> Iterator[ProcessUse]:
-    known = {process.pid: process for process in trace.processes}
-    for pid, (count, first, last) in rows.items():
-        who = known.get(pid, Process(pid, ""))
-        rank = who.rank if who.rank >= 0 else None
-        yield ProcessUse(pid, who.comm, rank, who.cgroup, len(files[pid]), count, first / 1000, last / 1000)
+            row = found.setdefault(path, FolderUse(path_text(path), 0, 0))
+            row.files += 1
+            row.touched += use.touched
+    return found.values()
 
 
 def timeline(trace: Trace) -> list[Point]:
@@ -190,44 +180,27 @@ def timeline(trace: Trace) -> list[Point]:
     step = max(1, -(-(end + 1) // _POINTS))
     slots = [0] * (end // step + 1)
     for touch in trace.touches:
-        slots[touch.ms // step] += min(touch.count * UNIT, trace.size - touch.unit * UNIT)
-    points, total = [], 0
-    for number, count in enumerate(slots):
-        total += count
-        points.append(Point(min(end, (number + 1) * step) / 1000, total))
-    return points
-
-
-def units_of(traces: Iterable[Trace]) -> dict[int, int]:
-    """Unit -> milliseconds of its earliest touch in any trace."""
-    found: dict[int, int] = {}
-    for trace in traces:
-        for touch in trace.touches:
-            for unit in range(touch.unit, touch.unit + touch.count):
-                if found.get(unit, touch.ms) >= touch.ms:
-                    found[unit] = touch.ms
-    return found
+        slots[touch.ms // step] += _range(touch.unit, touch.count, trace.size)[1]
+    return [Point(min(end, (number + 1) * step) / 1000, touched) for number, touched in enumerate(accumulate(slots))]
 
 
 def ranges_of(units: Iterable[int], size: int) -> Iterator[tuple[int, int]]:
     """Units as (offset, length) of consecutive ones, cut at the end of the data."""
-    first = last = -1
-    for unit in sorted(units):
-        if unit != last + 1 or first < 0:
-            if first >= 0:
-                yield first * UNIT, min(size, (last + 1) * UNIT) - first * UNIT
-            first = unit
-        last = unit
-    if first >= 0:
-        yield first * UNIT, min(size, (last + 1) * UNIT) - first * UNIT
+    for first, count in runs(units):
+        yield _range(first, count, size)
 
 
-def bytes_by_file(ranges: Iterable[tuple[int, int]], index: ExtentIndex) -> dict[bytes, int]:
+def _range(unit: int, count: int, size: int) -> tuple[int, int]:
+    """Offset and length of ``count`` units, cut at the end of the data."""
+    return unit * UNIT, min(count * UNIT, size - unit * UNIT)
+
+
+def bytes_by_file(ranges: Iterable[tuple[int, int]], index: ExtentIndex) -> Counter[bytes]:
     """How much of each file lies in the (offset, length) ``ranges`` of the data."""
-    found: dict[bytes, int] = {}
+    found: Counter[bytes] = Counter()
     for offset, length in ranges:
         for path, count in index.files(offset, length):
-            found[path] = found.get(path, 0) + count
+            found[path] += count
     return found
 
 
@@ -275,10 +248,11 @@ def explain(run: Trace, before: Sequence[Trace], blocks: BlockMap, index: Extent
     Judged is the hot list that these traces merge to. A hot pack that the mount streamed was made of traces that were
     there when it was built: what has been recorded since is not in it.
     """
-    used = select(before)
-    hot = [block for block in merge(before, blocks) if not blocks.is_zero(block)]
-    touched = [block for block in blocks_of(run, blocks) if not blocks.is_zero(block)]
-    wasted, missed = sorted(set(hot) - set(touched)), sorted(set(touched) - set(hot))
+    hot = {block for block in merge(before, blocks) if not blocks.is_zero(block)}
+    touched = {block for block in blocks_of(run, blocks) if not blocks.is_zero(block)}
+    wasted, missed = hot - touched, touched - hot
+    # Of a missed block only what was touched: the rest of it is nobody's wish.
+    units = (unit for unit in units_of(run) if unit * UNIT >> blocks.shift in missed)
 
     def size(some: Iterable[int]) -> int:
         return sum(map(blocks.length_of, some))
@@ -286,11 +260,8 @@ def explain(run: Trace, before: Sequence[Trace], blocks: BlockMap, index: Extent
     def stored(some: Iterable[int]) -> int:
         return sum(blocks.lengths[block] for block in some)
 
-    units = units_of([run])
-    shift = blocks.shift
-    missing = set(missed)
     return Explanation(
-        runs=len(used),
+        runs=len(select(before)),
         hot=size(hot),
         hot_stored=stored(hot),
         touched=size(touched),
@@ -300,11 +271,8 @@ def explain(run: Trace, before: Sequence[Trace], blocks: BlockMap, index: Extent
         misses=size(missed),
         misses_stored=stored(missed),
         misses_share=size(missed) / size(touched) if touched else 0.0,
-        wasted_files=_shares(((block << shift, blocks.length_of(block)) for block in wasted), index),
-        # Of a missed block only what was touched: the rest of it is nobody's wish.
-        missed_files=_shares(
-            ranges_of((unit for unit in units if unit * UNIT >> shift in missing), blocks.size), index
-        ),
+        wasted_files=_shares(((block << blocks.shift, blocks.length_of(block)) for block in wasted), index),
+        missed_files=_shares(ranges_of(units, blocks.size), index),
         left_out=library.left_out(run),
     )
 

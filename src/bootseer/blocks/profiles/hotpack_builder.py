@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import mmap
-import statistics
 import threading
 import time
 import uuid
@@ -23,15 +22,13 @@ from bootseer.blocks._zstd import compress
 from bootseer.blocks.cache.blockfile import ReadyBlocks
 from bootseer.blocks.formats import hotpack
 from bootseer.blocks.formats.hotpack import HotPack
-from bootseer.blocks.formats.pagelist import ENOUGH, LONGEST, PageList, PageRange, is_plain
+from bootseer.blocks.formats.pagelist import LONGEST, PageList, PageRange, is_plain
 from bootseer.blocks.formats.trace import UNIT, Trace
 from bootseer.blocks.profiles import library
 from bootseer.blocks.profiles.library import ProfileKey, Target, newest_pack
-from bootseer.blocks.profiles.merge import merge, select
+from bootseer.blocks.profiles.merge import in_order, merge, units_of
 from bootseer.errors import BootseerError, DataError, NotFoundError, from_os_error
-from bootseer.store import ObjectInfo, Store
-
-__all__ = ["ReadyBlocks", "build", "build_pages", "publish", "renew", "renew_pages"]
+from bootseer.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +49,8 @@ _THERE = 0.95
 _CLAIM_SECONDS = 900.0
 _TRACES = 5
 """Traces that a page list is made of: the newest."""
+_HALF = 0.5
+"""Share of them that touched what is in the list."""
 _MAX_UNITS = 1 << 19
 """Units that a page list may have, 2 GiB: making one takes memory for each, in a process beside the job."""
 _WINDOW = 2048
@@ -65,8 +64,8 @@ def renew(
     ready: ReadyBlocks,
     *,
     work: Path,
-    stop: threading.Event | None = None,
-    hurry: threading.Event | None = None,
+    stop: threading.Event,
+    hurry: threading.Event,
 ) -> str:
     """Make and publish a new hot pack where that says something new. Takes a while: give it a thread of its own.
 
@@ -75,8 +74,27 @@ def renew(
     cache), ``made elsewhere`` (another node is at it), ``stopped`` or ``failed``.
     """
     path = work / f".hotpack-{uuid.uuid4().hex}"
+    folder = key.prefix(target.tree)
     try:
-        return _renew(store, key, target, ready, path, stop or threading.Event(), hurry or threading.Event())
+        traces = library.load_own(store, target.tree, key, target.map.size)
+        order = [block for block in merge(traces, target.map) if not target.map.is_zero(block)]
+        if not order:
+            return "no traces"
+        known = newest_pack(store, folder, target)
+        if known is not None and _like(known.pack.blocks, order):
+            return "not needed"
+        if sum(ready.is_ready(block, block) for block in order) < _THERE * len(order):
+            return "not ready"
+        with _claimed(store, f"{folder}/hot.claim") as mine:
+            if not mine:
+                return "made elsewhere"
+            library.trim(store, folder)
+            pack = build(ready, order, path, target, created=time.time_ns(), stop=stop, hurry=hurry)
+            if pack is None:
+                return "stopped"
+            log.info("hot pack of %d blocks, %d bytes", len(pack.blocks), pack.size)
+            publish(store, folder, path, pack, target)
+            return "published"
     except BootseerError as exc:
         log.warning("no new hot pack for tree %s: %s", target.tree[:12], exc)
     except Exception:
@@ -86,66 +104,32 @@ def renew(
     return "failed"
 
 
-def _renew(
-    store: Store,
-    key: ProfileKey,
-    target: Target,
-    ready: ReadyBlocks,
-    path: Path,
-    stop: threading.Event,
-    hurry: threading.Event,
-) -> str:
-    folder = key.prefix(target.tree)
-    traces = library.load_own(store, target.tree, key, target.map.size)
-    order = [block for block in merge(traces, target.map) if not target.map.is_zero(block)]
-    if not order:
-        return "no traces"
-    known = newest_pack(store, folder, target)
-    if known is not None and _like(known.pack.blocks, order):
-        return "not needed"
-    if sum(ready.is_ready(block, block) for block in order) < _THERE * len(order):
-        return "not ready"
-    with _claimed(store, f"{folder}/hot.claim") as mine:
-        if not mine:
-            return "made elsewhere"
-        library.trim(store, folder)
-        made = time.time_ns()
-        pack = build(
-            ready, order, path, tree=target.tree, map_digest=target.map_digest, created=made, stop=stop, hurry=hurry
-        )
-        if pack is None:
-            return "stopped"
-        log.info("hot pack of %d blocks, %d bytes", len(pack.blocks), pack.size)
-        publish(store, folder, path, pack)
-    return "published"
-
-
 def build(
     ready: ReadyBlocks,
     order: Iterable[int],
     path: Path,
+    target: Target,
     *,
-    tree: str,
-    map_digest: str,
     created: int,
     stop: threading.Event,
     hurry: threading.Event,
-    share: float = _SHARE,
 ) -> HotPack | None:
     """Write the hot pack of those blocks of ``order`` that are ``ready`` to ``path`` (a new file).
 
-    Works on one frame at a time and rests in between, so that it takes ``share`` of one core, until ``hurry`` is set:
+    Works on one frame at a time and rests in between, so that it takes `_SHARE` of one core, until ``hurry`` is set:
     from then on without rests, and with less compression. Within a frame blocks are in the order of the file: they come
-    at once anyway, and neighbours are written at once. Returns None when ``stop`` is set or no block is there. On None
-    and on any error there is no file. Raises `DataError` when a block is not what the map says, `FullError` and kin.
+    at once anyway, and neighbours are written at once. Returns None when ``stop`` is set or no block is there; the file
+    is of no use then, nor after an error. Raises `DataError` when a block is not what the map says, `FullError` and
+    kin.
     """
     blocks = ready.map
     wanted = [block for block in dict.fromkeys(order) if not blocks.is_zero(block) and ready.is_ready(block, block)]
     wanted = wanted[: hotpack.MAX_BLOCKS]
     per_frame = max(1, _FRAME >> blocks.shift)
     groups = [sorted(wanted[at : at + per_frame]) for at in range(0, len(wanted), per_frame)]
-    lengths = array("I")
-    made = False
+    numbers, lengths = array("I", [block for group in groups for block in group]), array("I")
+    if not wanted:
+        return None
     try:
         with open(path, "xb") as out:
             out.seek(hotpack.index_size(len(wanted), per_frame))
@@ -154,20 +138,15 @@ def build(
                 frame = _frame(ready, group, _QUICK_LEVEL if hurry.is_set() else _LEVEL)
                 out.write(frame)
                 lengths.append(len(frame))
-                if stop.is_set() or (hurry.wait((time.monotonic() - began) * (1 / share - 1)) and stop.is_set()):
-                    break
-            else:
-                numbers = array("I", [block for group in groups for block in group])
-                pack = HotPack(tree, map_digest, created, blocks.block_size, numbers, lengths, per_frame)
-                out.seek(0)
-                out.write(pack.encode())
-                made = bool(wanted)
+                hurry.wait((time.monotonic() - began) * (1 / _SHARE - 1))
+                if stop.is_set():
+                    return None
+            pack = HotPack(target.tree, target.map_digest, created, blocks.block_size, numbers, lengths, per_frame)
+            out.seek(0)
+            out.write(pack.encode())
     except OSError as exc:
         raise from_os_error(exc, f"write a hot pack to {path}") from exc
-    finally:
-        if not made:
-            path.unlink(missing_ok=True)
-    return pack if made else None
+    return pack
 
 
 def _frame(ready: ReadyBlocks, group: Sequence[int], level: int) -> bytes:
@@ -182,9 +161,9 @@ def _frame(ready: ReadyBlocks, group: Sequence[int], level: int) -> bytes:
     return compress(b"".join(parts), level)
 
 
-def publish(store: Store, folder: str, path: Path, pack: HotPack) -> str:
-    """Put the hot pack at ``path`` into the store folder ``profiles/<tree>/<job>``, then remove older ones of it and
-    their page lists.
+def publish(store: Store, folder: str, path: Path, pack: HotPack, target: Target) -> str:
+    """Put the hot pack at ``path`` into the store folder ``profiles/<tree>/<job>``, then remove older ones of it (and
+    those that cannot be read) and their page lists.
 
     Who reads an older one sees it vanish, and goes on with the packs. Returns the key.
     """
@@ -192,70 +171,49 @@ def publish(store: Store, folder: str, path: Path, pack: HotPack) -> str:
     faults.point("blocks.hotpack.before-publish")
     store.put(key, path)
     faults.point("blocks.hotpack.before-retire")
-    infos = list(store.list(folder))
-    left = set()
-    for info in infos:
-        if hotpack.is_pack(info.key):
-            if info.key != key and (_created(store, info), info.key) < (pack.created, key):
-                store.delete(info.key)
-            else:
-                left.add(info.key)
-    for info in infos:
-        if info.key.endswith(".pages") and not hotpack.is_pages_of(info.key, left):
+    left = {one.key for one in library.packs(store, folder, target) if one.pack.age_order >= pack.created} | {key}
+    for info in list(store.list(folder)):
+        retired = hotpack.is_pack(info.key) and info.key not in left
+        if retired or (info.key.endswith(".pages") and not hotpack.is_pages_of(info.key, left)):
             store.delete(info.key)
     return key
-
-
-def _created(store: Store, info: ObjectInfo) -> int:
-    """When the pack was made; a damaged one counts as the oldest. Raises `UnavailableError`."""
-    try:
-        with store.open(info.key) as reader:
-            size = min(info.size, hotpack.HEADER_SIZE)
-            return hotpack.created_at(library.read_range(reader, 0, size, info.key))
-    except DataError:
-        return -1
 
 
 def renew_pages(store: Store, key: ProfileKey, target: Target, *, meta: Path) -> str:
     """Make and publish the page list of the newest hot pack, unless it has one that is fresh and says the same.
 
     Takes a few seconds. ``meta``: the tree's metadata. Returns what happened: ``published``, ``not needed``, ``no hot
-    pack``, ``too few starts`` (see `pagelist.ENOUGH`), ``made elsewhere``, ``retired`` (the pack, meanwhile) or
-    ``failed``.
+    pack``, ``no traces`` (that are complete), ``made elsewhere``, ``retired`` (the pack, meanwhile) or ``failed``.
     """
+    folder = key.prefix(target.tree)
     try:
-        return _renew_pages(store, key, target, meta)
+        known = newest_pack(store, folder, target)
+        if known is None:
+            return "no hot pack"
+        name = hotpack.pages_key(known.key)
+        old: PageList | None = None
+        with contextlib.suppress(NotFoundError, DataError):  # there is none, or one to be replaced
+            old = library.load_pages(store, name, target.tree, target.map.size)
+        traces = [trace for trace in library.load_own(store, target.tree, key, target.map.size) if trace.complete]
+        if not traces:
+            return "no traces"
+        with _claimed(store, f"{folder}/pages.claim") as mine:
+            if not mine:
+                return "made elsewhere"
+            with open(meta, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+                pages = build_pages(traces, target.tree, mapped, time.time_ns())
+            if old is not None and old.fresh and _like(_units(old), _units(pages)):
+                return "not needed"
+            faults.point("blocks.pagelist.before-publish")
+            if not store.exists(known.key):
+                return "retired"
+            store.put(name, pages.encode(), overwrite=True)
+            return "published"
     except (BootseerError, OSError, ValueError) as exc:
         log.warning("no page list for tree %s: %s", target.tree[:12], exc)
     except Exception:
         log.exception("no page list for tree %s", target.tree[:12])
     return "failed"
-
-
-def _renew_pages(store: Store, key: ProfileKey, target: Target, meta: Path) -> str:
-    folder = key.prefix(target.tree)
-    known = newest_pack(store, folder, target)
-    if known is None:
-        return "no hot pack"
-    name = hotpack.pages_key(known.key)
-    old: PageList | None = None
-    with contextlib.suppress(NotFoundError, DataError):  # there is none, or one to be replaced
-        old = library.load_pages(store, name, target.tree, target.map.size)
-    traces = [trace for trace in library.load_own(store, target.tree, key, target.map.size) if trace.complete]
-    if len(traces) < ENOUGH:
-        return "too few starts"
-    with _claimed(store, f"{folder}/pages.claim") as mine:
-        if not mine:
-            return "made elsewhere"
-        with open(meta, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
-            pages = build_pages(traces, target.tree, mapped, time.time_ns())
-        if old is not None and old.fresh and _like(_units(old), _units(pages)):
-            return "not needed"
-        faults.point("blocks.pagelist.before-publish")
-        if not store.exists(known.key):
-            return "retired"
-        store.put(name, pages.encode(), overwrite=True)
-    return "published"
 
 
 def build_pages(traces: Sequence[Trace], tree: str, meta: bytes | mmap.mmap, created: int) -> PageList:
@@ -265,20 +223,11 @@ def build_pages(traces: Sequence[Trace], tree: str, meta: bytes | mmap.mmap, cre
     ``meta``: the tree's metadata, which says what file each unit belongs to. Raises `DataError` when there are too many
     units.
     """
-    used = sorted(select(traces), key=lambda trace: trace.began)[-_TRACES:]
+    used = sorted(traces, key=lambda trace: trace.began)[-_TRACES:]
     if any(sum(touch.count for touch in trace.touches) > _MAX_UNITS for trace in used):
         raise DataError(f"starts that read more than {_MAX_UNITS * UNIT >> 30} GiB are not read ahead of")
-    times: dict[int, list[int]] = {}
-    for trace in used:
-        for touch in trace.touches:
-            for unit in range(touch.unit, touch.unit + touch.count):
-                times.setdefault(unit, []).append(touch.ms)
-    ranked = sorted(
-        (statistics.median(seen), order, unit)
-        for order, (unit, seen) in enumerate(times.items())
-        if 2 * len(seen) >= len(used)
-    )
-    return PageList(tree, "fuse", created, list(_joined([unit for _, _, unit in ranked], _extents(meta))))
+    units = in_order([units_of(trace) for trace in used], _HALF)
+    return PageList(tree, "fuse", created, list(_joined(units, _extents(meta))))
 
 
 def _extents(meta: bytes | mmap.mmap) -> list[tuple[int, int, bytes, int]]:
@@ -335,7 +284,17 @@ def _like(have: Iterable[int], want: Iterable[int]) -> bool:
 def _claimed(store: Store, key: str) -> Iterator[bool]:
     """Of the nodes of one job that end their recording together one makes the pack: whether it is this one. A claim is
     void after a while."""
-    mine = _claim(store, key)
+    now = time.time()
+    text = f"{now:.0f}".encode()
+    mine = store.put(key, text)
+    if not mine:
+        try:
+            age = now - float(store.get(key)[:32])
+        except ValueError:
+            age = _CLAIM_SECONDS
+        if mine := abs(age) >= _CLAIM_SECONDS:  # clocks differ a little
+            log.warning("taking over the making of a hot pack from a node that did not end it: %s", key)
+            store.put(key, text, overwrite=True)
     try:
         yield mine
     finally:
@@ -344,19 +303,3 @@ def _claimed(store: Store, key: str) -> Iterator[bool]:
                 store.delete(key)
             except BootseerError as exc:
                 log.warning("cannot remove %s: %s", key, exc)
-
-
-def _claim(store: Store, key: str) -> bool:
-    now = time.time()
-    text = f"{now:.0f}".encode()
-    if store.put(key, text):
-        return True
-    try:
-        age = now - float(store.get(key)[:32])
-    except ValueError:
-        age = _CLAIM_SECONDS
-    if abs(age) < _CLAIM_SECONDS:  # clocks differ a little
-        return False
-    log.warning("taking over the making of a hot pack from a node that did not end it: %s", key)
-    store.put(key, text, overwrite=True)
-    return True

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import itertools
 import logging
-import random
 import re
-import socket
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -25,8 +23,8 @@ from bootseer.blocks.formats.hotpack import HotPack
 from bootseer.blocks.formats.pagelist import MAX_STORED, PageList
 from bootseer.blocks.formats.trace import MAX_BYTES, Process, Trace
 from bootseer.blocks.profiles.merge import blocks_of
-from bootseer.errors import BootseerError, DataError, UnavailableError, from_os_error
-from bootseer.store import ObjectInfo, RangeReader, Store
+from bootseer.errors import BootseerError, DataError, UnavailableError
+from bootseer.store import ObjectInfo, Store
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +34,7 @@ MAX_TRACES = 32
 DAY = 86_400.0
 _ENOUGH = 3
 _NEWS = 0.01
+"""A start of whose blocks a larger share is in no trace is published also where there are `_ENOUGH`."""
 SMALL_TREE = 64 << 20
 """Bytes of data up to which a start may well read everything."""
 _EVERYTHING = 0.5
@@ -44,9 +43,10 @@ _FIRST_READ = 256 << 10
 """Bytes: header and index of a hot pack of 2 GB in one request."""
 _READERS = 4
 _PUBLISHERS = 8
-"""Nodes of a job that publish what they recorded, about: three traces without news are enough, and a node that is not
-like the others should have a chance."""
-_LONGEST_DELAY = 8.0
+"""Nodes of a job that publish what they recorded: three traces without news are enough, and a node that is not like the
+others should have a chance."""
+_TURN_SECONDS = 1.0
+_NODE_RANK = ("BOOTSEER_NODE_RANK", "GROUP_RANK", "SLURM_NODEID", "JOB_COMPLETION_INDEX")
 
 
 class ProfileKey(msgspec.Struct, frozen=True):
@@ -68,40 +68,6 @@ class ProfileKey(msgspec.Struct, frozen=True):
         return f"profiles/{tree}/{self.folder}"
 
 
-class Nodes(msgspec.Struct, frozen=True):
-    """This node among the ``count`` of its job, in this ``attempt``: all of them end their recordings together."""
-
-    node: str = ""
-    attempt: str = ""
-    count: int = 1
-
-    @classmethod
-    def of(cls, environ: Mapping[str, str]) -> Nodes:
-        """As the job's launcher says; one node where it says nothing."""
-
-        def first(*names: str) -> str:
-            return next((value for name in names if (value := environ.get(name))), "")
-
-        count = first("BOOTSEER_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "GROUP_WORLD_SIZE")
-        return cls(
-            first("BOOTSEER_NODE", "SLURMD_NODENAME") or socket.gethostname(),
-            first("SLURM_JOB_ID")
-            + "/"
-            + first("BOOTSEER_ATTEMPT", "SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"),
-            int(count) if count.isdecimal() and len(count) < 9 else 1,
-        )
-
-    def chosen(self, tree: str) -> bool:
-        """Whether this node's recording is one of the few that are published: other nodes in another attempt."""
-        share = _PUBLISHERS / max(1, self.count)
-        text = f"{tree}\0{self.node}\0{self.attempt}"
-        return share >= 1 or int(_hash.hexdigest(text.encode())[:8], 16) < share * 2**32
-
-    def delay(self) -> float:
-        """Seconds to wait before, so that those chosen come one after the other and see what is there already."""
-        return random.uniform(0.0, min(_LONGEST_DELAY, 0.5 * (self.count - 1)))
-
-
 class Target(msgspec.Struct, frozen=True):
     """A tree that profiles are of: its digest, that of its block map (both hexadecimal), and the map."""
 
@@ -111,49 +77,43 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class StoredPack(NamedTuple):
-    """A hot pack in a store. ``created``: see `hotpack.created_at`."""
+    """A hot pack in a store."""
 
     key: str
     pack: HotPack
-    created: int
+
+
+def packs(store: Store, folder: str, target: Target) -> Iterator[StoredPack]:
+    """The hot packs in ``folder`` (of a job, or of all jobs) that fit ``target``. A bad one is a line in the log.
+
+    Raises `UnavailableError`.
+    """
+    for info in store.list(folder):
+        if hotpack.is_pack(info.key):
+            try:
+                yield StoredPack(info.key, _read_index(store, info, target))
+            except UnavailableError:
+                raise
+            except BootseerError as exc:
+                log.warning("ignoring hot pack %s: %s", info.key, exc)
 
 
 def newest_pack(store: Store, folder: str, target: Target) -> StoredPack | None:
-    """The newest hot pack in ``folder`` (of a job, or of all jobs) that fits ``target``. A bad one, or a store that
-    does not answer, is a line in the log."""
-    best: StoredPack | None = None
+    """The newest of `packs`. A store that does not answer is a line in the log."""
     try:
-        for info in store.list(folder):
-            if not hotpack.is_pack(info.key):
-                continue
-            try:
-                found = _read_index(store, info, target)
-            except BootseerError as exc:
-                log.warning("ignoring hot pack %s: %s", info.key, exc)
-                continue
-            if best is None or best.created < found.created:
-                best = found
+        return max(packs(store, folder, target), key=lambda one: one.pack.age_order, default=None)
     except BootseerError as exc:
         log.warning("cannot look for a hot pack in %s: %s", folder, exc)
-    return best
+        return None
 
 
-def _read_index(store: Store, info: ObjectInfo, target: Target) -> StoredPack:
+def _read_index(store: Store, info: ObjectInfo, target: Target) -> HotPack:
     with store.open(info.key) as reader:
-        raw = read_range(reader, 0, min(info.size, _FIRST_READ), info.key)
+        raw = reader.read(0, min(info.size, _FIRST_READ))
         size = min(hotpack.index_size(*hotpack.shape_of(raw)), info.size)
         if size > len(raw):
-            raw += read_range(reader, len(raw), size - len(raw), info.key)
-    pack = HotPack.decode(raw, info.size, target.tree, target.map_digest, target.map)
-    return StoredPack(info.key, pack, hotpack.created_at(raw))
-
-
-def read_range(reader: RangeReader, offset: int, length: int, key: str) -> bytes:
-    """`RangeReader.read`, with `UnavailableError` for an error of the system."""
-    try:
-        return reader.read(offset, length)
-    except OSError as exc:
-        raise UnavailableError(str(from_os_error(exc, f"read {key}"))) from exc
+            raw += reader.read(len(raw), size - len(raw))
+    return HotPack.decode(raw, info.size, target.tree, target.map_digest, target.map)
 
 
 def load_pages(store: Store, key: str, tree: str, size: int) -> PageList:
@@ -228,7 +188,8 @@ def publish(store: Store, key: ProfileKey, trace: Trace, blocks: BlockMap) -> st
         old = trace.complete and trace.began - max((other.began for other in complete), default=0) > DAY
         if (len(known) >= MAX_TRACES and not old) or (complete and not trace.complete):
             return "not needed"
-        if len(complete) >= _ENOUGH and not old and _news(mine, complete, blocks) <= _NEWS:
+        seen = {block for other in complete for block in blocks_of(other, blocks)}
+        if len(complete) >= _ENOUGH and not old and len(mine.keys() - seen) <= _NEWS * len(mine):
             return "not needed"
         if len(known) >= MAX_TRACES:
             oldest = min(known, key=lambda other: other.began)
@@ -248,19 +209,24 @@ def left_out(trace: Trace) -> list[Process]:
     return [process for process in trace.processes if process.pid not in touched]
 
 
-def left_to_me(store: Store, key: ProfileKey, tree: str, nodes: Nodes, hurry: threading.Event) -> bool:
-    """Whether this node is to publish, after a rest that ``hurry`` ends. One that was not chosen does so where, a while
-    later, nobody has: a job may be said to be larger than it is."""
-    if nodes.chosen(tree):
-        hurry.wait(nodes.delay())
+def publishes(environ: Mapping[str, str]) -> bool:
+    """Whether this node is one of the few of its job whose recordings are published."""
+    return _node_rank(environ) < _PUBLISHERS
+
+
+def await_turn(environ: Mapping[str, str], hurry: threading.Event) -> bool:
+    """Whether this node is to publish. Nodes of a job, which end their recordings together, do so one after the other,
+    so that each sees what is there already; ``hurry`` ends the wait."""
+    if publishes(environ):
+        hurry.wait(_TURN_SECONDS * _node_rank(environ))
         return True
-    if hurry.wait(_LONGEST_DELAY + nodes.delay()):
-        return False
-    try:
-        return not any(info.key.endswith(".trace") for info in store.list(key.prefix(tree)))
-    except BootseerError as exc:
-        log.warning("cannot look for traces of tree %s: %s", tree[:12], exc)
-        return False
+    return False
+
+
+def _node_rank(environ: Mapping[str, str]) -> int:
+    """The number of this node in its job, as the job's launcher says; 0 where it says nothing."""
+    text = next((value for name in _NODE_RANK if (value := environ.get(name))), "")
+    return int(text) if text.isdecimal() and len(text) < 9 else 0
 
 
 def trim(store: Store, prefix: str) -> int:
@@ -270,10 +236,3 @@ def trim(store: Store, prefix: str) -> int:
     for key in extra:
         store.delete(key)
     return len(extra)
-
-
-def _news(mine: Iterable[int], known: Sequence[Trace], blocks: BlockMap) -> float:
-    """The share of ``mine`` that no known trace has."""
-    seen = {block for trace in known for block in blocks_of(trace, blocks)}
-    wanted = list(mine)
-    return sum(block not in seen for block in wanted) / len(wanted)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from bootseer.blocks.formats.blockmap import BlockMap
 from bootseer.blocks.formats.trace import UNIT, Trace
 
-_RARE = 8
+_RARE = 1 / 8
+"""Blocks that a smaller share of the runs touched are left out."""
 
 
 def blocks_of(trace: Trace, blocks: BlockMap) -> dict[int, int]:
@@ -24,48 +25,45 @@ def blocks_of(trace: Trace, blocks: BlockMap) -> dict[int, int]:
     return first
 
 
+def units_of(trace: Trace) -> dict[int, int]:
+    """Unit of 4 KiB -> milliseconds of its first touch."""
+    return {unit: touch.ms for touch in trace.touches for unit in range(touch.unit, touch.unit + touch.count)}
+
+
 def select(traces: Sequence[Trace]) -> list[Trace]:
     """The traces that count: the complete ones, or all where there is no complete one."""
     return [trace for trace in traces if trace.complete] or list(traces)
 
 
 def merge(traces: Sequence[Trace], blocks: BlockMap) -> list[int]:
-    """The hot list: blocks in the order to fetch them.
+    """The hot list: blocks in the order to fetch them. Which traces count: `select`; the order: `in_order`."""
+    return in_order([blocks_of(trace, blocks) for trace in select(traces)], _RARE)
 
-    A block's score is the share of runs that touched it, its place the median of its first touches; blocks that fewer
-    than half of the runs touched come after the others, and of many runs what hardly any touched is left out. Which
-    traces count: `select`.
-    """
+
+def in_order(runs: Sequence[Mapping[int, int]], least: float) -> list[int]:
+    """What at least the share ``least`` of the ``runs`` (item -> time of its first touch) touched, by the median of the
+    first touches; what fewer than half of them touched comes after the rest."""
     times: dict[int, list[int]] = {}
-    used = select(traces)
-    for trace in used:
-        for block, ms in blocks_of(trace, blocks).items():
-            times.setdefault(block, []).append(ms)
+    for run in runs:
+        for item, ms in run.items():
+            times.setdefault(item, []).append(ms)
     ranked = sorted(
-        (2 * len(seen) < len(used), statistics.median(seen), order, block)
-        for order, (block, seen) in enumerate(times.items())
-        if len(seen) * _RARE >= len(used)
+        (2 * len(seen) < len(runs), statistics.median(seen), order, item)
+        for order, (item, seen) in enumerate(times.items())
+        if len(seen) >= least * len(runs)
     )
-    return [block for _, _, _, block in ranked]
+    return [item for _, _, _, item in ranked]
 
 
 class HotUse(msgspec.Struct, frozen=True):
-    """How well a hot list foretold a start: blocks and stored bytes fetched ahead, of these never touched (waste), and
-    touched though not in the list (misses)."""
+    """How well a hot list foretold a start: stored bytes fetched ahead and never touched (waste), and of blocks touched
+    though not in the list (misses)."""
 
-    blocks: int = 0
-    bytes: int = 0
-    unused_blocks: int = 0
     unused_bytes: int = 0
-    missed_blocks: int = 0
     missed_bytes: int = 0
 
 
 def hot_use(order: Iterable[int], trace: Trace, blocks: BlockMap) -> HotUse:
     """Compare the hot list ``order`` with what the recorded start touched."""
-    hot = {block for block in order if not blocks.is_zero(block)}
-    touched = {block for block in blocks_of(trace, blocks) if not blocks.is_zero(block)}
-    unused, missed = hot - touched, touched - hot
-    sizes = (sum(blocks.lengths[block] for block in some) for some in (hot, unused, missed))
-    hot_bytes, unused_bytes, missed_bytes = sizes
-    return HotUse(len(hot), hot_bytes, len(unused), unused_bytes, len(missed), missed_bytes)
+    hot, touched = set(order), set(blocks_of(trace, blocks))
+    return HotUse(*(sum(blocks.lengths[block] for block in some) for some in (hot - touched, touched - hot)))

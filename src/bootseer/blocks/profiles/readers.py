@@ -56,13 +56,8 @@ class Readers:
         return found if self._began(leader) == began else None
 
     def _read(self, pid: int, name: str, most: int) -> bytes:
-        with open(f"{self._proc}/{pid}/{name}", "rb", buffering=0) as file:
-            parts = []
-            # In pieces: one read of /proc may give a page only.
-            while most > 0 and (part := file.read(most)):
-                parts.append(part)
-                most -= len(part)
-            return b"".join(parts)
+        with open(f"{self._proc}/{pid}/{name}", "rb") as file:
+            return file.read(most)
 
     def _leader(self, pid: int) -> int:
         for line in self._read(pid, "status", 1 << 16).splitlines():

@@ -8,12 +8,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from bootseer.blocks.cache.metadata import fetch
 from bootseer.blocks.formats.blockmap import BlockMap, ObjectRef
 from bootseer.blocks.formats.frames import verified
 from bootseer.blocks.formats.manifest import TreeManifest, tree_key
-from bootseer.blocks.publish.packs import Place
 from bootseer.errors import BootseerError, DataError, NotFoundError
 from bootseer.store import Store
 
@@ -25,8 +25,16 @@ MAX_MAP_BYTES = 32 << 20
 _SECONDS = 20.0
 
 
+class Place(NamedTuple):
+    """Where a frame lies: the stored object, offset and length in bytes."""
+
+    pack: ObjectRef
+    offset: int
+    length: int
+
+
 class KnownBlocks:
-    """An index of blocks by hash.
+    """An index of blocks by hash. Other threads may ask ``in`` while one asks for places.
 
     `place` asks the store once for each object it names whether that is there with its size, and compares the one frame
     it is asked for first with its hash. The other frames are taken on the word of the map that names them.
@@ -93,13 +101,11 @@ class KnownBlocks:
                 if reader.size == pack.size:
                     verified(blocks, block, reader.read(blocks.offsets[block], blocks.lengths[block]))
                     return True
-        except NotFoundError:
-            log.warning("object %s is missing in store %s; its blocks are stored again", pack.key, self._store.url)
-            return False
-        except DataError:
-            pass
+            what = "damaged"
+        except (NotFoundError, DataError) as exc:
+            what = "missing" if isinstance(exc, NotFoundError) else "damaged"
         except (BootseerError, OSError) as exc:
             log.warning("blocks of object %s are not shared: %s", pack.key, exc)
             return False
-        log.warning("object %s in store %s is damaged; its blocks are stored again", pack.key, self._store.url)
+        log.warning("object %s in store %s is %s; its blocks are stored again", pack.key, self._store.url, what)
         return False

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -27,37 +26,21 @@ from bootseer.blocks.formats.blockmap import (
     BlockMap,
     ObjectRef,
     encoded_size,
-    frame_bound,
     zero_hash,
 )
-from bootseer.blocks.publish.spool import PACK_LIMIT, Entry, PackSpool
+from bootseer.blocks.publish.dedup import KnownBlocks
+from bootseer.blocks.publish.spool import PACK_LIMIT, PackSpool
 from bootseer.errors import DataError
 
 Progress = Callable[[int, int], None]
 """Called now and then from the calling thread with (bytes done, bytes in all)."""
 
+LEVEL = 3
+"""Of zstd, for what a tree consists of."""
 _AHEAD = 4
 """Batches in work per thread: bounds memory to about ``2 * 4 * threads`` MiB."""
 _BATCH = 1 << 20
 """Blocks go to the pool by the MiB: a hand-over costs about 40 us, compressing 64 KiB about 200 us."""
-
-
-class Place(NamedTuple):
-    """Where a frame lies: the stored object, offset and length in bytes."""
-
-    pack: ObjectRef
-    offset: int
-    length: int
-
-
-class Known(Protocol):
-    """Blocks that the store has already, by hash. Another thread may ask ``in`` at any time."""
-
-    def __contains__(self, digest: object) -> bool: ...
-
-    def place(self, digest: bytes) -> Place | None:
-        """Where the block's frame lies; None when it is not known or its object is gone."""
-        ...
 
 
 class Packed(msgspec.Struct, frozen=True):
@@ -92,13 +75,11 @@ class PackWriter:
         put: Callable[[Path, ObjectRef], None],
         *,
         block_size: int = DEFAULT_BLOCK,
-        level: int = 3,
         threads: int | None = None,
-        known: Known | None = None,
+        known: KnownBlocks | None = None,
         pack_limit: int = PACK_LIMIT,
     ) -> None:
         self._block = block_size
-        self._level = level
         self._known = known
         self._zeros = bytes(block_size)
         self._batch_size = max(block_size, _BATCH)
@@ -196,7 +177,7 @@ class PackWriter:
                 continue
             digest = _hash.digest(view[start:end])
             stored = digest in seen or (known is not None and digest in known)
-            blocks.append((digest, None if stored else compress(view[start:end], self._level)))
+            blocks.append((digest, None if stored else compress(view[start:end], LEVEL)))
         return blocks
 
     def _take(self) -> None:
@@ -216,9 +197,14 @@ class PackWriter:
             elif (first := self._seen.get(digest)) is not None:
                 place = (pack_of[first], offsets[first], lengths[first])
             else:
-                start = number * self._block
-                block = memoryview(buffer)[start : min(start + self._block, length)]
-                place = self._elsewhere(digest) or self._add(frame or compress(block, self._level))
+                known = self._known.place(digest) if self._known else None
+                if known is not None:
+                    self._shared += known.length
+                    place = self._spool.index_of(known.pack), known.offset, known.length
+                else:
+                    start = number * self._block
+                    block = memoryview(buffer)[start : min(start + self._block, length)]
+                    place = self._spool.add(frame or compress(block, LEVEL))
                 self._seen[digest] = len(self._hashes)
             self._hashes.append(digest)
             pack_of.append(place[0])
@@ -226,18 +212,6 @@ class PackWriter:
             lengths.append(place[2])
         self._free.append(buffer)
         self._spool.flush()
-
-    def _add(self, frame: bytes) -> Entry:
-        assert len(frame) <= frame_bound(self._block)
-        return self._spool.add(frame)
-
-    def _elsewhere(self, digest: bytes) -> Entry | None:
-        """The entry of a block that another tree has stored."""
-        place = self._known.place(digest) if self._known is not None else None
-        if place is None:
-            return None
-        self._shared += place.length
-        return self._spool.index_of(place.pack), place.offset, place.length
 
     def _map(self, dead: Iterable[tuple[int, int]]) -> BlockMap:
         """The map without dead blocks, and without packs that no block refers to."""

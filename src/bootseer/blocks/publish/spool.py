@@ -76,8 +76,7 @@ class PackSpool:
     def flush(self) -> None:
         """Write the frames of a batch: one call each to hash and file, as every call that gives up the interpreter
         lock may wait for it afterwards."""
-        if self._puts and self._puts[0][0].done():
-            self._puts.popleft()[0].result()
+        self._await(_PACKS_HELD * self._limit)
         if self._out is None or not self._frames:
             return
         piece = b"".join(self._frames)

@@ -16,7 +16,8 @@ from bootseer.blocks import _hash
 from bootseer.blocks._zstd import compress
 from bootseer.blocks.formats.blockmap import DEFAULT_BLOCK, MAX_ENCODED, ObjectRef
 from bootseer.blocks.formats.manifest import MAX_META, TreeManifest, TreeRef, tree_key
-from bootseer.blocks.publish.packs import Known, PackWriter, Progress
+from bootseer.blocks.publish.dedup import KnownBlocks
+from bootseer.blocks.publish.packs import LEVEL, PackWriter, Progress
 from bootseer.errors import DataError, NotFoundError, from_os_error
 from bootseer.store import Store
 
@@ -39,10 +40,9 @@ class TreeWriter:
         store: Store,
         folder: Path,
         *,
-        level: int = 3,
         block_size: int = DEFAULT_BLOCK,
         threads: int | None = None,
-        known: Known | None = None,
+        known: KnownBlocks | None = None,
         repair: bool = False,
         progress: Progress | None = None,
     ) -> None:
@@ -51,9 +51,8 @@ class TreeWriter:
         self._lock = threading.Lock()
         self._put_bytes = self._ready_bytes = 0
         self._store = store
-        self._level = level
         self._repair = repair
-        self.packs = PackWriter(folder, self._keep, block_size=block_size, level=level, threads=threads, known=known)
+        self.packs = PackWriter(folder, self._keep, block_size=block_size, threads=threads, known=known)
 
     def __enter__(self) -> TreeWriter:
         return self
@@ -72,7 +71,7 @@ class TreeWriter:
         for pack in packed.foreign:
             self._store.keep(pack.key)
         faults.point("tree.publish.after-data")
-        stored, encoded = compress(meta, self._level), packed.map.encode()
+        stored, encoded = compress(meta, LEVEL), packed.map.encode()
         if len(encoded) > MAX_ENCODED:
             raise DataError(f"the tree is too large to be mounted: its block map has {len(encoded)} bytes")
         refs = [ObjectRef(_hash.hexdigest(raw), len(raw)) for raw in (meta, stored, encoded)]
@@ -104,9 +103,7 @@ def publish(
     meta: Path,
     data: Path,
     *,
-    level: int = 3,
     block_size: int = DEFAULT_BLOCK,
-    threads: int | None = None,
     progress: Progress | None = None,
     repair: bool = False,
 ) -> TreeRef:
@@ -114,7 +111,7 @@ def publish(
 
     ``progress(done, total)`` counts bytes of ``data``. Up to 2 GiB of temporary space are used in the folder of
     ``data``, less when the stored form is smaller. Nothing is shared with other trees, so the digest depends only on
-    the two files, ``level``, ``block_size`` and the version of zstd.
+    the two files, ``block_size`` and the version of zstd.
     Raises as `TreeWriter`, and `DataError` when ``data`` changes meanwhile.
     """
     try:
@@ -122,7 +119,7 @@ def publish(
     except OSError as exc:
         raise from_os_error(exc, f"make a work folder in {data.parent}") from exc
     try:
-        with TreeWriter(store, work, level=level, block_size=block_size, threads=threads, repair=repair) as out:
+        with TreeWriter(store, work, block_size=block_size, repair=repair) as out:
             _copy(data, out.packs, progress)
             try:
                 content = meta.read_bytes()

@@ -90,7 +90,11 @@ class FetcherProcess:
         self._target = Target(tree.digest, tree.map_digest.hex(), tree.map)
         self._plan = Plan()
         recording = Recording(
-            shared.trace, tree.digest, tree.map.size, began=counts[Count.BEGAN_UNIX], clock=counts[Count.BEGAN_NS] / 1e9
+            shared.trace.since,
+            tree.digest,
+            tree.map.size,
+            began=counts[Count.BEGAN_UNIX],
+            clock=counts[Count.BEGAN_NS] / 1e9,
         )
         self._recorder = Recorder(
             recording, counts, store, self._key, self._target, tree, self._cache, plan=lambda: self._plan,

@@ -31,7 +31,7 @@ from bootseer import faults
 from bootseer.blocks.formats import hotpack
 from bootseer.blocks.formats.pagelist import PageList, PageRange
 from bootseer.blocks.profiles import library
-from bootseer.blocks.profiles.library import Nodes, ProfileKey
+from bootseer.blocks.profiles.library import ProfileKey
 from bootseer.blocks.serving.shared_memory import Count, SharedMemory
 from bootseer.errors import BootseerError, NotFoundError
 from bootseer.kernel import mount as mounts
@@ -104,7 +104,7 @@ class Readahead:
             pages = library.load_pages(self._store, hotpack.pages_key(pack), self._digest, self._shared.size)
         except NotFoundError:
             return None  # no start has been recorded
-        if not pages.fresh and random.random() < _RECORDED_SHARE and Nodes.of(os.environ).chosen(self._digest):
+        if not pages.fresh and random.random() < _RECORDED_SHARE and library.publishes(os.environ):
             log.info("tree %s: no readahead, this start is recorded in full", self._digest[:12])
             return None
         if pages.size > _MEMORY_SHARE * (available := _available()):

@@ -152,11 +152,10 @@ class Recorder:
         if trace.touches:
             self._keep_hot({*order, *blocks_of(trace, target.map)})
         if counts[Count.READ_AHEAD]:  # what the job used of it was not to be seen: nothing to learn from
-            self.use = msgspec.structs.replace(self.use, unused_blocks=0, unused_bytes=0)
+            self.use = msgspec.structs.replace(self.use, unused_bytes=0)
             self.state = "read ahead"
             return False
-        nodes = library.Nodes.of(os.environ)
-        if library.left_to_me(store, key, target.tree, nodes, self._hurry):
+        if library.await_turn(os.environ, self._hurry):
             self.state = library.publish(store, key, trace, target.map)
         else:
             self.state = "left to others"
