@@ -20,7 +20,6 @@ from urllib.parse import urlencode, urlsplit
 from bootseer.errors import BootseerError, PrivilegeError, UnavailableError
 from bootseer.oci import credentials
 from bootseer.oci.credentials import Credential
-from bootseer.oci.retry import retry_after
 from bootseer.oci.transport import Answer, Transport
 from bootseer.oci.wire import TransportError, onward
 
@@ -204,7 +203,7 @@ class Auth:
             try:
                 with self._transport.request(method, url, headers=headers, body=body, proxies=self._proxies) as answer:
                     text = answer.document(_MAX_TOKEN)
-                    status, after = answer.status, retry_after(answer)
+                    status, after = answer.status, answer.retry_after
             except TransportError as exc:
                 status, why, after = 0, str(exc), None
             else:

@@ -161,10 +161,10 @@ def _open_layout(ref: Reference, wanted: str) -> Image:
 
 
 def _registry_manifest(ref: Reference, registry: Registry, wanted: str) -> tuple[bytes, str]:
-    body, _, digest = registry.manifest(ref.selector)
+    body, digest = registry.manifest(ref.selector)
     if _is_index(body):
         item = spec.select(spec.decode(body, spec.Index, f"index of {ref}"), wanted, f"image {ref}")
-        body, _, digest = registry.manifest(item.digest)
+        body, digest = registry.manifest(item.digest)
     return body, digest
 
 

@@ -57,16 +57,12 @@ def tag_of(digest: str) -> str:
     return digest.replace(":", "-")[:128]
 
 
-def decode(body: bytes, what: str) -> Index:
-    return spec.decode(body, Index, what)
-
-
 class Registry(Protocol):
     """What is needed of a `bootseer.oci.registry.Registry`; its ``repr`` names registry and repository."""
 
     ref: Reference
 
-    def manifest(self, selector: str, *, accept: Sequence[str] = ..., fresh: bool = ...) -> tuple[bytes, str, str]: ...
+    def manifest(self, selector: str, *, accept: Sequence[str] = ..., fresh: bool = ...) -> tuple[bytes, str]: ...
 
     def store_manifest(self, body: bytes, media_type: str, selector: str) -> bool: ...
 
@@ -74,10 +70,10 @@ class Registry(Protocol):
 def fallback(registry: Registry, digest: str) -> tuple[Descriptor, ...]:
     """The entries of the fallback index; none when there is no index."""
     try:
-        body, _, _ = registry.manifest(tag_of(digest), accept=(INDEX,), fresh=True)
+        body, _ = registry.manifest(tag_of(digest), accept=(INDEX,), fresh=True)
     except NotFoundError:
         return ()
-    return decode(body, f"referrers of {digest} in registry {registry.ref.registry}").manifests
+    return spec.decode(body, Index, f"referrers of {digest} in registry {registry.ref.registry}").manifests
 
 
 def enter(registry: Registry, body: bytes, media_type: str) -> None:
@@ -87,34 +83,22 @@ def enter(registry: Registry, body: bytes, media_type: str) -> None:
         return
     kind = artifact.artifact_type or (artifact.config.media_type if artifact.config else "")
     entry = _Entry(media_type, digest_of(body), len(body), kind, artifact.annotations)
-    _change(registry, artifact.subject.digest, entry.digest, msgspec.json.encode(entry))
-
-
-def leave(registry: Registry, subject: str, digest: str) -> None:
-    """Remove the artifact ``digest`` from the fallback index of ``subject``."""
-    _change(registry, subject, digest, None)
-
-
-def _change(registry: Registry, subject: str, digest: str, entry: bytes | None) -> None:
-    tag = tag_of(subject)
+    subject, tag = artifact.subject.digest, tag_of(artifact.subject.digest)
     with turn(f"{registry!r}@{subject}"):
         for attempt in range(_TRIES):
             entries = _entries(registry, tag)
-            if (digest in entries) == (entry is not None):
+            if entry.digest in entries:
                 return
-            if entry is None:
-                del entries[digest]
-            else:
-                entries[digest] = msgspec.Raw(entry)
+            entries[entry.digest] = msgspec.Raw(msgspec.json.encode(entry))
             index = msgspec.json.encode(_Index(tuple(entries.values())))
             registry.store_manifest(index, INDEX, tag)
             time.sleep(_SETTLE * (1 + attempt) * random.uniform(0.5, 1.5))
             if attempt:
-                log.info("the index of artifacts of %s was changed by others: entering %s again", subject, digest)
-    if (digest in _entries(registry, tag)) != (entry is not None):
+                log.info("the index of artifacts of %s was changed by others: entering %s again", subject, entry.digest)
+    if entry.digest not in _entries(registry, tag):
         raise UnavailableError(
-            f"cannot enter artifact {digest} for {subject} in registry {registry.ref.registry}: others keep changing"
-            " the index",
+            f"cannot enter artifact {entry.digest} for {subject} in registry {registry.ref.registry}: others keep"
+            " changing the index",
             hint="run again",
         )
 
@@ -122,7 +106,7 @@ def _change(registry: Registry, subject: str, digest: str, entry: bytes | None) 
 def _entries(registry: Registry, tag: str) -> dict[str, msgspec.Raw]:
     """Digest -> entry, in order and byte for byte as others wrote them."""
     try:
-        body, _, _ = registry.manifest(tag, accept=(INDEX,), fresh=True)
+        body, _ = registry.manifest(tag, accept=(INDEX,), fresh=True)
     except NotFoundError:
         return {}
     try:

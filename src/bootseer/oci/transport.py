@@ -11,6 +11,8 @@ expected) must take less than ``STALL`` seconds of waiting, so neither a silent 
 from __future__ import annotations
 
 import contextlib
+import datetime
+import email.utils
 import functools
 import http.client
 import os
@@ -51,6 +53,20 @@ class Answer:
 
     def all_headers(self, name: str) -> list[str]:
         return self._response.headers.get_all(name) or []
+
+    @property
+    def retry_after(self) -> float | None:
+        """``Retry-After`` as seconds from now: a number, or an HTTP date (RFC 9110, 10.2.3)."""
+        text = self.headers.get("retry-after", "").strip()
+        if (seconds := number(text)) is not None:
+            return float(seconds)
+        try:
+            then = email.utils.parsedate_to_datetime(text)
+            if then.tzinfo is None:
+                then = then.replace(tzinfo=datetime.UTC)
+            return max(0.0, (then - datetime.datetime.now(datetime.UTC)).total_seconds())
+        except (ValueError, TypeError, OverflowError, IndexError):
+            return None
 
     def read(self, size: int) -> bytes:
         """Up to ``size`` bytes, fewer only at the end. Raises `TransportError`."""

@@ -184,7 +184,7 @@ class RegistryStore(Store):
                 self._referred.clear()
             self._known.forget(key)
             try:
-                body, _, digest = self._registry.manifest(tag, fresh=True)
+                body, digest = self._registry.manifest(tag, fresh=True)
                 found = _decode(body)
                 there = key in found.objects
                 if list(found.objects) == [key] and not found.subject:
@@ -233,7 +233,7 @@ class RegistryStore(Store):
         Tags are asked of the registry itself: a mirror may be behind.
         """
         try:
-            body, _, _ = self._registry.manifest(selector, fresh=":" not in selector)
+            body, _ = self._registry.manifest(selector, fresh=":" not in selector)
         except NotFoundError:
             return None
         return _decode(body).objects
