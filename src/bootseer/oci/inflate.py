@@ -68,22 +68,25 @@ def _gunzip(chunks: Iterator[bytes], what: str) -> Iterator[bytes]:
 
 
 def _unzstd(chunks: Iterator[bytes], what: str) -> Iterator[bytes]:
-    with zstandard.ZstdDecompressor().stream_reader(cast(BinaryIO, _Raw(chunks)), read_across_frames=True) as reader:
+    source = cast(BinaryIO, ChunkFile(chunks))
+    with zstandard.ZstdDecompressor().stream_reader(source, read_across_frames=True) as reader:
         while plain := reader.read(_CHUNK):
             yield plain
 
 
-class _Raw:
-    """The ``read`` side of a chunk iterator, as zstandard wants it."""
+class ChunkFile:
+    """The ``read`` side of a file over an iterator of chunks."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks = chunks
         self._rest = b""
 
     def read(self, size: int = -1) -> bytes:
+        """Up to ``size`` bytes (all when negative); empty at the end."""
+        if size < 0:
+            data, self._rest = self._rest + b"".join(self._chunks), b""
+            return data
         if not self._rest:
             self._rest = next(self._chunks, b"")
-        if size < 0:
-            size = len(self._rest)
         data, self._rest = self._rest[:size], self._rest[size:]
         return data
