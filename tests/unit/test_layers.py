@@ -14,8 +14,8 @@ import pytest
 
 from bootseer.erofs import Buffer, Node, Reader, Writer
 from bootseer.errors import DataError
-from bootseer.image.layers import LayeredTree
 from bootseer.oci import tar
+from bootseer.oci.layers import LayeredTree
 from bootseer.testing.images import Member, folder, tar_of
 
 Layers = Sequence[Sequence[Member]]

@@ -13,7 +13,8 @@ from bootseer import faults
 from bootseer.erofs import xattr
 from bootseer.erofs.data import Buffer, Hole
 from bootseer.erofs.node import Attrs
-from bootseer.erofs.writer import Writer, show
+from bootseer.erofs.tree import show
+from bootseer.erofs.writer import Writer
 from bootseer.errors import BootseerError, DataError, NotFoundError, from_os_error
 
 _log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, Required, TypedDict, Unpack
 
@@ -20,20 +20,16 @@ from bootseer.blocks.formats.manifest import tree_key
 from bootseer.blocks.publish.dedup import KnownBlocks
 from bootseer.blocks.publish.spool import FOLDER_BYTES
 from bootseer.blocks.publish.tree import TreeWriter
-from bootseer.errors import DataError, NotFoundError, from_os_error
+from bootseer.errors import NotFoundError
 from bootseer.image import record as records
 from bootseer.image._work import check_space, work_folder
-from bootseer.image.layers import LayeredTree
 from bootseer.image.record import ImageRecord
 from bootseer.oci import tar
-from bootseer.oci.pipeline import Layers, named
+from bootseer.oci.layers import LayeredTree
+from bootseer.oci.pipeline import Layers, Progress
 from bootseer.store import Store, open_store
 
 log = logging.getLogger(__name__)
-
-Progress = Callable[[str, int, int], None]
-"""``progress(step, done, total)`` in bytes (total 0: unknown), from any thread; steps ``download`` (compressed),
-``convert`` (data of the tree) and ``publish`` (as stored), which overlap."""
 
 
 class How(TypedDict, total=False):
@@ -135,11 +131,15 @@ class _Conversion:
             ) as out:
                 writer = erofs.Writer(out.packs, align=DEFAULT_BLOCK)
                 tree = LayeredTree(writer)
+
+                def put(chunks: Iterator[bytes]) -> None:
+                    tree.apply(tar.ChunkReader(self._counted(chunks, writer)))
+                    faults.point("image.convert.after-layer")
+
                 for index in range(len(image.layers)):
                     writer.begin_layer()
                     out.packs.next_pack()
-                    self._apply(layers, index, tree, writer)
-                    layers.done_with(index)
+                    layers.apply(index, put, "convert")
                 meta = writer.finish()
                 faults.point("image.convert.before-publish")
                 applied, waited = time.monotonic() - began, out.packs.waited
@@ -173,16 +173,6 @@ class _Conversion:
             return None
         related = records.related(self._store, self._image.ref, self._image.config)
         return KnownBlocks.of_trees(self._store, related, DEFAULT_BLOCK)
-
-    def _apply(self, layers: Layers, index: int, tree: LayeredTree, writer: erofs.Writer) -> None:
-        what = f"layer {self._image.layers[index].digest} of {self._image.ref}"
-        try:
-            tree.apply(tar.ChunkReader(self._counted(layers.tar_chunks(index), writer)))
-            faults.point("image.convert.after-layer")
-        except DataError as exc:
-            raise named(exc, what) from None
-        except OSError as exc:
-            raise from_os_error(exc, f"convert {what}") from exc
 
     def _counted(self, chunks: Iterator[bytes], writer: erofs.Writer) -> Iterator[bytes]:
         while True:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 
-from bootseer.errors import BootseerError, DataError, from_os_error
+from bootseer.errors import DataError, from_os_error
 from bootseer.oci.image import Image
 from bootseer.oci.inflate import inflate
 from bootseer.oci.registry import Registry
@@ -27,7 +27,10 @@ _CHUNK = 1 << 20
 _DEPTH = 6
 _POLL = 0.2
 Progress = Callable[[str, int, int], None]
-"""Called as ``progress(step, done, total)`` in bytes, from any thread; cheap and never raising."""
+"""Called as ``progress(step, done, total)`` in bytes (total 0: unknown), from any thread; cheap and never raising.
+
+Steps are ``download`` (compressed) and, of a conversion, ``convert`` (data of the tree) and ``publish`` (as stored).
+They overlap."""
 
 
 class Stopped(Exception):
@@ -52,12 +55,23 @@ class Layers:
             for _ in range(min(streams, len(image.layers))):
                 self._start(self._download, "download")
 
-    def tar_chunks(self, index: int) -> Iterator[bytes]:
-        """Plain tar bytes of layer ``index``; call in order, consume to the end.
+    def apply(self, index: int, put: Callable[[Iterator[bytes]], None], doing: str) -> None:
+        """Give the plain tar bytes of layer ``index`` to ``put``, which consumes them; call in order.
 
-        Raises `DataError` naming the layer when its digest, size, compression or diff id is wrong.
+        Raises `DataError` naming the layer when its digest, size, compression or diff id is wrong, and for what ``put``
+        raises: ``doing`` is a verb.
         """
         what = f"layer {self._image.layers[index].digest} of {self._image.ref}"
+        try:
+            put(self._tar_chunks(index, what))
+        except DataError as exc:
+            raise exc if what in exc.message else DataError(f"{what} is corrupt: {exc.message}") from None
+        except OSError as exc:
+            raise from_os_error(exc, f"{doing} {what}") from exc
+        if self._spools:
+            self._spools[index].close()
+
+    def _tar_chunks(self, index: int, what: str) -> Iterator[bytes]:
         source = self._spools[index].chunks() if self._spools else self._counted(self._image.layer_chunks(index))
         plain: queue.Queue[bytes | BaseException | None] = queue.Queue(_DEPTH)
         checked: queue.Queue[bytes | BaseException | None] = queue.Queue(_DEPTH)
@@ -65,11 +79,6 @@ class Layers:
         wanted = self._image.config.rootfs.diff_ids[index]
         self._start(self._pump, "hash", lambda: _with_diff_id(self._take(plain), wanted, what), checked)
         return self._take(checked)
-
-    def done_with(self, index: int) -> None:
-        """Free the spool of layer ``index``."""
-        if self._spools:
-            self._spools[index].close()
 
     def close(self) -> None:
         """Stop every thread. A download that waits for its server is left to end at its own deadline, unseen."""
@@ -214,8 +223,3 @@ def _with_diff_id(chunks: Iterator[bytes], wanted: str, what: str) -> Iterator[b
         yield chunk
     if f"sha256:{hasher.hexdigest()}" != wanted:
         raise DataError(f"{what} unpacks to other bytes than the image configuration says (diff id)")
-
-
-def named(exc: DataError, what: str) -> BootseerError:
-    """``exc`` with the layer's name in front, unless it has it."""
-    return exc if what in exc.message else DataError(f"{what} is corrupt: {exc.message}")

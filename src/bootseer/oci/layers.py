@@ -1,9 +1,8 @@
-"""Layer rules without a file system: tar members applied to an `erofs.Writer`.
+"""Layer rules without a file system: tar members applied to an `erofs.Tree`, for images and for plain folders alike.
 
-The rules are those of the OCI image-spec 1.1 ("Applying changesets"), of docs/internals/image.md ("Rules where layers
-leave room") and of `oci.unpack`: a mount of the result shows the very tree that unpacking the same image makes
-(tests/node/test_erofs_layers.py compares them). Layers come from outside: every path is resolved inside the root, as
-``openat2`` with ``RESOLVE_IN_ROOT`` would.
+The rules are those of the OCI image-spec 1.1 ("Applying changesets") and of docs/internals/image.md ("Rules where
+layers leave room"). Layers come from outside: every path is resolved inside the root, as ``openat2`` with
+``RESOLVE_IN_ROOT`` would (tests/node/test_erofs_layers.py compares the two).
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import os
 import stat
 from collections.abc import Iterator
 
-from bootseer.erofs import Attrs, Buffer, Hole, Node, Writer, xattr
+from bootseer.erofs import Attrs, Buffer, Hole, Node, Tree, xattr
 from bootseer.errors import DataError
 from bootseer.oci import tar
 
@@ -63,15 +62,15 @@ class _Missing(Exception):
 
 
 class LayeredTree:
-    """Applies layers, bottom first, to a writer. Contents stream to the writer's sink, also those that a later layer
-    hides (see `Writer.dead_ranges`). Not safe for use by several threads."""
+    """Applies layers, bottom first, to a tree. Contents stream to where the tree keeps them, also those that a later
+    layer hides (see `Writer.dead_ranges`). Not safe for use by several threads."""
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, tree: Tree) -> None:
         self.members = 0
         """Members applied so far."""
         self.bytes = 0
         """Bytes of file content so far, holes not counted."""
-        self._writer = writer
+        self._tree = tree
         self._fresh: dict[Node, set[bytes]] = {}
         """Of a directory, the names that this layer has members at or below."""
         self._parent: _Folder | None = None
@@ -92,7 +91,7 @@ class LayeredTree:
             if not parts:
                 if entry.kind != tar.DIRECTORY:
                     raise DataError("the root is not a directory")
-                self._writer.add_dir(b"", self._attrs(entry))
+                self._tree.add_dir(b"", self._attrs(entry))
                 continue
             name = parts[-1]
             parent = self._open_parent(parts[:-1])
@@ -111,20 +110,20 @@ class LayeredTree:
             return
         attrs = self._attrs(entry)
         if kind == tar.DIRECTORY:
-            self._writer.add_dir(name, attrs, at=at)
+            self._tree.add_dir(name, attrs, at=at)
             return
         if kind == tar.REGULAR:
             self._clear(parent, name)
             extents = None if entry.extents is None else len(entry.extents)
             content = _content(reader, entry)
-            self._writer.add_file(name, attrs, entry.file_size, content, extents=extents, at=at)
+            self._tree.add_file(name, attrs, entry.file_size, content, extents=extents, at=at)
             self.bytes += entry.size
             return
         self._clear(parent, name)
         if kind == tar.SYMLINK:
-            self._writer.add_symlink(name, attrs, entry.link, at=at)
+            self._tree.add_symlink(name, attrs, entry.link, at=at)
         else:
-            self._writer.add_device(name, attrs, _TYPES[kind], _device(entry), at=at)
+            self._tree.add_device(name, attrs, _TYPES[kind], _device(entry), at=at)
 
     def _attrs(self, entry: tar.Entry) -> Attrs:
         xattrs = entry.xattrs
@@ -157,7 +156,7 @@ class LayeredTree:
         if there is not None and folder.within(there):
             raise DataError(f"hard link {_show(entry.name)} in place of a directory that holds {_show(entry.link)}")
         self._clear(parent, name)
-        self._writer.add_hardlink(name, node, at=parent.node)
+        self._tree.add_hardlink(name, node, at=parent.node)
 
     def _whiteout(self, parent: _Folder, name: bytes) -> None:
         if name == _OPAQUE:
@@ -176,7 +175,7 @@ class LayeredTree:
             folder, name = stack.pop()
             node = (folder.children or {}).get(name)
             if name not in self._fresh.get(folder, ()):
-                self._writer.remove(name, at=folder)
+                self._tree.remove(name, at=folder)
             elif node is not None and node.children is not None:
                 stack += [(node, child) for child in node.children]
 
@@ -184,7 +183,7 @@ class LayeredTree:
         """Remove a directory at ``name``: what is to come there replaces anything else."""
         node = parent.child(name)
         if node is not None and node.children is not None:
-            self._writer.remove(name, at=parent.node)
+            self._tree.remove(name, at=parent.node)
 
     def _mark(self, folder: _Folder, name: bytes) -> None:
         while name not in (names := self._fresh.setdefault(folder.node, set())):
@@ -209,7 +208,7 @@ class LayeredTree:
         `_Missing` when a part is not there, `DataError` when one is no directory, links go in circles, or one that
         dangles would have to be made.
         """
-        here = _Folder(self._writer.root)
+        here = _Folder(self._tree.root)
         followed = 0
         for part in parts:
             ahead, in_link = [part], False
@@ -227,7 +226,7 @@ class LayeredTree:
                     if in_link:
                         raise DataError(f"{_show(b'/'.join(parts))} leads through a dangling link")
                     here.reach(name)
-                    node = self._writer.add_dir(name, _IMPLIED, at=here.node)
+                    node = self._tree.add_dir(name, _IMPLIED, at=here.node)
                 if node.children is not None:
                     here = _Folder(node, here, name)
                     continue
