@@ -22,8 +22,8 @@ from bootseer.erofs import Buffer, Writer
 from bootseer.errors import BootseerError, DataError
 from bootseer.kernel import mount
 from bootseer.oci import open_in_root, tar
+from bootseer.oci.folder import FolderTree
 from bootseer.oci.layers import LayeredTree
-from bootseer.oci.unpack import FolderTree
 from bootseer.testing.images import Member, folder, tar_of, write_image
 from bootseer.testing.trees import Found, scan
 

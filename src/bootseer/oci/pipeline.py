@@ -14,6 +14,7 @@ import os
 import queue
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -49,6 +50,8 @@ class Layers:
         self._total = sum(layer.size for layer in image.layers)
         self._done = 0
         self._lock = threading.Lock()
+        self.waited = 0.0
+        """Seconds that `apply` has waited for bytes."""
         if isinstance(image.source, Registry):
             self._spools = [_Spool(spool, self._stop) for _ in image.layers]
             self._next = iter(range(len(image.layers)))
@@ -78,7 +81,14 @@ class Layers:
         self._start(self._pump, "inflate", lambda: inflate(source, what), plain)
         wanted = self._image.config.rootfs.diff_ids[index]
         self._start(self._pump, "hash", lambda: _with_diff_id(self._take(plain), wanted, what), checked)
-        return self._take(checked)
+        chunks = self._take(checked)
+        while True:
+            began = time.monotonic()
+            chunk = next(chunks, None)
+            self.waited += time.monotonic() - began
+            if chunk is None:
+                return
+            yield chunk
 
     def close(self) -> None:
         """Stop every thread. A download that waits for its server is left to end at its own deadline, unseen."""
