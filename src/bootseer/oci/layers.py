@@ -13,6 +13,7 @@ import stat
 from collections.abc import Iterator
 
 from bootseer.erofs import Attrs, Buffer, Hole, Node, Tree, xattr
+from bootseer.erofs.tree import show
 from bootseer.errors import DataError
 from bootseer.oci import tar
 
@@ -42,7 +43,7 @@ class _Folder:
         """Length of the path of a member; `DataError` when nobody could open it."""
         length = self.length + len(name) + (self.length > 0)
         if length > _MAX_PATH:
-            raise DataError(f"a path of {length} bytes, more than {_MAX_PATH}, that ends with {_show(name[-80:])}")
+            raise DataError(f"a path of {length} bytes, more than {_MAX_PATH}, that ends with {show(name[-80:])}")
         return length
 
     def child(self, name: bytes) -> Node | None:
@@ -133,28 +134,28 @@ class LayeredTree:
             fit = {key for key in xattrs if xattr.representable(key) and (users or not key.startswith(b"user."))}
             for key in xattrs.keys() - fit - self._left_out:
                 self._left_out.add(key)
-                _log.warning("attribute %s left out, as Linux has none there: %s", _show(key), _show(entry.name))
+                _log.warning("attribute %s left out, as Linux has none there: %s", show(key), show(entry.name))
             xattrs = {key: value for key, value in xattrs.items() if key in fit}
         return Attrs(entry.mode, entry.uid, entry.gid, entry.mtime_ns, xattrs)
 
     def _hardlink(self, entry: tar.Entry, parent: _Folder, name: bytes) -> None:
         target = _parts(entry.link)
         if not target:
-            raise DataError(f"hard link {_show(entry.name)} to the root")
+            raise DataError(f"hard link {show(entry.name)} to the root")
         try:
             folder = self._resolve(target[:-1])
         except _Missing:
-            raise DataError(f"hard link {_show(entry.name)} to missing {_show(entry.link)}") from None
+            raise DataError(f"hard link {show(entry.name)} to missing {show(entry.link)}") from None
         if folder.node is parent.node and name == target[-1]:
             return
         node = folder.child(target[-1])
         if node is None:
-            raise DataError(f"hard link {_show(entry.name)} to missing {_show(entry.link)}")
+            raise DataError(f"hard link {show(entry.name)} to missing {show(entry.link)}")
         if node.children is not None:
-            raise DataError(f"hard link {_show(entry.name)} to directory {_show(entry.link)}")
+            raise DataError(f"hard link {show(entry.name)} to directory {show(entry.link)}")
         there = parent.child(name)
         if there is not None and folder.within(there):
-            raise DataError(f"hard link {_show(entry.name)} in place of a directory that holds {_show(entry.link)}")
+            raise DataError(f"hard link {show(entry.name)} in place of a directory that holds {show(entry.link)}")
         self._clear(parent, name)
         self._tree.add_hardlink(name, node, at=parent.node)
 
@@ -165,7 +166,7 @@ class LayeredTree:
         elif not name.startswith(_AUFS):
             victim = name.removeprefix(_WHITEOUT)
             if victim in (b"", b".", b".."):
-                raise DataError(f"bad whiteout {_show(name)}")
+                raise DataError(f"bad whiteout {show(name)}")
             self._remove_lower(parent, victim)
 
     def _remove_lower(self, parent: _Folder, name: bytes) -> None:
@@ -224,17 +225,17 @@ class LayeredTree:
                     if not make:
                         raise _Missing
                     if in_link:
-                        raise DataError(f"{_show(b'/'.join(parts))} leads through a dangling link")
+                        raise DataError(f"{show(b'/'.join(parts))} leads through a dangling link")
                     here.reach(name)
                     node = self._tree.add_dir(name, _IMPLIED, at=here.node)
                 if node.children is not None:
                     here = _Folder(node, here, name)
                     continue
                 if node.kind != stat.S_IFLNK:
-                    raise DataError(f"{_show(b'/'.join(parts))} leads through {_show(name)}, which is no directory")
+                    raise DataError(f"{show(b'/'.join(parts))} leads through {show(name)}, which is no directory")
                 followed += 1
                 if followed > _MAX_LINKS:
-                    raise DataError(f"{_show(b'/'.join(parts))} leads through more than {_MAX_LINKS} symbolic links")
+                    raise DataError(f"{show(b'/'.join(parts))} leads through more than {_MAX_LINKS} symbolic links")
                 if node.target.startswith(b"/"):
                     while here.above is not None:
                         here = here.above
@@ -247,7 +248,7 @@ def _device(entry: tar.Entry) -> int:
     if entry.kind == tar.FIFO:
         return 0
     if not (0 <= entry.major < 1 << 12 and 0 <= entry.minor < 1 << 20):
-        raise DataError(f"device {_show(entry.name)} with number {entry.major}:{entry.minor}")
+        raise DataError(f"device {show(entry.name)} with number {entry.major}:{entry.minor}")
     return os.makedev(entry.major, entry.minor)
 
 
@@ -268,12 +269,8 @@ def _content(reader: tar.ChunkReader, entry: tar.Entry) -> Iterator[Buffer | Hol
 def _parts(name: bytes) -> list[bytes]:
     """The components of a member's name, taken from the root; `DataError` for ``..`` and NUL."""
     if len(name) > 2 * _MAX_PATH:
-        raise DataError(f"member with a name of {len(name)} bytes: {_show(name[:80])}...")
+        raise DataError(f"member with a name of {len(name)} bytes: {show(name[:80])}...")
     parts = [part for part in name.split(b"/") if part not in (b"", b".")]
     if b".." in parts or b"\0" in name:
-        raise DataError(f"member whose name leads out of the root: {_show(name)}")
+        raise DataError(f"member whose name leads out of the root: {show(name)}")
     return parts
-
-
-def _show(name: bytes) -> str:
-    return repr(os.fsdecode(name))

@@ -93,8 +93,6 @@ class Layers:
     def close(self) -> None:
         """Stop every thread. A download that waits for its server is left to end at its own deadline, unseen."""
         self._stop.set()
-        for spool in self._spools:
-            spool.wake()
         for thread in self._threads:
             thread.join(timeout=1.0)
         for spool in self._spools:
@@ -198,10 +196,6 @@ class _Spool:
     def finish(self, error: BaseException | None) -> None:
         with self._changed:
             self._finished, self._error = True, error
-            self._changed.notify_all()
-
-    def wake(self) -> None:
-        with self._changed:
             self._changed.notify_all()
 
     def chunks(self) -> Iterator[bytes]:

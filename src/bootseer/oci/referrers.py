@@ -38,14 +38,6 @@ class _Artifact(msgspec.Struct, frozen=True, rename="camel"):
     annotations: dict[str, str] | None = None
 
 
-class _Entry(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    media_type: str
-    digest: str
-    size: int
-    artifact_type: str = ""
-    annotations: dict[str, str] | None = None
-
-
 class _Index(msgspec.Struct, frozen=True, rename="camel"):
     manifests: tuple[msgspec.Raw, ...] = ()
     schema_version: int = 2
@@ -82,7 +74,7 @@ def enter(registry: Registry, body: bytes, media_type: str) -> None:
     if artifact.subject is None:
         return
     kind = artifact.artifact_type or (artifact.config.media_type if artifact.config else "")
-    entry = _Entry(media_type, digest_of(body), len(body), kind, artifact.annotations)
+    entry = Descriptor(media_type, digest_of(body), len(body), annotations=artifact.annotations, artifact_type=kind)
     subject, tag = artifact.subject.digest, tag_of(artifact.subject.digest)
     with turn(f"{registry!r}@{subject}"):
         for attempt in range(_TRIES):
@@ -111,6 +103,6 @@ def _entries(registry: Registry, tag: str) -> dict[str, msgspec.Raw]:
         return {}
     try:
         items = msgspec.json.decode(body, type=_Index).manifests
-        return {msgspec.json.decode(bytes(item), type=_Entry).digest: item for item in items}
+        return {msgspec.json.decode(bytes(item), type=Descriptor).digest: item for item in items}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise DataError(f"tag {tag} in registry {registry.ref.registry} is no index of artifacts: {exc}") from None
