@@ -53,8 +53,8 @@ def build(tree: Path, meta: Path, data: Path) -> None:
     new_meta, new_data = (part.with_name(f".{part.name}.{os.getpid()}") for part in (meta, data))
     complete = False
     try:
-        with new_data.open("wb", buffering=0) as file:
-            writer = Writer(_File(file.fileno()))
+        with new_data.open("wb", buffering=_PIECE) as file:
+            writer = Writer(file)
             _Walk(writer, os.fsencode(tree)).run()
             new_meta.write_bytes(writer.finish())
         faults.point("erofs.build.before-rename")
@@ -75,21 +75,6 @@ def build(tree: Path, meta: Path, data: Path) -> None:
 def _at(exc: OSError) -> str:
     name = exc.filename
     return f" at {os.fsdecode(name)}" if isinstance(name, (str, bytes)) else ""
-
-
-class _File:
-    """The sink of a file."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self.position = 0
-
-    def write(self, data: Buffer, /) -> None:
-        view = memoryview(data)
-        while view:
-            done = os.write(self._fd, view)
-            self.position += done
-            view = view[done:]
 
 
 class _Walk:
