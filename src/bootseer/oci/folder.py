@@ -15,8 +15,6 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import msgspec
-
 from bootseer import faults
 from bootseer.erofs import Buffer, Hole, Node, Tree
 from bootseer.errors import PrivilegeError, from_os_error
@@ -29,14 +27,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Unpacked(msgspec.Struct, frozen=True):
-    """What `unpack` wrote: members applied and bytes of file content."""
-
-    members: int
-    bytes: int
-
-
-def unpack(image: Image, root: Path, *, progress: Progress | None = None) -> Unpacked:
+def unpack(image: Image, root: Path, *, progress: Progress | None = None) -> None:
     """Apply all layers of ``image`` to ``root``, an empty or new folder; needs root, for owners and devices.
 
     Raises `DataError` naming the layer (truncated, corrupt, hostile), `PrivilegeError`, `FullError`. Downloads are
@@ -58,7 +49,6 @@ def unpack(image: Image, root: Path, *, progress: Progress | None = None) -> Unp
             folder.finish(root)
     except OSError as exc:
         raise from_os_error(exc, f"unpack {image.ref} to {root}") from exc
-    return Unpacked(tree.members, tree.bytes)
 
 
 class FolderTree(Tree):

@@ -69,8 +69,6 @@ class LayeredTree:
     def __init__(self, tree: Tree) -> None:
         self.members = 0
         """Members applied so far."""
-        self.bytes = 0
-        """Bytes of file content so far, holes not counted."""
         self._tree = tree
         self._fresh: dict[Node, set[bytes]] = {}
         """Of a directory, the names that this layer has members at or below."""
@@ -118,7 +116,6 @@ class LayeredTree:
             extents = None if entry.extents is None else len(entry.extents)
             content = _content(reader, entry)
             self._tree.add_file(name, attrs, entry.file_size, content, extents=extents, at=at)
-            self.bytes += entry.size
             return
         self._clear(parent, name)
         if kind == tar.SYMLINK:

@@ -102,12 +102,10 @@ class Registry:
             return self._manifest(self._origin, selector, what, accept)
         return self._mirrors.read(lambda endpoint: self._manifest(endpoint, selector, what, accept), selector, what)
 
-    def _manifest(
-        self, endpoint: Endpoint, selector: str, what: str, accept: Sequence[str], *, retries: int | None = None
-    ) -> tuple[bytes, str]:
+    def _manifest(self, endpoint: Endpoint, selector: str, what: str, accept: Sequence[str]) -> tuple[bytes, str]:
         headers = {"Accept": ", ".join(accept)}
         path = f"/manifests/{selector}"
-        with endpoint.request("GET", path, what, headers=headers, retries=retries, limit=MAX_DOCUMENT) as answer:
+        with endpoint.request("GET", path, what, headers=headers, limit=MAX_DOCUMENT) as answer:
             self._check_manifest(endpoint, answer, what)
             body = answer.body
         if len(body) > MAX_DOCUMENT:
@@ -131,7 +129,7 @@ class Registry:
             kind = answer.headers.get("content-type", "").partition(";")[0].strip()
         if digest and (length := number(size)) is not None:
             return Descriptor(kind, digest, length)
-        body, digest = self._manifest(self._origin, selector, what, MANIFEST_TYPES, retries=retries)
+        body, digest = self._manifest(self._origin, selector, what, MANIFEST_TYPES)
         return Descriptor(kind, digest, len(body))
 
     def _check_manifest(self, endpoint: Endpoint, answer: Answer, what: str) -> None:
@@ -280,12 +278,12 @@ class Registry:
                 body, path = answer.body, next_page(answer)
             yield body
 
-    def preflight(self, *, retries: int = 0) -> str:
+    def preflight(self) -> str:
         """Ask the registry, with the job's login, for the manifest this reference names; returns its digest.
 
         Raises `PrivilegeError` (no access), `NotFoundError`, `UnavailableError`.
         """
-        return self.head_manifest(self.ref.selector, retries=retries).digest
+        return self.head_manifest(self.ref.selector, retries=0).digest
 
     def _named(self, selector: str) -> str:
         if selector == self.ref.selector:

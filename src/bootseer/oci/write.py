@@ -30,12 +30,9 @@ _CHUNK = 1 << 20
 
 
 class LayerDir(msgspec.Struct, frozen=True):
-    """A folder as a layer: its content appears below ``prefix`` in the image, owned by root."""
+    """A folder as a layer: its content appears in the image, owned by root."""
 
     path: Path
-    prefix: str = ""
-    exclude: tuple[str, ...] = ()
-    """Patterns of GNU tar's ``--exclude``."""
 
 
 def write_layout(
@@ -49,8 +46,8 @@ def write_layout(
 ) -> str:
     """Write an image of ``layers`` (uncompressed tar files, or folders), bottom first, to the OCI layout ``folder``.
 
-    ``compression``: of all layers, or of each. Adds to a layout that is there already; ``tag`` moves. Returns the
-    manifest's digest; same input gives same bytes.
+    ``compression``: of all layers, or of each; ``level``: of gzip. Adds to a layout that is there already; ``tag``
+    moves. Returns the manifest's digest; same input gives same bytes.
     """
     if not layers:
         raise ConfigError("an image needs at least one layer")
@@ -115,7 +112,7 @@ def _compressor(out: BinaryIO, compression: Compression, level: int | None) -> I
     if compression == "none":
         yield out
     elif compression == "zstd":
-        machine = zstandard.ZstdCompressor(level=3 if level is None else level, threads=threads)
+        machine = zstandard.ZstdCompressor(level=3, threads=threads)
         with machine.stream_writer(out, closefd=False) as sink:
             yield cast(BinaryIO, sink)
     elif shutil.which("pigz") and level is not None and level > 3:
@@ -144,11 +141,6 @@ def _tar_of(layer: Path | LayerDir) -> Iterator[BinaryIO]:
         raise UnsupportedError("no tar command here", hint="install GNU tar")
     argv = ["tar", "--create", "--sort=name", "--numeric-owner", "--owner=0", "--group=0", "--format=posix", "--xattrs"]
     argv += ["--pax-option=delete=atime,delete=ctime,exthdr.name=%d/PaxHeaders/%f", "--blocking-factor=2048"]
-    argv += [f"--exclude={pattern}" for pattern in layer.exclude]
-    if prefix := layer.prefix.strip("/"):
-        if set(prefix) & set(",&\\\n"):
-            raise ConfigError(f"layer prefix {prefix!r} holds characters that are not allowed")
-        argv += ["--transform", f"flags=rhS;s,^\\.,{prefix},"]
     argv += ["--directory", str(layer.path), "."]
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=errors)
