@@ -39,9 +39,10 @@ _TRIES = 3
 _PAUSE = 0.5
 _NAP = 1.0
 """The longest pause that a token server may ask for within one of our requests."""
-_GRUDGE = 10.0
+_GRUDGE = 5.0
 _LONGEST_GRUDGE = 60.0
-"""The most seconds without another request after all tries failed: where the server does not say when, and does."""
+"""Seconds without another request after all tries failed: where the server does not say when, and at most where it
+does."""
 
 
 class Auth:
@@ -61,7 +62,6 @@ class Auth:
         self._renew_at = self._ends_at = 0.0
         self._failed = ("", "")
         self._failed_until = 0.0
-        self._failures = 0
         self._secrets: deque[str] = deque(maxlen=_REMEMBERED)
         self.place = ""
         """Where the login in use was found; empty: anonymous."""
@@ -166,17 +166,12 @@ class Auth:
             message, hint = self._failed
             raise UnavailableError(message, hint=hint, retry_after=self._failed_until - now)
         try:
-            answer = self._ask(host, fields, login)
+            return self._ask(host, fields, login)
         except UnavailableError as exc:
-            self._failures += 1
-            pause = min(_GRUDGE, _PAUSE * 2.0 ** min(self._failures, 8))
-            if exc.retry_after is not None:
-                pause = min(exc.retry_after, _LONGEST_GRUDGE)
+            pause = _GRUDGE if exc.retry_after is None else min(exc.retry_after, _LONGEST_GRUDGE)
             self._failed = (exc.message, exc.hint)
             self._failed_until = time.monotonic() + pause * random.uniform(1.0, 1.25)
             raise
-        self._failures = 0
-        return answer
 
     def _ask(self, host: str, fields: list[tuple[str, str]], login: Credential | None) -> bytes:
         url, method, body = self._realm, "GET", None
