@@ -50,7 +50,6 @@ def spec(
     cwd: str,
     network: str,
     cgroup: str,
-    readonly: bool = False,
     dev: Path = Path("/dev"),
 ) -> dict[str, Any]:
     """The content of ``config.json``. ``network``: ``host`` (the caller's namespace) or ``none``.
@@ -77,7 +76,7 @@ def spec(
             "capabilities": {kind: held for kind in ("bounding", "effective", "permitted")},
             "noNewPrivileges": False,
         },
-        "root": {"path": str(rootfs), "readonly": readonly},
+        "root": {"path": str(rootfs), "readonly": False},
         "mounts": [
             *_system_mounts(),
             *_name_service_mounts(),

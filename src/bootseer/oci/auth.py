@@ -48,11 +48,10 @@ does."""
 class Auth:
     """What to send as ``Authorization`` to ``registry``, for repository ``name``."""
 
-    def __init__(self, registry: str, name: str, transport: Transport, *, plain: bool, proxies: bool) -> None:
+    def __init__(self, registry: str, name: str, transport: Transport, *, plain: bool) -> None:
         self._registry, self._name = registry, name
         self._plain = plain
         self._transport = transport
-        self._proxies = proxies
         self._lock = threading.Lock()
         self._basic = ""
         self._challenge: dict[str, str] = {}
@@ -192,7 +191,7 @@ class Auth:
         after: float | None = None
         for attempt in range(1, _TRIES + 1):
             try:
-                with self._transport.request(method, url, headers=headers, body=body, proxies=self._proxies) as answer:
+                with self._transport.request(method, url, headers=headers, body=body) as answer:
                     text = answer.document(_MAX_TOKEN)
                     status, after = answer.status, answer.retry_after
             except TransportError as exc:

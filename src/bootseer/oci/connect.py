@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 from bootseer.errors import ConfigError
 from bootseer.oci._progress import limited
+from bootseer.oci.reference import is_local
 from bootseer.oci.wire import PIECE, Origin, TlsError, TransportError, passing, why
 
 CERTS = (Path("/etc/docker/certs.d"), Path("/etc/containers/certs.d"))
@@ -22,7 +23,9 @@ CONNECT = 10.0
 
 def proxy_for(scheme: str, host: str) -> str | None:
     """The URL of the proxy for ``scheme://host`` as the environment names it (``HTTP_PROXY``, ``HTTPS_PROXY`` and
-    ``NO_PROXY`` in either case), or None."""
+    ``NO_PROXY`` in either case), or None, as for loopback and private addresses."""
+    if is_local(host):
+        return None
     found = urllib.request.getproxies_environment().get(scheme)
     if not found or urllib.request.proxy_bypass_environment(host):  # type: ignore[attr-defined]
         return None

@@ -15,7 +15,6 @@ from collections.abc import Mapping
 
 from bootseer.errors import BootseerError, NotFoundError, NotWritableError, PrivilegeError, UnavailableError
 from bootseer.oci.auth import Auth
-from bootseer.oci.reference import is_local
 from bootseer.oci.transport import Answer, Transport
 from bootseer.oci.wire import FilePart, Origin, TlsError, TransportError, onward
 
@@ -49,13 +48,13 @@ def backoff(failures: int, exc: Exception) -> float:
 class Endpoint:
     """``registry`` is ``host[:port]`` as people write it, ``host`` where it answers; ``name`` the repository."""
 
-    def __init__(self, registry: str, host: str, name: str, *, plain: bool, local: bool, transport: Transport) -> None:
+    def __init__(self, registry: str, host: str, name: str, *, plain: bool, transport: Transport) -> None:
         self.registry, self.name = registry, name
         self.root = f"{'http' if plain else 'https'}://{host}"
         self.base = f"{self.root}/v2/{name}"
         self._transport = transport
         self._origin = Origin.of(self.root)
-        self.auth = Auth(registry, name, transport, plain=plain, proxies=not local)
+        self.auth = Auth(registry, name, transport, plain=plain)
 
     def __repr__(self) -> str:
         return f"<Endpoint {self.base}>"
@@ -142,9 +141,7 @@ class Endpoint:
         for _ in range(_REDIRECTS + 1):
             own = self.own(url)
             sent = {**headers, "Authorization": secret} if secret and own else headers
-            answer = self._transport.request(
-                method, url, headers=sent, body=body, patience=patience, proxies=not is_local(Origin.of(url).host)
-            )
+            answer = self._transport.request(method, url, headers=sent, body=body, patience=patience)
             if answer.status not in (301, 302, 303, 307, 308) or "location" not in answer.headers:
                 return answer
             location = answer.headers["location"]

@@ -22,7 +22,7 @@ from bootseer.oci import referrers
 from bootseer.oci.blobs import Blobs
 from bootseer.oci.endpoint import RETRIES, Again, Endpoint
 from bootseer.oci.mirrors import Mirrors
-from bootseer.oci.reference import Reference, is_host, is_local
+from bootseer.oci.reference import Reference, is_host
 from bootseer.oci.spec import MANIFEST_TYPES, MAX_DOCUMENT, Descriptor, Index, decode, digest_of
 from bootseer.oci.transport import Answer, Transport
 from bootseer.oci.uploads import Uploads
@@ -54,9 +54,7 @@ class Registry:
         self._transport = Transport()
         plain = ref.plain_http if plain_http is None else plain_http
         host = _HOSTS.get(ref.registry, ref.registry)
-        self._origin = Endpoint(
-            ref.registry, host, ref.name, plain=plain, local=is_local(ref.host), transport=self._transport
-        )
+        self._origin = Endpoint(ref.registry, host, ref.name, plain=plain, transport=self._transport)
         if mirrors is None:
             mirrors = settings.load().registry_mirrors.get(ref.registry, ())
         self._mirrors = Mirrors([self._mirror(text) for text in mirrors], self._origin)
@@ -68,10 +66,9 @@ class Registry:
         host, _, prefix = rest.partition("/")
         if scheme not in ("", "http", "https") or not is_host(host):
             raise ConfigError(f"bad mirror {text!r} in registry_mirrors", hint="write [http[s]://]HOST[:PORT][/PREFIX]")
-        local = is_local(Reference(registry=host).host)
-        plain = scheme == "http" if scheme else local
+        plain = scheme == "http" if scheme else Reference(registry=host).plain_http
         name = "/".join(filter(None, (prefix.strip("/"), self.ref.name)))
-        return Endpoint(host, host, name, plain=plain, local=local, transport=self._transport)
+        return Endpoint(host, host, name, plain=plain, transport=self._transport)
 
     def __repr__(self) -> str:
         return f"<Registry {self._origin.base}>"

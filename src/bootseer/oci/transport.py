@@ -116,16 +116,14 @@ class Transport:
         headers: Mapping[str, str],
         body: bytes | FilePart | None = None,
         patience: float | None = None,
-        proxies: bool = False,
     ) -> Answer:
         """One request, no redirects followed; ``patience`` seconds (default ``STALL``) until the answer begins;
         where that is less than ``STALL`` it limits each stretch of the body as well.
 
-        ``proxies``: honour ``HTTPS_PROXY``, ``HTTP_PROXY`` and ``NO_PROXY``. Raises `TransportError`. A kept
-        connection that turns out dead is replaced by a new one, unseen.
+        Raises `TransportError`. A kept connection that turns out dead is replaced by a new one, unseen.
         """
         origin = Origin.of(url)
-        proxy = connect.proxy_for(origin.scheme, origin.host) if proxies else None
+        proxy = connect.proxy_for(origin.scheme, origin.host)
         path = url if proxy and origin.scheme == "http" else target(url)
         length = body.length if isinstance(body, FilePart) else len(body or b"")
         sent = {"User-Agent": "bootseer", "Accept-Encoding": "identity", **headers}
