@@ -475,7 +475,6 @@ def test_a_token_server_that_fails_is_asked_again_later(monkeypatch: pytest.Monk
     from bootseer.oci import auth
 
     monkeypatch.setattr(auth, "_PAUSE", 0.1)
-    monkeypatch.setattr(auth, "_GRUDGE", 0.2)
     tokens = Tokens(reply(503))
     with Server(tokens) as tokens.server, tokens.server.client() as client:
         for _ in range(5):

@@ -39,10 +39,9 @@ _TRIES = 3
 _PAUSE = 0.5
 _NAP = 1.0
 """The longest pause that a token server may ask for within one of our requests."""
-_GRUDGE = 5.0
+_GRUDGE = 10.0
 _LONGEST_GRUDGE = 60.0
-"""Seconds without another request after all tries failed: where the server does not say when, and at most where it
-does."""
+"""The most seconds without another request after all tries failed: where the server does not say when, and does."""
 
 
 class Auth:
@@ -61,6 +60,7 @@ class Auth:
         self._renew_at = self._ends_at = 0.0
         self._failed = ("", "")
         self._failed_until = 0.0
+        self._failures = 0
         self._secrets: deque[str] = deque(maxlen=_REMEMBERED)
         self.place = ""
         """Where the login in use was found; empty: anonymous."""
@@ -165,12 +165,17 @@ class Auth:
             message, hint = self._failed
             raise UnavailableError(message, hint=hint, retry_after=self._failed_until - now)
         try:
-            return self._ask(host, fields, login)
+            answer = self._ask(host, fields, login)
         except UnavailableError as exc:
-            pause = _GRUDGE if exc.retry_after is None else min(exc.retry_after, _LONGEST_GRUDGE)
+            self._failures += 1
+            pause = min(_GRUDGE, _PAUSE * 2.0 ** min(self._failures, 8))
+            if exc.retry_after is not None:
+                pause = min(exc.retry_after, _LONGEST_GRUDGE)
             self._failed = (exc.message, exc.hint)
             self._failed_until = time.monotonic() + pause * random.uniform(1.0, 1.25)
             raise
+        self._failures = 0
+        return answer
 
     def _ask(self, host: str, fields: list[tuple[str, str]], login: Credential | None) -> bytes:
         url, method, body = self._realm, "GET", None
