@@ -9,7 +9,6 @@ import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import BinaryIO
 
 import pytest
 
@@ -58,9 +57,9 @@ def test_a_folder_that_another_conversion_takes_for_dead_is_left_to_it(
     taken: list[Path] = []
     flock = fcntl.flock
 
-    def later(lock: BinaryIO, how: int) -> None:
+    def later(lock: int, how: int) -> None:
         if len(taken) < 3:
-            taken.append(Path(lock.name).parent)
+            taken.append(sorted(tmp_path.glob("convert-*"))[0])
             moved = tmp_path / f"dead-{len(taken)}"
             taken[-1].rename(moved)
             if len(taken) == 2:
@@ -85,3 +84,16 @@ def test_many_conversions_at_once_never_share_or_lose_a_folder(tmp_path: Path) -
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(use, range(8)))
     assert list(tmp_path.glob("convert-*")) == []
+
+
+def test_links_are_not_followed(tmp_path: Path) -> None:
+    outside, work = tmp_path / "outside", tmp_path / "work"
+    outside.mkdir()
+    (work / "convert-mine").mkdir(parents=True)
+    (work / "convert-mine/lock").symlink_to(outside / "made")
+    (work / "convert-link").symlink_to(outside)
+    (work / "convert-pipe").mkdir()
+    os.mkfifo(work / "convert-pipe/lock")
+    with work_folder(work) as folder:
+        assert folder.is_dir()
+    assert list(outside.iterdir()) == []

@@ -10,7 +10,6 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 from bootseer.errors import FullError, from_os_error
 
@@ -33,7 +32,7 @@ def work_folder(parent: Path) -> Iterator[Path]:
         try:
             parent.mkdir(parents=True, exist_ok=True)
             for old in parent.glob(f"{_PREFIX}*"):
-                with contextlib.suppress(PermissionError):  # not ours
+                with contextlib.suppress(OSError):  # not ours
                     _set_aside(old)
             for old in parent.glob(f"{_DEAD}*"):
                 shutil.rmtree(old, ignore_errors=True)
@@ -41,7 +40,7 @@ def work_folder(parent: Path) -> Iterator[Path]:
                 folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
                 if (lock := _locked(folder)) is not None:
                     break
-            stack.enter_context(lock)
+            stack.callback(os.close, lock)
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
         except OSError as exc:
             raise from_os_error(exc, f"work in {parent}") from exc
@@ -59,25 +58,26 @@ def check_space(folder: Path, wanted: int, doing: str) -> None:
         )
 
 
-def _locked(folder: Path) -> BinaryIO | None:
-    """The lock file of ``folder``, which keeps it locked while it is open; None when another conversion was first."""
-    try:
-        lock = open(folder / "lock", "ab")  # noqa: SIM115 - it is the lock
-    except FileNotFoundError:
-        return None
-    try:
+def _locked(folder: Path) -> int | None:
+    """A descriptor of the lock file of ``folder``, locked while it is open; None when another conversion was first."""
+    # Others may write to the folder above, and put links there.
+    safe = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with contextlib.ExitStack() as stack, contextlib.suppress(BlockingIOError, FileNotFoundError):
+        inside = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | safe)
+        stack.callback(os.close, inside)
+        lock = os.open("lock", os.O_WRONLY | os.O_CREAT | safe, 0o600, dir_fd=inside)
+        stack.callback(os.close, lock)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(lock.fileno()), os.stat(folder / "lock")):
-            return lock
-    except (BlockingIOError, FileNotFoundError):
-        pass
-    lock.close()
+        if os.path.samestat(os.fstat(lock), os.lstat(folder / "lock")):
+            return os.dup(lock)  # which has the same lock
     return None
 
 
 def _set_aside(folder: Path) -> None:
     """Rename ``folder``, of a conversion, if that has died."""
     if (lock := _locked(folder)) is not None:
-        with lock:
+        try:
             folder.rename(folder.with_name(_DEAD + folder.name))
+        finally:
+            os.close(lock)
         log.warning("removing %s, left by an interrupted conversion", folder)

@@ -26,6 +26,7 @@ from bootseer.oci.registry import Registry
 
 _CHUNK = 1 << 20
 _DEPTH = 6
+_STREAMS = 3
 _POLL = 0.2
 Progress = Callable[[str, int, int], None]
 """Called as ``progress(step, done, total)`` in bytes (total 0: unknown), from any thread; cheap and never raising.
@@ -39,9 +40,9 @@ class Stopped(Exception):
 
 
 class Layers:
-    """Opens an image's layers for reading in order, downloading up to ``streams`` ahead into files under ``spool``."""
+    """Opens an image's layers for reading in order, downloading some ahead into files under ``spool``."""
 
-    def __init__(self, image: Image, spool: Path, *, streams: int = 3, progress: Progress | None = None) -> None:
+    def __init__(self, image: Image, spool: Path, *, progress: Progress | None = None) -> None:
         self._image = image
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -55,7 +56,7 @@ class Layers:
         if isinstance(image.source, Registry):
             self._spools = [_Spool(spool, self._stop) for _ in image.layers]
             self._next = iter(range(len(image.layers)))
-            for _ in range(min(streams, len(image.layers))):
+            for _ in range(min(_STREAMS, len(image.layers))):
                 self._start(self._download, "download")
 
     def apply(self, index: int, put: Callable[[Iterator[bytes]], None], doing: str) -> None:
