@@ -1,9 +1,14 @@
-"""Layers applied in memory and mounted show what unpacking them makes, whatever the layers are."""
+"""Layers applied in memory, mounted or made in a folder, show what the kernel makes of them, whatever the layers are.
+
+`Reference` applies a layer straight to a folder: each path of it is resolved by the kernel (``openat2`` with
+``RESOLVE_IN_ROOT``), and none in memory.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,10 +20,10 @@ from hypothesis import strategies as st
 from bootseer import oci
 from bootseer.erofs import Buffer, Writer
 from bootseer.errors import BootseerError, DataError
-from bootseer.image.layers import LayeredTree
 from bootseer.kernel import mount
-from bootseer.oci import tar
-from bootseer.oci.unpack import Applier
+from bootseer.oci import open_in_root, tar
+from bootseer.oci.folder import FolderTree
+from bootseer.oci.layers import LayeredTree
 from bootseer.testing.images import Member, folder, tar_of, write_image
 from bootseer.testing.trees import Found, scan
 
@@ -50,14 +55,184 @@ def reader(data: bytes) -> tar.ChunkReader:
     return tar.ChunkReader(iter([data[at : at + 5000] for at in range(0, len(data), 5000)]))
 
 
-def unpacked(place: Path, tars: Sequence[bytes]) -> Found:
-    root = place / "root"
+class Reference:
+    """Applies layers, bottom first, to the folder ``root``."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+        self.prefix = os.readlink(b"/proc/self/fd/%d" % self.root)
+        self.times: dict[bytes, int] = {b"": 0}
+        self.fresh: set[bytes] = set()
+        """What this layer made, and the folders above that."""
+        os.fchmod(self.root, 0o755)
+
+    def apply(self, reader: tar.ChunkReader) -> None:
+        self.fresh = {b""}
+        for entry in tar.entries(reader):
+            parts = split(entry.name)
+            if not parts:
+                if entry.kind != tar.DIRECTORY:
+                    raise DataError("the root is not a directory")
+                put_on(self.root, entry)
+                self.times[b""] = entry.mtime_ns
+                continue
+            parent = self.parent(parts[:-1])
+            try:
+                if parts[-1].startswith(b".wh."):
+                    self.whiteout(parent, parts[-1])
+                    reader.skip(entry.size)
+                else:
+                    self.member(reader, entry, parent, parts[-1])
+            finally:
+                os.close(parent)
+
+    def finish(self) -> None:
+        for path, mtime in self.times.items():
+            try:
+                fd = open_in_root(self.root, path or b".", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            except OSError:
+                continue  # replaced by a later layer
+            if self.real(fd) == path:  # else: through a link that took a folder's place
+                os.utime(fd, ns=(mtime, mtime))
+            os.close(fd)
+        os.close(self.root)
+
+    def real(self, folder: int, name: bytes = b"") -> bytes:
+        path = os.readlink(b"/proc/self/fd/%d" % folder) + b"/" + name
+        assert path.startswith(self.prefix + b"/")
+        return path[len(self.prefix) :].strip(b"/")
+
+    def parent(self, parts: list[bytes]) -> int:
+        """The folder ``parts``, made if missing."""
+        fd = os.dup(self.root)
+        for count in range(1, len(parts) + 1):
+            below = b"/".join(parts[:count])
+            try:
+                try:
+                    inner = open_in_root(self.root, below, os.O_RDONLY | os.O_DIRECTORY)
+                except FileNotFoundError:
+                    os.mkdir(parts[count - 1], 0o755, dir_fd=fd)  # fails for a link that leads nowhere
+                    inner = open_in_root(self.root, below, os.O_RDONLY | os.O_DIRECTORY)
+                    self.times[self.real(inner)] = 0
+            finally:
+                os.close(fd)
+            fd = inner
+        return fd
+
+    def member(self, reader: tar.ChunkReader, entry: tar.Entry, parent: int, name: bytes) -> None:
+        real = self.real(parent, name)
+        for count in range(real.count(b"/") + 1):
+            self.fresh.add(real.rsplit(b"/", count)[0])
+        path = b"/proc/self/fd/%d/%s" % (parent, name)
+        if entry.kind == tar.HARDLINK:
+            self.hardlink(entry, path, real)
+            return
+        if entry.kind == tar.DIRECTORY:
+            if os.path.islink(path) or not os.path.isdir(path):
+                remove(path)
+                os.mkdir(path)
+            self.times[real] = entry.mtime_ns
+        else:
+            remove(path)
+        if entry.kind == tar.SYMLINK:
+            os.symlink(entry.link, path)
+        elif entry.kind == tar.REGULAR:
+            with open(path, "xb") as file:
+                for offset, length in [(0, entry.size)] if entry.extents is None else entry.extents:
+                    file.seek(offset)
+                    file.writelines(reader.pieces(length))
+                file.truncate(entry.file_size)
+        elif entry.kind != tar.DIRECTORY:
+            os.mknod(path, TYPES[entry.kind] | entry.mode, os.makedev(entry.major, entry.minor))
+        put_on(path, entry)
+
+    def hardlink(self, entry: tar.Entry, path: bytes, real: bytes) -> None:
+        *above, last = split(entry.link) or [b""]
+        folder = open_in_root(self.root, b"/".join(above) or b".", os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            if self.real(folder, last) == real:
+                return
+            target = b"/proc/self/fd/%d/%s" % (folder, last)
+            if stat.S_ISDIR(os.lstat(target).st_mode):
+                raise DataError("a hard link to a folder")
+            remove(path)
+            os.link(target, path, follow_symlinks=False)
+        finally:
+            os.close(folder)
+
+    def whiteout(self, parent: int, name: bytes) -> None:
+        if name == b".wh..wh..opq":
+            for child in os.listdir(b"/proc/self/fd/%d/." % parent):
+                self.remove_lower(self.real(parent, child))
+        elif not name.startswith(b".wh..wh."):
+            if name in (b".wh.", b".wh..", b".wh..."):
+                raise DataError("a bad whiteout")
+            self.remove_lower(self.real(parent, name[4:]))
+
+    def remove_lower(self, real: bytes) -> None:
+        """What lower layers made at ``real``: never what this one did."""
+        path = self.prefix + b"/" + real
+        if real not in self.fresh:
+            remove(path)
+        elif os.path.isdir(path) and not os.path.islink(path):
+            for child in os.listdir(path):
+                self.remove_lower(real + b"/" + child)
+
+
+TYPES = {tar.CHAR: stat.S_IFCHR, tar.BLOCKDEV: stat.S_IFBLK, tar.FIFO: stat.S_IFIFO}
+
+
+def split(name: bytes) -> list[bytes]:
+    parts = [part for part in name.split(b"/") if part not in (b"", b".")]
+    if b".." in parts:
+        raise DataError("a name that leads out of the root")
+    return parts
+
+
+def remove(path: bytes) -> None:
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    elif os.path.lexists(path):
+        os.unlink(path)
+
+
+def put_on(path: bytes | int, entry: tar.Entry) -> None:
+    """Owner, mode, attributes and time of a member, which replace those that are there."""
+    link = {} if isinstance(path, int) else {"follow_symlinks": False}
+    os.chown(path, entry.uid, entry.gid, **link)
+    if entry.kind != tar.SYMLINK:
+        os.chmod(path, entry.mode)
+    for key in os.listxattr(path, **link):
+        if os.fsencode(key) not in entry.xattrs:
+            os.removexattr(path, key, **link)
+    for key, value in entry.xattrs.items():
+        os.setxattr(path, key, value, **link)
+    os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns), **link)
+
+
+def empty(root: Path) -> Path:
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir()
-    with Applier(root) as applier:
-        for data in tars:
-            applier.apply(reader(data))
-        applier.finish()
+    return root
+
+
+def expected(place: Path, tars: Sequence[bytes]) -> Found:
+    """As the kernel makes it."""
+    reference = Reference(empty(place / "reference"))
+    for data in tars:
+        reference.apply(reader(data))
+    reference.finish()
+    return scan(place / "reference")
+
+
+def unpacked(place: Path, tars: Sequence[bytes]) -> Found:
+    """As `oci.unpack` makes it."""
+    root = empty(place / "root")
+    made = FolderTree(tempfile.mkdtemp(dir=root))
+    tree = LayeredTree(made)
+    for data in tars:
+        tree.apply(reader(data))
+    made.finish(root)
     return scan(root)
 
 
@@ -179,9 +354,11 @@ CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck
         [Member("l/m/b"), Member("b", "hardlink", link="l/m/b")],
     ]
 )
-def test_the_same_as_unpacking(place: Path, layers: Layers) -> None:
+def test_the_same_as_the_kernel_makes(place: Path, layers: Layers) -> None:
     tars = [tar_of(layer) for layer in members_that_apply(layers)]
-    assert layered(place, tars) == unpacked(place, tars)
+    found = expected(place, tars)
+    assert layered(place, tars) == found
+    assert unpacked(place, tars) == found
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=CHECKS)
@@ -189,14 +366,14 @@ def test_the_same_as_unpacking(place: Path, layers: Layers) -> None:
 def test_the_same_layers_are_refused(place: Path, layers: Layers) -> None:
     tars = [tar_of(layer) for layer in layers]
     try:
-        expected: Found | None = unpacked(place, tars)
+        wanted: Found | None = expected(place, tars)
     except (DataError, OSError):
-        expected = None
+        wanted = None
     try:
         found: Found | None = layered(place, tars)
     except DataError:
         found = None
-    assert (found is None) == (expected is None)
+    assert (found is None) == (wanted is None)
 
 
 def test_an_image_with_everything(place: Path) -> None:
@@ -243,7 +420,7 @@ def test_sparse_members(place: Path, fmt: str) -> None:
     os.spawnlp(os.P_WAIT, "tar", "tar", "-cSf", str(archive), *options, "-C", str(source), "sparse", "empty")
     data = archive.read_bytes()
     assert len(data) < 1 << 20
-    assert layered(place, [data]) == unpacked(place, [data])
+    assert layered(place, [data]) == unpacked(place, [data]) == expected(place, [data])
     assert (place / "data").stat().st_size <= 3 * (512 << 10)  # the unit for 3 extents in 300 MiB
     assert os.listdir(place / "root")
 

@@ -19,7 +19,7 @@ import pytest
 
 from bootseer import oci
 from bootseer.errors import BootseerError, DataError, NotFoundError, PrivilegeError, UnavailableError, UnsupportedError
-from bootseer.oci import _tls, auth, blobs, credentials, endpoint, spec
+from bootseer.oci import auth, blobs, connect, credentials, endpoint, spec
 from bootseer.oci.registry import Registry
 from bootseer.testing.registry import PASSWORD, USER, DockerRegistry
 from bootseer.testing.registryproxy import Fault, RegistryProxy
@@ -503,7 +503,7 @@ class TestTls:
             folder = tmp_path / "certs" / proxy.address
             folder.mkdir(parents=True)
             (tmp_path / "ca.crt").rename(folder / "ca.crt")
-            monkeypatch.setattr(_tls, "CERTS", (tmp_path / "certs",))
+            monkeypatch.setattr(connect, "CERTS", (tmp_path / "certs",))
             with Registry(ref, plain_http=False) as registry:
                 assert registry.manifest("v1")[0]
                 assert b"".join(registry.blob(ITEM)) == DATA

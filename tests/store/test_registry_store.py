@@ -116,10 +116,10 @@ def test_objects_are_found_by_the_image_alone(store: Store) -> None:
     assert isinstance(copy, RegistryStore)
     push_image(copy)
     (artifact,) = store._registry.referrers(image.digest)
-    body, kind, _ = store._registry.manifest(artifact.digest)
+    body, _ = store._registry.manifest(artifact.digest)
     for layer in (*spec.decode(body, spec.Manifest, "").layers, spec.decode(body, spec.Manifest, "").config):
         copy._registry.put_blob(layer, b"".join(store._registry.blob(layer)))
-    copy._registry.put_manifest(body, kind, artifact.digest)
+    copy._registry.put_manifest(body, spec.MANIFEST, artifact.digest)
     assert open_store(copy.url).get(key) == b"record"
     named = open_store(f"{copy.url}@{image.digest}")
     assert named.get("trees/t.json") == b"tree"

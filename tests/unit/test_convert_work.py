@@ -6,14 +6,15 @@ import fcntl
 import importlib
 import os
 import shutil
-import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from bootseer import image
 from bootseer.blocks.publish import spool
-from bootseer.errors import FullError, UnavailableError
+from bootseer.errors import FullError
 from bootseer.image import _work
 from bootseer.image._work import check_space, work_folder
 from bootseer.testing.images import Member, write_image
@@ -49,43 +50,50 @@ def test_a_folder_in_use_is_left_alone_and_a_dead_one_is_not(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_removing_gigabytes_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "convert-dead").mkdir()
-    removing, go = threading.Event(), threading.Event()
-    rmtree = shutil.rmtree
+def test_a_folder_that_another_conversion_takes_for_dead_is_left_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between making the folder and locking it."""
+    taken: list[Path] = []
+    flock = fcntl.flock
 
-    def slowly(path: Path, ignore_errors: bool = False) -> None:
-        if path.name.startswith("dead-"):
-            removing.set()
-            assert go.wait(20)
-        rmtree(path, ignore_errors=ignore_errors)
+    def later(lock: int, how: int) -> None:
+        if len(taken) < 3:
+            taken.append(sorted(tmp_path.glob("convert-*"))[0])
+            moved = tmp_path / f"dead-{len(taken)}"
+            taken[-1].rename(moved)
+            if len(taken) == 2:
+                shutil.rmtree(moved)
+        flock(lock, how)
 
-    def first() -> None:
-        with work_folder(tmp_path):
-            pass
-
-    monkeypatch.setattr(_work.shutil, "rmtree", slowly)
-    thread = threading.Thread(target=first)
-    thread.start()
-    try:
-        assert removing.wait(20)
-        fd = os.open(tmp_path, os.O_RDONLY)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        finally:
-            os.close(fd)
-    finally:
-        go.set()
-        thread.join(20)
-    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(_work.fcntl, "flock", later)
+    with work_folder(tmp_path) as folder:
+        assert folder not in taken
+        assert len(taken) == 3
+        assert (folder / "lock").exists()
 
 
-def test_a_lock_that_is_never_free_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_work, "_LOCK_SECONDS", 0.1)
-    fd = os.open(tmp_path, os.O_RDONLY)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        with pytest.raises(UnavailableError, match="locked"), work_folder(tmp_path):
-            pass
-    finally:
-        os.close(fd)
+def test_many_conversions_at_once_never_share_or_lose_a_folder(tmp_path: Path) -> None:
+    def use(number: int) -> None:
+        for _ in range(20):
+            with work_folder(tmp_path) as folder:
+                (folder / "pack").write_bytes(b"%d" % number)
+                time.sleep(0.001)
+                assert (folder / "pack").read_bytes() == b"%d" % number
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(use, range(8)))
+    assert list(tmp_path.glob("convert-*")) == []
+
+
+def test_links_are_not_followed(tmp_path: Path) -> None:
+    outside, work = tmp_path / "outside", tmp_path / "work"
+    outside.mkdir()
+    (work / "convert-mine").mkdir(parents=True)
+    (work / "convert-mine/lock").symlink_to(outside / "made")
+    (work / "convert-link").symlink_to(outside)
+    (work / "convert-pipe").mkdir()
+    os.mkfifo(work / "convert-pipe/lock")
+    with work_folder(work) as folder:
+        assert folder.is_dir()
+    assert list(outside.iterdir()) == []

@@ -14,8 +14,8 @@ import pytest
 
 from bootseer.erofs import Buffer, Node, Reader, Writer
 from bootseer.errors import DataError
-from bootseer.image.layers import LayeredTree
 from bootseer.oci import tar
+from bootseer.oci.layers import LayeredTree
 from bootseer.testing.images import Member, folder, tar_of
 
 Layers = Sequence[Sequence[Member]]
@@ -99,7 +99,7 @@ def test_everything_a_member_says() -> None:
     assert image.read(odd) == b"odd"
     implied = image.node("implied/deep")
     assert (implied.mode, implied.uid, implied.mtime_ns) == (stat.S_IFDIR | 0o755, 0, 0)
-    assert (image.tree.members, image.tree.bytes) == (10, 1_500_004)
+    assert image.tree.members == 10
 
 
 def test_later_layers_replace() -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from bootseer import oci
 from bootseer.errors import BootseerError, DataError, UnavailableError, UnsupportedError
-from bootseer.oci import endpoint, retry, spec
+from bootseer.oci import endpoint, spec
 from bootseer.oci.registry import Registry
 from bootseer.oci.transport import Transport, TransportError
 
@@ -264,11 +264,11 @@ def test_a_range_does_not_sleep_for_a_busy_registry(monkeypatch: pytest.MonkeyPa
 
 def test_pauses_that_a_server_asks_for_are_spread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    pauses = [retry.backoff(1, retry.Again("busy", after=10.0)) for _ in range(20)]
+    pauses = [endpoint.backoff(1, endpoint.Again("busy", after=10.0)) for _ in range(20)]
     assert min(pauses) >= 10
     assert max(pauses) < 15
     assert len(set(pauses)) > 10
-    assert retry.backoff(1, retry.Again("a new link", after=0.0)) == 0
+    assert endpoint.backoff(1, endpoint.Again("a new link", after=0.0)) == 0
 
 
 def test_a_damaged_mirror_rests_once_the_registry_was_asked_instead() -> None:

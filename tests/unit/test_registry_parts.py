@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import socket
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 from bootseer import oci
 from bootseer.config import load
 from bootseer.errors import ConfigError
-from bootseer.oci import _tls, credentials, spec, wire
+from bootseer.oci import connect, credentials, spec, wire
 from bootseer.oci.auth import _challenges
 from bootseer.oci.credentials import Credential
 from bootseer.oci.registry import Registry
@@ -178,9 +180,9 @@ def test_certificates_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     folder = tmp_path / "r.example.org:443"
     folder.mkdir()
     (folder / name).write_text("junk")
-    monkeypatch.setattr(_tls, "CERTS", (tmp_path,))
+    monkeypatch.setattr(connect, "CERTS", (tmp_path,))
     with pytest.raises(ConfigError, match=name):
-        _tls.context_for("r.example.org", 443)
+        connect.context_for("r.example.org", 443)
 
 
 def test_nobody_has_logins_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,3 +193,10 @@ def test_nobody_has_logins_without_a_home(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(Path, "home", none)
     assert credentials.find("r.example.org") is None
+
+
+def test_a_registry_store_loads_nothing_that_handles_layers() -> None:
+    script = "import sys, bootseer.store.registry; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    assert "bootseer.oci.blobs" in loaded
+    assert not {"isal", "bootseer.erofs", "bootseer.oci.image", "bootseer.oci.folder"} & set(loaded)

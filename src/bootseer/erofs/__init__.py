@@ -6,6 +6,7 @@ from bootseer.erofs.extents import Extent, ExtentIndex
 from bootseer.erofs.node import Attrs, Node
 from bootseer.erofs.reader import Reader
 from bootseer.erofs.reader_disk import Entry, Inode
+from bootseer.erofs.tree import Tree
 from bootseer.erofs.writer import Writer
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Inode",
     "Node",
     "Reader",
+    "Tree",
     "Writer",
     "build",
 ]

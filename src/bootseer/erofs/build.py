@@ -6,14 +6,15 @@ import errno
 import logging
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from bootseer import faults
 from bootseer.erofs import xattr
 from bootseer.erofs.data import Buffer, Hole
 from bootseer.erofs.node import Attrs
-from bootseer.erofs.writer import Writer, show
+from bootseer.erofs.tree import show
+from bootseer.erofs.writer import Writer
 from bootseer.errors import BootseerError, DataError, NotFoundError, from_os_error
 
 _log = logging.getLogger(__name__)
@@ -22,20 +23,16 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 """Not blocking: a fifo put in place of a file would wait for a writer."""
 
 
-def build(
-    tree: Path, meta: Path, data: Path, *, chunk_size: int = 65536, progress: Callable[[int], None] | None = None
-) -> None:
+def build(tree: Path, meta: Path, data: Path) -> None:
     """Write the directory ``tree`` as an EROFS image: ``meta`` and ``data``, to be mounted with
     `bootseer.kernel.mount.mount_erofs(meta, data, target)`.
 
-    ``data`` holds the content of every regular file, small ones too, uncompressed: files of ``chunk_size`` bytes (a
-    power of two, 4096 or more) or more at a multiple of it, others at a multiple of 4 KiB; whole chunks of zeros take
-    no room. ``meta`` holds the rest: inodes with nanosecond mtimes, names of any bytes, extended attributes (file
-    capabilities and ACLs too), symbolic and hard links, device nodes, fifos, sockets, set-id bits. The same tree gives
-    the same bytes. Needs no root and no tool.
+    ``data`` holds the content of every regular file, small ones too, uncompressed: files of 64 KiB or more at a
+    multiple of it, others at a multiple of 4 KiB; whole chunks of zeros take no room. ``meta`` holds the rest: inodes
+    with nanosecond mtimes, names of any bytes, extended attributes (file capabilities and ACLs too), symbolic and hard
+    links, device nodes, fifos, sockets, set-id bits. The same tree gives the same bytes. Needs no root and no tool.
 
     ``meta`` appears last, when both are complete; after a failure there is neither. Nothing is synced to disk.
-    ``progress`` gets the bytes of ``data`` written so far, now and then.
 
     Traps: access and change times become the mtime; attributes that EROFS has no name for (``system.nfs4_acl``) are
     left out with a log line; whiteouts and ``trusted.overlay.*`` attributes in ``tree`` are kept, so an overlayfs over
@@ -46,8 +43,6 @@ def build(
     (no space), `NotWritableError` (also: a file that may not be read), `BootseerError` for other I/O errors.
     """
     tree, meta, data = tree.absolute(), meta.absolute(), data.absolute()
-    if chunk_size < 4096 or chunk_size & (chunk_size - 1):
-        raise ValueError(f"chunk size {chunk_size} is not a power of two of at least 4096")
     if not tree.is_dir():
         raise NotFoundError(f"cannot build an image of {tree}: it is no folder")
     for part in (meta, data):
@@ -58,8 +53,8 @@ def build(
     new_meta, new_data = (part.with_name(f".{part.name}.{os.getpid()}") for part in (meta, data))
     complete = False
     try:
-        with new_data.open("wb", buffering=0) as file:
-            writer = Writer(_File(file.fileno(), progress), align=chunk_size)
+        with new_data.open("wb", buffering=_PIECE) as file:
+            writer = Writer(file)
             _Walk(writer, os.fsencode(tree)).run()
             new_meta.write_bytes(writer.finish())
         faults.point("erofs.build.before-rename")
@@ -80,24 +75,6 @@ def build(
 def _at(exc: OSError) -> str:
     name = exc.filename
     return f" at {os.fsdecode(name)}" if isinstance(name, (str, bytes)) else ""
-
-
-class _File:
-    """The sink of a file."""
-
-    def __init__(self, fd: int, progress: Callable[[int], None] | None) -> None:
-        self._fd = fd
-        self._progress = progress
-        self.position = 0
-
-    def write(self, data: Buffer, /) -> None:
-        view = memoryview(data)
-        while view:
-            done = os.write(self._fd, view)
-            self.position += done
-            view = view[done:]
-        if self._progress:
-            self._progress(self.position)
 
 
 class _Walk:

@@ -32,10 +32,6 @@ _FREE_ZEROS, _ZEROS_PER_CONTENT = 2 << 30, 32
 class DataSink(Protocol):
     """Takes the data device's bytes in order."""
 
-    @property
-    def position(self) -> int:
-        """Bytes written so far."""
-
     def write(self, data: Buffer, /) -> object:
         """Append ``data``. It is not changed afterwards, so the sink may keep it."""
 
@@ -58,8 +54,6 @@ class Stream:
     """Writes files to a sink one after the other."""
 
     def __init__(self, sink: DataSink, align: int) -> None:
-        if sink.position:
-            raise ValueError("the data device's sink must be empty")
         self._sink = sink
         self._align = align
         self.position = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
 
@@ -15,14 +15,6 @@ class Extent(NamedTuple):
     file_offset: int
     data_offset: int
     length: int
-
-
-class Owned(NamedTuple):
-    """``length`` bytes of the data from ``offset`` on are bytes of ``path``."""
-
-    offset: int
-    length: int
-    path: bytes
 
 
 class ExtentIndex:
@@ -72,26 +64,18 @@ class ExtentIndex:
         self._ends.append(end)
         self._files.append(file)
 
-    def pieces(self, offset: int, length: int) -> Iterator[Owned]:
-        """The owned parts of ``length`` bytes from ``offset`` on, ascending, apart from each other."""
+    def files(self, offset: int, length: int) -> list[tuple[bytes, int]]:
+        """Files in ``length`` bytes from ``offset`` on, each once, and how many of these bytes are theirs."""
         stop = offset + length
+        found: dict[bytes, int] = {}
         for index in range(max(0, bisect_right(self._starts, offset) - 1), len(self._starts)):
             start, end = max(offset, self._starts[index]), min(stop, self._ends[index])
             if start >= stop:
-                return
+                break
             if start < end:
-                yield Owned(start, end - start, self.paths[self._files[index]])
-
-    def files(self, offset: int, length: int) -> list[tuple[bytes, int]]:
-        """Files in that range, each once, and how many of its bytes are theirs."""
-        found: dict[bytes, int] = {}
-        for piece in self.pieces(offset, length):
-            found[piece.path] = found.get(piece.path, 0) + piece.length
+                path = self.paths[self._files[index]]
+                found[path] = found.get(path, 0) + end - start
         return list(found.items())
-
-    def __len__(self) -> int:
-        """Number of files that have data."""
-        return len(self.paths)
 
     def sizes(self) -> dict[bytes, int]:
         """Bytes of the data that count for each file."""

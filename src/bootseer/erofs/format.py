@@ -13,7 +13,7 @@ SLOT = 32
 
 SUPER_OFFSET = 1024
 MAGIC = 0xE0F5E1E2
-SUPER = struct.Struct("<IIIBBHQQIIII16s16sIHHHBBIQB23x")
+SUPER = struct.Struct("<IIIBBHQqIIII16s16sIHHHBBIQB23x")
 """magic, checksum, feature_compat, block bits, extension slots, root nid, inodes, epoch, epoch ns, blocks, meta block,
 xattr block, uuid, volume name, feature_incompat, compression, extra devices, device slot offset, directory block bits,
 xattr prefixes, their start, packed nid, xattr filter."""

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import stat
 from collections import Counter
 from collections.abc import Iterator
@@ -136,7 +137,8 @@ def _plan(node: Node, parent: Node, epoch: int, bodies: xattr.Bodies, block: int
         else:
             value = _NO_BLOCK
     else:
-        value = node.rdev
+        major, minor = os.major(node.rdev), os.minor(node.rdev)
+        value = minor & 0xFF | major << 8 | (minor & ~0xFF) << 12
     if kind in (stat.S_IFDIR, stat.S_IFLNK):
         # behind an inode the tail must not cross a block; the room that `_place` can make is two slots less than one
         layout = fmt.INLINE if tail <= fmt.BLOCK - 2 * fmt.SLOT else fmt.PLAIN

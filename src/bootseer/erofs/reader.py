@@ -13,9 +13,6 @@ from mmap import mmap
 from bootseer.erofs import format as fmt
 from bootseer.erofs.extents import Extent, ExtentIndex
 from bootseer.erofs.reader_disk import (
-    CHUNKS,
-    INLINE,
-    NULL_BLOCK,
     Entry,
     Inode,
     parse_directory,
@@ -208,7 +205,7 @@ class Reader:
 
     def table_size(self, inode: Inode) -> int:
         """Bytes of metadata that say where the contents of a file are: a measure of the work to find out."""
-        if inode.layout != CHUNKS:
+        if inode.layout != fmt.CHUNKED:
             return 0
         unit, _, count = self._chunk_form(inode)
         return unit * count
@@ -230,11 +227,11 @@ class Reader:
 
     def _pieces(self, inode: Inode, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
         """``start`` to ``end`` of the contents as (offset, device, address, length), ascending."""
-        if inode.layout == CHUNKS:
+        if inode.layout == fmt.CHUNKED:
             yield from self._chunk_pieces(inode, start, end)
             return
         body = inode.size
-        if inode.layout == INLINE and inode.size:
+        if inode.layout == fmt.INLINE and inode.size:
             body = (inode.size - 1) // self._block * self._block
             if inode.tail_at % self._block + inode.size - body > self._block:
                 raise DataError(f"bad EROFS image: the tail of inode {inode.nid} crosses a block")
@@ -262,7 +259,7 @@ class Reader:
             device, block = (raw[1] & self._mask, raw[2]) if unit == 8 else (0, raw[0])
             at = max(start, low + number << bits)
             size = min(end, low + number + 1 << bits) - at
-            if block == NULL_BLOCK:
+            if block == fmt.HOLE:
                 mine = at, _HOLE, 0, size
             else:
                 mine = self._piece(inode, at, device, block, at - (low + number << bits), size)

@@ -18,22 +18,9 @@ import crc32c
 from bootseer.erofs import format as fmt
 from bootseer.errors import DataError
 
-MAGIC, SUPER_AT, SLOT, NULL_BLOCK = fmt.MAGIC, fmt.SUPER_OFFSET, fmt.SLOT, fmt.HOLE
-PLAIN, INLINE, CHUNKS = fmt.PLAIN, fmt.INLINE, fmt.CHUNKED
-
-# As in `format`, but with the fields that only other writers set.
-
-_SUPER = struct.Struct("<IIIBBHQqIIII16s16sIHHHB")
 _CHECKSUMMED = 1
 # Zero padding and compression settings say something about compressed files only, which are refused one by one.
 _KNOWN_FEATURES = 0x1 | 0x2 | 0x4 | 0x8
-_DEVICE_SLOT = 128
-_DEVICE = struct.Struct("<64sII")
-_COMPACT = fmt.COMPACT
-_EXTENDED = struct.Struct("<HHHHQIIIIqII16s")
-_DIRENT = fmt.DIRENT
-_XATTR_HEADER = struct.Struct("<IB7s")
-_XATTR_ENTRY = fmt.XATTR_ENTRY
 _PREFIXES = {5: b"lustre.", **{number: prefix for prefix, number in fmt.XATTR_PREFIXES}}
 _KINDS = {stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK, stat.S_IFCHR, stat.S_IFBLK, stat.S_IFIFO, stat.S_IFSOCK}
 
@@ -108,18 +95,18 @@ def part(meta: memoryview, at: int, length: int, what: str) -> memoryview:
 
 
 def parse_super(meta: memoryview) -> Super:
-    fields = _SUPER.unpack(part(meta, SUPER_AT, _SUPER.size, "the superblock"))
+    fields = fmt.SUPER.unpack(part(meta, fmt.SUPER_OFFSET, fmt.SUPER.size, "the superblock"))
     magic, checksum, compat, bits, _slots, root, _inos, built, built_nsec, _blocks, meta_block, xattr_block = fields[
         :12
     ]
-    incompat, _algorithms, extra, slot_at, dir_bits = fields[14:]
-    if magic != MAGIC:
+    incompat, _algorithms, extra, slot_at, dir_bits = fields[14:19]
+    if magic != fmt.MAGIC:
         raise DataError("bad EROFS image: no superblock")
     if not 9 <= bits <= 16:
         raise DataError(f"bad EROFS image: blocks of 2^{bits} bytes")
     if compat & _CHECKSUMMED:
-        rest = (1 << bits) - SUPER_AT if 1 << bits > SUPER_AT else 1 << bits
-        block = bytearray(part(meta, SUPER_AT, rest, "the superblock"))
+        rest = (1 << bits) - fmt.SUPER_OFFSET if 1 << bits > fmt.SUPER_OFFSET else 1 << bits
+        block = bytearray(part(meta, fmt.SUPER_OFFSET, rest, "the superblock"))
         block[4:8] = bytes(4)
         if crc32c.crc32c(block) ^ 0xFFFFFFFF != checksum:
             raise DataError("bad EROFS image: the checksum of its superblock differs")
@@ -129,29 +116,27 @@ def parse_super(meta: memoryview) -> Super:
         raise DataError(f"EROFS image with features not known here ({incompat:#x})", hint="is it compressed?")
     if built_nsec >= 1_000_000_000:
         raise DataError("bad EROFS image: its time is none")
-    slots = part(meta, slot_at * _DEVICE_SLOT, extra * _DEVICE_SLOT, "the device table")
-    devices = tuple(
-        Device(blocks, mapped)
-        for _, blocks, mapped in (_DEVICE.unpack_from(slots, at) for at in range(0, len(slots), _DEVICE_SLOT))
-    )
+    slots = part(meta, slot_at * fmt.DEVICE.size, extra * fmt.DEVICE.size, "the device table")
+    devices = tuple(Device(blocks, mapped) for _, blocks, mapped in fmt.DEVICE.iter_unpack(slots))
     return Super(bits, root, meta_block << bits, xattr_block << bits, built * 1_000_000_000 + built_nsec, devices)
 
 
 def parse_inode(meta: memoryview, top: Super, nid: int) -> Inode:
-    at = top.inodes_at + nid * SLOT
+    at = top.inodes_at + nid * fmt.SLOT
     what = f"inode {nid}"
     (form,) = struct.unpack("<H", part(meta, at, 2, what))
     if form & 1:
-        raw = _EXTENDED.unpack(part(meta, at, _EXTENDED.size, what))
-        _, icount, mode, _, size, address, _, uid, gid, seconds, nsec, nlink, _ = raw
+        raw = fmt.EXTENDED.unpack(part(meta, at, fmt.EXTENDED.size, what))
+        _, icount, mode, _, size, address, _, uid, gid, seconds, nsec, nlink = raw
         if nsec >= 1_000_000_000:
             raise DataError(f"bad EROFS image: the time of {what} is none")
-        mtime_ns, end = seconds * 1_000_000_000 + nsec, at + _EXTENDED.size
+        mtime_ns, end = seconds * 1_000_000_000 + nsec, at + fmt.EXTENDED.size
     else:
-        _, icount, mode, nlink, size, _, address, _, uid, gid, _ = _COMPACT.unpack(part(meta, at, _COMPACT.size, what))
-        mtime_ns, end = top.build_ns, at + _COMPACT.size
+        raw = fmt.COMPACT.unpack(part(meta, at, fmt.COMPACT.size, what))
+        _, icount, mode, nlink, size, _, address, _, uid, gid, _ = raw
+        mtime_ns, end = top.build_ns, at + fmt.COMPACT.size
     layout = form >> 1 & 7
-    if form >> 4 or layout not in (PLAIN, INLINE, CHUNKS):
+    if form >> 4 or layout not in (fmt.PLAIN, fmt.INLINE, fmt.CHUNKED):
         raise DataError(f"EROFS image with a layout not known here ({form:#x}) of {what}", hint="is it compressed?")
     if stat.S_IFMT(mode) not in _KINDS:
         raise DataError(f"bad EROFS image: {what} is of no known kind")
@@ -169,17 +154,17 @@ def parse_directory(content: bytes, block_size: int, nid: int) -> Iterator[Entry
     before = b""
     for start in range(0, len(content), block_size):
         block = content[start : start + block_size]
-        if len(block) < _DIRENT.size:
+        if len(block) < fmt.DIRENT.size:
             raise DataError(f"bad EROFS image: directory {nid} ends too early")
-        count, odd = divmod(_DIRENT.unpack_from(block)[1], _DIRENT.size)
-        if odd or not count or count * _DIRENT.size > len(block):
+        count, odd = divmod(fmt.DIRENT.unpack_from(block)[1], fmt.DIRENT.size)
+        if odd or not count or count * fmt.DIRENT.size > len(block):
             raise DataError(f"bad EROFS image: directory {nid} has a broken block")
-        entries = [_DIRENT.unpack_from(block, index * _DIRENT.size) for index in range(count)]
+        entries = [fmt.DIRENT.unpack_from(block, index * fmt.DIRENT.size) for index in range(count)]
         for index, (child, at, _kind, _) in enumerate(entries):
             # The last name ends at its first zero byte or with the block.
             end = entries[index + 1][1] if index + 1 < count else len(block)
             name = block[at:end] if index + 1 < count else block[at:end].split(b"\0", 1)[0]
-            if at < count * _DIRENT.size or not name or len(name) > 255 or b"/" in name or b"\0" in name:
+            if at < count * fmt.DIRENT.size or not name or len(name) > 255 or b"/" in name or b"\0" in name:
                 raise DataError(f"bad EROFS image: directory {nid} has a name that is none")
             if name <= before:
                 raise DataError(f"bad EROFS image: directory {nid} is not sorted")
@@ -193,10 +178,10 @@ def parse_xattrs(meta: memoryview, top: Super, inode: Inode) -> dict[bytes, byte
         return {}
     what = f"an extended attribute of inode {inode.nid}"
     area = part(meta, inode.xattrs_at, inode.xattrs_size, what)
-    _, shared, _ = _XATTR_HEADER.unpack_from(area)
-    at = _XATTR_HEADER.size + 4 * shared
+    _, shared = fmt.XATTR_HEADER.unpack_from(area)
+    at = fmt.XATTR_HEADER.size + 4 * shared
     found: dict[bytes, bytes] = {}
-    for (number,) in struct.iter_unpack("<I", part(area, _XATTR_HEADER.size, 4 * shared, what)):
+    for (number,) in struct.iter_unpack("<I", part(area, fmt.XATTR_HEADER.size, 4 * shared, what)):
         name, value, _ = _xattr(meta, top.xattrs_at + 4 * number, what)
         found[name] = value
     while at < len(area):
@@ -211,10 +196,10 @@ def parse_xattrs(meta: memoryview, top: Super, inode: Inode) -> dict[bytes, byte
 
 
 def _xattr(area: memoryview, at: int, what: str) -> tuple[bytes, bytes, int]:
-    name_size, index, value_size = _XATTR_ENTRY.unpack(part(area, at, _XATTR_ENTRY.size, what))
-    body = part(area, at + _XATTR_ENTRY.size, name_size + value_size, what)
+    name_size, index, value_size = fmt.XATTR_ENTRY.unpack(part(area, at, fmt.XATTR_ENTRY.size, what))
+    body = part(area, at + fmt.XATTR_ENTRY.size, name_size + value_size, what)
     prefix = _PREFIXES.get(index)
     name = bytes(body[:name_size])
     if prefix is None or b"\0" in name or bool(name) != prefix.endswith(b"."):
         raise DataError(f"bad EROFS image: the name of {what} is none")
-    return prefix + name, bytes(body[name_size:]), -(-(_XATTR_ENTRY.size + name_size + value_size) // 4) * 4
+    return prefix + name, bytes(body[name_size:]), -(-(fmt.XATTR_ENTRY.size + name_size + value_size) // 4) * 4

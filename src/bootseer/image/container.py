@@ -52,7 +52,6 @@ def spec(
     mounts: Sequence[Bind],
     cwd: str,
     network: str,
-    readonly: bool = False,
     dev: Path = Path("/dev"),
 ) -> dict[str, Any]:
     """The content of ``config.json``. ``network``: ``host`` (the caller's namespace) or ``none``.
@@ -81,7 +80,7 @@ def spec(
             "capabilities": {kind: held for kind in ("bounding", "effective", "permitted")},
             "noNewPrivileges": False,
         },
-        "root": {"path": str(rootfs), "readonly": readonly},
+        "root": {"path": str(rootfs), "readonly": False},
         "mounts": [
             *_system_mounts(),
             *_name_service_mounts(),

@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, Required, TypedDict, Unpack
+from typing import NamedTuple
 
 from bootseer import erofs, faults, oci
 from bootseer.blocks.formats.blockmap import DEFAULT_BLOCK
@@ -20,35 +20,30 @@ from bootseer.blocks.formats.manifest import tree_key
 from bootseer.blocks.publish.dedup import KnownBlocks
 from bootseer.blocks.publish.spool import FOLDER_BYTES
 from bootseer.blocks.publish.tree import TreeWriter
-from bootseer.errors import DataError, NotFoundError, from_os_error
+from bootseer.errors import NotFoundError
 from bootseer.image import record as records
 from bootseer.image._work import check_space, work_folder
-from bootseer.image.layers import LayeredTree
 from bootseer.image.record import ImageRecord
 from bootseer.oci import tar
-from bootseer.oci.pipeline import Layers, named
+from bootseer.oci.layers import LayeredTree
+from bootseer.oci.pipeline import Layers, Progress
 from bootseer.store import Store, open_store
 
 log = logging.getLogger(__name__)
 
-Progress = Callable[[str, int, int], None]
-"""``progress(step, done, total)`` in bytes (total 0: unknown), from any thread; steps ``download`` (compressed),
-``convert`` (data of the tree) and ``publish`` (as stored), which overlap."""
 
-
-class How(TypedDict, total=False):
-    """The settings of `ensure`."""
-
-    work_dir: Required[Path]
-    progress: Progress | None
-    plain_http: bool | None
-    repair: bool
-    threads: int | None
-
-
-def convert(ref: oci.Reference | str, store_url: str, **how: Unpack[How]) -> ImageRecord:
+def convert(
+    ref: oci.Reference | str,
+    store_url: str,
+    *,
+    work_dir: Path,
+    progress: Progress | None = None,
+    plain_http: bool | None = None,
+    repair: bool = False,
+) -> ImageRecord:
     """The record of `ensure`."""
-    return ensure(ref, store_url, **how).record
+    made = ensure(ref, store_url, work_dir=work_dir, progress=progress, plain_http=plain_http, repair=repair)
+    return made.record
 
 
 class Ensured(NamedTuple):
@@ -66,15 +61,13 @@ def ensure(
     progress: Progress | None = None,
     plain_http: bool | None = None,
     repair: bool = False,
-    threads: int | None = None,
 ) -> Ensured:
     """Convert ``ref`` into the store, unless that image has been converted before and its tree is still there.
 
     Uses up to the image's compressed size and 2 GiB more under ``work_dir`` while it runs, and leaves nothing there,
     whatever happens. The same layers give the same tree, but for blocks that other images in the store have already:
     those are referred to. ``repair`` converts it again, shares nothing, and replaces what is damaged in the store.
-    ``threads`` (default: one per core) hash and compress. Raises `NotFoundError`, `UnavailableError`, `DataError`
-    (naming the layer), `FullError`, `NotWritableError`.
+    Raises `NotFoundError`, `UnavailableError`, `DataError` (naming the layer), `FullError`, `NotWritableError`.
     """
     store = open_store(store_url)
     replace = repair
@@ -87,7 +80,7 @@ def ensure(
                 log.warning("tree %s of %s is missing in store %s; converting again", before.tree, ref, store.url)
                 replace = True
         with work_folder(work_dir) as work, store.batch(subject=image.descriptor):
-            result = _Conversion(image, store, work, progress, repair, threads).run()
+            result = _convert(image, store, work, progress, repair)
             faults.point("image.convert.before-record")
             if not records.save(store, result, overwrite=replace):
                 log.info("another conversion of %s was first", image.ref)
@@ -95,105 +88,63 @@ def ensure(
         return Ensured(result, True)
 
 
-class _Conversion:
-    """One image on its way into one store."""
+def _convert(image: oci.Image, store: Store, work: Path, progress: Progress | None, repair: bool) -> ImageRecord:
+    began = time.monotonic()
+    layer_bytes = sum(layer.size for layer in image.layers)
+    # Packs take about what compressed layers do, and never more than 2 GiB at a time.
+    spooled = 0 if image.ref.layout else layer_bytes
+    check_space(work, spooled + min(FOLDER_BYTES, layer_bytes), f"convert {image.ref}")
+    with Layers(image, work, progress=progress) as layers:
+        known = None
+        if not repair:
+            known = KnownBlocks.of_trees(store, records.related(store, image.ref, image.config), DEFAULT_BLOCK)
+        looked = time.monotonic() - began
+        published = (lambda done, total: progress("publish", done, total)) if progress else None
+        with TreeWriter(store, work, known=known, repair=repair, progress=published) as out:
+            writer = erofs.Writer(out.packs, align=DEFAULT_BLOCK)
+            tree = LayeredTree(writer)
 
-    def __init__(
-        self,
-        image: oci.Image,
-        store: Store,
-        work: Path,
-        progress: Progress | None,
-        repair: bool,
-        threads: int | None,
-    ) -> None:
-        self._image = image
-        self._store = store
-        self._work = work
-        self._progress = progress
-        self._repair = repair
-        self._threads = threads
-        self._waited = 0.0
+            def put(chunks: Iterator[bytes]) -> None:
+                tree.apply(tar.ChunkReader(_reported(chunks, writer, progress)))
+                faults.point("image.convert.after-layer")
 
-    def run(self) -> ImageRecord:
-        began = time.monotonic()
-        image, progress = self._image, self._progress
-        layer_bytes = sum(layer.size for layer in image.layers)
-        # Packs take about what compressed layers do, and never more than 2 GiB at a time.
-        spooled = 0 if image.ref.layout else layer_bytes
-        check_space(self._work, spooled + min(FOLDER_BYTES, layer_bytes), f"convert {image.ref}")
-        with Layers(image, self._work, progress=progress) as layers:
-            known = self._known()
-            looked = time.monotonic() - began
-            with TreeWriter(
-                self._store,
-                self._work,
-                known=known,
-                threads=self._threads,
-                repair=self._repair,
-                progress=(lambda done, total: progress("publish", done, total)) if progress else None,
-            ) as out:
-                writer = erofs.Writer(out.packs, align=DEFAULT_BLOCK)
-                tree = LayeredTree(writer)
-                for index in range(len(image.layers)):
-                    writer.begin_layer()
-                    out.packs.next_pack()
-                    self._apply(layers, index, tree, writer)
-                    layers.done_with(index)
-                meta = writer.finish()
-                faults.point("image.convert.before-publish")
-                applied, waited = time.monotonic() - began, out.packs.waited
-                made = out.seal(meta, writer.dead_ranges())
-        total = time.monotonic() - began
-        seconds = {
-            "layers": self._waited,
-            "tree": applied - looked - self._waited - waited,
-            "pack": waited,
-            "publish": total - applied + looked,
-        }
-        return ImageRecord(
-            image=image.digest,
-            platform=image.platform,
-            reference=str(image.ref),
-            tree=made.digest,
-            config=image.config,
-            layer_bytes=layer_bytes,
-            tree_bytes=made.size,
-            stored_bytes=made.stored,
-            shared_bytes=made.shared,
-            packs=made.packs,
-            members=tree.members,
-            converted=int(time.time()),
-            seconds={step: round(value, 3) for step, value in seconds.items()},
-        )
+            for index in range(len(image.layers)):
+                writer.begin_layer()
+                out.packs.next_pack()
+                layers.apply(index, put, "convert")
+            meta = writer.finish()
+            faults.point("image.convert.before-publish")
+            applied, packed = time.monotonic() - began, out.packs.waited
+            made = out.seal(meta, writer.dead_ranges())
+    total = time.monotonic() - began
+    seconds = {
+        "layers": layers.waited,
+        "tree": applied - looked - layers.waited - packed,
+        "pack": packed,
+        "publish": total - applied + looked,
+    }
+    return ImageRecord(
+        image=image.digest,
+        platform=image.platform,
+        reference=str(image.ref),
+        tree=made.digest,
+        config=image.config,
+        layer_bytes=layer_bytes,
+        tree_bytes=made.size,
+        stored_bytes=made.stored,
+        shared_bytes=made.shared,
+        packs=made.packs,
+        members=tree.members,
+        converted=int(time.time()),
+        seconds={step: round(value, 3) for step, value in seconds.items()},
+    )
 
-    def _known(self) -> KnownBlocks | None:
-        """Blocks of images that are likely to have some of this one's."""
-        if self._repair:
-            return None
-        related = records.related(self._store, self._image.ref, self._image.config)
-        return KnownBlocks.of_trees(self._store, related, DEFAULT_BLOCK)
 
-    def _apply(self, layers: Layers, index: int, tree: LayeredTree, writer: erofs.Writer) -> None:
-        what = f"layer {self._image.layers[index].digest} of {self._image.ref}"
-        try:
-            tree.apply(tar.ChunkReader(self._counted(layers.tar_chunks(index), writer)))
-            faults.point("image.convert.after-layer")
-        except DataError as exc:
-            raise named(exc, what) from None
-        except OSError as exc:
-            raise from_os_error(exc, f"convert {what}") from exc
-
-    def _counted(self, chunks: Iterator[bytes], writer: erofs.Writer) -> Iterator[bytes]:
-        while True:
-            began = time.monotonic()
-            chunk = next(chunks, None)
-            self._waited += time.monotonic() - began
-            if chunk is None:
-                return
-            if self._progress is not None:
-                self._progress("convert", writer.position, 0)
-            yield chunk
+def _reported(chunks: Iterator[bytes], writer: erofs.Writer, progress: Progress | None) -> Iterator[bytes]:
+    for chunk in chunks:
+        if progress:
+            progress("convert", writer.position, 0)
+        yield chunk
 
 
 def resolve(ref: oci.Reference | str, store: Store | str, *, plain_http: bool | None = None) -> ImageRecord:

@@ -11,10 +11,8 @@ import contextlib
 import logging
 import os
 import shutil
-import threading
 import uuid
 from collections.abc import Sequence
-from concurrent.futures import Future
 from pathlib import Path
 
 import msgspec
@@ -26,10 +24,9 @@ from bootseer.errors import BootseerError, ConfigError, NotFoundError, Privilege
 from bootseer.image import runtime
 from bootseer.image.convert import resolve
 from bootseer.image.owned import adopted, clear, remove
-from bootseer.image.record import ImageRecord
 from bootseer.kernel import mount as mounts
 from bootseer.private import enterable, private_folder
-from bootseer.store import Store, open_store
+from bootseer.store import open_store
 
 log = logging.getLogger(__name__)
 
@@ -105,55 +102,24 @@ def mount(
     writable: bool = True,
     privileged: bool = False,
     plain_http: bool | None = None,
-    record: ImageRecord | None = None,
     server: Sequence[str] = tree.SERVER,
 ) -> ImageMount:
     """Mount the converted image ``ref`` on the folder ``target`` (made when missing).
 
     ``job`` names the profile to prefetch by and to record into (None: the default one). Set-uid programs and device
-    nodes of the image work only in a writable mount that is ``privileged``, the root of a container. ``record`` skips
-    looking up ``ref``; ``server`` is the command that serves blocks (see `tree.mount`). On any failure nothing stays
-    mounted. Raises `ConfigError` when other users can reach a ``target`` that is to be privileged,
-    `NotFoundError` (no such image, or not converted), `UnavailableError`, `PrivilegeError`, `FullError`,
+    nodes of the image work only in a writable mount that is ``privileged``, the root of a container. ``server`` is the
+    command that serves blocks (see `tree.mount`). On any failure nothing stays mounted.
+
+    Raises `ConfigError` when other users can reach a ``target`` that is to be privileged, `NotFoundError` (no such
+    image, or not converted), `UnavailableError`, `PrivilegeError`, `FullError`,
     `UnsupportedError` (no FUSE, EROFS or overlayfs).
     """
     if os.geteuid() != 0:
         raise PrivilegeError(f"mounting {ref} needs root", hint="run with sudo")
     store = open_store(store_url)
-    if record is None:
-        allowed = _preflight(ref, plain_http)
-        record = resolve(ref, store, plain_http=plain_http)
-        allowed.result()
-    return _mount(ref, target.absolute(), store, config, job, writable, privileged, record, server)
-
-
-def _preflight(ref: oci.Reference | str, plain_http: bool | None) -> Future[None]:
-    """`oci.preflight`, beside. Not in a pool: neither an error meanwhile nor the program's end waits for a registry."""
-    answer: Future[None] = Future()
-
-    def ask() -> None:
-        try:
-            oci.preflight(ref, plain_http=plain_http)
-        except BaseException as exc:
-            answer.set_exception(exc)
-        else:
-            answer.set_result(None)
-
-    threading.Thread(target=ask, name="preflight", daemon=True).start()
-    return answer
-
-
-def _mount(
-    ref: oci.Reference | str,
-    target: Path,
-    store: Store,
-    config: settings.Config,
-    job: str | None,
-    writable: bool,
-    privileged: bool,
-    record: ImageRecord,
-    server: Sequence[str],
-) -> ImageMount:
+    record = resolve(ref, store, plain_http=plain_http)
+    oci.preflight(ref, plain_http=plain_http)
+    target = target.absolute()
     state_dir, cache_dir = Path(config.state_dir).absolute(), Path(config.cache_dir).absolute()
     if mounts.is_mounted(target):
         raise BootseerError(f"cannot mount {ref} on {target}: something is mounted there", hint="unmount it first")

@@ -110,11 +110,11 @@ def find(state_dir: Path, runtime: str | None = None) -> Probe:
 
 def probe(name: str, state_dir: Path) -> Probe:
     """Run ``true`` in a container made of this host's programs with runtime ``name`` (a program name or path)."""
-    path = shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin:/usr/local/sbin")
+    path = _program(name)
     if not path:
         return Probe(name, "", False, "not installed")
     host = [Bind(top, top, readonly=True) for top in ("/bin", "/lib", "/lib64", "/usr") if os.path.isdir(top)]
-    empty = oci.ImageConfig(architecture="", os="linux", rootfs=_NO_LAYERS)
+    empty = oci.ImageConfig(architecture="", os="linux", rootfs=oci.RootFS(diff_ids=()))
     with tempfile.TemporaryDirectory(prefix="bootseer-probe-") as root:
         document = container.spec(Path(root), empty, ["true"], env={}, mounts=host, cwd="/", network="host")
         with _Container(path, state_dir, document) as started:
@@ -123,12 +123,13 @@ def probe(name: str, state_dir: Path) -> Probe:
     return Probe(name, path, code == 0, "" if code == 0 else reason)
 
 
-_NO_LAYERS = oci.RootFS(diff_ids=())
+def _program(name: str) -> str:
+    return shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin:/usr/local/sbin") or ""
 
 
 def _remembered(state_dir: Path, name: str) -> Probe:
     """The probe's result, from a note of this boot if the program has not changed since."""
-    path = shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin:/usr/local/sbin") or ""
+    path = _program(name)
     stamp = f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {path} "
     stamp += str(os.stat(path).st_mtime_ns) if path else ""
     note = state_dir / f"runtime-{os.path.basename(name)}.json"

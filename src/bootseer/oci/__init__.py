@@ -1,22 +1,28 @@
-"""Images as registries and OCI layouts hold them: names, manifests, verified layers, unpacking, writing and pushing."""
+"""Images as registries and OCI layouts hold them: names, manifests, verified layers, unpacking, writing and pushing.
 
-from bootseer.oci.image import Image, open_image, preflight, resolve_digest
-from bootseer.oci.inroot import open_in_root
+What handles layers is loaded when it is first used: a registry store needs none of it, and block servers wait for each
+module that they import.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
 from bootseer.oci.reference import Reference
-from bootseer.oci.spec import ContainerConfig, Descriptor, ImageConfig, Manifest, RootFS, host_platform
-from bootseer.oci.unpack import Unpacked, unpack
-from bootseer.oci.write import LayerDir, push, write_layout
+from bootseer.oci.spec import ContainerConfig, ImageConfig, RootFS, host_platform
+
+if TYPE_CHECKING:
+    from bootseer.oci.folder import unpack
+    from bootseer.oci.image import Image, open_image, preflight, resolve_digest
+    from bootseer.oci.inroot import open_in_root
+    from bootseer.oci.write import LayerDir, push, write_layout
 
 __all__ = [
     "ContainerConfig",
-    "Descriptor",
     "Image",
     "ImageConfig",
     "LayerDir",
-    "Manifest",
     "Reference",
     "RootFS",
-    "Unpacked",
     "host_platform",
     "open_image",
     "open_in_root",
@@ -26,3 +32,21 @@ __all__ = [
     "unpack",
     "write_layout",
 ]
+
+_LAZY = {
+    "Image": "image",
+    "LayerDir": "write",
+    "open_image": "image",
+    "open_in_root": "inroot",
+    "preflight": "image",
+    "push": "write",
+    "resolve_digest": "image",
+    "unpack": "folder",
+    "write_layout": "write",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name in _LAZY:
+        return getattr(importlib.import_module(f"bootseer.oci.{_LAZY[name]}"), name)
+    raise AttributeError(f"module 'bootseer.oci' has no attribute {name!r}")

@@ -20,18 +20,16 @@ from urllib.parse import urlencode, urlsplit
 from bootseer.errors import BootseerError, PrivilegeError, UnavailableError
 from bootseer.oci import credentials
 from bootseer.oci.credentials import Credential
-from bootseer.oci.retry import retry_after
 from bootseer.oci.transport import Answer, Transport
 from bootseer.oci.wire import TransportError, onward
 
 log = logging.getLogger(__name__)
 
 _CHALLENGE = re.compile(r'([A-Za-z0-9_-]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s,"]+))')
-_DEFAULT_LIFETIME = 60.0
-"""Seconds a token lasts when its server does not say (token specification)."""
 _LEAST_LIFETIME = 60.0
-"""No server should say less (token specification); one that does, or a negative number, gets no request for each of
-ours: a token that has really ended is refused, and then a new one is fetched."""
+"""Seconds a token lasts when its server does not say, and no server should say less (token specification). One that
+does, or a negative number, gets no request for each of ours: a token that has really ended is refused, and then a new
+one is fetched."""
 _EARLY = 0.25
 _EARLY_MOST = 60.0
 _MAX_TOKEN = 1 << 20
@@ -49,11 +47,10 @@ _LONGEST_GRUDGE = 60.0
 class Auth:
     """What to send as ``Authorization`` to ``registry``, for repository ``name``."""
 
-    def __init__(self, registry: str, name: str, transport: Transport, *, plain: bool, proxies: bool) -> None:
+    def __init__(self, registry: str, name: str, transport: Transport, *, plain: bool) -> None:
         self._registry, self._name = registry, name
         self._plain = plain
         self._transport = transport
-        self._proxies = proxies
         self._lock = threading.Lock()
         self._basic = ""
         self._challenge: dict[str, str] = {}
@@ -65,8 +62,6 @@ class Auth:
         self._failed_until = 0.0
         self._failures = 0
         self._secrets: deque[str] = deque(maxlen=_REMEMBERED)
-        self.renewals = 0
-        """Tokens fetched so far."""
         self.place = ""
         """Where the login in use was found; empty: anonymous."""
 
@@ -148,8 +143,8 @@ class Auth:
         try:
             reply = json.loads(answer)
             token = reply.get("token") or reply.get("access_token") or ""
-            lifetime = float(reply.get("expires_in") or _DEFAULT_LIFETIME)
-            lifetime = max(lifetime, _LEAST_LIFETIME) if math.isfinite(lifetime) else _DEFAULT_LIFETIME
+            lifetime = float(reply.get("expires_in") or 0.0)
+            lifetime = max(lifetime, _LEAST_LIFETIME) if math.isfinite(lifetime) else _LEAST_LIFETIME
             if not isinstance(token, str) or not re.fullmatch(r"[\x21-\x7e]*", token):
                 raise ValueError
         except (ValueError, AttributeError, TypeError, OverflowError, RecursionError):
@@ -161,7 +156,6 @@ class Auth:
         self._ends_at = began + lifetime
         self._renew_at = self._ends_at - min(_EARLY * lifetime, _EARLY_MOST)
         self._token = token
-        self.renewals += 1
         if token:
             self._secrets.append(token)
 
@@ -202,9 +196,9 @@ class Auth:
         after: float | None = None
         for attempt in range(1, _TRIES + 1):
             try:
-                with self._transport.request(method, url, headers=headers, body=body, proxies=self._proxies) as answer:
+                with self._transport.request(method, url, headers=headers, body=body) as answer:
                     text = answer.document(_MAX_TOKEN)
-                    status, after = answer.status, retry_after(answer)
+                    status, after = answer.status, answer.retry_after
             except TransportError as exc:
                 status, why, after = 0, str(exc), None
             else:

@@ -13,8 +13,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 
 from bootseer.errors import DataError, NotFoundError, UnavailableError, UnsupportedError
-from bootseer.oci.endpoint import RETRIES, Endpoint
-from bootseer.oci.retry import Again
+from bootseer.oci.endpoint import RETRIES, Again, Endpoint
 from bootseer.oci.spec import Descriptor
 from bootseer.oci.transport import Answer
 from bootseer.oci.wire import TransportError
@@ -43,7 +42,7 @@ class Blobs:
         self._links: dict[str, tuple[str, float]] = {}
         self._told = False
 
-    def stream(self, item: Descriptor, start: int = 0) -> Iterator[bytes]:
+    def stream(self, item: Descriptor, start: int) -> Iterator[bytes]:
         """The blob's bytes from ``start``, resumed where they broke off; `UnavailableError` when no progress is made.
 
         ``RETRIES`` failures in a row without a byte between them are the end.
@@ -61,19 +60,15 @@ class Blobs:
                     raise self._endpoint.unavailable(exc) from None
                 self._endpoint.pause(failures, exc, f"blob {item.digest[:19]} at byte {at}")
 
-    def read(self, item: Descriptor, offset: int, length: int, *, retries: int = 1) -> bytes:
-        """Exactly ``length`` bytes from ``offset``. Raises `DataError` past the end, `UnavailableError`,
+    def pieces(self, item: Descriptor, offset: int, lengths: Sequence[int]) -> Iterator[bytes]:
+        """The bytes from ``offset`` in pieces of these lengths, each as soon as it is there: one request, made again
+        once, and only while there is no piece yet. Raises `DataError` past the end, `UnavailableError`,
         `UnsupportedError` when the server sends whole blobs only and the range is far inside."""
-        return b"".join(self.pieces(item, offset, [length], retries=retries)) if length else b""
-
-    def pieces(self, item: Descriptor, offset: int, lengths: Sequence[int], *, retries: int = 1) -> Iterator[bytes]:
-        """What `read` gives, in pieces of these lengths, each as soon as it is there: one request, made again only
-        while there is no piece yet."""
         length, came = sum(lengths), 0
         if offset < 0 or min(lengths, default=0) < 0 or offset + length > item.size:
             raise DataError(f"blob {item.digest} ends at {item.size}, wanted {offset + length}")
-        failures = 0
-        while came < len(lengths):
+        again = False
+        while length and came < len(lengths):
             try:
                 for piece in self._part(item, offset, length, lengths, patience=RANGE_STALL):
                     if len(piece) < lengths[came]:
@@ -81,10 +76,10 @@ class Blobs:
                     came += 1
                     yield piece
             except (TransportError, Again) as exc:
-                failures += 1
-                if came or failures > retries or (isinstance(exc, Again) and (exc.after or 0.0) > _NAP):
+                if came or again or (isinstance(exc, Again) and (exc.after or 0.0) > _NAP):
                     raise self._endpoint.unavailable(exc) from None
-                self._endpoint.pause(failures, exc, f"{length} bytes of blob {item.digest[:19]}")
+                again = True
+                self._endpoint.pause(1, exc, f"{length} bytes of blob {item.digest[:19]}")
 
     def _part(
         self, item: Descriptor, offset: int, length: int, sizes: Iterable[int] = (), *, patience: float | None = None

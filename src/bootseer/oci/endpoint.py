@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
+import random
 import time
 from collections.abc import Mapping
 
 from bootseer.errors import BootseerError, NotFoundError, NotWritableError, PrivilegeError, UnavailableError
 from bootseer.oci.auth import Auth
-from bootseer.oci.reference import is_local
-from bootseer.oci.retry import Again, backoff, retry_after
 from bootseer.oci.transport import Answer, Transport
 from bootseer.oci.wire import FilePart, Origin, TlsError, TransportError, onward
 
@@ -31,18 +29,32 @@ _MAX_DETAIL = 64 << 10
 _AGAIN = (429, 500, 502, 503, 504)
 
 
+class Again(Exception):
+    """A reason to repeat a request; ``after`` seconds if the server said so."""
+
+    def __init__(self, why: str, *, after: float | None = None) -> None:
+        super().__init__(why)
+        self.after = after
+
+
+def backoff(failures: int, exc: Exception) -> float:
+    """Seconds to wait after the ``failures``-th failure in a row."""
+    if isinstance(exc, Again) and exc.after is not None:
+        # Spread, or all nodes that were told the same come back in the same second.
+        return exc.after * random.uniform(1.0, 1.25)
+    return float(min(8.0, 0.25 * 2**failures) * random.uniform(0.5, 1.0))
+
+
 class Endpoint:
     """``registry`` is ``host[:port]`` as people write it, ``host`` where it answers; ``name`` the repository."""
 
-    def __init__(self, registry: str, host: str, name: str, *, plain: bool, local: bool, transport: Transport) -> None:
+    def __init__(self, registry: str, host: str, name: str, *, plain: bool, transport: Transport) -> None:
         self.registry, self.name = registry, name
         self.root = f"{'http' if plain else 'https'}://{host}"
         self.base = f"{self.root}/v2/{name}"
         self._transport = transport
         self._origin = Origin.of(self.root)
-        self._lock = threading.Lock()
-        self._rests_until = 0.0
-        self.auth = Auth(registry, name, transport, plain=plain, proxies=not local)
+        self.auth = Auth(registry, name, transport, plain=plain)
 
     def __repr__(self) -> str:
         return f"<Endpoint {self.base}>"
@@ -102,7 +114,7 @@ class Endpoint:
                 raise
             _drain(answer)
         if answer.status in _AGAIN:
-            after, why = retry_after(answer), f"HTTP {answer.status}{self.detail(answer)}"
+            after, why = answer.retry_after, f"HTTP {answer.status}{self.detail(answer)}"
             answer.close()
             if after is not None and after > PATIENCE:
                 raise UnavailableError(
@@ -129,9 +141,7 @@ class Endpoint:
         for _ in range(_REDIRECTS + 1):
             own = self.own(url)
             sent = {**headers, "Authorization": secret} if secret and own else headers
-            answer = self._transport.request(
-                method, url, headers=sent, body=body, patience=patience, proxies=not is_local(Origin.of(url).host)
-            )
+            answer = self._transport.request(method, url, headers=sent, body=body, patience=patience)
             if answer.status not in (301, 302, 303, 307, 308) or "location" not in answer.headers:
                 return answer
             location = answer.headers["location"]
@@ -151,16 +161,6 @@ class Endpoint:
         seconds = backoff(failures, exc)
         log.warning("%s at registry %s: %s; trying again in %.1f s", what, self.registry, exc, seconds)
         time.sleep(seconds)
-
-    def rest(self, seconds: float) -> None:
-        """Leave this endpoint out of consideration for a while (a mirror that does not answer)."""
-        with self._lock:
-            self._rests_until = time.monotonic() + seconds
-
-    @property
-    def resting(self) -> bool:
-        with self._lock:
-            return time.monotonic() < self._rests_until
 
     def check(self, answer: Answer, what: str, *, writing: bool = False, detail: str = "") -> None:
         """Raise the error that a final status means, after closing ``answer``; return for 2xx.

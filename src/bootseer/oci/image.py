@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from types import TracebackType
 
 from bootseer.errors import DataError, UnavailableError
 from bootseer.oci import spec
+from bootseer.oci.inflate import ChunkFile
 from bootseer.oci.layout import Layout
 from bootseer.oci.reference import Reference
 from bootseer.oci.registry import Registry
@@ -50,9 +52,9 @@ class Image:
     def platform(self) -> str:
         return self.config.platform
 
-    def open_layer(self, index: int) -> LayerStream:
+    def open_layer(self, index: int) -> ChunkFile:
         """The compressed bytes of layer ``index``, bottom first; reading to the end verifies size and digest."""
-        return LayerStream(self.layer_chunks(index))
+        return ChunkFile(self.layer_chunks(index))
 
     def layer_chunks(self, index: int) -> Iterator[bytes]:
         """Like `open_layer`, as chunks. Raises `DataError` naming the layer at the latest with the last chunk."""
@@ -60,32 +62,13 @@ class Image:
         return verified(self.source.blob(item), item, f"layer {item.digest} of {self.ref}")
 
     def close(self) -> None:
-        if isinstance(self.source, Registry):
-            self.source.close()
+        self.source.close()
 
     def __enter__(self) -> Image:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
-
-
-class LayerStream:
-    """A file-like reader over verified chunks."""
-
-    def __init__(self, chunks: Iterator[bytes]) -> None:
-        self._chunks = chunks
-        self._rest = b""
-
-    def read(self, size: int = -1) -> bytes:
-        """Up to ``size`` bytes (all when negative); empty at the verified end."""
-        if size < 0:
-            data, self._rest = self._rest + b"".join(self._chunks), b""
-            return data
-        if not self._rest:
-            self._rest = next(self._chunks, b"")
-        data, self._rest = self._rest[:size], self._rest[size:]
-        return data
 
 
 def verified(chunks: Iterator[bytes], item: spec.Descriptor, what: str) -> Iterator[bytes]:
@@ -103,32 +86,33 @@ def verified(chunks: Iterator[bytes], item: spec.Descriptor, what: str) -> Itera
         raise DataError(f"{what} is corrupt: its bytes do not match its digest")
 
 
-def open_image(ref: Reference | str, *, plain_http: bool | None = None, platform: str | None = None) -> Image:
-    """Resolve ``ref`` for ``platform`` (default: this machine's) and read its manifest and configuration.
+def open_image(ref: Reference | str, *, plain_http: bool | None = None) -> Image:
+    """Resolve ``ref`` for this machine's platform and read its manifest and configuration.
 
     Raises `NotFoundError` (no such image), `UnavailableError` (no answer), `DataError` (malformed, or not this
     platform), `PrivilegeError` (the registry wants a login).
     """
     ref = Reference.parse(ref) if isinstance(ref, str) else ref
-    wanted = platform or spec.host_platform()
-    if ref.layout:
-        return _open_layout(ref, wanted)
-    registry = Registry(ref, plain_http=plain_http)
-    try:
-        return _open_registry(ref, registry, wanted)
-    except BaseException:
-        registry.close()
-        raise
+    source = _source(ref, plain_http)
+    with contextlib.ExitStack() as undo:
+        undo.callback(source.close)
+        body, digest = _manifest(ref, source)
+        manifest = spec.decode(body, spec.Manifest, f"manifest of {ref}")
+        what = f"configuration of {ref}"
+        if manifest.config.size > spec.MAX_DOCUMENT:
+            raise DataError(f"{what} is larger than {spec.MAX_DOCUMENT} bytes")
+        raw = b"".join(verified(source.blob(manifest.config), manifest.config, what))
+        config = spec.decode(raw, spec.ImageConfig, what)
+        image = Image(ref, source, digest, manifest, config, size=len(body))
+        undo.pop_all()
+    return image
 
 
-def resolve_digest(ref: Reference | str, *, plain_http: bool | None = None, platform: str | None = None) -> str:
-    """The digest of the manifest that ``ref`` names now, for this platform; at most two small requests."""
+def resolve_digest(ref: Reference | str, *, plain_http: bool | None = None) -> str:
+    """The digest of the manifest that ``ref`` names now, for this machine; at most two small requests."""
     ref = Reference.parse(ref) if isinstance(ref, str) else ref
-    wanted = platform or spec.host_platform()
-    if ref.layout:
-        return _open_layout(ref, wanted).digest
-    with Registry(ref, plain_http=plain_http) as registry:
-        return _registry_manifest(ref, registry, wanted)[1]
+    with contextlib.closing(_source(ref, plain_http)) as source:
+        return _manifest(ref, source)[1]
 
 
 def preflight(ref: Reference | str, *, plain_http: bool | None = None) -> None:
@@ -147,38 +131,16 @@ def preflight(ref: Reference | str, *, plain_http: bool | None = None) -> None:
             log.warning("access to %s is not checked: %s", ref, exc)
 
 
-def _open_layout(ref: Reference, wanted: str) -> Image:
-    layout = Layout(Path(ref.layout))
-    item = layout.find(ref)
-    body = layout.document(item, f"manifest of {ref}")
-    if _is_index(body):
-        item = spec.select(spec.decode(body, spec.Index, f"index of {ref}"), wanted, f"image {ref}")
-        body = layout.document(item, f"manifest of {ref}")
-    manifest = spec.decode(body, spec.Manifest, f"manifest of {ref}")
-    raw = layout.document(manifest.config, f"configuration of {ref}")
-    config = spec.decode(raw, spec.ImageConfig, f"configuration of {ref}")
-    return Image(ref, layout, item.digest, manifest, config, size=len(body))
+def _source(ref: Reference, plain_http: bool | None) -> Registry | Layout:
+    return Layout(Path(ref.layout)) if ref.layout else Registry(ref, plain_http=plain_http)
 
 
-def _registry_manifest(ref: Reference, registry: Registry, wanted: str) -> tuple[bytes, str]:
-    body, _, digest = registry.manifest(ref.selector)
-    if _is_index(body):
-        item = spec.select(spec.decode(body, spec.Index, f"index of {ref}"), wanted, f"image {ref}")
-        body, _, digest = registry.manifest(item.digest)
+def _manifest(ref: Reference, source: Registry | Layout) -> tuple[bytes, str]:
+    """The manifest for this machine's platform, and its digest."""
+    body, digest = source.manifest(ref.selector)
+    # Judged by content, since servers mislabel it.
+    if b'"manifests"' in body and b'"layers"' not in body:
+        index = spec.decode(body, spec.Index, f"index of {ref}")
+        item = spec.select(index, spec.host_platform(), f"image {ref}")
+        body, digest = source.manifest(item.digest)
     return body, digest
-
-
-def _open_registry(ref: Reference, registry: Registry, wanted: str) -> Image:
-    body, digest = _registry_manifest(ref, registry, wanted)
-    manifest = spec.decode(body, spec.Manifest, f"manifest of {ref}")
-    if manifest.config.size > spec.MAX_DOCUMENT:
-        raise DataError(f"configuration of {ref} is larger than {spec.MAX_DOCUMENT} bytes")
-    what = f"configuration of {ref}"
-    raw = b"".join(verified(registry.blob(manifest.config), manifest.config, what))
-    config = spec.decode(raw, spec.ImageConfig, what)
-    return Image(ref, registry, digest, manifest, config, size=len(body))
-
-
-def _is_index(body: bytes) -> bool:
-    """Whether a manifest document is an index; judged by content, since servers mislabel it."""
-    return b'"manifests"' in body and b'"layers"' not in body

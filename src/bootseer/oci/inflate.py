@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import gzip
+import io
+import itertools
 from collections.abc import Iterator
 from typing import BinaryIO, cast
 
 import zstandard
-from isal import igzip_lib, isal_zlib
+from isal import igzip, isal_zlib
 
 from bootseer.errors import DataError
 
 _CHUNK = 1 << 20
-_ERRORS = (cast(type[Exception], isal_zlib.error), zstandard.ZstdError, EOFError)
+_ERRORS = (cast(type[Exception], isal_zlib.error), gzip.BadGzipFile, zstandard.ZstdError)
 
 
 def inflate(chunks: Iterator[bytes], what: str) -> Iterator[bytes]:
@@ -25,65 +28,42 @@ def inflate(chunks: Iterator[bytes], what: str) -> Iterator[bytes]:
         head += chunk
         if len(head) >= 4:
             break
-    whole = _prepend(head, chunks)
+    whole = itertools.chain([head], chunks)
     try:
         if head[:2] == b"\x1f\x8b":
-            yield from _gunzip(whole, what)
+            yield from _pieces(cast(BinaryIO, igzip.IGzipFile(fileobj=ChunkFile(whole), mode="rb")))
         elif head[:4] == b"\x28\xb5\x2f\xfd":
-            yield from _unzstd(whole, what)
+            source = cast(BinaryIO, ChunkFile(whole))
+            reader = zstandard.ZstdDecompressor().stream_reader(source, read_across_frames=True)
+            yield from _pieces(cast(BinaryIO, reader))
         else:
             yield from whole
+    except EOFError:
+        raise DataError(f"{what} is truncated: its gzip stream has no end") from None
     except _ERRORS as exc:
         raise DataError(f"{what} is corrupt: {exc}") from None
 
 
-def _prepend(head: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:
-    if head:
-        yield head
-    yield from chunks
-
-
-def _gunzip(chunks: Iterator[bytes], what: str) -> Iterator[bytes]:
-    machine = None
-    data = b""
-    for chunk in chunks:
-        data = chunk
-        while data:
-            if machine is None:
-                if not data.strip(b"\0"):
-                    data = b""
-                    continue
-                machine = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
-            plain = machine.decompress(data, _CHUNK)
-            if plain:
-                yield plain
-            while not machine.eof and not machine.needs_input:
-                if plain := machine.decompress(b"", _CHUNK):
-                    yield plain
-            data = b""
-            if machine.eof:
-                data, machine = machine.unused_data, None
-    if machine is not None:
-        raise DataError(f"{what} is truncated: its gzip stream has no end")
-
-
-def _unzstd(chunks: Iterator[bytes], what: str) -> Iterator[bytes]:
-    with zstandard.ZstdDecompressor().stream_reader(cast(BinaryIO, _Raw(chunks)), read_across_frames=True) as reader:
+def _pieces(reader: BinaryIO) -> Iterator[bytes]:
+    with reader:
         while plain := reader.read(_CHUNK):
             yield plain
 
 
-class _Raw:
-    """The ``read`` side of a chunk iterator, as zstandard wants it."""
+class ChunkFile(io.RawIOBase):
+    """An iterator of chunks as a file to read."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
-        self._chunks = chunks
-        self._rest = b""
+        self._chunks = filter(None, chunks)  # an empty one would be the end
+        self._rest = memoryview(b"")
 
-    def read(self, size: int = -1) -> bytes:
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
         if not self._rest:
-            self._rest = next(self._chunks, b"")
-        if size < 0:
-            size = len(self._rest)
-        data, self._rest = self._rest[:size], self._rest[size:]
-        return data
+            self._rest = memoryview(next(self._chunks, b""))
+        count = min(len(buffer), len(self._rest))
+        buffer[:count] = self._rest[:count]
+        self._rest = self._rest[count:]
+        return count

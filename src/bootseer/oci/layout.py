@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 
 from bootseer.errors import ConfigError, DataError, NotFoundError, from_os_error
-from bootseer.oci.reference import Reference
 from bootseer.oci.spec import MAX_DOCUMENT, Descriptor, Index, decode, digest_of
 
 REF_NAME = "org.opencontainers.image.ref.name"
@@ -29,54 +28,51 @@ class Layout:
         except OSError as exc:
             raise from_os_error(exc, f"read the index of layout {self.root}") from exc
 
-    def find(self, ref: Reference) -> Descriptor:
-        """The manifest or index that ``ref`` names; without a tag or digest, the only one or the one tagged latest."""
-        items = self.index().manifests
-        if ref.digest:
-            for item in items:
-                if item.digest == ref.digest:
-                    return item
-            path = self.blob_path(Descriptor("", ref.digest, 0))
-            if path.is_file():
-                return Descriptor("", ref.digest, path.stat().st_size)
-            raise NotFoundError(f"image {ref} does not exist in layout {self.root}")
-        if not ref.tag and len(items) == 1:
-            return items[0]
-        wanted = ref.tag or "latest"
-        for item in items:
-            if (item.annotations or {}).get(REF_NAME) == wanted:
-                return item
-        tags = sorted(filter(None, ((item.annotations or {}).get(REF_NAME, "") for item in items)))
-        if not ref.tag and items:
-            raise ConfigError(f"layout {self.root} holds several images", hint=f"name one of {', '.join(tags)}")
-        raise NotFoundError(
-            f"image {ref} does not exist in layout {self.root}", hint=f"it has {', '.join(tags) or '-'}"
-        )
+    def manifest(self, selector: str) -> tuple[bytes, str]:
+        """The manifest or index of a tag or digest, verified, and its digest; of the only image when neither is said.
 
-    def blob_path(self, item: Descriptor) -> Path:
-        return self.root / "blobs" / "sha256" / item.hex
-
-    def document(self, item: Descriptor, what: str) -> bytes:
-        """A small blob, whole and verified."""
-        path = self.blob_path(item)
+        Raises `ConfigError` when there are several to choose from, `NotFoundError`, `DataError`.
+        """
+        digest = selector if selector.startswith("sha256:") else self._tagged(selector)
         try:
-            if path.stat().st_size > MAX_DOCUMENT:
-                raise DataError(f"{what} is larger than {MAX_DOCUMENT} bytes")
-            data = path.read_bytes()
+            with open(self.blob_path(digest), "rb") as file:
+                body = file.read(MAX_DOCUMENT + 1)
         except FileNotFoundError:
-            raise NotFoundError(f"{what} is missing in layout {self.root}: {item.digest}") from None
-        if digest_of(data) != item.digest:
-            raise DataError(f"{what} in layout {self.root} does not match its digest {item.digest}")
-        return data
+            raise NotFoundError(f"manifest of image {digest} is missing in layout {self.root}") from None
+        if len(body) > MAX_DOCUMENT:
+            raise DataError(f"manifest {digest} in layout {self.root} is larger than {MAX_DOCUMENT} bytes")
+        if digest_of(body) != digest:
+            raise DataError(f"manifest in layout {self.root} does not match its digest {digest}")
+        return body, digest
+
+    def _tagged(self, tag: str) -> str:
+        """The digest of what has this tag; without one, of the only image or of the one tagged latest."""
+        items = self.index().manifests
+        if not tag and len(items) == 1:
+            return items[0].digest
+        tags = {(item.annotations or {}).get(REF_NAME, ""): item.digest for item in reversed(items)}
+        if (wanted := tag or "latest") in tags:
+            return tags[wanted]
+        known = ", ".join(sorted(filter(None, tags)))
+        if not tag and items:
+            raise ConfigError(f"layout {self.root} holds several images", hint=f"name one of {known}")
+        raise NotFoundError(f"image {wanted} does not exist in layout {self.root}", hint=f"it has {known or '-'}")
+
+    def blob_path(self, digest: str) -> Path:
+        """Raises `DataError` when ``digest`` is none."""
+        return self.root / "blobs" / "sha256" / Descriptor("", digest, 0).hex
 
     def blob(self, item: Descriptor) -> Iterator[bytes]:
         """The blob's bytes, unverified."""
         try:
-            with open(self.blob_path(item), "rb") as file:
+            with open(self.blob_path(item.digest), "rb") as file:
                 while chunk := file.read(_CHUNK):
                     yield chunk
         except FileNotFoundError:
-            raise NotFoundError(f"layer {item.digest} is missing in layout {self.root}") from None
+            raise NotFoundError(f"blob {item.digest} is missing in layout {self.root}") from None
+
+    def close(self) -> None:
+        """Nothing is kept open."""
 
 
 def save_index(root: Path, item: Descriptor, tag: str) -> None:

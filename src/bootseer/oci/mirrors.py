@@ -32,15 +32,16 @@ class Mirrors:
         self.all = (*mirrors, origin)
         self._origin = origin
         self._lock = threading.Lock()
-        self._lacking: dict[tuple[int, str], float] = {}
+        self._resting: dict[Endpoint, float] = {}
+        self._lacking: dict[tuple[Endpoint, str], float] = {}
         self._served: dict[str, Endpoint] = {}
 
     def candidates(self, name: str) -> Iterator[Endpoint]:
         """Whom to ask for the blob or manifest ``name``, the registry itself last."""
         for endpoint in self.all[:-1]:
             with self._lock:
-                lacks = time.monotonic() < self._lacking.get((id(endpoint), name), 0.0)
-            if not lacks and not endpoint.resting:
+                until = max(self._resting.get(endpoint, 0.0), self._lacking.get((endpoint, name), 0.0))
+            if time.monotonic() >= until:
                 yield endpoint
         yield self._origin
 
@@ -48,12 +49,9 @@ class Mirrors:
         """The first answer. Raises what the registry itself raises."""
         for endpoint in self.candidates(name):
             try:
-                answer = ask(endpoint)
+                return ask(endpoint)
             except BootseerError as exc:
                 self.failed(endpoint, exc, name, what)
-            else:
-                self.served(endpoint, name)
-                return answer
         raise AssertionError("the registry itself is always asked")
 
     def served(self, endpoint: Endpoint, name: str) -> None:
@@ -68,10 +66,10 @@ class Mirrors:
             raise exc
         log.warning("mirror %s does not give %s: %s; asking the next", endpoint.root, what, exc.message)
         if isinstance(exc, UnavailableError):
-            endpoint.rest(min(max(REST, exc.retry_after or 0.0), _LONGEST_REST))
+            self._rest(endpoint, min(max(REST, exc.retry_after or 0.0), _LONGEST_REST))
         elif isinstance(exc, NotFoundError | UnsupportedError):
             with self._lock:
-                _put(self._lacking, (id(endpoint), name), time.monotonic() + _LACKS)
+                _put(self._lacking, (endpoint, name), time.monotonic() + _LACKS)
 
     def damaged(self, name: str) -> None:
         """What was last read of ``name`` is damaged: the mirror that gave it rests."""
@@ -79,7 +77,11 @@ class Mirrors:
             endpoint = self._served.pop(name, None)
         if endpoint is not None and endpoint is not self._origin:
             log.warning("mirror %s gives damaged bytes of %s: leaving it for %.0f s", endpoint.root, name[:19], REST)
-            endpoint.rest(REST)
+            self._rest(endpoint, REST)
+
+    def _rest(self, endpoint: Endpoint, seconds: float) -> None:
+        with self._lock:
+            self._resting[endpoint] = time.monotonic() + seconds
 
 
 K = TypeVar("K")

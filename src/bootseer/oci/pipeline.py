@@ -14,20 +14,25 @@ import os
 import queue
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 
-from bootseer.errors import BootseerError, DataError, from_os_error
+from bootseer.errors import DataError, from_os_error
 from bootseer.oci.image import Image
 from bootseer.oci.inflate import inflate
 from bootseer.oci.registry import Registry
 
 _CHUNK = 1 << 20
 _DEPTH = 6
+_STREAMS = 3
 _POLL = 0.2
 Progress = Callable[[str, int, int], None]
-"""Called as ``progress(step, done, total)`` in bytes, from any thread; cheap and never raising."""
+"""Called as ``progress(step, done, total)`` in bytes (total 0: unknown), from any thread; cheap and never raising.
+
+Steps are ``download`` (compressed) and, of a conversion, ``convert`` (data of the tree) and ``publish`` (as stored).
+They overlap."""
 
 
 class Stopped(Exception):
@@ -35,9 +40,9 @@ class Stopped(Exception):
 
 
 class Layers:
-    """Opens an image's layers for reading in order, downloading up to ``streams`` ahead into files under ``spool``."""
+    """Opens an image's layers for reading in order, downloading some ahead into files under ``spool``."""
 
-    def __init__(self, image: Image, spool: Path, *, streams: int = 3, progress: Progress | None = None) -> None:
+    def __init__(self, image: Image, spool: Path, *, progress: Progress | None = None) -> None:
         self._image = image
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -46,36 +51,49 @@ class Layers:
         self._total = sum(layer.size for layer in image.layers)
         self._done = 0
         self._lock = threading.Lock()
+        self.waited = 0.0
+        """Seconds that `apply` has waited for bytes."""
         if isinstance(image.source, Registry):
             self._spools = [_Spool(spool, self._stop) for _ in image.layers]
             self._next = iter(range(len(image.layers)))
-            for _ in range(min(streams, len(image.layers))):
+            for _ in range(min(_STREAMS, len(image.layers))):
                 self._start(self._download, "download")
 
-    def tar_chunks(self, index: int) -> Iterator[bytes]:
-        """Plain tar bytes of layer ``index``; call in order, consume to the end.
+    def apply(self, index: int, put: Callable[[Iterator[bytes]], None], doing: str) -> None:
+        """Give the plain tar bytes of layer ``index`` to ``put``, which consumes them; call in order.
 
-        Raises `DataError` naming the layer when its digest, size, compression or diff id is wrong.
+        Raises `DataError` naming the layer when its digest, size, compression or diff id is wrong, and for what ``put``
+        raises: ``doing`` is a verb.
         """
         what = f"layer {self._image.layers[index].digest} of {self._image.ref}"
+        try:
+            put(self._tar_chunks(index, what))
+        except DataError as exc:
+            raise exc if what in exc.message else DataError(f"{what} is corrupt: {exc.message}") from None
+        except OSError as exc:
+            raise from_os_error(exc, f"{doing} {what}") from exc
+        if self._spools:
+            self._spools[index].close()
+
+    def _tar_chunks(self, index: int, what: str) -> Iterator[bytes]:
         source = self._spools[index].chunks() if self._spools else self._counted(self._image.layer_chunks(index))
         plain: queue.Queue[bytes | BaseException | None] = queue.Queue(_DEPTH)
         checked: queue.Queue[bytes | BaseException | None] = queue.Queue(_DEPTH)
         self._start(self._pump, "inflate", lambda: inflate(source, what), plain)
         wanted = self._image.config.rootfs.diff_ids[index]
         self._start(self._pump, "hash", lambda: _with_diff_id(self._take(plain), wanted, what), checked)
-        return self._take(checked)
-
-    def done_with(self, index: int) -> None:
-        """Free the spool of layer ``index``."""
-        if self._spools:
-            self._spools[index].close()
+        chunks = self._take(checked)
+        while True:
+            began = time.monotonic()
+            chunk = next(chunks, None)
+            self.waited += time.monotonic() - began
+            if chunk is None:
+                return
+            yield chunk
 
     def close(self) -> None:
         """Stop every thread. A download that waits for its server is left to end at its own deadline, unseen."""
         self._stop.set()
-        for spool in self._spools:
-            spool.wake()
         for thread in self._threads:
             thread.join(timeout=1.0)
         for spool in self._spools:
@@ -181,10 +199,6 @@ class _Spool:
             self._finished, self._error = True, error
             self._changed.notify_all()
 
-    def wake(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
-
     def chunks(self) -> Iterator[bytes]:
         at = 0
         while True:
@@ -214,8 +228,3 @@ def _with_diff_id(chunks: Iterator[bytes], wanted: str, what: str) -> Iterator[b
         yield chunk
     if f"sha256:{hasher.hexdigest()}" != wanted:
         raise DataError(f"{what} unpacks to other bytes than the image configuration says (diff id)")
-
-
-def named(exc: DataError, what: str) -> BootseerError:
-    """``exc`` with the layer's name in front, unless it has it."""
-    return exc if what in exc.message else DataError(f"{what} is corrupt: {exc.message}")

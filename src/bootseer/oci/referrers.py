@@ -38,14 +38,6 @@ class _Artifact(msgspec.Struct, frozen=True, rename="camel"):
     annotations: dict[str, str] | None = None
 
 
-class _Entry(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    media_type: str
-    digest: str
-    size: int
-    artifact_type: str = ""
-    annotations: dict[str, str] | None = None
-
-
 class _Index(msgspec.Struct, frozen=True, rename="camel"):
     manifests: tuple[msgspec.Raw, ...] = ()
     schema_version: int = 2
@@ -57,16 +49,12 @@ def tag_of(digest: str) -> str:
     return digest.replace(":", "-")[:128]
 
 
-def decode(body: bytes, what: str) -> Index:
-    return spec.decode(body, Index, what)
-
-
 class Registry(Protocol):
     """What is needed of a `bootseer.oci.registry.Registry`; its ``repr`` names registry and repository."""
 
     ref: Reference
 
-    def manifest(self, selector: str, *, accept: Sequence[str] = ..., fresh: bool = ...) -> tuple[bytes, str, str]: ...
+    def manifest(self, selector: str, *, accept: Sequence[str] = ..., fresh: bool = ...) -> tuple[bytes, str]: ...
 
     def store_manifest(self, body: bytes, media_type: str, selector: str) -> bool: ...
 
@@ -74,10 +62,10 @@ class Registry(Protocol):
 def fallback(registry: Registry, digest: str) -> tuple[Descriptor, ...]:
     """The entries of the fallback index; none when there is no index."""
     try:
-        body, _, _ = registry.manifest(tag_of(digest), accept=(INDEX,), fresh=True)
+        body, _ = registry.manifest(tag_of(digest), accept=(INDEX,), fresh=True)
     except NotFoundError:
         return ()
-    return decode(body, f"referrers of {digest} in registry {registry.ref.registry}").manifests
+    return spec.decode(body, Index, f"referrers of {digest} in registry {registry.ref.registry}").manifests
 
 
 def enter(registry: Registry, body: bytes, media_type: str) -> None:
@@ -86,35 +74,23 @@ def enter(registry: Registry, body: bytes, media_type: str) -> None:
     if artifact.subject is None:
         return
     kind = artifact.artifact_type or (artifact.config.media_type if artifact.config else "")
-    entry = _Entry(media_type, digest_of(body), len(body), kind, artifact.annotations)
-    _change(registry, artifact.subject.digest, entry.digest, msgspec.json.encode(entry))
-
-
-def leave(registry: Registry, subject: str, digest: str) -> None:
-    """Remove the artifact ``digest`` from the fallback index of ``subject``."""
-    _change(registry, subject, digest, None)
-
-
-def _change(registry: Registry, subject: str, digest: str, entry: bytes | None) -> None:
-    tag = tag_of(subject)
+    entry = Descriptor(media_type, digest_of(body), len(body), annotations=artifact.annotations, artifact_type=kind)
+    subject, tag = artifact.subject.digest, tag_of(artifact.subject.digest)
     with turn(f"{registry!r}@{subject}"):
         for attempt in range(_TRIES):
             entries = _entries(registry, tag)
-            if (digest in entries) == (entry is not None):
+            if entry.digest in entries:
                 return
-            if entry is None:
-                del entries[digest]
-            else:
-                entries[digest] = msgspec.Raw(entry)
+            entries[entry.digest] = msgspec.Raw(msgspec.json.encode(entry))
             index = msgspec.json.encode(_Index(tuple(entries.values())))
             registry.store_manifest(index, INDEX, tag)
             time.sleep(_SETTLE * (1 + attempt) * random.uniform(0.5, 1.5))
             if attempt:
-                log.info("the index of artifacts of %s was changed by others: entering %s again", subject, digest)
-    if (digest in _entries(registry, tag)) != (entry is not None):
+                log.info("the index of artifacts of %s was changed by others: entering %s again", subject, entry.digest)
+    if entry.digest not in _entries(registry, tag):
         raise UnavailableError(
-            f"cannot enter artifact {digest} for {subject} in registry {registry.ref.registry}: others keep changing"
-            " the index",
+            f"cannot enter artifact {entry.digest} for {subject} in registry {registry.ref.registry}: others keep"
+            " changing the index",
             hint="run again",
         )
 
@@ -122,11 +98,11 @@ def _change(registry: Registry, subject: str, digest: str, entry: bytes | None) 
 def _entries(registry: Registry, tag: str) -> dict[str, msgspec.Raw]:
     """Digest -> entry, in order and byte for byte as others wrote them."""
     try:
-        body, _, _ = registry.manifest(tag, accept=(INDEX,), fresh=True)
+        body, _ = registry.manifest(tag, accept=(INDEX,), fresh=True)
     except NotFoundError:
         return {}
     try:
         items = msgspec.json.decode(body, type=_Index).manifests
-        return {msgspec.json.decode(bytes(item), type=_Entry).digest: item for item in items}
+        return {msgspec.json.decode(bytes(item), type=Descriptor).digest: item for item in items}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise DataError(f"tag {tag} in registry {registry.ref.registry} is no index of artifacts: {exc}") from None

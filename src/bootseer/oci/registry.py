@@ -8,7 +8,7 @@ threads at once; waits and retries are those of `bootseer.oci.transport` and `bo
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -20,11 +20,10 @@ from bootseer import config as settings
 from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError
 from bootseer.oci import referrers
 from bootseer.oci.blobs import Blobs
-from bootseer.oci.endpoint import RETRIES, Endpoint
+from bootseer.oci.endpoint import RETRIES, Again, Endpoint
 from bootseer.oci.mirrors import Mirrors
-from bootseer.oci.reference import Reference, is_host, is_local
-from bootseer.oci.retry import Again
-from bootseer.oci.spec import MANIFEST_TYPES, MAX_DOCUMENT, Descriptor, decode, digest_of
+from bootseer.oci.reference import Reference, is_host
+from bootseer.oci.spec import MANIFEST_TYPES, MAX_DOCUMENT, Descriptor, Index, decode, digest_of
 from bootseer.oci.transport import Answer, Transport
 from bootseer.oci.uploads import Uploads
 from bootseer.oci.wire import TransportError, number, onward, secured
@@ -55,13 +54,11 @@ class Registry:
         self._transport = Transport()
         plain = ref.plain_http if plain_http is None else plain_http
         host = _HOSTS.get(ref.registry, ref.registry)
-        self._origin = Endpoint(
-            ref.registry, host, ref.name, plain=plain, local=is_local(ref.host), transport=self._transport
-        )
+        self._origin = Endpoint(ref.registry, host, ref.name, plain=plain, transport=self._transport)
         if mirrors is None:
             mirrors = settings.load().registry_mirrors.get(ref.registry, ())
         self._mirrors = Mirrors([self._mirror(text) for text in mirrors], self._origin)
-        self._blobs = {id(endpoint): Blobs(endpoint) for endpoint in self._mirrors.all}
+        self._blobs = {endpoint: Blobs(endpoint) for endpoint in self._mirrors.all}
         self._uploads = Uploads(self._origin)
 
     def _mirror(self, text: str) -> Endpoint:
@@ -69,10 +66,9 @@ class Registry:
         host, _, prefix = rest.partition("/")
         if scheme not in ("", "http", "https") or not is_host(host):
             raise ConfigError(f"bad mirror {text!r} in registry_mirrors", hint="write [http[s]://]HOST[:PORT][/PREFIX]")
-        local = is_local(Reference(registry=host).host)
-        plain = scheme == "http" if scheme else local
+        plain = scheme == "http" if scheme else Reference(registry=host).plain_http
         name = "/".join(filter(None, (prefix.strip("/"), self.ref.name)))
-        return Endpoint(host, host, name, plain=plain, local=local, transport=self._transport)
+        return Endpoint(host, host, name, plain=plain, transport=self._transport)
 
     def __repr__(self) -> str:
         return f"<Registry {self._origin.base}>"
@@ -93,8 +89,8 @@ class Registry:
 
     def manifest(
         self, selector: str, *, accept: Sequence[str] = MANIFEST_TYPES, fresh: bool = False
-    ) -> tuple[bytes, str, str]:
-        """The manifest or index named by a tag or digest: its bytes, media type and digest (always recomputed).
+    ) -> tuple[bytes, str]:
+        """The manifest or index named by a tag or digest: its bytes and digest (always recomputed).
 
         ``fresh``: ask no mirror, as it may be behind.
         """
@@ -103,21 +99,18 @@ class Registry:
             return self._manifest(self._origin, selector, what, accept)
         return self._mirrors.read(lambda endpoint: self._manifest(endpoint, selector, what, accept), selector, what)
 
-    def _manifest(
-        self, endpoint: Endpoint, selector: str, what: str, accept: Sequence[str], *, retries: int | None = None
-    ) -> tuple[bytes, str, str]:
+    def _manifest(self, endpoint: Endpoint, selector: str, what: str, accept: Sequence[str]) -> tuple[bytes, str]:
         headers = {"Accept": ", ".join(accept)}
         path = f"/manifests/{selector}"
-        with endpoint.request("GET", path, what, headers=headers, retries=retries, limit=MAX_DOCUMENT) as answer:
+        with endpoint.request("GET", path, what, headers=headers, limit=MAX_DOCUMENT) as answer:
             self._check_manifest(endpoint, answer, what)
             body = answer.body
-            media_type = answer.headers.get("content-type", "").partition(";")[0].strip()
         if len(body) > MAX_DOCUMENT:
             raise DataError(f"the manifest of {what} is more than {MAX_DOCUMENT} bytes")
         digest = digest_of(body)
         if selector.startswith("sha256:") and digest != selector:
             raise DataError(f"registry {endpoint.registry} returned other bytes for {what}")
-        return body, media_type, digest
+        return body, digest
 
     def head_manifest(self, selector: str, *, retries: int | None = None) -> Descriptor:
         """Media type, digest and size of the manifest, without its bytes; the digest is the registry's word.
@@ -133,7 +126,7 @@ class Registry:
             kind = answer.headers.get("content-type", "").partition(";")[0].strip()
         if digest and (length := number(size)) is not None:
             return Descriptor(kind, digest, length)
-        body, kind, digest = self._manifest(self._origin, selector, what, MANIFEST_TYPES, retries=retries)
+        body, digest = self._manifest(self._origin, selector, what, MANIFEST_TYPES)
         return Descriptor(kind, digest, len(body))
 
     def _check_manifest(self, endpoint: Endpoint, answer: Answer, what: str) -> None:
@@ -145,24 +138,16 @@ class Registry:
             )
         endpoint.check(answer, what)
 
-    def blob(self, item: Descriptor, start: int = 0) -> Iterator[bytes]:
-        """The blob's bytes from ``start``, resumed after failures. Digest and size are the caller's to verify."""
-        at = start
-        for endpoint in self._mirrors.candidates(item.digest):
-            try:
-                for chunk in self._blobs[id(endpoint)].stream(item, at):
-                    at += len(chunk)
-                    yield chunk
-                return
-            except BootseerError as exc:
-                self._mirrors.failed(endpoint, exc, item.digest, f"blob {item.digest[:19]}")
+    def blob(self, item: Descriptor) -> Iterator[bytes]:
+        """The blob's bytes, resumed after failures. Digest and size are the caller's to verify."""
+        return self._read(item, lambda blobs, at, _: blobs.stream(item, at))
 
     @property
     def mirrored(self) -> bool:
         """Whether reads may be answered by a mirror."""
         return len(self._mirrors.all) > 1
 
-    def read_range(self, item: Descriptor, offset: int, length: int, *, retries: int = 1, fresh: bool = False) -> bytes:
+    def read_range(self, item: Descriptor, offset: int, length: int, *, fresh: bool = False) -> bytes:
         """Exactly ``length`` bytes of the blob from ``offset``, in one request on a kept connection.
 
         Few retries, as its callers have their own and other sources. Raises `DataError` (past the end, or an answer
@@ -171,23 +156,24 @@ class Registry:
         """
         if fresh:
             self._mirrors.damaged(item.digest)
-            return self._blobs[id(self._origin)].read(item, offset, length, retries=retries)
-        return self._mirrors.read(
-            lambda endpoint: self._blobs[id(endpoint)].read(item, offset, length, retries=retries),
-            item.digest,
-            f"blob {item.digest[:19]}",
-        )
+            return b"".join(self._blobs[self._origin].pieces(item, offset, [length]))
+        return b"".join(self.read_pieces(item, offset, [length]))
 
     def read_pieces(self, item: Descriptor, offset: int, lengths: Sequence[int]) -> Iterator[bytes]:
         """As `read_range`, in pieces of these lengths, each as soon as it is there. What fails after some of them is
         gone on with at the next mirror."""
-        came = 0
+        return self._read(item, lambda blobs, at, came: blobs.pieces(item, offset + at, lengths[came:]))
+
+    def _read(self, item: Descriptor, ask: Callable[[Blobs, int, int], Iterator[bytes]]) -> Iterator[bytes]:
+        """The pieces that ``ask`` gives at the first mirror that has them; ``ask`` gets the bytes and the pieces that
+        came before, of mirrors that failed in the middle."""
+        at = came = 0
         for endpoint in self._mirrors.candidates(item.digest):
             try:
-                for piece in self._blobs[id(endpoint)].pieces(item, offset, lengths[came:]):
+                for piece in ask(self._blobs[endpoint], at, came):
                     if not came:
                         self._mirrors.served(endpoint, item.digest)
-                    offset += len(piece)
+                    at += len(piece)
                     came += 1
                     yield piece
                 return
@@ -270,7 +256,7 @@ class Registry:
         for body in self._pages(f"/referrers/{quote(digest, safe=':')}", what, (400, 404, 405), MAX_DOCUMENT):
             if body is None:
                 return referrers.fallback(self, digest)
-            found += referrers.decode(body, f"{what} in registry {self.ref.registry}").manifests
+            found += decode(body, Index, f"{what} in registry {self.ref.registry}").manifests
         return tuple(found)
 
     def _pages(self, path: str, what: str, none: tuple[int, ...], limit: int) -> Iterator[bytes | None]:
@@ -289,12 +275,12 @@ class Registry:
                 body, path = answer.body, next_page(answer)
             yield body
 
-    def preflight(self, *, retries: int = 0) -> str:
+    def preflight(self) -> str:
         """Ask the registry, with the job's login, for the manifest this reference names; returns its digest.
 
         Raises `PrivilegeError` (no access), `NotFoundError`, `UnavailableError`.
         """
-        return self.head_manifest(self.ref.selector, retries=retries).digest
+        return self.head_manifest(self.ref.selector, retries=0).digest
 
     def _named(self, selector: str) -> str:
         if selector == self.ref.selector:

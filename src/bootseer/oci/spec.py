@@ -29,7 +29,7 @@ class Platform(msgspec.Struct, frozen=True):
     variant: str = ""
 
 
-class Descriptor(msgspec.Struct, frozen=True, rename={"media_type": "mediaType"}, omit_defaults=True):
+class Descriptor(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """A typed pointer to a blob: size in bytes and ``sha256:...`` digest."""
 
     media_type: str
@@ -37,6 +37,8 @@ class Descriptor(msgspec.Struct, frozen=True, rename={"media_type": "mediaType"}
     size: int
     platform: Platform | None = None
     annotations: dict[str, str] | None = None
+    artifact_type: str = ""
+    """Of an artifact in the list of those that refer to an image."""
 
     @property
     def hex(self) -> str:

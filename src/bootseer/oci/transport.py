@@ -11,6 +11,8 @@ expected) must take less than ``STALL`` seconds of waiting, so neither a silent 
 from __future__ import annotations
 
 import contextlib
+import datetime
+import email.utils
 import functools
 import http.client
 import os
@@ -23,12 +25,10 @@ from collections.abc import Mapping
 from http.client import HTTPMessage
 from typing import Any
 
-from bootseer.oci import _tls
+from bootseer.oci import connect
 from bootseer.oci._progress import Response, limited
-from bootseer.oci._proxy import login_header, proxy_for
-from bootseer.oci.wire import PIECE, FilePart, Origin, TlsError, TransportError, number, passing, target, why
+from bootseer.oci.wire import FilePart, Origin, TransportError, number, target, why
 
-CONNECT = 10.0
 STALL = 30.0
 _IDLE = 16
 _AGE = 50.0
@@ -51,6 +51,20 @@ class Answer:
 
     def all_headers(self, name: str) -> list[str]:
         return self._response.headers.get_all(name) or []
+
+    @property
+    def retry_after(self) -> float | None:
+        """``Retry-After`` as seconds from now: a number, or an HTTP date (RFC 9110, 10.2.3)."""
+        text = self.headers.get("retry-after", "").strip()
+        if (seconds := number(text)) is not None:
+            return float(seconds)
+        try:
+            then = email.utils.parsedate_to_datetime(text)
+            if then.tzinfo is None:
+                then = then.replace(tzinfo=datetime.UTC)
+            return max(0.0, (then - datetime.datetime.now(datetime.UTC)).total_seconds())
+        except (ValueError, TypeError, OverflowError, IndexError):
+            return None
 
     def read(self, size: int) -> bytes:
         """Up to ``size`` bytes, fewer only at the end. Raises `TransportError`."""
@@ -102,21 +116,19 @@ class Transport:
         headers: Mapping[str, str],
         body: bytes | FilePart | None = None,
         patience: float | None = None,
-        proxies: bool = False,
     ) -> Answer:
         """One request, no redirects followed; ``patience`` seconds (default ``STALL``) until the answer begins;
         where that is less than ``STALL`` it limits each stretch of the body as well.
 
-        ``proxies``: honour ``HTTPS_PROXY``, ``HTTP_PROXY`` and ``NO_PROXY``. Raises `TransportError`. A kept
-        connection that turns out dead is replaced by a new one, unseen.
+        Raises `TransportError`. A kept connection that turns out dead is replaced by a new one, unseen.
         """
         origin = Origin.of(url)
-        proxy = proxy_for(origin.scheme, origin.host) if proxies else None
+        proxy = connect.proxy_for(origin.scheme, origin.host)
         path = url if proxy and origin.scheme == "http" else target(url)
         length = body.length if isinstance(body, FilePart) else len(body or b"")
         sent = {"User-Agent": "bootseer", "Accept-Encoding": "identity", **headers}
         if proxy and origin.scheme == "http":
-            sent.update(login_header(proxy))
+            sent.update(connect.login_header(proxy))
         if body is not None:
             sent["Content-Length"] = str(length)
         while True:
@@ -164,7 +176,7 @@ class Transport:
             if time.monotonic() - since < _AGE and not _ended(connection.sock):
                 return connection, True
             connection.close()
-        return self._connect(origin, proxy), False
+        return connect.connect(origin, proxy, self._context), False
 
     def _back(self, origin: Origin, connection: http.client.HTTPConnection, ended: bool) -> None:
         if ended and connection.sock is not None:
@@ -175,40 +187,10 @@ class Transport:
                     return
         connection.close()
 
-    def _connect(self, origin: Origin, proxy: str | None) -> http.client.HTTPConnection:
-        via = Origin.of(proxy) if proxy else origin
-        connection: http.client.HTTPConnection
-        if origin.scheme == "https":
-            connection = http.client.HTTPSConnection(via.host, via.port, timeout=CONNECT, context=self._context(origin))
-            if proxy:
-                connection.set_tunnel(origin.host, origin.port, login_header(proxy))
-        else:
-            connection = http.client.HTTPConnection(via.host, via.port, timeout=CONNECT)
-        connection.blocksize = PIECE
-        connection.response_class = limited(CONNECT)
-        try:
-            connection.connect()
-            connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        except ssl.SSLCertVerificationError as exc:
-            connection.close()
-            hint = f"add the CA to this machine's, or as {_tls.CERTS[0]}/HOST/ca.crt, or set SSL_CERT_FILE"
-            raise TlsError(f"its certificate is not trusted ({exc.verify_message})", hint) from None
-        except ssl.SSLError as exc:
-            connection.close()
-            if passing(exc):
-                raise TransportError("the connection ended in the TLS handshake") from None
-            plain = exc.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
-            hint = "it may speak plain HTTP: use --plain-http" if plain else "look at its TLS settings"
-            raise TlsError(f"no TLS ({(exc.reason or str(exc)).lower().replace('_', ' ')})", hint) from None
-        except (OSError, http.client.HTTPException, ValueError) as exc:
-            connection.close()
-            raise TransportError(why(exc), fresh=not passing(exc)) from None
-        return connection
-
     def _context(self, origin: Origin) -> ssl.SSLContext:
         with self._lock:
             if origin not in self._contexts:
-                self._contexts[origin] = _tls.context_for(origin.host, origin.port)
+                self._contexts[origin] = connect.context_for(origin.host, origin.port)
             return self._contexts[origin]
 
 

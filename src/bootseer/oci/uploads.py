@@ -14,8 +14,7 @@ from urllib.parse import urlencode, urlsplit
 
 from bootseer import faults
 from bootseer.errors import DataError, UnavailableError, from_os_error
-from bootseer.oci.endpoint import RETRIES, Endpoint, place
-from bootseer.oci.retry import Again
+from bootseer.oci.endpoint import RETRIES, Again, Endpoint, place
 from bootseer.oci.spec import Descriptor
 from bootseer.oci.transport import Answer
 from bootseer.oci.wire import FilePart, TransportError, onward, secured

@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Literal, cast
 
@@ -21,7 +21,6 @@ from bootseer.errors import BootseerError, ConfigError, DataError, UnsupportedEr
 from bootseer.oci import spec
 from bootseer.oci.image import open_image
 from bootseer.oci.layout import Layout, save_index
-from bootseer.oci.pipeline import Progress
 from bootseer.oci.reference import Reference
 from bootseer.oci.registry import Registry
 
@@ -31,12 +30,9 @@ _CHUNK = 1 << 20
 
 
 class LayerDir(msgspec.Struct, frozen=True):
-    """A folder as a layer: its content appears below ``prefix`` in the image, owned by root."""
+    """A folder as a layer: its content appears in the image, owned by root."""
 
     path: Path
-    prefix: str = ""
-    exclude: tuple[str, ...] = ()
-    """Patterns of GNU tar's ``--exclude``."""
 
 
 def write_layout(
@@ -47,25 +43,22 @@ def write_layout(
     *,
     compression: Compression | Sequence[Compression] = "gzip",
     level: int | None = None,
-    platform: str | None = None,
-    progress: Progress | None = None,
 ) -> str:
     """Write an image of ``layers`` (uncompressed tar files, or folders), bottom first, to the OCI layout ``folder``.
 
-    ``compression``: of all layers, or of each. Adds to a layout that is there already; ``tag`` moves. Returns the
-    manifest's digest; same input gives same bytes.
+    ``compression``: of all layers, or of each; ``level``: of gzip. Adds to a layout that is there already; ``tag``
+    moves. Returns the manifest's digest; same input gives same bytes.
     """
     if not layers:
         raise ConfigError("an image needs at least one layer")
-    os_name, arch = (platform or spec.host_platform()).split("/")[:2]
+    os_name, arch = spec.host_platform().split("/")
     blobs = folder / "blobs" / "sha256"
     try:
         blobs.mkdir(parents=True, exist_ok=True)
         done: list[tuple[spec.Descriptor, str]] = []
         for number, layer in enumerate(layers):
-            report = _reporter(progress, number, len(layers))
             kind = compression if isinstance(compression, str) else compression[number]
-            done.append(_write_layer(blobs, layer, kind, level, report))
+            done.append(_write_layer(blobs, layer, kind, level))
         image = spec.ImageConfig(
             architecture=arch,
             os=os_name,
@@ -83,10 +76,6 @@ def write_layout(
     return item.digest
 
 
-def _reporter(progress: Progress | None, number: int, count: int) -> Callable[[int], None]:
-    return lambda done: progress(f"layer {number + 1}/{count}", done, 0) if progress else None
-
-
 def _write_document(blobs: Path, data: bytes, media_type: str) -> spec.Descriptor:
     item = spec.Descriptor(media_type, spec.digest_of(data), len(data))
     (blobs / item.hex).write_bytes(data)
@@ -94,7 +83,7 @@ def _write_document(blobs: Path, data: bytes, media_type: str) -> spec.Descripto
 
 
 def _write_layer(
-    blobs: Path, layer: Path | LayerDir, compression: Compression, level: int | None, report: Callable[[int], None]
+    blobs: Path, layer: Path | LayerDir, compression: Compression, level: int | None
 ) -> tuple[spec.Descriptor, str]:
     """Compress one layer into the layout; returns its descriptor and diff id."""
     plain = hashlib.sha256()
@@ -102,12 +91,9 @@ def _write_layer(
     try:
         with os.fdopen(fd, "w+b") as out:
             with _tar_of(layer) as source, _compressor(out, compression, level) as sink:
-                done = 0
                 while chunk := source.read(_CHUNK):
                     plain.update(chunk)
                     sink.write(chunk)
-                    done += len(chunk)
-                    report(done)
             out.seek(0)
             packed = hashlib.file_digest(out, "sha256")
             size = out.tell()
@@ -126,7 +112,7 @@ def _compressor(out: BinaryIO, compression: Compression, level: int | None) -> I
     if compression == "none":
         yield out
     elif compression == "zstd":
-        machine = zstandard.ZstdCompressor(level=3 if level is None else level, threads=threads)
+        machine = zstandard.ZstdCompressor(level=3, threads=threads)
         with machine.stream_writer(out, closefd=False) as sink:
             yield cast(BinaryIO, sink)
     elif shutil.which("pigz") and level is not None and level > 3:
@@ -155,11 +141,6 @@ def _tar_of(layer: Path | LayerDir) -> Iterator[BinaryIO]:
         raise UnsupportedError("no tar command here", hint="install GNU tar")
     argv = ["tar", "--create", "--sort=name", "--numeric-owner", "--owner=0", "--group=0", "--format=posix", "--xattrs"]
     argv += ["--pax-option=delete=atime,delete=ctime,exthdr.name=%d/PaxHeaders/%f", "--blocking-factor=2048"]
-    argv += [f"--exclude={pattern}" for pattern in layer.exclude]
-    if prefix := layer.prefix.strip("/"):
-        if set(prefix) & set(",&\\\n"):
-            raise ConfigError(f"layer prefix {prefix!r} holds characters that are not allowed")
-        argv += ["--transform", f"flags=rhS;s,^\\.,{prefix},"]
     argv += ["--directory", str(layer.path), "."]
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=errors)
@@ -187,9 +168,9 @@ def push(layout: Reference | str, ref: Reference | str, *, plain_http: bool | No
         raise ConfigError(f"push goes from an OCI layout to a registry, not from {source} to {target}")
     with open_image(source) as image, Registry(target, plain_http=plain_http) as registry:
         assert isinstance(image.source, Layout)
-        body = image.source.document(spec.Descriptor("", image.digest, 0), f"manifest of {source}")
+        body, _ = image.source.manifest(image.digest)
         for item in (*image.layers, image.manifest.config):
-            registry.put_blob(item, image.source.blob_path(item))
+            registry.put_blob(item, image.source.blob_path(item.digest))
         if target.digest and target.digest != image.digest:
             raise ConfigError(f"{target} names another digest than {source}")
         return registry.put_manifest(body, image.manifest.media_type, target.tag or image.digest)

@@ -203,7 +203,7 @@ class RegistryStore(Store):
         with turn(f"{self._ref.registry}/{self._ref.name}/{key}", "key"):
             self._forget(key)
             try:
-                body, _, digest = self._registry.manifest(tag, fresh=True)
+                body, digest = self._registry.manifest(tag, fresh=True)
                 found = _decode(body)
                 there = key in found.objects
                 if list(found.objects) == [key] and not found.subject:
@@ -252,7 +252,7 @@ class RegistryStore(Store):
         Tags are asked of the registry itself: a mirror may be behind.
         """
         try:
-            body, _, _ = self._registry.manifest(selector, fresh=":" not in selector)
+            body, _ = self._registry.manifest(selector, fresh=":" not in selector)
         except NotFoundError:
             return None
         return _decode(body).objects

@@ -1,9 +1,8 @@
-"""Layer rules without a file system: tar members applied to an `erofs.Writer`.
+"""Layer rules without a file system: tar members applied to an `erofs.Tree`, for images and for plain folders alike.
 
-The rules are those of the OCI image-spec 1.1 ("Applying changesets"), of docs/internals/image.md ("Rules where layers
-leave room") and of `oci.unpack`: a mount of the result shows the very tree that unpacking the same image makes
-(tests/node/test_erofs_layers.py compares them). Layers come from outside: every path is resolved inside the root, as
-``openat2`` with ``RESOLVE_IN_ROOT`` would.
+The rules are those of the OCI image-spec 1.1 ("Applying changesets") and of docs/internals/image.md ("Rules where
+layers leave room"). Layers come from outside: every path is resolved inside the root, as ``openat2`` with
+``RESOLVE_IN_ROOT`` would (tests/node/test_erofs_layers.py compares the two).
 """
 
 from __future__ import annotations
@@ -13,7 +12,8 @@ import os
 import stat
 from collections.abc import Iterator
 
-from bootseer.erofs import Attrs, Buffer, Hole, Node, Writer, xattr
+from bootseer.erofs import Attrs, Buffer, Hole, Node, Tree, xattr
+from bootseer.erofs.tree import show
 from bootseer.errors import DataError
 from bootseer.oci import tar
 
@@ -43,7 +43,7 @@ class _Folder:
         """Length of the path of a member; `DataError` when nobody could open it."""
         length = self.length + len(name) + (self.length > 0)
         if length > _MAX_PATH:
-            raise DataError(f"a path of {length} bytes, more than {_MAX_PATH}, that ends with {_show(name[-80:])}")
+            raise DataError(f"a path of {length} bytes, more than {_MAX_PATH}, that ends with {show(name[-80:])}")
         return length
 
     def child(self, name: bytes) -> Node | None:
@@ -63,15 +63,13 @@ class _Missing(Exception):
 
 
 class LayeredTree:
-    """Applies layers, bottom first, to a writer. Contents stream to the writer's sink, also those that a later layer
-    hides (see `Writer.dead_ranges`). Not safe for use by several threads."""
+    """Applies layers, bottom first, to a tree. Contents stream to where the tree keeps them, also those that a later
+    layer hides (see `Writer.dead_ranges`). Not safe for use by several threads."""
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, tree: Tree) -> None:
         self.members = 0
         """Members applied so far."""
-        self.bytes = 0
-        """Bytes of file content so far, holes not counted."""
-        self._writer = writer
+        self._tree = tree
         self._fresh: dict[Node, set[bytes]] = {}
         """Of a directory, the names that this layer has members at or below."""
         self._parent: _Folder | None = None
@@ -92,7 +90,7 @@ class LayeredTree:
             if not parts:
                 if entry.kind != tar.DIRECTORY:
                     raise DataError("the root is not a directory")
-                self._writer.add_dir(b"", self._attrs(entry))
+                self._tree.add_dir(b"", self._attrs(entry))
                 continue
             name = parts[-1]
             parent = self._open_parent(parts[:-1])
@@ -111,20 +109,19 @@ class LayeredTree:
             return
         attrs = self._attrs(entry)
         if kind == tar.DIRECTORY:
-            self._writer.add_dir(name, attrs, at=at)
+            self._tree.add_dir(name, attrs, at=at)
             return
         if kind == tar.REGULAR:
             self._clear(parent, name)
             extents = None if entry.extents is None else len(entry.extents)
             content = _content(reader, entry)
-            self._writer.add_file(name, attrs, entry.file_size, content, extents=extents, at=at)
-            self.bytes += entry.size
+            self._tree.add_file(name, attrs, entry.file_size, content, extents=extents, at=at)
             return
         self._clear(parent, name)
         if kind == tar.SYMLINK:
-            self._writer.add_symlink(name, attrs, entry.link, at=at)
+            self._tree.add_symlink(name, attrs, entry.link, at=at)
         else:
-            self._writer.add_device(name, attrs, _TYPES[kind], _device(entry), at=at)
+            self._tree.add_device(name, attrs, _TYPES[kind], _device(entry), at=at)
 
     def _attrs(self, entry: tar.Entry) -> Attrs:
         xattrs = entry.xattrs
@@ -134,30 +131,30 @@ class LayeredTree:
             fit = {key for key in xattrs if xattr.representable(key) and (users or not key.startswith(b"user."))}
             for key in xattrs.keys() - fit - self._left_out:
                 self._left_out.add(key)
-                _log.warning("attribute %s left out, as Linux has none there: %s", _show(key), _show(entry.name))
+                _log.warning("attribute %s left out, as Linux has none there: %s", show(key), show(entry.name))
             xattrs = {key: value for key, value in xattrs.items() if key in fit}
         return Attrs(entry.mode, entry.uid, entry.gid, entry.mtime_ns, xattrs)
 
     def _hardlink(self, entry: tar.Entry, parent: _Folder, name: bytes) -> None:
         target = _parts(entry.link)
         if not target:
-            raise DataError(f"hard link {_show(entry.name)} to the root")
+            raise DataError(f"hard link {show(entry.name)} to the root")
         try:
             folder = self._resolve(target[:-1])
         except _Missing:
-            raise DataError(f"hard link {_show(entry.name)} to missing {_show(entry.link)}") from None
+            raise DataError(f"hard link {show(entry.name)} to missing {show(entry.link)}") from None
         if folder.node is parent.node and name == target[-1]:
             return
         node = folder.child(target[-1])
         if node is None:
-            raise DataError(f"hard link {_show(entry.name)} to missing {_show(entry.link)}")
+            raise DataError(f"hard link {show(entry.name)} to missing {show(entry.link)}")
         if node.children is not None:
-            raise DataError(f"hard link {_show(entry.name)} to directory {_show(entry.link)}")
+            raise DataError(f"hard link {show(entry.name)} to directory {show(entry.link)}")
         there = parent.child(name)
         if there is not None and folder.within(there):
-            raise DataError(f"hard link {_show(entry.name)} in place of a directory that holds {_show(entry.link)}")
+            raise DataError(f"hard link {show(entry.name)} in place of a directory that holds {show(entry.link)}")
         self._clear(parent, name)
-        self._writer.add_hardlink(name, node, at=parent.node)
+        self._tree.add_hardlink(name, node, at=parent.node)
 
     def _whiteout(self, parent: _Folder, name: bytes) -> None:
         if name == _OPAQUE:
@@ -166,7 +163,7 @@ class LayeredTree:
         elif not name.startswith(_AUFS):
             victim = name.removeprefix(_WHITEOUT)
             if victim in (b"", b".", b".."):
-                raise DataError(f"bad whiteout {_show(name)}")
+                raise DataError(f"bad whiteout {show(name)}")
             self._remove_lower(parent, victim)
 
     def _remove_lower(self, parent: _Folder, name: bytes) -> None:
@@ -176,7 +173,7 @@ class LayeredTree:
             folder, name = stack.pop()
             node = (folder.children or {}).get(name)
             if name not in self._fresh.get(folder, ()):
-                self._writer.remove(name, at=folder)
+                self._tree.remove(name, at=folder)
             elif node is not None and node.children is not None:
                 stack += [(node, child) for child in node.children]
 
@@ -184,7 +181,7 @@ class LayeredTree:
         """Remove a directory at ``name``: what is to come there replaces anything else."""
         node = parent.child(name)
         if node is not None and node.children is not None:
-            self._writer.remove(name, at=parent.node)
+            self._tree.remove(name, at=parent.node)
 
     def _mark(self, folder: _Folder, name: bytes) -> None:
         while name not in (names := self._fresh.setdefault(folder.node, set())):
@@ -209,7 +206,7 @@ class LayeredTree:
         `_Missing` when a part is not there, `DataError` when one is no directory, links go in circles, or one that
         dangles would have to be made.
         """
-        here = _Folder(self._writer.root)
+        here = _Folder(self._tree.root)
         followed = 0
         for part in parts:
             ahead, in_link = [part], False
@@ -225,17 +222,17 @@ class LayeredTree:
                     if not make:
                         raise _Missing
                     if in_link:
-                        raise DataError(f"{_show(b'/'.join(parts))} leads through a dangling link")
+                        raise DataError(f"{show(b'/'.join(parts))} leads through a dangling link")
                     here.reach(name)
-                    node = self._writer.add_dir(name, _IMPLIED, at=here.node)
+                    node = self._tree.add_dir(name, _IMPLIED, at=here.node)
                 if node.children is not None:
                     here = _Folder(node, here, name)
                     continue
                 if node.kind != stat.S_IFLNK:
-                    raise DataError(f"{_show(b'/'.join(parts))} leads through {_show(name)}, which is no directory")
+                    raise DataError(f"{show(b'/'.join(parts))} leads through {show(name)}, which is no directory")
                 followed += 1
                 if followed > _MAX_LINKS:
-                    raise DataError(f"{_show(b'/'.join(parts))} leads through more than {_MAX_LINKS} symbolic links")
+                    raise DataError(f"{show(b'/'.join(parts))} leads through more than {_MAX_LINKS} symbolic links")
                 if node.target.startswith(b"/"):
                     while here.above is not None:
                         here = here.above
@@ -248,7 +245,7 @@ def _device(entry: tar.Entry) -> int:
     if entry.kind == tar.FIFO:
         return 0
     if not (0 <= entry.major < 1 << 12 and 0 <= entry.minor < 1 << 20):
-        raise DataError(f"device {_show(entry.name)} with number {entry.major}:{entry.minor}")
+        raise DataError(f"device {show(entry.name)} with number {entry.major}:{entry.minor}")
     return os.makedev(entry.major, entry.minor)
 
 
@@ -269,12 +266,8 @@ def _content(reader: tar.ChunkReader, entry: tar.Entry) -> Iterator[Buffer | Hol
 def _parts(name: bytes) -> list[bytes]:
     """The components of a member's name, taken from the root; `DataError` for ``..`` and NUL."""
     if len(name) > 2 * _MAX_PATH:
-        raise DataError(f"member with a name of {len(name)} bytes: {_show(name[:80])}...")
+        raise DataError(f"member with a name of {len(name)} bytes: {show(name[:80])}...")
     parts = [part for part in name.split(b"/") if part not in (b"", b".")]
     if b".." in parts or b"\0" in name:
-        raise DataError(f"member whose name leads out of the root: {_show(name)}")
+        raise DataError(f"member whose name leads out of the root: {show(name)}")
     return parts
-
-
-def _show(name: bytes) -> str:
-    return repr(os.fsdecode(name))
