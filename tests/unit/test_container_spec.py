@@ -20,7 +20,7 @@ def config(**inner: Any) -> oci.ImageConfig:
 
 
 def make(rootfs: Path, inner: oci.ImageConfig, args: list[str], **more: Any) -> dict[str, Any]:
-    given = {"env": {}, "mounts": (), "cwd": "", "network": "host", "cgroup": "/c", **more}
+    given = {"env": {}, "mounts": (), "cwd": "", "network": "host", **more}
     return container.spec(rootfs, inner, args, **given)
 
 
