@@ -740,7 +740,7 @@ def test_a_young_flight_is_not_left_for_an_old_reader(rig: Rig) -> None:
     fetcher = rig.fetcher()
     block = rig.real[0]
     batch = Batch(Priority.DEMAND, [block], 0, 1, 0, [Frame(0, 1, [block])])
-    young, old = (Flight(batch, False, None) for _ in range(2))
+    young, old = (Flight(batch, None) for _ in range(2))
     young.started -= 1.0
     old.started -= 6.0
     request = Request({block}, Answers(), time.monotonic())

@@ -58,7 +58,7 @@ def blocks(batch: Batch | None) -> list[int]:
 
 
 def take(queue: FetchQueue) -> Batch | None:
-    return queue.take_demand() or queue.take_ahead() or queue.take_hot() or queue.take_background()
+    return queue.take_demand() or queue.take_hot() or queue.take_background()
 
 
 def test_demand_takes_its_aligned_window() -> None:
@@ -78,29 +78,6 @@ def test_the_window_stops_at_ready_and_flying_blocks() -> None:
     assert blocks(rig.queue.take_demand()) == [3, 4, 5, 6, 7]
     rig.queue.demand(0)
     assert blocks(rig.queue.take_demand()) == [0, 1]
-
-
-def test_misses_that_walk_forward_fetch_ahead() -> None:
-    rig = Rig(64, window=4)
-    rig.queue.demand(1)
-    assert blocks(rig.queue.take_demand()) == [0, 1, 2, 3]
-    assert rig.queue.take_ahead() is None
-    rig.queue.demand(4)
-    assert blocks(rig.queue.take_demand()) == [4, 5, 6, 7]
-    assert [blocks(rig.queue.take_ahead()) for _ in range(3)] == [[8, 9, 10, 11], [12, 13, 14, 15], []]
-    rig.queue.demand(16)
-    assert blocks(rig.queue.take_demand()) == [16, 17, 18, 19]
-    assert [blocks(rig.queue.take_ahead()) for _ in range(5)] == [
-        [*range(20 + 4 * n, 24 + 4 * n)] for n in range(4)
-    ] + [[]]
-
-
-def test_scattered_misses_fetch_nothing_ahead() -> None:
-    rig = Rig(64, window=4)
-    for block in (0, 20, 8, 40, 32):
-        rig.queue.demand(block)
-        assert rig.queue.take_demand() is not None
-    assert rig.queue.take_ahead() is None
 
 
 def test_single_flight() -> None:

@@ -74,18 +74,22 @@ class FetchStats(msgspec.Struct):
 class Flight:
     """A batch that a thread works on, the present attempt since ``started``.
 
-    ``ahead``: no reader has asked for it. ``stream``: whose range it is, if any. ``abandoned``: nobody counts on the
+    ``stream``: whose range it is, if any. ``abandoned``: nobody counts on the
     return of its thread any more.
     """
 
-    __slots__ = ("abandoned", "ahead", "batch", "started", "stream")
+    __slots__ = ("abandoned", "batch", "started", "stream")
 
-    def __init__(self, batch: Batch, ahead: bool, stream: HotStream | None) -> None:
+    def __init__(self, batch: Batch, stream: HotStream | None) -> None:
         self.batch = batch
-        self.ahead = ahead
         self.stream = stream
         self.started = time.monotonic()
         self.abandoned = False
+
+    @property
+    def ahead(self) -> bool:
+        """Whether no reader has asked for it."""
+        return self.batch.priority is not Priority.DEMAND
 
 
 class Fetcher:
@@ -303,12 +307,11 @@ class Fetcher:
             return None
         pending = self._pending
         batch = self._queue.take_demand()
-        ahead = batch is None
         if batch is None and (batch := self._take_prefetch(time.monotonic())) is None:
             if pending and not self._pending:
                 self._work_done.notify_all()
             return None
-        flight = Flight(batch, ahead, self._stream if batch.pack == STREAM else None)
+        flight = Flight(batch, self._stream if batch.pack == STREAM else None)
         self._flights.add(flight)
         if self._queue.demanded:
             self._work_came.notify()
@@ -318,8 +321,6 @@ class Fetcher:
         flying = [flight.batch.priority for flight in self._flights]
         if now < self._pause_until or sum(flight.ahead for flight in self._flights) >= self._prefetches:
             return None
-        if (batch := self._queue.take_ahead()) is not None:
-            return batch
         stream = self._stream
         if stream is not None and stream.free and (batch := stream.take(self._queue.missing)) is not None:
             self._queue.fly(batch.blocks)

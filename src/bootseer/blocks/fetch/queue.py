@@ -18,10 +18,8 @@ from bootseer.blocks.formats.blockmap import BlockMap
 STREAM = -1
 """In place of a pack's number: the hot pack."""
 
-_LONGEST_AHEAD = 8
 _LONGEST_GAP = 64
 """Blocks stored elsewhere (known from another tree, or earlier in this one) that a range may reach over."""
-_MAX_STREAMS = 64
 
 
 class Priority(enum.IntEnum):
@@ -81,10 +79,7 @@ class Batch(msgspec.Struct):
 
 
 class FetchQueue:
-    """The blocks of ``map`` that are wanted. ``window`` blocks around a demanded one are fetched with it.
-
-    Misses that walk forward, window by window, fetch ahead: 2, 4, at most 8 windows, counted as demand.
-    """
+    """The blocks of ``map`` that are wanted. ``window`` blocks around a demanded one are fetched with it."""
 
     def __init__(
         self,
@@ -102,13 +97,10 @@ class FetchQueue:
         self._fill_bytes = fill_bytes
         self._in_flight: set[int] = set()
         self._demand: dict[int, None] = {}
-        self._ahead: deque[list[int]] = deque()
         self._hot: deque[list[int]] = deque()
         self._background = False
         self._cursor = 0
         self._given_up: set[int] = set()
-        self._expected: dict[int, int] = {}
-        """Window in which a forward walk would miss next -> its misses so far."""
 
     def _missing(self, block: int) -> bool:
         return not self._ready[block] and block not in self._in_flight
@@ -192,7 +184,6 @@ class FetchQueue:
 
     def stop_prefetch(self) -> None:
         """Only demand from now on (the cache is full)."""
-        self._ahead.clear()
         self._hot.clear()
         self._background = False
 
@@ -213,44 +204,24 @@ class FetchQueue:
             run = [*reversed(self._grow(block, -1, fits)), block, *self._grow(block, 1, fits)]
             for other in run:
                 self._demand.pop(other, None)
-            batch = self._batch(Priority.DEMAND, run)
-            if self.window > 1:
-                self._read_ahead(block // self.window)
-            return batch
+            return self._batch(Priority.DEMAND, run)
         return None
 
-    def _read_ahead(self, window: int) -> None:
-        streak = self._expected.pop(window, 0)
-        ahead = min(1 << streak, _LONGEST_AHEAD) if streak else 0
-        first = (window + 1) * self.window
-        for start in range(first, min(first + ahead * self.window, self._map.count), self.window):
-            self._ahead.append([block for block in range(start, start + self.window) if block < self._map.count])
-        self._expected[window + ahead + 1] = streak + 1
-        if len(self._expected) > _MAX_STREAMS:
-            del self._expected[next(iter(self._expected))]
-
-    def take_ahead(self) -> Batch | None:
-        """What a forward walk will read soon."""
-        return self._take_run(self._ahead, Priority.DEMAND)
-
     def take_hot(self) -> Batch | None:
-        return self._take_run(self._hot, Priority.HOT)
-
-    def _take_run(self, runs: deque[list[int]], priority: Priority) -> Batch | None:
-        """The first gapless part of the first run that is still missing; what is behind it stays queued."""
-        while runs:
-            run = runs.popleft()
+        """The first gapless part of the first hot run that is still missing; what is behind it stays queued."""
+        while self._hot:
+            run = self._hot.popleft()
             part: list[int] = []
             for at, block in enumerate(run):
                 if self._map.is_zero(block):
                     continue
                 if part and not (self._missing(block) and self._adjoins(part[-1], block)):
-                    runs.appendleft(run[at:])
+                    self._hot.appendleft(run[at:])
                     break
                 if self._missing(block):
                     part.append(block)
             if part:
-                return self._batch(priority, part)
+                return self._batch(Priority.HOT, part)
         return None
 
     def take_background(self) -> Batch | None:
@@ -294,7 +265,7 @@ class FetchQueue:
 
     @property
     def hot_pending(self) -> bool:
-        return bool(self._hot or self._ahead)
+        return bool(self._hot)
 
     @property
     def filling(self) -> bool:
