@@ -140,7 +140,7 @@ class Fetcher:
         self._work_came = threading.Condition(self._lock)  # a thread may find a batch
         self._work_done = threading.Condition(self._lock)  # perhaps nothing is left to do, or to wait for
         self._alarm = threading.Condition(self._lock)  # the clock has something to do, or to wait for
-        self._writer = BlockWriter(cache, self._finish, self._note_full, make_room, self._note_idle)
+        self._writer = BlockWriter(cache, self._finish, self._note_full, make_room)
         self._clock = threading.Thread(target=self._watch, name="fetch-clock", daemon=True)
         with self._lock:
             self._hire()
@@ -276,8 +276,6 @@ class Fetcher:
                 thread.join(max(0.0, until - time.monotonic()))
         if stuck := sum(thread.is_alive() for thread in self._threads):
             log.warning("%d fetch threads are stuck in a source that does not answer; leaving them", stuck)
-        with self._lock:
-            self._work_done.wait_for(lambda: not self._writer.parked, max(0.0, until - time.monotonic()))
         self._sources.close()
         for stream in self._stream_sources:
             stream.source.close()
@@ -297,8 +295,8 @@ class Fetcher:
 
     @property
     def _idle(self) -> bool:
-        """Under the lock: whether nothing is queued, in flight, or waiting for space."""
-        return not (self._flights or self._writer.parked or self._pending)
+        """Under the lock: whether nothing is queued or in flight."""
+        return not (self._flights or self._pending)
 
     def _take(self) -> Flight | None:
         """Under the lock: what a free thread is to fetch now: demand, then the hot stream, then the hot list, then
@@ -424,8 +422,6 @@ class Fetcher:
         carriers = [flight for flight in self._flights if block in flight.batch.blocks]
         if any(flight.batch.priority is Priority.DEMAND for flight in carriers) or self._queue.is_demanded(block):
             return
-        if not carriers and self._writer.parked:
-            return  # it has come, and waits for space
         self.stats.hedges += 1
         self._queue.done([block])
         self._queue.demand(block)
@@ -574,7 +570,7 @@ class Fetcher:
                     self._finish([(block, None, None)])
                     continue
                 data = self._sources.block(self._cache.map, block, lambda length: self._count(batch.priority, length))
-                self._finish(self._writer.write(block, data))
+                self._finish([self._writer.write(block, data)])
             except UnavailableError:
                 lost.append(block)
             except BootseerError as exc:
@@ -701,7 +697,3 @@ class Fetcher:
             self._queue.stop_prefetch()
             self._queue.window = 1
         log.warning("block cache %s %s: serving reads from memory, prefetch stops", self._cache.folder, why)
-
-    def _note_idle(self) -> None:
-        with self._lock:
-            self._work_done.notify_all()
