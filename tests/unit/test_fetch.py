@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 
 from bootseer.blocks.cache.blockfile import CacheFile
-from bootseer.blocks.fetch.deadlines import Request
-from bootseer.blocks.fetch.fetcher import Fetcher, Flight
-from bootseer.blocks.fetch.queue import Batch, Frame, Priority
+from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.blocks.fetch.source import Source, StoreSource
 from bootseer.errors import BootseerError, DataError, NotFoundError, PrivilegeError, UnavailableError
 from bootseer.testing import lazy
@@ -35,10 +33,10 @@ class Rig:
         self.zeros = COUNT - len(self.real)
         self._fetchers: list[Fetcher] = []
 
-    def fetcher(self, *more: Source, **settings: float) -> Fetcher:
+    def fetcher(self, **settings: float) -> Fetcher:
         options = {"streams": 3, "window": 4096, "deadline": 10.0, "quiet": 0.0, **settings}
         source = StoreSource(self.store, self.blob.key)
-        self._fetchers.append(Fetcher(self.cache, [source, *more], **options))  # type: ignore[arg-type]
+        self._fetchers.append(Fetcher(self.cache, source, **options))  # type: ignore[arg-type]
         return self._fetchers[-1]
 
     def right(self, block: int) -> bool:
@@ -129,10 +127,8 @@ class Answers:
 
     def __init__(self) -> None:
         self.all: list[tuple[BootseerError | None, dict[int, bytes]]] = []
-        self.threads: set[str] = set()
 
     def __call__(self, error: BootseerError | None, memory: dict[int, bytes]) -> None:
-        self.threads.add(threading.current_thread().name)
         self.all.append((error, memory))
 
     def one(self) -> BootseerError | None:
@@ -142,7 +138,7 @@ class Answers:
         return self.all[0][0]
 
 
-def test_submit_answers_once_from_another_thread(rig: Rig) -> None:
+def test_submit_answers_once(rig: Rig) -> None:
     fetcher = rig.fetcher()
     answers = [Answers() for _ in range(COUNT)]
     for block in range(COUNT):
@@ -150,7 +146,6 @@ def test_submit_answers_once_from_another_thread(rig: Rig) -> None:
     assert all(answer.one() is None for answer in answers[:20])
     until(lambda: all(len(answer.all) == 1 for answer in answers))
     assert all(rig.right(block) for block in range(COUNT))
-    assert not {name for answer in answers for name in answer.threads} & {"MainThread"}
 
 
 def test_what_is_ready_is_answered_too(rig: Rig) -> None:
@@ -224,7 +219,7 @@ def test_single_flight(rig: Rig) -> None:
     threads = [threading.Thread(target=fetcher.demand, args=(block, block)) for _ in range(8)]
     for thread in threads:
         thread.start()
-    until(lambda: len(fetcher._waiting.all()) == 8)
+    until(lambda: len(fetcher._waiting.requests) == 8)
     rig.store.release()
     for thread in threads:
         thread.join(5)
@@ -259,19 +254,11 @@ def test_a_bad_block_is_fetched_again(rig: Rig, caplog: pytest.LogCaptureFixture
     assert "fetching it again" in caplog.text
 
 
-def test_a_bad_block_comes_from_the_next_source(rig: Rig) -> None:
-    block = rig.raw[3]
-    rig.flip(block)
-    fetcher = rig.fetcher(StoreSource(rig.blob.store, rig.blob.key))
-    fetcher.demand(block, block)
-    assert rig.right(block)
-
-
 def test_a_block_bad_everywhere_is_an_error_for_its_reader_only(rig: Rig) -> None:
     block = rig.raw[3]
     rig.flip(block)
     fetcher = rig.fetcher(window=1 << 20)
-    with pytest.raises(DataError, match="damaged in every source"):
+    with pytest.raises(DataError, match="is damaged in"):
         fetcher.demand(block, block)
     assert not rig.cache.is_ready(block, block)
     fetcher.background()
@@ -346,14 +333,6 @@ def test_a_longer_outage_ends_at_the_deadline(rig: Rig) -> None:
     assert rig.right(rig.real[0])
 
 
-def test_the_second_source_answers_while_the_first_is_down(rig: Rig) -> None:
-    rig.store.down = True
-    fetcher = rig.fetcher(StoreSource(rig.blob.store, rig.blob.key), deadline=2.0)
-    fetcher.demand(rig.real[0], rig.real[0])
-    assert rig.right(rig.real[0])
-    assert fetcher.stats.retries == 0
-
-
 def test_a_request_that_never_returns_is_left_behind(rig: Rig) -> None:
     fetcher = rig.fetcher(streams=1, deadline=0.3)
     rig.store.hold()
@@ -384,7 +363,7 @@ def test_a_reader_does_not_wait_for_a_pause_of_prefetch(rig: Rig) -> None:
     fetcher.hot(rig.real)
     until(lambda: fetcher.stats.retries >= 4)
     rig.store.down = False
-    fetcher._pause_until = time.monotonic() + 3600
+    fetcher._prefetch_pause.until = time.monotonic() + 3600
     began = time.monotonic()
     fetcher.demand(rig.real[0], rig.real[0])
     assert time.monotonic() - began < 3
@@ -592,6 +571,9 @@ class Says:
             raise self.trouble
         return self._inner.read(pack, offset, length)
 
+    def original(self, pack: int, offset: int, length: int) -> bytes | None:
+        return None
+
     def close(self) -> None:
         self._inner.close()
 
@@ -606,10 +588,10 @@ def busy(seconds: float) -> UnavailableError:
 def says(rig: Rig) -> Iterator[Callable[..., tuple[Fetcher, Says]]]:
     made: list[Fetcher] = []
 
-    def make(trouble: BootseerError | None, *more: Source, **settings: float) -> tuple[Fetcher, Says]:
+    def make(trouble: BootseerError | None, **settings: float) -> tuple[Fetcher, Says]:
         source = Says(StoreSource(rig.blob.store, rig.blob.key), trouble)
         options = {"streams": 3, "window": 4096, "deadline": 5.0, "quiet": 0.0, **settings}
-        made.append(Fetcher(rig.cache, [source, *more], **options))  # type: ignore[arg-type]
+        made.append(Fetcher(rig.cache, source, **options))  # type: ignore[arg-type]
         return made[-1], source
 
     yield make
@@ -631,15 +613,6 @@ def test_a_source_that_says_when_to_come_again_is_left_alone_until_then(rig: Rig
     assert source.asked <= 3, "what was on its way when the first was told so"
     assert [one.one() for one in answers] == [None] * 30
     assert time.monotonic() - began >= 0.6
-
-
-def test_a_source_that_rests_is_passed_over_for_another(rig: Rig, says: Make) -> None:
-    fetcher, source = says(busy(3600.0), StoreSource(rig.blob.store, rig.blob.key))
-    began = time.monotonic()
-    for block in rig.real[:10]:
-        fetcher.demand(block, block)
-    assert source.asked == 1
-    assert time.monotonic() - began < 2
 
 
 def test_rest_does_not_outlast_the_deadline_of_a_reader(rig: Rig, says: Make) -> None:
@@ -665,7 +638,7 @@ def test_who_is_refused_does_not_march_on(rig: Rig, says: Make, kind: str) -> No
     with pytest.raises(PrivilegeError):
         fetcher.demand(rig.real[0], rig.real[0])
     source.trouble = None
-    fetcher._pause_until = 0.0
+    fetcher._prefetch_pause.until = 0.0
     assert fetcher.wait(5)
     assert rig.cache.complete or kind == "hot"
     assert all(rig.right(block) for block in rig.real[::3])
@@ -693,7 +666,7 @@ def test_readers_wait_while_room_is_made_once(rig: Rig, monkeypatch: pytest.Monk
         return True
 
     monkeypatch.setattr(rig.cache, "write", tight)
-    fetcher = Fetcher(rig.cache, [StoreSource(rig.store, rig.blob.key)], streams=2, window=4096, make_room=make)
+    fetcher = Fetcher(rig.cache, StoreSource(rig.store, rig.blob.key), streams=2, window=4096, make_room=make)
     try:
         answers = [Answers() for _ in range(6)]
         for block, one in zip(rig.real[::5], answers, strict=False):
@@ -730,7 +703,7 @@ def test_where_no_room_can_be_made_readers_are_served_from_memory(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(rig.cache, "write", full)
-    fetcher = Fetcher(rig.cache, [StoreSource(rig.store, rig.blob.key)], streams=2, window=4096, make_room=make)
+    fetcher = Fetcher(rig.cache, StoreSource(rig.store, rig.blob.key), streams=2, window=4096, make_room=make)
     try:
         for block in rig.real[:3]:
             assert fetcher.demand(block, block) == {block: rig.blob.content[block * 4096 : (block + 1) * 4096]}
@@ -738,23 +711,6 @@ def test_where_no_room_can_be_made_readers_are_served_from_memory(
         assert fetcher.full
     finally:
         fetcher.close()
-
-
-def test_a_young_flight_is_not_left_for_an_old_reader(rig: Rig) -> None:
-    fetcher = rig.fetcher()
-    block = rig.real[0]
-    batch = Batch(Priority.DEMAND, [block], 0, 1, 0, [Frame(0, 1, [block])])
-    young, old = (Flight(batch, None) for _ in range(2))
-    young.started -= 1.0
-    old.started -= 6.0
-    request = Request({block}, Answers(), time.monotonic())
-    with fetcher._lock:
-        fetcher._flights |= {young, old}
-        fetcher._waiting.add(request)
-        fetcher._expire(request, time.monotonic())
-        fetcher._flights.discard(young)
-    assert not young.abandoned
-    assert old.abandoned
 
 
 def test_pauses_of_prefetch_double_until_an_answer_and_readers_cause_none(

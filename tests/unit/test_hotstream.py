@@ -190,11 +190,11 @@ def test_every_wanted_block_comes_once_inside_its_range(data: st.DataObject) -> 
                 came += part.blocks
                 stream.came(batch, part)
             stream.ended(batch)
-            assert not stream.flying
         elif not stream.put_back(batch):
             break
     else:
         assert sorted(came) == sorted(wanted)
+        assert not stream.under_way
 
 
 # -- with a fetcher ------------------------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ class Rig:
 
     def fetcher(self, **settings: float) -> Fetcher:
         options = {"streams": 4, "window": 1 << 20, "deadline": 10.0, **settings}
-        self.fetchers.append(Fetcher(self.cache, [StoreSource(self.store, self.blob.map)], **options))  # type: ignore[arg-type]
+        self.fetchers.append(Fetcher(self.cache, StoreSource(self.store, self.blob.map), **options))  # type: ignore[arg-type]
         return self.fetchers[-1]
 
     def right(self, blocks: list[int]) -> bool:
@@ -325,7 +325,7 @@ def test_a_block_that_is_bad_in_a_good_frame_is_fetched_alone(rig: Rig) -> None:
     fetcher.stream(stream)
     assert fetcher.wait(5)
     assert rig.right(rig.order)
-    assert fetcher.stats.stream_bad == fetcher.stats.bad_blocks == 2
+    assert fetcher.stats.bad_blocks == 2
     assert len(rig.direct) == 2
 
 
@@ -366,7 +366,7 @@ def test_of_bad_blocks_those_that_readers_wait_for_come_first(rig: Rig, monkeypa
     assert fetcher._fetch_again(dict.fromkeys(bad, DataError("damaged")), batch) == []
     offsets = rig.blob.map.offsets
     assert [offset for offset, _ in rig.direct] == [offsets[block] for block in [bad[-1], *bad[:-1]]]
-    assert fetcher.stats.stream_bad == fetcher.stats.bad_blocks == 9
+    assert fetcher.stats.bad_blocks == 9
 
 
 def test_a_frame_that_nobody_needs_any_more_is_not_decompressed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -381,7 +381,7 @@ def test_a_frame_that_nobody_needs_any_more_is_not_decompressed(rig: Rig, monkey
     monkeypatch.setattr(workers, "opened", lambda *args: seen.append(args[1][0]) or real(*args))  # type: ignore[func-returns-value]
     fetcher._write(batch, raw)
     assert seen == [frame.blocks[0] for frame in batch.frames[2:]]
-    assert fetcher.stats.stream_bad == 0
+    assert fetcher.stats.bad_blocks == 0
     assert rig.right(rig.order)
 
 
@@ -435,7 +435,7 @@ def test_a_bad_pack_costs_time_only(rig: Rig, how: str, caplog: pytest.LogCaptur
     if how in ("cut", "gone"):
         assert "its blocks come from the packs" in caplog.text
     else:
-        assert fetcher.stats.stream_bad == (2 * opened.pack.per_frame if how == "swapped" else len(rig.order))
+        assert fetcher.stats.bad_blocks == (2 * opened.pack.per_frame if how == "swapped" else len(rig.order))
         assert "hash differs" in caplog.text or "bad zstd frame" in caplog.text
 
 
@@ -485,6 +485,20 @@ def test_an_outage_of_the_pack_alone_does_not_stop_the_prefetch(rig: Rig, monkey
     fetcher.hot(rig.real)
     assert fetcher.wait(20)
     assert rig.right(rig.real)
+
+
+def test_a_hot_list_that_comes_later_does_not_replace_a_stream_that_was_left(rig: Rig) -> None:
+    opened = rig.open()
+    rig.blob.store.delete(rig.key)
+    fetcher = rig.fetcher()
+    rig.store.hold()
+    fetcher.stream(msgspec.structs.replace(opened, source=StoreSource(rig.store, rig.key)).stream())
+    assert fetcher.streamed(5)
+    more = [block for block in rig.real if block not in rig.order][:5]
+    fetcher.hot(more)
+    rig.store.release()
+    assert fetcher.wait(10)
+    assert rig.right(rig.order + more)
 
 
 class Dripping(FlakyStore):

@@ -77,7 +77,7 @@ class FetcherProcess:
         self._fetched_before = [counts[Count.FETCH + index] for index in range(len(names))]
         self._fetcher = Fetcher(
             self._cache,
-            [StoreSource(store, tree.map)],
+            StoreSource(store, tree.map),
             streams=spec.fetch_streams,
             window=spec.demand_window,
             deadline=spec.demand_deadline,
