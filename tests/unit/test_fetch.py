@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bootseer.blocks.cache.blockfile import CacheFile
-from bootseer.blocks.fetch.fetcher import Fetcher
+from bootseer.blocks.fetch.fetcher import Fetched, Fetcher
 from bootseer.blocks.fetch.source import Source, StoreSource
 from bootseer.errors import BootseerError, DataError, NotFoundError, PrivilegeError, UnavailableError
 from bootseer.testing import lazy
@@ -74,7 +74,7 @@ def test_demand_brings_right_bytes(rig: Rig) -> None:
     fetcher = rig.fetcher()
     assert fetcher.demand(0, 9) == {}
     assert all(rig.right(block) for block in range(10))
-    assert fetcher.stats.demand_bytes == sum(rig.blob.map.lengths[:10])
+    assert fetcher.stats[Fetched.DEMAND_BYTES] == sum(rig.blob.map.lengths[:10])
 
 
 def test_without_a_profile_a_miss_brings_its_window(rig: Rig) -> None:
@@ -98,7 +98,7 @@ def test_hot_arrives_in_order(rig: Rig) -> None:
     assert fetcher.wait(5)
     assert [offset for _, offset, _ in rig.store.reads] == [rig.offset(block) for block in order]
     assert all(rig.right(block) for block in order)
-    assert fetcher.stats.hot_bytes == sum(rig.blob.map.lengths[block] for block in order)
+    assert fetcher.stats[Fetched.HOT_BYTES] == sum(rig.blob.map.lengths[block] for block in order)
 
 
 def test_background_completes_the_file(rig: Rig) -> None:
@@ -107,7 +107,7 @@ def test_background_completes_the_file(rig: Rig) -> None:
     assert fetcher.wait(5)
     assert rig.cache.complete
     assert all(rig.right(block) for block in range(COUNT))
-    assert fetcher.stats.background_bytes == sum(pack.size for pack in rig.blob.map.packs)
+    assert fetcher.stats[Fetched.BACKGROUND_BYTES] == sum(pack.size for pack in rig.blob.map.packs)
     assert len(rig.store.reads) < 5, "neighbours must come in one request"
 
 
@@ -208,7 +208,7 @@ def test_a_reader_does_not_wait_for_a_slow_prefetch(rig: Rig) -> None:
     assert rig.store.reads[1][1:] == (rig.offset(rig.real[2]), rig.blob.map.lengths[rig.real[2]])
     rig.store.release()
     assert answer.one() is None
-    assert fetcher.stats.hedges == 1
+    assert fetcher.stats[Fetched.HEDGES] == 1
     assert fetcher.wait(5)
 
 
@@ -250,7 +250,7 @@ def test_a_bad_block_is_fetched_again(rig: Rig, caplog: pytest.LogCaptureFixture
     rig.flip(block, times=1)
     fetcher.demand(block, block)
     assert rig.right(block)
-    assert fetcher.stats.bad_blocks == 1
+    assert fetcher.stats[Fetched.BAD_BLOCKS] == 1
     assert "fetching it again" in caplog.text
 
 
@@ -318,7 +318,7 @@ def test_an_outage_shorter_than_the_deadline_is_only_a_wait(rig: Rig) -> None:
     rig.store.fail_next(3)
     fetcher.demand(rig.real[0], rig.real[0])
     assert rig.right(rig.real[0])
-    assert fetcher.stats.retries == 3
+    assert fetcher.stats[Fetched.RETRIES] == 3
 
 
 def test_a_longer_outage_ends_at_the_deadline(rig: Rig) -> None:
@@ -361,7 +361,7 @@ def test_a_reader_does_not_wait_for_a_pause_of_prefetch(rig: Rig) -> None:
     fetcher = rig.fetcher(deadline=5.0)
     rig.store.down = True
     fetcher.hot(rig.real)
-    until(lambda: fetcher.stats.retries >= 4)
+    until(lambda: fetcher.stats[Fetched.RETRIES] >= 4)
     rig.store.down = False
     fetcher._prefetch_pause.until = time.monotonic() + 3600
     began = time.monotonic()

@@ -41,12 +41,14 @@ def syncing(
     monkeypatch.setattr(syncer, "_REST_SECONDS", rest)
     seen = SimpleNamespace(counts=memoryview(bytearray(8 << 10)).cast("q"), looks=0)
     seen.counts[Count.BEGAN_NS] = time.monotonic_ns()
-    stop = threading.Event()
 
-    def look() -> None:
-        seen.looks += 1
+    class Stop(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            seen.looks += 1
+            return super().wait(timeout)
 
-    args: Any = (cache, seen.counts, stop, look)
+    stop = Stop()
+    args: Any = (cache, seen.counts, stop)
     thread = threading.Thread(target=syncer.keep_synced, args=args, kwargs={"prefetching": prefetching})
     thread.start()
     try:

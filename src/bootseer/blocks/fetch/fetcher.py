@@ -13,10 +13,11 @@ a reader wanted it is fetched a second time, alone. See ``docs/internals/blocks-
 from __future__ import annotations
 
 import contextlib
+import enum
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, MutableSequence, Sequence
 
 import msgspec
 
@@ -49,18 +50,27 @@ _TICK = 0.1
 """Seconds after which the clock looks who has waited for too long, and a thread whether a pause is over."""
 
 
-class FetchStats(msgspec.Struct):
-    """Counters since the start; bytes are stored (compressed) bytes, that is, what came over the network."""
+class Fetched(enum.IntEnum):
+    """Cells of `Fetcher.stats`; bytes are stored (compressed) bytes, that is, what came over the network."""
 
-    demand_bytes: int = 0
-    hot_bytes: int = 0
-    background_bytes: int = 0
-    retries: int = 0
-    bad_blocks: int = 0
-    direct_misses: int = 0
+    DEMAND_BYTES = 0
+    HOT_BYTES = 1
+    BACKGROUND_BYTES = 2
+    RETRIES = 3
+    BAD_BLOCKS = 4
+    DIRECT_MISSES = 5
     """Blocks that readers waited for and that were not under way."""
-    hedges: int = 0
+    HEDGES = 6
     """Blocks fetched a second time because the prefetch that they were to come with was late."""
+    FULL = 7
+    """1 while the cache is out of space."""
+
+
+_BYTES_OF = {
+    Priority.DEMAND: Fetched.DEMAND_BYTES,
+    Priority.HOT: Fetched.HOT_BYTES,
+    Priority.BACKGROUND: Fetched.BACKGROUND_BYTES,
+}
 
 
 class Flight:
@@ -81,7 +91,8 @@ class Fetcher:
 
     ``window``: bytes fetched around a demanded block. ``deadline``: seconds a reader waits before `UnavailableError`.
     ``quiet``: background fill starts after this many seconds without demand, until `eager` lifts that. ``make_room``
-    is called when the disk is full; it may take its time, and says whether there is space now.
+    is called when the disk is full; it may take its time, and says whether there is space now. ``stats``: the cells of
+    `Fetched`, where this fetcher is to count on.
     """
 
     def __init__(
@@ -94,8 +105,10 @@ class Fetcher:
         deadline: float = 60.0,
         quiet: float = 0.5,
         make_room: Callable[[], bool] | None = None,
+        stats: MutableSequence[int] | memoryview | None = None,
     ) -> None:
-        self.stats = FetchStats()
+        self.stats = stats if stats is not None else [0] * len(Fetched)
+        self.stats[Fetched.FULL] = 0
         self.trouble: BootseerError | None = None
         """The last error of the source that left blocks of a prefetch where they are."""
         self._cache = cache
@@ -110,7 +123,6 @@ class Fetcher:
         self._stream: HotStream | None = None
         self._hot: Sequence[int] = ()
         self._flights: set[Flight] = set()
-        self._full = False
         self._last_demand = time.monotonic()
         self._demand_pause = BackOff(_LONGEST_DEMAND_PAUSE)
         self._prefetch_pause = BackOff(_LONGEST_PREFETCH_PAUSE)
@@ -157,7 +169,7 @@ class Fetcher:
                 self._waiting.add(request)
                 for block in sorted(pending):
                     if not self._queue.in_flight(block):
-                        self.stats.direct_misses += 1
+                        self.stats[Fetched.DIRECT_MISSES] += 1
                         self._queue.demand(block)
                 self._fetch_late_blocks(request, now)
                 # One thread: if one request cannot bring all, that thread wakes the next.
@@ -195,7 +207,7 @@ class Fetcher:
         with self._lock:
             self._stream = stream
             self._queue.window = 1
-            if self._full:
+            if self.full:
                 stream.abandon()
             self._work_came.notify_all()
 
@@ -234,7 +246,7 @@ class Fetcher:
     @property
     def full(self) -> bool:
         """Whether the cache ran out of space: demand is served from memory, prefetch has stopped."""
-        return self._full
+        return bool(self.stats[Fetched.FULL])
 
     def close(self, timeout: float = 10.0) -> None:
         """Stop all threads; readers that wait get `UnavailableError`."""
@@ -382,7 +394,7 @@ class Fetcher:
         demanded = (flight.batch.blocks for flight in self._flights if flight.batch.priority is Priority.DEMAND)
         if self._queue.is_demanded(block) or any(block in blocks for blocks in demanded):
             return
-        self.stats.hedges += 1
+        self.stats[Fetched.HEDGES] += 1
         self._queue.done([block])
         self._queue.demand(block)
         self._work_came.notify()
@@ -408,7 +420,7 @@ class Fetcher:
                 self._read(flight.batch)
         except UnavailableError as exc:
             with self._lock:
-                self.stats.retries += 1
+                self.stats[Fetched.RETRIES] += 1
                 self._back_off(flight.batch, exc)
                 self._give_back(flight)
         except BootseerError as exc:
@@ -444,7 +456,7 @@ class Fetcher:
                     stream.came(flight.batch, part)
                     if stream.free:
                         self._work_came.notify()
-                if self._full or self._closing.is_set():
+                if self.full or self._closing.is_set():
                     break
         with self._lock:
             if flight.batch.blocks:
@@ -470,7 +482,7 @@ class Fetcher:
         for block, why in bad.items():
             log.warning("block %d from %s: %s; fetching it again", block, name, why)
         with self._lock:
-            self.stats.bad_blocks += len(bad)
+            self.stats[Fetched.BAD_BLOCKS] += len(bad)
         lost: list[int] = []
         rest = dict.fromkeys(bad)
         while rest:
@@ -498,12 +510,7 @@ class Fetcher:
         with self._lock:
             self._demand_pause.answered()
             self._prefetch_pause.answered()
-            if priority is Priority.DEMAND:
-                self.stats.demand_bytes += length
-            elif priority is Priority.HOT:
-                self.stats.hot_bytes += length
-            else:
-                self.stats.background_bytes += length
+            self.stats[_BYTES_OF[priority]] += length
 
     # -- what becomes of it ----------------------------------------------------------------------------------------
 
@@ -589,9 +596,9 @@ class Fetcher:
     def _note_full(self, why: str) -> None:
         """A block could not be written: from now on fetch only what readers wait for."""
         with self._lock:
-            if self._full:
+            if self.full:
                 return
-            self._full = True
+            self.stats[Fetched.FULL] = 1
             if self._stream is not None:
                 self._stream.abandon()
             self._queue.stop_prefetch()

@@ -25,13 +25,13 @@ import msgspec
 from bootseer.blocks.cache import eviction
 from bootseer.blocks.cache.blockfile import CacheFile
 from bootseer.blocks.cache.metadata import LocalTree, localize
-from bootseer.blocks.fetch.fetcher import FetchStats
+from bootseer.blocks.fetch.fetcher import Fetched
 from bootseer.blocks.serving import client, fuse_server, mount_readahead
 from bootseer.blocks.serving.child import Child
 from bootseer.blocks.serving.control_server import ControlServer
 from bootseer.blocks.serving.fetcher_process import FetcherProcess
 from bootseer.blocks.serving.heartbeat import BEAT_SECONDS, Watch, keep_beating
-from bootseer.blocks.serving.ipc import Answer, Channel, Detached, Question, Started
+from bootseer.blocks.serving.ipc import Channel, Detached, Finish
 from bootseer.blocks.serving.protocol import (
     FUSE_FOLDER,
     TARGETS,
@@ -55,7 +55,7 @@ _FINISH_SECONDS = 60.0
 _LEAVE_SECONDS = 0.3
 """The kernel may need a moment to let go of what was just unmounted."""
 _RETRY_SECONDS = 0.25
-_ANSWER_SECONDS = 1.5
+_STILL_SECONDS = 1.0
 _SERVER_SILENCE = 10.0
 _FETCHER_SILENCE = 20.0
 """Seconds without a heartbeat after which a process is killed, and another takes its place."""
@@ -95,7 +95,7 @@ def start(
     """
     cache_dir = Path(spec.cache_dir)
     tree = localize(None, spec.digest, cache_dir, meta=False)
-    limits = eviction.Limits(spec.cache_limit, spec.cache_keep_free)
+    limits = eviction.Limits(spec.config.cache_limit, spec.config.cache_keep_free)
     eviction.make_room(cache_dir, limits, coming=eviction.missing_bytes(tree), keep=tree.cache.name)
     blocks = tree.map
     shared = SharedMemory(blocks.count, size=blocks.size, block_size=blocks.block_size)
@@ -104,7 +104,7 @@ def start(
     try:
         control = ControlServer(folder)
         if not cache.complete:
-            device = fuse_server.mount(folder / FUSE_FOLDER, spec.max_readahead)
+            device = fuse_server.mount(folder / FUSE_FOLDER)
         inherited = Inherited(
             spec, folder, store_for, tree, shared, cache, control, Channel.pair(), Channel.pair(), device, lock
         )
@@ -137,7 +137,6 @@ class Supervisor:
         self._fetcher: Child | None = None
         self._leaving = self._lingering = self._finishing = self._detached = False
         self._next_try = 0.0
-        self._number = os.getpid() << 20
         self._watch_server = Watch(self._counts, Count.SERVER_BEAT, _SERVER_SILENCE)
         self._watch_fetcher = Watch(self._counts, Count.FETCHER_BEAT, _FETCHER_SILENCE)
         self._wakeup = (-1, -1)
@@ -153,7 +152,7 @@ class Supervisor:
         counts, spec = self._counts, self._spec
         counts[Count.BEGAN_NS] = time.monotonic_ns()
         counts[Count.BEGAN_UNIX] = int(time.time())
-        counts[Count.DEADLINE_MS] = int(spec.demand_deadline * 1000)
+        counts[Count.DEADLINE_MS] = int(spec.config.demand_deadline * 1000)
         self._keep_targets()
         if self._device is None:
             if spec.profile is not None and self._inherited.shared.size:
@@ -209,11 +208,7 @@ class Supervisor:
         """Wait for something, see to it. Whether this was the end."""
         self._wait()
         while (got := self._link.receive()) is not None:
-            if isinstance(got[0], Started) and self._fetcher is not None:
-                self._fetcher.succeeded()
-                self._counts[Count.HOPELESS] = 0
-            elif isinstance(got[0], Detached):
-                self._detached = True
+            self._detached |= isinstance(got[0], Detached)
         self._inherited.control.answer(self._handle)
         if self._finishing:
             return self._finished()
@@ -250,6 +245,9 @@ class Supervisor:
 
     def _restart(self) -> None:
         counts, fetcher, server = self._counts, self._fetcher, self._server
+        if fetcher is not None and counts[Count.FETCHER_READY] == counts[Count.FETCHER_STARTS]:
+            fetcher.succeeded()
+            counts[Count.HOPELESS] = 0
         if fetcher is not None and fetcher.dead:
             if fetcher.failures >= _HOPELESS and not counts[Count.HOPELESS]:
                 log.error("no fetcher stays alive: reads of missing blocks fail until one does")
@@ -327,9 +325,8 @@ class Supervisor:
         kept = self._inherited
         try:
             fuse_server.FuseServer(
-                kept.shared, self._device, kept.reads[0], kept.cache.fileno(), supervisor,
-                max_readahead=self._spec.max_readahead, succeed=self._succeed,
-            ).run()  # fmt: skip
+                kept.shared, self._device, kept.reads[0], kept.cache.fileno(), supervisor, succeed=self._succeed
+            ).run()
         except BootseerError as exc:
             log.error("%s", exc)
             return exc.exit_code
@@ -371,33 +368,28 @@ class Supervisor:
             if not self._targets:
                 self._leave(_LEAVE_SECONDS)
         elif request.do == "still":
-            self._ask("still", request.target)
+            self._keep_still(request.target)
         elif request.do != "status":
             raise BootseerError(f"unknown request {request.do!r}")
         return self._status()
 
-    def _ask(self, do: str, target: str = "") -> FetcherStatus:
-        """The fetcher's answer; an empty one when it gives none in time: it may just be restarted."""
-        if self._fetcher is None or self._fetcher.dead or self._finishing:
-            return FetcherStatus()
-        self._number += 1
-        until = time.monotonic() + _ANSWER_SECONDS
-        if self._link.send(Question(self._number, do, target)):
-            while (left := until - time.monotonic()) > 0 and not self._fetcher.dead:
-                got = self._link.receive(timeout=min(left, 0.1))
-                if got is not None and isinstance(got[0], Started):
-                    self._fetcher.succeeded()
-                    self._counts[Count.HOPELESS] = 0
-                elif got is not None and isinstance(got[0], Answer) and got[0].number == self._number:
-                    return got[0].status
-        log.warning("the fetcher of tree %s does not answer to %r", self._spec.id, do)
-        return FetcherStatus()
+    def _keep_still(self, target: str) -> None:
+        """The readahead of the mount on ``target`` has no file open when this returns, nor later; but for one that is
+        being read from a disk that takes longer than a second."""
+        if target != self._spec.target:
+            return
+        self._counts[Count.STILL] = 1
+        until = time.monotonic() + _STILL_SECONDS
+        while self._counts[Count.READAHEAD_TID] and time.monotonic() < until:
+            time.sleep(0.001)
+
+    def _said(self) -> FetcherStatus:
+        raw = self._inherited.shared.said.read()
+        return msgspec.msgpack.decode(raw, type=FetcherStatus) if raw else FetcherStatus()
 
     def _status(self) -> TreeStatus:
-        said = self._ask("status")
         counts, shared = self._counts, self._inherited.shared
-        names = FetchStats.__struct_fields__
-        fetched = FetchStats(*[counts[Count.FETCH + index] for index in range(len(names))])
+        fetched = counts[Count.FETCHED : Count.FETCHED + len(Fetched)]
         ready = bytes(shared.ready[:]).count(1)
         return TreeStatus(
             id=self._spec.id,
@@ -411,25 +403,26 @@ class Supervisor:
             supervisor_restarts=counts[Count.SUPERVISOR_STARTS] - 1,
             lingering=self._lingering,
             targets=list(self._targets),
+            cache_full=bool(fetched[Fetched.FULL]),
             blocks_total=len(shared.ready),
             blocks_ready=ready,
             complete=ready == len(shared.ready),
-            bytes_demand=fetched.demand_bytes,
-            bytes_hot=fetched.hot_bytes,
-            bytes_background=fetched.background_bytes,
+            bytes_demand=fetched[Fetched.DEMAND_BYTES],
+            bytes_hot=fetched[Fetched.HOT_BYTES],
+            bytes_background=fetched[Fetched.BACKGROUND_BYTES],
             reads=counts[Count.READS],
             slow_faults=counts[Count.SLOW_FAULTS],
             stall_seconds=counts[Count.STALL_NS] / 1e9,
             failed_reads=counts[Count.FAILED_READS],
             denied=counts[Count.DENIED],
             taken_over=counts[Count.TAKEN_OVER],
-            bad_blocks=fetched.bad_blocks,
-            retries=fetched.retries,
-            direct_misses=fetched.direct_misses,
-            hedges=fetched.hedges,
+            bad_blocks=fetched[Fetched.BAD_BLOCKS],
+            retries=fetched[Fetched.RETRIES],
+            direct_misses=fetched[Fetched.DIRECT_MISSES],
+            hedges=fetched[Fetched.HEDGES],
             read_ahead_bytes=counts[Count.READ_AHEAD],
             uptime=(time.monotonic_ns() - counts[Count.BEGAN_NS]) / 1e9,
-            **msgspec.structs.asdict(said),
+            **msgspec.structs.asdict(self._said()),
         )
 
     def _keep_targets(self) -> None:
@@ -489,7 +482,7 @@ class Supervisor:
         self._close_device()
         self._next_try = time.monotonic() + _FINISH_SECONDS
         if self._fetcher is not None:
-            self._link.send(Question(0, "finish"), timeout=1.0)
+            self._link.send(Finish(), timeout=1.0)
 
     def _finished(self) -> bool:
         if self._fetcher is None or self._detached or self._fetcher.dead:

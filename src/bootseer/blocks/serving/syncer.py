@@ -26,16 +26,14 @@ def keep_synced(
     cache: CacheFile,
     counts: memoryview,
     stop: threading.Event,
-    also: Callable[[], None],
     *,
     prefetching: Callable[[], bool],
 ) -> None:
     """Sync data and bitmap of ``cache`` until ``stop``, in the first seconds of the start only while nothing is
-    ``prefetching``; trouble is a log line and `Count.BROKEN`. ``also`` is called each time, and must not raise."""
+    ``prefetching``; trouble is a log line and `Count.BROKEN`."""
     failed = False
     rest_until = counts[Count.BEGAN_NS] / 1e9 + _REST_SECONDS
     while not stop.wait(_SYNC_SECONDS):
-        also()
         if cache.broken:
             counts[Count.BROKEN] = 1
             continue
