@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bootseer.blocks.formats.trace import first_touches
-from bootseer.blocks.serving.ipc import Came, Channel, Detached, Finish, Repeat, Wanted, request_id
+from bootseer.blocks.serving.ipc import Came, Channel, Finish, Repeat, Wanted, request_id
 from bootseer.blocks.serving.shared_memory import UNIT, Count, SharedMemory
 from bootseer.errors import DataError, UnavailableError
 
@@ -83,7 +83,6 @@ def test_messages_cross_and_wait_for_a_new_process() -> None:
         Repeat(),
         Came(id, 5),
         Finish(),
-        Detached(),
     ):
         fetcher.send(message)
         assert near.receive(timeout=5) == (message, -1)

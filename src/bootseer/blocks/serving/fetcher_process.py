@@ -28,7 +28,7 @@ from bootseer.blocks.fetch.prefetch import Plan, Target
 from bootseer.blocks.fetch.source import StoreSource
 from bootseer.blocks.profiles.library import ProfileKey
 from bootseer.blocks.profiles.recording import Recording
-from bootseer.blocks.serving.ipc import Came, Channel, Detached, Finish, Repeat, Wanted
+from bootseer.blocks.serving.ipc import Came, Channel, Finish, Repeat, Wanted
 from bootseer.blocks.serving.protocol import FetcherStatus, ServerSpec
 from bootseer.blocks.serving.readahead import Readahead
 from bootseer.blocks.serving.recorder import Recorder
@@ -62,12 +62,11 @@ class FetcherProcess:
         store: Store,
         shared: SharedMemory,
         cache: CacheFile,
-        link: Channel,
         reads: Channel,
         detach: Callable[[], None],
     ) -> None:
         counts = shared.counts
-        self._spec, self._tree, self._store, self._shared, self._link = spec, tree, store, shared, link
+        self._spec, self._tree, self._store, self._shared = spec, tree, store, shared
         self._detach = detach
         counts[Count.READAHEAD_TID] = 0  # of a thread of the process before, perhaps
         self._number = counts[Count.FETCHER_STARTS]
@@ -141,25 +140,19 @@ class FetcherProcess:
             Path("/proc/self/comm").write_text(_DETACHED_NAME)
             self._detach()
             self._tree.hold.release()
-            self._link.send(Detached(), timeout=_SEND_SECONDS)
+            counts[Count.DETACHED] = 1
             self._recorder.finish_detached()
 
     def _serve(self) -> None:
         counts = self._shared.counts
-        while True:
-            self._say()
-            try:
-                got = self._link.receive(timeout=_TICK)
-            except UnavailableError:
-                log.critical("supervisor and FUSE server of tree %s are gone", self._spec.id)
-                return
-            if got is not None and isinstance(got[0], Finish):
-                return
+        self._say()
+        while not self._stop.wait(_TICK):
             self._recorder.poll()
             age = (time.monotonic_ns() - counts[Count.BEGAN_NS]) / 1e9
             if counts[Count.JOB_READY] or age >= self._spec.config.record_seconds:
                 self._recorder.end()
                 self._fetcher.eager()
+            self._say()
 
     def _say(self) -> None:
         """Leave the fetcher's part of the status for the supervisor."""
@@ -202,8 +195,9 @@ class FetcherProcess:
 
 
 class ReadRequests:
-    """Takes what the FUSE server wants over ``channel``, has it fetched, answers; until ``stop`` is set or the other
-    end is gone. One thread receives; answers are sent by the fetcher's threads as blocks come."""
+    """Takes what the FUSE server wants over ``channel``, has it fetched, answers; until ``stop`` is set, as it is here
+    when the supervisor says `Finish`, or is gone with the FUSE server. One thread receives; answers are sent by the
+    fetcher's threads as blocks come."""
 
     def __init__(self, channel: Channel, fetcher: Fetcher, cache: CacheFile, stop: threading.Event) -> None:
         self._channel = channel
@@ -218,11 +212,13 @@ class ReadRequests:
         while not self._stop.is_set():
             try:
                 got = self._channel.receive(timeout=0.5)
-                if got is not None and isinstance(got[0], Wanted) and got[0].id not in self._open:
+                if got is not None and isinstance(got[0], Finish):
+                    self._stop.set()
+                elif got is not None and isinstance(got[0], Wanted) and got[0].id not in self._open:
                     self._fetch(got[0])
-            except UnavailableError as exc:
-                log.error("%s", exc)
-                return
+            except UnavailableError:
+                log.critical("supervisor and FUSE server are gone")
+                self._stop.set()
             except Exception:  # without this thread each missing block would wait for its deadline
                 log.exception("a request of the FUSE server failed")
                 self._stop.wait(_PAUSE)

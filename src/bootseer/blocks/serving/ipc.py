@@ -1,9 +1,8 @@
-"""Messages between the processes of one block server, over SOCK_SEQPACKET pairs that outlive each process.
+"""Messages between FUSE server and fetcher of a block server, over a SOCK_SEQPACKET pair that outlives both.
 
-The supervisor keeps both ends of both pairs (supervisor and fetcher; FUSE server and fetcher), so a message that is
-sent while the other side is being restarted waits for it. Every message may therefore come twice or not at all: a
-fetcher that starts says `Repeat`, and the FUSE server repeats what it still wants. Nothing here blocks unless
-it is given a timeout.
+The supervisor keeps both ends, so a message that is sent while the other side is being restarted waits for it. Every
+message may therefore come twice or not at all: a fetcher that starts says `Repeat`, and the FUSE server repeats what it
+still wants. Nothing here blocks unless it is given a timeout.
 """
 
 from __future__ import annotations
@@ -53,11 +52,7 @@ class Finish(msgspec.Struct, tag=4, array_like=True, frozen=True):
     """Supervisor to fetcher: the last mount is gone: finish, and end."""
 
 
-class Detached(msgspec.Struct, tag=5, array_like=True, frozen=True):
-    """Fetcher to supervisor: all is persisted and given up; I finish a hot pack for which nobody waits."""
-
-
-Message = Wanted | Came | Repeat | Finish | Detached
+Message = Wanted | Came | Repeat | Finish
 
 
 def request_id(generation: int, number: int) -> int:

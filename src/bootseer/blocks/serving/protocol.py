@@ -14,8 +14,6 @@ from bootseer.errors import BootseerError, UnavailableError
 SPEC = "spec.json"
 FUSE_FOLDER = "fuse"
 SOCKET = "control.sock"
-TARGETS = "targets.json"
-"""The mounts of the tree, for the supervisor that replaces a dead one."""
 LOCK = "server.lock"
 """Locked (flock) while a process of the server lives; its text is the server's process group."""
 MAX_LINE = 1 << 16

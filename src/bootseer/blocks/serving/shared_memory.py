@@ -9,6 +9,7 @@ Who writes what, so that nothing needs a lock across processes (each cell has on
 | ``counts``: named counters and flags, see `Count` | as said there | all |
 | ``negotiated``: what the FUSE server and the kernel agreed on | FUSE server | the next FUSE server |
 | ``said``: the fetcher's part of the status | fetcher | supervisor |
+| ``targets``: the mounts of the tree | supervisor | the next supervisor |
 
 A process may be killed between any two instructions. What others rely on is therefore written last: a ready byte after
 the block's data, ``Count.TOUCHES`` after the touch.
@@ -34,6 +35,7 @@ _TOUCH = struct.Struct("<IIQI4x")
 _LENGTH = struct.Struct("<I")
 _PAGE = mmap.PAGESIZE
 _COUNTS = 512
+_TARGETS = 1 << 20
 
 
 class Count:
@@ -71,6 +73,8 @@ class Count:
     """The thread that does so: a read of its is not the job's."""
     FETCHER_READY = 39
     """The number of the fetcher that serves, as in ``FETCHER_STARTS``."""
+    DETACHED = 40
+    """1 when all is persisted and given up, and the fetcher finishes a hot pack for which nobody waits."""
     FETCHED = 96
     """From here on the cells of `bootseer.blocks.fetch.fetcher.Fetched`, summed over all fetchers."""
     # supervisor
@@ -105,7 +109,7 @@ class SharedMemory:
         self.shift = max(0, block_size.bit_length() - 1)
         units = -(-size // UNIT)
         limit = min(TOUCH_LIMIT, max(1, units))
-        lengths = [_COUNTS * 8, _PAGE, _PAGE, limit * _TOUCH.size, units, blocks]
+        lengths = [_COUNTS * 8, _PAGE, _PAGE, _TARGETS, limit * _TOUCH.size, units, blocks]
         parts = []
         try:
             fd = os.memfd_create("bootseer-shared", os.MFD_CLOEXEC)  # takes memory only for pages in use
@@ -119,8 +123,8 @@ class SharedMemory:
                 os.close(fd)
         except OSError as exc:
             raise from_os_error(exc, "make shared memory") from exc
-        counts, negotiated, said, touches, seen, ready = parts
-        self.negotiated, self.said = Note(negotiated), Note(said)
+        counts, negotiated, said, targets, touches, seen, ready = parts
+        self.negotiated, self.said, self.targets = Note(negotiated), Note(said), Note(targets)
         self.counts = memoryview(counts).cast("Q")
         """Counters and flags by the names of `Count`."""
         self.ready: Ready = ready if blocks else bytearray()
@@ -134,13 +138,13 @@ class SharedMemory:
 
 
 class Note:
-    """What one process leaves for others: at most 4 KiB, empty at first."""
+    """What one process leaves for others; empty at first. It has room for a little less than its memory."""
 
     def __init__(self, memory: mmap.mmap) -> None:
         self._memory = memory
 
     def write(self, data: bytes) -> None:
-        if len(data) > _PAGE - _LENGTH.size:
+        if len(data) > len(self._memory) - _LENGTH.size:
             raise ValueError(f"a note of {len(data)} bytes is too long")
         _LENGTH.pack_into(self._memory, 0, 0)
         self._memory[_LENGTH.size : _LENGTH.size + len(data)] = data

@@ -31,10 +31,9 @@ from bootseer.blocks.serving.child import Child
 from bootseer.blocks.serving.control_server import ControlServer
 from bootseer.blocks.serving.fetcher_process import FetcherProcess
 from bootseer.blocks.serving.heartbeat import BEAT_SECONDS, Watch, keep_beating
-from bootseer.blocks.serving.ipc import Channel, Detached, Finish
+from bootseer.blocks.serving.ipc import Channel, Finish
 from bootseer.blocks.serving.protocol import (
     FUSE_FOLDER,
-    TARGETS,
     FetcherStatus,
     Request,
     ServerSpec,
@@ -55,6 +54,7 @@ _FINISH_SECONDS = 60.0
 _LEAVE_SECONDS = 0.3
 """The kernel may need a moment to let go of what was just unmounted."""
 _RETRY_SECONDS = 0.25
+_LOOK_SECONDS = 0.01
 _STILL_SECONDS = 1.0
 _SERVER_SILENCE = 10.0
 _FETCHER_SILENCE = 20.0
@@ -74,10 +74,8 @@ class Inherited(NamedTuple):
     cache: CacheFile
     """Opened, for its descriptors; the fetcher goes on with it by `CacheFile.resume`."""
     control: ControlServer
-    link: tuple[Channel, Channel]
-    """Supervisor's end, fetcher's end."""
     reads: tuple[Channel, Channel]
-    """FUSE server's end, fetcher's end."""
+    """FUSE server's end, which the supervisor only sends `Finish` through, and the fetcher's end."""
     device: fuse.Device | None
     """None: every block was here from the beginning, and no FUSE is needed."""
     lock: int
@@ -105,9 +103,7 @@ def start(
         control = ControlServer(folder)
         if not cache.complete:
             device = fuse_server.mount(folder / FUSE_FOLDER)
-        inherited = Inherited(
-            spec, folder, store_for, tree, shared, cache, control, Channel.pair(), Channel.pair(), device, lock
-        )
+        inherited = Inherited(spec, folder, store_for, tree, shared, cache, control, Channel.pair(), device, lock)
         supervisor = Supervisor(inherited, [spec.target], answer)
         supervisor.begin()
     except BaseException:
@@ -130,16 +126,14 @@ class Supervisor:
         self._answer = answer
         self._spec = inherited.spec
         self._counts = inherited.shared.counts
-        self._link = inherited.link[0]
         self._device = inherited.device
         self._targets = targets
         self._server: Child | None = None
         self._fetcher: Child | None = None
-        self._leaving = self._lingering = self._finishing = self._detached = False
+        self._leaving = self._lingering = self._finishing = False
         self._next_try = 0.0
         self._watch_server = Watch(self._counts, Count.SERVER_BEAT, _SERVER_SILENCE)
         self._watch_fetcher = Watch(self._counts, Count.FETCHER_BEAT, _FETCHER_SILENCE)
-        self._wakeup = (-1, -1)
         self._counts[Count.SUPERVISOR_PID] = os.getpid()
         self._counts[Count.SUPERVISOR_STARTS] += 1
 
@@ -177,8 +171,6 @@ class Supervisor:
 
     def run(self) -> int:
         """Keep the others running until the tree is left or its FUSE mount is gone. The exit code."""
-        self._wakeup = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        signal.set_wakeup_fd(self._wakeup[1], warn_on_full_buffer=False)
         for number in _SIGNALS:
             signal.signal(number, lambda *_: self._told_to_end())
         while True:
@@ -207,8 +199,6 @@ class Supervisor:
     def _step(self) -> bool:
         """Wait for something, see to it. Whether this was the end."""
         self._wait()
-        while (got := self._link.receive()) is not None:
-            self._detached |= isinstance(got[0], Detached)
         self._inherited.control.answer(self._handle)
         if self._finishing:
             return self._finished()
@@ -222,19 +212,16 @@ class Supervisor:
 
     def _wait(self) -> None:
         poll = select.poll()
-        for fd in (self._link.fileno(), self._inherited.control.fileno(), self._wakeup[0]):
-            poll.register(fd, select.POLLIN)
-        waits = [2 * BEAT_SECONDS]
+        poll.register(self._inherited.control.fileno(), select.POLLIN)
+        waits = [_LOOK_SECONDS if self._finishing else 2 * BEAT_SECONDS]
         for child in (self._fetcher, self._server):
             if child is not None and child.dead:
-                waits.append(child.wait_seconds if not self._finishing else 0.0)
+                waits.append(child.wait_seconds)
             elif child is not None:
                 poll.register(child.fileno(), select.POLLIN)
         if self._leaving:
             waits.append(max(0.0, self._next_try - time.monotonic()))
         poll.poll(int(min(waits) * 1000) + 1)
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._wakeup[0], 64)
 
     def _end_silent(self) -> None:
         for child, watch in ((self._fetcher, self._watch_fetcher), (self._server, self._watch_server)):
@@ -292,10 +279,6 @@ class Supervisor:
         self._answer("")
         for number in _SIGNALS:  # signals to the process group are the supervisor's business
             signal.signal(number, signal.SIG_IGN)
-        if self._wakeup[0] >= 0:
-            signal.set_wakeup_fd(-1)
-            for fd in self._wakeup:
-                os.close(fd)
         for child in (self._fetcher, self._server):
             if child is not None:
                 child.forget()
@@ -307,13 +290,13 @@ class Supervisor:
         counts[Count.FETCHER_PID] = mine
         self._in_child()
         kept = self._inherited
-        for end in (kept.link[0], kept.reads[0], kept.control):  # they must end with those that use them
+        for end in (kept.reads[0], kept.control):  # they must end with those that use them
             end.close()
         self._close_device()
         keep_beating(counts, Count.FETCHER_BEAT, lambda: counts[Count.FETCHER_PID] != mine)
         FetcherProcess(
-            kept.spec, kept.tree, kept.store_for(kept.spec.store_url), kept.shared, kept.cache, kept.link[1],
-            kept.reads[1], detach=lambda: os.close(kept.lock),
+            kept.spec, kept.tree, kept.store_for(kept.spec.store_url), kept.shared, kept.cache, kept.reads[1],
+            detach=lambda: os.close(kept.lock),
         ).run()  # fmt: skip
         return 0
 
@@ -426,22 +409,12 @@ class Supervisor:
         )
 
     def _keep_targets(self) -> None:
-        """Write the mounts for the next supervisor. Best effort: a full disk must not keep a tree from being mounted or
-        unmounted."""
-        folder = self._inherited.folder
-        tmp = folder / f"{TARGETS}.tmp"
-        try:
-            tmp.write_bytes(msgspec.json.encode(self._targets))
-            os.replace(tmp, folder / TARGETS)
-        except OSError as exc:
-            log.warning("cannot keep the mounts of tree %s: %s", self._spec.id, exc)
+        """Leave the mounts for the next supervisor."""
+        self._inherited.shared.targets.write(msgspec.msgpack.encode(self._targets))
 
     def _known_targets(self) -> list[str]:
-        try:
-            return msgspec.json.decode((self._inherited.folder / TARGETS).read_bytes(), type=list[str])
-        except (OSError, msgspec.MsgspecError) as exc:
-            log.warning("the mounts of tree %s are not known any more: %s", self._spec.id, exc)
-            return [self._spec.target]
+        raw = self._inherited.shared.targets.read()
+        return msgspec.msgpack.decode(raw, type=list[str]) if raw else [self._spec.target]
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
@@ -482,10 +455,10 @@ class Supervisor:
         self._close_device()
         self._next_try = time.monotonic() + _FINISH_SECONDS
         if self._fetcher is not None:
-            self._link.send(Finish(), timeout=1.0)
+            self._inherited.reads[0].send(Finish(), timeout=1.0)
 
     def _finished(self) -> bool:
-        if self._fetcher is None or self._detached or self._fetcher.dead:
+        if self._fetcher is None or self._counts[Count.DETACHED] or self._fetcher.dead:
             return True
         if time.monotonic() >= self._next_try:
             log.warning("the fetcher does not finish; killing it")
