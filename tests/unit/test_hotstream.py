@@ -685,7 +685,7 @@ def test_of_a_range_that_hangs_only_the_first_reader_waits(rig: Rig) -> None:
     fetcher = rig.fetcher()
     hung.hold()
     fetcher.stream(stream)
-    until(lambda: fetcher.prefetching)
+    until(lambda: len(hung.reads) == 1)
     time.sleep(0.1)
     try:
         began = time.monotonic()

@@ -234,12 +234,6 @@ class Fetcher:
             return self._work_done.wait_for(lambda: self._closing.is_set() or self._idle, timeout)
 
     @property
-    def prefetching(self) -> bool:
-        """Whether the hot stream is on its way, or ranges of a hot list have not been asked for yet."""
-        with self._lock:
-            return self._streaming or self._queue.hot_pending
-
-    @property
     def closed(self) -> bool:
         return self._closing.is_set()
 

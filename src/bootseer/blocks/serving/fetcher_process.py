@@ -102,7 +102,7 @@ class FetcherProcess:
     def run(self) -> None:
         """Serve until the end, leave nothing behind."""
         counts, key = self._shared.counts, self._key
-        sync = partial(keep_synced, self._cache, counts, self._stop, prefetching=lambda: self._fetcher.prefetching)
+        sync = partial(keep_synced, self._cache, counts, self._stop)
         threads = [
             threading.Thread(target=run, name=name, daemon=True)
             for run, name in ((self._prefetch, "prefetch"), (sync, "sync"))
