@@ -74,7 +74,7 @@ def test_demand_brings_right_bytes(rig: Rig) -> None:
     fetcher = rig.fetcher()
     assert fetcher.demand(0, 9) == {}
     assert all(rig.right(block) for block in range(10))
-    assert fetcher.stats[Fetched.DEMAND_BYTES] == sum(rig.blob.map.lengths[:10])
+    assert fetcher.stats[Fetched.BYTES_DEMAND] == sum(rig.blob.map.lengths[:10])
 
 
 def test_without_a_profile_a_miss_brings_its_window(rig: Rig) -> None:
@@ -98,7 +98,7 @@ def test_hot_arrives_in_order(rig: Rig) -> None:
     assert fetcher.wait(5)
     assert [offset for _, offset, _ in rig.store.reads] == [rig.offset(block) for block in order]
     assert all(rig.right(block) for block in order)
-    assert fetcher.stats[Fetched.HOT_BYTES] == sum(rig.blob.map.lengths[block] for block in order)
+    assert fetcher.stats[Fetched.BYTES_HOT] == sum(rig.blob.map.lengths[block] for block in order)
 
 
 def test_background_completes_the_file(rig: Rig) -> None:
@@ -107,7 +107,7 @@ def test_background_completes_the_file(rig: Rig) -> None:
     assert fetcher.wait(5)
     assert rig.cache.complete
     assert all(rig.right(block) for block in range(COUNT))
-    assert fetcher.stats[Fetched.BACKGROUND_BYTES] == sum(pack.size for pack in rig.blob.map.packs)
+    assert fetcher.stats[Fetched.BYTES_BACKGROUND] == sum(pack.size for pack in rig.blob.map.packs)
     assert len(rig.store.reads) < 5, "neighbours must come in one request"
 
 
@@ -321,6 +321,29 @@ def test_an_outage_shorter_than_the_deadline_is_only_a_wait(rig: Rig) -> None:
     assert fetcher.stats[Fetched.RETRIES] == 3
 
 
+def test_a_block_that_does_not_come_holds_up_no_other(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetcher = rig.fetcher()
+    first, *others = rig.real[::3]
+    read = StoreSource.read
+
+    def picky(self: StoreSource, pack: int, offset: int, length: int) -> bytes:
+        if offset == rig.offset(first):
+            raise UnavailableError("not today")
+        return read(self, pack, offset, length)
+
+    monkeypatch.setattr(StoreSource, "read", picky)
+    answer = Answers()
+    fetcher.submit(first, first, answer)
+    until(lambda: fetcher.stats[Fetched.RETRIES] > 1)
+    began = time.monotonic()
+    for block in others:
+        fetcher.demand(block, block)
+    assert time.monotonic() - began < 0.1 * len(others)
+    assert not answer.all
+    monkeypatch.undo()
+    assert answer.one() is None
+
+
 def test_a_longer_outage_ends_at_the_deadline(rig: Rig) -> None:
     fetcher = rig.fetcher(deadline=0.4)
     rig.store.down = True
@@ -363,7 +386,7 @@ def test_a_reader_does_not_wait_for_a_pause_of_prefetch(rig: Rig) -> None:
     fetcher.hot(rig.real)
     until(lambda: fetcher.stats[Fetched.RETRIES] >= 4)
     rig.store.down = False
-    fetcher._prefetch_pause.until = time.monotonic() + 3600
+    fetcher._pause_until = time.monotonic() + 3600
     began = time.monotonic()
     fetcher.demand(rig.real[0], rig.real[0])
     assert time.monotonic() - began < 3
@@ -638,7 +661,7 @@ def test_who_is_refused_does_not_march_on(rig: Rig, says: Make, kind: str) -> No
     with pytest.raises(PrivilegeError):
         fetcher.demand(rig.real[0], rig.real[0])
     source.trouble = None
-    fetcher._prefetch_pause.until = 0.0
+    fetcher._pause_until = 0.0
     assert fetcher.wait(5)
     assert rig.cache.complete or kind == "hot"
     assert all(rig.right(block) for block in rig.real[::3])

@@ -68,46 +68,58 @@ def blocks(batch: Batch | None) -> list[int]:
 
 
 def take(queue: FetchQueue) -> Batch | None:
-    return queue.take_demand() or queue.take_hot() or queue.take_background()
+    return queue.take_demand(0.0) or queue.take_hot() or queue.take_background()
 
 
 def test_demand_takes_its_aligned_window() -> None:
     rig = Rig(window=4)
     rig.queue.demand(6)
-    batch = rig.queue.take_demand()
+    batch = rig.queue.take_demand(0.0)
     assert blocks(batch) == [4, 5, 6, 7]
     assert batch is not None
     assert (batch.priority, batch.offset, batch.length) == (Priority.DEMAND, 400, 400)
-    assert rig.queue.take_demand() is None
+    assert rig.queue.take_demand(0.0) is None
 
 
 def test_the_window_stops_at_ready_and_flying_blocks() -> None:
     rig = Rig(window=8)
     rig.ready[2] = 1
     rig.queue.demand(7)
-    assert blocks(rig.queue.take_demand()) == [3, 4, 5, 6, 7]
+    assert blocks(rig.queue.take_demand(0.0)) == [3, 4, 5, 6, 7]
     rig.queue.demand(0)
-    assert blocks(rig.queue.take_demand()) == [0, 1]
+    assert blocks(rig.queue.take_demand(0.0)) == [0, 1]
 
 
 def test_single_flight() -> None:
     rig = Rig()
     rig.queue.demand(3)
-    first = rig.queue.take_demand()
+    first = rig.queue.take_demand(0.0)
     assert first is not None
     rig.queue.demand(3)
-    assert rig.queue.take_demand() is None
+    assert rig.queue.take_demand(0.0) is None
     rig.finish(first)
     rig.queue.demand(3)
-    assert rig.queue.take_demand() is None
+    assert rig.queue.take_demand(0.0) is None
+
+
+def test_what_did_not_come_is_asked_for_again_after_a_while_and_holds_up_no_other() -> None:
+    rig = Rig()
+    rig.queue.demand(3)
+    batch = rig.queue.take_demand(0.0)
+    assert batch is not None
+    rig.queue.put_back(batch.blocks, batch.priority, [3], 10.0)
+    rig.queue.demand(9)
+    assert blocks(rig.queue.take_demand(9.9)) == [9]
+    assert rig.queue.take_demand(9.9) is None
+    assert blocks(rig.queue.take_demand(10.0)) == [3]
 
 
 def test_demanded_neighbours_go_together() -> None:
     rig = Rig(window=1)
     for block in (3, 5, 4, 9):
         rig.queue.demand(block)
-    assert blocks(rig.queue.take_demand()) == [3, 4, 5]
-    assert blocks(rig.queue.take_demand()) == [9]
+    assert blocks(rig.queue.take_demand(0.0)) == [3, 4, 5]
+    assert blocks(rig.queue.take_demand(0.0)) == [9]
 
 
 def test_hot_keeps_first_touch_order_and_merges_neighbours() -> None:
@@ -128,7 +140,7 @@ def test_a_reader_promotes_a_queued_hot_block() -> None:
     rig = Rig()
     rig.queue.hot([1, 2, 3, 10, 11, 12])
     rig.queue.demand(11)
-    assert blocks(rig.queue.take_demand()) == [11]
+    assert blocks(rig.queue.take_demand(0.0)) == [11]
     assert blocks(rig.queue.take_hot()) == [1, 2, 3]
     assert blocks(rig.queue.take_hot()) == [10]
     assert blocks(rig.queue.take_hot()) == [12]
@@ -180,7 +192,7 @@ def test_background_leaves_what_is_damaged() -> None:
     assert blocks(rig.queue.take_background()) == [0, 1]
     assert blocks(rig.queue.take_background()) == [3]
     rig.queue.demand(2)
-    assert blocks(rig.queue.take_demand()) == [2]
+    assert blocks(rig.queue.take_demand(0.0)) == [2]
 
 
 @pytest.mark.parametrize("priority", [Priority.HOT, Priority.BACKGROUND])
@@ -196,7 +208,7 @@ def test_put_back_turns_waited_for_blocks_into_demand(priority: Priority) -> Non
         batch = rig.queue.take_background()
     assert batch is not None
     rig.queue.put_back(batch.blocks, batch.priority, [5])
-    assert blocks(rig.queue.take_demand()) == [5]
+    assert blocks(rig.queue.take_demand(0.0)) == [5]
     take = rig.queue.take_hot if priority is Priority.HOT else rig.queue.take_background
     again = take()
     assert again is not None

@@ -284,7 +284,7 @@ def test_the_hot_pack_brings_everything_in_few_requests(rig: Rig) -> None:
     assert rig.right(rig.order)
     assert rig.direct == []
     assert len(rig.streamed) == 1
-    assert fetcher.stats[Fetched.HOT_BYTES] == sum(opened.pack.lengths)
+    assert fetcher.stats[Fetched.BYTES_HOT] == sum(opened.pack.lengths)
     assert rig.cache.ready_count == len(rig.order) + COUNT - len(rig.real)
 
 
@@ -305,7 +305,7 @@ def test_what_is_there_already_is_not_fetched_again(rig: Rig) -> None:
     fetcher.stream(opened.stream())
     assert fetcher.wait(5)
     assert rig.right(rig.order)
-    assert fetcher.stats[Fetched.HOT_BYTES] == sum(opened.pack.lengths[-frames_of(opened, 3) :])
+    assert fetcher.stats[Fetched.BYTES_HOT] == sum(opened.pack.lengths[-frames_of(opened, 3) :])
 
 
 def frames_of(opened: Opened, last: int) -> int:

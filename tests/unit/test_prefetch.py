@@ -86,7 +86,7 @@ def test_from_trace_to_stream(rig: Rig, tmp_path: Path) -> None:
         assert plan == Plan(sorted(order), 1, rig.packs()[0]), "in the order of the file inside a frame"
         assert all(cache.is_ready(block, block) for block in order)
         assert {key for key, *_ in rig.store.reads} == {plan.pack}
-        assert fetcher.stats[Fetched.HOT_BYTES] > 0
+        assert fetcher.stats[Fetched.BYTES_HOT] > 0
 
 
 def test_traces_are_looked_at_when_the_stream_has_ended(rig: Rig, tmp_path: Path) -> None:

@@ -9,9 +9,8 @@ import threading
 
 import pytest
 
-from bootseer.blocks.serving import heartbeat
-from bootseer.blocks.serving.child import Child
-from bootseer.blocks.serving.heartbeat import Watch
+from bootseer.blocks.serving import child
+from bootseer.blocks.serving.child import Child, Watch
 from bootseer.blocks.serving.shared_memory import Count, SharedMemory
 
 
@@ -36,12 +35,12 @@ def test_a_failed_fork_is_a_dead_child(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "fork", fail)
-        child = Child("part", lambda: 0)
-    assert child.dead
-    assert (child.pid, child.failures) == (0, 1)
-    assert child.wait_seconds > 0
-    child.kill()
-    again = Child("part", lambda: 3, child)
+        dead = Child("part", lambda: 0)
+    assert dead.dead
+    assert (dead.pid, dead.failures) == (0, 1)
+    assert dead.wait_seconds > 0
+    dead.kill()
+    again = Child("part", lambda: 3, dead)
     assert again.failures == 2
     select.select([again.fileno()], [], [], 5.0)
     assert again.dead
@@ -68,7 +67,7 @@ def test_a_child_that_cannot_be_watched_is_none(monkeypatch: pytest.MonkeyPatch)
 
 def test_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr(heartbeat.time, "monotonic", lambda: clock[0])  # type: ignore[attr-defined]
+    monkeypatch.setattr(child.time, "monotonic", lambda: clock[0])  # type: ignore[attr-defined]
     counts = memoryview(bytearray(16)).cast("Q")
     watch = Watch(counts, 1, 3.0)
 

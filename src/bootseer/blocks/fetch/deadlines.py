@@ -1,4 +1,4 @@
-"""Who waits for which blocks and until when, and when a store that did not answer may be asked again.
+"""Who waits for which blocks, since when and until when.
 
 Bookkeeping without threads or locks: the fetcher calls it under its lock, and `Request.answer` without it.
 """
@@ -16,7 +16,6 @@ log = logging.getLogger(__name__)
 Done = Callable[[BootseerError | None, dict[int, bytes]], None]
 """Called once with what failed (None: the blocks are ready) and the bytes of blocks that could not be cached."""
 
-_FIRST_PAUSE = 0.05
 _LONGEST_REST = 30.0
 
 
@@ -55,6 +54,10 @@ class Waiting:
         for block in request.pending:
             self._by_block.setdefault(block, []).append(request)
 
+    def since(self, block: int) -> float:
+        """When the first of those who wait for ``block`` began to."""
+        return min(request.began for request in self._by_block[block])
+
     def came(self, block: int, data: bytes | None = None, error: BootseerError | None = None) -> list[Request]:
         """``block`` is ready, or there are its bytes, or it failed. Returns the requests that this settles."""
         settled = []
@@ -76,25 +79,6 @@ class Waiting:
                 others.remove(request)
                 if not others:
                     del self._by_block[block]
-
-
-class BackOff:
-    """Leaves a store alone that does not answer: until monotonic time ``until``, after each failure for twice as long
-    as before, ``longest`` seconds at most."""
-
-    def __init__(self, longest: float) -> None:
-        self.until = 0.0
-        self._longest = longest
-        self._next = _FIRST_PAUSE
-
-    def failed(self, now: float) -> None:
-        """Those that were on their way together count once."""
-        if now >= self.until:
-            self.until = now + self._next
-            self._next = min(2 * self._next, self._longest)
-
-    def answered(self) -> None:
-        self._next = _FIRST_PAUSE
 
 
 def rest_of(exc: BootseerError) -> float:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, MutableSequence, Sequence
 
 import msgspec
 
-from bootseer.blocks.fetch.deadlines import BackOff, Done, Request, Waiting, rest_of
+from bootseer.blocks.fetch.deadlines import Done, Request, Waiting, rest_of
 from bootseer.blocks.fetch.queue import STREAM, Batch, FetchQueue, Priority
 from bootseer.blocks.fetch.source import Source, read_block
 from bootseer.blocks.fetch.stream import HotStream
@@ -39,9 +39,11 @@ range of a healthy store has come by then (8 MiB take 0.07 s over 1 Gbit/s), and
 than this."""
 _GRACE = 5.0
 """After its deadline a reader looks for itself."""
-_LONGEST_DEMAND_PAUSE = 1.0
-_LONGEST_PREFETCH_PAUSE = 30.0
-"""Seconds that readers' requests, and prefetch, leave a store alone which did not answer."""
+_FIRST_PAUSE = 0.05
+_LONGEST_PAUSE = 30.0
+"""Seconds that prefetch leaves a store alone which did not answer, doubled until it does."""
+_LONGEST_DELAY = 1.0
+"""Seconds until what readers wait for is tried again: as long as they have waited, and no longer than this."""
 _BACKGROUND_STREAMS = 2
 """So that a reader's request never queues behind more than two large ones on a slow link."""
 _MOST_THREADS = 4
@@ -51,25 +53,26 @@ _TICK = 0.1
 
 
 class Fetched(enum.IntEnum):
-    """Cells of `Fetcher.stats`; bytes are stored (compressed) bytes, that is, what came over the network."""
+    """Cells of `Fetcher.stats`, named as in the status; bytes are stored (compressed) bytes, that is, what came over
+    the network."""
 
-    DEMAND_BYTES = 0
-    HOT_BYTES = 1
-    BACKGROUND_BYTES = 2
+    BYTES_DEMAND = 0
+    BYTES_HOT = 1
+    BYTES_BACKGROUND = 2
     RETRIES = 3
     BAD_BLOCKS = 4
     DIRECT_MISSES = 5
     """Blocks that readers waited for and that were not under way."""
     HEDGES = 6
     """Blocks fetched a second time because the prefetch that they were to come with was late."""
-    FULL = 7
+    CACHE_FULL = 7
     """1 while the cache is out of space."""
 
 
 _BYTES_OF = {
-    Priority.DEMAND: Fetched.DEMAND_BYTES,
-    Priority.HOT: Fetched.HOT_BYTES,
-    Priority.BACKGROUND: Fetched.BACKGROUND_BYTES,
+    Priority.DEMAND: Fetched.BYTES_DEMAND,
+    Priority.HOT: Fetched.BYTES_HOT,
+    Priority.BACKGROUND: Fetched.BYTES_BACKGROUND,
 }
 
 
@@ -108,7 +111,7 @@ class Fetcher:
         stats: MutableSequence[int] | memoryview | None = None,
     ) -> None:
         self.stats = stats if stats is not None else [0] * len(Fetched)
-        self.stats[Fetched.FULL] = 0
+        self.stats[Fetched.CACHE_FULL] = 0
         self.trouble: BootseerError | None = None
         """The last error of the source that left blocks of a prefetch where they are."""
         self._cache = cache
@@ -124,8 +127,9 @@ class Fetcher:
         self._hot: Sequence[int] = ()
         self._flights: set[Flight] = set()
         self._last_demand = time.monotonic()
-        self._demand_pause = BackOff(_LONGEST_DEMAND_PAUSE)
-        self._prefetch_pause = BackOff(_LONGEST_PREFETCH_PAUSE)
+        self._rest_until = 0.0  # the source wants to be left alone
+        self._pause_until = 0.0
+        self._pause = _FIRST_PAUSE
         self._threads: list[threading.Thread] = []
         self._at_work = 0  # threads that are not stuck in an abandoned flight
         self._short = False  # the system did not give a thread
@@ -240,7 +244,7 @@ class Fetcher:
     @property
     def full(self) -> bool:
         """Whether the cache ran out of space: demand is served from memory, prefetch has stopped."""
-        return bool(self.stats[Fetched.FULL])
+        return bool(self.stats[Fetched.CACHE_FULL])
 
     def close(self, timeout: float = 10.0) -> None:
         """Stop all threads; readers that wait get `UnavailableError`."""
@@ -282,7 +286,7 @@ class Fetcher:
         if self._closing.is_set():
             return None
         now = time.monotonic()
-        batch = self._queue.take_demand() if now >= self._demand_pause.until else None
+        batch = self._queue.take_demand(now) if now >= self._rest_until else None
         if batch is None and (batch := self._take_prefetch(now)) is None:
             self._work_done.notify_all()
             return None
@@ -295,7 +299,7 @@ class Fetcher:
     def _take_prefetch(self, now: float) -> Batch | None:
         flying = [flight.batch.priority for flight in self._flights]
         demanded = flying.count(Priority.DEMAND)
-        if now < self._prefetch_pause.until or len(flying) - demanded >= self._prefetches:
+        if now < max(self._pause_until, self._rest_until) or len(flying) - demanded >= self._prefetches:
             return None
         stream = self._stream
         if stream is not None and stream.free and (batch := stream.take(self._queue.missing)) is not None:
@@ -502,8 +506,7 @@ class Fetcher:
     def _count(self, priority: Priority, length: int) -> None:
         """The source answered with ``length`` bytes."""
         with self._lock:
-            self._demand_pause.answered()
-            self._prefetch_pause.answered()
+            self._pause = _FIRST_PAUSE
             self.stats[_BYTES_OF[priority]] += length
 
     # -- what becomes of it ----------------------------------------------------------------------------------------
@@ -545,16 +548,13 @@ class Fetcher:
         """Under the lock: the source did not bring ``batch``; leave it alone for a while."""
         now = time.monotonic()
         self.trouble = why
-        pause = self._demand_pause if batch.priority is Priority.DEMAND else self._prefetch_pause
-        before = pause.until
-        pause.failed(now)
-        rest = rest_of(why)
-        for one in (self._demand_pause, self._prefetch_pause):
-            one.until = max(one.until, now + rest)
-        if pause is self._demand_pause:
+        self._rest_until = max(self._rest_until, now + rest_of(why))
+        if batch.priority is Priority.DEMAND:
             log.warning("fetch of blocks %d..%d: %s; trying again", batch.blocks[0], batch.blocks[-1], why)
-        elif pause.until > before:
-            log.warning("prefetch pauses for %.2g s: %s", pause.until - now, why)
+        elif now >= self._pause_until:
+            log.warning("prefetch pauses for %.2g s: %s", max(self._pause, self._rest_until - now), why)
+            self._pause_until = now + self._pause
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
     def _give_back(self, flight: Flight, why: str = "") -> None:
         """Under the lock: what is left of the batch of ``flight`` did not come. ``why``: the hot pack that it is of is
@@ -578,7 +578,12 @@ class Fetcher:
 
     def _put_back(self, blocks: Sequence[int], priority: Priority) -> None:
         """Under the lock: ``blocks`` did not come; what readers wait for is demanded, the rest waits its turn again."""
-        self._queue.put_back(blocks, priority, [block for block in blocks if block in self._waiting])
+        waited_for = [block for block in blocks if block in self._waiting]
+        begin = now = time.monotonic()
+        if waited_for and priority is Priority.DEMAND:
+            waited = now - min(map(self._waiting.since, waited_for))
+            begin += min(max(waited, _FIRST_PAUSE), _LONGEST_DELAY)
+        self._queue.put_back(blocks, priority, waited_for, begin)
         self._work_came.notify_all()
 
     def _queue_hot(self) -> None:
@@ -592,7 +597,7 @@ class Fetcher:
         with self._lock:
             if self.full:
                 return
-            self.stats[Fetched.FULL] = 1
+            self.stats[Fetched.CACHE_FULL] = 1
             if self._stream is not None:
                 self._stream.abandon()
             self._queue.stop_prefetch()

@@ -82,7 +82,8 @@ class FetchQueue:
         self._ready = ready
         self.window = window
         self._in_flight: set[int] = set()
-        self._demand: dict[int, None] = {}
+        self._demand: dict[int, float] = {}
+        """Block -> time from which on it may be asked for."""
         self._hot: deque[list[int]] = deque()
         self._background = False
         self._prefetches = True
@@ -128,10 +129,11 @@ class FetchQueue:
 
     # -- wishes ------------------------------------------------------------------------------------------------
 
-    def demand(self, block: int) -> None:
-        """A reader waits for ``block``; one in flight is not queued again."""
+    def demand(self, block: int, begin: float = 0.0) -> None:
+        """A reader waits for ``block``, which is not to be asked for before ``begin``; one in flight is not queued
+        again."""
         if self.missing(block):
-            self._demand.setdefault(block)
+            self._demand.setdefault(block, begin)
 
     def hot(self, order: Sequence[int]) -> None:
         """Replace the hot list by blocks in the order in which they will be touched; not after `stop_prefetch`.
@@ -170,9 +172,8 @@ class FetchQueue:
 
     # -- what to do --------------------------------------------------------------------------------------------
 
-    def take_demand(self) -> Batch | None:
-        while self._demand:
-            block = next(iter(self._demand))
+    def take_demand(self, now: float) -> Batch | None:
+        while (block := next((block for block, begin in self._demand.items() if begin <= now), None)) is not None:
             del self._demand[block]
             if not self.missing(block):
                 continue
@@ -232,13 +233,15 @@ class FetchQueue:
         """Damaged in the store: background fill leaves it; a reader may still ask for it."""
         self._given_up.add(block)
 
-    def put_back(self, blocks: Sequence[int], priority: Priority, waited_for: Iterable[int]) -> None:
-        """What was in flight did not come: blocks that readers wait for become demand, the rest waits its turn
-        again."""
+    def put_back(
+        self, blocks: Sequence[int], priority: Priority, waited_for: Iterable[int], begin: float = 0.0
+    ) -> None:
+        """What was in flight did not come: blocks that readers wait for become demand, not before ``begin``, the rest
+        waits its turn again."""
         self.done(blocks)
         wanted = set(waited_for)
         for block in sorted(wanted):
-            self.demand(block)
+            self.demand(block, begin)
         rest = [block for block in blocks if block not in wanted]
         if priority is Priority.HOT and rest and self._prefetches:
             self._hot.appendleft(rest)

@@ -38,14 +38,11 @@ class Source(Protocol):
 
 
 class _Open:
-    """A reader, closed once it is retired and nobody reads from it."""
-
-    __slots__ = ("reader", "retired", "users")
+    """A reader and how many threads read from it. It is closed when none does and it is not kept any more."""
 
     def __init__(self, reader: RangeReader) -> None:
         self.reader = reader
-        self.users = 0
-        self.retired = False
+        self.users = 1
 
 
 class StoreSource:
@@ -98,55 +95,48 @@ class StoreSource:
         try:
             yield one.reader
         except (UnavailableError, DataError):
-            self._retire(pack, one)
+            with self._lock:
+                if self._open.get(pack) is one:
+                    del self._open[pack]
             raise
         finally:
-            self._release(one)
+            with self._lock:
+                one.users -= 1
+                unused = not one.users and self._open.get(pack) is not one
+            if unused:
+                one.reader.close()
 
     def _take(self, pack: int) -> _Open:
         with self._lock:
             if self._closed:
                 raise UnavailableError(f"source {self.name} is closed")
-            if (one := self._open.get(pack)) is not None:
-                one.users += 1
-                return one
+            if (known := self._open.get(pack)) is not None:
+                known.users += 1
+                return known
         # Not under the lock: opening may take a while, and other packs must go on. Two threads may both open it.
         one = _Open(self._store.open(self._keys[pack]))
-        one.users = 1
+        unused: list[_Open] = []
         with self._lock:
-            old = self._open.pop(pack, None)
-            self._open[pack] = one
-            extra = [old] if old is not None else []
-            while len(self._open) > _MAX_OPEN:
-                extra.append(self._open.pop(next(iter(self._open))))
-        for other in extra:
-            self._retire(-1, other)
+            if not self._closed:
+                unused += self._forget(pack)
+                self._open[pack] = one
+                while len(self._open) > _MAX_OPEN:
+                    unused += self._forget(next(iter(self._open)))
+        for other in unused:
+            other.reader.close()
         return one
 
-    def _retire(self, pack: int, one: _Open) -> None:
-        with self._lock:
-            if self._open.get(pack) is one:
-                del self._open[pack]
-            unused = not one.retired and one.users == 0
-            one.retired = True
-        if unused:
-            one.reader.close()
-
-    def _release(self, one: _Open) -> None:
-        with self._lock:
-            one.users -= 1
-            last = one.users == 0 and (one.retired or self._closed)
-            one.retired |= last
-        if last:
-            one.reader.close()
+    def _forget(self, pack: int) -> list[_Open]:
+        """Under the lock: keep the reader of ``pack`` no more. It, if the caller must close it."""
+        one = self._open.pop(pack, None)
+        return [one] if one is not None and not one.users else []
 
     def close(self) -> None:
         """Close what nobody reads from; what a thread is stuck in is closed when it returns, if ever."""
         with self._lock:
             self._closed = True
-            idle = [one for one in self._open.values() if one.users == 0 and not one.retired]
-            self._open = {pack: one for pack, one in self._open.items() if one.users}
-        for one in idle:
+            unused = [one for pack in list(self._open) for one in self._forget(pack)]
+        for one in unused:
             one.reader.close()
 
 

@@ -18,7 +18,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 
@@ -27,10 +27,9 @@ from bootseer.blocks.cache.blockfile import CacheFile
 from bootseer.blocks.cache.metadata import LocalTree, localize
 from bootseer.blocks.fetch.fetcher import Fetched
 from bootseer.blocks.serving import client, fuse_server, mount_readahead
-from bootseer.blocks.serving.child import Child
+from bootseer.blocks.serving.child import BEAT_SECONDS, Child, Watch, keep_beating
 from bootseer.blocks.serving.control_server import ControlServer
 from bootseer.blocks.serving.fetcher_process import FetcherProcess
-from bootseer.blocks.serving.heartbeat import BEAT_SECONDS, Watch, keep_beating
 from bootseer.blocks.serving.ipc import Channel, Finish
 from bootseer.blocks.serving.protocol import (
     FUSE_FOLDER,
@@ -372,7 +371,8 @@ class Supervisor:
 
     def _status(self) -> TreeStatus:
         counts, shared = self._counts, self._inherited.shared
-        fetched = counts[Count.FETCHED : Count.FETCHED + len(Fetched)]
+        fetched: dict[str, Any] = {cell.name.lower(): counts[Count.FETCHED + cell] for cell in Fetched}
+        fetched["cache_full"] = bool(fetched["cache_full"])
         ready = bytes(shared.ready[:]).count(1)
         return TreeStatus(
             id=self._spec.id,
@@ -386,25 +386,18 @@ class Supervisor:
             supervisor_restarts=counts[Count.SUPERVISOR_STARTS] - 1,
             lingering=self._lingering,
             targets=list(self._targets),
-            cache_full=bool(fetched[Fetched.FULL]),
             blocks_total=len(shared.ready),
             blocks_ready=ready,
             complete=ready == len(shared.ready),
-            bytes_demand=fetched[Fetched.DEMAND_BYTES],
-            bytes_hot=fetched[Fetched.HOT_BYTES],
-            bytes_background=fetched[Fetched.BACKGROUND_BYTES],
             reads=counts[Count.READS],
             slow_faults=counts[Count.SLOW_FAULTS],
             stall_seconds=counts[Count.STALL_NS] / 1e9,
             failed_reads=counts[Count.FAILED_READS],
             denied=counts[Count.DENIED],
             taken_over=counts[Count.TAKEN_OVER],
-            bad_blocks=fetched[Fetched.BAD_BLOCKS],
-            retries=fetched[Fetched.RETRIES],
-            direct_misses=fetched[Fetched.DIRECT_MISSES],
-            hedges=fetched[Fetched.HEDGES],
             read_ahead_bytes=counts[Count.READ_AHEAD],
             uptime=(time.monotonic_ns() - counts[Count.BEGAN_NS]) / 1e9,
+            **fetched,
             **msgspec.structs.asdict(self._said()),
         )
 
