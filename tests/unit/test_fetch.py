@@ -351,6 +351,7 @@ def test_a_longer_outage_ends_at_the_deadline(rig: Rig) -> None:
     with pytest.raises(UnavailableError, match=r"within 0\.4 s"):
         fetcher.demand(rig.real[0], rig.real[0])
     assert 0.3 < time.monotonic() - began < 2
+    assert 2 <= fetcher.stats[Fetched.RETRIES] <= 8, "after growing pauses"
     rig.store.down = False
     fetcher.demand(rig.real[0], rig.real[0])
     assert rig.right(rig.real[0])

@@ -6,12 +6,17 @@ import errno
 import os
 import select
 import threading
+from pathlib import Path
 
 import pytest
 
+from bootseer.blocks.formats.pagelist import PageList, PageRange
+from bootseer.blocks.profiles.library import ProfileKey
 from bootseer.blocks.serving import child
 from bootseer.blocks.serving.child import Child, Watch
+from bootseer.blocks.serving.readahead import Readahead
 from bootseer.blocks.serving.shared_memory import Count, SharedMemory
+from bootseer.store.folder import FolderStore
 
 
 def test_a_lock_held_at_a_fork_does_not_hold_up_the_child() -> None:
@@ -83,3 +88,20 @@ def test_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
     watch.restart()
     assert not silent(1000.0)  # the watcher itself did not run for long
     assert [silent(), silent()] == [False, True]
+
+
+@pytest.mark.parametrize("still", [False, True])
+def test_a_readahead_that_is_to_keep_still_opens_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, still: bool
+) -> None:
+    (tmp_path / "file").write_bytes(bytes(4096))
+    shared = SharedMemory(1, size=4096, block_size=4096)
+    shared.ready[0] = 1
+    shared.counts[Count.STILL] = still
+    pages = PageList("ab" * 32, "fuse", 1, [PageRange(b"file", 0, 0, 4096)])
+    monkeypatch.setattr(Readahead, "_list", lambda self: pages)
+    monkeypatch.setattr(Readahead, "_mounted", lambda self: True)
+    store = FolderStore(tmp_path / "store")
+    Readahead(store, ProfileKey("train"), shared, str(tmp_path), "ab" * 32, lambda: "").run()
+    assert shared.counts[Count.READ_AHEAD] == (0 if still else 4096)
+    assert not shared.counts[Count.READAHEAD_TID]
