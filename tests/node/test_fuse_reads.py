@@ -44,7 +44,7 @@ class Tree:
         self.counts = self.shared.counts
         self.counts[Count.DEADLINE_MS] = int(seconds * 1000)
         self.near, self.far = Channel.pair()
-        self.device = fuse_server.mount(self.folder, 128 << 10)
+        self.device = fuse_server.mount(self.folder)
         self.pid = 0
 
     def serve(self, supervisor: int | None = None, succeed: Callable[[int], NoReturn] | None = None) -> None:

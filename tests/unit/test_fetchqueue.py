@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.blocks import _hash
+from bootseer.blocks.fetch import queue
 from bootseer.blocks.fetch.queue import Batch, FetchQueue, Frame, Priority
 from bootseer.blocks.formats.blockmap import BlockMap, ObjectRef
 
@@ -31,6 +34,14 @@ def plain_map(count: int, *, zeros: tuple[int, ...] = (), elsewhere: tuple[int, 
     return BlockMap(BLOCK, count * BLOCK, refs, hashes, offsets, lengths, packs)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _small_requests() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(queue, "_HOT_BYTES", 400)
+        patch.setattr(queue, "_FILL_BYTES", 800)
+        yield
+
+
 class Rig:
     def __init__(
         self,
@@ -39,13 +50,12 @@ class Rig:
         zeros: tuple[int, ...] = (),
         elsewhere: tuple[int, ...] = (),
         window: int = 1,
-        hot_bytes: int = 400,
     ) -> None:
         self.map = plain_map(count, zeros=zeros, elsewhere=elsewhere)
         self.ready = bytearray(count)
         for block in zeros:
             self.ready[block] = 1
-        self.queue = FetchQueue(self.map, self.ready, window=window, hot_bytes=hot_bytes, fill_bytes=800)
+        self.queue = FetchQueue(self.map, self.ready, window=window)
 
     def finish(self, batch: Batch) -> None:
         for block in batch.blocks:
@@ -58,69 +68,58 @@ def blocks(batch: Batch | None) -> list[int]:
 
 
 def take(queue: FetchQueue) -> Batch | None:
-    return queue.take_demand() or queue.take_ahead() or queue.take_hot() or queue.take_background()
+    return queue.take_demand(0.0) or queue.take_hot() or queue.take_background()
 
 
 def test_demand_takes_its_aligned_window() -> None:
     rig = Rig(window=4)
     rig.queue.demand(6)
-    batch = rig.queue.take_demand()
+    batch = rig.queue.take_demand(0.0)
     assert blocks(batch) == [4, 5, 6, 7]
     assert batch is not None
     assert (batch.priority, batch.offset, batch.length) == (Priority.DEMAND, 400, 400)
-    assert rig.queue.take_demand() is None
+    assert rig.queue.take_demand(0.0) is None
 
 
 def test_the_window_stops_at_ready_and_flying_blocks() -> None:
     rig = Rig(window=8)
     rig.ready[2] = 1
     rig.queue.demand(7)
-    assert blocks(rig.queue.take_demand()) == [3, 4, 5, 6, 7]
+    assert blocks(rig.queue.take_demand(0.0)) == [3, 4, 5, 6, 7]
     rig.queue.demand(0)
-    assert blocks(rig.queue.take_demand()) == [0, 1]
-
-
-def test_misses_that_walk_forward_fetch_ahead() -> None:
-    rig = Rig(64, window=4)
-    rig.queue.demand(1)
-    assert blocks(rig.queue.take_demand()) == [0, 1, 2, 3]
-    assert rig.queue.take_ahead() is None
-    rig.queue.demand(4)
-    assert blocks(rig.queue.take_demand()) == [4, 5, 6, 7]
-    assert [blocks(rig.queue.take_ahead()) for _ in range(3)] == [[8, 9, 10, 11], [12, 13, 14, 15], []]
-    rig.queue.demand(16)
-    assert blocks(rig.queue.take_demand()) == [16, 17, 18, 19]
-    assert [blocks(rig.queue.take_ahead()) for _ in range(5)] == [
-        [*range(20 + 4 * n, 24 + 4 * n)] for n in range(4)
-    ] + [[]]
-
-
-def test_scattered_misses_fetch_nothing_ahead() -> None:
-    rig = Rig(64, window=4)
-    for block in (0, 20, 8, 40, 32):
-        rig.queue.demand(block)
-        assert rig.queue.take_demand() is not None
-    assert rig.queue.take_ahead() is None
+    assert blocks(rig.queue.take_demand(0.0)) == [0, 1]
 
 
 def test_single_flight() -> None:
     rig = Rig()
     rig.queue.demand(3)
-    first = rig.queue.take_demand()
+    first = rig.queue.take_demand(0.0)
     assert first is not None
     rig.queue.demand(3)
-    assert rig.queue.take_demand() is None
+    assert rig.queue.take_demand(0.0) is None
     rig.finish(first)
     rig.queue.demand(3)
-    assert rig.queue.take_demand() is None
+    assert rig.queue.take_demand(0.0) is None
+
+
+def test_what_did_not_come_is_asked_for_again_after_a_while_and_holds_up_no_other() -> None:
+    rig = Rig()
+    rig.queue.demand(3)
+    batch = rig.queue.take_demand(0.0)
+    assert batch is not None
+    rig.queue.put_back(batch.blocks, batch.priority, [3], 10.0)
+    rig.queue.demand(9)
+    assert blocks(rig.queue.take_demand(9.9)) == [9]
+    assert rig.queue.take_demand(9.9) is None
+    assert blocks(rig.queue.take_demand(10.0)) == [3]
 
 
 def test_demanded_neighbours_go_together() -> None:
     rig = Rig(window=1)
     for block in (3, 5, 4, 9):
         rig.queue.demand(block)
-    assert blocks(rig.queue.take_demand()) == [3, 4, 5]
-    assert blocks(rig.queue.take_demand()) == [9]
+    assert blocks(rig.queue.take_demand(0.0)) == [3, 4, 5]
+    assert blocks(rig.queue.take_demand(0.0)) == [9]
 
 
 def test_hot_keeps_first_touch_order_and_merges_neighbours() -> None:
@@ -132,16 +131,16 @@ def test_hot_keeps_first_touch_order_and_merges_neighbours() -> None:
 
 
 def test_hot_requests_are_bounded() -> None:
-    rig = Rig(hot_bytes=300)
-    rig.queue.hot(list(range(8)))
-    assert [blocks(rig.queue.take_hot()) for _ in range(3)] == [[0, 1, 2], [3, 4, 5], [6, 7]]
+    rig = Rig()
+    rig.queue.hot(list(range(10)))
+    assert [blocks(rig.queue.take_hot()) for _ in range(3)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
 def test_a_reader_promotes_a_queued_hot_block() -> None:
     rig = Rig()
     rig.queue.hot([1, 2, 3, 10, 11, 12])
     rig.queue.demand(11)
-    assert blocks(rig.queue.take_demand()) == [11]
+    assert blocks(rig.queue.take_demand(0.0)) == [11]
     assert blocks(rig.queue.take_hot()) == [1, 2, 3]
     assert blocks(rig.queue.take_hot()) == [10]
     assert blocks(rig.queue.take_hot()) == [12]
@@ -158,21 +157,11 @@ def test_zero_blocks_do_not_break_a_run() -> None:
 
 def test_a_range_reaches_over_blocks_stored_elsewhere_and_leaves_them_wanted() -> None:
     rig = Rig(12, elsewhere=(2, 3, 7))
-    rig.queue.background(True)
+    rig.queue.background()
     batches = []
     while batch := rig.queue.take_background():
         batches.append((batch.pack, batch.blocks))
     assert batches == [(0, [0, 1, 4, 5, 6, 8, 9, 10]), (1, [2, 3, 7]), (0, [11])]
-
-
-def test_a_batch_can_be_cut_down() -> None:
-    rig = Rig(window=4)
-    rig.queue.demand(1)
-    batch = rig.queue.take_demand()
-    assert batch is not None
-    part = batch.only([0, 3])
-    assert (part.blocks, part.frames) == ([0, 3], [Frame(0, 100, (0,)), Frame(300, 100, (3,))])
-    assert (part.offset, part.length) == (batch.offset, batch.length)
 
 
 def test_hot_ignores_what_has_no_frame_or_is_ready() -> None:
@@ -185,7 +174,7 @@ def test_hot_ignores_what_has_no_frame_or_is_ready() -> None:
 def test_background_walks_everything_once() -> None:
     rig = Rig(20, zeros=(3,))
     assert rig.queue.take_background() is None
-    rig.queue.background(True)
+    rig.queue.background()
     rig.ready[10] = 1
     found = []
     while batch := rig.queue.take_background():
@@ -198,12 +187,12 @@ def test_background_walks_everything_once() -> None:
 
 def test_background_leaves_what_is_damaged() -> None:
     rig = Rig(4)
-    rig.queue.background(True)
+    rig.queue.background()
     rig.queue.give_up(2)
     assert blocks(rig.queue.take_background()) == [0, 1]
     assert blocks(rig.queue.take_background()) == [3]
     rig.queue.demand(2)
-    assert blocks(rig.queue.take_demand()) == [2]
+    assert blocks(rig.queue.take_demand(0.0)) == [2]
 
 
 @pytest.mark.parametrize("priority", [Priority.HOT, Priority.BACKGROUND])
@@ -213,13 +202,13 @@ def test_put_back_turns_waited_for_blocks_into_demand(priority: Priority) -> Non
         rig.queue.hot([4, 5, 6])
         batch = rig.queue.take_hot()
     else:
-        rig.queue.background(True)
+        rig.queue.background()
         for block in range(4):
             rig.ready[block] = 1
         batch = rig.queue.take_background()
     assert batch is not None
-    rig.queue.put_back(batch, [5])
-    assert blocks(rig.queue.take_demand()) == [5]
+    rig.queue.put_back(batch.blocks, batch.priority, [5])
+    assert blocks(rig.queue.take_demand(0.0)) == [5]
     take = rig.queue.take_hot if priority is Priority.HOT else rig.queue.take_background
     again = take()
     assert again is not None
@@ -229,7 +218,7 @@ def test_put_back_turns_waited_for_blocks_into_demand(priority: Priority) -> Non
 def test_a_full_cache_stops_prefetch() -> None:
     rig = Rig()
     rig.queue.hot([1])
-    rig.queue.background(True)
+    rig.queue.background()
     rig.queue.stop_prefetch()
     assert rig.queue.take_hot() is None
     assert rig.queue.take_background() is None
@@ -240,9 +229,9 @@ def test_every_batch_is_one_gapless_range_and_nothing_is_lost(data: st.DataObjec
     zeros = tuple(data.draw(st.sets(st.integers(0, 31), max_size=10)))
     elsewhere = tuple(data.draw(st.sets(st.integers(0, 31), max_size=16)))
     window = data.draw(st.sampled_from([1, 2, 4]))
-    rig = Rig(zeros=zeros, elsewhere=elsewhere, window=window, hot_bytes=data.draw(st.integers(100, 1000)))
+    rig = Rig(zeros=zeros, elsewhere=elsewhere, window=window)
     rig.queue.hot(data.draw(st.permutations(range(32))))
-    rig.queue.background(True)
+    rig.queue.background()
     flying: list[Batch] = []
     taken: set[int] = set()
     for _ in range(400):
@@ -269,7 +258,7 @@ def test_every_batch_is_one_gapless_range_and_nothing_is_lost(data: st.DataObjec
             if what == "finish":
                 rig.finish(batch)
             else:
-                rig.queue.put_back(batch, data.draw(st.sets(st.sampled_from(batch.blocks))))
+                rig.queue.put_back(batch.blocks, batch.priority, data.draw(st.sets(st.sampled_from(batch.blocks))))
     for batch in flying:
         rig.finish(batch)
     while batch := take(rig.queue):

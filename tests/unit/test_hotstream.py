@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from bootseer.blocks import _hash
 from bootseer.blocks.cache.blockfile import CacheFile
 from bootseer.blocks.fetch import stream, workers
-from bootseer.blocks.fetch.fetcher import Fetcher
+from bootseer.blocks.fetch.fetcher import Fetched, Fetcher
 from bootseer.blocks.fetch.queue import STREAM, Batch, Frame, Priority
 from bootseer.blocks.fetch.source import StoreSource
 from bootseer.blocks.fetch.stream import HotStream
@@ -190,11 +190,11 @@ def test_every_wanted_block_comes_once_inside_its_range(data: st.DataObject) -> 
                 came += part.blocks
                 stream.came(batch, part)
             stream.ended(batch)
-            assert not stream.flying
         elif not stream.put_back(batch):
             break
     else:
         assert sorted(came) == sorted(wanted)
+        assert not stream.under_way
 
 
 # -- with a fetcher ------------------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ class Rig:
 
     def fetcher(self, **settings: float) -> Fetcher:
         options = {"streams": 4, "window": 1 << 20, "deadline": 10.0, **settings}
-        self.fetchers.append(Fetcher(self.cache, [StoreSource(self.store, self.blob.map)], **options))  # type: ignore[arg-type]
+        self.fetchers.append(Fetcher(self.cache, StoreSource(self.store, self.blob.map), **options))  # type: ignore[arg-type]
         return self.fetchers[-1]
 
     def right(self, blocks: list[int]) -> bool:
@@ -283,7 +283,7 @@ def test_the_hot_pack_brings_everything_in_few_requests(rig: Rig) -> None:
     assert rig.right(rig.order)
     assert rig.direct == []
     assert len(rig.streamed) == 1
-    assert fetcher.stats.hot_bytes == sum(opened.pack.lengths)
+    assert fetcher.stats[Fetched.BYTES_HOT] == sum(opened.pack.lengths)
     assert rig.cache.ready_count == len(rig.order) + COUNT - len(rig.real)
 
 
@@ -304,7 +304,7 @@ def test_what_is_there_already_is_not_fetched_again(rig: Rig) -> None:
     fetcher.stream(opened.stream())
     assert fetcher.wait(5)
     assert rig.right(rig.order)
-    assert fetcher.stats.hot_bytes == sum(opened.pack.lengths[-frames_of(opened, 3) :])
+    assert fetcher.stats[Fetched.BYTES_HOT] == sum(opened.pack.lengths[-frames_of(opened, 3) :])
 
 
 def frames_of(opened: Opened, last: int) -> int:
@@ -324,7 +324,7 @@ def test_a_block_that_is_bad_in_a_good_frame_is_fetched_alone(rig: Rig) -> None:
     fetcher.stream(stream)
     assert fetcher.wait(5)
     assert rig.right(rig.order)
-    assert fetcher.stats.stream_bad == fetcher.stats.bad_blocks == 2
+    assert fetcher.stats[Fetched.BAD_BLOCKS] == 2
     assert len(rig.direct) == 2
 
 
@@ -365,7 +365,7 @@ def test_of_bad_blocks_those_that_readers_wait_for_come_first(rig: Rig, monkeypa
     assert fetcher._fetch_again(dict.fromkeys(bad, DataError("damaged")), batch) == []
     offsets = rig.blob.map.offsets
     assert [offset for offset, _ in rig.direct] == [offsets[block] for block in [bad[-1], *bad[:-1]]]
-    assert fetcher.stats.stream_bad == fetcher.stats.bad_blocks == 9
+    assert fetcher.stats[Fetched.BAD_BLOCKS] == 9
 
 
 def test_a_frame_that_nobody_needs_any_more_is_not_decompressed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,7 +380,7 @@ def test_a_frame_that_nobody_needs_any_more_is_not_decompressed(rig: Rig, monkey
     monkeypatch.setattr(workers, "opened", lambda *args: seen.append(args[1][0]) or real(*args))  # type: ignore[func-returns-value]
     fetcher._write(batch, raw)
     assert seen == [frame.blocks[0] for frame in batch.frames[2:]]
-    assert fetcher.stats.stream_bad == 0
+    assert fetcher.stats[Fetched.BAD_BLOCKS] == 0
     assert rig.right(rig.order)
 
 
@@ -434,7 +434,7 @@ def test_a_bad_pack_costs_time_only(rig: Rig, how: str, caplog: pytest.LogCaptur
     if how in ("cut", "gone"):
         assert "its blocks come from the packs" in caplog.text
     else:
-        assert fetcher.stats.stream_bad == (2 * opened.pack.per_frame if how == "swapped" else len(rig.order))
+        assert fetcher.stats[Fetched.BAD_BLOCKS] == (2 * opened.pack.per_frame if how == "swapped" else len(rig.order))
         assert "hash differs" in caplog.text or "bad zstd frame" in caplog.text
 
 
@@ -443,7 +443,7 @@ def test_an_outage_of_a_second_does_not_cost_the_hot_pack(rig: Rig, caplog: pyte
     fetcher = rig.fetcher()
     rig.store.down = True
     fetcher.stream(opened.stream())
-    until(lambda: fetcher.stats.retries >= 7)
+    until(lambda: fetcher.stats[Fetched.RETRIES] >= 7)
     rig.store.down = False
     assert fetcher.wait(10)
     assert rig.right(rig.order)
@@ -484,6 +484,20 @@ def test_an_outage_of_the_pack_alone_does_not_stop_the_prefetch(rig: Rig, monkey
     fetcher.hot(rig.real)
     assert fetcher.wait(20)
     assert rig.right(rig.real)
+
+
+def test_a_hot_list_that_comes_later_does_not_replace_a_stream_that_was_left(rig: Rig) -> None:
+    opened = rig.open()
+    rig.blob.store.delete(rig.key)
+    fetcher = rig.fetcher()
+    rig.store.hold()
+    fetcher.stream(msgspec.structs.replace(opened, source=StoreSource(rig.store, rig.key)).stream())
+    assert fetcher.streamed(5)
+    more = [block for block in rig.real if block not in rig.order][:5]
+    fetcher.hot(more)
+    rig.store.release()
+    assert fetcher.wait(10)
+    assert rig.right(rig.order + more)
 
 
 class Dripping(FlakyStore):
@@ -553,7 +567,7 @@ def test_who_waits_for_a_stream_that_hangs_is_served_directly(rig: Rig) -> None:
         for block in rig.order[:2]:
             fetcher.demand(block, block)
         assert rig.right(rig.order[:2])
-        assert fetcher.stats.hedges == 2
+        assert fetcher.stats[Fetched.HEDGES] == 2
     finally:
         hung.release()
     assert fetcher.wait(5)
@@ -636,7 +650,7 @@ def test_a_reader_waits_a_moment_for_a_range_under_way_then_goes_around_it(rig: 
     assert 0.9 < time.monotonic() - began < 3
     assert rig.right([last])
     assert len(rig.direct) == 1
-    assert (fetcher.stats.hedges, fetcher.stats.direct_misses) == (1, 0)
+    assert (fetcher.stats[Fetched.HEDGES], fetcher.stats[Fetched.DIRECT_MISSES]) == (1, 0)
     store.go.set()
     assert fetcher.wait(10)
     assert rig.right(rig.order)
@@ -659,7 +673,7 @@ def test_a_reader_of_a_block_that_is_not_under_way_goes_around_the_stream(
     rig.store.release()
     assert all(one.wait(5) for one in done)
     assert len(rig.direct) == 1
-    assert (fetcher.stats.hedges, fetcher.stats.direct_misses) == (0, 1)
+    assert (fetcher.stats[Fetched.HEDGES], fetcher.stats[Fetched.DIRECT_MISSES]) == (0, 1)
     assert fetcher.wait(5)
     assert rig.right(rig.order)
 
@@ -670,7 +684,7 @@ def test_of_a_range_that_hangs_only_the_first_reader_waits(rig: Rig) -> None:
     fetcher = rig.fetcher()
     hung.hold()
     fetcher.stream(stream)
-    until(lambda: fetcher.prefetching)
+    until(lambda: len(hung.reads) == 1)
     time.sleep(0.1)
     try:
         began = time.monotonic()
@@ -678,7 +692,7 @@ def test_of_a_range_that_hangs_only_the_first_reader_waits(rig: Rig) -> None:
             fetcher.demand(block, block)
         assert 0.8 < time.monotonic() - began < 3
         assert rig.right(rig.order[:8])
-        assert fetcher.stats.hedges == 8
+        assert fetcher.stats[Fetched.HEDGES] == 8
     finally:
         hung.release()
     assert fetcher.wait(10)

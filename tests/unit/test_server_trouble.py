@@ -6,13 +6,17 @@ import errno
 import os
 import select
 import threading
+from pathlib import Path
 
 import pytest
 
-from bootseer.blocks.serving import heartbeat
-from bootseer.blocks.serving.child import Child
-from bootseer.blocks.serving.heartbeat import Watch
+from bootseer.blocks.formats.pagelist import PageList, PageRange
+from bootseer.blocks.profiles.library import ProfileKey
+from bootseer.blocks.serving import child
+from bootseer.blocks.serving.child import Child, Watch
+from bootseer.blocks.serving.readahead import Readahead
 from bootseer.blocks.serving.shared_memory import Count, SharedMemory
+from bootseer.store.folder import FolderStore
 
 
 def test_a_lock_held_at_a_fork_does_not_hold_up_the_child() -> None:
@@ -36,12 +40,12 @@ def test_a_failed_fork_is_a_dead_child(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "fork", fail)
-        child = Child("part", lambda: 0)
-    assert child.dead
-    assert (child.pid, child.failures) == (0, 1)
-    assert child.wait_seconds > 0
-    child.kill()
-    again = Child("part", lambda: 3, child)
+        dead = Child("part", lambda: 0)
+    assert dead.dead
+    assert (dead.pid, dead.failures) == (0, 1)
+    assert dead.wait_seconds > 0
+    dead.kill()
+    again = Child("part", lambda: 3, dead)
     assert again.failures == 2
     select.select([again.fileno()], [], [], 5.0)
     assert again.dead
@@ -68,7 +72,7 @@ def test_a_child_that_cannot_be_watched_is_none(monkeypatch: pytest.MonkeyPatch)
 
 def test_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr(heartbeat.time, "monotonic", lambda: clock[0])  # type: ignore[attr-defined]
+    monkeypatch.setattr(child.time, "monotonic", lambda: clock[0])  # type: ignore[attr-defined]
     counts = memoryview(bytearray(16)).cast("Q")
     watch = Watch(counts, 1, 3.0)
 
@@ -84,3 +88,20 @@ def test_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
     watch.restart()
     assert not silent(1000.0)  # the watcher itself did not run for long
     assert [silent(), silent()] == [False, True]
+
+
+@pytest.mark.parametrize("still", [False, True])
+def test_a_readahead_that_is_to_keep_still_opens_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, still: bool
+) -> None:
+    (tmp_path / "file").write_bytes(bytes(4096))
+    shared = SharedMemory(1, size=4096, block_size=4096)
+    shared.ready[0] = 1
+    shared.counts[Count.STILL] = still
+    pages = PageList("ab" * 32, "fuse", 1, [PageRange(b"file", 0, 0, 4096)])
+    monkeypatch.setattr(Readahead, "_list", lambda self: pages)
+    monkeypatch.setattr(Readahead, "_mounted", lambda self: True)
+    store = FolderStore(tmp_path / "store")
+    Readahead(store, ProfileKey("train"), shared, str(tmp_path), "ab" * 32, lambda: "").run()
+    assert shared.counts[Count.READ_AHEAD] == (0 if still else 4096)
+    assert not shared.counts[Count.READAHEAD_TID]

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bootseer.blocks.formats.trace import first_touches
-from bootseer.blocks.serving.ipc import Answer, Came, Channel, Question, Repeat, Started, Wanted, request_id
-from bootseer.blocks.serving.protocol import FetcherStatus
+from bootseer.blocks.serving.ipc import Came, Channel, Finish, Repeat, Wanted, request_id
 from bootseer.blocks.serving.shared_memory import UNIT, Count, SharedMemory
 from bootseer.errors import DataError, UnavailableError
 
@@ -28,14 +27,14 @@ def test_it_is_shared_and_outlives_a_killed_process(shared: SharedMemory) -> Non
     if not pid:
         shared.ready[9] = 1
         shared.counts[Count.READS] += 5
-        shared.note = b"negotiated"
+        shared.negotiated.write(b"negotiated")
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(pid, 0)
     assert shared.ready[:] == bytes(9) + b"\1"
     assert shared.counts[Count.READS] == 5
-    assert shared.note == b"negotiated"
+    assert shared.negotiated.read() == b"negotiated"
     with pytest.raises(ValueError, match="too long"):
-        shared.note = bytes(5000)
+        shared.negotiated.write(bytes(5000))
 
 
 def test_ready_ranges(shared: SharedMemory) -> None:
@@ -82,10 +81,8 @@ def test_messages_cross_and_wait_for_a_new_process() -> None:
     assert fetcher.receive() is None  # it took the message with it
     for message in (
         Repeat(),
-        Started(),
         Came(id, 5),
-        Question(1, "still", "/t"),
-        Answer(1, FetcherStatus(hot_total=3)),
+        Finish(),
     ):
         fetcher.send(message)
         assert near.receive(timeout=5) == (message, -1)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.blocks.fetch.source import Sources, StoreSource
+from bootseer.blocks.fetch.source import StoreSource, read_block
 from bootseer.blocks.formats.blockmap import BlockMap, ObjectRef
 from bootseer.errors import DataError, NotFoundError, UnavailableError
 from bootseer.store import RangeReader, Store, base
@@ -151,18 +151,18 @@ def test_a_missing_pack_is_said_to_be_missing(store: Counting) -> None:
         StoreSource(store, blocks).read(0, 0, 1)
 
 
-def test_no_answer_outranks_a_bad_one(tmp_path: Path) -> None:
+def test_a_damaged_block_comes_past_the_mirrors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blob = lazy.make(tmp_path / "blob", lazy.content(20 * 4096))
     block = next(block for block in range(20) if blob.map.lengths[block] > 4096)
-    flaky, flipped = FlakyStore(blob.store), FlakyStore(blob.store)
-    flaky.down = True
+    flipped = FlakyStore(blob.store)
     flipped.flip(blob.key, blob.map.offsets[block] + 2000)
+    source = StoreSource(flipped, blob.map)
     counted: list[int] = []
-    sources = Sources([StoreSource(flaky, blob.map), StoreSource(flipped, blob.map)])
+    with pytest.raises(DataError, match="is damaged in"):
+        read_block(source, blob.map, block, counted.append)
+    monkeypatch.setattr(source, "original", StoreSource(blob.store, blob.map).read)
+    assert read_block(source, blob.map, block, counted.append) == blob.content[block * 4096 : (block + 1) * 4096]
+    assert counted == [blob.map.lengths[block]] * 3
+    flipped.down = True
     with pytest.raises(UnavailableError):
-        sources.block(blob.map, block, counted.append)
-    with pytest.raises(DataError, match="damaged in every source"):
-        Sources([StoreSource(flipped, blob.map)]).block(blob.map, block, counted.append)
-    good = Sources([StoreSource(flipped, blob.map), StoreSource(blob.store, blob.map)])
-    assert good.block(blob.map, block, counted.append) == blob.content[block * 4096 : (block + 1) * 4096]
-    assert counted == [blob.map.lengths[block]] * 4
+        read_block(source, blob.map, block, counted.append)

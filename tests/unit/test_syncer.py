@@ -1,11 +1,11 @@
-"""When the sync thread persists, and when it lets the prefetch go first."""
+"""When the sync thread persists, and that it lets the prefetch go first."""
 
 from __future__ import annotations
 
 import errno
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +23,7 @@ class Cache:
     def __init__(self) -> None:
         self.folder = "cache"
         self.broken = self.durable = False
-        self.synced = self.unsynced = 0
+        self.synced = 0
         self.fails: OSError | None = None
 
     def sync(self) -> None:
@@ -33,21 +33,21 @@ class Cache:
 
 
 @contextmanager
-def syncing(
-    cache: Cache, prefetching: Callable[[], bool], monkeypatch: pytest.MonkeyPatch, rest: float
-) -> Iterator[Any]:
+def syncing(cache: Cache, monkeypatch: pytest.MonkeyPatch, rest: float = 0.0) -> Iterator[Any]:
     """The thread at work; gives its counts and how often it has looked."""
     monkeypatch.setattr(syncer, "_SYNC_SECONDS", 0.01)
     monkeypatch.setattr(syncer, "_REST_SECONDS", rest)
     seen = SimpleNamespace(counts=memoryview(bytearray(8 << 10)).cast("q"), looks=0)
     seen.counts[Count.BEGAN_NS] = time.monotonic_ns()
-    stop = threading.Event()
 
-    def look() -> None:
-        seen.looks += 1
+    class Stop(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            seen.looks += 1
+            return super().wait(timeout)
 
-    args: Any = (cache, seen.counts, stop, look)
-    thread = threading.Thread(target=syncer.keep_synced, args=args, kwargs={"prefetching": prefetching})
+    stop = Stop()
+    args: Any = (cache, seen.counts, stop)
+    thread = threading.Thread(target=syncer.keep_synced, args=args)
     thread.start()
     try:
         yield seen
@@ -56,35 +56,18 @@ def syncing(
         thread.join()
 
 
-def test_it_rests_while_the_prefetch_comes_and_then_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache, coming = Cache(), threading.Event()
-    coming.set()
-    with syncing(cache, coming.is_set, monkeypatch, rest=60.0) as seen:
-        until(lambda: seen.looks > 5)
-        assert cache.synced == 0
-        coming.clear()
-        until(lambda: cache.synced > 0)
-
-
-def test_a_long_prefetch_is_synced_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_rests_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = Cache()
-    with syncing(cache, lambda: True, monkeypatch, rest=0.1):
-        until(lambda: cache.synced > 0)
-
-
-def test_a_large_prefetch_is_synced_beside(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = Cache()
-    with syncing(cache, lambda: True, monkeypatch, rest=60.0) as seen:
-        until(lambda: seen.looks > 5)
+    with syncing(cache, monkeypatch, rest=0.4):
+        time.sleep(0.2)
         assert cache.synced == 0
-        cache.unsynced = 3 << 30
         until(lambda: cache.synced > 0)
 
 
 def test_what_is_durable_is_not_synced_again(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = Cache()
     cache.durable = True
-    with syncing(cache, lambda: False, monkeypatch, rest=60.0) as seen:
+    with syncing(cache, monkeypatch) as seen:
         until(lambda: seen.looks > 5)
     assert cache.synced == 0
 
@@ -94,7 +77,7 @@ def test_trouble_is_told_once_and_tried_again(
 ) -> None:
     cache = Cache()
     cache.fails = OSError(errno.ENOSPC, "No space left on device")
-    with syncing(cache, lambda: False, monkeypatch, rest=60.0) as seen:
+    with syncing(cache, monkeypatch) as seen:
         until(lambda: seen.looks > 5)
         assert [record.message for record in caplog.records if record.name == syncer.__name__] == [
             "cannot persist the bitmap of block cache cache: [Errno 28] No space left on device"
@@ -107,7 +90,7 @@ def test_trouble_is_told_once_and_tried_again(
 def test_a_broken_cache_is_counted_and_left(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = Cache()
     cache.broken = True
-    with syncing(cache, lambda: False, monkeypatch, rest=60.0) as seen:
+    with syncing(cache, monkeypatch) as seen:
         until(lambda: seen.counts[Count.BROKEN] == 1)
         until(lambda: seen.looks > 5)
     assert cache.synced == 0

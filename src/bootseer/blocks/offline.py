@@ -13,7 +13,7 @@ from bootseer.blocks.cache.blockfile import CacheFile
 from bootseer.blocks.cache.metadata import localize
 from bootseer.blocks.extract.tree import extract
 from bootseer.blocks.fetch.prefetch import fetch_all
-from bootseer.blocks.fetch.source import Sources, StoreSource
+from bootseer.blocks.fetch.source import StoreSource, read_run
 from bootseer.blocks.formats.blockmap import BlockMap
 from bootseer.blocks.profiles import library
 from bootseer.blocks.profiles.library import ProfileKey
@@ -95,7 +95,7 @@ class BlockReader:
     of a MiB stay in memory. For one thread."""
 
     def __init__(self, source: StoreSource, blocks: BlockMap, keep: int = 8) -> None:
-        self._sources = Sources([source])
+        self._source = source
         self._blocks = blocks
         self._keep = keep
         self._held: dict[int, bytes] = {}
@@ -116,7 +116,7 @@ class BlockReader:
     def _piece(self, number: int) -> bytes:
         if (data := self._held.pop(number, None)) is None:
             first = number * self._per
-            data = self._sources.run(self._blocks, range(first, min(first + self._per, self._blocks.count)))
+            data = read_run(self._source, self._blocks, range(first, min(first + self._per, self._blocks.count)))
         self._held[number] = data
         while len(self._held) > self._keep:
             del self._held[next(iter(self._held))]

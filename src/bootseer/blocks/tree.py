@@ -19,7 +19,6 @@ import msgspec
 
 from bootseer.blocks.cache.locks import DATA
 from bootseer.blocks.cache.metadata import localize_manifest, localize_map, localize_meta
-from bootseer.blocks.fetch.fetcher import DEMAND_WINDOW
 from bootseer.blocks.formats.manifest import TreeRef
 from bootseer.blocks.offline import extract, prefetch
 from bootseer.blocks.profiles.library import ProfileKey
@@ -111,7 +110,6 @@ def mount(
     state_dir: Path,
     profile: ProfileKey | None = None,
     config: Config | None = None,
-    demand_window: int = DEMAND_WINDOW,
     server: Sequence[str] = SERVER,
     store: Store | None = None,
 ) -> TreeMount:
@@ -144,15 +142,7 @@ def mount(
                 cache_dir=str(cache_dir),
                 target=str(target),
                 profile=profile.job if profile is not None else None,
-                record_seconds=settings.record_seconds,
-                demand_deadline=settings.demand_deadline,
-                fetch_streams=settings.fetch_streams,
-                background_fill=settings.background_fill,
-                fill_quiet=settings.fill_quiet,
-                demand_window=demand_window,
-                readahead=settings.readahead,
-                cache_limit=settings.cache_limit,
-                cache_keep_free=settings.cache_keep_free,
+                config=settings,
             )
             lazy = client.join_or_start(folder, spec, server) == "fuse"
             try:

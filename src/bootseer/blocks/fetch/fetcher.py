@@ -1,4 +1,4 @@
-"""The fetcher: threads that bring missing blocks from the sources into the cache file, verified.
+"""The fetcher: threads that bring missing blocks from a source into the cache file, verified.
 
 **Locking.** One lock, `Fetcher._lock`, guards everything that the threads share: queue, hot stream, waiting readers,
 flights, counters. It is never held during I/O, decompression, hashing, or the answer to a reader. The bookkeeping of
@@ -13,17 +13,17 @@ a reader wanted it is fetched a second time, alone. See ``docs/internals/blocks-
 from __future__ import annotations
 
 import contextlib
+import enum
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, MutableSequence, Sequence
 
 import msgspec
 
-from bootseer.blocks.fetch.deadlines import DEADLINE, Done, Request, Waiting
+from bootseer.blocks.fetch.deadlines import Done, Request, Waiting, rest_of
 from bootseer.blocks.fetch.queue import STREAM, Batch, FetchQueue, Priority
-from bootseer.blocks.fetch.source import Source, Sources
+from bootseer.blocks.fetch.source import Source, read_block
 from bootseer.blocks.fetch.stream import HotStream
 from bootseer.blocks.fetch.workers import BlockCache, BlockWriter, Came
 from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError
@@ -39,80 +39,83 @@ range of a healthy store has come by then (8 MiB take 0.07 s over 1 Gbit/s), and
 than this."""
 _GRACE = 5.0
 """After its deadline a reader looks for itself."""
-_FIRST_DELAY = 0.05
-_LAST_DELAY = 1.0
-"""Seconds between two tries of what readers wait for."""
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 30.0
-"""Seconds that prefetch leaves a store alone which did not answer."""
+"""Seconds that prefetch leaves a store alone which did not answer, doubled until it does."""
+_LONGEST_DELAY = 1.0
+"""Seconds until what readers wait for is tried again: as long as they have waited, and no longer than this."""
 _BACKGROUND_STREAMS = 2
 """So that a reader's request never queues behind more than two large ones on a slow link."""
 _MOST_THREADS = 4
 """Times ``streams``: threads in all, those stuck in a source included."""
-_TICK = 1.0
-"""Seconds after which the clock looks for stuck ranges, and hires threads that the system did not give before."""
+_TICK = 0.1
+"""Seconds after which the clock looks who has waited for too long, and a thread whether a pause is over."""
 
 
-class FetchStats(msgspec.Struct):
-    """Counters since the start; bytes are stored (compressed) bytes, that is, what came over the network."""
+class Fetched(enum.IntEnum):
+    """Cells of `Fetcher.stats`, named as in the status; bytes are stored (compressed) bytes, that is, what came over
+    the network."""
 
-    demand_bytes: int = 0
-    hot_bytes: int = 0
-    background_bytes: int = 0
-    requests: int = 0
-    retries: int = 0
-    bad_blocks: int = 0
-    uncached_blocks: int = 0
-    direct_misses: int = 0
+    BYTES_DEMAND = 0
+    BYTES_HOT = 1
+    BYTES_BACKGROUND = 2
+    RETRIES = 3
+    BAD_BLOCKS = 4
+    DIRECT_MISSES = 5
     """Blocks that readers waited for and that were not under way."""
-    hedges: int = 0
+    HEDGES = 6
     """Blocks fetched a second time because the prefetch that they were to come with was late."""
-    stream_bad: int = 0
-    """Blocks of the hot pack that were not what the block map says."""
+    CACHE_FULL = 7
+    """1 while the cache is out of space."""
+
+
+_BYTES_OF = {
+    Priority.DEMAND: Fetched.BYTES_DEMAND,
+    Priority.HOT: Fetched.BYTES_HOT,
+    Priority.BACKGROUND: Fetched.BYTES_BACKGROUND,
+}
 
 
 class Flight:
-    """A batch that a thread works on, the present attempt since ``started``.
+    """A batch that a thread works on; the last of its bytes came, or it was begun, at ``started``.
 
-    ``ahead``: no reader has asked for it. ``stream``: whose range it is, if any. ``abandoned``: nobody counts on the
-    return of its thread any more.
+    ``stream``: whose range it is, if any. ``abandoned``: nobody counts on the return of its thread any more.
     """
 
-    __slots__ = ("abandoned", "ahead", "batch", "started", "stream")
-
-    def __init__(self, batch: Batch, ahead: bool, stream: HotStream | None) -> None:
+    def __init__(self, batch: Batch, stream: HotStream | None) -> None:
         self.batch = batch
-        self.ahead = ahead
         self.stream = stream
         self.started = time.monotonic()
         self.abandoned = False
 
 
 class Fetcher:
-    """Fills ``cache`` from ``sources`` (tried in order) with up to ``streams`` range requests at once.
+    """Fills ``cache`` from ``source``, which it closes at the end, with up to ``streams`` range requests at once.
 
     ``window``: bytes fetched around a demanded block. ``deadline``: seconds a reader waits before `UnavailableError`.
     ``quiet``: background fill starts after this many seconds without demand, until `eager` lifts that. ``make_room``
-    is called when the disk is full, by a thread that may take its time; it says whether there is space now.
+    is called when the disk is full; it may take its time, and says whether there is space now. ``stats``: the cells of
+    `Fetched`, where this fetcher is to count on.
     """
 
     def __init__(
         self,
         cache: BlockCache,
-        sources: Sequence[Source],
+        source: Source,
         *,
         streams: int = 6,
         window: int = DEMAND_WINDOW,
         deadline: float = 60.0,
         quiet: float = 0.5,
         make_room: Callable[[], bool] | None = None,
+        stats: MutableSequence[int] | memoryview | None = None,
     ) -> None:
-        self.stats = FetchStats()
+        self.stats = stats if stats is not None else [0] * len(Fetched)
+        self.stats[Fetched.CACHE_FULL] = 0
         self.trouble: BootseerError | None = None
-        """The last error of a source that left blocks of a prefetch where they are."""
+        """The last error of the source that left blocks of a prefetch where they are."""
         self._cache = cache
-        self._sources = Sources(sources)
-        self._stream_sources: list[HotStream] = []
+        self._source = source
         self._streams = max(1, streams)
         # A third of the threads, one at least where there are two, is kept for what readers wait for.
         self._prefetches = self._streams - (max(1, self._streams // 3) if self._streams > 1 else 0)
@@ -120,12 +123,11 @@ class Fetcher:
         self._quiet = quiet
         self._queue = FetchQueue(cache.map, cache.ready, window=max(1, window >> cache.map.shift))
         self._waiting = Waiting()
-        self._served: deque[Request] = deque()  # found all their blocks ready; the clock answers them
         self._stream: HotStream | None = None
         self._hot: Sequence[int] = ()
         self._flights: set[Flight] = set()
-        self._full = False
         self._last_demand = time.monotonic()
+        self._rest_until = 0.0  # the source wants to be left alone
         self._pause_until = 0.0
         self._pause = _FIRST_PAUSE
         self._threads: list[threading.Thread] = []
@@ -135,8 +137,7 @@ class Fetcher:
         self._lock = threading.Lock()
         self._work_came = threading.Condition(self._lock)  # a thread may find a batch
         self._work_done = threading.Condition(self._lock)  # perhaps nothing is left to do, or to wait for
-        self._alarm = threading.Condition(self._lock)  # the clock has something to do, or to wait for
-        self._writer = BlockWriter(cache, self._finish, self._note_full, make_room, self._note_idle)
+        self._writer = BlockWriter(cache, self._finish, self._note_full, make_room)
         self._clock = threading.Thread(target=self._watch, name="fetch-clock", daemon=True)
         with self._lock:
             self._hire()
@@ -152,11 +153,12 @@ class Fetcher:
     # -- what others call ------------------------------------------------------------------------------------------
 
     def submit(self, first: int, last: int, done: Done) -> None:
-        """Bring blocks ``first`` to ``last``; ``done(error, memory)`` is called once, from a thread of the fetcher
-        (or the one in `close`): it must be short and take no lock that is held while calling the fetcher.
+        """Bring blocks ``first`` to ``last``; ``done(error, memory)`` is called once, from a thread of the fetcher, the
+        one in `close`, or, where all of them are ready, from this one: it must be short and take no lock that is held
+        while calling the fetcher.
 
         ``error`` is None when all blocks are ready or, those that could not be cached, in ``memory``; else
-        `UnavailableError` (after the deadline) or `DataError` (a block is damaged in every source). Raises
+        `UnavailableError` (after the deadline) or `DataError` (a block is damaged in the store). Raises
         `UnavailableError`, and never calls ``done``, after `close`.
         """
         now = time.monotonic()
@@ -164,25 +166,20 @@ class Fetcher:
         with self._lock:
             if self._closing.is_set():
                 raise UnavailableError("the block server is stopping")
-            pending = [block for block in range(first, last + 1) if not ready[block]]
-            request = Request(set(pending), done, now + self._deadline)
+            pending = {block for block in range(first, last + 1) if not ready[block]}
+            request = Request(pending, done, now, now + self._deadline)
             self._last_demand = now
             if pending:
                 self._waiting.add(request)
-                for block in pending:
-                    if self._queue.in_flight(block) and not self._hangs(block, now):
-                        self._waiting.alarm(now + _LATE, request, block)
-                    elif self._queue.in_flight(block):
-                        self._fetch_late(block)
-                    else:
-                        self.stats.direct_misses += 1
+                for block in sorted(pending):
+                    if not self._queue.in_flight(block):
+                        self.stats[Fetched.DIRECT_MISSES] += 1
                         self._queue.demand(block)
+                self._fetch_late_blocks(request, now)
                 # One thread: if one request cannot bring all, that thread wakes the next.
                 self._work_came.notify()
-            else:
-                request.settled = True
-                self._served.append(request)
-            self._alarm.notify()
+        if not pending:
+            request.answer()
 
     def demand(self, first: int, last: int) -> dict[int, bytes]:
         """`submit`, and wait: returns the bytes of the blocks that could not be cached, or raises the error."""
@@ -206,16 +203,16 @@ class Fetcher:
         with self._lock:
             self._hot = order
             self._queue.window = 1
-            if not self._full:
-                self._queue.hot(order)
+            self._queue_hot()
             self._work_came.notify_all()
 
     def stream(self, stream: HotStream) -> None:
-        """Fetch a hot pack, before what `hot` names. Its source is closed with the others."""
+        """Fetch a hot pack, before what `hot` names; once. Its source is closed at the end, too."""
         with self._lock:
-            self._stream_sources.append(stream)
+            self._stream = stream
             self._queue.window = 1
-            self._stream = None if self._full else stream
+            if self.full:
+                stream.abandon()
             self._work_came.notify_all()
 
     def streamed(self, timeout: float) -> bool:
@@ -223,10 +220,10 @@ class Fetcher:
         with self._lock:
             return self._work_done.wait_for(lambda: self._closing.is_set() or not self._streaming, timeout)
 
-    def background(self, on: bool = True) -> None:
+    def background(self) -> None:
         """Fetch everything else when nothing more urgent is wanted."""
         with self._lock:
-            self._queue.background(on and not self._full)
+            self._queue.background()
             self._work_came.notify_all()
 
     def eager(self) -> None:
@@ -241,29 +238,23 @@ class Fetcher:
             return self._work_done.wait_for(lambda: self._closing.is_set() or self._idle, timeout)
 
     @property
-    def prefetching(self) -> bool:
-        """Whether the hot stream is on its way, or ranges of a hot list have not been asked for yet."""
-        with self._lock:
-            return self._streaming or self._queue.hot_pending
-
-    @property
     def closed(self) -> bool:
         return self._closing.is_set()
 
     @property
     def full(self) -> bool:
         """Whether the cache ran out of space: demand is served from memory, prefetch has stopped."""
-        return self._full
+        return bool(self.stats[Fetched.CACHE_FULL])
 
     def close(self, timeout: float = 10.0) -> None:
         """Stop all threads; readers that wait get `UnavailableError`."""
         with self._lock:
             self._closing.set()
-            left = self._waiting.all()
+            left = list(self._waiting.requests)
             for request in left:
                 self._waiting.settle(request, UnavailableError("the block server is stopping"))
-            for condition in (self._work_came, self._work_done, self._alarm):
-                condition.notify_all()
+            self._work_came.notify_all()
+            self._work_done.notify_all()
         for request in left:
             request.answer()
         until = time.monotonic() + timeout
@@ -272,43 +263,34 @@ class Fetcher:
                 thread.join(max(0.0, until - time.monotonic()))
         if stuck := sum(thread.is_alive() for thread in self._threads):
             log.warning("%d fetch threads are stuck in a source that does not answer; leaving them", stuck)
-        with self._lock:
-            self._work_done.wait_for(lambda: not self._writer.parked, max(0.0, until - time.monotonic()))
-        self._sources.close()
-        for stream in self._stream_sources:
-            stream.source.close()
+        self._source.close()
+        if self._stream is not None:
+            self._stream.source.close()
 
     # -- what to fetch next ----------------------------------------------------------------------------------------
 
     @property
     def _streaming(self) -> bool:
         """Under the lock: whether the hot stream is still on its way."""
-        return self._stream is not None and (self._stream.pending or self._stream.flying)
-
-    @property
-    def _pending(self) -> bool:
-        """Under the lock: whether a prefetch has not been asked for to its end."""
-        streaming = self._stream is not None and self._stream.pending
-        return streaming or self._queue.hot_pending or self._queue.filling
+        return self._stream is not None and self._stream.under_way
 
     @property
     def _idle(self) -> bool:
-        """Under the lock: whether nothing is queued, in flight, or waiting for space."""
-        return not (self._flights or self._writer.parked or self._pending)
+        """Under the lock: whether nothing is queued or in flight."""
+        queue = self._queue
+        return not (self._flights or self._streaming or queue.demanded or queue.hot_pending or queue.filling)
 
     def _take(self) -> Flight | None:
         """Under the lock: what a free thread is to fetch now: demand, then the hot stream, then the hot list, then
         background fill."""
         if self._closing.is_set():
             return None
-        pending = self._pending
-        batch = self._queue.take_demand()
-        ahead = batch is None
-        if batch is None and (batch := self._take_prefetch(time.monotonic())) is None:
-            if pending and not self._pending:
-                self._work_done.notify_all()
+        now = time.monotonic()
+        batch = self._queue.take_demand(now) if now >= self._rest_until else None
+        if batch is None and (batch := self._take_prefetch(now)) is None:
+            self._work_done.notify_all()
             return None
-        flight = Flight(batch, ahead, self._stream if batch.pack == STREAM else None)
+        flight = Flight(batch, self._stream if batch.pack == STREAM else None)
         self._flights.add(flight)
         if self._queue.demanded:
             self._work_came.notify()
@@ -316,21 +298,17 @@ class Fetcher:
 
     def _take_prefetch(self, now: float) -> Batch | None:
         flying = [flight.batch.priority for flight in self._flights]
-        if now < self._pause_until or sum(flight.ahead for flight in self._flights) >= self._prefetches:
+        demanded = flying.count(Priority.DEMAND)
+        if now < max(self._pause_until, self._rest_until) or len(flying) - demanded >= self._prefetches:
             return None
-        if (batch := self._queue.take_ahead()) is not None:
-            return batch
         stream = self._stream
         if stream is not None and stream.free and (batch := stream.take(self._queue.missing)) is not None:
             self._queue.fly(batch.blocks)
             return batch
         if (stream is None or not stream.pending) and (batch := self._queue.take_hot()) is not None:
             return batch
-        if (
-            now - self._last_demand < self._quiet
-            or Priority.DEMAND in flying
-            or flying.count(Priority.BACKGROUND) >= _BACKGROUND_STREAMS
-        ):
+        quiet = now - self._last_demand >= self._quiet and not demanded
+        if not quiet or flying.count(Priority.BACKGROUND) >= _BACKGROUND_STREAMS:
             return None
         return self._queue.take_background()
 
@@ -358,7 +336,7 @@ class Fetcher:
                 while (flight := self._take()) is None:
                     if self._closing.is_set():
                         return
-                    self._work_came.wait(5.0 if self._idle else 0.1)
+                    self._work_came.wait(5.0 if self._idle else _TICK)
             self._fly(flight)
             with self._lock:
                 self._flights.discard(flight)
@@ -370,95 +348,63 @@ class Fetcher:
                     self._at_work += 1
 
     def _watch(self) -> None:
-        """The clock, a thread: ends requests at their deadline, has late blocks fetched directly, answers readers that
-        need not wait, leaves ranges that hang, and replaces the threads that are stuck in them."""
-        while not self._closing.is_set() or self._served:
-            settled: list[Request] = []
+        """The clock, a thread: ends requests at their deadline, has late blocks fetched directly, leaves requests to
+        the source that hang, and replaces the threads that are stuck in them."""
+        while not self._closing.wait(_TICK):
+            expired: list[Request] = []
             try:
                 with self._lock:
                     now = time.monotonic()
-                    at = self._waiting.next_alarm()
-                    if not self._served and not self._closing.is_set() and (at is None or at > now):
-                        self._alarm.wait(_TICK if at is None else min(_TICK, at - now))
-                        now = time.monotonic()
-                    settled += self._served
-                    self._served.clear()
-                    for request, block in self._waiting.due(now):
-                        if self._settled_by_alarm(request, block, now):
-                            settled.append(request)
-                    for flight in [one for one in self._flights if one.ahead]:
-                        if now - flight.started >= self._deadline:
-                            self._abandon(flight)
-                    if not self._closing.is_set():
-                        self._hire()
+                    for request in [one for one in self._waiting.requests if now >= one.until]:
+                        self._expire(request, now)
+                        expired.append(request)
+                    for request in self._waiting.requests:
+                        self._fetch_late_blocks(request, now)
+                    for flight in [one for one in self._flights if now - one.started >= self._deadline]:
+                        self._abandon(flight)
+                    self._hire()
             except Exception:
                 # Without this thread readers would wait for ever.
                 log.exception("the clock of the fetcher failed; going on")
-                self._closing.wait(_FIRST_DELAY)
-            for request in settled:
+            for request in expired:
                 request.answer()
 
-    def _settled_by_alarm(self, request: Request, block: int, now: float) -> bool:
-        """Under the lock: an alarm is due. Whether it settles ``request``. No failure of one ends the clock."""
-        before = request.settled
-        try:
-            if block == DEADLINE and not before:
-                self._expire(request, now)
-            elif not before:
-                self._fetch_late(block)
-        except Exception:
-            log.exception("an alarm of the fetcher failed")
-        return request.settled and not before
-
-    def _hangs(self, block: int, now: float) -> bool:
-        """Under the lock: whether ``block`` is of a range of the hot stream that has brought nothing for `_LATE`
-        seconds: a reader of each of its blocks would wait for as long."""
-        return any(
-            flight.stream is not None and now - flight.started >= _LATE and block in flight.batch.blocks
-            for flight in self._flights
+    def _expire(self, request: Request, now: float) -> None:
+        """Under the lock: a reader gives up."""
+        trouble = UnavailableError(
+            f"block {min(request.pending)} did not come from {self._source.name} within {self._deadline:g} s",
+            hint="check that the store answers",
         )
+        self._waiting.settle(request, trouble)
+        self._last_demand = now
+
+    def _fetch_late_blocks(self, request: Request, now: float) -> None:
+        """Under the lock: fetch directly what a prefetch has not brought in the time that ``request`` has waited, or
+        what is in a range of the hot stream that hangs: a reader of each of its blocks would wait for as long."""
+        for flight in self._flights:
+            hangs = flight.stream is not None and now - flight.started >= _LATE
+            if flight.batch.priority is not Priority.DEMAND and (hangs or now - request.began >= _LATE):
+                for block in request.pending.intersection(flight.batch.blocks):
+                    self._fetch_late(block)
 
     def _fetch_late(self, block: int) -> None:
-        """Under the lock: a reader has waited long enough for ``block``; fetch it directly, unless that is so."""
-        carriers = [flight for flight in self._flights if block in flight.batch.blocks]
-        if any(flight.batch.priority is Priority.DEMAND for flight in carriers) or self._queue.is_demanded(block):
+        """Under the lock: fetch ``block`` of a prefetch directly, unless that is so already."""
+        demanded = (flight.batch.blocks for flight in self._flights if flight.batch.priority is Priority.DEMAND)
+        if self._queue.is_demanded(block) or any(block in blocks for blocks in demanded):
             return
-        if not carriers and self._writer.parked:
-            return  # it has come, and waits for space
-        self.stats.hedges += 1
+        self.stats[Fetched.HEDGES] += 1
         self._queue.done([block])
         self._queue.demand(block)
         self._work_came.notify()
 
-    def _expire(self, request: Request, now: float) -> None:
-        """Under the lock: a reader gives up. Where its flight is stuck, let the next reader start another one."""
-        trouble = UnavailableError(
-            f"block {min(request.pending)} did not come from {self._sources.name} within {self._deadline:g} s",
-            hint="check that the store answers",
-        )
-        pending = set(request.pending)
-        self._waiting.settle(request, trouble)
-        self._last_demand = now
-        for flight in list(self._flights):
-            # Half: the flight began a little after the reader, or was a prefetch that the reader joined late.
-            if now - flight.started >= self._deadline / 2 and not pending.isdisjoint(flight.batch.blocks):
-                self._abandon(flight)
-
     def _abandon(self, flight: Flight) -> None:
         """Under the lock: nobody counts on the return of ``flight`` any more; its blocks may be fetched anew."""
-        log.warning("a request to %s does not return; leaving it", self._sources.name)
+        log.warning("a request to %s does not return; leaving it", self._source.name)
+        self._give_back(flight)
         flight.abandoned = True
         self._flights.discard(flight)
-        if flight.stream is not None:
-            self._release(flight.batch)
-            self._return_range(flight.batch, flight.stream)
-        elif flight.ahead:
-            self._put_back(flight.batch)
-        else:
-            self._release(flight.batch)
         self._at_work -= 1
         self._hire()
-        self._work_came.notify_all()
         self._work_done.notify_all()
 
     # -- one flight ------------------------------------------------------------------------------------------------
@@ -469,79 +415,53 @@ class Fetcher:
             if flight.stream is not None:
                 self._read_range(flight, flight.stream)
             else:
-                self._read(flight)
+                self._read(flight.batch)
+        except UnavailableError as exc:
+            with self._lock:
+                self.stats[Fetched.RETRIES] += 1
+                self._back_off(flight.batch, exc)
+                self._give_back(flight)
+        except BootseerError as exc:
+            log.warning("%s", exc)
+            self._fail(flight, exc, for_good=isinstance(exc, NotFoundError))
         except Exception as exc:
             blocks = flight.batch.blocks
             log.exception("fetching %d blocks from block %d on failed", len(blocks), blocks[0] if blocks else -1)
-            if flight.stream is not None:
-                self._leave_range(flight, flight.stream, repr(exc))
-            elif not flight.abandoned:
-                trouble = UnavailableError(f"fetching a block failed: {exc!r}")
-                self._finish([(block, None, trouble) for block in blocks])
+            self._fail(flight, UnavailableError(f"fetching a block failed: {exc!r}"), for_good=True)
 
-    def _read(self, flight: Flight) -> None:
-        batch = flight.batch
-        delay = _FIRST_DELAY
-        while True:
-            flight.started = time.monotonic()
-            try:
-                raw = self._sources.read(batch.pack, batch.offset, batch.length)
-                self._count(batch.priority, batch.length)
-                break
-            except UnavailableError as exc:
-                if not self._retry(flight, exc, delay):
-                    return
-                delay = min(2 * delay, _LAST_DELAY)
-            except DataError as exc:
-                log.warning("%s", exc)
-                # Perhaps only a part of the range is damaged or cut off: look at each block on its own.
-                raw = b""
-                break
-            except BootseerError as exc:
-                log.warning("%s", exc)
-                if not flight.abandoned:
-                    self._refuse(batch, exc)
-                return
-        with self._lock:
-            self._pause = _FIRST_PAUSE
+    def _read(self, batch: Batch) -> None:
+        try:
+            raw = self._source.read(batch.pack, batch.offset, batch.length)
+            self._count(batch.priority, batch.length)
+        except DataError as exc:
+            log.warning("%s", exc)
+            # Perhaps only a part of the range is damaged or cut off: look at each block on its own.
+            raw = b""
         self._write(batch, raw)
 
     def _read_range(self, flight: Flight, stream: HotStream) -> None:
         """A range of the hot stream: its frames are written while the rest of it arrives."""
-        try:
-            with contextlib.closing(stream.parts(flight.batch)) as parts:
-                for part, raw in parts:
-                    first = part.offset == flight.batch.offset
-                    self._count(part.priority, part.length, requests=int(first))
-                    self._write(part, raw)
-                    with self._lock:
-                        if flight.abandoned:
-                            return
-                        flight.started = time.monotonic()
-                        rest = flight.batch.blocks[len(part.blocks) :]
-                        flight.batch = msgspec.structs.replace(flight.batch, blocks=rest)
-                        stream.came(flight.batch, part)
-                        self._pause = _FIRST_PAUSE
-                        if stream.free:
-                            self._work_came.notify()
-                    if self._full or self._closing.is_set():
-                        break
+        with contextlib.closing(stream.parts(flight.batch)) as parts:
+            for part, raw in parts:
+                self._count(part.priority, part.length)
+                self._write(part, raw)
+                with self._lock:
+                    if flight.abandoned:
+                        return
+                    flight.started = time.monotonic()
+                    rest = flight.batch.blocks[len(part.blocks) :]
+                    flight.batch = msgspec.structs.replace(flight.batch, blocks=rest)
+                    stream.came(flight.batch, part)
+                    if stream.free:
+                        self._work_came.notify()
+                if self.full or self._closing.is_set():
+                    break
+        with self._lock:
             if flight.batch.blocks:
-                self._leave_range(flight, stream)
-                return
-            with self._lock:
-                if not flight.abandoned:
-                    stream.ended(flight.batch)
-                    self._work_came.notify()
-        except UnavailableError as exc:
-            with self._lock:
-                self.stats.retries += 1
-                self._sources.back_off(exc)  # it lies in the same store
-                self._rest(flight.batch, exc)
-            self._leave_range(flight, stream)
-        except BootseerError as exc:
-            log.warning("%s", exc)
-            self._leave_range(flight, stream, str(exc))
+                self._give_back(flight)
+            elif not flight.abandoned:
+                stream.ended(flight.batch)
+                self._work_came.notify()
 
     def _write(self, batch: Batch, raw: bytes) -> None:
         """Write the blocks of ``batch``; what is damaged is fetched again, alone."""
@@ -549,19 +469,18 @@ class Fetcher:
             first = {block for block in batch.blocks if block in self._waiting}
         bad = self._writer.write_batch(batch, raw, first)
         lost = self._fetch_again(bad, batch) if bad else []
-        if lost and not self._closing.wait(_FIRST_DELAY):
+        if lost and not self._closing.wait(_TICK):
             with self._lock:
-                self._put_back(batch.only(lost))
+                self._put_back(lost, batch.priority)
 
     def _fetch_again(self, bad: dict[int, DataError], batch: Batch) -> list[int]:
-        """Fetch the blocks that came damaged in ``batch``, alone from each source in turn, waited-for ones first;
-        returns those whose source went away."""
-        name = "the hot pack" if batch.pack == STREAM else self._sources.name
+        """Fetch the blocks that came damaged in ``batch``, each alone, waited-for ones first; returns those for which
+        the source does not answer."""
+        name = "the hot pack" if batch.pack == STREAM else self._source.name
         for block, why in bad.items():
             log.warning("block %d from %s: %s; fetching it again", block, name, why)
         with self._lock:
-            self.stats.bad_blocks += len(bad)
-            self.stats.stream_bad += len(bad) if batch.pack == STREAM else 0
+            self.stats[Fetched.BAD_BLOCKS] += len(bad)
         lost: list[int] = []
         rest = dict.fromkeys(bad)
         while rest:
@@ -572,8 +491,10 @@ class Fetcher:
                 if self._cache.ready[block]:
                     self._finish([(block, None, None)])
                     continue
-                data = self._sources.block(self._cache.map, block, lambda length: self._count(batch.priority, length))
-                self._finish(self._writer.write(block, data))
+                data = read_block(
+                    self._source, self._cache.map, block, lambda length: self._count(batch.priority, length)
+                )
+                self._finish([self._writer.write(block, data)])
             except UnavailableError:
                 lost.append(block)
             except BootseerError as exc:
@@ -582,16 +503,11 @@ class Fetcher:
                 self._finish([(block, None, exc)])
         return lost
 
-    def _count(self, priority: Priority, length: int, *, requests: int = 1) -> None:
-        """A source answered with ``length`` bytes."""
+    def _count(self, priority: Priority, length: int) -> None:
+        """The source answered with ``length`` bytes."""
         with self._lock:
-            self.stats.requests += requests
-            if priority is Priority.DEMAND:
-                self.stats.demand_bytes += length
-            elif priority is Priority.HOT:
-                self.stats.hot_bytes += length
-            else:
-                self.stats.background_bytes += length
+            self._pause = _FIRST_PAUSE
+            self.stats[_BYTES_OF[priority]] += length
 
     # -- what becomes of it ----------------------------------------------------------------------------------------
 
@@ -607,100 +523,82 @@ class Fetcher:
         for request in settled:
             request.answer()
 
-    def _retry(self, flight: Flight, exc: UnavailableError, delay: float) -> bool:
-        """The source did not answer. True, after a pause: try the same batch again, as a reader waits for it."""
-        batch = flight.batch
+    def _fail(self, flight: Flight, why: BootseerError, *, for_good: bool) -> None:
+        """Another try would fail in the same way: readers hear it at once, prefetch goes on after a pause (somebody may
+        mend a permission), without these blocks when it is ``for_good``. A hot pack is left."""
+        settled: list[Request] = []
         with self._lock:
-            self.stats.retries += 1
-            rest = self._rest(batch, exc)
-            if flight.abandoned:
-                return False
-            waited_for = any(block in self._waiting for block in batch.blocks)
-            if batch.priority is not Priority.DEMAND or not waited_for or self._closing.is_set():
-                self._put_back(batch)
-                return False
-        log.warning("fetch of blocks %d..%d: %s; trying again", batch.blocks[0], batch.blocks[-1], exc)
-        flight.started = time.monotonic() + max(delay, rest)
-        return not self._closing.wait(max(delay, rest))
-
-    def _rest(self, batch: Batch, why: BootseerError) -> float:
-        """Under the lock: the source did not answer, or refuses, so prefetch pauses. Returns the seconds for which the
-        source wants to be left alone."""
-        now = time.monotonic()
-        rest = self._sources.rest
-        self.trouble = why
-        if batch.priority is not Priority.DEMAND and now >= self._pause_until:
-            log.warning("prefetch pauses for %.2g s: %s", max(self._pause, rest), why)
-            self._pause_until = now + self._pause
-            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
-        if rest:
-            self._pause_until = max(self._pause_until, now + rest)
-        return rest
-
-    def _refuse(self, batch: Batch, exc: BootseerError) -> None:
-        """The source says no, and would say so again: readers hear it at once, prefetch goes on after a pause. What is
-        gone is left; for the rest somebody may mend the permission."""
-        with self._lock:
-            settled = [one for block in batch.blocks for one in self._waiting.came(block, None, exc)]
-            self._rest(batch, exc)
-            if isinstance(exc, NotFoundError):
-                self._queue.done(batch.blocks)
-                for block in batch.blocks:
-                    self._queue.give_up(block)
-            else:
-                self._put_back(batch)
+            batch = flight.batch
+            if flight.stream is not None:
+                self._give_back(flight, str(why))
+            elif not flight.abandoned:
+                settled += [one for block in batch.blocks for one in self._waiting.came(block, None, why)]
+                if batch.priority is not Priority.DEMAND:
+                    self._back_off(batch, why)
+                if for_good:
+                    self._queue.done(batch.blocks)
+                    for block in batch.blocks:
+                        self._queue.give_up(block)
+                else:
+                    self._give_back(flight)
         for request in settled:
             request.answer()
 
-    def _put_back(self, batch: Batch) -> None:
-        """Under the lock: ``batch`` did not come; what readers wait for is demanded, the rest waits its turn again."""
-        if self._full:
-            self._release(batch)
-        else:
-            self._queue.put_back(batch, [block for block in batch.blocks if block in self._waiting])
-        self._work_came.notify_all()
+    def _back_off(self, batch: Batch, why: BootseerError) -> None:
+        """Under the lock: the source did not bring ``batch``; leave it alone for a while."""
+        now = time.monotonic()
+        self.trouble = why
+        self._rest_until = max(self._rest_until, now + rest_of(why))
+        if batch.priority is Priority.DEMAND:
+            log.warning("fetch of blocks %d..%d: %s; trying again", batch.blocks[0], batch.blocks[-1], why)
+        elif now >= self._pause_until:
+            log.warning("prefetch pauses for %.2g s: %s", max(self._pause, self._rest_until - now), why)
+            self._pause_until = now + self._pause
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
-    def _release(self, batch: Batch) -> None:
-        """Under the lock: ``batch`` is not in flight any more; what readers wait for is demanded."""
+    def _give_back(self, flight: Flight, why: str = "") -> None:
+        """Under the lock: what is left of the batch of ``flight`` did not come. ``why``: the hot pack that it is of is
+        of no use."""
+        batch, stream = flight.batch, flight.stream
+        if flight.abandoned:
+            return
+        if stream is None:
+            self._put_back(batch.blocks, batch.priority)
+            return
         self._queue.done(batch.blocks)
         for block in batch.blocks:
             if block in self._waiting:
                 self._queue.demand(block)
-
-    def _leave_range(self, flight: Flight, stream: HotStream, why: str = "") -> None:
-        """The rest of a range is not read. ``why``: the whole stream is of no use."""
-        with self._lock:
-            if flight.abandoned:
-                return
-            self._release(flight.batch)
-            self._return_range(flight.batch, stream, why)
-            self._work_came.notify_all()
-
-    def _return_range(self, batch: Batch, stream: HotStream, why: str = "") -> None:
-        """Under the lock: the rest of a range goes back to ``stream``, or, where that is of no use any more, what is
-        left of the stream comes from the packs."""
-        if stream.put_back(batch) and not why:
-            return
-        stream.abandon()
-        if self._stream is stream:
+        if (not stream.put_back(batch) or why) and not stream.abandoned:
+            stream.abandon()
             why = why or "it does not answer"
             log.warning("hot pack %s is left: %s; its blocks come from the packs", stream.source.name, why)
-            self._stream = None
-            if not self._full:
-                self._queue.hot([*stream.order, *self._hot])
+            self._queue_hot()
+        self._work_came.notify_all()
+
+    def _put_back(self, blocks: Sequence[int], priority: Priority) -> None:
+        """Under the lock: ``blocks`` did not come; what readers wait for is demanded, the rest waits its turn again."""
+        waited_for = [block for block in blocks if block in self._waiting]
+        begin = now = time.monotonic()
+        if waited_for and priority is Priority.DEMAND:
+            waited = now - min(map(self._waiting.since, waited_for))
+            begin += min(max(waited, _FIRST_PAUSE), _LONGEST_DELAY)
+        self._queue.put_back(blocks, priority, waited_for, begin)
+        self._work_came.notify_all()
+
+    def _queue_hot(self) -> None:
+        """Under the lock: what a hot stream that was left has not brought, and then the hot list."""
+        stream = self._stream
+        left = stream.order if stream is not None and stream.abandoned else ()
+        self._queue.hot([*left, *self._hot])
 
     def _note_full(self, why: str) -> None:
         """A block could not be written: from now on fetch only what readers wait for."""
         with self._lock:
-            self.stats.uncached_blocks += 1
-            if self._full:
+            if self.full:
                 return
-            self._full = True
-            self._stream = None
+            self.stats[Fetched.CACHE_FULL] = 1
+            if self._stream is not None:
+                self._stream.abandon()
             self._queue.stop_prefetch()
-            self._queue.window = 1
         log.warning("block cache %s %s: serving reads from memory, prefetch stops", self._cache.folder, why)
-
-    def _note_idle(self) -> None:
-        with self._lock:
-            self._work_done.notify_all()

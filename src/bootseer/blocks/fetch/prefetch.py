@@ -105,7 +105,7 @@ def fetch_all(
     """
     # The fetcher keeps a third of its threads for readers, of which there are none.
     threads = streams + max(1, streams // 2)
-    fetcher = Fetcher(cache, [StoreSource(store, cache.map)], streams=threads, deadline=stalled)
+    fetcher = Fetcher(cache, StoreSource(store, cache.map), streams=threads, deadline=stalled)
     try:
         fetcher.hot(wanted)
         seen, since = -1, time.monotonic()

@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
 
+from bootseer.blocks.fetch.source import adjoin
 from bootseer.blocks.formats.bitmap import Ready
 from bootseer.blocks.formats.blockmap import BlockMap
 
 STREAM = -1
 """In place of a pack's number: the hot pack."""
 
-_LONGEST_AHEAD = 8
+_HOT_BYTES = 1 << 20
+_FILL_BYTES = 4 << 20
+"""Of one request, of a hot list and of the background fill."""
 _LONGEST_GAP = 64
 """Blocks stored elsewhere (known from another tree, or earlier in this one) that a range may reach over."""
-_MAX_STREAMS = 64
 
 
 class Priority(enum.IntEnum):
@@ -53,14 +55,6 @@ class Batch(msgspec.Struct):
     pack: int
     frames: list[Frame]
 
-    def only(self, wanted: Container[int]) -> Batch:
-        """The same range with fewer blocks."""
-        return msgspec.structs.replace(
-            self,
-            blocks=[block for block in self.blocks if block in wanted],
-            frames=[frame for frame in self.frames if any(block in wanted for block in frame.blocks)],
-        )
-
     def parts(self, size: int) -> Iterator[Batch]:
         """The range cut between frames, in parts of ``size`` bytes at least but for the last; gaps between two parts
         belong to neither."""
@@ -81,37 +75,20 @@ class Batch(msgspec.Struct):
 
 
 class FetchQueue:
-    """The blocks of ``map`` that are wanted. ``window`` blocks around a demanded one are fetched with it.
+    """The blocks of ``map`` that are wanted. ``window`` blocks around a demanded one are fetched with it."""
 
-    Misses that walk forward, window by window, fetch ahead: 2, 4, at most 8 windows, counted as demand.
-    """
-
-    def __init__(
-        self,
-        blocks: BlockMap,
-        ready: Ready,
-        *,
-        window: int = 1,
-        hot_bytes: int = 1 << 20,
-        fill_bytes: int = 4 << 20,
-    ) -> None:
+    def __init__(self, blocks: BlockMap, ready: Ready, *, window: int = 1) -> None:
         self._map = blocks
         self._ready = ready
         self.window = window
-        self._hot_bytes = hot_bytes
-        self._fill_bytes = fill_bytes
         self._in_flight: set[int] = set()
-        self._demand: dict[int, None] = {}
-        self._ahead: deque[list[int]] = deque()
+        self._demand: dict[int, float] = {}
+        """Block -> time from which on it may be asked for."""
         self._hot: deque[list[int]] = deque()
         self._background = False
+        self._prefetches = True
         self._cursor = 0
         self._given_up: set[int] = set()
-        self._expected: dict[int, int] = {}
-        """Window in which a forward walk would miss next -> its misses so far."""
-
-    def _missing(self, block: int) -> bool:
-        return not self._ready[block] and block not in self._in_flight
 
     def _grow(self, block: int, step: int, fits: Callable[[int, int], bool]) -> list[int]:
         """Missing blocks next to ``block`` in the direction ``step`` whose frames adjoin; ``fits(block, bytes)``.
@@ -129,25 +106,18 @@ class FetchQueue:
                 at += step
                 continue
             left, right = (edge, at) if step > 0 else (at, edge)
-            if not self._adjoins(left, right):
+            if not adjoin(self._map, left, right):
                 gap += 1
                 at += step
                 continue
             size += lengths[at]
-            if not self._missing(at) or not fits(at, size):
+            if not self.missing(at) or not fits(at, size):
                 break
             taken.append(at)
             edge = at
             gap = 0
             at += step
         return taken
-
-    def _adjoins(self, left: int, right: int) -> bool:
-        blocks = self._map
-        return (
-            blocks.offsets[left] + blocks.lengths[left] == blocks.offsets[right]
-            and blocks.pack_of[left] == blocks.pack_of[right]
-        )
 
     def _batch(self, priority: Priority, blocks: list[int]) -> Batch:
         self._in_flight.update(blocks)
@@ -159,98 +129,81 @@ class FetchQueue:
 
     # -- wishes ------------------------------------------------------------------------------------------------
 
-    def demand(self, block: int) -> None:
-        """A reader waits for ``block``; one in flight is not queued again."""
-        if self._missing(block):
-            self._demand.setdefault(block)
+    def demand(self, block: int, begin: float = 0.0) -> None:
+        """A reader waits for ``block``, which is not to be asked for before ``begin``; one in flight is not queued
+        again."""
+        if self.missing(block):
+            self._demand.setdefault(block, begin)
 
     def hot(self, order: Sequence[int]) -> None:
-        """Replace the hot list: blocks in the order in which they will be touched.
+        """Replace the hot list by blocks in the order in which they will be touched; not after `stop_prefetch`.
 
         Neighbours are merged in one request when their turn comes within the next few requests anyway.
         """
         rank = {block: index for index, block in enumerate(order) if self._map.lengths[block]}
         planned: set[int] = set()
         self._hot.clear()
+        if not self._prefetches:
+            return
         near = max(16, (16 << 20) // self._map.block_size)
         for index, block in enumerate(order):
-            if block in planned or block not in rank or not self._missing(block):
+            if block in planned or block not in rank or not self.missing(block):
                 continue
 
             def fits(at: int, size: int, limit: int = index + near) -> bool:
-                return at not in planned and rank.get(at, limit) < limit and size <= self._hot_bytes
+                return at not in planned and rank.get(at, limit) < limit and size <= _HOT_BYTES
 
             after = self._grow(block, 1, fits)
             run = [block, *after]
             planned.update(run)
             self._hot.append(run)
 
-    def background(self, on: bool) -> None:
-        self._background = on
-        if on:
-            self._cursor = 0
+    def background(self) -> None:
+        """Everything else, from the beginning of the file on; not after `stop_prefetch`."""
+        self._background = self._prefetches
+        self._cursor = 0
 
     def stop_prefetch(self) -> None:
-        """Only demand from now on (the cache is full)."""
-        self._ahead.clear()
+        """Only demand from now on, block by block (the cache is full)."""
+        self._prefetches = False
+        self.window = 1
         self._hot.clear()
         self._background = False
 
     # -- what to do --------------------------------------------------------------------------------------------
 
-    def take_demand(self) -> Batch | None:
-        while self._demand:
-            block = next(iter(self._demand))
+    def take_demand(self, now: float) -> Batch | None:
+        while (block := next((block for block, begin in self._demand.items() if begin <= now), None)) is not None:
             del self._demand[block]
-            if not self._missing(block):
+            if not self.missing(block):
                 continue
             low = block - block % self.window
             high = low + self.window
 
             def fits(at: int, size: int, low: int = low, high: int = high) -> bool:
-                return low <= at < high or (at in self._demand and size <= self._fill_bytes)
+                return low <= at < high or (at in self._demand and size <= _FILL_BYTES)
 
             run = [*reversed(self._grow(block, -1, fits)), block, *self._grow(block, 1, fits)]
             for other in run:
                 self._demand.pop(other, None)
-            batch = self._batch(Priority.DEMAND, run)
-            if self.window > 1:
-                self._read_ahead(block // self.window)
-            return batch
+            return self._batch(Priority.DEMAND, run)
         return None
 
-    def _read_ahead(self, window: int) -> None:
-        streak = self._expected.pop(window, 0)
-        ahead = min(1 << streak, _LONGEST_AHEAD) if streak else 0
-        first = (window + 1) * self.window
-        for start in range(first, min(first + ahead * self.window, self._map.count), self.window):
-            self._ahead.append([block for block in range(start, start + self.window) if block < self._map.count])
-        self._expected[window + ahead + 1] = streak + 1
-        if len(self._expected) > _MAX_STREAMS:
-            del self._expected[next(iter(self._expected))]
-
-    def take_ahead(self) -> Batch | None:
-        """What a forward walk will read soon."""
-        return self._take_run(self._ahead, Priority.DEMAND)
-
     def take_hot(self) -> Batch | None:
-        return self._take_run(self._hot, Priority.HOT)
-
-    def _take_run(self, runs: deque[list[int]], priority: Priority) -> Batch | None:
-        """The first gapless part of the first run that is still missing; what is behind it stays queued."""
-        while runs:
-            run = runs.popleft()
+        """The first gapless part of the first hot run that is still missing; what is behind it stays queued."""
+        while self._hot:
+            run = self._hot.popleft()
             part: list[int] = []
             for at, block in enumerate(run):
                 if self._map.is_zero(block):
                     continue
-                if part and not (self._missing(block) and self._adjoins(part[-1], block)):
-                    runs.appendleft(run[at:])
+                if part and not (self.missing(block) and adjoin(self._map, part[-1], block)):
+                    self._hot.appendleft(run[at:])
                     break
-                if self._missing(block):
+                if self.missing(block):
                     part.append(block)
             if part:
-                return self._batch(priority, part)
+                return self._batch(Priority.HOT, part)
         return None
 
     def take_background(self) -> Batch | None:
@@ -260,11 +213,11 @@ class FetchQueue:
                 self._cursor = self._map.count
                 return None
             self._cursor = block + 1
-            if not self._missing(block) or block in self._given_up:
+            if not self.missing(block) or block in self._given_up:
                 continue
 
             def fits(at: int, size: int) -> bool:
-                return at not in self._given_up and size <= self._fill_bytes
+                return at not in self._given_up and size <= _FILL_BYTES
 
             # The cursor stays: what the run reaches over is next.
             return self._batch(Priority.BACKGROUND, [block, *self._grow(block, 1, fits)])
@@ -277,24 +230,27 @@ class FetchQueue:
         self._in_flight.difference_update(blocks)
 
     def give_up(self, block: int) -> None:
-        """Damaged in every source: background fill leaves it; a reader may still ask for it."""
+        """Damaged in the store: background fill leaves it; a reader may still ask for it."""
         self._given_up.add(block)
 
-    def put_back(self, batch: Batch, waited_for: Iterable[int]) -> None:
-        """The source did not answer: blocks that readers wait for become demand, the rest waits its turn again."""
-        self.done(batch.blocks)
+    def put_back(
+        self, blocks: Sequence[int], priority: Priority, waited_for: Iterable[int], begin: float = 0.0
+    ) -> None:
+        """What was in flight did not come: blocks that readers wait for become demand, not before ``begin``, the rest
+        waits its turn again."""
+        self.done(blocks)
         wanted = set(waited_for)
         for block in sorted(wanted):
-            self.demand(block)
-        rest = [block for block in batch.blocks if block not in wanted]
-        if batch.priority is Priority.HOT and rest:
+            self.demand(block, begin)
+        rest = [block for block in blocks if block not in wanted]
+        if priority is Priority.HOT and rest and self._prefetches:
             self._hot.appendleft(rest)
         elif rest:
             self._cursor = min(self._cursor, rest[0])
 
     @property
     def hot_pending(self) -> bool:
-        return bool(self._hot or self._ahead)
+        return bool(self._hot)
 
     @property
     def filling(self) -> bool:
@@ -312,7 +268,7 @@ class FetchQueue:
 
     def missing(self, block: int) -> bool:
         """Neither ready nor in flight."""
-        return self._missing(block)
+        return not self._ready[block] and block not in self._in_flight
 
     def fly(self, blocks: Iterable[int]) -> None:
         """A request for ``blocks`` is on its way that this queue did not give."""

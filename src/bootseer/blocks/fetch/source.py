@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import logging
-import random
 import threading
-import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
 from bootseer.blocks.formats.blockmap import BlockMap
 from bootseer.blocks.formats.frames import verified
-from bootseer.errors import BootseerError, DataError, UnavailableError, from_os_error
+from bootseer.errors import DataError, UnavailableError, from_os_error
 from bootseer.store import RangeReader, Store
 
 log = logging.getLogger(__name__)
 
 _MAX_OPEN = 64
 """Packs open at once, one descriptor or connection each; an image has a pack per layer, a few dozen."""
-_LONGEST_REST = 30.0
 
 
 class Source(Protocol):
@@ -33,18 +30,19 @@ class Source(Protocol):
 
     def read(self, pack: int, offset: int, length: int) -> bytes: ...
 
+    def original(self, pack: int, offset: int, length: int) -> bytes | None:
+        """As `read`, past any mirror; None when there is none."""
+        ...
+
     def close(self) -> None: ...
 
 
 class _Open:
-    """A reader, closed once it is retired and nobody reads from it."""
-
-    __slots__ = ("reader", "retired", "users")
+    """A reader and how many threads read from it. It is closed when none does and it is not kept any more."""
 
     def __init__(self, reader: RangeReader) -> None:
         self.reader = reader
-        self.users = 0
-        self.retired = False
+        self.users = 1
 
 
 class StoreSource:
@@ -85,7 +83,6 @@ class StoreSource:
                 raise UnavailableError(str(from_os_error(exc, f"read {self.name}"))) from exc
 
     def original(self, pack: int, offset: int, length: int) -> bytes | None:
-        """As `read`, past the store's mirrors; None when it has none."""
         with self._reader(pack) as reader:
             try:
                 return reader.original(offset, length)
@@ -98,163 +95,107 @@ class StoreSource:
         try:
             yield one.reader
         except (UnavailableError, DataError):
-            self._retire(pack, one)
+            with self._lock:
+                if self._open.get(pack) is one:
+                    del self._open[pack]
             raise
         finally:
-            self._release(one)
+            with self._lock:
+                one.users -= 1
+                unused = not one.users and self._open.get(pack) is not one
+            if unused:
+                one.reader.close()
 
     def _take(self, pack: int) -> _Open:
         with self._lock:
             if self._closed:
                 raise UnavailableError(f"source {self.name} is closed")
-            if (one := self._open.get(pack)) is not None:
-                one.users += 1
-                return one
+            if (known := self._open.get(pack)) is not None:
+                known.users += 1
+                return known
         # Not under the lock: opening may take a while, and other packs must go on. Two threads may both open it.
         one = _Open(self._store.open(self._keys[pack]))
-        one.users = 1
+        unused: list[_Open] = []
         with self._lock:
-            old = self._open.pop(pack, None)
-            self._open[pack] = one
-            extra = [old] if old is not None else []
-            while len(self._open) > _MAX_OPEN:
-                extra.append(self._open.pop(next(iter(self._open))))
-        for other in extra:
-            self._retire(-1, other)
+            if not self._closed:
+                unused += self._forget(pack)
+                self._open[pack] = one
+                while len(self._open) > _MAX_OPEN:
+                    unused += self._forget(next(iter(self._open)))
+        for other in unused:
+            other.reader.close()
         return one
 
-    def _retire(self, pack: int, one: _Open) -> None:
-        with self._lock:
-            if self._open.get(pack) is one:
-                del self._open[pack]
-            unused = not one.retired and one.users == 0
-            one.retired = True
-        if unused:
-            one.reader.close()
-
-    def _release(self, one: _Open) -> None:
-        with self._lock:
-            one.users -= 1
-            last = one.users == 0 and (one.retired or self._closed)
-            one.retired |= last
-        if last:
-            one.reader.close()
+    def _forget(self, pack: int) -> list[_Open]:
+        """Under the lock: keep the reader of ``pack`` no more. It, if the caller must close it."""
+        one = self._open.pop(pack, None)
+        return [one] if one is not None and not one.users else []
 
     def close(self) -> None:
         """Close what nobody reads from; what a thread is stuck in is closed when it returns, if ever."""
         with self._lock:
             self._closed = True
-            idle = [one for one in self._open.values() if one.users == 0 and not one.retired]
-            self._open = {pack: one for pack, one in self._open.items() if one.users}
-        for one in idle:
+            unused = [one for pack in list(self._open) for one in self._forget(pack)]
+        for one in unused:
             one.reader.close()
 
 
-class Sources:
-    """Several sources, tried in order."""
+def read_block(source: Source, blocks: BlockMap, block: int, count: Callable[[int], None]) -> bytes:
+    """The verified bytes of ``block``; ``count(bytes)`` for each answer. A source whose mirror has it wrong is asked
+    once more, without the mirror.
 
-    def __init__(self, sources: Sequence[Source]) -> None:
-        self._all = list(sources)
-        self._rest = [0.0] * len(self._all)
-        self.name = self._all[0].name if self._all else "no source"
+    Raises `DataError` when it is damaged, `UnavailableError` when the source does not answer.
+    """
+    where = blocks.pack_of[block], blocks.offsets[block], blocks.lengths[block]
+    trouble: DataError | None = None
+    for read in (source.read, source.original):
+        try:
+            if (raw := read(*where)) is not None:
+                count(len(raw))
+                return verified(blocks, block, raw)
+        except DataError as exc:
+            log.warning("block %d from %s: %s", block, source.name, exc)
+            trouble = exc
+    raise DataError(f"block {block} is damaged in {source.name}: {trouble}")
 
-    def read(self, pack: int, offset: int, length: int) -> bytes:
-        """From the first source that has it. An error that may pass (`UnavailableError`) outranks one that will not."""
-        trouble: BootseerError | None = None
-        for index, source in enumerate(self._all):
-            if (rest := self._rest[index] - time.monotonic()) > 0:
-                trouble = UnavailableError(f"{source.name} wants to be left alone for {rest:.1f} s more")
-                continue
-            try:
-                return source.read(pack, offset, length)
-            except BootseerError as exc:
-                self.back_off(exc, index)
-                if not isinstance(trouble, UnavailableError):
-                    trouble = exc
-        raise trouble or UnavailableError("no source to fetch blocks from")
 
-    def back_off(self, exc: BootseerError, index: int = 0) -> None:
-        """Leave source number ``index`` alone for as long as it says in ``exc``, and a little more: many are told so at
-        the same moment. Nobody is believed for longer than half a minute."""
-        seconds = exc.retry_after if isinstance(exc, UnavailableError) else None
-        if seconds is not None and seconds > 0:
-            until = time.monotonic() + min(seconds, _LONGEST_REST) * random.uniform(1.0, 1.25)
-            self._rest[index] = max(self._rest[index], until)
+def read_run(source: Source, blocks: BlockMap, run: range) -> bytes:
+    """The verified bytes of consecutive blocks. Blocks whose frames follow one another come in one request; what does
+    not come so, or comes damaged, block by block. Raises as `read_block`."""
+    out: list[bytes] = []
+    for part in _adjacent(blocks, run):
+        first, last = part.start, part[-1]
+        if blocks.is_zero(first):
+            out.append(bytes(blocks.length_of(first)))
+            continue
+        at = blocks.offsets[first]
+        try:
+            raw = memoryview(source.read(blocks.pack_of[first], at, blocks.offsets[last] + blocks.lengths[last] - at))
+            begins = [blocks.offsets[block] - at for block in part]
+            out += [
+                verified(blocks, block, raw[begin : begin + blocks.lengths[block]])
+                for block, begin in zip(part, begins, strict=True)
+            ]
+        except (DataError, UnavailableError) as exc:
+            log.info("%s; trying once more", exc)
+            out += [read_block(source, blocks, block, lambda length: None) for block in part]
+    return b"".join(out)
 
-    @property
-    def rest(self) -> float:
-        """Seconds until there is a source that may be asked."""
-        return max(0.0, min(self._rest, default=0.0) - time.monotonic())
 
-    def block(self, blocks: BlockMap, block: int, count: Callable[[int], None]) -> bytes:
-        """The verified bytes of ``block`` from the first source that has it right; ``count(bytes)`` for each answer.
-        A source whose mirror has it wrong is asked once more, without the mirror.
-
-        Raises `DataError` when it is damaged in every source, `UnavailableError` when one does not answer.
-        """
-        trouble: BootseerError = DataError("no source")
-        length = blocks.lengths[block]
-        for source in self._all:
-            try:
-                raw = source.read(blocks.pack_of[block], blocks.offsets[block], length)
-                count(length)
-                try:
-                    return verified(blocks, block, raw)
-                except DataError:
-                    original = None
-                    if isinstance(source, StoreSource):
-                        original = source.original(blocks.pack_of[block], blocks.offsets[block], length)
-                    if original is None:
-                        raise
-                    count(length)
-                    return verified(blocks, block, original)
-            except BootseerError as exc:
-                if not isinstance(trouble, UnavailableError):
-                    trouble = exc
-                log.warning("block %d from %s: %s", block, source.name, exc)
-        if isinstance(trouble, UnavailableError):
-            raise trouble
-        raise DataError(f"block {block} is damaged in every source ({self.name}): {trouble.message}")
-
-    def run(self, blocks: BlockMap, run: range) -> bytes:
-        """The verified bytes of consecutive blocks. Blocks whose frames follow one another come in one request; what
-        does not come so, or comes damaged, block by block. Raises as `block`."""
-        out: list[bytes] = []
-        for part in _adjacent(blocks, run):
-            first, last = part.start, part[-1]
-            if blocks.is_zero(first):
-                out.append(bytes(blocks.length_of(first)))
-                continue
-            at = blocks.offsets[first]
-            try:
-                raw = memoryview(self.read(blocks.pack_of[first], at, blocks.offsets[last] + blocks.lengths[last] - at))
-                begins = [blocks.offsets[block] - at for block in part]
-                out += [
-                    verified(blocks, block, raw[begin : begin + blocks.lengths[block]])
-                    for block, begin in zip(part, begins, strict=True)
-                ]
-            except (DataError, UnavailableError) as exc:
-                log.info("%s; trying once more", exc)
-                out += [self.block(blocks, block, lambda length: None) for block in part]
-        return b"".join(out)
-
-    def close(self) -> None:
-        for source in self._all:
-            source.close()
+def adjoin(blocks: BlockMap, left: int, right: int) -> bool:
+    """Whether the frame of block ``right`` follows that of ``left`` in the same pack; both have one."""
+    return (
+        blocks.offsets[left] + blocks.lengths[left] == blocks.offsets[right]
+        and blocks.pack_of[left] == blocks.pack_of[right]
+    )
 
 
 def _adjacent(blocks: BlockMap, run: range) -> Iterator[range]:
     """``run`` cut where its frames do not follow each other in one pack."""
     first = run.start
     for block in run[1:]:
-        last = block - 1
-        follows = (
-            not blocks.is_zero(block)
-            and not blocks.is_zero(last)
-            and blocks.pack_of[block] == blocks.pack_of[last]
-            and blocks.offsets[block] == blocks.offsets[last] + blocks.lengths[last]
-        )
-        if not follows:
+        zero = blocks.is_zero(block) or blocks.is_zero(block - 1)
+        if zero or not adjoin(blocks, block - 1, block):
             yield range(first, block)
             first = block
     if run:

@@ -57,16 +57,17 @@ class HotStream:
         """Ranges that are asked for, by their end: bytes that have not come."""
         self._trouble: float | None = None
         """Since when ranges have failed, and none has brought anything."""
+        self.abandoned = False
 
     @property
     def pending(self) -> bool:
         """Whether ranges are left to be asked for."""
-        return self._next < len(self._starts) - 1
+        return not self.abandoned and self._next < len(self._starts) - 1
 
     @property
-    def flying(self) -> bool:
-        """Whether ranges are asked for that have not ended yet."""
-        return bool(self._flying)
+    def under_way(self) -> bool:
+        """Whether ranges are left, or asked for and not at their end."""
+        return self.pending or (not self.abandoned and bool(self._flying))
 
     @property
     def free(self) -> bool:
@@ -138,4 +139,4 @@ class HotStream:
 
     def abandon(self) -> None:
         """Ask for no more ranges."""
-        self._next = len(self._starts) - 1
+        self.abandoned = True

@@ -1,7 +1,6 @@
 """What a thread of the fetcher does with the bytes of a request: verify the blocks and write them to the cache.
 
-Nothing here takes the lock of the fetcher or is called under it. `FreeSpace` has a lock of its own, which is held for
-moments only and never while something is called.
+Nothing here takes the lock of the fetcher or is called under it.
 """
 
 from __future__ import annotations
@@ -28,8 +27,6 @@ Came = tuple[int, bytes | None, BootseerError | None]
 _CHUNK = 1 << 20
 """Uncompressed bytes verified and written before the readers of these blocks are told."""
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-_MOST_PARKED = 64 << 20
-"""Bytes that may wait for space; making it takes seconds, and a fast store fills this in less than one."""
 
 
 class BlockCache(Protocol):
@@ -48,8 +45,8 @@ class BlockWriter:
     """Writes blocks to ``cache``, for many threads. ``tell`` hears what became of each block, ``full`` that blocks
     cannot be written any more.
 
-    ``make_room`` is called when the disk is full, by a thread of its own; it says whether there is space now. ``idle``
-    is called when no block waits for space any more.
+    ``make_room`` is called when the disk is full, by one thread at a time; it may take its time, and says whether there
+    is space now. After it has failed once it is not called again: what is in use stays in use.
     """
 
     def __init__(
@@ -58,18 +55,14 @@ class BlockWriter:
         tell: Callable[[Sequence[Came]], None],
         full: Callable[[str], None],
         make_room: Callable[[], bool] | None,
-        idle: Callable[[], None],
     ) -> None:
         self._cache = cache
         self._tell = tell
         self._full = full
-        self._space = FreeSpace(make_room, self._write_parked, idle)
+        self._make_room = make_room
+        self._rooms_made = 0
+        self._making_room = threading.Lock()
         self._chunk = max(1, _CHUNK >> cache.map.shift)
-
-    @property
-    def parked(self) -> bool:
-        """Whether blocks wait for space."""
-        return self._space.busy
 
     def write_batch(self, batch: Batch, raw: bytes, first: set[int]) -> dict[int, DataError]:
         """Verify and write the blocks of ``batch`` out of ``raw``, the frames with blocks of ``first`` first. Returns
@@ -102,91 +95,33 @@ class BlockWriter:
             kept = []
             for at in range(count):
                 where = at << self._cache.map.shift
-                kept += self.write(block + at, bytes(data[where : where + self._cache.map.block_size]))
+                kept.append(self.write(block + at, bytes(data[where : where + self._cache.map.block_size])))
             return kept
         return [(one, None, None) for one in range(block, block + count)]
 
-    def write(self, block: int, data: bytes) -> list[Came]:
-        """Write the verified bytes of ``block``, or have them in memory for those who wait. Nothing comes back for a
-        block that waits for space: ``tell`` hears of it later."""
+    def write(self, block: int, data: bytes) -> Came:
+        """Write the verified bytes of ``block``, or have them in memory for those who wait."""
+        made = self._rooms_made
         try:
-            self._cache.write(block, data)
-        except OSError as exc:
-            if exc.errno in _NO_SPACE and self._space.park(block, data):
-                return []
-            self._full(_why(exc))
-            return [(block, data, None)]
-        return [(block, None, None)]
-
-    def _write_parked(self, block: int, data: bytes) -> None:
-        """There is space now, or there will be none."""
-        memory: bytes | None = None
-        try:
-            self._cache.write(block, data)
-        except OSError as exc:
-            self._full(_why(exc))
-            memory = data
-        finally:
-            self._tell([(block, memory, None)])
-
-
-def _why(exc: OSError) -> str:
-    return "is full" if exc.errno in _NO_SPACE else f"cannot be written ({exc.strerror})"
-
-
-class FreeSpace:
-    """Verified blocks wait in memory while a thread of its own calls ``make`` (which may take its time, and says
-    whether there is space now). Then that thread calls ``write`` once for each block that was parked, and ``idle``.
-
-    After ``make`` has failed once it is not called again: what is in use stays in use.
-    """
-
-    def __init__(
-        self, make: Callable[[], bool] | None, write: Callable[[int, bytes], None], idle: Callable[[], None]
-    ) -> None:
-        self._make = make
-        self._write = write
-        self._idle = idle
-        self._lock = threading.Lock()
-        self._parked: list[tuple[int, bytes]] = []
-        self._bytes = 0
-        self.busy = False
-        """Whether a block is parked, or about to be written."""
-
-    def park(self, block: int, data: bytes) -> bool:
-        """The disk has no space for ``block``. False: nor will it have, or too much waits already."""
-        with self._lock:
-            if self._make is None or self._bytes + len(data) > _MOST_PARKED:
-                return False
-            if not self.busy:
-                try:
-                    threading.Thread(target=self._run, name="free-space", daemon=True).start()
-                except RuntimeError as exc:
-                    log.warning("cannot start a thread to free space with: %s", exc)
-                    return False
-                self.busy = True
-            self._parked.append((block, data))
-            self._bytes += len(data)
-            return True
-
-    def _run(self) -> None:
-        try:
-            made = self._make is not None and self._make()
-        except Exception:
-            log.exception("freeing space failed")
-            made = False
-        if not made:
-            with self._lock:
-                self._make = None
-        while True:
-            with self._lock:
-                if not self._parked:
-                    self.busy = False
-                    break
-                block, data = self._parked.pop(0)
-                self._bytes -= len(data)
             try:
-                self._write(block, data)
-            except Exception:
-                log.exception("block %d, for which space was freed, is lost", block)
-        self._idle()
+                self._cache.write(block, data)
+            except OSError as exc:
+                if exc.errno not in _NO_SPACE or not self._has_room(made):
+                    raise
+                self._cache.write(block, data)
+        except OSError as exc:
+            self._full("is full" if exc.errno in _NO_SPACE else f"cannot be written ({exc.strerror})")
+            return block, data, None
+        return block, None, None
+
+    def _has_room(self, made: int) -> bool:
+        """Have space freed, unless another thread did since it had been ``made`` times. Whether there is space now."""
+        with self._making_room:
+            if self._rooms_made == made and self._make_room is not None:
+                try:
+                    self._rooms_made += self._make_room()
+                except Exception:
+                    log.exception("freeing space failed")
+                if self._rooms_made == made:
+                    self._make_room = None
+            return self._rooms_made > made

@@ -25,7 +25,6 @@ from bootseer.blocks.serving.protocol import (
     LOCK,
     SOCKET,
     SPEC,
-    TARGETS,
     GoneError,
     Reply,
     Request,
@@ -50,8 +49,8 @@ _PATIENCE = 30.0
 _LOG_BYTES = 4 << 20
 _LOOK_SECONDS = 0.005
 _TAKE_BACK_SECONDS = 1.0
-_OLD_PID = "pid"
-"""What a server of version 0.1 left."""
+_OLD = ("pid", "targets.json", "targets.json.tmp")
+"""What servers of older versions left."""
 
 
 @contextlib.contextmanager
@@ -285,7 +284,7 @@ def clear(folder: Path) -> None:
 
 def _remove_state(folder: Path) -> None:
     for path in (
-        *(folder / name for name in (SPEC, TARGETS, f"{TARGETS}.tmp", SOCKET, LOCK, _OLD_PID)),
+        *(folder / name for name in (SPEC, SOCKET, LOCK, *_OLD)),
         *folder.glob(NAMES),
     ):
         path.unlink(missing_ok=True)

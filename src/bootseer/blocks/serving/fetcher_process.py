@@ -2,7 +2,7 @@
 
 It may be killed at any time: the supervisor forks another, which goes on with the shared memory and the descriptors of
 the dead one. Threads: the fetcher's own, ``requests`` (of the FUSE server), ``sync`` (bitmap, counters), ``prefetch``,
-``readahead``, ``hotpack`` (after the recording); the main thread answers the supervisor and waits for the end of the
+``readahead``, ``hotpack`` (after the recording); the main thread says how it goes and waits for the end of the
 recording.
 """
 
@@ -17,16 +17,18 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from bootseer.blocks.cache import eviction, inventory
 from bootseer.blocks.cache.blockfile import CacheFile
 from bootseer.blocks.cache.metadata import LocalTree
 from bootseer.blocks.fetch import prefetch
-from bootseer.blocks.fetch.fetcher import Fetcher, FetchStats
+from bootseer.blocks.fetch.fetcher import Fetched, Fetcher
 from bootseer.blocks.fetch.prefetch import Plan, Target
 from bootseer.blocks.fetch.source import StoreSource
 from bootseer.blocks.profiles.library import ProfileKey
 from bootseer.blocks.profiles.recording import Recording
-from bootseer.blocks.serving.ipc import Answer, Came, Channel, Detached, Question, Repeat, Started, Wanted
+from bootseer.blocks.serving.ipc import Came, Channel, Finish, Repeat, Wanted
 from bootseer.blocks.serving.protocol import FetcherStatus, ServerSpec
 from bootseer.blocks.serving.readahead import Readahead
 from bootseer.blocks.serving.recorder import Recorder
@@ -60,35 +62,34 @@ class FetcherProcess:
         store: Store,
         shared: SharedMemory,
         cache: CacheFile,
-        link: Channel,
         reads: Channel,
         detach: Callable[[], None],
     ) -> None:
         counts = shared.counts
-        self._spec, self._tree, self._store, self._shared, self._link = spec, tree, store, shared, link
+        self._spec, self._tree, self._store, self._shared = spec, tree, store, shared
         self._detach = detach
         counts[Count.READAHEAD_TID] = 0  # of a thread of the process before, perhaps
+        self._number = counts[Count.FETCHER_STARTS]
         self._stop = threading.Event()
         self._cache = CacheFile.resume(
             tree.cache, tree.map, tree.map_digest, ready=shared.ready, lock_fd=cache.lock_fd, data_fd=cache.fileno(),
             broken=bool(counts[Count.BROKEN]), broke=lambda: counts.__setitem__(Count.BROKEN, 1),
         )  # fmt: skip
-        names = FetchStats.__struct_fields__
-        self._fetched_before = [counts[Count.FETCH + index] for index in range(len(names))]
         self._fetcher = Fetcher(
             self._cache,
-            [StoreSource(store, tree.map)],
-            streams=spec.fetch_streams,
-            window=spec.demand_window,
-            deadline=spec.demand_deadline,
-            quiet=spec.fill_quiet,
+            StoreSource(store, tree.map),
+            streams=spec.config.fetch_streams,
+            deadline=spec.config.demand_deadline,
+            quiet=spec.config.fill_quiet,
             make_room=partial(eviction.make_some, Path(spec.cache_dir), _MAKE_ROOM, keep=tree.cache.name),
+            stats=counts[Count.FETCHED : Count.FETCHED + len(Fetched)],
         )
         if counts[Count.JOB_READY]:
             self._fetcher.eager()
         self._key = ProfileKey(spec.profile) if spec.profile is not None and tree.map.size else None
         self._target = Target(tree.digest, tree.map_digest.hex(), tree.map)
         self._plan = Plan()
+        self._hot_ready = 0
         recording = Recording(
             shared.trace.since,
             tree.digest,
@@ -101,16 +102,11 @@ class FetcherProcess:
             keep_hot=self._keep_hot,
         )  # fmt: skip
         self._requests = ReadRequests(reads, self._fetcher, self._cache, self._stop)
-        self._readahead: Readahead | None = None
-        if spec.readahead and self._key is not None and counts[Count.RECORDING] and counts[Count.FETCHER_STARTS] == 1:
-            self._readahead = Readahead(store, self._key, shared, spec.target, tree.digest, lambda: self._plan.pack)
 
     def run(self) -> None:
         """Serve until the end, leave nothing behind."""
-        sync = partial(
-            keep_synced, self._cache, self._shared.counts, self._stop, self._keep_counters,
-            prefetching=lambda: self._fetcher.prefetching,
-        )  # fmt: skip
+        counts, key = self._shared.counts, self._key
+        sync = partial(keep_synced, self._cache, counts, self._stop)
         threads = [
             threading.Thread(target=run, name=name, daemon=True)
             for run, name in ((self._prefetch, "prefetch"), (sync, "sync"))
@@ -119,27 +115,28 @@ class FetcherProcess:
         try:
             for thread in threads:
                 thread.start()
-            # Not joined: it waits for messages, and the end of the process ends it.
+            # Not joined: they wait for messages, and for the store; the end of the process ends them.
             threading.Thread(target=self._requests.run, name="requests", daemon=True).start()
-            if self._readahead is not None:
-                self._readahead.start()
-            self._link.send(Started(), timeout=_SEND_SECONDS)
+            if self._spec.config.readahead and key and counts[Count.RECORDING] and self._number == 1:
+                ahead = Readahead(
+                    self._store, key, self._shared, self._spec.target, self._tree.digest, lambda: self._plan.pack
+                )
+                threading.Thread(target=ahead.run, name="readahead", daemon=True).start()
+            counts[Count.FETCHER_READY] = self._number
             log.info("the fetcher of tree %s has started", self._spec.id)
             self._serve()
         finally:
             self._stop.set()
-            if self._readahead is not None:
-                self._readahead.stop()
+            counts[Count.STILL] = 1
             self._recorder.end()
             more = self._recorder.finish()
             self._fetcher.close()
             for thread in threads:
                 if thread.ident is not None:
                     thread.join(10.0)
-            self._keep_counters()
             self._cache.close()
-            spec = self._spec
-            eviction.make_room(Path(spec.cache_dir), eviction.Limits(spec.cache_limit, spec.cache_keep_free))
+            limits = eviction.Limits(self._spec.config.cache_limit, self._spec.config.cache_keep_free)
+            eviction.make_room(Path(self._spec.cache_dir), limits)
         if more:
             # The unmount is over, the tree may be mounted anew: nobody waits for this process, or ends it.
             log.info("tree %s is left; process %d finishes its hot pack", self._spec.id, os.getpid())
@@ -147,47 +144,34 @@ class FetcherProcess:
             Path("/proc/self/comm").write_text(_DETACHED_NAME)
             self._detach()
             self._tree.hold.release()
-            self._link.send(Detached(), timeout=_SEND_SECONDS)
+            counts[Count.DETACHED] = 1
             self._recorder.finish_detached()
 
     def _serve(self) -> None:
         counts = self._shared.counts
-        while True:
-            try:
-                got = self._link.receive(timeout=_TICK)
-            except UnavailableError:
-                log.critical("supervisor and FUSE server of tree %s are gone", self._spec.id)
-                return
-            if got is not None and isinstance(got[0], Question):
-                if got[0].do == "finish":
-                    return
-                if got[0].do == "still" and self._readahead is not None:
-                    self._readahead.stop(got[0].target)
-                self._link.send(Answer(got[0].number, self._status()), timeout=_SEND_SECONDS)
+        self._say()
+        while not self._stop.wait(_TICK):
             self._recorder.poll()
             age = (time.monotonic_ns() - counts[Count.BEGAN_NS]) / 1e9
-            if counts[Count.JOB_READY] or age >= self._spec.record_seconds:
+            if counts[Count.JOB_READY] or age >= self._spec.config.record_seconds:
                 self._recorder.end()
                 self._fetcher.eager()
+            self._say()
 
-    def _status(self) -> FetcherStatus:
-        self._keep_counters()
+    def _say(self) -> None:
+        """Leave the fetcher's part of the status for the supervisor."""
         hot, recorder = self._plan.order, self._recorder
-        return FetcherStatus(
-            cache_full=self._fetcher.full,
+        if self._hot_ready < len(hot):
+            self._hot_ready = sum(self._cache.ready[block] for block in hot)
+        said = FetcherStatus(
             hot_total=len(hot),
-            hot_ready=sum(self._cache.ready[block] for block in hot),
+            hot_ready=self._hot_ready,
             hot_unused_bytes=recorder.use.unused_bytes,
             hot_missed_bytes=recorder.use.missed_bytes,
             hot_pack=recorder.hot_pack or self._plan.pack,
             recording=recorder.state,
         )
-
-    def _keep_counters(self) -> None:
-        """What all fetchers of the tree have fetched, for the next one and for the status."""
-        stats = self._fetcher.stats
-        for index, name in enumerate(FetchStats.__struct_fields__):
-            self._shared.counts[Count.FETCH + index] = self._fetched_before[index] + getattr(stats, name)
+        self._shared.said.write(msgspec.msgpack.encode(said))
 
     # -- other threads ---------------------------------------------------------------------------------------------
 
@@ -201,7 +185,7 @@ class FetcherProcess:
                 if plan.order:
                     self._keep_hot(set(plan.order))
                 log.info("%d hot blocks, from %d traces and hot pack %r", len(plan.order), plan.traces, plan.pack)
-            if self._spec.background_fill:
+            if self._spec.config.background_fill:
                 self._fetcher.background()
         except Exception:
             log.exception("prefetch failed; blocks come on demand")
@@ -215,8 +199,9 @@ class FetcherProcess:
 
 
 class ReadRequests:
-    """Takes what the FUSE server wants over ``channel``, has it fetched, answers; until ``stop`` is set or the other
-    end is gone. One thread receives; answers are sent by the fetcher's threads as blocks come."""
+    """Takes what the FUSE server wants over ``channel``, has it fetched, answers; until ``stop`` is set, as it is here
+    when the supervisor says `Finish`, or is gone with the FUSE server. One thread receives; answers are sent by the
+    fetcher's threads as blocks come."""
 
     def __init__(self, channel: Channel, fetcher: Fetcher, cache: CacheFile, stop: threading.Event) -> None:
         self._channel = channel
@@ -231,11 +216,13 @@ class ReadRequests:
         while not self._stop.is_set():
             try:
                 got = self._channel.receive(timeout=0.5)
-                if got is not None and isinstance(got[0], Wanted) and got[0].id not in self._open:
+                if got is not None and isinstance(got[0], Finish):
+                    self._stop.set()
+                elif got is not None and isinstance(got[0], Wanted) and got[0].id not in self._open:
                     self._fetch(got[0])
-            except UnavailableError as exc:
-                log.error("%s", exc)
-                return
+            except UnavailableError:
+                log.critical("supervisor and FUSE server are gone")
+                self._stop.set()
             except Exception:  # without this thread each missing block would wait for its deadline
                 log.exception("a request of the FUSE server failed")
                 self._stop.wait(_PAUSE)

@@ -5,10 +5,10 @@ supervisor. No network, no decompression. A read whose blocks are ready is answe
 other is put off, asked for over the channel, and answered when its blocks came, so waiting readers hold no worker.
 
 The supervisor opened the mount (`mount`) and keeps its descriptors. When this process is killed readers wait; the next
-one finds what was negotiated in ``SharedMemory.note``, and has the kernel send again what its predecessor took (Linux
-6.9). When the supervisor is killed this process forks the next one, which only needs the descriptors and never comes
-near the locks that the workers may hold at that moment. The mount fails closed: with all its processes gone, readers
-get errors.
+one finds what was negotiated in ``SharedMemory.negotiated``, and has the kernel send again what its predecessor took
+(Linux 6.9). When the supervisor is killed this process forks the next one, which only needs the descriptors and never
+comes near the locks that the workers may hold at that moment. The mount fails closed: with all its processes gone,
+readers get errors.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ _SLACK = 5.0
 """The fetcher has this many seconds more than its own deadline to say that it failed."""
 
 
-def options(max_readahead: int) -> fuse.Options:
-    """How the mount of a tree's data file is made."""
-    return fuse.Options(name="bootseer-blocks", max_readahead=max_readahead, allow_other=True)
+OPTIONS = fuse.Options(name="bootseer-blocks", max_readahead=128 << 10, allow_other=True)
+"""Of the mount of a tree's data file. The kernel reads through its page cache: without a readahead each 4 KiB would be
+a request."""
 
 
-def mount(folder: Path, max_readahead: int) -> fuse.Device:
+def mount(folder: Path) -> fuse.Device:
     """In the supervisor: mount on ``folder``. Uses of the mount wait until a server has answered the kernel's first
     request. Raises what `fuse.Device.open` raises."""
-    return fuse.Device.open(folder, options(max_readahead))
+    return fuse.Device.open(folder, OPTIONS)
 
 
 class FuseServer:
@@ -75,13 +75,11 @@ class FuseServer:
         data_fd: int,
         supervisor: int,
         *,
-        max_readahead: int = 128 << 10,
         succeed: Callable[[int], NoReturn] | None = None,
     ) -> None:
         self._shared, self._device, self._channel, self._data_fd = shared, device, channel, data_fd
         self._supervisor, self._watched, self._next_fork = supervisor, -1, 0.0
         self._succeed = succeed
-        self._options = options(max_readahead)
         self._generation = shared.counts[Count.SERVER_STARTS]
         self._wake, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._map = mmap.mmap(data_fd, shared.size, prot=mmap.PROT_READ)
@@ -154,22 +152,22 @@ class FuseServer:
 
     def _serve(self) -> fuse.Server:
         operations = fuse.SingleFile(DATA, self._shared.size, self._read)
-        note = self._shared.note
+        note = self._shared.negotiated.read()
         if not note:
             server = fuse.Server(
-                operations, self._device.mountpoint, workers=WORKERS, options=self._options, device=self._device
+                operations, self._device.mountpoint, workers=WORKERS, options=OPTIONS, device=self._device
             )
             self._server = server
             server.start()
             assert server.negotiated
-            self._shared.note = server.negotiated.encode()
+            self._shared.negotiated.write(server.negotiated.encode())
             return server
         negotiated = fuse.Negotiated.decode(note)
         log.warning("FUSE server %d takes over %s", self._generation, self._device.mountpoint)
         sizes = {_HANDLE: self._shared.size}
         with self._pending.lock:  # reads come before this returns; those that miss wait until there is a `_server`
             self._server = server = fuse.Server.resume(
-                operations, self._device, negotiated, workers=WORKERS, options=self._options, sizes=sizes
+                operations, self._device, negotiated, workers=WORKERS, options=OPTIONS, sizes=sizes
             )
         return server
 

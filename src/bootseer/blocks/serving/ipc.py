@@ -1,9 +1,8 @@
-"""Messages between the processes of one block server, over SOCK_SEQPACKET pairs that outlive each process.
+"""Messages between FUSE server and fetcher of a block server, over a SOCK_SEQPACKET pair that outlives both.
 
-The supervisor keeps both ends of both pairs (supervisor and fetcher; FUSE server and fetcher), so a message that is
-sent while the other side is being restarted waits for it. Every message may therefore come twice or not at all: a
-fetcher that starts says `Repeat`, and the FUSE server repeats what it still wants; questions carry a number, and their
-answers the same one. Nothing here blocks unless it is given a timeout.
+The supervisor keeps both ends, so a message that is sent while the other side is being restarted waits for it. Every
+message may therefore come twice or not at all: a fetcher that starts says `Repeat`, and the FUSE server repeats what it
+still wants. Nothing here blocks unless it is given a timeout.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import time
 
 import msgspec
 
-from bootseer.blocks.serving.protocol import FetcherStatus
 from bootseer.errors import DataError, UnavailableError
 
 _MAX_MESSAGE = 1 << 17
@@ -50,31 +48,11 @@ class Repeat(msgspec.Struct, tag=3, array_like=True, frozen=True):
     """Fetcher to FUSE server: I have just started, repeat what you still want."""
 
 
-class Question(msgspec.Struct, tag=4, array_like=True, frozen=True):
-    """Supervisor to fetcher: ``do`` is ``status`` or ``still`` (see `protocol.Request`), or ``finish`` (the last mount
-    is gone: finish, and end)."""
-
-    number: int
-    do: str
-    target: str = ""
+class Finish(msgspec.Struct, tag=4, array_like=True, frozen=True):
+    """Supervisor to fetcher: the last mount is gone: finish, and end."""
 
 
-class Answer(msgspec.Struct, tag=5, array_like=True, frozen=True):
-    """Fetcher to supervisor: the answer to `Question` ``number``."""
-
-    number: int
-    status: FetcherStatus
-
-
-class Started(msgspec.Struct, tag=6, array_like=True, frozen=True):
-    """Fetcher to supervisor: I serve."""
-
-
-class Detached(msgspec.Struct, tag=7, array_like=True, frozen=True):
-    """Fetcher to supervisor: all is persisted and given up; I finish a hot pack for which nobody waits."""
-
-
-Message = Wanted | Came | Repeat | Question | Answer | Started | Detached
+Message = Wanted | Came | Repeat | Finish
 
 
 def request_id(generation: int, number: int) -> int:

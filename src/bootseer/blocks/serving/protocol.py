@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import msgspec
 
-from bootseer.blocks.fetch.fetcher import DEMAND_WINDOW
+from bootseer.config import Config
 from bootseer.errors import BootseerError, UnavailableError
 
 SPEC = "spec.json"
 FUSE_FOLDER = "fuse"
 SOCKET = "control.sock"
-TARGETS = "targets.json"
-"""The mounts of the tree, for the supervisor that replaces a dead one."""
 LOCK = "server.lock"
 """Locked (flock) while a process of the server lives; its text is the server's process group."""
 MAX_LINE = 1 << 16
 
 
 class ServerSpec(msgspec.Struct, kw_only=True):
-    """What a block server must know. Sizes in bytes, times in seconds; ``profile`` None: no prefetch, no recording."""
+    """What a block server must know. ``profile`` None: no prefetch, no recording."""
 
     id: str
     store_url: str
@@ -30,18 +28,7 @@ class ServerSpec(msgspec.Struct, kw_only=True):
     cache_dir: str
     target: str
     profile: str | None = None
-    record_seconds: float = 120.0
-    demand_deadline: float = 60.0
-    fetch_streams: int = 6
-    background_fill: bool = True
-    fill_quiet: float = 120.0
-    demand_window: int = DEMAND_WINDOW
-    readahead: bool = True
-    cache_limit: float = 0.0
-    cache_keep_free: float = 0.0
-    """As in `Config`; 0: no limit."""
-    max_readahead: int = 128 << 10
-    """Where the kernel reads through the page cache of the data file; 0 would make each 4 KiB a request."""
+    config: Config = msgspec.field(default_factory=Config)
 
 
 class Request(msgspec.Struct):
@@ -111,9 +98,8 @@ class TreeStatus(msgspec.Struct, kw_only=True):
 
 
 class FetcherStatus(msgspec.Struct):
-    """The part of `TreeStatus` that only the fetcher knows."""
+    """The part of `TreeStatus` that only the fetcher knows, a moment old."""
 
-    cache_full: bool = False
     hot_total: int = 0
     hot_ready: int = 0
     hot_unused_bytes: int = 0

@@ -9,8 +9,8 @@ What was read ahead is not seen when the job touches it, so such a start adds no
 is made of several starts, and when it is a day old (`PageList.fresh`), one start in two goes without on some nodes, is
 recorded in full and renews it.
 
-One thread, in the fetcher process. It looks at each range whether it is to end (`stop`), and then has no file open any
-more: an unmount must not find the mount in use.
+One thread, in the fetcher process. It looks at each range whether it is to end (`Count.STILL`), and then has no file
+open any more: an unmount must not find the mount in use.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _LOOK_MOUNT = 0.02
 class Readahead:
     """Reads ahead in the mount of tree ``digest`` on ``target`` by the profile ``key``.
 
-    ``pack`` gives the key of the hot pack in use, once it is known; `start` it when the tree is served.
+    ``pack`` gives the key of the hot pack in use, once it is known; `run` it when the tree is served.
     """
 
     def __init__(
@@ -65,24 +65,14 @@ class Readahead:
     ) -> None:
         self._store, self._digest, self._key, self._shared = store, digest, key, shared
         self._target, self._pack = Path(target), pack
-        self._stop = threading.Event()
         self._waited = 0.0
         self._folders: dict[bytes, bool] = {b"": True}
-        self._thread = threading.Thread(target=self._run, name="readahead", daemon=True)
 
-    def start(self) -> None:
-        self._thread.start()
+    @property
+    def _ends(self) -> bool:
+        return bool(self._shared.counts[Count.STILL])
 
-    def stop(self, target: str = "") -> None:
-        """No file of the mount on ``target`` (empty: of any) is opened any more when this returns, nor later; but for
-        one that is being read from a disk that takes longer than a second."""
-        if target not in ("", str(self._target)):
-            return
-        self._stop.set()
-        if self._thread.ident is not None:
-            self._thread.join(1.0)
-
-    def _run(self) -> None:
+    def run(self) -> None:
         try:
             pages = self._list()
             if pages is not None and self._mounted():
@@ -96,8 +86,9 @@ class Readahead:
         """What to read; None: nothing."""
         until = time.monotonic() + _PACK_SECONDS
         while not (pack := self._pack()):
-            if time.monotonic() >= until or self._stop.wait(_LOOK):
+            if time.monotonic() >= until or self._ends:
                 return None
+            time.sleep(_LOOK)
         if not pack.startswith(f"{self._key.prefix(self._digest)}/"):
             return None  # another job's: this one is to be recorded
         try:
@@ -118,8 +109,9 @@ class Readahead:
             if time.monotonic() >= until:
                 log.info("no readahead: %s is not seen to be mounted", self._target)
                 return False
-            if self._stop.wait(_LOOK_MOUNT):
+            if self._ends:
                 return False
+            time.sleep(_LOOK_MOUNT)
         return True
 
     def _read(self, pages: PageList) -> None:
@@ -129,7 +121,7 @@ class Readahead:
         began = time.monotonic()
         try:
             for path, ranges in itertools.groupby(pages.ranges, key=operator.attrgetter("path")):
-                if self._stop.is_set():
+                if self._ends:
                     break
                 self._file(path, ranges)
         except OSError as exc:
@@ -157,7 +149,7 @@ class Readahead:
                         faults.point("blocks.readahead.open")
                     os.posix_fadvise(fd, one.offset, one.length, os.POSIX_FADV_WILLNEED)
                     self._shared.counts[Count.READ_AHEAD] += one.length
-                if self._stop.is_set():
+                if self._ends:
                     return
         finally:
             if fd >= 0:
@@ -166,8 +158,9 @@ class Readahead:
     def _await_ready(self, one: PageRange) -> bool:
         """Whether the blocks of a range are there, after a while."""
         while not self._shared.is_ready(one.data, one.length):
-            if self._waited >= _BLOCK_SECONDS or self._stop.wait(_LOOK):
+            if self._waited >= _BLOCK_SECONDS or self._ends:
                 return False
+            time.sleep(_LOOK)
             self._waited += _LOOK
         return True
 

@@ -7,7 +7,9 @@ Who writes what, so that nothing needs a lock across processes (each cell has on
 | ``ready``: one byte per block | fetcher, after the verified bytes are in the cache file | FUSE server |
 | access trace and ``seen``: first touches of 4 KiB units | FUSE server | fetcher |
 | ``counts``: named counters and flags, see `Count` | as said there | all |
-| ``note``: what the FUSE server negotiated with the kernel | FUSE server | the next FUSE server |
+| ``negotiated``: what the FUSE server and the kernel agreed on | FUSE server | the next FUSE server |
+| ``said``: the fetcher's part of the status | fetcher | supervisor |
+| ``targets``: the mounts of the tree | supervisor | the next supervisor |
 
 A process may be killed between any two instructions. What others rely on is therefore written last: a ready byte after
 the block's data, ``Count.TOUCHES`` after the touch.
@@ -30,9 +32,10 @@ TOUCH_LIMIT = 1 << 20
 """Touches kept at most, as in a trace; a torch start makes about 15,000."""
 
 _TOUCH = struct.Struct("<IIQI4x")
-_NOTE = struct.Struct("<I")
+_LENGTH = struct.Struct("<I")
 _PAGE = mmap.PAGESIZE
 _COUNTS = 512
+_TARGETS = 1 << 20
 
 
 class Count:
@@ -53,7 +56,7 @@ class Count:
     SERVER_READY = 8
     """The generation of the FUSE server that serves."""
     SERVER_BEAT = 9
-    """Heartbeat, see `bootseer.blocks.serving.heartbeat`."""
+    """Heartbeat, see `bootseer.blocks.serving.child`."""
     # fetcher
     RECORDING = 32
     """1 while first touches are to be noted."""
@@ -68,8 +71,12 @@ class Count:
     """Bytes of the mount that the fetcher had the kernel read before the job."""
     READAHEAD_TID = 38
     """The thread that does so: a read of its is not the job's."""
-    FETCH = 96
-    """From here on the fields of `bootseer.blocks.fetch.fetcher.FetchStats`, summed over all fetchers."""
+    FETCHER_READY = 39
+    """The number of the fetcher that serves, as in ``FETCHER_STARTS``."""
+    DETACHED = 40
+    """1 when all is persisted and given up, and the fetcher finishes a hot pack for which nobody waits."""
+    FETCHED = 96
+    """From here on the cells of `bootseer.blocks.fetch.fetcher.Fetched`, summed over all fetchers."""
     # supervisor
     BEGAN_NS = 64
     """`time.monotonic_ns` of the start of serving; touches count from here."""
@@ -86,6 +93,8 @@ class Count:
     DEADLINE_MS = 73
     """How long a FUSE server waits for a fetcher's answer before it fails the request itself."""
     JOB_READY = 74
+    STILL = 75
+    """1 once no file of the mount is to be opened any more: it is about to be unmounted."""
 
 
 class SharedMemory:
@@ -100,7 +109,7 @@ class SharedMemory:
         self.shift = max(0, block_size.bit_length() - 1)
         units = -(-size // UNIT)
         limit = min(TOUCH_LIMIT, max(1, units))
-        lengths = [_COUNTS * 8, _PAGE, limit * _TOUCH.size, units, blocks]
+        lengths = [_COUNTS * 8, _PAGE, _PAGE, _TARGETS, limit * _TOUCH.size, units, blocks]
         parts = []
         try:
             fd = os.memfd_create("bootseer-shared", os.MFD_CLOEXEC)  # takes memory only for pages in use
@@ -114,31 +123,42 @@ class SharedMemory:
                 os.close(fd)
         except OSError as exc:
             raise from_os_error(exc, "make shared memory") from exc
-        counts, self._note, touches, seen, ready = parts
+        counts, negotiated, said, targets, touches, seen, ready = parts
+        self.negotiated, self.said, self.targets = Note(negotiated), Note(said), Note(targets)
         self.counts = memoryview(counts).cast("Q")
         """Counters and flags by the names of `Count`."""
         self.ready: Ready = ready if blocks else bytearray()
         self.trace = AccessTrace(self.counts, touches, seen, limit)
-
-    @property
-    def note(self) -> bytes:
-        """What the FUSE server left for its successor (empty: nothing); at most 4 KiB."""
-        (length,) = _NOTE.unpack_from(self._note)
-        return self._note[_NOTE.size : _NOTE.size + length]
-
-    @note.setter
-    def note(self, data: bytes) -> None:
-        if len(data) > _PAGE - _NOTE.size:
-            raise ValueError(f"a note of {len(data)} bytes is too long")
-        _NOTE.pack_into(self._note, 0, 0)
-        self._note[_NOTE.size : _NOTE.size + len(data)] = data
-        _NOTE.pack_into(self._note, 0, len(data))
 
     def is_ready(self, offset: int, length: int) -> bool:
         """Whether each block of these bytes is ready; ``length`` is over 0, and what is behind the end does not
         count."""
         last = (min(offset + length, self.size) - 1) >> self.shift
         return self.ready.find(b"\0", offset >> self.shift, last + 1) < 0
+
+
+class Note:
+    """What one process leaves for others; empty at first. It has room for a little less than its memory."""
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        self._memory = memory
+
+    def write(self, data: bytes) -> None:
+        if len(data) > len(self._memory) - _LENGTH.size:
+            raise ValueError(f"a note of {len(data)} bytes is too long")
+        _LENGTH.pack_into(self._memory, 0, 0)
+        self._memory[_LENGTH.size : _LENGTH.size + len(data)] = data
+        _LENGTH.pack_into(self._memory, 0, len(data))
+
+    def read(self) -> bytes:
+        """The note, or nothing while it is being written."""
+        while (data := self._look()) != self._look():
+            pass
+        return data
+
+    def _look(self) -> bytes:
+        (length,) = _LENGTH.unpack_from(self._memory)
+        return self._memory[_LENGTH.size : _LENGTH.size + length]
 
 
 class AccessTrace:

@@ -18,23 +18,21 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 
 from bootseer.blocks.cache import eviction
 from bootseer.blocks.cache.blockfile import CacheFile
 from bootseer.blocks.cache.metadata import LocalTree, localize
-from bootseer.blocks.fetch.fetcher import FetchStats
+from bootseer.blocks.fetch.fetcher import Fetched
 from bootseer.blocks.serving import client, fuse_server, mount_readahead
-from bootseer.blocks.serving.child import Child
+from bootseer.blocks.serving.child import BEAT_SECONDS, Child, Watch, keep_beating
 from bootseer.blocks.serving.control_server import ControlServer
 from bootseer.blocks.serving.fetcher_process import FetcherProcess
-from bootseer.blocks.serving.heartbeat import BEAT_SECONDS, Watch, keep_beating
-from bootseer.blocks.serving.ipc import Answer, Channel, Detached, Question, Started
+from bootseer.blocks.serving.ipc import Channel, Finish
 from bootseer.blocks.serving.protocol import (
     FUSE_FOLDER,
-    TARGETS,
     FetcherStatus,
     Request,
     ServerSpec,
@@ -55,7 +53,8 @@ _FINISH_SECONDS = 60.0
 _LEAVE_SECONDS = 0.3
 """The kernel may need a moment to let go of what was just unmounted."""
 _RETRY_SECONDS = 0.25
-_ANSWER_SECONDS = 1.5
+_LOOK_SECONDS = 0.01
+_STILL_SECONDS = 1.0
 _SERVER_SILENCE = 10.0
 _FETCHER_SILENCE = 20.0
 """Seconds without a heartbeat after which a process is killed, and another takes its place."""
@@ -74,10 +73,8 @@ class Inherited(NamedTuple):
     cache: CacheFile
     """Opened, for its descriptors; the fetcher goes on with it by `CacheFile.resume`."""
     control: ControlServer
-    link: tuple[Channel, Channel]
-    """Supervisor's end, fetcher's end."""
     reads: tuple[Channel, Channel]
-    """FUSE server's end, fetcher's end."""
+    """FUSE server's end, which the supervisor only sends `Finish` through, and the fetcher's end."""
     device: fuse.Device | None
     """None: every block was here from the beginning, and no FUSE is needed."""
     lock: int
@@ -95,7 +92,7 @@ def start(
     """
     cache_dir = Path(spec.cache_dir)
     tree = localize(None, spec.digest, cache_dir, meta=False)
-    limits = eviction.Limits(spec.cache_limit, spec.cache_keep_free)
+    limits = eviction.Limits(spec.config.cache_limit, spec.config.cache_keep_free)
     eviction.make_room(cache_dir, limits, coming=eviction.missing_bytes(tree), keep=tree.cache.name)
     blocks = tree.map
     shared = SharedMemory(blocks.count, size=blocks.size, block_size=blocks.block_size)
@@ -104,10 +101,8 @@ def start(
     try:
         control = ControlServer(folder)
         if not cache.complete:
-            device = fuse_server.mount(folder / FUSE_FOLDER, spec.max_readahead)
-        inherited = Inherited(
-            spec, folder, store_for, tree, shared, cache, control, Channel.pair(), Channel.pair(), device, lock
-        )
+            device = fuse_server.mount(folder / FUSE_FOLDER)
+        inherited = Inherited(spec, folder, store_for, tree, shared, cache, control, Channel.pair(), device, lock)
         supervisor = Supervisor(inherited, [spec.target], answer)
         supervisor.begin()
     except BaseException:
@@ -130,17 +125,14 @@ class Supervisor:
         self._answer = answer
         self._spec = inherited.spec
         self._counts = inherited.shared.counts
-        self._link = inherited.link[0]
         self._device = inherited.device
         self._targets = targets
         self._server: Child | None = None
         self._fetcher: Child | None = None
-        self._leaving = self._lingering = self._finishing = self._detached = False
+        self._leaving = self._lingering = self._finishing = False
         self._next_try = 0.0
-        self._number = os.getpid() << 20
         self._watch_server = Watch(self._counts, Count.SERVER_BEAT, _SERVER_SILENCE)
         self._watch_fetcher = Watch(self._counts, Count.FETCHER_BEAT, _FETCHER_SILENCE)
-        self._wakeup = (-1, -1)
         self._counts[Count.SUPERVISOR_PID] = os.getpid()
         self._counts[Count.SUPERVISOR_STARTS] += 1
 
@@ -153,7 +145,7 @@ class Supervisor:
         counts, spec = self._counts, self._spec
         counts[Count.BEGAN_NS] = time.monotonic_ns()
         counts[Count.BEGAN_UNIX] = int(time.time())
-        counts[Count.DEADLINE_MS] = int(spec.demand_deadline * 1000)
+        counts[Count.DEADLINE_MS] = int(spec.config.demand_deadline * 1000)
         self._keep_targets()
         if self._device is None:
             if spec.profile is not None and self._inherited.shared.size:
@@ -178,8 +170,6 @@ class Supervisor:
 
     def run(self) -> int:
         """Keep the others running until the tree is left or its FUSE mount is gone. The exit code."""
-        self._wakeup = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        signal.set_wakeup_fd(self._wakeup[1], warn_on_full_buffer=False)
         for number in _SIGNALS:
             signal.signal(number, lambda *_: self._told_to_end())
         while True:
@@ -208,12 +198,6 @@ class Supervisor:
     def _step(self) -> bool:
         """Wait for something, see to it. Whether this was the end."""
         self._wait()
-        while (got := self._link.receive()) is not None:
-            if isinstance(got[0], Started) and self._fetcher is not None:
-                self._fetcher.succeeded()
-                self._counts[Count.HOPELESS] = 0
-            elif isinstance(got[0], Detached):
-                self._detached = True
         self._inherited.control.answer(self._handle)
         if self._finishing:
             return self._finished()
@@ -227,19 +211,16 @@ class Supervisor:
 
     def _wait(self) -> None:
         poll = select.poll()
-        for fd in (self._link.fileno(), self._inherited.control.fileno(), self._wakeup[0]):
-            poll.register(fd, select.POLLIN)
-        waits = [2 * BEAT_SECONDS]
+        poll.register(self._inherited.control.fileno(), select.POLLIN)
+        waits = [_LOOK_SECONDS if self._finishing else 2 * BEAT_SECONDS]
         for child in (self._fetcher, self._server):
             if child is not None and child.dead:
-                waits.append(child.wait_seconds if not self._finishing else 0.0)
+                waits.append(child.wait_seconds)
             elif child is not None:
                 poll.register(child.fileno(), select.POLLIN)
         if self._leaving:
             waits.append(max(0.0, self._next_try - time.monotonic()))
         poll.poll(int(min(waits) * 1000) + 1)
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._wakeup[0], 64)
 
     def _end_silent(self) -> None:
         for child, watch in ((self._fetcher, self._watch_fetcher), (self._server, self._watch_server)):
@@ -250,6 +231,9 @@ class Supervisor:
 
     def _restart(self) -> None:
         counts, fetcher, server = self._counts, self._fetcher, self._server
+        if fetcher is not None and counts[Count.FETCHER_READY] == counts[Count.FETCHER_STARTS]:
+            fetcher.succeeded()
+            counts[Count.HOPELESS] = 0
         if fetcher is not None and fetcher.dead:
             if fetcher.failures >= _HOPELESS and not counts[Count.HOPELESS]:
                 log.error("no fetcher stays alive: reads of missing blocks fail until one does")
@@ -294,10 +278,6 @@ class Supervisor:
         self._answer("")
         for number in _SIGNALS:  # signals to the process group are the supervisor's business
             signal.signal(number, signal.SIG_IGN)
-        if self._wakeup[0] >= 0:
-            signal.set_wakeup_fd(-1)
-            for fd in self._wakeup:
-                os.close(fd)
         for child in (self._fetcher, self._server):
             if child is not None:
                 child.forget()
@@ -309,13 +289,13 @@ class Supervisor:
         counts[Count.FETCHER_PID] = mine
         self._in_child()
         kept = self._inherited
-        for end in (kept.link[0], kept.reads[0], kept.control):  # they must end with those that use them
+        for end in (kept.reads[0], kept.control):  # they must end with those that use them
             end.close()
         self._close_device()
         keep_beating(counts, Count.FETCHER_BEAT, lambda: counts[Count.FETCHER_PID] != mine)
         FetcherProcess(
-            kept.spec, kept.tree, kept.store_for(kept.spec.store_url), kept.shared, kept.cache, kept.link[1],
-            kept.reads[1], detach=lambda: os.close(kept.lock),
+            kept.spec, kept.tree, kept.store_for(kept.spec.store_url), kept.shared, kept.cache, kept.reads[1],
+            detach=lambda: os.close(kept.lock),
         ).run()  # fmt: skip
         return 0
 
@@ -327,9 +307,8 @@ class Supervisor:
         kept = self._inherited
         try:
             fuse_server.FuseServer(
-                kept.shared, self._device, kept.reads[0], kept.cache.fileno(), supervisor,
-                max_readahead=self._spec.max_readahead, succeed=self._succeed,
-            ).run()  # fmt: skip
+                kept.shared, self._device, kept.reads[0], kept.cache.fileno(), supervisor, succeed=self._succeed
+            ).run()
         except BootseerError as exc:
             log.error("%s", exc)
             return exc.exit_code
@@ -371,33 +350,29 @@ class Supervisor:
             if not self._targets:
                 self._leave(_LEAVE_SECONDS)
         elif request.do == "still":
-            self._ask("still", request.target)
+            self._keep_still(request.target)
         elif request.do != "status":
             raise BootseerError(f"unknown request {request.do!r}")
         return self._status()
 
-    def _ask(self, do: str, target: str = "") -> FetcherStatus:
-        """The fetcher's answer; an empty one when it gives none in time: it may just be restarted."""
-        if self._fetcher is None or self._fetcher.dead or self._finishing:
-            return FetcherStatus()
-        self._number += 1
-        until = time.monotonic() + _ANSWER_SECONDS
-        if self._link.send(Question(self._number, do, target)):
-            while (left := until - time.monotonic()) > 0 and not self._fetcher.dead:
-                got = self._link.receive(timeout=min(left, 0.1))
-                if got is not None and isinstance(got[0], Started):
-                    self._fetcher.succeeded()
-                    self._counts[Count.HOPELESS] = 0
-                elif got is not None and isinstance(got[0], Answer) and got[0].number == self._number:
-                    return got[0].status
-        log.warning("the fetcher of tree %s does not answer to %r", self._spec.id, do)
-        return FetcherStatus()
+    def _keep_still(self, target: str) -> None:
+        """The readahead of the mount on ``target`` has no file open when this returns, nor later; but for one that is
+        being read from a disk that takes longer than a second."""
+        if target != self._spec.target:
+            return
+        self._counts[Count.STILL] = 1
+        until = time.monotonic() + _STILL_SECONDS
+        while self._counts[Count.READAHEAD_TID] and time.monotonic() < until:
+            time.sleep(0.001)
+
+    def _said(self) -> FetcherStatus:
+        raw = self._inherited.shared.said.read()
+        return msgspec.msgpack.decode(raw, type=FetcherStatus) if raw else FetcherStatus()
 
     def _status(self) -> TreeStatus:
-        said = self._ask("status")
         counts, shared = self._counts, self._inherited.shared
-        names = FetchStats.__struct_fields__
-        fetched = FetchStats(*[counts[Count.FETCH + index] for index in range(len(names))])
+        fetched: dict[str, Any] = {cell.name.lower(): counts[Count.FETCHED + cell] for cell in Fetched}
+        fetched["cache_full"] = bool(fetched["cache_full"])
         ready = bytes(shared.ready[:]).count(1)
         return TreeStatus(
             id=self._spec.id,
@@ -414,41 +389,25 @@ class Supervisor:
             blocks_total=len(shared.ready),
             blocks_ready=ready,
             complete=ready == len(shared.ready),
-            bytes_demand=fetched.demand_bytes,
-            bytes_hot=fetched.hot_bytes,
-            bytes_background=fetched.background_bytes,
             reads=counts[Count.READS],
             slow_faults=counts[Count.SLOW_FAULTS],
             stall_seconds=counts[Count.STALL_NS] / 1e9,
             failed_reads=counts[Count.FAILED_READS],
             denied=counts[Count.DENIED],
             taken_over=counts[Count.TAKEN_OVER],
-            bad_blocks=fetched.bad_blocks,
-            retries=fetched.retries,
-            direct_misses=fetched.direct_misses,
-            hedges=fetched.hedges,
             read_ahead_bytes=counts[Count.READ_AHEAD],
             uptime=(time.monotonic_ns() - counts[Count.BEGAN_NS]) / 1e9,
-            **msgspec.structs.asdict(said),
+            **fetched,
+            **msgspec.structs.asdict(self._said()),
         )
 
     def _keep_targets(self) -> None:
-        """Write the mounts for the next supervisor. Best effort: a full disk must not keep a tree from being mounted or
-        unmounted."""
-        folder = self._inherited.folder
-        tmp = folder / f"{TARGETS}.tmp"
-        try:
-            tmp.write_bytes(msgspec.json.encode(self._targets))
-            os.replace(tmp, folder / TARGETS)
-        except OSError as exc:
-            log.warning("cannot keep the mounts of tree %s: %s", self._spec.id, exc)
+        """Leave the mounts for the next supervisor."""
+        self._inherited.shared.targets.write(msgspec.msgpack.encode(self._targets))
 
     def _known_targets(self) -> list[str]:
-        try:
-            return msgspec.json.decode((self._inherited.folder / TARGETS).read_bytes(), type=list[str])
-        except (OSError, msgspec.MsgspecError) as exc:
-            log.warning("the mounts of tree %s are not known any more: %s", self._spec.id, exc)
-            return [self._spec.target]
+        raw = self._inherited.shared.targets.read()
+        return msgspec.msgpack.decode(raw, type=list[str]) if raw else [self._spec.target]
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
@@ -489,10 +448,10 @@ class Supervisor:
         self._close_device()
         self._next_try = time.monotonic() + _FINISH_SECONDS
         if self._fetcher is not None:
-            self._link.send(Question(0, "finish"), timeout=1.0)
+            self._inherited.reads[0].send(Finish(), timeout=1.0)
 
     def _finished(self) -> bool:
-        if self._fetcher is None or self._detached or self._fetcher.dead:
+        if self._fetcher is None or self._counts[Count.DETACHED] or self._fetcher.dead:
             return True
         if time.monotonic() >= self._next_try:
             log.warning("the fetcher does not finish; killing it")

@@ -1,7 +1,7 @@
 """The sync thread of a fetcher: has what the cache file got persisted, every two seconds while there is news.
 
-But not beside the prefetch: a write to a file that is being synced may wait for the disk, hundreds of milliseconds on
-ext4, and the readers of what comes behind it wait, too (``scripts/bench engine``: write, write+sync).
+But not while the prefetch of a start comes: a write to a file that is being synced may wait for the disk, hundreds of
+milliseconds on ext4, and the readers of what comes behind it wait, too (``scripts/bench engine``: write, write+sync).
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
 
 from bootseer.blocks.cache.blockfile import CacheFile
 from bootseer.blocks.serving.shared_memory import Count
@@ -18,28 +17,16 @@ log = logging.getLogger(__name__)
 
 _SYNC_SECONDS = 2.0
 _REST_SECONDS = 15.0
-_REST_BYTES = 2 << 30
-"""A prefetch that is longer or larger is synced beside: a crash would lose much of it, and an unmount wait for it."""
+"""From the start on: a prefetch has come by then; one that is longer is synced beside, as a crash would lose much."""
 
 
-def keep_synced(
-    cache: CacheFile,
-    counts: memoryview,
-    stop: threading.Event,
-    also: Callable[[], None],
-    *,
-    prefetching: Callable[[], bool],
-) -> None:
-    """Sync data and bitmap of ``cache`` until ``stop``, in the first seconds of the start only while nothing is
-    ``prefetching``; trouble is a log line and `Count.BROKEN`. ``also`` is called each time, and must not raise."""
+def keep_synced(cache: CacheFile, counts: memoryview, stop: threading.Event) -> None:
+    """Sync data and bitmap of ``cache`` until ``stop``; trouble is a log line and `Count.BROKEN`."""
     failed = False
-    rest_until = counts[Count.BEGAN_NS] / 1e9 + _REST_SECONDS
+    stop.wait(max(0.0, counts[Count.BEGAN_NS] / 1e9 + _REST_SECONDS - time.monotonic()))
     while not stop.wait(_SYNC_SECONDS):
-        also()
         if cache.broken:
             counts[Count.BROKEN] = 1
-            continue
-        if time.monotonic() < rest_until and cache.unsynced < _REST_BYTES and prefetching():
             continue
         try:
             if not cache.durable:
