@@ -12,7 +12,7 @@ import typer
 
 from bootseer import config as settings
 from bootseer.cli import image_cache, image_look, image_profile
-from bootseer.cli._image import (
+from bootseer.cli._shared import (
     AsJson,
     Bars,
     JobName,
@@ -22,10 +22,9 @@ from bootseer.cli._image import (
     count_text,
     one_line,
     print_json,
-    size_text,
-    terminable,
 )
 from bootseer.errors import BootseerError, ConfigError, NotFoundError, PrivilegeError
+from bootseer.units import size_text
 
 if TYPE_CHECKING:
     from bootseer.blocks.tree import TreeStatus
@@ -54,7 +53,7 @@ def convert(
     from bootseer import image
 
     config = settings.load()
-    with terminable(), Bars(quiet=as_json) as bars:
+    with Bars(quiet=as_json) as bars:
         record, fresh = image.ensure(
             ref,
             store or config.store_url,
@@ -91,16 +90,15 @@ def mount(
     from bootseer import image
 
     config = settings.load()
-    with terminable():
-        mounted = image.mount(
-            ref,
-            target,
-            store_url=store or config.store_url,
-            config=config,
-            job=job or None,
-            writable=not read_only,
-            plain_http=plain_http,
-        )
+    mounted = image.mount(
+        ref,
+        target,
+        store_url=store or config.store_url,
+        config=config,
+        job=job or None,
+        writable=not read_only,
+        plain_http=plain_http,
+    )
     if as_json:
         print_json(mounted.record)
     else:
@@ -144,7 +142,7 @@ def run(
     folder = Path(config.state_dir, "run")
     folder.mkdir(parents=True, exist_ok=True)
     target = Path(tempfile.mkdtemp(prefix="rootfs-", dir=folder))
-    with terminable(), contextlib.ExitStack() as undo:
+    with contextlib.ExitStack() as undo:
         undo.callback(_remove, target)
         mounted = image.mount(
             ref,

@@ -9,7 +9,7 @@ import typer
 
 from bootseer import config as settings
 from bootseer.cli import _profile_text as text
-from bootseer.cli._image import (
+from bootseer.cli._shared import (
     AsJson,
     PlainHttp,
     Ref,
@@ -19,9 +19,9 @@ from bootseer.cli._image import (
     print_json,
     print_table,
     share_text,
-    size_text,
 )
 from bootseer.errors import DataError, NotFoundError, from_os_error
+from bootseer.units import size_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

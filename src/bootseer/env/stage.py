@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bootseer.config import Config
-from bootseer.env import capture, inventory, lease, lookup, overlay, pyc, python, quarantine, scan
+from bootseer.env import capture, lease, lookup, overlay, pyc, python, quarantine, scan, snapshots
 from bootseer.env import lock as locks
 from bootseer.env.capture import Capture
 from bootseer.env.layer import read_layer
 from bootseer.env.lookup import Lookup
-from bootseer.env.manifest import SnapshotManifest, inventory_key
+from bootseer.env.manifest import SnapshotManifest
 from bootseer.env.publication import Publication
 from bootseer.env.publish import publish
 from bootseer.env.spec import EnvResult, EnvSpec, Outcome
@@ -141,8 +141,7 @@ class _Stage:
         return self._result(Outcome.RESTORED_MOUNT, "hit", mounts=[group])
 
     def _unpack(self, store: Store, found: SnapshotManifest) -> EnvResult:
-        stored = store.get(inventory_key(found.inventory))
-        entries = inventory.decode(stored, targets=len(self.spec.targets), expect=found.inventory)
+        entries = snapshots.entries(store, found)
         work = capture.work_folder(self.spec.targets[0].host, Path(self.config.cache_dir))
         try:
             unpack(store, found, entries, self.spec.targets, work)

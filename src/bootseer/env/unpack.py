@@ -1,8 +1,8 @@
 """Unpack restore: a snapshot written into the targets where mounting is not allowed.
 
-Everything is extracted beside the target, checked against the inventory (hash of each file), given its owner, mode,
-times and hard links, and only then moved in by rename: new inodes always, so nothing is ever written through a hard
-link of a package cache, and nothing of a damaged snapshot gets in.
+Everything is extracted beside the target, checked against the inventory (hash of each file), and only then moved in by
+rename: new inodes always, so nothing is ever written through a hard link of a package cache, and nothing of a damaged
+snapshot gets in.
 """
 
 from __future__ import annotations
