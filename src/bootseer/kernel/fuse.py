@@ -41,7 +41,6 @@ from bootseer.kernel.fuse_ops import (
     Operations,
     ReadResult,
     SingleFile,
-    StatFS,
 )
 from bootseer.kernel.fuse_options import Negotiated, Options
 
@@ -60,10 +59,10 @@ __all__ = [
     "ReadResult",
     "Server",
     "SingleFile",
-    "StatFS",
 ]
 
 _log = logging.getLogger(__name__)
+_START_SECONDS = 10.0
 _servers: weakref.WeakSet[Server] = weakref.WeakSet()
 
 
@@ -133,15 +132,15 @@ class Server:
         """What the kernel granted, once `start` has returned."""
         return self._core.negotiated
 
-    def start(self, *, timeout: float = 10.0) -> None:
+    def start(self) -> None:
         """Mount (unless there is a ``device``) and serve; returns once the kernel has finished INIT. Errors as of
         `kernel.mount`."""
         if self._threads:
             raise RuntimeError("a server starts once")
         self._run(self._device or Device.open(self.mountpoint, self.options))
-        if not self._core.ready.wait(timeout):
+        if not self._core.ready.wait(_START_SECONDS):
             self.stop(timeout=0)
-            raise UnavailableError(f"the kernel did not finish mounting {self.mountpoint} within {timeout:g} s")
+            raise UnavailableError(f"the kernel did not finish mounting {self.mountpoint} within {_START_SECONDS:g} s")
         if self.negotiated is None:
             self.stop(timeout=0)
             hint = f"it has to speak 7.{wire.MINOR_MIN}: Linux 5.4 or later"
@@ -203,18 +202,6 @@ class Server:
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.stop()
-
-    def invalidate(self, node: int, offset: int = 0, length: int = 0) -> None:
-        """Drop the kernel's cached attributes and pages of ``node`` (``length`` 0: to the end).
-
-        Not from within an operation on that node: the kernel waits for it."""
-        body = wire.NOTIFY_INVAL_INODE_OUT.pack(node, offset, length)
-        head = wire.OUT_HEADER.pack(wire.OUT_HEADER.size + len(body), wire.NOTIFY_INVAL_INODE, 0)
-        try:
-            os.writev(self._fd, [head, body])
-        except OSError as exc:
-            if exc.errno != errno.ENOENT:  # ENOENT: the kernel holds nothing of it
-                raise
 
     def _close(self) -> None:
         with self._closing:

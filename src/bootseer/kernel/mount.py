@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -42,20 +42,16 @@ class MountEntry(NamedTuple):
     source: str
 
 
-def mount(source: str, target: str | Path, fstype: str, *, flags: int = 0, data: str = "") -> None:
+def mount(source: str | Path, target: str | Path, fstype: str, *, flags: int = 0, data: str = "") -> None:
     """mount(2). Raises `PrivilegeError` without the right to, `UnsupportedError` when the kernel lacks ``fstype``,
     `NotFoundError` for a missing source or target, `BootseerError` with the kernel's reason otherwise."""
-    _checked(source, str(target), fstype, flags, data)
-
-
-def _checked(source: str, target: str, fstype: str, flags: int, data: str) -> None:
     what = f"mount {fstype or source} on {target}"
     if len(os.fsencode(data)) > _MAX_DATA:
         raise UnsupportedError(
             f"cannot {what}: its options exceed {_MAX_DATA} bytes", hint="use shorter or fewer paths"
         )
     try:
-        _libc.mount(source, target, fstype, flags, data)
+        _libc.mount(str(source), str(target), fstype, flags, data)
     except OSError as exc:
         raise _translate(exc, what, fstype) from exc
 
@@ -152,7 +148,7 @@ def _plain(paths: Sequence[Path], *, always: bool = False) -> Iterator[list[str]
         yield names
 
 
-def mount_erofs(meta: Path, data: Path | None, target: Path, *, flags: int = 0, direct: bool = False) -> str:
+def mount_erofs(meta: Path, data: Path | None, target: Path, *, direct: bool = False) -> str:
     """Mount an EROFS image read-only on ``target``; ``data`` is the second device of a two-part image.
 
     The kernel reads the files itself where it can (Linux 6.12, ``CONFIG_EROFS_FS_BACKED_BY_FILE``, on a file system
@@ -170,10 +166,10 @@ def mount_erofs(meta: Path, data: Path | None, target: Path, *, flags: int = 0, 
         option = f"device={names[0]}" if names else ""
         if direct and names:
             with suppress(OSError):  # an option that the kernel does not know is EINVAL, as much else
-                _libc.mount(str(meta), str(target), "erofs", flags | MS_RDONLY, f"{option},directio")
+                _libc.mount(str(meta), str(target), "erofs", MS_RDONLY, f"{option},directio")
                 return "file"
         try:
-            _libc.mount(str(meta), str(target), "erofs", flags | MS_RDONLY, option)
+            _libc.mount(str(meta), str(target), "erofs", MS_RDONLY, option)
             return "file"
         except OSError as exc:
             # ENOTBLK: not built in. EINVAL: this backing file system is not fit for it (tmpfs, overlay over it).
@@ -183,7 +179,7 @@ def mount_erofs(meta: Path, data: Path | None, target: Path, *, flags: int = 0, 
     with ExitStack() as stack:
         source = stack.enter_context(loop.attached(meta))
         option = f"device={stack.enter_context(loop.attached(data))}" if data else ""
-        _checked(source, str(target), "erofs", flags | MS_RDONLY, option)
+        mount(source, target, "erofs", flags=MS_RDONLY, data=option)
     return "loop"
 
 
@@ -222,21 +218,21 @@ def mount_overlay(
 
     too_long = len(os.fsencode(data([str(path) for path in paths]))) > _MAX_DATA
     with _plain(paths, always=too_long) as names:
-        _checked("bootseer", str(target), "overlay", MS_RDONLY if upper is None else 0, data(names))
+        mount("bootseer", target, "overlay", flags=MS_RDONLY if upper is None else 0, data=data(names))
     return None
 
 
-def bind(src: Path, dst: Path, *, readonly: bool = False, recursive: bool = False) -> None:
-    """Bind-mount ``src`` (a folder or a file) on the existing ``dst``; ``recursive`` takes the mounts below it along
-    (``readonly`` then holds for the top one only)."""
-    _checked(str(src), str(dst), "", MS_BIND | (MS_REC if recursive else 0), "")
+def bind(src: Path, dst: Path, *, readonly: bool = False) -> None:
+    """Bind-mount ``src`` (a folder or a file) on the existing ``dst``, without the mounts below it."""
+    mount(src, dst, "", flags=MS_BIND)
     if not readonly:
         return
     keep = _locked_flags(dst)
     try:
-        _checked(str(src), str(dst), "", MS_BIND | MS_REMOUNT | MS_RDONLY | keep, "")
+        mount(src, dst, "", flags=MS_BIND | MS_REMOUNT | MS_RDONLY | keep)
     except BootseerError:
-        _quietly(lambda: unmount(dst))
+        with suppress(BootseerError):
+            unmount(dst)
         raise
 
 
@@ -260,10 +256,3 @@ def _locked_flags(path: Path) -> int:
     held = os.statvfs(path).f_flag
     pairs = (os.ST_NOSUID, MS_NOSUID), (os.ST_NODEV, MS_NODEV), (os.ST_NOEXEC, MS_NOEXEC), (os.ST_NOATIME, MS_NOATIME)
     return sum(flag for bit, flag in pairs if held & bit)
-
-
-def _quietly(action: Callable[[], None]) -> None:
-    try:
-        action()
-    except BootseerError as exc:
-        _log.warning("%s", exc)
