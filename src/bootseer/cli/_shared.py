@@ -70,7 +70,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, title_style="bold")
+    table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, title_style="bold")
     for name in columns:
         table.add_column(name, justify="left" if name in left else "right", overflow="fold", no_wrap=name not in left)
     for row in rows:
