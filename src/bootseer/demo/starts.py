@@ -10,12 +10,12 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import msgspec
 
+from bootseer.demo.command import BOOTSEER
 from bootseer.demo.ingredients import losses
 from bootseer.errors import BootseerError
 from bootseer.launch.job import CheckpointTable, EnvTable, ImageTable, Job, JobTable, MountTable
@@ -106,7 +106,7 @@ def run(
         "BOOTSEER_STATE_DIR": str(work / f"state-{variant}"),
         "BOOTSEER_HDFS_CLIENT": site.hdfs_client,
     }
-    argv = [sys.executable, "-m", "bootseer.cli.main", "run", str(job_path), "--no-card", "--events",
+    argv = [*BOOTSEER, "run", str(job_path), "--no-card", "--events",
             str(work / "events"), "--summary", str(summary), "--without", without]  # fmt: skip
     at_ready: list[tuple[float, int]] = []
     watch = ReadyWatch(events, lambda: at_ready.append((time.monotonic(), node.bytes_received())))
