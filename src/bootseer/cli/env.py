@@ -71,12 +71,12 @@ def explain(
     """Print the key document, whether it is a hit here and now, and why not. Changes nothing."""
     import msgspec
 
-    from bootseer.env import capture, lookup
+    from bootseer.env import capture, key, lookup
 
     spec = _spec(command, target, key_file, key_env, salt, max_age, restore, python, True, 0.0)
     spec.check()
     config, url = _place(store)
-    document = lookup.document(spec, config)
+    document = key.build(spec)
     unpacking = spec.restore == "unpack" or not capture.may_mount(spec)
     look = lookup.look(spec, document, url, config, unpacking=unpacking)
     shown = msgspec.to_builtins(document)

@@ -42,11 +42,6 @@ class Lookup(msgspec.Struct, kw_only=True):
         return self.document.key
 
 
-def document(spec: EnvSpec, config: Config) -> KeyDocument:
-    """The key document of ``spec`` on this node. Raises `ConfigError` for unusable key files and interpreters."""
-    return key.build(spec, python_cache=Path(config.cache_dir, "env-pythons.json"))
-
-
 def look(spec: EnvSpec, inputs: KeyDocument, store_url: str, config: Config, *, unpacking: bool) -> Lookup:
     """Decide. Trouble with the store or its content is a miss with a reason and a log line, never an error."""
     out = Lookup(document=inputs)

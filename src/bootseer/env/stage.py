@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bootseer.config import Config
-from bootseer.env import capture, lease, lookup, overlay, pyc, python, quarantine, scan, snapshots
+from bootseer.env import capture, key, lease, lookup, overlay, pyc, python, quarantine, scan, snapshots
 from bootseer.env import lock as locks
 from bootseer.env.capture import Capture
 from bootseer.env.layer import read_layer
@@ -65,7 +65,7 @@ class _Stage:
             log.warning("the container's image is not known by a digest: no snapshot is used or made")
             return self._plain("the container's image is not known by a digest")
         with self._timed("key"):
-            inputs = lookup.document(spec, self.config)
+            inputs = key.build(spec)
             self.key = inputs.key
         with contextlib.ExitStack() as stack:
             try:

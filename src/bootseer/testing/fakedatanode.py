@@ -14,20 +14,13 @@ from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 
 from bootseer.hdfs import checksum
+from bootseer.hdfs.framing import delimited
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.records import Block, DataNode, Located
 
 Step = bytes | bytearray | memoryview | float | None
 Script = Callable[[wire.ReadBlock], Iterable[Step]]
 """What to send for a request: bytes; a pause in seconds; None closes the connection."""
-
-
-def delimited(message: wire.BlockOpResponse) -> bytes:
-    data = message.SerializeToString()
-    left, prefix = len(data), b""
-    while left > 0x7F:
-        prefix, left = prefix + bytes([left & 0x7F | 0x80]), left >> 7
-    return prefix + bytes([left]) + data
 
 
 def agreed(kind: int, step: int, at: int) -> bytes:

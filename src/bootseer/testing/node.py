@@ -86,7 +86,7 @@ class Node:
         return found + [f"process {pid}" for group in self._groups for pid in _members(group)]
 
     def close(self, seconds: float = 20.0) -> None:
-        """Whatever happened: unmount, kill, remove. Raises `TimeoutError` when that was not in order."""
+        """Whatever happened: unmount, kill, remove. Raises `UnavailableError` when that was not in order."""
         Weather().make(self.weather)
         try:
             for made in self.mounted:
