@@ -102,12 +102,11 @@ def _image(folder: Path) -> tuple[Path, Path] | None:
 
 
 def _remove(folder: Path) -> None:
-    for entry in reversed(list(mount.entries())):
-        if entry.target.startswith(f"{folder}/"):
-            try:
-                mount.unmount(entry.target, lazy=True)
-            except BootseerError as exc:
-                _log.warning("%s", exc)
+    for entry in reversed(mount.below(folder)):
+        try:
+            mount.unmount(entry.target, lazy=True)
+        except BootseerError as exc:
+            _log.warning("%s", exc)
     shutil.rmtree(folder, ignore_errors=True)
     if folder.exists():
         _log.warning("%s could not be removed", folder)

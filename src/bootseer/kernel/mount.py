@@ -124,6 +124,12 @@ def find(target: str | Path) -> MountEntry | None:
     return next((entry for entry in reversed(list(entries())) if entry.target == path), None)
 
 
+def below(folder: str | Path) -> list[MountEntry]:
+    """The mounts strictly below ``folder``, in mount order, as this process sees them."""
+    prefix = os.path.realpath(folder).rstrip("/") + "/"
+    return [entry for entry in entries() if entry.target.startswith(prefix)]
+
+
 def is_mounted(target: str | Path) -> bool:
     """Whether something is mounted on exactly ``target``."""
     return find(target) is not None
