@@ -19,7 +19,6 @@ from pathlib import Path
 
 from bootseer import report, stripefs
 from bootseer.demo import starts, tree, workplace
-from bootseer.demo.command import BOOTSEER, run
 from bootseer.demo.ingredients import Ingredients
 from bootseer.demo.recipe import Recipe
 from bootseer.demo.site import containerd, file_server
@@ -27,6 +26,7 @@ from bootseer.errors import PrivilegeError
 from bootseer.testing.hadoop import HadoopCluster
 from bootseer.testing.netns import ShapedNetwork
 from bootseer.testing.registry import DockerRegistry
+from bootseer.testing.service import BOOTSEER, run
 
 log = logging.getLogger(__name__)
 

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from bootseer import oci
 from bootseer.demo import image, index
-from bootseer.demo.command import run
 from bootseer.demo.recipe import Recipe
 from bootseer.errors import FullError
 from bootseer.testing.registry import DockerRegistry
+from bootseer.testing.service import run
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import msgspec
 
-from bootseer.demo.command import BOOTSEER
 from bootseer.demo.ingredients import losses
 from bootseer.errors import BootseerError
 from bootseer.launch.job import CheckpointTable, EnvTable, ImageTable, Job, JobTable, MountTable
@@ -25,7 +24,7 @@ from bootseer.profile import analysis
 from bootseer.profile import events as event_files
 from bootseer.profile.report import JobReport
 from bootseer.testing.netns import Node
-from bootseer.testing.service import WITH_US
+from bootseer.testing.service import BOOTSEER, WITH_US
 
 JOB_ENV = "/opt/job-env"
 CHECKPOINT = "/checkpoint"
