@@ -1,4 +1,4 @@
-"""Mounts: mount(2) and umount2(2) with bootseer's errors; EROFS (file-backed or loop), overlayfs and bind mounts.
+"""Mounts: mount(2) and umount2(2) with bootseer's errors; EROFS (file-backed or loop) and overlayfs.
 
 mount(8) is avoided on purpose: it puts a loop device under a file that the kernel could mount itself (seen with
 util-linux 2.38 and Linux 6.18). A mount call waits for what lies below it: over a FUSE server it takes as long as the
@@ -23,8 +23,7 @@ from bootseer.kernel import _libc, loop
 
 _log = logging.getLogger(__name__)
 
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
-MS_REMOUNT, MS_NOATIME, MS_BIND, MS_REC, MS_SLAVE = 0x20, 0x400, 0x1000, 0x4000, 1 << 19
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REC, MS_SLAVE = 1, 2, 4, 0x4000, 1 << 19
 _CLONE_NEWNS = 0x20000
 _MNT_FORCE, _MNT_DETACH, _UMOUNT_NOFOLLOW = 1, 2, 8
 
@@ -136,13 +135,13 @@ def is_mounted(target: str | Path) -> bool:
 
 
 @contextmanager
-def _plain(paths: Sequence[Path], *, always: bool = False) -> Iterator[list[str]]:
+def _plain(paths: Sequence[Path]) -> Iterator[list[str]]:
     """Names of ``paths`` that a mount option can hold: themselves, or ``/proc/self/fd/N`` for those with a comma,
-    colon, backslash or space (kernels differ in how these are escaped); ``always`` where plain names are too long."""
+    colon, backslash or space (kernels differ in how these are escaped)."""
     with ExitStack() as stack:
         names = []
         for path in paths:
-            if not always and not _SPECIAL.search(str(path)):
+            if not _SPECIAL.search(str(path)):
                 names.append(str(path))
                 continue
             try:
@@ -200,46 +199,15 @@ def _check_superblock(meta: Path) -> None:
         raise DataError(f"{meta} is not an EROFS image")
 
 
-def mount_overlay(
-    lower: Sequence[Path], target: Path, *, upper: Path | None = None, work: Path | None = None, options: str = ""
-) -> None:
-    """Mount overlayfs on ``target``: ``lower`` topmost first; read-only without ``upper`` and ``work``.
+def mount_overlay(lower: Sequence[Path], target: Path, *, upper: Path, work: Path, options: str = "") -> None:
+    """Mount a writable overlayfs on ``target``: ``lower`` topmost first.
 
-    ``upper`` and ``work`` are two empty folders of one file system (not overlayfs). One lower folder alone without
-    ``upper`` is bind-mounted read-only, as overlayfs wants two. ``options`` are added as they are (``"xino=off"``).
+    ``upper`` and ``work`` are two empty folders of one file system (not overlayfs). ``options`` are added as they are
+    (``"xino=off"``).
     """
-    if (upper is None) != (work is None):
-        raise ValueError("upper and work go together")
-    if not lower:
-        raise ValueError("an overlay needs a lower folder")
-    if upper is None and len(lower) == 1:
-        return bind(lower[0], target, readonly=True)
-    paths = [path.absolute() for path in (*lower, *([upper, work] if upper and work else []))]
-
-    def data(names: Sequence[str]) -> str:
-        parts = ["lowerdir=" + ":".join(names[: len(lower)])]
-        if upper:
-            parts += [f"upperdir={names[-2]}", f"workdir={names[-1]}"]
-        return ",".join(parts + ([options] if options else []))
-
-    too_long = len(os.fsencode(data([str(path) for path in paths]))) > _MAX_DATA
-    with _plain(paths, always=too_long) as names:
-        mount("bootseer", target, "overlay", flags=MS_RDONLY if upper is None else 0, data=data(names))
-    return None
-
-
-def bind(src: Path, dst: Path, *, readonly: bool = False) -> None:
-    """Bind-mount ``src`` (a folder or a file) on the existing ``dst``, without the mounts below it."""
-    mount(src, dst, "", flags=MS_BIND)
-    if not readonly:
-        return
-    keep = _locked_flags(dst)
-    try:
-        mount(src, dst, "", flags=MS_BIND | MS_REMOUNT | MS_RDONLY | keep)
-    except BootseerError:
-        with suppress(BootseerError):
-            unmount(dst)
-        raise
+    with _plain([path.absolute() for path in (*lower, upper, work)]) as names:
+        parts = ["lowerdir=" + ":".join(names[:-2]), f"upperdir={names[-2]}", f"workdir={names[-1]}"]
+        mount("bootseer", target, "overlay", data=",".join(parts + ([options] if options else [])))
 
 
 def private_namespace() -> bool:
@@ -255,10 +223,3 @@ def private_namespace() -> bool:
         _log.info("no mount namespace of its own: %s", exc.strerror)
         return False
     return True
-
-
-def _locked_flags(path: Path) -> int:
-    """Flags a remount must repeat, as a user namespace may not drop them."""
-    held = os.statvfs(path).f_flag
-    pairs = (os.ST_NOSUID, MS_NOSUID), (os.ST_NODEV, MS_NODEV), (os.ST_NOEXEC, MS_NOEXEC), (os.ST_NOATIME, MS_NOATIME)
-    return sum(flag for bit, flag in pairs if held & bit)
