@@ -112,8 +112,8 @@ def test_an_error_is_for_one_request_only(mountpoint: Path, caplog: pytest.LogCa
 
 def test_an_answer_the_kernel_refuses_is_an_error(mountpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Unsized(fuse.SingleFile):
-        def open(self, node: int, flags: int, ctx: fuse.Context) -> fuse.OpenFile:
-            return fuse.OpenFile(1)
+        def size(self, fh: int) -> int | None:  # type: ignore[override]
+            return None
 
     # its length (in items) is not its size (in bytes), so the header of the answer is wrong
     operations = Unsized("data", 1 << 20, lambda offset, size, ctx: memoryview(bytes(size)).cast("I"))

@@ -112,8 +112,11 @@ class Odd(fuse.Operations):
         self.forgotten: list[tuple[int, int]] = []
         self.waiting = threading.Event()
 
-    def open(self, node: int, flags: int, ctx: fuse.Context) -> fuse.OpenFile:
-        return fuse.OpenFile(5, 1 << 20)
+    def open(self, node: int, flags: int, ctx: fuse.Context) -> int:
+        return 5
+
+    def size(self, fh: int) -> int:
+        return 1 << 20
 
     def forget(self, node: int, lookups: int) -> None:
         self.forgotten.append((node, lookups))

@@ -7,7 +7,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from bootseer.kernel import _fuse_wire as wire
@@ -22,13 +22,8 @@ _TOTALS = wire.STATFS_OUT.pack(0, 0, 0, 0, 0, 4096, 255, 4096, 0, *[0] * 6)
 class Answers:
     """Handlers by opcode. Open directories are listings kept here, so a directory read in parts stays consistent."""
 
-    def __init__(self, operations: Operations, options: Options, sizes: Mapping[int, int] | None = None) -> None:
+    def __init__(self, operations: Operations, options: Options) -> None:
         self._ops, self._options = operations, options
-        self._kept = dict(sizes or {})
-        self.sizes: dict[int, int] = dict(self._kept)
-        """Sizes of open files by handle, where the operations gave them; those of a predecessor stay for good, as
-        nobody counts its opens."""
-        self._opens: dict[int, int] = {}
         self._dirs: dict[int, Sequence[DirEntry] | None] = {}
         # a directory that was opened in a predecessor of this process must not be taken for another
         self._next_dir = time.monotonic_ns()
@@ -76,29 +71,15 @@ class Answers:
         flags, _ = wire.OPEN_IN.unpack_from(body)
         if flags & os.O_ACCMODE != os.O_RDONLY:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-        opened = self._ops.open(ctx.node, flags, ctx)
-        if opened.size is not None:
-            with self._lock:
-                self._opens[opened.fh] = self._opens.get(opened.fh, 0) + 1
-                self.sizes[opened.fh] = opened.size
+        fh = self._ops.open(ctx.node, flags, ctx)
         # without NOFLUSH a close(2) on a dead mount fails, which surprises readers
         bits = wire.FOPEN_NOFLUSH
         bits |= wire.FOPEN_KEEP_CACHE if self._options.keep_cache else 0
         bits |= wire.FOPEN_DIRECT_IO if self._options.direct_io else 0
-        return wire.OPEN_OUT.pack(opened.fh, bits, 0)
+        return wire.OPEN_OUT.pack(fh, bits, 0)
 
     def _release(self, ctx: Context, body: memoryview) -> bytes:
-        fh = wire.RELEASE_IN.unpack_from(body)[0]
-        with self._lock:
-            # operations may hand out one handle many times: forget its size with the last of them
-            left = self._opens.get(fh, 0) - 1
-            if left > 0:
-                self._opens[fh] = left
-            else:
-                self._opens.pop(fh, None)
-                if fh not in self._kept:
-                    self.sizes.pop(fh, None)
-        self._ops.release(fh, ctx)
+        self._ops.release(wire.RELEASE_IN.unpack_from(body)[0], ctx)
         return b""
 
     def _opendir(self, ctx: Context, body: memoryview) -> bytes:

@@ -20,7 +20,6 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -37,7 +36,6 @@ from bootseer.kernel.fuse_ops import (
     Context,
     DirEntry,
     Entry,
-    OpenFile,
     Operations,
     ReadResult,
     SingleFile,
@@ -53,7 +51,6 @@ __all__ = [
     "DirEntry",
     "Entry",
     "Negotiated",
-    "OpenFile",
     "Operations",
     "Options",
     "ReadResult",
@@ -99,23 +96,19 @@ class Server:
         *,
         workers: int = 4,
         options: Options | None = None,
-        sizes: Mapping[int, int] | None = None,
     ) -> Server:
         """Serve a mount whose server died, through a duplicate of its descriptor: started when this returns.
 
         The dead process must be gone (waited for), else it may still take requests. Requests it took and did not answer
         come again, as the kernel is asked to send them; requests nobody took are simply waiting. ``operations`` must
-        know the nodes and handles its predecessor gave out; ``sizes`` are those of the open files by handle, without
-        which short reads of them would not be noticed. Raises `UnsupportedError` where the kernel cannot send requests
-        again (before Linux 6.9): then close the descriptor, which gives the waiting readers errors.
+        know the nodes and handles its predecessor gave out. Raises `UnsupportedError` where the kernel cannot send
+        requests again (before Linux 6.9): then close the descriptor, which gives the waiting readers errors.
         """
         if "has_resend" not in negotiated.flags:
             raise UnsupportedError(
                 f"the requests a dead server of {device.mountpoint} took are lost", hint="Linux 6.9 sends them again"
             )
         server = cls(operations, device.mountpoint, workers=workers, options=options, device=device)
-        answers = Answers(operations, server.options, sizes)
-        server._core = Work(operations, answers, server.mountpoint, server.options)
         server._core.negotiated = negotiated
         server._core.ready.set()
         head = wire.OUT_HEADER.pack(wire.OUT_HEADER.size, wire.NOTIFY_RESEND, 0)

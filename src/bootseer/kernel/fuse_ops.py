@@ -52,15 +52,6 @@ class DirEntry(NamedTuple):
     mode: int
 
 
-class OpenFile(NamedTuple):
-    """An open file."""
-
-    fh: int
-    size: int | None = None
-    """When given, a read that returns fewer bytes than the file has there is answered with EIO: to the kernel a short
-    read is the end of the file, and it would fill the rest with zeros."""
-
-
 class Context:
     """Who asks. ``pid`` is the asking thread's id in the server's pid namespace, 0 when it is not visible there."""
 
@@ -110,9 +101,14 @@ class Operations:
         """The whole directory without ``.`` and ``..``; asked for once per opened directory (and per rewind)."""
         raise NotImplementedError
 
-    def open(self, node: int, flags: int, ctx: Context) -> OpenFile:
+    def open(self, node: int, flags: int, ctx: Context) -> int:
         """Open for reading: a file handle number of the operations' choice."""
         raise NotImplementedError
+
+    def size(self, fh: int) -> int | None:
+        """Size of an open file, when it is known. Then a read that returns fewer bytes than the file has there is
+        answered with EIO: to the kernel a short read is the end of the file, and it would fill the rest with zeros."""
+        return None
 
     def read(self, fh: int, offset: int, size: int, ctx: Context) -> ReadResult:
         """Exactly ``size`` bytes at ``offset``, fewer only at the end of the file."""
@@ -143,8 +139,11 @@ class SingleFile(Operations):
     def readdir(self, node: int, ctx: Context) -> Iterable[DirEntry]:
         return [DirEntry(self._name, 2, self._attr.mode)]
 
-    def open(self, node: int, flags: int, ctx: Context) -> OpenFile:
-        return OpenFile(1, self._attr.size)
+    def open(self, node: int, flags: int, ctx: Context) -> int:
+        return 1
+
+    def size(self, fh: int) -> int:
+        return self._attr.size
 
     def read(self, fh: int, offset: int, size: int, ctx: Context) -> ReadResult:
         return self._read(offset, size, ctx)
