@@ -131,6 +131,7 @@ def test_a_directory_is_followed_by_its_content() -> None:
         ([TOP, line("0/x", "f", 0, 0, 0, 1, 5, "00", {"user.x": "!"})], "Invalid base64"),
         ([TOP, line("0/x", "f", -1, 0, 0, 1, 5, "00", {})], "Expected `int` >= 0"),
         ([TOP, line("0/x", "f", 0, 0, 0, True, 5, "00", {})], "Expected `int`, got `bool`"),
+        ([TOP, line("0/x", "f", 0, 0, 0, 1, 1 << 63, "00", {})], "0/x"),
         ([TOP, line("0/x", "f", 0)], "without nine fields"),
         ([TOP, b"[["], "cannot read the inventory"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Annotated
 
@@ -41,19 +42,22 @@ class Bars:
             transient=True,
             disable=quiet or not sys.stderr.isatty(),
         )
+        self._lock = threading.Lock()
         self._tasks: dict[str, TaskID] = {}
         self._began = time.monotonic()
 
     def update(self, step: str, done: int, total: int) -> None:
         """``done`` of ``total`` bytes of ``step``; a step that is done has no bar any more."""
-        if self._bars.disable or (not self._tasks and time.monotonic() - self._began < 2.0):
+        if self._bars.disable or time.monotonic() - self._began < 2.0:
             return
-        if not self._bars.live.is_started:
-            self._bars.start()
-        if step not in self._tasks:
-            self._tasks[step] = self._bars.add_task(step)
-        ended = 0 < total <= done
-        self._bars.update(self._tasks[step], completed=done, total=total or None, visible=not ended)
+        with self._lock:
+            if not self._bars.live.is_started:
+                self._bars.start()
+            if step not in self._tasks:
+                self._tasks[step] = self._bars.add_task(step)
+            self._bars.update(self._tasks[step], completed=done, total=total or None)
+            if 0 < total <= done:
+                self._bars.remove_task(self._tasks.pop(step))
 
     def __enter__(self) -> Bars:
         return self

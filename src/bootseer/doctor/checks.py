@@ -22,6 +22,7 @@ from bootseer.kernel import loop, mount
 _CAP_SYS_ADMIN = 21
 _ROOMY = 10 << 30
 _AS_ROOT = "run as root, or with CAP_SYS_ADMIN"
+TAKEOVER_COST = "readers of what is served through FUSE get errors when its server is killed"
 EROFS_FIX = "modprobe erofs; on Ubuntu the package linux-modules-extra-$(uname -r) has it"
 
 
@@ -77,7 +78,7 @@ def fuse() -> str:
     raise UnsupportedError("/dev/fuse opens, but mounting it needs fusermount3 here", hint="apt install fuse3")
 
 
-def fuse_takeover(folder: Path) -> str:
+def fuse_takeover(folder: Path) -> str | Found:
     """Whether the kernel repeats requests to the successor of a killed FUSE server."""
     place = folder / "takeover"
     place.mkdir()
@@ -90,7 +91,7 @@ def fuse_takeover(folder: Path) -> str:
         raise UnsupportedError("a small FUSE file gave wrong bytes", hint="another kernel")
     protocol = f"protocol 7.{got.kernel_minor}"
     if "has_resend" not in got.flags:
-        raise UnsupportedError(f"requests of a killed server are lost; {protocol}", hint="Linux 6.9")
+        return Found("limited", f"requests of a killed server are lost; {protocol}", TAKEOVER_COST, "Linux 6.9")
     return f"requests of a killed server are sent again; {protocol}"
 
 

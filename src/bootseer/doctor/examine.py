@@ -41,8 +41,7 @@ def examine(config: Config, *, progress: Callable[[Check], None] | None = None) 
         add("kernel", checks.kernel, "no EROFS image in two parts: " + _NO_LAZY)
         add("privileges", checks.privileges, "no EROFS or overlay mounts: " + _NO_LAZY)
         add("fuse", checks.fuse, "no lazy images and no mounted striped store: " + _NO_LAZY)
-        cost = "readers of what is served through FUSE get errors when its server is killed"
-        add("fuse takeover", lambda: checks.fuse_takeover(folder), cost, "see fuse", essential=False)
+        add("fuse takeover", lambda: checks.fuse_takeover(folder), checks.TAKEOVER_COST, "see fuse", essential=False)
         image = _image(folder)
         add("erofs", lambda: checks.erofs(folder, image), "no lazy images: " + _NO_LAZY, checks.EROFS_FIX)
         cost = "none where EROFS mounts files itself"

@@ -15,6 +15,7 @@ from bootseer.errors import DataError
 
 Kind = Literal["d", "o", "f", "l", "h", "w"]
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+Nanoseconds = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 MAX_UNPACKED = 512 << 20
 MAGIC = "bootseer-env-list"
 
@@ -28,7 +29,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     uid: Count
     gid: Count
     size: Count
-    mtime_ns: int
+    mtime_ns: Nanoseconds
     data: str = ""
     xattrs: dict[str, bytes] = {}
 

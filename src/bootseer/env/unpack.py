@@ -199,6 +199,7 @@ def _move(source: Path, dest: Path) -> None:
         # Another file system: copy beside the destination first, so that the rename stays the only visible step.
         near = dest.with_name(f".bootseer-{os.getpid()}-{dest.name}"[:255])
         try:
+            _remove(near)
             _copy(source, near)
             os.rename(near, dest)
         except BaseException:
@@ -207,7 +208,7 @@ def _move(source: Path, dest: Path) -> None:
 
 
 def _copy(source: Path, dest: Path) -> None:
-    """Copy a file or folder with its hard links and all attributes."""
-    done = subprocess.run(["cp", "-a", "--", source, dest], capture_output=True, text=True, check=False)
+    """Copy a file or folder to the new path ``dest``, with its hard links and all attributes."""
+    done = subprocess.run(["cp", "-aT", "--", source, dest], capture_output=True, text=True, check=False)
     if done.returncode:
         raise OSError(errno.EIO, done.stderr.strip() or "cp failed", str(source))
