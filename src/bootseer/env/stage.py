@@ -97,7 +97,7 @@ class _Stage:
         """The group that already shows this key's result; whatever else covers the targets is released."""
         for group in overlay.groups_on(self.spec.targets, Path(self.config.state_dir)):
             record = group.record
-            if record.complete and record.key == self.key and group.intact and group.untouched:
+            if record.key == self.key and group.intact and group.untouched:
                 return group
             log.info("releasing the overlay of snapshot %s", record.key[:12])
             group.unmount()

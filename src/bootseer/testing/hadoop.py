@@ -171,7 +171,7 @@ class HadoopCluster:
                 if not daemon.alive():
                     raise BootseerError(f"{daemon.name} ended: {daemon.last_line()}")
             try:
-                if (live := self.live_datanodes()) < len(wanted) - 1:
+                if (live := self.web.live_datanodes()) < len(wanted) - 1:
                     problem = f"{live} of {len(wanted) - 1} DataNodes registered"
                 else:
                     self._write_probe()
@@ -190,16 +190,9 @@ class HadoopCluster:
 
     # -- faults ---------------------------------------------------------------------------------------------------
 
-    def live_datanodes(self) -> int:
-        """How many DataNodes the NameNode counts as alive and in service.
-
-        Raises `UnavailableError` while it does not answer.
-        """
-        return self.web.live_datanodes()
-
     def wait_live(self, count: int, *, deadline: float = 60.0) -> None:
         """Wait until exactly ``count`` DataNodes are alive in the NameNode's eyes."""
-        until(lambda: self.live_datanodes() == count, deadline, f"the life of {count} DataNodes", step=0.2)
+        until(lambda: self.web.live_datanodes() == count, deadline, f"the life of {count} DataNodes", step=0.2)
 
     def wait_whole(self, *, deadline: float = 60.0) -> None:
         """Wait until every block of a finished file has its replicas, and none is known to be damaged.
