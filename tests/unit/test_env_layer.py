@@ -178,7 +178,7 @@ def test_devices_and_sockets_cannot_be_captured(tmp_path: Path) -> None:
         read_layer(layers, 1)
 
 
-@pytest.mark.parametrize("damage", ["content", "extra", "missing", "kind", "link"])
+@pytest.mark.parametrize("damage", ["content", "extra", "missing", "kind", "link", "copy"])
 def test_a_stage_that_differs_from_its_inventory_is_refused(tmp_path: Path, damage: str) -> None:
     base(tmp_path / "one")
     layers = capture(tmp_path / "one", tmp_path / "work", change)
@@ -198,6 +198,9 @@ def test_a_stage_that_differs_from_its_inventory_is_refused(tmp_path: Path, dama
         case "link":
             (root / "link").unlink()
             (root / "link").symlink_to("/etc/passwd")
+        case "copy":
+            (root / "same-as-a").unlink()
+            shutil.copy2(root / "new" / "a", root / "same-as-a")
     with pytest.raises(DataError, match="differs from its inventory"):
         verify_stage(layers, entries)
 
