@@ -66,7 +66,7 @@ def _parse(data: bytes) -> Iterator[tuple[int, bytes]]:
 )
 def test_a_directory_read_in_pieces_is_whole(names: list[bytes], size: int) -> None:
     answers = Answers(Listing([os.fsdecode(name) for name in names]), fuse.Options())
-    ctx = fuse.Context(1, 1, 0, 0, 0)
+    ctx = fuse.Context(1, 1, 0)
     fh = wire.OPEN_OUT.unpack(answers.answer(wire.OPENDIR, ctx, memoryview(bytes(8))))[0]
     seen, offset = [], 0
     while True:
@@ -239,7 +239,7 @@ def test_kernel_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_attribute_values() -> None:
     operations = fuse.SingleFile("data", 12345, lambda offset, size, ctx: b"")
-    ctx = fuse.Context(1, fuse.ROOT, 0, 0, 0)
+    ctx = fuse.Context(1, fuse.ROOT, 0)
     answers = Answers(operations, fuse.Options(entry_timeout=1.5, attr_timeout=2.25))
     body = answers.answer(wire.LOOKUP, ctx, memoryview(b"data\0"))
     assert wire.ENTRY_OUT.unpack_from(body) == (2, 0, 1, 2, 500_000_000, 250_000_000)

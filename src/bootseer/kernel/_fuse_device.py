@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bootseer.errors import BootseerError, NotFoundError, PrivilegeError, UnsupportedError
 from bootseer.kernel import mount
-from bootseer.kernel.fuse_options import Options
+from bootseer.kernel.fuse_options import MAX_READ, Options
 
 _DEADLINE = 20.0
 
@@ -51,7 +51,7 @@ def open_and_mount(mountpoint: Path, options: Options) -> int:
     """
     if not os.path.isdir(mountpoint):
         raise NotFoundError(f"cannot mount {options.name} on {mountpoint}: there is no such folder")
-    name, said = options.name, [f"max_read={options.max_read}", "default_permissions"]
+    name, said = options.name, [f"max_read={MAX_READ}", "default_permissions"]
     said += ["allow_other"] if options.allow_other else []
     try:
         return _as_root(mountpoint, name, said)

@@ -45,12 +45,12 @@ class Work:
             if got < wire.IN_HEADER.size:
                 _log.error("%s: a request of %d bytes is none, serving ends", self._mountpoint, got)
                 return
-            _, opcode, unique, node, uid, gid, pid, _, _ = header(buffer)
+            _, opcode, unique, node, _, _, pid, _, _ = header(buffer)
             body: ReadResult = b""
             if opcode in (wire.FORGET, wire.BATCH_FORGET, wire.INTERRUPT):
                 self._unanswered(fd, opcode, unique, node, buffer)
                 continue
-            ctx = inflight[unique] = Context(unique, node, uid, gid, pid)
+            ctx = inflight[unique] = Context(unique, node, pid)
             code = 0
             try:
                 if opcode == wire.READ:

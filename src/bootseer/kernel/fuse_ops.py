@@ -55,21 +55,10 @@ class DirEntry(NamedTuple):
 class Context:
     """Who asks. ``pid`` is the asking thread's id in the server's pid namespace, 0 when it is not visible there."""
 
-    __slots__ = (
-        "fh",
-        "gid",
-        "interrupted",
-        "node",
-        "offset",
-        "on_interrupt",
-        "pid",
-        "size",
-        "uid",
-        "unique",
-    )
+    __slots__ = ("fh", "interrupted", "node", "offset", "on_interrupt", "pid", "size", "unique")
 
-    def __init__(self, unique: int, node: int, uid: int, gid: int, pid: int) -> None:
-        self.unique, self.node, self.uid, self.gid, self.pid = unique, node, uid, gid, pid
+    def __init__(self, unique: int, node: int, pid: int) -> None:
+        self.unique, self.node, self.pid = unique, node, pid
         self.fh = self.offset = self.size = 0
         """Of a read: what was asked for."""
         self.interrupted = False
