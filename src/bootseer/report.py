@@ -57,16 +57,7 @@ class Report(msgspec.Struct, kw_only=True):
     runs: list[Run] = []
     figures: list[Figure] = []
 
-    def figure(
-        self,
-        name: str,
-        value: float | bool,
-        *,
-        unit: str,
-        target: str,
-        n: int,
-        of: Literal["median", "single", "max", "min"],
-    ) -> Figure:
+    def figure(self, name: str, value: float | bool, *, unit: str, target: str, n: int, of: Statistic) -> Figure:
         """Add a figure and judge it against ``target``: ``<= 1.05``, ``>= 0.8`` or ``== 1`` (for a yes/no figure)."""
         match = _TARGET.match(target)
         if not match:

@@ -190,7 +190,7 @@ def test_a_block_damaged_on_every_disk_is_an_error(cluster, folder):
 def test_a_pausing_datanode_comes_back(cluster, folder):
     with frozen(cluster, 2):
         cluster.wait_live(3, deadline=40)
-    assert cluster.live_datanodes() == 4
+    assert cluster.web.live_datanodes() == 4
 
 
 OWNER = """

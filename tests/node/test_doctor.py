@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from bootseer.config import Config
-from bootseer.doctor import Check, Report, Status, canary, checks, examine, lazy
+from bootseer.doctor import Check, Report, Status, canary, checks, examine
+from bootseer.doctor.examine import attempt
 from bootseer.errors import DataError
 from bootseer.kernel import mount
 
@@ -157,16 +158,18 @@ def test_store_in_an_hdfs_that_does_not_answer(place: Path, monkeypatch: pytest.
         raise UnavailableError("cannot reach the NameNode of hdfs://nowhere:1", hint="check that it runs")
 
     monkeypatch.setattr(hdfs, "connect", refuse)
-    check = checks.hdfs(Config(store="hdfs://nowhere:1/store"))
+    report = examine(Config(store="hdfs://nowhere:1/store", cache_dir=str(place / "cache")))
+    check = next(check for check in report.checks if check.name == "hdfs client")
     assert (check.status, check.essential) == ("missing", True)
     assert "cannot reach the NameNode" in check.detail
+    assert check.fix == "check that it runs"
 
 
 @pytest.mark.root
 def test_cache_that_cannot_be_written_to(place: Path) -> None:
     """A read-only file system under it."""
     (place / "ro").mkdir()
-    mount.bind(place / "ro", place / "ro", readonly=True)
+    subprocess.run(["mount", "--bind", "-o", "ro", place / "ro", place / "ro"], check=True)
     report = examine(Config(cache_dir=str(place / "ro" / "cache"), state_dir=str(place)))
     mount.unmount(place / "ro")
     check = next(check for check in report.checks if check.name == "cache")
@@ -257,8 +260,9 @@ def _report(*found: Check) -> Report:
 
 @pytest.mark.parametrize(("verdict", "status"), [("ok", "ok"), ("missing", "missing")])
 def test_lazy_images_need_the_canary(place: Path, verdict: Status, status: str) -> None:
-    found = [Check(name="fuse canary", status=verdict, detail="because", privilege=verdict != "ok")]
-    check = lazy.lazy_images(Config(cache_dir=str(place)), found)
+    found = Check(name="fuse canary", status=verdict, detail="because", privilege=verdict != "ok")
+    config = Config(cache_dir=str(place))
+    check = attempt("lazy images", lambda: checks.lazy_images(config, found), "much", "", essential=True)
     assert (check.status, check.essential, check.privilege) == (status, True, status != "ok")
     assert bool(check.cost and check.fix) == (status != "ok")
     assert ("because" in check.detail) == (status != "ok")
@@ -278,8 +282,8 @@ def test_exit_codes() -> None:
 
 
 def test_a_surprise_in_a_check_is_a_finding() -> None:
-    def broken() -> Check:
+    def broken() -> str:
         raise ZeroDivisionError("oops")
 
-    check = checks.attempt("x", broken)
+    check = attempt("x", broken, "", "", essential=True)
     assert (check.status, check.detail) == ("missing", "ZeroDivisionError: oops")

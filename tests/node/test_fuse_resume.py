@@ -150,10 +150,7 @@ def _serve(device: fuse.Device, note: int, read: Callable[..., fuse.ReadResult],
                 os.close(fd)
     operations = fuse.SingleFile("data", len(DATA), read)
     if negotiated:
-        sizes = {1: len(DATA)}
-        server = fuse.Server.resume(
-            operations, device, fuse.Negotiated.decode(negotiated), workers=2, options=OPTIONS, sizes=sizes
-        )
+        server = fuse.Server.resume(operations, device, fuse.Negotiated.decode(negotiated), workers=2, options=OPTIONS)
     else:
         server = fuse.Server(operations, device.mountpoint, workers=2, options=OPTIONS, device=device)
         server.start()

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -112,8 +112,8 @@ def test_an_error_is_for_one_request_only(mountpoint: Path, caplog: pytest.LogCa
 
 def test_an_answer_the_kernel_refuses_is_an_error(mountpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Unsized(fuse.SingleFile):
-        def open(self, node: int, flags: int, ctx: fuse.Context) -> int:  # type: ignore[override]
-            return 1
+        def size(self, fh: int) -> int | None:  # type: ignore[override]
+            return None
 
     # its length (in items) is not its size (in bytes), so the header of the answer is wrong
     operations = Unsized("data", 1 << 20, lambda offset, size, ctx: memoryview(bytes(size)).cast("I"))
@@ -143,7 +143,7 @@ def test_nothing_can_be_written(mountpoint: Path) -> None:
 
 
 class Tree(fuse.Operations):
-    """A large directory, a link, attributes."""
+    """A large directory, attributes."""
 
     def __init__(self) -> None:
         self.names = [f"file-{number:05}-{'n' * (number % 90)}" for number in range(4000)] + [os.fsdecode(b"\xff\xfe")]
@@ -153,35 +153,18 @@ class Tree(fuse.Operations):
     def getattr(self, node: int, ctx: fuse.Context) -> fuse.Attr:
         if node == fuse.ROOT:
             return fuse.Attr(stat.S_IFDIR | 0o755, nlink=2)
-        if node == 2:
-            return fuse.Attr(stat.S_IFLNK | 0o777, 6)
-        return fuse.Attr(stat.S_IFREG | 0o640, node, 3, 1234, 4321, 1_600_000_000_123_456_789)
+        return fuse.Attr(stat.S_IFREG | 0o640, node, 3, 1_600_000_000_123_456_789)
 
     def lookup(self, parent: int, name: str, ctx: fuse.Context) -> fuse.Entry:
-        node = 2 if name == "link" else self.nodes.get(name)
+        node = self.nodes.get(name)
         if node is None:
             raise FileNotFoundError(errno.ENOENT, "no such name")
         return fuse.Entry(node, self.getattr(node, ctx))
 
-    def readlink(self, node: int, ctx: fuse.Context) -> str:
-        return "target"
-
     def readdir(self, node: int, ctx: fuse.Context) -> Iterable[fuse.DirEntry]:
         self.listed += 1
         for name, number in self.nodes.items():
-            attr = self.getattr(number, ctx)
-            yield fuse.DirEntry(name, number, attr.mode, attr if number % 2 else None)
-
-    def getxattr(self, node: int, name: str, ctx: fuse.Context) -> bytes:
-        if name == "user.colour":
-            return b"red"
-        raise OSError(errno.ENODATA, "no such attribute")
-
-    def listxattr(self, node: int, ctx: fuse.Context) -> Sequence[str]:
-        return ["user.colour"]
-
-    def statfs(self, ctx: fuse.Context) -> fuse.StatFS:
-        return fuse.StatFS(blocks=1000, bfree=5)
+            yield fuse.DirEntry(name, number, self.getattr(number, ctx).mode)
 
 
 def test_a_tree(mountpoint: Path) -> None:
@@ -190,25 +173,22 @@ def test_a_tree(mountpoint: Path) -> None:
         assert sorted(os.listdir(mountpoint)) == sorted(operations.names)
         assert operations.listed == 1
         found = (mountpoint / operations.names[7]).stat()
-        assert (found.st_size, found.st_uid, found.st_gid, found.st_nlink) == (17, 1234, 4321, 3)
+        assert (found.st_size, found.st_nlink) == (17, 3)
         assert found.st_mtime_ns == 1_600_000_000_123_456_789
-        assert os.readlink(mountpoint / "link") == "target"
         assert not (mountpoint / "absent").exists()
-        assert os.listxattr(mountpoint / operations.names[0]) == ["user.colour"]
-        assert os.getxattr(mountpoint / operations.names[0], "user.colour") == b"red"
-        assert os.statvfs(mountpoint).f_blocks == 1000
+        assert os.statvfs(mountpoint).f_namemax == 255
         done = subprocess.run(["ls", "-lR", mountpoint], capture_output=True, timeout=30, check=True)
         assert done.stdout.count(b"\n") > 4000
 
 
-def test_pages_stay_until_invalidated(mountpoint: Path) -> None:
+def test_pages_stay(mountpoint: Path) -> None:
     asked = []
 
     def read(offset: int, size: int, ctx: fuse.Context) -> memoryview:
         asked.append(offset)
         return memoryview(DATA)[offset : offset + size]
 
-    with _single(mountpoint, read) as server:
+    with _single(mountpoint, read):
         assert (mountpoint / "data").read_bytes() == DATA
         for _ in range(5):  # under memory pressure pages may go at any time, but not each time
             before = len(asked)
@@ -216,9 +196,6 @@ def test_pages_stay_until_invalidated(mountpoint: Path) -> None:
             if len(asked) == before:
                 break
         assert len(asked) == before
-        server.invalidate(2)
-        assert (mountpoint / "data").read_bytes() == DATA
-        assert len(asked) >= before + len(set(asked))
 
 
 SERVER = """

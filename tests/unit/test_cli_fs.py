@@ -11,7 +11,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from typer.testing import CliRunner
 
-from bootseer.cli import _fs
+from bootseer import units
 from bootseer.cli.fs import app
 from bootseer.errors import BootseerError, from_os_error
 from bootseer.stripefs import open_fs
@@ -281,7 +281,7 @@ def test_a_measurement_leaves_nothing(run):
         (["put", "file", "store/x", "--commit"], 78, "leave --commit away"),
         (["put", "file", "store/x", "--width", "0"], 78, "stripe width 0"),
         (["put", "file", "store/x", "--unit", "5000"], 78, "stripe unit 5000"),
-        (["put", "file", "store/x", "--unit", "big"], 2, "'big' is no size"),
+        (["put", "file", "store/x", "--unit", "big"], 2, "'big' is not a size"),
         (["put", "/dev/zero", "store/x"], 78, "neither a file nor a folder"),
         (["put", "file", "../x/../../../x\0y"], 78, "names no store"),
         (["commit", "store"], 0, ""),
@@ -293,7 +293,7 @@ def test_a_measurement_leaves_nothing(run):
         (["fsck", "none"], 66, "none"),
         (["gc", "none"], 66, "none"),
         (["gc", "store/f"], 66, "is a file, gc cleans folders"),
-        (["gc", "store", "--age", "soon"], 2, "'soon' is no age"),
+        (["gc", "store", "--age", "soon"], 2, "'soon' is not an age"),
         (["cp", "none", "x"], 66, "none"),
         (["cp", "store/f", "store/f"], 78, "are the same"),
         (["cp", "store/f", "hdfs://127.0.0.1:1/a"], 69, "Connection refused"),
@@ -353,9 +353,9 @@ def test_the_whole_command(tmp_path):
 
 
 def test_sizes_and_ages():
-    assert [_fs.parse_size(text) for text in ("0", "4096", "4k", "1 MiB", "2G")] == [0, 4096, 4096, 1 << 20, 2 << 30]
-    assert [_fs.parse_age(text) for text in ("0", "90s", "1.5m", "2h", "1d")] == [0, 90, 90, 7200, 86400]
-    assert [_fs.age_text(seconds) for seconds in (-5, 42, 119, 120, 7200, 172800)] == [
+    assert [units.parse_size(text) for text in ("0", "4096", "4k", "1 MiB", "2G")] == [0, 4096, 4096, 1 << 20, 2 << 30]
+    assert [units.parse_age(text) for text in ("0", "90s", "1.5m", "2h", "1d")] == [0, 90, 90, 7200, 86400]
+    assert [units.age_text(seconds) for seconds in (-5, 42, 119, 120, 7200, 172800)] == [
         "0 s",
         "42 s",
         "119 s",

@@ -160,7 +160,7 @@ def test_old_snapshots_are_replaced(site: Site) -> None:
     assert site.run("b").outcome is Outcome.RESTORED_UNPACK
     result = site.run("c", max_age=7 * 86400.0)
     assert result.outcome is Outcome.RAN_AND_PUBLISHED
-    assert result.reason == "missed because the snapshot is 8.0 d old, the maximum is 7.0 d"
+    assert result.reason == "missed because the snapshot is 8 d old, the maximum is 7 d"
     assert site.run("d", max_age=7 * 86400.0).outcome is Outcome.RESTORED_UNPACK
 
 

@@ -88,14 +88,14 @@ def test_a_mount_opens_only_what_it_looked_up(fs):
     try:
         old = operations.lookup(1, "f", None)  # type: ignore[arg-type]
         handle = operations.open(old.node, os.O_RDONLY, None)  # type: ignore[arg-type]
-        operations.release(handle.fh, None)  # type: ignore[arg-type]
+        operations.release(handle, None)  # type: ignore[arg-type]
         place(fs, "f", b"b" * SIZE)
         with pytest.raises(OSError, match=os.strerror(errno.ESTALE)):
             operations.open(old.node, os.O_RDONLY, None)  # type: ignore[arg-type]
         new = operations.lookup(1, "f", None)  # type: ignore[arg-type]
         assert new.node != old.node
         handle = operations.open(new.node, os.O_RDONLY, None)  # type: ignore[arg-type]
-        assert bytes(operations.read(handle.fh, 0, 3, None)) == b"bbb"  # type: ignore[arg-type]
+        assert bytes(operations.read(handle, 0, 3, None)) == b"bbb"  # type: ignore[arg-type]
     finally:
         loader.close()
 

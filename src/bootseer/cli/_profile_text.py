@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
-from bootseer.cli._image import count_text, print_table, share_text, size_text
+from bootseer.cli._shared import count_text, print_table, share_text
+from bootseer.units import size_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import signal
-import sys
-from typing import Annotated
 
 import typer
+
+from bootseer.cli._shared import AsJson, print_json
 
 
 def register(app: typer.Typer) -> None:
@@ -15,7 +14,7 @@ def register(app: typer.Typer) -> None:
     app.command("doctor")(doctor)
 
 
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON")] = False) -> None:
+def doctor(as_json: AsJson = False) -> None:
     """Try what a fast start needs on this machine, and say what is missing, what that costs and how to get it.
 
     Exit code 0: the fast way works. 77: it lacks only privileges. 71: something else essential is missing, named in the
@@ -26,23 +25,18 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the findi
     from rich.table import Table
 
     from bootseer import config
-    from bootseer.doctor import Check, examine
+    from bootseer.doctor import examine
     from bootseer.kernel import mount
 
     settings = config.load()
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     mount.private_namespace()  # so that even a kill of this command leaves no mount behind
     console, errors = Console(), Console(stderr=True)
 
     with errors.status("examining this machine") as status:
-
-        def tell(check: Check) -> None:
-            status.update(f"{check.name}: {check.status}")
-
-        report = examine(settings, progress=tell)
+        report = examine(settings, progress=lambda check: status.update(f"{check.name}: {check.status}"))
 
     if as_json:
-        print(json.dumps(report.as_json(), indent=1))
+        print_json(report.as_json())
         raise typer.Exit(report.exit_code)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for title in ("", "", "found"):

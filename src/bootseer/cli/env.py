@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bootseer.cli._shared import AsJson, StoreUrl, print_json, print_table
+from bootseer.units import size_text
+
 if TYPE_CHECKING:
     from bootseer.config import Config
     from bootseer.env import EnvResult, EnvSpec
@@ -21,10 +24,8 @@ KeyFiles = Annotated[list[str], typer.Option("--key-file", help="File whose cont
 KeyEnv = Annotated[list[str], typer.Option("--key-env", help="Variable whose value decides the result")]
 Salt = Annotated[str, typer.Option(help="Any text; another salt is another key")]
 MaxAge = Annotated[str, typer.Option(help="Do not use older snapshots, e.g. 7d; for unpinned requirements")]
-StoreUrl = Annotated[str, typer.Option("--store", help="Where snapshots live; else as configured")]
 Restore = Annotated[str, typer.Option(help="auto, mount or unpack")]
 Python = Annotated[str, typer.Option(help="Interpreter the environment is for; else python3 on PATH")]
-Json = Annotated[bool, typer.Option("--json", help="Machine output")]
 Command = Annotated[list[str], typer.Argument(help="The command, after --")]
 Key = Annotated[str, typer.Argument(help="Key, or its first digits")]
 
@@ -42,7 +43,7 @@ def run(
     python: Python = "",
     wait: Annotated[float, typer.Option(help="Seconds to wait for another node that runs the command already")] = 0.0,
     snapshot: Annotated[bool, typer.Option("--snapshot/--no-snapshot", help="Use and make snapshots")] = True,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Restore the command's result, or run it and publish what it made. The exit code is the command's."""
     from bootseer import env
@@ -65,68 +66,64 @@ def explain(
     store: StoreUrl = "",
     restore: Restore = "auto",
     python: Python = "",
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print the key document, whether it is a hit here and now, and why not. Changes nothing."""
-    import json
-
     import msgspec
 
-    from bootseer.env import capture, lookup
+    from bootseer.env import capture, key, lookup
 
     spec = _spec(command, target, key_file, key_env, salt, max_age, restore, python, True, 0.0)
     spec.check()
     config, url = _place(store)
-    document = lookup.document(spec, config)
+    document = key.build(spec)
     unpacking = spec.restore == "unpack" or not capture.may_mount(spec)
     look = lookup.look(spec, document, url, config, unpacking=unpacking)
     shown = msgspec.to_builtins(document)
     if as_json:
-        answer = {"key": look.key, "hit": look.found is not None, "reason": look.reason, "document": shown}
-        typer.echo(json.dumps(answer, indent=2))
+        print_json({"key": look.key, "hit": look.found is not None, "reason": look.reason, "document": shown})
         return
     for entry in shown["files"].values():
         entry.pop("text")
-    typer.echo(json.dumps(shown, indent=2))
+    print_json(shown)
     typer.echo(f"key {look.key}")
     typer.echo("hit" if look.found else look.reason)
 
 
 @app.command()
-def ls(store: StoreUrl = "", as_json: Json = False) -> None:
+def ls(store: StoreUrl = "", as_json: AsJson = False) -> None:
     """List the snapshots in the store, newest first."""
-    import json
-    import sys
     import time
 
-    from rich.console import Console
-    from rich.table import Table
-
+    from bootseer.env import snapshots
     from bootseer.errors import BootseerError
 
     found = []
     shared = _store(store)
-    for info in shared.list("env"):
-        name = info.key.removeprefix("env/").removesuffix(".json")
-        if "/" in name:
-            continue
+    for key in snapshots.keys(shared):
         try:
-            found.append(_manifest(shared, name))
+            found.append(snapshots.load(shared, key))
         except BootseerError as exc:
             typer.echo(f"bootseer: {exc}", err=True)
     found.sort(key=lambda item: -item.created)
     if as_json:
-        typer.echo(json.dumps([_brief(item) for item in found], indent=2))
+        print_json([_brief(item) for item in found])
         return
-    table = Table("key", "made", "by", "size", "stored", "entries", "took", "targets", box=None)
-    for column in table.columns:
-        column.no_wrap = True
-    for item in found:
-        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(item.created))
-        sizes = (f"{item.size / 1e6:.1f} MB", f"{item.stored / 1e6:.1f} MB", str(item.entries), f"{item.seconds:.1f} s")
-        table.add_row(item.key[:12], when, item.node, *sizes, " ".join(item.document.targets))
-    # one line each: wide when it goes into a pipe, cut off at the right on a terminal
-    Console(width=None if sys.stdout.isatty() else 400).print(table, no_wrap=True)
+    columns = ("key", "made", "by", "size", "stored", "entries", "took", "targets")
+    rows = [
+        (
+            item.key[:12],
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(item.created)),
+            item.node,
+            size_text(item.size),
+            size_text(item.stored),
+            str(item.entries),
+            f"{item.seconds:.1f} s",
+            " ".join(item.document.targets),
+        )
+        for item in found
+    ]
+    print_table("", columns, rows, left=("key", "made", "by", "targets"))
 
 
 @app.command()
@@ -134,34 +131,30 @@ def inspect(
     key: Key, store: StoreUrl = "", files: Annotated[bool, typer.Option(help="List entries too")] = False
 ) -> None:
     """Print a snapshot's manifest as JSON; with --files also its inventory."""
-    import json
-
     import msgspec
 
+    from bootseer.env import snapshots
+
     shared = _store(store)
-    found = _manifest(shared, _resolve(shared, key))
+    found = snapshots.load(shared, key)
     answer = msgspec.to_builtins(found)
     if files:
-        from bootseer.env import snapshots
-
         answer["files"] = [[e.kind, oct(e.mode), e.size, e.path] for e in snapshots.entries(shared, found)]
-    typer.echo(json.dumps(answer, indent=2))
+    print_json(answer)
 
 
 @app.command()
-def diff(first: Key, second: Key, store: StoreUrl = "", as_json: Json = False) -> None:
+def diff(first: Key, second: Key, store: StoreUrl = "", as_json: AsJson = False) -> None:
     """Say in which inputs and in which files two snapshots differ."""
-    import json
-
     from bootseer.env import snapshots
     from bootseer.env.explain import changes, entry_changes
 
     shared = _store(store)
-    old, new = (_manifest(shared, _resolve(shared, key)) for key in (first, second))
+    old, new = (snapshots.load(shared, key) for key in (first, second))
     inputs = changes(old.document, new.document)
     entries = entry_changes(snapshots.entries(shared, old), snapshots.entries(shared, new))
     if as_json:
-        typer.echo(json.dumps({"inputs": inputs, "files": entries}, indent=2))
+        print_json({"inputs": inputs, "files": entries})
         return
     for line in inputs:
         typer.echo(line)
@@ -170,9 +163,8 @@ def diff(first: Key, second: Key, store: StoreUrl = "", as_json: Json = False) -
 
 
 @app.command()
-def verify(key: Key, store: StoreUrl = "", as_json: Json = False) -> None:
+def verify(key: Key, store: StoreUrl = "", as_json: AsJson = False) -> None:
     """Fetch a whole snapshot and check every block and every file of it. Exit code 65 when it is damaged."""
-    import json
     import tempfile
     from pathlib import Path
 
@@ -181,14 +173,16 @@ def verify(key: Key, store: StoreUrl = "", as_json: Json = False) -> None:
     from bootseer.env import snapshots
 
     shared = _store(store)
-    found = _manifest(shared, _resolve(shared, key))
+    found = snapshots.load(shared, key)
     config, _ = _place(store)
     base = Path(config.cache_dir)
     base.mkdir(parents=True, exist_ok=True)
     with Console(stderr=True).status(f"verifying {found.key[:12]}"), tempfile.TemporaryDirectory(dir=base) as work:
         count = snapshots.verify(shared, found, Path(work))
-    answer = {"key": found.key, "entries": count, "size": found.size, "good": True}
-    typer.echo(json.dumps(answer) if as_json else f"snapshot {found.key[:12]} is good: {count} entries")
+    if as_json:
+        print_json({"key": found.key, "entries": count, "size": found.size, "good": True})
+    else:
+        typer.echo(f"snapshot {found.key[:12]} is good: {count} entries")
 
 
 @app.command()
@@ -264,18 +258,6 @@ def _store(store: str) -> Store:
     return open_store(_place(store)[1])
 
 
-def _manifest(store: Store, key: str) -> SnapshotManifest:
-    from bootseer.env import manifest
-
-    return manifest.decode(store.get(manifest.manifest_key(key)), key)
-
-
-def _resolve(store: Store, key: str) -> str:
-    from bootseer.env import snapshots
-
-    return snapshots.resolve(store, key)
-
-
 def _execute(command: list[str], *, quiet: bool) -> int:
     """Run the command in the foreground; with JSON output its stdout goes to stderr."""
     import subprocess
@@ -307,18 +289,16 @@ def _brief(item: SnapshotManifest) -> dict[str, object]:
 
 
 def _print_result(result: EnvResult, as_json: bool) -> None:
-    import json
-
     if as_json:
         answer = {
-            "outcome": result.outcome.value,
+            "outcome": result.outcome,
             "reason": result.reason,
             "exit_code": result.exit_code,
             "seconds": round(result.seconds, 6),
             "key": result.key,
             "timings": result.timings,
         }
-        typer.echo(json.dumps(answer))
+        print_json(answer)
         return
     steps = ", ".join(f"{name} {_seconds(value)}" for name, value in result.timings.items())
     typer.echo(f"env: {result.outcome.value} ({result.reason}), key {result.key[:12]}; {steps}", err=True)

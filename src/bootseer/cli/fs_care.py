@@ -6,20 +6,9 @@ from typing import Annotated
 
 import typer
 
-from bootseer.cli._fs import (
-    CARE,
-    Json,
-    Url,
-    age_text,
-    binary_text,
-    parse_age,
-    parse_size,
-    place,
-    print_json,
-    progress,
-    size_text,
-)
-from bootseer.cli._image import count_text, one_line, print_table
+from bootseer.cli._fs import CARE, Url, age_value, binary_text, place, progress, size_value
+from bootseer.cli._shared import AsJson, count_text, one_line, print_json, print_table
+from bootseer.units import age_text, size_text
 
 
 def register(app: typer.Typer) -> None:
@@ -30,7 +19,7 @@ def register(app: typer.Typer) -> None:
 def fsck(
     url: Url,
     repair: Annotated[bool, typer.Option("--repair", help="Mend what can be mended without guessing")] = False,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Name what is lost, damaged or garbage at or below URL. Contents are not read: `bootseer fs verify` does that.
 
@@ -83,7 +72,7 @@ def gc(
     age: Annotated[
         float,
         typer.Option(
-            parser=parse_age, metavar="AGE", help="Leave alone what is younger: 90s, 12h, 7d", show_default="1d"
+            parser=age_value, metavar="AGE", help="Leave alone what is younger: 90s, 12h, 7d", show_default="1d"
         ),
     ] = 86400.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only say what would be removed")] = False,
@@ -91,7 +80,7 @@ def gc(
         bool, typer.Option("--lost", help="Also whole stripes whose pointer is gone, as after `hdfs dfs -rm` of a file")
     ] = False,
     taken: Annotated[bool, typer.Option("--open", help="Also files that a writer on HDFS still has open")] = False,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Remove what interrupted writers left, and nothing else: what `bootseer fs fsck` names as garbage.
 
@@ -116,7 +105,7 @@ def gc(
 
 def bench(
     url: Url,
-    size: Annotated[int, typer.Option(parser=parse_size, metavar="SIZE", help="Of the file", show_default="128M")] = 128
+    size: Annotated[int, typer.Option(parser=size_value, metavar="SIZE", help="Of the file", show_default="128M")] = 128
     << 20,
     rounds: Annotated[int, typer.Option(min=1, max=100, help="Each shape is measured so often, in turns")] = 3,
     shape: Annotated[
@@ -127,7 +116,7 @@ def bench(
             show_default="1x1M 2x1M 4x1M 8x1M 4x4M",
         ),
     ] = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure the store at URL: write and read a temporary file with several widths and units, and remove it."""
     from bootseer.stripefs.measure import SHAPES, measure
@@ -153,7 +142,7 @@ def _shape(text: str) -> tuple[int, int]:
     width, cross, unit = text.partition("x")
     if not cross or not width.isdecimal():
         raise typer.BadParameter(f"{text!r} is no shape: write 4x1M")
-    return int(width), parse_size(unit)
+    return int(width), size_value(unit)
 
 
 def _rate(value: float) -> str:

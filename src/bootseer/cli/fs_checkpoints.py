@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from bootseer.cli._fs import CHECKPOINTS, Json, Url, place, print_json, progress
+from bootseer.cli._fs import CHECKPOINTS, Url, place, progress
+from bootseer.cli._shared import AsJson, print_json
 
 
 def register(app: typer.Typer) -> None:
@@ -17,7 +18,7 @@ def register(app: typer.Typer) -> None:
 def commit(
     url: Url,
     hint: Annotated[bool, typer.Option("--hint/--no-hint", help="Let LATEST beside the folder name it")] = True,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Publish the folder at URL as a complete checkpoint. The first commit wins.
 
@@ -31,7 +32,7 @@ def commit(
         typer.echo(f"{url}: {len(made.files)} files, {made.size} bytes committed")
 
 
-def latest(url: Url, as_json: Json = False) -> None:
+def latest(url: Url, as_json: AsJson = False) -> None:
     """Print the URL of the newest complete checkpoint in the folder URL."""
     fs, path = place(url)
     found = fs.latest(path)
@@ -42,7 +43,7 @@ def latest(url: Url, as_json: Json = False) -> None:
         typer.echo(full)
 
 
-def verify(url: Url, as_json: Json = False) -> None:
+def verify(url: Url, as_json: AsJson = False) -> None:
     """Read everything at or below URL and check every chunk, digest and COMMIT."""
     fs, path = place(url)
     with progress("verify", as_json) as report:

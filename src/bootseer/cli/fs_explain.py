@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bootseer.cli._fs import CARE, Json, Url, binary_text, place, print_json, progress, size_text
-from bootseer.cli._image import one_line, print_table
+from bootseer.cli._fs import CARE, Url, binary_text, place, progress
+from bootseer.cli._shared import AsJson, one_line, print_json, print_table
+from bootseer.units import size_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +28,7 @@ def explain(
     read: Annotated[
         bool, typer.Option("--read", help="Read the file first: then rates and latencies are known")
     ] = False,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say how a file would be read now, and why: the way to it, its blocks and replicas, who would give how much."""
     from bootseer.stripefs.explain import explain as explained

@@ -9,23 +9,9 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from bootseer.cli._fs import (
-    FILES,
-    Json,
-    Unit,
-    Url,
-    Width,
-    inside,
-    parse_size,
-    place,
-    place_both,
-    print_json,
-    progress,
-    progress_of_files,
-    row,
-    size_text,
-)
-from bootseer.cli._image import count_text, one_line
+from bootseer.cli._fs import FILES, Unit, Url, Width, inside, place, place_both, progress, row, size_value
+from bootseer.cli._shared import AsJson, Bars, count_text, one_line, print_json
+from bootseer.units import size_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +21,7 @@ if TYPE_CHECKING:
 
 Shape = Annotated[int, typer.Option(metavar="N", help="Stripe width of the copies", show_default="as the source")]
 ShapeUnit = Annotated[
-    int, typer.Option(parser=parse_size, metavar="SIZE", help="Stripe unit of the copies", show_default="as the source")
+    int, typer.Option(parser=size_value, metavar="SIZE", help="Stripe unit of the copies", show_default="as the source")
 ]
 
 Force = Annotated[bool, typer.Option("--force", help="Also into a checkpoint that has a COMMIT: that breaks it")]
@@ -56,7 +42,7 @@ def put(
     unit: Unit = 1 << 20,
     commit: Annotated[bool, typer.Option("--commit", help="Publish the folder as a checkpoint at the end")] = False,
     force: Force = False,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Store a file, or every file of a folder; each appears whole or not at all.
 
@@ -106,7 +92,7 @@ def put(
 def get(
     url: Url,
     local: Annotated[Path, typer.Argument(help="File to write; or folder, when URL is a folder")],
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Copy a file (or folder) from the store, every byte checked; a file appears whole or not at all."""
     from bootseer.errors import NotWritableError, from_os_error
@@ -160,7 +146,7 @@ def cp(
     verify: Annotated[bool, typer.Option("--verify", help="Read each copy back before it is published")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Leave copies that have the same content")] = False,
     force: Force = False,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Copy a file or folder within or between stores: real copies, with stripes of their own.
 
@@ -174,9 +160,9 @@ def cp(
         there = inside(dst, there, target, path.rpartition("/")[2])
     if src.url == dst.url and path == there:
         raise ConfigError("source and target are the same", hint="`bootseer fs import` makes a file striped in place")
-    with progress_of_files(as_json) as report:
+    with Bars(quiet=as_json) as bars:
         flags = {"verify": verify, "resume": resume, "force": force}
-        made = copy_tree(src, path, dst, there, width=width, unit=unit, progress=report, **flags)
+        made = copy_tree(src, path, dst, there, width=width, unit=unit, progress=bars.update, **flags)
     _print_copied(target, made, "copied", as_json)
 
 
@@ -190,7 +176,7 @@ def import_(
     width: Width = 4,
     unit: Unit = 1 << 20,
     verify: Annotated[bool, typer.Option(help="Read each file back before it replaces or appears")] = True,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Make plain files striped, in place or as a copy; run again, it goes on where it was broken off.
 
@@ -204,8 +190,10 @@ def import_(
     src, path, dst, there = place_both(source, target or source)
     if target and not src.stat(path).is_dir:
         there = inside(dst, there, target, path.rpartition("/")[2])
-    with progress_of_files(as_json) as report:
-        made = copy_tree(src, path, dst, there, width=width, unit=unit, verify=verify, resume=True, progress=report)
+    with Bars(quiet=as_json) as bars:
+        made = copy_tree(
+            src, path, dst, there, width=width, unit=unit, verify=verify, resume=True, progress=bars.update
+        )
     _print_copied(target or source, made, "imported", as_json)
 
 
@@ -220,7 +208,7 @@ def _print_copied(url: str, made: Sequence[Copied], what: str, as_json: bool) ->
         typer.echo(f"{_count(len(same), sum(copied.size for copied in same))} left alone: {why}")
 
 
-def ls(url: Url, as_json: Json = False) -> None:
+def ls(url: Url, as_json: AsJson = False) -> None:
     """List a folder. Sizes are those of the contents."""
     fs, path = place(url)
     found = fs.ls(path)
@@ -233,7 +221,7 @@ def ls(url: Url, as_json: Json = False) -> None:
         typer.echo(f"{stat.size:>15} {kind:>14}  {name}{'/' if stat.is_dir else ''}")
 
 
-def stat(url: Url, as_json: Json = False) -> None:
+def stat(url: Url, as_json: AsJson = False) -> None:
     """Show what is known of a file, or whether a folder is a complete checkpoint."""
     from bootseer.errors import DataError
 
@@ -259,7 +247,7 @@ def mv(
     source: Annotated[str, typer.Argument(metavar="URL", help="File or folder to rename")],
     target: Annotated[str, typer.Argument(metavar="TARGET", help="New URL, in the same store")],
     force: Moved = False,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Rename a file or folder in one step. A striped file that changes its folder is copied and then removed.
 
@@ -283,7 +271,7 @@ def rm(
     force: Annotated[
         bool, typer.Option("--force", help="Also what a COMMIT names: that breaks the checkpoint")
     ] = False,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Remove a file with its stripes, or a folder; it vanishes in one step.
 

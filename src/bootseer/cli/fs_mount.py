@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bootseer.cli._fs import MOUNTS, Json, Url, print_json
+from bootseer.cli._fs import MOUNTS, Url
+from bootseer.cli._shared import AsJson, print_json
 
 if TYPE_CHECKING:
     from bootseer.stripefs import FsMount
@@ -28,7 +29,7 @@ def mount(
         typer.Option(help="File or folder to pull into the node cache; `.`: all; `@latest`: newest checkpoint"),
     ] = None,
     commit: Annotated[bool, typer.Option("--commit", help="Refuse a folder that is no complete checkpoint")] = False,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Mount a folder of the store, read-only, in the background."""
     from bootseer.stripefs.mount.client import start
@@ -41,7 +42,7 @@ def mount(
         typer.echo(f"{url} is mounted on {started.mountpoint} (server {started.pid})")
 
 
-def status(target: Target, as_json: Json = False) -> None:
+def status(target: Target, as_json: AsJson = False) -> None:
     """Show what a mount has moved."""
     import msgspec
 
@@ -53,7 +54,7 @@ def status(target: Target, as_json: Json = False) -> None:
         typer.echo(f"{key:>15}: {value}")
 
 
-def unmount(target: Target, as_json: Json = False) -> None:
+def unmount(target: Target, as_json: AsJson = False) -> None:
     """End a mount."""
     _find(target).unmount()
     if as_json:

@@ -12,7 +12,7 @@ import typer
 
 from bootseer import config as settings
 from bootseer.cli import image_cache, image_look, image_profile
-from bootseer.cli._image import (
+from bootseer.cli._shared import (
     AsJson,
     Bars,
     JobName,
@@ -22,11 +22,10 @@ from bootseer.cli._image import (
     count_text,
     one_line,
     print_json,
-    size_text,
-    terminable,
 )
 from bootseer.errors import BootseerError, ConfigError, NotFoundError, PrivilegeError
 from bootseer.private import private_folder
+from bootseer.units import size_text
 
 if TYPE_CHECKING:
     from bootseer.blocks.tree import TreeStatus
@@ -55,7 +54,7 @@ def convert(
     from bootseer import image
 
     config = settings.load()
-    with terminable(), Bars(quiet=as_json) as bars:
+    with Bars(quiet=as_json) as bars:
         record, fresh = image.ensure(
             ref,
             store or config.store_url,
@@ -96,17 +95,16 @@ def mount(
     from bootseer import image
 
     config = settings.load()
-    with terminable():
-        mounted = image.mount(
-            ref,
-            target,
-            store_url=store or config.store_url,
-            config=config,
-            job=job or None,
-            writable=not read_only,
-            privileged=privileged,
-            plain_http=plain_http,
-        )
+    mounted = image.mount(
+        ref,
+        target,
+        store_url=store or config.store_url,
+        config=config,
+        job=job or None,
+        writable=not read_only,
+        privileged=privileged,
+        plain_http=plain_http,
+    )
     if as_json:
         print_json(mounted.record)
     else:
@@ -153,7 +151,7 @@ def run(
     binds = [_bind(item) for item in volume or []]
     began = time.monotonic()
     state = Path(config.state_dir)
-    with terminable(), contextlib.ExitStack() as undo:
+    with contextlib.ExitStack() as undo:
         image.sweep(state)
         folder = undo.enter_context(owned_folder(private_folder(state, sub=RUNS), "rootfs-"))
         undo.callback(_remove, folder / "rootfs")

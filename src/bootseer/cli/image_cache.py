@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from functools import partial
 from pathlib import Path
@@ -11,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bootseer import config as settings
-from bootseer.cli._image import AsJson, Bars, StoreUrl, count_text, print_json, print_table, size_text, terminable
+from bootseer.cli._shared import AsJson, Bars, StoreUrl, count_text, print_json, print_table
 from bootseer.errors import ConfigError, DataError, NotFoundError
+from bootseer.units import parse_size, size_text
 
 if TYPE_CHECKING:
     from bootseer.blocks.cache.inventory import Part
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="The node cache: blocks of images on this node's disk")
 
 _PATIENCE = 30.0
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
 @app.command()
@@ -63,7 +62,7 @@ def gc(
     if everything:
         need = before + 1
     elif to:
-        need = before - _size(to)
+        need = before - parse_size(to, kilo=1000)
     else:
         need = eviction.Limits(config.cache_limit, config.cache_keep_free).excess(cache)
     done = eviction.Collection()
@@ -106,7 +105,7 @@ def verify(
         raise NotFoundError(f"no tree {tree} is in the cache {cache}", hint="bootseer image cache ls lists them")
     source = open_store(store) if store and repair else None
     checks = []
-    with terminable(), Bars(quiet=as_json) as bars:
+    with Bars(quiet=as_json) as bars:
         for part in found:
             name = (part.trees[0] if part.trees else part.map)[:12]
             checks.append(
@@ -159,10 +158,3 @@ def _lines(one: Check) -> list[str]:
     if one.in_use:
         text += ", in use"
     return [text, *(f"  damaged: {path}" for path in one.bad_files)]
-
-
-def _size(text: str) -> int:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgt]?)b?", text.strip().lower())
-    if match is None:
-        raise ConfigError(f"bad size {text!r}", hint="write bytes, or a number with k, M, G or T")
-    return int(float(match[1]) * _UNITS[match[2]])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bootseer import config as settings
-from bootseer.cli._image import (
+from bootseer.cli._shared import (
     AsJson,
     Bars,
     JobName,
@@ -21,10 +21,9 @@ from bootseer.cli._image import (
     StoreUrl,
     one_line,
     print_json,
-    size_text,
-    terminable,
 )
 from bootseer.errors import BootseerError, NotFoundError
+from bootseer.units import size_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -111,7 +110,7 @@ def extract(
     url = store or config.store_url
     record = image.resolve(ref, url, plain_http=plain_http)
     began = time.monotonic()
-    with terminable(), Bars(quiet=False) as bars:
+    with Bars(quiet=False) as bars:
         bring(
             open_store(url),
             record.tree,

@@ -9,7 +9,7 @@ import typer
 
 from bootseer import config as settings
 from bootseer.cli import _profile_text as text
-from bootseer.cli._image import (
+from bootseer.cli._shared import (
     AsJson,
     PlainHttp,
     Ref,
@@ -19,9 +19,10 @@ from bootseer.cli._image import (
     print_json,
     print_table,
     share_text,
-    size_text,
 )
+from bootseer.cli.image_look import opened
 from bootseer.errors import DataError, NotFoundError, from_os_error
+from bootseer.units import size_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,8 +57,8 @@ def show(
     """List the recorded starts of an image, and what one of them touched."""
     from bootseer.blocks.profiles import explain
 
-    with _opened(ref, store, plain_http) as opened:
-        starts = explain.choose(_recorded(opened, store), job) if job else _recorded(opened, store)
+    with opened(ref, store, plain_http) as tree:
+        starts = explain.choose(_recorded(tree, store), job) if job else _recorded(tree, store)
         if not starts:
             if as_json:
                 print_json({"traces": [], "chosen": None, "start": None})
@@ -65,7 +66,7 @@ def show(
                 typer.echo(f"no start of {ref} has been recorded yet")
             return
         chosen = explain.choose(starts, trace)[-1] if trace else _newest(starts)
-        index = opened.reader.owner_index()
+        index = tree.reader.owner_index()
         found = explain.usage(chosen.trace, index)
         if plot is not None:
             _draw(plot, starts)
@@ -141,15 +142,15 @@ def explain(
     from bootseer.blocks.profiles.explain import explain as judge
 
     status = _read_status(last_run) if last_run is not None else None
-    with _opened(ref, store, plain_http) as opened:
-        starts = _recorded(opened, store)
+    with opened(ref, store, plain_http) as tree:
+        starts = _recorded(tree, store)
         # The job chooses the start that is judged; it was prefetched by starts of other jobs while its own had none.
         of_job = explain.choose(starts, job)
         if not of_job:
             raise NotFoundError(f"no start of {ref} has been recorded yet", hint="run it once with image run --job")
         chosen = explain.choose(of_job, run)[-1] if run else _newest(of_job)
         before = _before(chosen, starts)
-        found = judge(chosen.trace, before, opened.map, opened.reader.owner_index())
+        found = judge(chosen.trace, before, tree.map, tree.reader.owner_index())
     if as_json:
         print_json({"run": text.row_of(chosen), "explanation": found, "measured": status})
         return
@@ -172,17 +173,11 @@ def explain(
     text.print_shares("touched but not prefetched", found.missed_files, limit)
 
 
-def _opened(ref: str, store: str, plain_http: bool | None) -> OpenTree:
-    from bootseer.cli.image_look import opened
-
-    return opened(ref, store, plain_http)
-
-
-def _recorded(opened: OpenTree, store: str) -> list[Recorded]:
+def _recorded(tree: OpenTree, store: str) -> list[Recorded]:
     from bootseer.blocks.profiles import explain
     from bootseer.store import open_store
 
-    return explain.recorded(open_store(store or settings.load().store_url), opened.digest, opened.map.size)
+    return explain.recorded(open_store(store or settings.load().store_url), tree.digest, tree.map.size)
 
 
 def _newest(starts: Sequence[Recorded]) -> Recorded:
@@ -201,11 +196,11 @@ def _side(selector: str, store: str, plain_http: bool | None) -> Side:
     from bootseer.blocks.profiles.compare import Side
 
     ref, _, what = selector.partition("#")
-    with _opened(ref, store, plain_http) as opened:
-        starts = explain.choose(_recorded(opened, store), what)
+    with opened(ref, store, plain_http) as tree:
+        starts = explain.choose(_recorded(tree, store), what)
         if not starts:
             raise NotFoundError(f"no start of {ref} has been recorded yet", hint="run it once with image run --job")
-        return Side([one.trace for one in starts], opened.reader.owner_index(), opened.map)
+        return Side([one.trace for one in starts], tree.reader.owner_index(), tree.map)
 
 
 def _read_status(path: Path) -> TreeStatus:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bootseer.cli._shared import print_json
 from bootseer.errors import ConfigError, from_os_error
 
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON (with --all: a list)")] = False,
 ) -> None:
     """Show the start-up card and the node x stage table of a job."""
-    import msgspec
     from rich.console import Console
     from rich.text import Text
 
@@ -46,8 +46,7 @@ def show(
     chosen = _choose(log, job, attempt, cycle, every)
     reports = [analysis.analyse(log, identity, nodes=nodes) for identity in chosen]
     if as_json:
-        document = msgspec.json.encode(reports if every else reports[0])
-        sys.stdout.write(msgspec.json.format(document, indent=2).decode() + "\n")
+        print_json(reports if every else reports[0])
         return
     console = Console()
     for place, report in enumerate(reports):

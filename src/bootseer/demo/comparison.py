@@ -13,7 +13,6 @@ import os
 import shlex
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,10 +22,11 @@ from bootseer.demo import starts, tree, workplace
 from bootseer.demo.ingredients import Ingredients
 from bootseer.demo.recipe import Recipe
 from bootseer.demo.site import containerd, file_server
-from bootseer.errors import BootseerError, PrivilegeError
+from bootseer.errors import PrivilegeError
 from bootseer.testing.hadoop import HadoopCluster
 from bootseer.testing.netns import ShapedNetwork
 from bootseer.testing.registry import DockerRegistry
+from bootseer.testing.service import BOOTSEER, run
 
 log = logging.getLogger(__name__)
 
@@ -122,31 +122,16 @@ class Demo:
 
     def _convert(self, site: starts.Site) -> None:
         began = time.monotonic()
-        argv = [
-            sys.executable,
-            "-m",
-            "bootseer.cli.main",
-            "image",
-            "convert",
-            site.ref,
-            "--store",
-            site.store,
-            "--json",
-        ]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=1800, check=False)
-        if done.returncode:
-            raise BootseerError(f"conversion failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
+        told = run([*BOOTSEER, "image", "convert", site.ref, "--store", site.store, "--json"])
         self.conversion = {"seconds": round(time.monotonic() - began, 1)}
-        steps = json.loads(done.stdout).get("seconds", {})
+        steps = json.loads(told).get("seconds", {})
         self.conversion.update({f"{step}_seconds": value for step, value in steps.items()})
         self.say(f"image convert: {self.conversion['seconds']:.0f} s")
 
     def _compare(self, site: starts.Site, prefix: list[str], work: Path) -> None:
         """Mount both root file systems read-only, the bootseer one from the ``again`` node's own cache, and compare."""
         ordinary, fast = work / "tree-ordinary", work / "tree-bootseer"
-        bootseer = [sys.executable, "-m", "bootseer.cli.main"]
         environ = {
-            **os.environ,
             "BOOTSEER_STORE": site.store,
             "BOOTSEER_CACHE_DIR": str(work / "job/cache-again"),
             "BOOTSEER_STATE_DIR": str(work / "job/state-again"),
@@ -155,10 +140,10 @@ class Demo:
         fast.mkdir()
         with contextlib.ExitStack() as stack:
             ctr = ["ctr", "--address", site.containerd, "images"]
-            _check([*ctr, "mount", site.ref, str(ordinary)])
-            stack.callback(_check, [*ctr, "unmount", "--rm", str(ordinary)])
-            _check([*prefix, *bootseer, "image", "mount", "--read-only", site.ref, str(fast)], environ)
-            stack.callback(_check, [*prefix, *bootseer, "image", "unmount", str(fast)], environ)
+            run([*ctr, "mount", site.ref, str(ordinary)])
+            stack.callback(run, [*ctr, "unmount", "--rm", str(ordinary)])
+            run([*prefix, *BOOTSEER, "image", "mount", "--read-only", site.ref, str(fast)], env=environ)
+            stack.callback(run, [*prefix, *BOOTSEER, "image", "unmount", str(fast)], env=environ)
             self.entries, self.differences = tree.differences(ordinary, fast)
         for line in self.differences:
             log.error("file trees differ: %s", line)
@@ -234,9 +219,3 @@ def _read_all(folder: Path) -> None:
             with open(path, "rb", buffering=0) as file:
                 while file.read(4 << 20):
                     pass
-
-
-def _check(argv: list[str], environ: dict[str, str] | None = None) -> None:
-    done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=120, check=False)
-    if done.returncode:
-        raise BootseerError(f"{' '.join(argv[-4:])} failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")

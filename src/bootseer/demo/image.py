@@ -9,36 +9,20 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bootseer import oci
 from bootseer.demo.recipe import Recipe
-from bootseer.errors import BootseerError, UnsupportedError
+from bootseer.errors import UnsupportedError
+from bootseer.testing.service import run
 
 _PIP = "pip==26.3"
 _VERSION = 1
 """Of the steps below; a change of it rebuilds every image."""
-_DEADLINE = 1800.0
 
 Say = Callable[[str], None]
-
-
-def run(argv: list[str], *, accept: tuple[int, ...] = (0,)) -> str:
-    """Run a build tool and return what it prints; `UnsupportedError` when missing, `BootseerError` on failure."""
-    try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=_DEADLINE, check=False)
-    except FileNotFoundError:
-        raise UnsupportedError(f"{argv[0]} is not installed", hint="run scripts/setup") from None
-    except subprocess.TimeoutExpired:
-        raise BootseerError(f"{argv[0]} did not end within {_DEADLINE:.0f} s") from None
-    if done.returncode not in accept:
-        raise BootseerError(
-            f"{' '.join(argv[:3])}... failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}"
-        )
-    return done.stdout
 
 
 def uv() -> str:

@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -19,8 +18,9 @@ from pathlib import Path
 from bootseer import oci
 from bootseer.demo import image, index
 from bootseer.demo.recipe import Recipe
-from bootseer.errors import BootseerError, FullError
+from bootseer.errors import FullError
 from bootseer.testing.registry import DockerRegistry
+from bootseer.testing.service import run
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class Ingredients:
         shutil.rmtree(self.job_env, ignore_errors=True)
         target = ["--target", str(self.job_env), "--requirement", str(self._requirements)]
         wheels = ["--no-index", "--find-links", str(self.index / "wheels")]
-        image.run([image.uv(), "pip", "install", "--quiet", "--python", "/usr/bin/python3", *wheels, *target])
+        run([image.uv(), "pip", "install", "--quiet", "--python", "/usr/bin/python3", *wheels, *target])
         image.compile_bytecode(self.job_env, "/opt/job-env")
 
     def _checkpoint(self, say: Say) -> None:
@@ -112,20 +112,8 @@ class Ingredients:
 
     def train(self, *args: str) -> dict[int, float]:
         """Run the job's script on this machine, outside any container. Returns its losses: step -> loss."""
-        environ = {k: v for k, v in os.environ.items() if not k.startswith("BOOTSEER_")}
-        environ["PYTHONPATH"] = str(self.job_env)
-        try:
-            done = subprocess.run(
-                [sys.executable, str(self.recipe.job / "train.py"), *args],
-                env=environ, capture_output=True, text=True, timeout=600, check=False,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            raise BootseerError("the demo's training script did not end within 600 s") from None
-        if done.returncode:
-            raise BootseerError(
-                f"the demo's training script failed: {(done.stderr.strip().splitlines() or ['killed'])[-1]}"
-            )
-        return losses(done.stdout)
+        environ = {"PYTHONPATH": str(self.job_env), "BOOTSEER_EVENTS": ""}
+        return losses(run([sys.executable, str(self.recipe.job / "train.py"), *args], env=environ))
 
 
 def losses(output: str) -> dict[int, float]:

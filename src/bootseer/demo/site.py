@@ -10,14 +10,12 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bootseer.errors import UnavailableError, UnsupportedError
 from bootseer.testing.service import service, wait_for_port
-
-_READY_DEADLINE = 30.0
+from bootseer.testing.waits import until
 
 
 @contextlib.contextmanager
@@ -59,9 +57,10 @@ def containerd(folder: Path, prefix: Sequence[str], logs: Path) -> Iterator[Path
     if not shutil.which("containerd"):
         raise UnsupportedError("containerd is not installed", hint="run scripts/setup")
     with service([*prefix, "containerd", "--config", str(config)], logs / "containerd.log") as process:
-        end = time.monotonic() + _READY_DEADLINE
-        while not _answers(address):
-            if process.poll() is not None or time.monotonic() > end:
-                raise UnavailableError(f"containerd did not start; see {logs / 'containerd.log'}")
-            time.sleep(0.1)
+        log = logs / "containerd.log"
+        until(
+            lambda: process.poll() is not None or _answers(address), 30.0, f"the start of containerd ({log})", step=0.1
+        )
+        if process.poll() is not None:
+            raise UnavailableError(f"containerd did not start; see {log}")
         yield address

@@ -10,7 +10,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from bootseer.profile import analysis
 from bootseer.profile import events as event_files
 from bootseer.profile.report import JobReport
 from bootseer.testing.netns import Node
-from bootseer.testing.service import WITH_US
+from bootseer.testing.service import BOOTSEER, WITH_US
 
 JOB_ENV = "/opt/job-env"
 CHECKPOINT = "/checkpoint"
@@ -106,7 +105,7 @@ def run(
         "BOOTSEER_STATE_DIR": str(work / f"state-{variant}"),
         "BOOTSEER_HDFS_CLIENT": site.hdfs_client,
     }
-    argv = [sys.executable, "-m", "bootseer.cli.main", "run", str(job_path), "--no-card", "--events",
+    argv = [*BOOTSEER, "run", str(job_path), "--no-card", "--events",
             str(work / "events"), "--summary", str(summary), "--without", without]  # fmt: skip
     at_ready: list[tuple[float, int]] = []
     watch = ReadyWatch(events, lambda: at_ready.append((time.monotonic(), node.bytes_received())))

@@ -65,11 +65,11 @@ def remove(work: Path) -> None:
         end = time.monotonic() + _EXIT_SECONDS
         while _processes(work) and time.monotonic() < end:
             time.sleep(0.1)
-    for path in sorted(_mounts(work), key=len, reverse=True):
-        log.warning("%s was still mounted", path)
+    for entry in reversed(mounts.below(work)):
+        log.warning("%s was still mounted", entry.target)
         with contextlib.suppress(BootseerError):
-            mounts.unmount(path, lazy=True)
-    if _mounts(work):
+            mounts.unmount(entry.target, lazy=True)
+    if mounts.below(work):
         log.warning("%s is left: something is still mounted there", work)
         return
     shutil.rmtree(work, ignore_errors=True)
@@ -89,9 +89,3 @@ def _processes(work: Path) -> list[int]:
                 if name in said or any(name in line for line in roots):
                     found.append(int(entry.name))
     return found
-
-
-def _mounts(work: Path) -> list[str]:
-    lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    paths = [line.split(" ")[4].encode().decode("unicode_escape") for line in lines]
-    return [path for path in paths if path.startswith(f"{work}/")]

@@ -1,4 +1,7 @@
-"""The single checks: each tries one thing and gives a `Check`; none leaves anything behind."""
+"""The single checks: each tries one thing, leaves nothing behind, and returns what it found.
+
+What does not work is raised as a `BootseerError`, whose hint says how to get it; what works only in part is a `Found`.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,30 @@ import importlib.metadata
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from bootseer.config import Config
+from bootseer.doctor import canary
 from bootseer.doctor.report import Check, Status
-from bootseer.errors import BootseerError, PrivilegeError
+from bootseer.errors import BootseerError, NotWritableError, PrivilegeError, UnsupportedError
+from bootseer.kernel import fuse as kernel_fuse
 from bootseer.kernel import loop, mount
 
 _CAP_SYS_ADMIN = 21
 _ROOMY = 10 << 30
-_MODULES = "on Ubuntu the package linux-modules-extra-$(uname -r) has it"
-AS_ROOT = "run as root, or with CAP_SYS_ADMIN"
-NO_LAZY = "images are unpacked in full before a job starts, and environments are unpacked instead of mounted"
+_AS_ROOT = "run as root, or with CAP_SYS_ADMIN"
+TAKEOVER_COST = "readers of what is served through FUSE get errors when its server is killed"
+EROFS_FIX = "modprobe erofs; on Ubuntu the package linux-modules-extra-$(uname -r) has it"
+
+
+class Found(NamedTuple):
+    """A finding of its own kind: what works in part, or works but costs something."""
+
+    status: Status
+    detail: str
+    cost: str = ""
+    fix: str = ""
 
 
 def may_mount() -> bool:
@@ -29,153 +43,125 @@ def may_mount() -> bool:
     return False
 
 
-def kernel() -> Check:
+def kernel() -> str:
     name = os.uname()
     major, minor = (int("".join(filter(str.isdigit, part)) or 0) for part in name.release.split(".")[:2])
     detail = f"{name.sysname} {name.release} {name.machine}"
-    if (major, minor) >= (5, 16):
-        return Check(name="kernel", status="ok", detail=detail)
-    cost = "no EROFS image in two parts: " + NO_LAZY
-    return Check(name="kernel", status="missing", detail=detail, cost=cost, fix="Linux 5.16 or later", essential=True)
+    if (major, minor) < (5, 16):
+        raise UnsupportedError(detail, hint="Linux 5.16 or later")
+    return detail
 
 
-def privileges() -> Check:
+def privileges() -> str:
     user = f"user {os.geteuid()}"
     if may_mount():
-        return Check(name="privileges", status="ok", detail=f"{user} with CAP_SYS_ADMIN", essential=True)
-    return Check(
-        name="privileges",
-        status="missing",
-        detail=f"{user} without CAP_SYS_ADMIN",
-        cost="no EROFS or overlay mounts: " + NO_LAZY,
-        fix="run as root (sudo bootseer doctor); in a container give --privileged, or --cap-add SYS_ADMIN",
-        essential=True,
-        privilege=True,
-    )
+        return f"{user} with CAP_SYS_ADMIN"
+    hint = "run as root (sudo bootseer doctor); in a container give --privileged, or --cap-add SYS_ADMIN"
+    raise PrivilegeError(f"{user} without CAP_SYS_ADMIN", hint=hint)
 
 
-def fuse() -> Check:
+def fuse() -> str:
     tool = shutil.which("fusermount3")
     by_hand = f", fusermount3 at {tool}" if tool else ""
     try:
         os.close(os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC))
     except PermissionError:
-        detail, fix, privilege = "/dev/fuse is not open to this user", "run as root, or chmod 666 /dev/fuse", True
+        hint = "run as root, or chmod 666 /dev/fuse"
+        raise PrivilegeError("/dev/fuse is not open to this user", hint=hint) from None
     except OSError as exc:
-        detail = f"cannot open /dev/fuse: {exc.strerror}"
-        fix, privilege = "modprobe fuse; in a container give --device /dev/fuse", False
-    else:
-        if may_mount():
-            return Check(name="fuse", status="ok", detail=f"/dev/fuse opens{by_hand}", essential=True)
-        if tool:
-            return Check(
-                name="fuse", status="ok", detail=f"/dev/fuse opens{by_hand} (mounts without root)", essential=True
-            )
-        detail, fix, privilege = "/dev/fuse opens, but mounting it needs fusermount3 here", "apt install fuse3", False
-    cost = f"no lazy images and no mounted striped store: {NO_LAZY}"
-    return Check(name="fuse", status="missing", detail=detail, cost=cost, fix=fix, essential=True, privilege=privilege)
+        hint = "modprobe fuse; in a container give --device /dev/fuse"
+        raise UnsupportedError(f"cannot open /dev/fuse: {exc.strerror}", hint=hint) from None
+    if may_mount():
+        return f"/dev/fuse opens{by_hand}"
+    if tool:
+        return f"/dev/fuse opens{by_hand} (mounts without root)"
+    raise UnsupportedError("/dev/fuse opens, but mounting it needs fusermount3 here", hint="apt install fuse3")
 
 
-def erofs(folder: Path, image: tuple[Path, Path] | None) -> Check:
+def fuse_takeover(folder: Path) -> str | Found:
+    """Whether the kernel repeats requests to the successor of a killed FUSE server."""
+    place = folder / "takeover"
+    place.mkdir()
+    operations = kernel_fuse.SingleFile("data", 4096, lambda offset, size, ctx: b"x" * size)
+    options = kernel_fuse.Options(name="bootseer-doctor")
+    with kernel_fuse.Server(operations, place, workers=2, options=options) as server:
+        right = (place / "data").read_bytes() == b"x" * 4096
+        got = server.negotiated
+    if not right or got is None:
+        raise UnsupportedError("a small FUSE file gave wrong bytes", hint="another kernel")
+    protocol = f"protocol 7.{got.kernel_minor}"
+    if "has_resend" not in got.flags:
+        return Found("limited", f"requests of a killed server are lost; {protocol}", TAKEOVER_COST, "Linux 6.9")
+    return f"requests of a killed server are sent again; {protocol}"
+
+
+def erofs(folder: Path, image: tuple[Path, Path] | None) -> str | Found:
     """Mounts the canary image from local files."""
-    cost = "no lazy images: " + NO_LAZY
     if image is None or not may_mount():
         known = "erofs" in Path("/proc/filesystems").read_text().split()
         reason = "mounting was not tried: " + ("no privileges" if image else "no canary image")
         if known:
-            detail = f"the kernel has it; {reason}"
-            return Check(name="erofs", status="limited", detail=detail)
-        detail = f"the kernel has not loaded it; {reason}"
-        fix = f"modprobe erofs; {_MODULES}"
-        return Check(name="erofs", status="limited", detail=detail, cost=cost, fix=fix)
+            return Found("limited", f"the kernel has it; {reason}")
+        return Found("limited", f"the kernel has not loaded it; {reason}", "perhaps no lazy images", EROFS_FIX)
     target = folder / "erofs"
     target.mkdir()
-    try:
-        way = mount.mount_erofs(*image, target)
-        mount.unmount(target)
-    except BootseerError as exc:
-        return failed("erofs", exc, cost, f"modprobe erofs; {_MODULES}")
+    way = mount.mount_erofs(*image, target)
+    mount.unmount(target)
     if way == "file":
-        return Check(name="erofs", status="ok", detail="mounts image files itself", essential=True)
-    return Check(
-        name="erofs",
-        status="ok",
-        detail="mounts image files through loop devices",
-        cost="one loop device for each part of a mounted image",
-        fix="Linux 6.12 with CONFIG_EROFS_FS_BACKED_BY_FILE",
-        essential=True,
-    )
+        return "mounts image files itself"
+    cost, fix = "one loop device for each part of a mounted image", "Linux 6.12 with CONFIG_EROFS_FS_BACKED_BY_FILE"
+    return Found("ok", "mounts image files through loop devices", cost, fix)
 
 
-def loop_device(image: tuple[Path, Path] | None) -> Check:
-    cost = "none where EROFS mounts files itself"
-    if image is None or not may_mount():
-        there = os.path.exists("/dev/loop-control")
-        status: Status = "limited" if there else "missing"
-        detail = "/dev/loop-control is there, not tried" if there else "no /dev/loop-control"
-        return Check(name="loop device", status=status, detail=detail, cost=cost, fix="" if there else "modprobe loop")
-    try:
+def loop_device(image: tuple[Path, Path] | None) -> str | Found:
+    if image is not None and may_mount():
         with loop.attached(image[0]) as name:
-            return Check(name="loop device", status="ok", detail=f"{name} could be set up")
-    except BootseerError as exc:
-        return Check(name="loop device", status="missing", detail=exc.message, cost=cost, fix=exc.hint)
+            return f"{name} could be set up"
+    if os.path.exists("/dev/loop-control"):
+        return Found("limited", "/dev/loop-control is there, not tried")
+    raise UnsupportedError("no /dev/loop-control", hint="modprobe loop")
 
 
-def overlay(folder: Path) -> Check:
+def overlay(folder: Path) -> str:
     """A writable overlay whose upper folder lies on the cache's file system."""
-    cost = "containers get a copy of the image instead of an overlay, and environments are captured by a file scan"
     if not may_mount():
-        detail = "not tried: no privileges"
-        return Check(
-            name="overlayfs", status="missing", detail=detail, cost=cost, fix=AS_ROOT, essential=True, privilege=True
-        )
+        raise PrivilegeError("not tried: no privileges", hint=_AS_ROOT)
     lower, upper, work, target = (folder / f"overlay-{part}" for part in ("lower", "upper", "work", "target"))
     for path in (lower, upper, work, target):
         path.mkdir()
     (lower / "file").write_text("below")
+    mount.mount_overlay([lower], target, upper=upper, work=work)
     try:
-        mount.mount_overlay([lower], target, upper=upper, work=work)
-        try:
-            (target / "file").write_text("above")
-            right = (lower / "file").read_text() == "below" and (upper / "file").read_text() == "above"
-        finally:
-            mount.unmount(target)
-    except (BootseerError, OSError) as exc:
-        return failed("overlayfs", exc, cost, "modprobe overlay; put cache_dir on ext4, xfs or btrfs")
+        (target / "file").write_text("above")
+        right = (lower / "file").read_text() == "below" and (upper / "file").read_text() == "above"
+    finally:
+        mount.unmount(target)
     if not right:
-        return failed("overlayfs", BootseerError("a write went to the wrong layer"), cost, "another kernel")
-    return Check(name="overlayfs", status="ok", detail="a writable overlay on the cache's file system", essential=True)
+        raise UnsupportedError("a write went to the wrong layer", hint="another kernel")
+    return "a writable overlay on the cache's file system"
 
 
-def hdfs(config: Config) -> Check:
-    cost, fix = "no checkpoints, images or snapshots in HDFS", "pip install hdfs-native"
+def fuse_canary(folder: Path, image: tuple[Path, Path] | None) -> str:
+    if image is None:
+        raise UnsupportedError("its image could not be written", hint="see the cache's line")
+    place = folder / "canary"
+    place.mkdir()
+    if may_mount():
+        return canary.whole(place, *image)
     try:
-        import hdfs_native  # noqa: F401
-
-        version = importlib.metadata.version("hdfs-native")
-    except Exception as exc:  # a binary wheel fails to load in many ways
-        return Check(name="hdfs client", status="missing", detail=f"cannot be loaded: {exc}", cost=cost, fix=fix)
-    if not config.store.startswith(("hdfs://", "viewfs://")):
-        return Check(name="hdfs client", status="ok", detail=f"hdfs-native {version}; the store is not in HDFS")
-    from bootseer import hdfs as client
-
-    try:
-        client.connect(config.store).info("/")
-    except BootseerError as exc:
-        detail, cost = f"hdfs-native {version}, but {exc.message}", "the configured store cannot be reached"
-        return Check(name="hdfs client", status="missing", detail=detail, cost=cost, fix=exc.hint, essential=True)
-    return Check(name="hdfs client", status="ok", detail=f"hdfs-native {version}, {config.store} answers")
+        detail = canary.fuse_only(place, image[1]) + "; EROFS needs privileges"
+    except (BootseerError, OSError, subprocess.SubprocessError) as exc:
+        detail = str(exc)
+    raise PrivilegeError(detail, hint=_AS_ROOT)
 
 
-def runtimes(folder: Path) -> Check:
+def runtimes(folder: Path) -> str | Found:
     """Runs a container in each runtime."""
     from bootseer.image import runtime
 
-    cost = "image run and containers of bootseer run do not start; image mount works"
     if not may_mount():
-        found = [name for name in runtime.RUNTIMES if shutil.which(name)]
-        detail = f"{', '.join(found) or 'none'} installed; running one was not tried: no privileges"
-        return Check(name="runtime", status="limited", detail=detail, cost=cost, fix=AS_ROOT)
+        found = ", ".join(name for name in runtime.RUNTIMES if shutil.which(name)) or "none"
+        return Found("limited", f"{found} installed; running one was not tried: no privileges", fix=_AS_ROOT)
     works, reasons = [], []
     for name in runtime.RUNTIMES:
         try:
@@ -188,65 +174,63 @@ def runtimes(folder: Path) -> Check:
         else:
             reasons.append(f"{name}: {probe.reason}")
     detail = "; ".join([f"{', '.join(works) or 'none'} runs a container", *reasons])
-    if works:
-        return Check(name="runtime", status="ok", detail=detail)
-    return Check(name="runtime", status="missing", detail=detail, cost=cost, fix="apt install runc")
+    if not works:
+        raise UnsupportedError(detail, hint="apt install runc")
+    return detail
 
 
-def cache(config: Config, folder: Path | None) -> Check:
+def hdfs(config: Config) -> str:
+    try:
+        import hdfs_native  # noqa: F401
+
+        version = importlib.metadata.version("hdfs-native")
+    except Exception as exc:  # a binary wheel fails to load in many ways
+        raise UnsupportedError(f"cannot be loaded: {exc}", hint="pip install hdfs-native") from None
+    if not in_hdfs(config):
+        return f"hdfs-native {version}; the store is not in HDFS"
+    from bootseer import hdfs as client
+
+    client.connect(config.store).info("/")
+    return f"hdfs-native {version}, {config.store} answers"
+
+
+def in_hdfs(config: Config) -> bool:
+    """Whether the configured store is in HDFS."""
+    return config.store.startswith(("hdfs://", "viewfs://"))
+
+
+def cache(config: Config, folder: Path | None) -> str | Found:
     """Where blocks are kept: file system, free space, whether it can be written to."""
     path = Path(config.cache_dir).absolute()
-    cost, fix = "no lazy images: there is nowhere to keep blocks", f"make {path} writable, or set cache_dir"
     there = nearest(path)
     if folder is None or not os.access(there, os.W_OK):
-        detail = f"{there} cannot be written to"
-        return Check(
-            name="cache",
-            status="missing",
-            detail=detail,
-            cost=cost,
-            fix=fix,
-            essential=True,
-            privilege=os.geteuid() != 0,
-        )
-    stat = os.statvfs(there)
-    free = stat.f_bavail * stat.f_frsize
+        kind = PrivilegeError if os.geteuid() != 0 else NotWritableError
+        raise kind(f"{there} cannot be written to", hint=f"make {path} writable, or set cache_dir")
+    free = shutil.disk_usage(there).free
     fstype = fstype_of(there)
     detail = f"{path}: {fstype}, {free / 1e9:.1f} GB free"
     if fstype in ("overlay", "tmpfs", "nfs", "nfs4"):
         cost = "overlays may fail, blocks may cost memory or network"
-        return Check(name="cache", status="limited", detail=detail, cost=cost, fix="a folder on ext4, xfs or btrfs")
+        return Found("limited", detail, cost, "a folder on ext4, xfs or btrfs")
     if free < _ROOMY:
         cost = "large images may not fit; bootseer then reads without keeping"
-        return Check(name="cache", status="limited", detail=detail, cost=cost, fix=f"have {_ROOMY >> 30} GiB free")
-    return Check(name="cache", status="ok", detail=detail, essential=True)
+        return Found("limited", detail, cost, f"have {_ROOMY >> 30} GiB free")
+    return detail
 
 
-def attempt(name: str, check: Callable[[], Check]) -> Check:
-    """Run ``check``; a surprise in it becomes a finding."""
-    try:
-        return check()
-    except Exception as exc:
-        return failed(name, exc, "unknown", "run with BOOTSEER_TRACEBACK=1 and report it")
+def lazy_images(config: Config, found: Check) -> str:
+    """Whether images and environments are mounted while their bytes still arrive: what the canary ``found``."""
+    if found.status != "ok":
+        kind = PrivilegeError if found.privilege else UnsupportedError
+        raise kind(f"FUSE does not serve them: {found.detail}", hint="see the line of the fuse canary")
+    free = shutil.disk_usage(nearest(Path(config.cache_dir).absolute())).free
+    room = f"{free / 1e9:.1f} GB free for whole data files"
+    return f"images and environments are served through FUSE; {room}, what does not fit is read without keeping"
 
 
 def nearest(path: Path) -> Path:
     """The nearest folder at or above ``path`` that exists."""
     return next(each for each in (path, *path.parents) if each.is_dir())
-
-
-def failed(name: str, exc: Exception, cost: str, fix: str, *, privilege: bool = False) -> Check:
-    hint = exc.hint if isinstance(exc, BootseerError) and exc.hint else fix
-    message = exc.message if isinstance(exc, BootseerError) else f"{type(exc).__name__}: {exc}"
-    return Check(
-        name=name,
-        status="missing",
-        detail=message,
-        cost=cost,
-        fix=hint,
-        essential=True,
-        privilege=privilege or isinstance(exc, PrivilegeError),
-    )
 
 
 def _first_line(command: list[str]) -> str:

@@ -12,12 +12,14 @@ import msgspec
 
 from bootseer import __version__
 from bootseer.config import Config
-from bootseer.doctor import canary, checks, lazy
+from bootseer.doctor import canary, checks
+from bootseer.doctor.checks import Found
 from bootseer.doctor.report import Check, Report
-from bootseer.errors import BootseerError
+from bootseer.errors import BootseerError, PrivilegeError
 from bootseer.kernel import mount
 
 _log = logging.getLogger(__name__)
+_NO_LAZY = "images are unpacked in full before a job starts, and environments are unpacked instead of mounted"
 
 
 def examine(config: Config, *, progress: Callable[[Check], None] | None = None) -> Report:
@@ -27,32 +29,56 @@ def examine(config: Config, *, progress: Callable[[Check], None] | None = None) 
     and gone at the end. Each wait has a deadline; the whole takes about a second where everything works. ``progress``
     gets each finding as it is made. Never raises for something missing.
     """
-    found: list[Check] = []
+    found: dict[str, Check] = {}
 
-    def add(name: str, check: Callable[[], Check]) -> None:
-        found.append(checks.attempt(name, check))
+    def add(name: str, check: Callable[[], str | Found], cost: str, fix: str = "", *, essential: bool = True) -> None:
+        found[name] = attempt(name, check, cost, fix, essential=essential)
         if progress:
-            progress(found[-1])
+            progress(found[name])
 
     folder, beside = _folder(Path(config.cache_dir))
     try:
-        add("kernel", checks.kernel)
-        add("privileges", checks.privileges)
-        add("fuse", checks.fuse)
-        add("fuse takeover", lambda: lazy.fuse_takeover(folder))
+        add("kernel", checks.kernel, "no EROFS image in two parts: " + _NO_LAZY)
+        add("privileges", checks.privileges, "no EROFS or overlay mounts: " + _NO_LAZY)
+        add("fuse", checks.fuse, "no lazy images and no mounted striped store: " + _NO_LAZY)
+        add("fuse takeover", lambda: checks.fuse_takeover(folder), checks.TAKEOVER_COST, "see fuse", essential=False)
         image = _image(folder)
-        add("erofs", lambda: checks.erofs(folder, image))
-        add("loop device", lambda: checks.loop_device(image))
-        add("overlayfs", lambda: checks.overlay(folder))
-        add("fuse canary", lambda: lazy.whole_way(folder, image))
-        add("runtime", lambda: checks.runtimes(folder))
-        add("hdfs client", lambda: checks.hdfs(config))
-        add("cache", lambda: checks.cache(config, folder if beside else None))
-        add("lazy images", lambda: lazy.lazy_images(config, found))
+        add("erofs", lambda: checks.erofs(folder, image), "no lazy images: " + _NO_LAZY, checks.EROFS_FIX)
+        cost = "none where EROFS mounts files itself"
+        add("loop device", lambda: checks.loop_device(image), cost, "modprobe loop", essential=False)
+        cost = "containers get a copy of the image instead of an overlay, and environments are captured by a file scan"
+        fix = "modprobe overlay; put cache_dir on ext4, xfs or btrfs"
+        add("overlayfs", lambda: checks.overlay(folder), cost, fix)
+        cost = "no lazy images: " + _NO_LAZY
+        add("fuse canary", lambda: checks.fuse_canary(folder, image), cost, "see the lines above")
+        cost = "image run and containers of bootseer run do not start; image mount works"
+        add("runtime", lambda: checks.runtimes(folder), cost, essential=False)
+        cost = "no checkpoints, images or snapshots in HDFS"
+        add("hdfs client", lambda: checks.hdfs(config), cost, "check the store", essential=checks.in_hdfs(config))
+        cost = "no lazy images: there is nowhere to keep blocks"
+        add("cache", lambda: checks.cache(config, folder if beside else None), cost)
+        add("lazy images", lambda: checks.lazy_images(config, found["fuse canary"]), "no lazy images: " + _NO_LAZY)
     finally:
         _remove(folder)
-    settings = msgspec.structs.asdict(config)
-    return Report(version=__version__, checks=tuple(found), settings={**settings, "store_url": config.store_url})
+    settings = {**msgspec.structs.asdict(config), "store_url": config.store_url}
+    return Report(version=__version__, checks=tuple(found.values()), settings=settings)
+
+
+def attempt(name: str, check: Callable[[], str | Found], cost: str, fix: str, *, essential: bool) -> Check:
+    """Run ``check``; an error becomes a finding of what is missing, which goes by ``cost`` and comes by ``fix``."""
+    try:
+        found = check()
+    except BootseerError as exc:
+        privilege, detail, fix = isinstance(exc, PrivilegeError), exc.message, exc.hint or fix
+    except Exception as exc:
+        privilege, detail = False, f"{type(exc).__name__}: {exc}"
+        fix = fix or "run with BOOTSEER_TRACEBACK=1 and report it"
+    else:
+        found = Found("ok", found) if isinstance(found, str) else found
+        return Check(name=name, essential=essential, **found._asdict())
+    return Check(
+        name=name, status="missing", detail=detail, cost=cost, fix=fix, essential=essential, privilege=privilege
+    )
 
 
 def _folder(cache: Path) -> tuple[Path, bool]:
@@ -75,12 +101,11 @@ def _image(folder: Path) -> tuple[Path, Path] | None:
 
 
 def _remove(folder: Path) -> None:
-    for entry in reversed(list(mount.entries())):
-        if entry.target.startswith(f"{folder}/"):
-            try:
-                mount.unmount(entry.target, lazy=True)
-            except BootseerError as exc:
-                _log.warning("%s", exc)
+    for entry in reversed(mount.below(folder)):
+        try:
+            mount.unmount(entry.target, lazy=True)
+        except BootseerError as exc:
+            _log.warning("%s", exc)
     shutil.rmtree(folder, ignore_errors=True)
     if folder.exists():
         _log.warning("%s could not be removed", folder)

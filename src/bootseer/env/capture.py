@@ -25,8 +25,6 @@ log = logging.getLogger(__name__)
 class OverlayCapture:
     """The command writes into the upper directories of ``group``, which stay mounted: its result is in place."""
 
-    how = "overlay"
-
     def __init__(self, group: overlay.Group) -> None:
         self.group: overlay.Group | None = group
         self.work = group.area
@@ -44,8 +42,6 @@ class OverlayCapture:
 
 class ScanCapture:
     """The command writes into the targets themselves; the difference is staged beside the first of them."""
-
-    how = "scan"
 
     def __init__(self, targets: tuple[Target, ...], cache_dir: Path) -> None:
         self.group: overlay.Group | None = None

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Literal, cast, get_args
+from typing import Annotated, Literal
 
 import msgspec
 import zstandard
@@ -16,21 +14,22 @@ from bootseer.env._json import canonical
 from bootseer.errors import DataError
 
 Kind = Literal["d", "o", "f", "l", "h", "w"]
-_KINDS = frozenset(get_args(Kind))
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+Nanoseconds = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 MAX_UNPACKED = 512 << 20
 MAGIC = "bootseer-env-list"
 
 
-class Entry(msgspec.Struct, frozen=True):
+class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One line. ``path`` begins with the number of its target; ``size`` in bytes; ``mtime_ns`` since the epoch."""
 
     path: str
     kind: Kind
-    mode: int
-    uid: int
-    gid: int
-    size: int
-    mtime_ns: int
+    mode: Count
+    uid: Count
+    gid: Count
+    size: Count
+    mtime_ns: Nanoseconds
     data: str = ""
     xattrs: dict[str, bytes] = {}
 
@@ -52,9 +51,7 @@ def sort_key(path: str) -> bytes:
 def encode(entries: Sequence[Entry]) -> bytes:
     """The compressed object. Entries must be sorted by `sort_key`."""
     lines = [canonical({"magic": MAGIC, "version": 1, "entries": len(entries)})]
-    for e in entries:
-        xattrs = {name: base64.b64encode(value).decode() for name, value in e.xattrs.items()}
-        lines.append(canonical([e.path, e.kind, e.mode, e.uid, e.gid, e.size, e.mtime_ns, e.data, xattrs]))
+    lines += [canonical(msgspec.to_builtins(entry)) for entry in entries]
     return zstandard.ZstdCompressor(level=3).compress(b"\n".join(lines) + b"\n")
 
 
@@ -88,20 +85,12 @@ def decode(stored: bytes, *, targets: int, expect: str = "") -> list[Entry]:
 
 
 def _entry(row: object) -> Entry:
-    if not isinstance(row, list) or len(row) != 9 or not isinstance(row[8], dict):
+    if not isinstance(row, list) or len(row) != len(Entry.__struct_fields__):
         raise DataError("inventory line without nine fields")
-    path, kind, data = row[0], row[1], row[7]
-    if not (isinstance(path, str) and isinstance(data, str) and kind in _KINDS):
-        raise DataError(f"inventory entry {path!r} of unknown kind {kind!r}")
-    numbers = row[2:7]
-    if not all(type(number) is int for number in numbers) or not all(0 <= n < 1 << 63 for n in numbers[:4]):
-        raise DataError(f"inventory entry {path!r} with bad numbers")
     try:
-        xattrs = {str(name): base64.b64decode(value, validate=True) for name, value in row[8].items()}
-    except (binascii.Error, TypeError):
-        raise DataError(f"inventory entry {path!r} with bad extended attributes") from None
-    mode, uid, gid, size, mtime_ns = (int(number) for number in numbers)
-    return Entry(path, cast(Kind, kind), mode, uid, gid, size, mtime_ns, data, xattrs)
+        return msgspec.convert(row, Entry)
+    except msgspec.ValidationError as exc:
+        raise DataError(f"inventory entry {row[0]!r}: {exc}") from None
 
 
 def _check(entries: Sequence[Entry], targets: int) -> None:

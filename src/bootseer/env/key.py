@@ -73,8 +73,8 @@ def document_from(raw: object) -> KeyDocument:
     return document
 
 
-def build(spec: EnvSpec, *, python_cache: Path | None = None) -> KeyDocument:
-    """The document of ``spec`` on this node. Raises `ConfigError` for a key file that cannot be read."""
+def build(spec: EnvSpec) -> KeyDocument:
+    """The document of ``spec`` on this node. Raises `ConfigError` for unusable key files and interpreters."""
     contained = spec.contained
     python = spec.python if contained else interpreter.find_python(spec.python, spec.env)
     return KeyDocument(
@@ -83,7 +83,7 @@ def build(spec: EnvSpec, *, python_cache: Path | None = None) -> KeyDocument:
         files=_files(spec),
         env={name: _variable(spec, name) for name in sorted(set(spec.key_env))},
         image=spec.image_digest,
-        python=interpreter.describe(python, python_cache),
+        python=interpreter.describe(python),
         libc="" if contained else libc_version(),
         machine=platform.machine(),
         tenant=spec.tenant,

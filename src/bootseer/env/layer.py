@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import shutil
 import stat
@@ -20,7 +21,6 @@ from bootseer.errors import DataError, UnsupportedError
 _OPAQUE = "trusted.overlay.opaque"
 _FOREIGN = ("trusted.overlay.redirect", "trusted.overlay.metacopy")
 _NO_XATTRS = {errno.ENOTSUP, errno.EPERM, errno.EACCES}
-_PIECE = 1 << 20
 _TYPES = {
     "d": stat.S_IFDIR,
     "o": stat.S_IFDIR,
@@ -65,36 +65,58 @@ def read_layer(root: Path, targets: int) -> LayerContent:
     return LayerContent(entries, list(scan.findings()))
 
 
-def check_unchanged(root: Path, targets: int, entries: Sequence[Entry]) -> None:
+def check_unchanged(root: Path, entries: Sequence[Entry]) -> None:
     """Compare the layers with what `read_layer` found in them, by stat alone.
 
     Raises `DataError` for the first difference: somebody writes there, so nothing read meanwhile can be relied upon.
     """
-    children: dict[str, set[str]] = {}
+    if path := first_difference(root, entries, content=False):
+        raise DataError(f"{path.partition('/')[2] or 'a target'} changed while it was captured")
+
+
+def first_difference(root: Path, entries: Sequence[Entry], *, content: bool) -> str:
+    """The path of the first entry that ``root`` does not hold as ``entries`` say; empty when it holds them all.
+
+    Compared are kinds, the names in each directory, the text of links and sizes; with ``content`` what files hold and
+    which of them are one file, without it modes, owners and times.
+    """
+    names: dict[str, set[str]] = {"": set()}
     for entry in entries:
         parent, _, name = entry.path.rpartition("/")
-        children.setdefault(parent, set()).add(name)
+        names.setdefault(parent, set()).add(name)
+    if set(os.listdir(root)) != names[""]:
+        return "."
     for entry in entries:
-        path = root / entry.path
         try:
-            info = os.lstat(path)
-            same = _brief(info) == (_TYPES[entry.kind], entry.mode, entry.uid, entry.gid, entry.mtime_ns)
-            if entry.kind in ("d", "o"):
-                same = same and set(os.listdir(path)) == children.get(entry.path, set())
-            elif entry.kind == "l":
-                same = same and os.readlink(path) == entry.data
-            elif entry.kind != "w":
-                same = same and info.st_size == entry.size
+            if not _is_same(root, entry, names.get(entry.path, set()), content):
+                return entry.path
         except FileNotFoundError:
-            same = False
-        if not same:
-            raise DataError(f"{entry.path.partition('/')[2] or 'a target'} changed while it was captured")
-    if children.get("", set()) != {str(number) for number in range(targets)}:
-        raise DataError("the captured targets are not those of the snapshot")
+            return entry.path
+    return ""
 
 
-def _brief(info: os.stat_result) -> tuple[int, int, int, int, int]:
-    return stat.S_IFMT(info.st_mode), stat.S_IMODE(info.st_mode), info.st_uid, info.st_gid, info.st_mtime_ns
+def _is_same(root: Path, entry: Entry, names: set[str], content: bool) -> bool:
+    path = root / entry.path
+    info = os.lstat(path)
+    if stat.S_IFMT(info.st_mode) != _TYPES[entry.kind]:
+        return False
+    attributes = (stat.S_IMODE(info.st_mode), info.st_uid, info.st_gid, info.st_mtime_ns)
+    if not content and attributes != (entry.mode, entry.uid, entry.gid, entry.mtime_ns):
+        return False
+    if entry.kind in ("d", "o"):
+        return set(os.listdir(path)) == names
+    if entry.kind == "l":
+        return os.readlink(path) == entry.data
+    if entry.kind == "w":
+        return info.st_rdev == 0
+    if entry.kind == "h" and content:
+        return os.path.samestat(info, os.lstat(root / entry.data))
+    return info.st_size == entry.size and (not content or _file_digest(path) == entry.data)
+
+
+def _file_digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return str(hashlib.file_digest(file, blake3).hexdigest())  # type: ignore[arg-type]
 
 
 def _collect(root: Path, top: str, out: list[tuple[str, os.stat_result, dict[str, bytes]]]) -> None:
@@ -123,10 +145,7 @@ def _digest(path: Path, inner: str, scan: SecretScan) -> str:
         if len(data) <= SCAN_LIMIT:
             scan.look(inner, data)
             return blake3(data).hexdigest()
-        hasher = blake3(data)
-        while data := file.read(4 * _PIECE):
-            hasher.update(data)
-        return hasher.hexdigest()
+    return _file_digest(path)
 
 
 def _entry(

@@ -1,23 +1,31 @@
-"""The hit decision: is there a snapshot of this key that this node may use, and if not, why not."""
+"""The hit decision: is there a snapshot of this key that this node may use, and if not, why not.
+
+Guards are what must hold on this node for a snapshot to be used, beside its key; a failed one is a miss.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
+import time
 from pathlib import Path
 
 import msgspec
 
 from bootseer.config import Config
-from bootseer.env import explain, guards, key, manifest
+from bootseer.env import explain, key, manifest, quarantine, scan
 from bootseer.env.key import KeyDocument
 from bootseer.env.manifest import SnapshotManifest
 from bootseer.env.spec import EnvSpec
 from bootseer.errors import BootseerError, DataError, NotFoundError
 from bootseer.store import Store, open_store
+from bootseer.units import age_text
 
 log = logging.getLogger(__name__)
 
 _COMPARED = 16
+_SLACK = 64 << 20
+"""Bytes that stay free on the disk of the cache or of the targets."""
 
 
 class Lookup(msgspec.Struct, kw_only=True):
@@ -34,11 +42,6 @@ class Lookup(msgspec.Struct, kw_only=True):
         return self.document.key
 
 
-def document(spec: EnvSpec, config: Config) -> KeyDocument:
-    """The key document of ``spec`` on this node. Raises `ConfigError` for unusable key files and interpreters."""
-    return key.build(spec, python_cache=Path(config.cache_dir, "env-pythons.json"))
-
-
 def look(spec: EnvSpec, inputs: KeyDocument, store_url: str, config: Config, *, unpacking: bool) -> Lookup:
     """Decide. Trouble with the store or its content is a miss with a reason and a log line, never an error."""
     out = Lookup(document=inputs)
@@ -50,9 +53,9 @@ def look(spec: EnvSpec, inputs: KeyDocument, store_url: str, config: Config, *, 
         except NotFoundError:
             out.reason = _explained(out.store, inputs)
             return out
-        if reason := guards.failed(spec, found, config, unpacking=unpacking):
+        if reason := _failed_guard(spec, found, config, unpacking=unpacking):
             out.reason = f"missed because {reason}"
-            out.replace = guards.expired(spec, found)
+            out.replace = _expired(spec, found)
             return out
         out.found = found
     except DataError as exc:
@@ -63,6 +66,38 @@ def look(spec: EnvSpec, inputs: KeyDocument, store_url: str, config: Config, *, 
         out.reason = f"missed because the store did not answer: {exc}"
         out.store = None
     return out
+
+
+def _failed_guard(spec: EnvSpec, found: SnapshotManifest, config: Config, *, unpacking: bool) -> str:
+    """Why the snapshot cannot be used on this node; empty when it can. Costly checks come last."""
+    if _expired(spec, found):
+        age = age_text(time.time() - found.created)
+        return f"the snapshot is {age} old, the maximum is {age_text(spec.max_age or 0)}"
+    if reason := quarantine.reason(Path(config.cache_dir), quarantine.mark_of(found)):
+        return f"the snapshot is quarantined on this node: {reason}"
+    if found.document.targets != [target.path for target in spec.targets]:
+        return "the snapshot was made for other paths"
+    place = spec.targets[0].host if unpacking else Path(config.cache_dir)
+    need = (2 * found.size + found.stored if unpacking else 0) + _SLACK
+    free = _free(place)
+    if free < need:
+        return f"{place} has {free >> 20} MiB free, the snapshot needs {need >> 20} MiB"
+    if not spec.image_digest:  # with one, what the targets hold before the command follows from the key
+        for number, target in enumerate(spec.targets):
+            if scan.fingerprint(target.host) not in (found.base[number], found.result[number]):
+                return f"{target.host} holds other files than when the snapshot was made"
+    return ""
+
+
+def _expired(spec: EnvSpec, found: SnapshotManifest) -> bool:
+    return spec.max_age is not None and time.time() - found.created > spec.max_age
+
+
+def _free(path: Path) -> int:
+    while not path.exists():
+        path = path.parent
+    info = os.statvfs(path)
+    return info.f_bavail * info.f_frsize
 
 
 def _explained(store: Store, inputs: KeyDocument) -> str:

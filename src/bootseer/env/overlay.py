@@ -37,7 +37,7 @@ _OPTIONS = "redirect_dir=off,metacopy=off,index=off"
 
 
 class GroupRecord(msgspec.Struct, kw_only=True):
-    """``complete``: the targets show what the command of ``key`` makes."""
+    """Overlays of the command of ``key``."""
 
     id: str
     key: str
@@ -48,11 +48,10 @@ class GroupRecord(msgspec.Struct, kw_only=True):
     """Digest of the snapshot's tree; empty when the command filled the overlay."""
     mark: str = ""
     """Names the snapshot for the quarantine."""
-    complete: bool = False
     frozen: bool = False
     """Nothing changes ``upper`` any more: the job writes to ``top``."""
     marks: str = ""
-    """What the writable directories held when the result was complete, see `Group.untouched`."""
+    """What the writable directories held when the targets showed the result; empty before. See `Group.untouched`."""
 
 
 class Group:
@@ -103,7 +102,6 @@ class Group:
             self.record.marks = self._marks()
         except OSError as exc:
             raise from_os_error(exc, f"read {self.area}") from exc
-        self.record.complete = True
         self.save()
 
     @property

@@ -76,7 +76,7 @@ def publish(
         seconds=round(seconds, 3),
     )
     faults.point("env.publish.before-manifest")
-    check_unchanged(layers, len(document.targets), entries)
+    check_unchanged(layers, entries)
     _go_on(cancelled)
     if not store.put(manifest_key(key), manifest.encode(), overwrite=overwrite):
         return False

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from importlib.machinery import EXTENSION_SUFFIXES
-from pathlib import Path
 
 import msgspec
 
@@ -34,44 +33,15 @@ def find_python(named: str, environ: Mapping[str, str]) -> str:
     return named or shutil.which("python3", path=environ.get("PATH", os.defpath)) or ""
 
 
-def describe(python: str, cache: Path | None = None) -> PythonInfo:
-    """Facts of the interpreter ``python``; asked from itself (10-20 ms), so remembered in ``cache`` by inode and mtime.
-
-    Raises `ConfigError` when it does not run.
-    """
+def describe(python: str) -> PythonInfo:
+    """Facts of the interpreter ``python``, asked from itself (10-20 ms). Raises `ConfigError` when it does not run."""
     if not python:
         return PythonInfo()
-    real = os.path.realpath(python)
-    if real == os.path.realpath(sys.executable):
+    if os.path.realpath(python) == os.path.realpath(sys.executable):
         soabi = EXTENSION_SUFFIXES[0].strip(".").rpartition(".so")[0]
         return PythonInfo(sys.implementation.name, "{}.{}.{}".format(*sys.version_info), soabi)
     try:
-        found = os.stat(real)
-        mark = f"{real} {found.st_dev} {found.st_ino} {found.st_mtime_ns} {found.st_size}"
-        if cache is not None and (known := _remembered(cache).get(mark)) is not None:
-            return known
         done = subprocess.run([python, "-I", "-S", "-c", _ASK], capture_output=True, text=True, timeout=30, check=True)
-        info = PythonInfo(*done.stdout.rstrip("\n").split(" "))
+        return PythonInfo(*done.stdout.rstrip("\n").split(" "))
     except (OSError, subprocess.SubprocessError, ValueError, TypeError) as exc:
         raise ConfigError(f"cannot ask the interpreter {python} for its version: {exc}") from None
-    if cache is not None:
-        _remember(cache, mark, info)
-    return info
-
-
-def _remembered(cache: Path) -> dict[str, PythonInfo]:
-    try:
-        return msgspec.json.decode(cache.read_bytes(), type=dict[str, PythonInfo])
-    except (OSError, msgspec.DecodeError):
-        return {}
-
-
-def _remember(cache: Path, mark: str, info: PythonInfo) -> None:
-    known = dict(list(_remembered(cache).items())[-15:]) | {mark: info}
-    tmp = cache.with_name(f".{cache.name}.{os.getpid()}")
-    try:
-        cache.parent.mkdir(parents=True, exist_ok=True)
-        tmp.write_bytes(msgspec.json.encode(known))
-        os.replace(tmp, cache)
-    except OSError:
-        tmp.unlink(missing_ok=True)

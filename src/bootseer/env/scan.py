@@ -28,9 +28,8 @@ class Mark(NamedTuple):
 
 
 def mount_points_below(root: Path) -> set[str]:
-    """Absolute paths of the mounts strictly below ``root``, as this process sees them."""
-    prefix = os.path.realpath(root).rstrip("/") + "/"
-    return {entry.target for entry in mounts.entries() if entry.target.startswith(prefix)}
+    """Absolute paths of the mounts strictly below ``root``."""
+    return {entry.target for entry in mounts.below(root)}
 
 
 def walk(root: Path) -> Iterator[tuple[str, os.stat_result]]:

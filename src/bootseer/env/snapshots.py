@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from bootseer.blocks import tree
-from bootseer.env import inventory
+from bootseer.env import inventory, manifest
 from bootseer.env.inventory import Entry
 from bootseer.env.manifest import SnapshotManifest, inventory_key
 from bootseer.env.unpack import verify_stage
@@ -14,19 +14,25 @@ from bootseer.errors import ConfigError, NotFoundError
 from bootseer.store import Store
 
 
-def resolve(store: Store, start: str) -> str:
-    """The one key that begins with ``start``. Raises `NotFoundError`, `ConfigError` when it is none or several."""
+def keys(store: Store) -> list[str]:
+    """The keys of all snapshots in ``store``."""
+    names = (info.key.removeprefix("env/").removesuffix(".json") for info in store.list("env"))
+    return sorted({name for name in names if "/" not in name})
+
+
+def load(store: Store, start: str) -> SnapshotManifest:
+    """The manifest of the one snapshot whose key begins with ``start``.
+
+    Raises `NotFoundError` for none, `ConfigError` for several, `DataError`, `UnavailableError`.
+    """
     if not re.fullmatch(r"[0-9a-f]{1,64}", start):
         raise ConfigError(f"{start!r} is not a snapshot key", hint="bootseer env ls prints keys")
-    if len(start) == 64:
-        return start
-    names = (info.key.removeprefix("env/").removesuffix(".json") for info in store.list("env"))
-    found = sorted({name for name in names if len(name) == 64 and name.startswith(start)})
+    found = [start] if len(start) == 64 else [key for key in keys(store) if key.startswith(start)]
     if not found:
         raise NotFoundError(f"no snapshot {start} in store {store.url}", hint="bootseer env ls prints keys")
     if len(found) > 1:
         raise ConfigError(f"{len(found)} snapshots begin with {start}", hint="give more digits")
-    return found[0]
+    return manifest.decode(store.get(manifest.manifest_key(found[0])), found[0])
 
 
 def entries(store: Store, found: SnapshotManifest) -> list[Entry]:

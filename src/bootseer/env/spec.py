@@ -121,18 +121,6 @@ class EnvResult(msgspec.Struct, kw_only=True):
     timings: dict[str, float] = msgspec.field(default_factory=dict)
 
 
-def parse_age(text: str) -> float:
-    """Seconds of an age such as ``"7d"``, ``"12h"``, ``"30m"``, ``"45s"``. Raises `ConfigError`."""
-    units = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-    try:
-        seconds = float(text[:-1]) * units[text[-1:]]
-    except (ValueError, KeyError):
-        raise ConfigError(f"{text!r} is not an age", hint="write it as 7d, 12h, 30m or 45s") from None
-    if not 0 <= seconds < float("inf"):
-        raise ConfigError(f"{text!r} is not an age", hint="write it as 7d, 12h, 30m or 45s")
-    return seconds
-
-
 def resolve_in(root: Path, path: str) -> Path:
     """Where the container path ``path`` lies on the host below ``root``, with the container's symbolic links followed.
 

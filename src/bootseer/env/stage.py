@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bootseer.config import Config
-from bootseer.env import capture, inventory, lease, lookup, overlay, pyc, python, quarantine, scan
+from bootseer.env import capture, key, lease, lookup, overlay, pyc, python, quarantine, scan, snapshots
 from bootseer.env import lock as locks
 from bootseer.env.capture import Capture
 from bootseer.env.layer import read_layer
 from bootseer.env.lookup import Lookup
-from bootseer.env.manifest import SnapshotManifest, inventory_key
+from bootseer.env.manifest import SnapshotManifest
 from bootseer.env.publication import Publication
 from bootseer.env.publish import publish
 from bootseer.env.spec import EnvResult, EnvSpec, Outcome
@@ -65,7 +65,7 @@ class _Stage:
             log.warning("the container's image is not known by a digest: no snapshot is used or made")
             return self._plain("the container's image is not known by a digest")
         with self._timed("key"):
-            inputs = lookup.document(spec, self.config)
+            inputs = key.build(spec)
             self.key = inputs.key
         with contextlib.ExitStack() as stack:
             try:
@@ -97,7 +97,7 @@ class _Stage:
         """The group that already shows this key's result; whatever else covers the targets is released."""
         for group in overlay.groups_on(self.spec.targets, Path(self.config.state_dir)):
             record = group.record
-            if record.complete and record.key == self.key and group.intact and group.untouched:
+            if record.key == self.key and group.intact and group.untouched:
                 return group
             log.info("releasing the overlay of snapshot %s", record.key[:12])
             group.unmount()
@@ -141,8 +141,7 @@ class _Stage:
         return self._result(Outcome.RESTORED_MOUNT, "hit", mounts=[group])
 
     def _unpack(self, store: Store, found: SnapshotManifest) -> EnvResult:
-        stored = store.get(inventory_key(found.inventory))
-        entries = inventory.decode(stored, targets=len(self.spec.targets), expect=found.inventory)
+        entries = snapshots.entries(store, found)
         work = capture.work_folder(self.spec.targets[0].host, Path(self.config.cache_dir))
         try:
             unpack(store, found, entries, self.spec.targets, work)

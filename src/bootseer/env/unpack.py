@@ -1,8 +1,8 @@
 """Unpack restore: a snapshot written into the targets where mounting is not allowed.
 
-Everything is extracted beside the target, checked against the inventory (hash of each file), given its owner, mode,
-times and hard links, and only then moved in by rename: new inodes always, so nothing is ever written through a hard
-link of a package cache, and nothing of a damaged snapshot gets in.
+Everything is extracted beside the target, checked against the inventory (hash of each file), and only then moved in by
+rename: new inodes always, so nothing is ever written through a hard link of a package cache, and nothing of a damaged
+snapshot gets in.
 """
 
 from __future__ import annotations
@@ -11,16 +11,15 @@ import errno
 import logging
 import os
 import shutil
-import stat
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-
-from blake3 import blake3
 
 from bootseer import faults
 from bootseer.blocks import tree
 from bootseer.env import scan
 from bootseer.env.inventory import Entry
+from bootseer.env.layer import first_difference
 from bootseer.env.manifest import SnapshotManifest
 from bootseer.env.spec import Target
 from bootseer.errors import DataError, UnsupportedError
@@ -111,68 +110,29 @@ class _Undo:
 
 
 def verify_stage(stage: Path, entries: Sequence[Entry]) -> None:
-    """Check the extracted tree entry by entry, and finish what the extraction cannot do: owners, modes, hard links,
-    extended attributes, times to the nanosecond; whiteouts are taken away. Raises `DataError` for any difference."""
-    children: dict[str, set[str]] = {"": set()}
-    for entry in entries:
-        parent, _, name = entry.path.rpartition("/")
-        children.setdefault(parent, set()).add(name)
-        if entry.kind in ("d", "o"):
-            children.setdefault(entry.path, set())
-    for folder, names in children.items():
-        if set(os.listdir(stage / folder)) != names:
-            raise DataError(f"snapshot differs from its inventory in {folder or 'its root'}")
-    for entry in entries:
-        _check(stage / entry.path, entry, stage)
+    """Check the extracted tree entry by entry, and take the whiteouts away. Raises `DataError` for any difference."""
+    if path := first_difference(stage, entries, content=True):
+        raise DataError(f"snapshot differs from its inventory at {path}")
     for entry in reversed(entries):
-        path = stage / entry.path
         if entry.kind == "w":
-            path.unlink()
-        elif entry.kind != "h":
-            _dress(path, entry)
-
-
-def _check(path: Path, entry: Entry, stage: Path) -> None:
-    info = os.lstat(path)
-    mode, kind = info.st_mode, entry.kind
-    if kind in ("d", "o"):
-        good = stat.S_ISDIR(mode)
-    elif kind == "l":
-        good = stat.S_ISLNK(mode) and os.readlink(path) == entry.data
-    elif kind == "w":
-        good = stat.S_ISCHR(mode) and info.st_rdev == 0
-    elif kind == "f":
-        good = stat.S_ISREG(mode) and info.st_size == entry.size and _digest(path) == entry.data
-    else:
-        good = stat.S_ISREG(mode)
-        if good:
-            path.unlink()
-            os.link(stage / entry.data, path, follow_symlinks=False)
-    if not good:
-        raise DataError(f"snapshot differs from its inventory at {entry.path}")
-
-
-def _digest(path: Path) -> str:
-    hasher = blake3()
-    with open(path, "rb") as file:
-        while data := file.read(4 << 20):
-            hasher.update(data)
-    return hasher.hexdigest()
+            (stage / entry.path).unlink()
+        elif entry.kind in ("d", "o"):  # without its whiteouts it has another time
+            os.utime(stage / entry.path, ns=(entry.mtime_ns, entry.mtime_ns))
 
 
 def _dress(path: Path, entry: Entry) -> None:
+    """Give a directory that was there before the attributes it has in the snapshot."""
     if os.geteuid() == 0:
-        os.chown(path, entry.uid, entry.gid, follow_symlinks=False)
-    if entry.kind != "l":
-        os.chmod(path, entry.mode)
+        os.chown(path, entry.uid, entry.gid)
+    os.chmod(path, entry.mode)
     for name, value in entry.xattrs.items():
         try:
-            os.setxattr(path, name, value, follow_symlinks=False)
+            os.setxattr(path, name, value)
         except OSError as exc:
             if exc.errno not in (errno.ENOTSUP, errno.EPERM):
                 raise
             log.warning("cannot keep %s of %s: %s", name, path, exc.strerror)
-    os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns), follow_symlinks=False)
+    os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns))
 
 
 def _place(stage: Path, entries: Sequence[Entry], host: Path, undo: _Undo) -> None:
@@ -239,6 +199,7 @@ def _move(source: Path, dest: Path) -> None:
         # Another file system: copy beside the destination first, so that the rename stays the only visible step.
         near = dest.with_name(f".bootseer-{os.getpid()}-{dest.name}"[:255])
         try:
+            _remove(near)
             _copy(source, near)
             os.rename(near, dest)
         except BaseException:
@@ -247,26 +208,7 @@ def _move(source: Path, dest: Path) -> None:
 
 
 def _copy(source: Path, dest: Path) -> None:
-    from bootseer.env.layer import copy_attributes
-
-    links: dict[int, Path] = {}
-    todo = [(source, dest)]
-    folders: list[tuple[Path, Path]] = []
-    while todo:
-        old, new = todo.pop()
-        info = os.lstat(old)
-        if stat.S_ISDIR(info.st_mode):
-            new.mkdir()
-            folders.append((old, new))
-            todo.extend((old / name, new / name) for name in os.listdir(old))
-            continue
-        if info.st_nlink > 1 and (earlier := links.setdefault(info.st_ino, new)) != new:
-            os.link(earlier, new, follow_symlinks=False)
-            continue
-        if stat.S_ISLNK(info.st_mode):
-            os.symlink(os.readlink(old), new)
-        else:
-            shutil.copyfile(old, new, follow_symlinks=False)
-        copy_attributes(old, new)
-    for old, new in reversed(folders):
-        copy_attributes(old, new)
+    """Copy a file or folder to the new path ``dest``, with its hard links and all attributes."""
+    done = subprocess.run(["cp", "-aT", "--", source, dest], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise OSError(errno.EIO, done.stderr.strip() or "cp failed", str(source))

@@ -208,7 +208,10 @@ def sweep(state_dir: Path) -> None:
             for found in listing(state_dir):
                 if found.rootfs.parent == folder:
                     log.warning("%s was left mounted by a process that was killed", found.rootfs)
-                    found.unmount()
+                    try:
+                        found.unmount()
+                    except BootseerError as exc:  # that is no reason not to start what is to start now
+                        log.warning("%s", exc)
             if any(entry.target.startswith(f"{folder}/") for entry in mounts.entries()):
                 log.warning("%s is left: something is still mounted there", folder)
             else:

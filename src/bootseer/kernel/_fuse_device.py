@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bootseer.errors import BootseerError, NotFoundError, PrivilegeError, UnsupportedError
 from bootseer.kernel import mount
-from bootseer.kernel.fuse_options import Options
+from bootseer.kernel.fuse_options import MAX_READ, Options
 
 _DEADLINE = 20.0
 
@@ -35,13 +35,7 @@ class Device:
         """Mount; the kernel's INIT request is still to be answered, and all uses of the mount wait for that. Errors as
         `open_and_mount`."""
         mountpoint = Path(mountpoint).absolute()
-        fd = open_and_mount(
-            mountpoint,
-            name=options.name,
-            allow_other=options.allow_other,
-            default_permissions=options.default_permissions,
-            max_read=options.max_read,
-        )
+        fd = open_and_mount(mountpoint, options)
         return cls(mountpoint, mount.find(mountpoint), fd)
 
     def close(self) -> None:
@@ -50,22 +44,21 @@ class Device:
             os.close(self.fd)
 
 
-def open_and_mount(mountpoint: Path, *, name: str, allow_other: bool, default_permissions: bool, max_read: int) -> int:
+def open_and_mount(mountpoint: Path, options: Options) -> int:
     """Mount a FUSE file system on ``mountpoint``; returns the device descriptor, whose INIT request is still to answer.
 
     Raises `UnsupportedError` (no FUSE, or no fusermount3 where root is missing), `PrivilegeError`, `NotFoundError`.
     """
     if not os.path.isdir(mountpoint):
-        raise NotFoundError(f"cannot mount {name} on {mountpoint}: there is no such folder")
-    options = [f"max_read={max_read}"]
-    options += ["allow_other"] if allow_other else []
-    options += ["default_permissions"] if default_permissions else []
+        raise NotFoundError(f"cannot mount {options.name} on {mountpoint}: there is no such folder")
+    name, said = options.name, [f"max_read={MAX_READ}", "default_permissions"]
+    said += ["allow_other"] if options.allow_other else []
     try:
-        return _as_root(mountpoint, name, options)
+        return _as_root(mountpoint, name, said)
     except PrivilegeError:
         if os.geteuid() == 0:
             raise
-    return _as_user(mountpoint, name, [*options, "ro", "nosuid", "nodev", f"subtype={name}", f"fsname={name}"])
+    return _as_user(mountpoint, name, [*said, "ro", "nosuid", "nodev", f"subtype={name}", f"fsname={name}"])
 
 
 def _as_root(mountpoint: Path, name: str, options: Sequence[str]) -> int:

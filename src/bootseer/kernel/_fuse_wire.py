@@ -6,21 +6,18 @@ import struct
 
 MAJOR, MINOR_WANTED, MINOR_MIN = 7, 40, 31
 
-LOOKUP, FORGET, GETATTR, SETATTR, READLINK = 1, 2, 3, 4, 5
-OPEN, READ, WRITE, STATFS, RELEASE = 14, 15, 16, 17, 18
-GETXATTR, LISTXATTR, FLUSH, INIT, OPENDIR, READDIR, RELEASEDIR = 22, 23, 25, 26, 27, 28, 29
-INTERRUPT, DESTROY, BATCH_FORGET, READDIRPLUS = 36, 38, 42, 44
+LOOKUP, FORGET, GETATTR = 1, 2, 3
+OPEN, READ, STATFS, RELEASE = 14, 15, 17, 18
+INIT, OPENDIR, READDIR, RELEASEDIR = 26, 27, 28, 29
+INTERRUPT, DESTROY, BATCH_FORGET = 36, 38, 42
 
 FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE, FOPEN_NOFLUSH = 1 << 0, 1 << 1, 1 << 5
 
 INIT_FLAGS = {
     "async_read": 1 << 0,
-    "do_readdirplus": 1 << 13,
-    "readdirplus_auto": 1 << 14,
     "async_dio": 1 << 15,
     "parallel_dirops": 1 << 18,
     "max_pages": 1 << 22,
-    "cache_symlinks": 1 << 23,
     "explicit_inval_data": 1 << 25,
     "has_resend": 1 << 39,
 }
@@ -28,9 +25,7 @@ INIT_FLAGS = {
 INIT_EXT = 1 << 30
 """Set in ``flags`` by a side that has a ``flags2`` (7.36)."""
 
-NOTIFY_INVAL_INODE, NOTIFY_RESEND = 2, 7
-UNIQUE_RESEND = 1 << 63
-"""In the ``unique`` of a request that was sent before; the answer repeats it."""
+NOTIFY_RESEND = 7
 
 IN_HEADER = struct.Struct("=IIQQIIIHH")  # len opcode unique nodeid uid gid pid total_extlen padding
 OUT_HEADER = struct.Struct("=IiQ")  # len error unique
@@ -44,15 +39,12 @@ RELEASE_IN = struct.Struct("=QIIQ")
 FORGET_IN = struct.Struct("=Q")
 BATCH_FORGET_IN = struct.Struct("=II")
 FORGET_ONE = struct.Struct("=QQ")
-GETXATTR_IN = struct.Struct("=II")
-GETXATTR_OUT = struct.Struct("=II")
 INTERRUPT_IN = struct.Struct("=Q")
 ATTR = struct.Struct("=QQQQQQIIIIIIIIII")  # 88 bytes
 ENTRY_OUT = struct.Struct("=QQQQII")  # nodeid generation entry_valid attr_valid their nsec; ATTR follows
 ATTR_OUT = struct.Struct("=QII")  # attr_valid, its nsec, dummy; ATTR follows
 DIRENT = struct.Struct("=QQII")  # ino off namelen type; the name follows, padded to 8 bytes
 STATFS_OUT = struct.Struct("=QQQQQIIII6I")
-NOTIFY_INVAL_INODE_OUT = struct.Struct("=Qqq")
 
 READ_BUFFER = 64 << 10
 """Bytes for one request: the kernel wants 8 KiB at least, and the file system is read-only, so no WRITE comes."""

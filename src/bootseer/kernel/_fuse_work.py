@@ -31,7 +31,7 @@ class Work:
         """Serve ``fd`` until the connection ends, or something that should not happen does (with a log line)."""
         buffer = bytearray(wire.READ_BUFFER)
         header, inflight, answers = wire.IN_HEADER.unpack_from, self._inflight, self._answers
-        read_in, read, sizes = wire.READ_IN.unpack_from, self._ops.read, self._answers.sizes
+        read_in, read, size_of = wire.READ_IN.unpack_from, self._ops.read, self._ops.size
         scratch = bytearray()
         while True:
             try:
@@ -45,12 +45,12 @@ class Work:
             if got < wire.IN_HEADER.size:
                 _log.error("%s: a request of %d bytes is none, serving ends", self._mountpoint, got)
                 return
-            _, opcode, unique, node, uid, gid, pid, _, _ = header(buffer)
+            _, opcode, unique, node, _, _, pid, _, _ = header(buffer)
             body: ReadResult = b""
             if opcode in (wire.FORGET, wire.BATCH_FORGET, wire.INTERRUPT):
                 self._unanswered(fd, opcode, unique, node, buffer)
                 continue
-            ctx = inflight[unique] = Context(unique, node, uid, gid, pid)
+            ctx = inflight[unique] = Context(unique, node, pid)
             code = 0
             try:
                 if opcode == wire.READ:
@@ -64,7 +64,7 @@ class Work:
                         view = memoryview(scratch)[:size]
                         body = view[: os.preadv(body[0], [view], body[1])]
                     length = len(body)  # type: ignore[arg-type]
-                    whole = sizes.get(fh)
+                    whole = size_of(fh)
                     if length > size or (whole is not None and length < min(size, whole - offset)):
                         raise ValueError(f"read of {size} bytes at {offset} returned {length}")
                 elif opcode == wire.INIT:
@@ -116,7 +116,7 @@ class Work:
             result = os.pread(result[0], ctx.size, result[1])
         if not isinstance(result, bytes | bytearray | memoryview):
             raise TypeError(f"a late answer cannot be {result!r}")
-        whole = self._answers.sizes.get(ctx.fh)
+        whole = self._ops.size(ctx.fh)
         if len(result) > ctx.size or (whole is not None and len(result) < min(ctx.size, whole - ctx.offset)):
             raise ValueError(f"read of {ctx.size} bytes at {ctx.offset} returned {len(result)}")
         return result

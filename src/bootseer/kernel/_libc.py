@@ -36,11 +36,6 @@ def unshare(flags: int) -> None:
     _check(_libc.unshare(flags), "unshare")
 
 
-def pidfd_getfd(pidfd: int, fd: int) -> int:
-    """pidfd_getfd(2): a duplicate of descriptor ``fd`` of that process, closed on exec."""
-    return _check(_libc.syscall(ctypes.c_long(438), ctypes.c_int(pidfd), ctypes.c_int(fd), ctypes.c_uint(0)), "pidfd")
-
-
 def punch_hole(fd: int, offset: int, length: int) -> None:
     """fallocate(2): the range becomes a hole that reads as zeros; the file keeps its size."""
     _check(_libc.fallocate64(fd, 3, offset, length), "fallocate")  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE

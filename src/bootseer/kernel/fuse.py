@@ -20,7 +20,6 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -37,11 +36,9 @@ from bootseer.kernel.fuse_ops import (
     Context,
     DirEntry,
     Entry,
-    OpenFile,
     Operations,
     ReadResult,
     SingleFile,
-    StatFS,
 )
 from bootseer.kernel.fuse_options import Negotiated, Options
 
@@ -54,16 +51,15 @@ __all__ = [
     "DirEntry",
     "Entry",
     "Negotiated",
-    "OpenFile",
     "Operations",
     "Options",
     "ReadResult",
     "Server",
     "SingleFile",
-    "StatFS",
 ]
 
 _log = logging.getLogger(__name__)
+_START_SECONDS = 10.0
 _servers: weakref.WeakSet[Server] = weakref.WeakSet()
 
 
@@ -100,23 +96,19 @@ class Server:
         *,
         workers: int = 4,
         options: Options | None = None,
-        sizes: Mapping[int, int] | None = None,
     ) -> Server:
         """Serve a mount whose server died, through a duplicate of its descriptor: started when this returns.
 
         The dead process must be gone (waited for), else it may still take requests. Requests it took and did not answer
         come again, as the kernel is asked to send them; requests nobody took are simply waiting. ``operations`` must
-        know the nodes and handles its predecessor gave out; ``sizes`` are those of the open files by handle, without
-        which short reads of them would not be noticed. Raises `UnsupportedError` where the kernel cannot send requests
-        again (before Linux 6.9): then close the descriptor, which gives the waiting readers errors.
+        know the nodes and handles its predecessor gave out. Raises `UnsupportedError` where the kernel cannot send
+        requests again (before Linux 6.9): then close the descriptor, which gives the waiting readers errors.
         """
         if "has_resend" not in negotiated.flags:
             raise UnsupportedError(
                 f"the requests a dead server of {device.mountpoint} took are lost", hint="Linux 6.9 sends them again"
             )
         server = cls(operations, device.mountpoint, workers=workers, options=options, device=device)
-        answers = Answers(operations, server.options, sizes)
-        server._core = Work(operations, answers, server.mountpoint, server.options)
         server._core.negotiated = negotiated
         server._core.ready.set()
         head = wire.OUT_HEADER.pack(wire.OUT_HEADER.size, wire.NOTIFY_RESEND, 0)
@@ -133,15 +125,15 @@ class Server:
         """What the kernel granted, once `start` has returned."""
         return self._core.negotiated
 
-    def start(self, *, timeout: float = 10.0) -> None:
+    def start(self) -> None:
         """Mount (unless there is a ``device``) and serve; returns once the kernel has finished INIT. Errors as of
         `kernel.mount`."""
         if self._threads:
             raise RuntimeError("a server starts once")
         self._run(self._device or Device.open(self.mountpoint, self.options))
-        if not self._core.ready.wait(timeout):
+        if not self._core.ready.wait(_START_SECONDS):
             self.stop(timeout=0)
-            raise UnavailableError(f"the kernel did not finish mounting {self.mountpoint} within {timeout:g} s")
+            raise UnavailableError(f"the kernel did not finish mounting {self.mountpoint} within {_START_SECONDS:g} s")
         if self.negotiated is None:
             self.stop(timeout=0)
             hint = f"it has to speak 7.{wire.MINOR_MIN}: Linux 5.4 or later"
@@ -203,18 +195,6 @@ class Server:
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.stop()
-
-    def invalidate(self, node: int, offset: int = 0, length: int = 0) -> None:
-        """Drop the kernel's cached attributes and pages of ``node`` (``length`` 0: to the end).
-
-        Not from within an operation on that node: the kernel waits for it."""
-        body = wire.NOTIFY_INVAL_INODE_OUT.pack(node, offset, length)
-        head = wire.OUT_HEADER.pack(wire.OUT_HEADER.size + len(body), wire.NOTIFY_INVAL_INODE, 0)
-        try:
-            os.writev(self._fd, [head, body])
-        except OSError as exc:
-            if exc.errno != errno.ENOENT:  # ENOENT: the kernel holds nothing of it
-                raise
 
     def _close(self) -> None:
         with self._closing:

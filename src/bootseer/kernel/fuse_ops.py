@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 ROOT = 1
@@ -33,10 +33,7 @@ class Attr(NamedTuple):
     """Type and permission bits, such as ``stat.S_IFREG | 0o444``."""
     size: int = 0
     nlink: int = 1
-    uid: int = 0
-    gid: int = 0
     mtime_ns: int = 0
-    rdev: int = 0
     blksize: int = 4096
 
 
@@ -48,55 +45,20 @@ class Entry(NamedTuple):
 
 
 class DirEntry(NamedTuple):
-    """One name in a directory. With ``attr`` the kernel needs no lookup for it; of ``mode`` only the type counts."""
+    """One name in a directory; of ``mode`` only the type counts."""
 
     name: str
     node: int
     mode: int
-    attr: Attr | None = None
-
-
-class OpenFile(NamedTuple):
-    """An open file. None: the server's option decides."""
-
-    fh: int
-    size: int | None = None
-    """When given, a read that returns fewer bytes than the file has there is answered with EIO: to the kernel a short
-    read is the end of the file, and it would fill the rest with zeros."""
-    keep_cache: bool | None = None
-    direct_io: bool | None = None
-
-
-class StatFS(NamedTuple):
-    """Totals of a file system, in blocks of ``bsize`` bytes."""
-
-    blocks: int = 0
-    bfree: int = 0
-    bavail: int = 0
-    files: int = 0
-    ffree: int = 0
-    bsize: int = 4096
-    namelen: int = 255
 
 
 class Context:
     """Who asks. ``pid`` is the asking thread's id in the server's pid namespace, 0 when it is not visible there."""
 
-    __slots__ = (
-        "fh",
-        "gid",
-        "interrupted",
-        "node",
-        "offset",
-        "on_interrupt",
-        "pid",
-        "size",
-        "uid",
-        "unique",
-    )
+    __slots__ = ("fh", "interrupted", "node", "offset", "on_interrupt", "pid", "size", "unique")
 
-    def __init__(self, unique: int, node: int, uid: int, gid: int, pid: int) -> None:
-        self.unique, self.node, self.uid, self.gid, self.pid = unique, node, uid, gid, pid
+    def __init__(self, unique: int, node: int, pid: int) -> None:
+        self.unique, self.node, self.pid = unique, node, pid
         self.fh = self.offset = self.size = 0
         """Of a read: what was asked for."""
         self.interrupted = False
@@ -124,17 +86,18 @@ class Operations:
         """The attributes of ``node``."""
         raise NotImplementedError
 
-    def readlink(self, node: int, ctx: Context) -> str:
-        """The target of a symbolic link."""
-        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-
     def readdir(self, node: int, ctx: Context) -> Iterable[DirEntry]:
         """The whole directory without ``.`` and ``..``; asked for once per opened directory (and per rewind)."""
         raise NotImplementedError
 
-    def open(self, node: int, flags: int, ctx: Context) -> OpenFile | int:
+    def open(self, node: int, flags: int, ctx: Context) -> int:
         """Open for reading: a file handle number of the operations' choice."""
         raise NotImplementedError
+
+    def size(self, fh: int) -> int | None:
+        """Size of an open file, when it is known. Then a read that returns fewer bytes than the file has there is
+        answered with EIO: to the kernel a short read is the end of the file, and it would fill the rest with zeros."""
+        return None
 
     def read(self, fh: int, offset: int, size: int, ctx: Context) -> ReadResult:
         """Exactly ``size`` bytes at ``offset``, fewer only at the end of the file."""
@@ -144,29 +107,15 @@ class Operations:
         """The last user of ``fh`` closed it; its error goes nowhere."""
 
     def forget(self, node: int, lookups: int) -> None:
-        """The kernel dropped ``lookups`` references (each lookup and each directory entry with ``attr`` is one)."""
-
-    def getxattr(self, node: int, name: str, ctx: Context) -> bytes:
-        """An extended attribute. ENOSYS (the default): none at all, and the kernel asks no more."""
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-
-    def listxattr(self, node: int, ctx: Context) -> Sequence[str]:
-        """Names of extended attributes."""
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-
-    def statfs(self, ctx: Context) -> StatFS:
-        """Totals of the file system."""
-        return StatFS()
+        """The kernel dropped ``lookups`` references (each lookup is one)."""
 
 
 class SingleFile(Operations):
     """A file system of one file, ``/<name>`` of ``size`` bytes, whose reads go to ``read(offset, size, ctx)``."""
 
-    def __init__(
-        self, name: str, size: int, read: Callable[[int, int, Context], ReadResult], *, mode: int = 0o444
-    ) -> None:
+    def __init__(self, name: str, size: int, read: Callable[[int, int, Context], ReadResult]) -> None:
         self._name, self._read = name, read
-        self._attr = Attr(stat.S_IFREG | mode, size)
+        self._attr = Attr(stat.S_IFREG | 0o444, size)
 
     def lookup(self, parent: int, name: str, ctx: Context) -> Entry:
         if parent != ROOT or name != self._name:
@@ -177,10 +126,13 @@ class SingleFile(Operations):
         return self._attr if node == 2 else Attr(stat.S_IFDIR | 0o555, nlink=2)
 
     def readdir(self, node: int, ctx: Context) -> Iterable[DirEntry]:
-        return [DirEntry(self._name, 2, self._attr.mode, self._attr)]
+        return [DirEntry(self._name, 2, self._attr.mode)]
 
-    def open(self, node: int, flags: int, ctx: Context) -> OpenFile:
-        return OpenFile(1, self._attr.size)
+    def open(self, node: int, flags: int, ctx: Context) -> int:
+        return 1
+
+    def size(self, fh: int) -> int:
+        return self._attr.size
 
     def read(self, fh: int, offset: int, size: int, ctx: Context) -> ReadResult:
         return self._read(offset, size, ctx)

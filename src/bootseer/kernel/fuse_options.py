@@ -11,6 +11,10 @@ from bootseer.errors import DataError
 from bootseer.kernel import _fuse_wire as wire
 
 _log = logging.getLogger(__name__)
+MAX_READ = 1 << 20
+"""Largest read request."""
+_BACKGROUND = 64
+"""Readahead requests in flight."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,22 +23,14 @@ class Options:
 
     name: str = "bootseer"
     """Shown in the mount table, as ``fuse.<name>``."""
-    max_read: int = 1 << 20
-    """Largest read request."""
     max_readahead: int = 128 << 10
     """Readahead of buffered reads. More than 128 KiB is set through sysfs after the mount, which needs root."""
-    max_background: int = 64
-    """Readahead requests in flight."""
     entry_timeout: float = 3600.0
     """How long the kernel believes a name."""
     attr_timeout: float = 3600.0
     """How long the kernel believes attributes."""
-    negative_timeout: float = 0.0
-    """How long the kernel believes that a name does not exist."""
     allow_other: bool = False
     """Other users may use it; without root this needs ``user_allow_other`` in /etc/fuse.conf."""
-    default_permissions: bool = True
-    """The kernel checks modes."""
     keep_cache: bool = True
     """Pages survive the close of a file (right for bytes that never change)."""
     direct_io: bool = False
@@ -76,10 +72,9 @@ def negotiate(request: bytearray, options: Options) -> tuple[Negotiated | None, 
     granted = {name: bit for name, bit in wire.INIT_FLAGS.items() if offered & bit}
     flags = sum(granted.values()) | extended
     readahead = min(readahead, options.max_readahead)
-    background = options.max_background
-    max_pages = max(1, options.max_read // os.sysconf("SC_PAGE_SIZE"))
+    max_pages = max(1, MAX_READ // os.sysconf("SC_PAGE_SIZE"))
     body = wire.INIT_OUT.pack(
-        *(7, min(minor, wire.MINOR_WANTED), readahead, flags & 0xFFFFFFFF, background, background * 3 // 4),
+        *(7, min(minor, wire.MINOR_WANTED), readahead, flags & 0xFFFFFFFF, _BACKGROUND, _BACKGROUND * 3 // 4),
         *(4096, 1, max_pages, 0, flags >> 32, *[0] * 7),
     )
     return Negotiated(minor, frozenset(granted), readahead), body

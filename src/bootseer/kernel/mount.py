@@ -1,4 +1,4 @@
-"""Mounts: mount(2) and umount2(2) with bootseer's errors; EROFS (file-backed or loop), overlayfs and bind mounts.
+"""Mounts: mount(2) and umount2(2) with bootseer's errors; EROFS (file-backed or loop) and overlayfs.
 
 mount(8) is avoided on purpose: it puts a loop device under a file that the kernel could mount itself (seen with
 util-linux 2.38 and Linux 6.18). A mount call waits for what lies below it: over a FUSE server it takes as long as the
@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -23,8 +23,7 @@ from bootseer.kernel import _libc, loop
 
 _log = logging.getLogger(__name__)
 
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
-MS_REMOUNT, MS_NOATIME, MS_BIND, MS_REC, MS_SLAVE = 0x20, 0x400, 0x1000, 0x4000, 1 << 19
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REC, MS_SLAVE = 1, 2, 4, 0x4000, 1 << 19
 _HARMLESS = MS_NOSUID | MS_NODEV
 _CLONE_NEWNS = 0x20000
 _MNT_FORCE, _MNT_DETACH, _UMOUNT_NOFOLLOW = 1, 2, 8
@@ -43,20 +42,16 @@ class MountEntry(NamedTuple):
     source: str
 
 
-def mount(source: str, target: str | Path, fstype: str, *, flags: int = 0, data: str = "") -> None:
+def mount(source: str | Path, target: str | Path, fstype: str, *, flags: int = 0, data: str = "") -> None:
     """mount(2). Raises `PrivilegeError` without the right to, `UnsupportedError` when the kernel lacks ``fstype``,
     `NotFoundError` for a missing source or target, `BootseerError` with the kernel's reason otherwise."""
-    _checked(source, str(target), fstype, flags, data)
-
-
-def _checked(source: str, target: str, fstype: str, flags: int, data: str) -> None:
     what = f"mount {fstype or source} on {target}"
     if len(os.fsencode(data)) > _MAX_DATA:
         raise UnsupportedError(
             f"cannot {what}: its options exceed {_MAX_DATA} bytes", hint="use shorter or fewer paths"
         )
     try:
-        _libc.mount(source, target, fstype, flags, data)
+        _libc.mount(str(source), str(target), fstype, flags, data)
     except OSError as exc:
         raise _translate(exc, what, fstype) from exc
 
@@ -129,19 +124,25 @@ def find(target: str | Path) -> MountEntry | None:
     return next((entry for entry in reversed(list(entries())) if entry.target == path), None)
 
 
+def below(folder: str | Path) -> list[MountEntry]:
+    """The mounts strictly below ``folder``, in mount order, as this process sees them."""
+    prefix = os.path.realpath(folder).rstrip("/") + "/"
+    return [entry for entry in entries() if entry.target.startswith(prefix)]
+
+
 def is_mounted(target: str | Path) -> bool:
     """Whether something is mounted on exactly ``target``."""
     return find(target) is not None
 
 
 @contextmanager
-def _plain(paths: Sequence[Path], *, always: bool = False) -> Iterator[list[str]]:
+def _plain(paths: Sequence[Path]) -> Iterator[list[str]]:
     """Names of ``paths`` that a mount option can hold: themselves, or ``/proc/self/fd/N`` for those with a comma,
-    colon, backslash or space (kernels differ in how these are escaped); ``always`` where plain names are too long."""
+    colon, backslash or space (kernels differ in how these are escaped)."""
     with ExitStack() as stack:
         names = []
         for path in paths:
-            if not always and not _SPECIAL.search(str(path)):
+            if not _SPECIAL.search(str(path)):
                 names.append(str(path))
                 continue
             try:
@@ -186,7 +187,7 @@ def mount_erofs(meta: Path, data: Path | None, target: Path, *, direct: bool = F
     with ExitStack() as stack:
         source = stack.enter_context(loop.attached(meta))
         option = f"device={stack.enter_context(loop.attached(data))}" if data else ""
-        _checked(source, str(target), "erofs", MS_RDONLY | _HARMLESS, option)
+        mount(source, target, "erofs", flags=MS_RDONLY | _HARMLESS, data=option)
     return "loop"
 
 
@@ -202,54 +203,18 @@ def _check_superblock(meta: Path) -> None:
 
 
 def mount_overlay(
-    lower: Sequence[Path],
-    target: Path,
-    *,
-    upper: Path | None = None,
-    work: Path | None = None,
-    options: str = "",
-    privileged: bool = False,
+    lower: Sequence[Path], target: Path, *, upper: Path, work: Path, options: str = "", privileged: bool = False
 ) -> None:
-    """Mount overlayfs on ``target``: ``lower`` topmost first; read-only without ``upper`` and ``work``.
+    """Mount a writable overlayfs on ``target``: ``lower`` topmost first.
 
-    ``upper`` and ``work`` are two empty folders of one file system (not overlayfs). One lower folder alone without
-    ``upper`` is bind-mounted read-only, as overlayfs wants two. ``options`` are added as they are (``"xino=off"``).
-    ``privileged``: set-uid programs and device nodes work in it, which only a folder may show that no other user of
-    the node can enter.
+    ``upper`` and ``work`` are two empty folders of one file system (not overlayfs). ``options`` are added as they are
+    (``"xino=off"``). ``privileged``: set-uid programs and device nodes work in it, which only a folder may show that no
+    other user of the node can enter.
     """
-    if (upper is None) != (work is None):
-        raise ValueError("upper and work go together")
-    if not lower:
-        raise ValueError("an overlay needs a lower folder")
-    if upper is None and len(lower) == 1:
-        return bind(lower[0], target, readonly=True)
-    paths = [path.absolute() for path in (*lower, *([upper, work] if upper and work else []))]
-
-    def data(names: Sequence[str]) -> str:
-        parts = ["lowerdir=" + ":".join(names[: len(lower)])]
-        if upper:
-            parts += [f"upperdir={names[-2]}", f"workdir={names[-1]}"]
-        return ",".join(parts + ([options] if options else []))
-
-    too_long = len(os.fsencode(data([str(path) for path in paths]))) > _MAX_DATA
-    with _plain(paths, always=too_long) as names:
-        flags = (0 if privileged else _HARMLESS) | (MS_RDONLY if upper is None else 0)
-        _checked("bootseer", str(target), "overlay", flags, data(names))
-    return None
-
-
-def bind(src: Path, dst: Path, *, readonly: bool = False, recursive: bool = False) -> None:
-    """Bind-mount ``src`` (a folder or a file) on the existing ``dst``; ``recursive`` takes the mounts below it along
-    (``readonly`` then holds for the top one only)."""
-    _checked(str(src), str(dst), "", MS_BIND | (MS_REC if recursive else 0), "")
-    if not readonly:
-        return
-    keep = _locked_flags(dst)
-    try:
-        _checked(str(src), str(dst), "", MS_BIND | MS_REMOUNT | MS_RDONLY | keep, "")
-    except BootseerError:
-        _quietly(lambda: unmount(dst))
-        raise
+    with _plain([path.absolute() for path in (*lower, upper, work)]) as names:
+        parts = ["lowerdir=" + ":".join(names[:-2]), f"upperdir={names[-2]}", f"workdir={names[-1]}"]
+        data = ",".join(parts + ([options] if options else []))
+        mount("bootseer", target, "overlay", flags=0 if privileged else _HARMLESS, data=data)
 
 
 def private_namespace() -> bool:
@@ -265,17 +230,3 @@ def private_namespace() -> bool:
         _log.info("no mount namespace of its own: %s", exc.strerror)
         return False
     return True
-
-
-def _locked_flags(path: Path) -> int:
-    """Flags a remount must repeat, as a user namespace may not drop them."""
-    held = os.statvfs(path).f_flag
-    pairs = (os.ST_NOSUID, MS_NOSUID), (os.ST_NODEV, MS_NODEV), (os.ST_NOEXEC, MS_NOEXEC), (os.ST_NOATIME, MS_NOATIME)
-    return sum(flag for bit, flag in pairs if held & bit)
-
-
-def _quietly(action: Callable[[], None]) -> None:
-    try:
-        action()
-    except BootseerError as exc:
-        _log.warning("%s", exc)

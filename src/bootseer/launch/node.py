@@ -261,7 +261,7 @@ def _see_out(publication: env.Publication, record: Start) -> Callable[[Any, Any,
 
 def _remove(folder: Path) -> None:
     """Delete the start's folder, but never through a mount that could not be undone."""
-    if any(entry.target.startswith(f"{folder}/") for entry in mounts.entries()):
+    if mounts.below(folder):
         log.warning("%s is left: something is still mounted there", folder)
         return
     shutil.rmtree(folder, ignore_errors=True)

@@ -343,16 +343,8 @@ def _in_registry(site: Site, place: Path, undo: contextlib.ExitStack) -> tuple[s
 
 
 def _print(seed: int, outcome: Outcome) -> None:
-    both = outcome.tally + outcome.final
-    print(f"{'clean' if outcome.clean else 'NOT CLEAN'}, seed {seed}, {outcome.seconds:.0f} s")
-    print("  done       " + ", ".join(f"{name} {count}" for name, count in outcome.done.items()))
-    print(f"  rounds     {outcome.rounds}, of them {outcome.crashes} crashes, {outcome.torn} torn bitmaps")
-    print(f"  read       {both.files} files, {both.pieces} pieces, {both.bytes / 1e9:.1f} GB")
-    print(f"  must be 0  mismatches {both.mismatches}, zeros {both.zeros}, hangs {both.hangs}, ", end="")
-    print(f"errors in the end {outcome.final.errors}")
-    print(f"  errors     {outcome.tally.errors} reads, {outcome.lost} rounds lost")
-    print(f"  mended     {outcome.restarts} restarts, {outcome.taken_over} reads taken over, ", end="")
-    print(f"{outcome.bad_blocks} bad blocks fetched again", flush=True)
+    print(f"{'clean' if outcome.clean else 'NOT CLEAN'}, seed {seed}", flush=True)
+    print(msgspec.structs.replace(outcome, findings=""), flush=True)
     for line in [line for line in outcome.findings.splitlines() if " wrong" in line][:20]:
         print(f"  {line}")
 

@@ -75,8 +75,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
 
 
-def files_of(reference: Path, *, smallest: int = 1, largest: int = 1 << 62) -> list[str]:
-    """The regular files below ``reference`` of that many bytes, one name for each."""
+def files_of(reference: Path, *, largest: int = 1 << 62) -> list[str]:
+    """The regular files below ``reference`` of 1 to ``largest`` bytes, one name for each."""
     seen: set[tuple[int, int]] = set()
     found = []
     for folder, _, names in os.walk(reference):
@@ -85,7 +85,7 @@ def files_of(reference: Path, *, smallest: int = 1, largest: int = 1 << 62) -> l
             status = os.lstat(path)
             if (
                 (status.st_mode & 0o170000) == 0o100000
-                and smallest <= status.st_size <= largest
+                and 0 < status.st_size <= largest
                 and (status.st_dev, status.st_ino) not in seen
             ):
                 seen.add((status.st_dev, status.st_ino))

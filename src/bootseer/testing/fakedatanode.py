@@ -14,20 +14,13 @@ from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 
 from bootseer.hdfs import checksum
+from bootseer.hdfs.framing import delimited
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.records import Block, DataNode, Located
 
 Step = bytes | bytearray | memoryview | float | None
 Script = Callable[[wire.ReadBlock], Iterable[Step]]
 """What to send for a request: bytes; a pause in seconds; None closes the connection."""
-
-
-def delimited(message: wire.BlockOpResponse) -> bytes:
-    data = message.SerializeToString()
-    left, prefix = len(data), b""
-    while left > 0x7F:
-        prefix, left = prefix + bytes([left & 0x7F | 0x80]), left >> 7
-    return prefix + bytes([left]) + data
 
 
 def agreed(kind: int, step: int, at: int) -> bytes:
@@ -90,12 +83,11 @@ class FakeDataNode:
     ``requests`` are those it got, ``connections`` how many came, ``statuses`` what readers said at the end.
     """
 
-    def __init__(self, script: Script, host: str = "127.0.0.1", *, statuses: bool = True) -> None:
+    def __init__(self, script: Script, host: str = "127.0.0.1") -> None:
         self.script = script
         self.requests: list[wire.ReadBlock] = []
         self.statuses: list[int] = []
         self.connections = 0
-        self._wants_status = statuses
         self._listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
@@ -151,8 +143,7 @@ class FakeDataNode:
                         self._ended.wait(step)
                     else:
                         sock.sendall(step)
-                if self._wants_status:
-                    self.statuses.append(wire.ReadStatus.FromString(_message(stream.read)).status)
+                self.statuses.append(wire.ReadStatus.FromString(_message(stream.read)).status)
 
 
 def _message(read: Callable[[int], bytes]) -> bytes:

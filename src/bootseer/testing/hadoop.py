@@ -20,15 +20,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
 from bootseer import hdfs
 from bootseer.errors import BootseerError, NotFoundError, UnavailableError
-from bootseer.testing._hadoopdaemons import Daemons
-from bootseer.testing._hadoopsite import Site, free_ports
-from bootseer.testing._jvm import Daemon, jars
+from bootseer.testing._hadoopsite import Daemon, Site, free_ports, jars
+from bootseer.testing.waits import until
 from bootseer.testing.webhdfs import WebHdfs
 
 __all__ = ["Daemon", "HadoopCluster", "jars", "shared"]
@@ -36,9 +35,10 @@ __all__ = ["Daemon", "HadoopCluster", "jars", "shared"]
 _NAMENODE = "org.apache.hadoop.hdfs.server.namenode.NameNode"
 _DATANODE = "org.apache.hadoop.hdfs.server.datanode.DataNode"
 _SHELL = "org.apache.hadoop.fs.FsShell"
+_INCOMPLETE = ("UnderReplicatedBlocks", "PendingReplicationBlocks", "CorruptBlocks")
 
 
-class HadoopCluster(Daemons):
+class HadoopCluster:
     """Context manager: a running HDFS below the folder ``root``; stops it, and removes what it made there, at the end.
 
     ``bind``: the address NameNode and DataNodes listen on and advertise. ``datanode_hosts``: one address per DataNode
@@ -46,7 +46,15 @@ class HadoopCluster(Daemons):
     properties. ``racks``: the rack of an address, also of a client's. ``later``: DataNodes that only `restart` starts.
     ``keep``: leave the files at the end; a later cluster at the same root then has the same content. ``deadline``:
     seconds from start to ready.
+
+    DataNodes are numbered from 0; ``addresses`` has ``host:port`` of the data transfers of each. ``web`` is the
+    NameNode over HTTP.
     """
+
+    namenode: Daemon
+    web: WebHdfs
+    addresses: list[str]
+    _site: Site
 
     def __init__(
         self,
@@ -69,7 +77,7 @@ class HadoopCluster(Daemons):
         self._wrap, self._later = wrap, set(later)
         self._settings, self._racks = dict(settings or {}), dict(racks or {})
         self._made_root = False
-        self.datanodes = []
+        self.datanodes: list[Daemon] = []
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -85,13 +93,13 @@ class HadoopCluster(Daemons):
 
         Raises `UnavailableError` with each daemon's last log line when that takes longer than the deadline.
         """
-        until = time.monotonic() + self.deadline
+        end = time.monotonic() + self.deadline
         try:
             self._prepare()
-            self._format(until)
+            self._format(end)
             for daemon in self._wanted():
                 daemon.start()
-            self._wait_ready(until)
+            self._wait_ready(end)
         except BaseException:
             self.stop()
             raise
@@ -142,28 +150,28 @@ class HadoopCluster(Daemons):
             prefix = list(self._wrap(i)) if self._wrap else []
             self.datanodes.append(Daemon(name, [*prefix, *site.argv(name, _DATANODE, heap_mb=128)], logs))
 
-    def _format(self, until: float) -> None:
+    def _format(self, end: float) -> None:
         if (self.root / "nn" / "current" / "VERSION").exists():
             return
         argv = [*self.namenode.argv, "-format", "-force", "-nonInteractive"]
         with open(self.namenode.log, "ab") as log:
             try:
                 done = subprocess.run(
-                    argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=max(until - time.monotonic(), 1)
+                    argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=max(end - time.monotonic(), 1)
                 )
             except subprocess.TimeoutExpired:
                 raise UnavailableError(f"formatting the NameNode took longer than {self.deadline:.0f} s") from None
         if done.returncode:
             raise BootseerError(f"the NameNode could not be formatted: {self.namenode.last_line()}")
 
-    def _wait_ready(self, until: float) -> None:
+    def _wait_ready(self, end: float) -> None:
         problem = "not started"
-        while time.monotonic() < until:
+        while time.monotonic() < end:
             for daemon in (wanted := self._wanted()):
                 if not daemon.alive():
                     raise BootseerError(f"{daemon.name} ended: {daemon.last_line()}")
             try:
-                if (live := self.live_datanodes()) < len(wanted) - 1:
+                if (live := self.web.live_datanodes()) < len(wanted) - 1:
                     problem = f"{live} of {len(wanted) - 1} DataNodes registered"
                 else:
                     self._write_probe()
@@ -180,19 +188,116 @@ class HadoopCluster(Daemons):
             out.write(b"ready")
         client.delete("/.ready")
 
+    # -- faults ---------------------------------------------------------------------------------------------------
+
+    def wait_live(self, count: int, *, deadline: float = 60.0) -> None:
+        """Wait until exactly ``count`` DataNodes are alive in the NameNode's eyes."""
+        until(lambda: self.web.live_datanodes() == count, deadline, f"the life of {count} DataNodes", step=0.2)
+
+    def wait_whole(self, *, deadline: float = 60.0) -> None:
+        """Wait until every block of a finished file has its replicas, and none is known to be damaged.
+
+        What comes before a second fault: HDFS copies in its own time what the first one took.
+        """
+
+        def whole() -> bool:
+            state = self.web.bean("FSNamesystem")
+            return not any(state.get(name, 1) for name in _INCOMPLETE)
+
+        until(whole, deadline, "the last copy of a block", step=0.1)
+
+    def index_of(self, address: str) -> int:
+        """Which DataNode listens at ``address`` (``host:port`` of its data transfers)."""
+        return self.addresses.index(address)
+
+    def pause(self, index: int) -> None:
+        """Freeze DataNode ``index``: it keeps its connections and answers nothing."""
+        self.datanodes[index].signal(signal.SIGSTOP)
+
+    def resume(self, index: int) -> None:
+        self.datanodes[index].signal(signal.SIGCONT)
+
+    @contextlib.contextmanager
+    def frozen(self, *indices: int) -> Iterator[None]:
+        """These DataNodes answer nothing inside; afterwards all are alive in the NameNode's eyes again."""
+        try:
+            for index in indices:
+                self.pause(index)
+            yield
+        finally:
+            for index in indices:
+                self.resume(index)
+            self.wait_live(sum(daemon.alive() for daemon in self.datanodes))
+
+    def kill(self, index: int) -> None:
+        self.datanodes[index].kill()
+
+    def restart(self, index: int) -> None:
+        """Kill DataNode ``index``, start it on the same data and port, wait until it has reported its blocks."""
+        daemon = self.datanodes[index]
+        daemon.kill()
+        self._later.discard(index)
+        seen = daemon.log.stat().st_size if daemon.log.exists() else 0
+        daemon.start()
+
+        # the NameNode's count says nothing: it takes 14 s to see that a DataNode is gone
+        def reported() -> bool:
+            return b"Successfully sent block report" in daemon.log.read_bytes()[seen:]
+
+        self._wait_back(daemon, reported)
+
+    @contextlib.contextmanager
+    def frozen_namenode(self) -> Iterator[None]:
+        """The NameNode keeps its connections and answers nothing inside; afterwards it knows its DataNodes again."""
+        self.namenode.signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.namenode.signal(signal.SIGCONT)
+            self.wait_live(sum(daemon.alive() for daemon in self.datanodes))
+
+    def kill_namenode(self) -> None:
+        self.namenode.kill()
+
+    def restart_namenode(self, *, settings: Mapping[str, str] | None = None) -> None:
+        """Kill the NameNode, start it at the same port, wait until its DataNodes have reported and it takes writes.
+
+        ``settings``: more properties for the NameNode alone, such as another ``dfs.replication``.
+        """
+        self.namenode.kill()
+        if settings:
+            self._namenode_settings = {**self._namenode_settings, **settings}
+            self._site.configure("namenode", self._namenode_settings)
+        self.namenode.start()
+        running = sum(daemon.alive() for daemon in self.datanodes)
+
+        # alive is who has registered; room on it is known, and blocks go there, since its first heartbeat
+        def ready() -> bool:
+            return self.web.datanodes_with_room() >= running and not self.web.safe_mode()
+
+        self._wait_back(self.namenode, ready)
+
+    def _wait_back(self, daemon: Daemon, ready: Callable[[], bool]) -> None:
+        def back() -> bool:
+            if not daemon.alive():
+                raise BootseerError(f"{daemon.name} did not come back: {daemon.last_line()}")
+            return ready()
+
+        until(back, 60.0, f"the return of {daemon.name}", step=0.1)
+
     # -- the stock client -----------------------------------------------------------------------------------------
 
     def shell_argv(self, args: Sequence[str]) -> list[str]:
         """The command line of Hadoop's own client: ``shell_argv(["-get", "/a", "b"])`` is ``hdfs dfs -get /a b``."""
         return self._site.argv("client", _SHELL, heap_mb=256, args=args)
 
-    def fs_shell(self, args: Sequence[str], *, deadline: float = 300.0) -> str:
+    def fs_shell(self, args: Sequence[str]) -> str:
         """Run Hadoop's own client and return what it prints.
 
         Raises `NotFoundError` for a missing path, `BootseerError` for other failures.
         """
         done = subprocess.run(
-            self.shell_argv(args), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=deadline
+            self.shell_argv(args), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300
         )
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]

@@ -11,26 +11,16 @@ import ipaddress
 import json
 import os
 import shutil
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from bootseer.errors import BootseerError, PrivilegeError, UnsupportedError
-
-_DEADLINE = 20.0
+from bootseer.errors import BootseerError, PrivilegeError
+from bootseer.testing.service import run
 
 
 def _ip(*args: str, tool: str = "ip") -> str:
-    try:
-        done = subprocess.run([tool, *args], capture_output=True, text=True, timeout=_DEADLINE, check=False)
-    except FileNotFoundError:
-        raise UnsupportedError(f"{tool} is not installed", hint="apt-get install iproute2") from None
-    except subprocess.TimeoutExpired:
-        raise BootseerError(f"{tool} {' '.join(args)} did not end within {_DEADLINE:.0f} s") from None
-    if done.returncode:
-        raise BootseerError(f"{tool} {' '.join(args)} failed: {done.stderr.strip()}")
-    return done.stdout
+    return run([tool, *args], deadline=20.0)
 
 
 def _shape(rate_mbit: float) -> tuple[str, ...]:

@@ -82,11 +82,11 @@ class Node:
     def left(self) -> list[str]:
         """Mounts, processes and state of running trees that are still there."""
         found = [str(path) for path in (self.state / "trees").glob("*") if path.is_dir()]
-        found += [entry.target for entry in mounts.entries() if entry.target.startswith(f"{self.folder}/")]
+        found += [entry.target for entry in mounts.below(self.folder)]
         return found + [f"process {pid}" for group in self._groups for pid in _members(group)]
 
     def close(self, seconds: float = 20.0) -> None:
-        """Whatever happened: unmount, kill, remove. Raises `TimeoutError` when that was not in order."""
+        """Whatever happened: unmount, kill, remove. Raises `UnavailableError` when that was not in order."""
         Weather().make(self.weather)
         try:
             for made in self.mounted:
@@ -94,7 +94,7 @@ class Node:
                     made.unmount(timeout=seconds)
             until(lambda: not self.left(), seconds, f"the end of {', '.join(self.left())}")
         finally:
-            for entry in reversed([one for one in mounts.entries() if one.target.startswith(f"{self.folder}/")]):
+            for entry in reversed(mounts.below(self.folder)):
                 with contextlib.suppress(BootseerError):
                     mounts.unmount(entry.target, lazy=True, force=entry.fstype == "fuse")
             for group in self._groups:

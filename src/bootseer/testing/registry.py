@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import shutil
 import socket
-import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
-from bootseer.errors import UnavailableError, UnsupportedError
-from bootseer.testing.service import service
+from bootseer.errors import UnsupportedError
+from bootseer.testing.service import service, wait_for_port
 from bootseer.testing.tokens import ISSUER, SERVICE, TokenServer
 
 _CONFIG = """\
@@ -35,7 +32,6 @@ auth: {{token: {{realm: "{realm}", service: {service}, issuer: {issuer}, rootcer
 USER, PASSWORD = "trainer", "correct-horse"
 _BCRYPT = "$2y$05$abcdefghijklmnopqrstuuZ0Fx87Pb/Aqb0E90lfvCwzXnaFKUHpS"
 """``PASSWORD``, as docker-registry wants it."""
-_START_SECONDS = 15.0
 
 
 class DockerRegistry:
@@ -99,12 +95,10 @@ class DockerRegistry:
         return ""
 
     def _launch(self) -> None:
-        process = self._running.enter_context(service(self._argv, self._log))
-        try:
-            self._wait(process)
-        except BaseException:
-            self._running.close()
-            raise
+        with contextlib.ExitStack() as stack:
+            process = stack.enter_context(service(self._argv, self._log))
+            wait_for_port(self.host, self.port, "docker-registry", process)
+            self._running = stack.pop_all()
 
     def _remove(self) -> None:
         if self._temp:
@@ -118,24 +112,3 @@ class DockerRegistry:
             yield
         finally:
             self._launch()
-
-    def _wait(self, process: subprocess.Popen[bytes]) -> None:
-        end = time.monotonic() + _START_SECONDS
-        while time.monotonic() < end:
-            if process.poll() is not None:
-                text = self._log.read_text(errors="replace").strip()[-300:]
-                raise UnavailableError(f"docker-registry at {self.address} ended at once: {text}")
-            if self._answers():
-                return
-            time.sleep(0.05)
-        raise UnavailableError(f"docker-registry at {self.address} did not answer within {_START_SECONDS:.0f} s")
-
-    def _answers(self) -> bool:
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=1)
-        try:
-            connection.request("GET", "/v2/")
-            return connection.getresponse().status in (200, 401)
-        except OSError:
-            return False
-        finally:
-            connection.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import socket
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from google.protobuf.message import Message
 from bootseer.errors import BootseerError, UnavailableError
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.testing.hadoop import HadoopCluster
+from bootseer.testing.waits import until
 from bootseer.testing.webhdfs import BlockAt, Holder
 
 _META_HEADER = 7
@@ -37,17 +37,17 @@ class Replicas:
                 found[index] = path
         return found
 
-    def blocks(self, path: str, *, replicas: int = 1, deadline: float = 20.0) -> list[BlockAt]:
+    def blocks(self, path: str, *, replicas: int = 1) -> list[BlockAt]:
         """The blocks of a file, once each has so many replicas and the NameNode knows of just those on disk."""
-        until = time.monotonic() + deadline
-        while True:
-            blocks = self._cluster.web.blocks(path)
+        blocks: list[BlockAt] = []
+
+        def known() -> bool:
+            blocks[:] = self._cluster.web.blocks(path)
             places = [(set(self.holders(block)), self.files(block).keys()) for block in blocks]
-            if all(len(told) >= replicas and told == there for told, there in places):
-                return blocks
-            if time.monotonic() >= until:
-                raise UnavailableError(f"{path} has not {replicas} replicas of each block after {deadline:.0f} s")
-            time.sleep(0.1)
+            return all(len(told) >= replicas and told == there for told, there in places)
+
+        until(known, 20.0, f"the {replicas} replicas of each block of {path}", step=0.1)
+        return blocks
 
     def holders(self, block: BlockAt) -> list[int]:
         """The DataNodes that the NameNode named when it was asked for ``block``, in its order."""
@@ -93,16 +93,15 @@ class Replicas:
 
     # -- moving ---------------------------------------------------------------------------------------------------
 
-    def move(self, block: BlockAt, source: int, target: int, *, deadline: float = 30.0) -> None:
+    def move(self, block: BlockAt, source: int, target: int) -> None:
         """Have DataNode ``target`` copy the block from ``source``, whose replica then goes: what the balancer does.
 
         Returns when the replica of ``source`` has gone from its disk: who still reads from there finds nothing.
         """
-        until = time.monotonic() + deadline
         giver = dict(zip(self.holders(block), block.holders, strict=True))[source]
         request = _replace_block(block, giver)
         host, _, port = self._cluster.addresses[target].rpartition(":")
-        with socket.create_connection((host, int(port)), timeout=deadline) as sock, sock.makefile("rb") as answers:
+        with socket.create_connection((host, int(port)), timeout=30) as sock, sock.makefile("rb") as answers:
             sock.sendall(_TRANSFER_VERSION.to_bytes(2, "big") + bytes([_REPLACE_BLOCK]) + _delimited(request))
             while True:
                 answer = wire.BlockOpResponse.FromString(answers.read(_varint(answers.read)))
@@ -110,10 +109,8 @@ class Replicas:
                     break
                 if answer.status != _IN_PROGRESS:
                     raise BootseerError(f"block {block.id} was not moved: {answer.message or answer.status}")
-        while source in self.files(block):
-            if time.monotonic() >= until:
-                raise UnavailableError(f"DataNode {source} still has block {block.id} after {deadline:.0f} s")
-            time.sleep(0.05)
+        gone = f"the end of block {block.id} on DataNode {source}"
+        until(lambda: source not in self.files(block), 30.0, gone, step=0.05)
 
 
 def _replace_block(block: BlockAt, giver: Holder) -> bytes:

@@ -1,4 +1,4 @@
-"""Servers in a session of their own, which end with whoever started them, also after Ctrl-C."""
+"""Programs: run to their end, or servers in a session of their own that end with whoever started them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,44 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from bootseer.errors import UnavailableError, UnsupportedError
+from bootseer.errors import BootseerError, UnsupportedError
+from bootseer.testing.waits import until
 
 log = logging.getLogger(__name__)
 
+BOOTSEER = (sys.executable, "-m", "bootseer.cli.main")
 WITH_US = ("setpriv", "--pdeathsig", "TERM", "--")
 _READY_DEADLINE = 30.0
 _STOP_DEADLINE = 10.0
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    accept: tuple[int, ...] = (0,),
+    deadline: float = 1800.0,
+) -> str:
+    """Run ``argv`` (``env``: more variables) and return what it prints.
+
+    Raises `UnsupportedError` when it is not installed, `BootseerError` for another exit code than ``accept`` has, and
+    when it takes longer than ``deadline`` seconds.
+    """
+    environ = {**os.environ, **(env or {})}
+    try:
+        done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=deadline, check=False)
+    except FileNotFoundError:
+        raise UnsupportedError(f"{argv[0]} is not installed", hint="run scripts/setup") from None
+    except subprocess.TimeoutExpired:
+        raise BootseerError(f"{argv[0]} did not end within {deadline:.0f} s") from None
+    if done.returncode not in accept:
+        line = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise BootseerError(f"{' '.join(argv[:5])}... failed: {line}")
+    return done.stdout
 
 
 @contextlib.contextmanager
@@ -48,13 +75,14 @@ def service(argv: Sequence[str], logfile: Path) -> Iterator[subprocess.Popen[byt
 
 
 def wait_for_port(address: str, port: int, name: str, process: subprocess.Popen[bytes]) -> None:
-    """Wait until ``name`` listens. Raises `UnavailableError` after the deadline, or at once when it has ended."""
-    end = time.monotonic() + _READY_DEADLINE
-    while time.monotonic() < end:
-        if process.poll() is not None:
-            raise UnavailableError(f"{name} ended at its start with code {process.returncode}")
+    """Wait until ``name`` listens. Raises `UnavailableError` after the deadline, `BootseerError` when it has ended."""
+
+    def listens() -> bool:
+        found = False
         with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=1):
-            if process.poll() is None:  # else it is somebody else who listens there
-                return
-        time.sleep(0.05)
-    raise UnavailableError(f"{name} did not listen on {address}:{port} within {_READY_DEADLINE:.0f} s")
+            found = True
+        if process.poll() is not None:  # perhaps it is somebody else who listens there
+            raise BootseerError(f"{name} ended at its start with code {process.returncode}")
+        return found
+
+    until(listens, _READY_DEADLINE, f"the start of {name} on {address}:{port}", step=0.05)

@@ -34,24 +34,32 @@ class WrappedReader(RangeReader):
         self._inner.close()
 
 
-class WrappedStore(Store):
+class CheckedStore(Store):
+    """Another store, where `_check` may raise before an operation."""
+
     def __init__(self, inner: Store) -> None:
         self.inner = inner
         self.url = inner.url
 
+    def _check(self) -> object: ...
+
     def get(self, key: str) -> bytes:
+        self._check()
         return self.inner.get(key)
 
     def open(self, key: str) -> RangeReader:
         return self.inner.open(key)
 
     def stat(self, key: str) -> ObjectInfo:
+        self._check()
         return self.inner.stat(key)
 
     def put(self, key: str, data: bytes | Path, *, overwrite: bool = False) -> bool:
+        self._check()
         return self.inner.put(key, data, overwrite=overwrite)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        self._check()
         return self.inner.list(prefix)
 
     def delete(self, key: str) -> None:
@@ -64,28 +72,6 @@ class WrappedStore(Store):
 
     def keep(self, key: str) -> None:
         self.inner.keep(key)
-
-
-class CheckedStore(WrappedStore):
-    """``inner``, where `_check` may raise before each operation that it knows of."""
-
-    def _check(self) -> object: ...
-
-    def get(self, key: str) -> bytes:
-        self._check()
-        return super().get(key)
-
-    def stat(self, key: str) -> ObjectInfo:
-        self._check()
-        return super().stat(key)
-
-    def put(self, key: str, data: bytes | Path, *, overwrite: bool = False) -> bool:
-        self._check()
-        return super().put(key, data, overwrite=overwrite)
-
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        self._check()
-        return super().list(prefix)
 
 
 class FlakyStore(CheckedStore):
@@ -151,7 +137,7 @@ class FlakyStore(CheckedStore):
         return bytes(data)
 
 
-class RateLimitedStore(WrappedStore):
+class RateLimitedStore(CheckedStore):
     """A store behind one link of ``rate`` bytes per second, shared fairly, with ``latency`` seconds per request."""
 
     _SLICE = 64 << 10

@@ -218,13 +218,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _print(seed: int, outcome: Outcome) -> None:
-    tally = outcome.tally
-    print(f"stripefs: {'clean' if outcome.clean else 'NOT CLEAN'}, seed {seed}, {outcome.seconds:.0f} s")
-    print("  done       " + ", ".join(f"{name} {count}" for name, count in sorted(outcome.done.items())))
-    print(f"  operations {tally.done}, the slowest {tally.slowest:.1f} s")
-    print(f"  must be 0  wrong {tally.wrong}, hangs {tally.hangs}, errors {tally.errors - outcome.excused}")
-    print(f"  errors     {outcome.excused} while the NameNode was away")
-    print(f"  damaged    {outcome.reported} replicas were reported to the NameNode", flush=True)
+    print(f"stripefs: {'clean' if outcome.clean else 'NOT CLEAN'}, seed {seed}", flush=True)
+    print(msgspec.structs.replace(outcome, findings=""), flush=True)
     if not outcome.clean:
         print(outcome.findings)
 

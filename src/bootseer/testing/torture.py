@@ -60,7 +60,7 @@ _ACL = _acl((1, 6, _NOBODY), (2, 4, 1234), (4, 4, _NOBODY), (16, 4, _NOBODY), (3
 """user::rw- user:1234:r-- group::r-- mask::r-- other::---"""
 
 
-def write(layout: Path, *, tag: str = "v1", entries: int = _ENTRIES, bulk: int = 10) -> str:
+def write(layout: Path, *, entries: int = _ENTRIES, bulk: int = 10) -> str:
     """Write the image to the OCI layout ``layout`` and return its reference (``oci:DIR:TAG``).
 
     About ``bulk`` MB of random data and 4 MB of other; ``entries`` files in ``large/``. Needs GNU tar, for members
@@ -74,8 +74,8 @@ def write(layout: Path, *, tag: str = "v1", entries: int = _ENTRIES, bulk: int =
         layers[1].write_bytes(tar_of(_middle(rand, entries, bulk)))
         _write_sparse(place / "source", layers[2])
         layers[3].write_bytes(tar_of(_upper(rand)))
-        oci.write_layout(layout, layers, oci.ContainerConfig(), tag, compression=("gzip", "zstd", "zstd", "none"))
-    return f"oci:{layout}:{tag}"
+        oci.write_layout(layout, layers, oci.ContainerConfig(), "v1", compression=("gzip", "zstd", "zstd", "none"))
+    return f"oci:{layout}:v1"
 
 
 def _lower(rand: random.Random) -> Iterator[Member]:

@@ -10,16 +10,29 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
+from bootseer.errors import UnavailableError
+
 T = TypeVar("T")
 
 
-def until(condition: Callable[[], object], seconds: float = 10.0, what: str = "what was waited for") -> None:
-    """Raises `TimeoutError` when ``condition`` does not become true within ``seconds``."""
+def until(
+    condition: Callable[[], object], seconds: float = 10.0, what: str = "what was waited for", *, step: float = 0.005
+) -> None:
+    """Ask for ``condition`` every ``step`` seconds; what is unavailable meanwhile makes it false.
+
+    Raises `UnavailableError` when it does not become true within ``seconds``.
+    """
     end = time.monotonic() + seconds
-    while not condition():
+    problem = ""
+    while True:
+        try:
+            if condition():
+                return
+        except UnavailableError as exc:
+            problem = f": {exc}"
         if time.monotonic() > end:
-            raise TimeoutError(f"{what} did not happen within {seconds:g} s")
-        time.sleep(0.005)
+            raise UnavailableError(f"{what} did not happen within {seconds:g} s{problem}")
+        time.sleep(step)
 
 
 def later(call: Callable[[], T]) -> Future[T]:

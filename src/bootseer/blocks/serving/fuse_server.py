@@ -40,8 +40,6 @@ WORKERS = 2
 _MAPPED = 32 << 10
 """Reads from here on are answered out of a mapping of the data file: one copy and one system call less, see the table
 in docs/internals/fuse.md. Smaller reads of pages that are not in memory would each pull in 128 KiB around them."""
-_HANDLE = 1
-"""The only file handle `fuse.SingleFile` gives out."""
 _FORK_SECONDS = 0.1
 """Between two tries to replace a supervisor."""
 _SLACK = 5.0
@@ -164,10 +162,9 @@ class FuseServer:
             return server
         negotiated = fuse.Negotiated.decode(note)
         log.warning("FUSE server %d takes over %s", self._generation, self._device.mountpoint)
-        sizes = {_HANDLE: self._shared.size}
         with self._pending.lock:  # reads come before this returns; those that miss wait until there is a `_server`
             self._server = server = fuse.Server.resume(
-                operations, self._device, negotiated, workers=WORKERS, options=OPTIONS, sizes=sizes
+                operations, self._device, negotiated, workers=WORKERS, options=OPTIONS
             )
         return server
 

@@ -103,7 +103,7 @@ class StripeOperations(fuse.Operations):
             if not is_hidden(entry.name)
         ]
 
-    def open(self, node: int, flags: int, ctx: fuse.Context) -> fuse.OpenFile:
+    def open(self, node: int, flags: int, ctx: fuse.Context) -> int:
         if flags & os.O_ACCMODE != os.O_RDONLY:
             raise _os_error(errno.EROFS)
         known = self._nodes[node]
@@ -119,7 +119,11 @@ class StripeOperations(fuse.Operations):
         with self._lock:
             handle = next(self._next_handle)
             self._handles[handle] = (node, file)
-        return fuse.OpenFile(handle, file.size)
+        return handle
+
+    def size(self, fh: int) -> int | None:
+        held = self._handles.get(fh)
+        return held[1].size if held else None
 
     def read(self, fh: int, offset: int, size: int, ctx: fuse.Context) -> fuse.ReadResult:
         file = self._handles[fh][1]

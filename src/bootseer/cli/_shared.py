@@ -1,19 +1,17 @@
-"""What the verbs of ``bootseer image`` share: options, progress bars, tables, sizes and times as text."""
+"""What the verbs share: options, progress bars, tables and JSON on stdout."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import signal
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from types import FrameType
+    from collections.abc import Iterable, Sequence
 
     from rich.progress import TaskID
 
@@ -33,28 +31,33 @@ class Bars:
 
     def __init__(self, *, quiet: bool) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
         self._bars = Progress(
-            TextColumn("{task.description:<9}"),
+            TextColumn("{task.description:<9}", markup=False),
             BarColumn(),
             DownloadColumn(binary_units=False),
-            TimeElapsedColumn(),
+            TransferSpeedColumn(),
             console=Console(stderr=True),
             transient=True,
             disable=quiet or not sys.stderr.isatty(),
         )
+        self._lock = threading.Lock()
         self._tasks: dict[str, TaskID] = {}
         self._began = time.monotonic()
 
     def update(self, step: str, done: int, total: int) -> None:
-        if self._bars.disable or (not self._tasks and time.monotonic() - self._began < 2.0):
+        """``done`` of ``total`` bytes of ``step``; a step that is done has no bar any more."""
+        if self._bars.disable or time.monotonic() - self._began < 2.0:
             return
-        if not self._bars.live.is_started:
-            self._bars.start()
-        if step not in self._tasks:
-            self._tasks[step] = self._bars.add_task(step)
-        self._bars.update(self._tasks[step], completed=done, total=total or None)
+        with self._lock:
+            if not self._bars.live.is_started:
+                self._bars.start()
+            if step not in self._tasks:
+                self._tasks[step] = self._bars.add_task(step)
+            self._bars.update(self._tasks[step], completed=done, total=total or None)
+            if 0 < total <= done:
+                self._bars.remove_task(self._tasks.pop(step))
 
     def __enter__(self) -> Bars:
         return self
@@ -64,20 +67,6 @@ class Bars:
             self._bars.stop()
 
 
-@contextlib.contextmanager
-def terminable() -> Iterator[None]:
-    """Inside, SIGTERM ends the command like Ctrl-C does: everything is undone on the way out."""
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[str] = ()) -> None:
     """A plain table on stdout; columns are set right except those in ``left``. Long texts are never cut."""
     from rich import box
@@ -85,7 +74,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, title_style="bold")
+    table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, title_style="bold")
     for name in columns:
         table.add_column(name, justify="left" if name in left else "right", overflow="fold", no_wrap=name not in left)
     for row in rows:
@@ -101,15 +90,6 @@ def one_line(text: str) -> str:
 
 def count_text(count: int, one: str, many: str) -> str:
     return f"{count} {one if count == 1 else many}"
-
-
-def size_text(count: int) -> str:
-    value = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000 or unit == "GB":
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    raise AssertionError("unreachable")
 
 
 def print_json(value: object) -> None:

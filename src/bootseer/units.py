@@ -1,0 +1,44 @@
+"""Sizes and ages, as people write and read them."""
+
+from __future__ import annotations
+
+import re
+
+from bootseer.errors import ConfigError
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
+_AGE = re.compile(r"(\d+(?:\.\d+)?)([smhdw])|0")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+
+
+def parse_size(text: str, *, kilo: int = 1024) -> int:
+    """Bytes of ``4096``, ``256K``, ``1MiB`` or ``2G``, in powers of ``kilo``. Raises `ConfigError`."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise ConfigError(f"{text!r} is not a size", hint="write 4096, 256K, 1M or 2G")
+    return int(float(found[1]) * kilo ** " kmgt".index(found[2].lower() or " "))
+
+
+def parse_age(text: str) -> float:
+    """Seconds of an age such as ``7d``, ``12h``, ``30m``, ``45s``, or ``0``. Raises `ConfigError`."""
+    found = _AGE.fullmatch(text.strip())
+    if found is None:
+        raise ConfigError(f"{text!r} is not an age", hint="write 7d, 12h, 30m, 45s or 0")
+    return float(found[1]) * _SECONDS[found[2]] if found[1] else 0.0
+
+
+def size_text(count: float) -> str:
+    """A number of bytes in powers of 1000: ``42 B``, ``1.5 MB``."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
+
+
+def age_text(seconds: float) -> str:
+    """A time in one unit, at least two of it: ``42 s``, ``3 h``, ``5 d``."""
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"
