@@ -105,7 +105,11 @@ def colliding(rand: random.Random) -> float:
     """Four DataNodes; one of them has only one of the stripes, or all have the same first replica."""
     simulated, scheduler = cluster(rand, 4), Scheduler()
     a, b, c, d = simulated.nodes
-    layouts = ([(a, b, c), (a, b, d), (a, c, b), (a, c, d)], [(a, b, c)] * 3 + [(a, b, d)], [(a,), (b,), (b, a), (c, d)])
+    layouts = (
+        [(a, b, c), (a, b, d), (a, c, b), (a, c, d)],
+        [(a, b, c)] * 3 + [(a, b, d)],
+        [(a,), (b,), (b, a), (c, d)],
+    )
     starts = [at * MIB for at in range(65)]
     for _ in range(2):
         spans = [Span(Place(object(), keys), starts) for keys in layouts[rand.randrange(3)]]
@@ -275,5 +279,5 @@ CASES = [
     Case("quick", "1 GiB from 8 DataNodes of 250 MiB/s", quick),
     Case("slow-links", "128 MiB from 8 DataNodes of 4 MiB/s, one of 1", slow_links),
     Case("only-replicas", "64 MiB beside reads that wait for frozen DataNodes", only_replicas),
-    Case("cpu", "CPU seconds of 10,000 small reads", cpu),
+    Case("cpu", "CPU seconds of 10,000 small reads", lambda rand: min(cpu(rand) for _ in range(3))),
 ]  # fmt: skip

@@ -11,10 +11,9 @@ from __future__ import annotations
 import traceback
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from bootseer.errors import BootseerError, DataError, NotFoundError
-from bootseer.hdfs import datanode
 from bootseer.hdfs.records import DataNode, FileBlocks, Located
 from bootseer.hdfs.replica_errors import Cancelled, CorruptReplica, OwnLimit, StaleReplica, UncheckedReplica
 from bootseer.stripefs.scheduler.model import (
@@ -177,9 +176,9 @@ PROBE_DEADLINE = 2.0
 
 
 class Transport(Protocol):
-    """How bytes of a block are had; `bootseer.hdfs.datanode` is the real one."""
+    """How bytes of a block are had: the module `bootseer.hdfs.datanode`, or a double of it."""
 
-    def transfer(self) -> Transfer: ...
+    def Transfer(self) -> Transfer: ...
 
     def read(
         self,
@@ -190,29 +189,8 @@ class Transport(Protocol):
         *,
         deadline: float,
         verify: bool,
-        transfer: Transfer,
+        transfer: Any,
     ) -> None: ...
-
-
-class DataNodes:
-    """The real transport."""
-
-    def transfer(self) -> Transfer:
-        return datanode.Transfer()
-
-    def read(
-        self,
-        node: DataNode,
-        located: Located,
-        offset: int,
-        parts: Sequence[memoryview],
-        *,
-        deadline: float,
-        verify: bool,
-        transfer: Transfer,
-    ) -> None:
-        assert isinstance(transfer, datanode.Transfer)
-        datanode.read(node, located, offset, parts, deadline=deadline, verify=verify, transfer=transfer)
 
 
 def transfer(attempt: Attempt, transport: Transport) -> tuple[Outcome, BootseerError | None]:
@@ -230,7 +208,7 @@ def transfer(attempt: Attempt, transport: Transport) -> tuple[Outcome, BootseerE
             parts,
             deadline=PROBE_DEADLINE if attempt.kind == "probe" else DEADLINE + attempt.size / SLOWEST,
             verify=attempt.verify,
-            transfer=cast(Transfer, attempt.handle),
+            transfer=attempt.handle,
         )
         if attempt.run is not None:
             views(attempt.run.span).check(parts, attempt.run.first)

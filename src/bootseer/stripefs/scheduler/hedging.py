@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from bootseer.stripefs.scheduler.assignment import Assignment
+from bootseer.stripefs.scheduler.assignment import Assignment, rate, seconds
 from bootseer.stripefs.scheduler.datanodes import NodeState
 from bootseer.stripefs.scheduler.model import Attempt, Run, Tuning
 
@@ -136,26 +136,19 @@ class HedgePolicy:
 
     def _stuck(self, attempt: Attempt, late: float) -> float:
         """Seconds without a byte after which it is stopped."""
-        node = attempt.node
-        if not node.breaker.closed:
-            return late  # known to be in trouble
-        stuck = max(self._tuning.stall, 2 * late)
-        if node.rate is not None and attempt.received:
-            stuck = max(stuck, 2.5 * self._tuning.batch * node.flying / node.rate)
-        return stuck
+        return max(self._tuning.stall, 2 * late) if attempt.node.breaker.closed else late
 
     def _hedge(self, attempt: Attempt, run: Run, others: Sequence[NodeState], late: float, now: float) -> Hedge | None:
         request = run.span.request
-        free = [node for node in others if node.flying < request.slots + 1]
+        free = [node for node in others if node.flying < self._tuning.slots + 1]
         if not free:
             return None
-        other = min(free, key=lambda node: self._assignment.seconds(node, attempt.size))
+        other = min(free, key=lambda node: seconds(node, attempt.size))
         if attempt.received and now - attempt.progress_at < late:
             left = (attempt.size - attempt.received) * (now - attempt.started) / attempt.received
         else:
             left = float("inf")
-        self._assignment.healthy(request)
-        rates = request.rates - (self._assignment.rate(attempt.node) if attempt.node.breaker.closed else 0.0)
-        if left <= max(request.pending / max(rates, 1.0), self._assignment.seconds(other, attempt.size)):
+        rates = request.rates - (rate(attempt.node) if attempt.node.breaker.closed else 0.0)
+        if left <= max(request.pending / max(rates, 1.0), seconds(other, attempt.size)):
             return None  # the request waits for others, or it would be no sooner
         return Hedge(other)

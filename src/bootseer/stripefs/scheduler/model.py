@@ -27,8 +27,8 @@ SLOWEST = 512 << 10
 class Tuning:
     """Sizes in bytes, times in seconds."""
 
-    streams: int = 8
-    """Bulk transfers that one request has under way where its DataNodes are few; else 2 per DataNode."""
+    slots: int = 2
+    """Bulk transfers that one request has under way from one DataNode."""
     total: int = 32
     """Bulk transfers under way in the process, not counting as many from which nothing comes; each has a thread."""
     small: int = 256 << 10
@@ -38,18 +38,12 @@ class Tuning:
     min_run: int = 1 << 20
     max_run: int = 4 << 20
     """Of a DataNode that is not known yet, or not quick."""
-    run_seconds: float = 0.25
-    """What a slow DataNode is given at once."""
     quick_seconds: float = 0.06
     """What a quick DataNode is given at once: the more, the fewer requests, which cost both sides CPU time."""
     long_run: int = 8 << 20
     """Of a quick DataNode: hedges of two are within what may be read twice in advance."""
-    plan_from: int = 8 << 20
-    """Requests from this size on have a plan."""
     stall: float = 0.25
     """An attempt that gets nothing for so long, and for 4 times the 95th percentile, is stopped."""
-    batch: int = 1 << 20
-    """A transfer tells of its bytes in steps of about this size."""
     patience: float = 60.0
     """A request fails when nothing of it has come for so long."""
     rounds: int = 4
@@ -134,7 +128,6 @@ class Span:
         self.place, self.starts, self.verify, self.tag = place, starts, verify, tag
         self.next = 0
         self.again: list[Run] = []
-        self.quota: dict[str, float] = {}
         self.join: Join | None = None
         self.request: Request
 
@@ -193,6 +186,7 @@ class Request:
     """One call of a reader. ``left``: bytes not there yet; ``pending``: those of them that wait for a DataNode.
 
     ``touching``: attempts (or copies) that may write into the caller's memory; the call may return only at 0.
+    ``healthy``: its DataNodes with a closed breaker, and the sum of their ``rates``, as of the last look.
     """
 
     def __init__(self, spans: Sequence[Span], name: str = "") -> None:
@@ -206,13 +200,10 @@ class Request:
         self.nodes: list[NodeState] = []
         self.spans_of: dict[str, list[Span]] = {}
         self.small = False
-        self.slots = 2
         self.number = 0
         self.progress_at = 0.0
-        self.planned_at: float | None = None
-        self.planned_with: dict[str, float] = {}  # the rates, by DataNode
         self.healthy: list[NodeState] = []
-        self.rates, self.seen = 0.0, -1
+        self.rates = 0.0
         for span in self.spans:
             span.request = self
 

@@ -4,8 +4,8 @@ The engine calls `submit`, `take`, `ended`, `tick` and so on under one lock, wit
 rules, in the order in which they decide:
 
 - A DataNode with a free slot takes a run of parts that it has a replica of: no DataNode idles while it could help.
-  Requests in turn: small ones first, then who has the fewest bytes under way. Within a request first what the matching
-  (`bootseer.stripefs.scheduler.assignment`) planned for this DataNode, then what others have most of.
+  Requests in turn: small ones first, then who has the fewest bytes under way. Within a request the block that all its
+  DataNodes would take longest for (`bootseer.stripefs.scheduler.assignment`).
 - Runs are large while much is left, small at the end, smaller for slow DataNodes; and a DataNode leaves the last runs
   to others that would end them much sooner.
 - Two attempts never have the same memory: the second one at a run (a hedge) goes to scratch memory.
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
 
 from bootseer.errors import BootseerError, UnavailableError
 from bootseer.stripefs.scheduler.assignment import Assignment
@@ -32,7 +31,6 @@ from bootseer.stripefs.scheduler.model import (
     CopyBack,
     Join,
     Outcome,
-    Place,
     Relocate,
     Request,
     Run,
@@ -63,11 +61,9 @@ class Scheduler:
         # The transfers under way of bulk requests (False) and of small ones (True), and how many of them are silent.
         self._under_way, self._silent = {False: 0, True: 0}, {False: 0, True: 0}
         self._assignment = Assignment(self.nodes, self.tuning)
-        # Where there may be something to take since the last look: to look at every request and DataNode after each
+        # DataNodes that there may be something to take for since the last look: to look at all of them after each
         # transfer would cost more than the transfers of small reads.
-        self._everywhere = False
-        self._new: deque[Request] = deque()
-        self._freed: deque[NodeState] = deque()
+        self._look: dict[NodeState, None] = {}
         self._hedging = HedgePolicy(self.durations, self._assignment, self.tuning)
         self._retry = RetryPolicy(self.requests, self._assignment, self.tuning, self.fail)
         self.hedged = self.hedges_won = 0
@@ -88,8 +84,8 @@ class Scheduler:
         request.number, request.progress_at = self._number, now
         request.small = request.size <= self.tuning.small
         self.requests.append(request)
-        self._assignment.route(request, now)
-        self._new.append(request)
+        self._assignment.route(request)
+        self._look.update(dict.fromkeys(request.nodes))
         for span in request.spans:
             if not span.place.usable:
                 self._retry.cut_rest(span, now)
@@ -111,8 +107,9 @@ class Scheduler:
             return None
         # a total that was reached kept every DataNode from taking; one that left something to others may want it now
         if self._full(False) or self._full(True) or outcome is not Outcome.DONE or self._assignment.left:
-            self._everywhere, self._assignment.left = True, False
-        self._freed.append(attempt.node)
+            self._look_everywhere()
+            self._assignment.left = False
+        self._look[attempt.node] = None
         self._under_way[_small(attempt)] -= 1
         self._set_silent(attempt, False)
         if outcome is Outcome.DONE:
@@ -176,17 +173,17 @@ class Scheduler:
 
     def relocated(self, file: object, error: BootseerError | None, now: float) -> None:
         """The places of ``file`` have fresh locations, or that failed."""
-        self._everywhere = True
         self._retry.relocated(file, error, now)
+        self._look_everywhere()
 
     def tick(self, now: float) -> None:
         """Look at everything under way: what is late, stuck or given up."""
-        self._everywhere = True
+        self._look_everywhere()
         for attempt in list(self._flying):
             if attempt.handle is not None:
                 self._credit(attempt, attempt.handle.received, now)
-        self._assignment.rates_changed(self.requests, now)
-        self._assignment.forget(self.requests, now)
+        self._assignment.refresh(self.requests)
+        self._probe(now)
         for attempt in list(self._flying):
             if attempt.run is not None and not attempt.cancelled:
                 self._watch(attempt, attempt.run, now)
@@ -226,10 +223,6 @@ class Scheduler:
                 )
             )
 
-    def preview(self, sizes: Sequence[tuple[Place, int]]) -> tuple[dict[Place, dict[str, int]], float | None]:
-        """As `Assignment.preview`."""
-        return self._assignment.preview(sizes)
-
     @property
     def busy(self) -> bool:
         """Whether anything is under way or waits."""
@@ -248,50 +241,43 @@ class Scheduler:
             attempt.silent = silent
             self._silent[_small(attempt)] += 1 if silent else -1
 
+    def _look_everywhere(self) -> None:
+        for request in self.requests:
+            if request.pending:
+                self._look.update(dict.fromkeys(request.nodes))
+
     def _take(self, now: float) -> Attempt | None:
-        """An attempt, begun: a run of a request for a free slot, or a probe. None when there is nothing to take."""
-        while self._everywhere or self._new or self._freed:
-            if self._everywhere:
-                for request in sorted(self.requests, key=_turn):
-                    if (attempt := self._take_of(request, request.nodes, now)) is not None:
-                        return attempt
-                self._everywhere = False
-                self._new.clear()
-                self._freed.clear()
-                if (attempt := self._probe(now)) is not None:
+        """An attempt, begun: a run of a request for a free slot. None when there is nothing to take."""
+        waiting = sorted((request for request in self.requests if request.pending), key=_turn)
+        while self._look and waiting:
+            node = next(iter(self._look))
+            del self._look[node]
+            for request in waiting:
+                if node.key in request.spans_of and (attempt := self._take_of(request, node, now)) is not None:
+                    self._look[node] = None  # for one more, after the others
                     return attempt
-            elif self._new:
-                if (attempt := self._take_of(self._new[0], self._new[0].nodes, now)) is not None:
-                    return attempt
-                self._new.popleft()
-            else:
-                node = self._freed[0]
-                for request in sorted(self.requests, key=_turn):
-                    if node.key in request.spans_of and (attempt := self._take_of(request, [node], now)) is not None:
-                        return attempt
-                self._freed.popleft()
+        self._look.clear()
         return None
 
-    def _take_of(self, request: Request, nodes: Sequence[NodeState], now: float) -> Attempt | None:
-        if request.over or not request.pending or self._full(request.small):
+    def _take_of(self, request: Request, node: NodeState, now: float) -> Attempt | None:
+        if request.over or self._full(request.small):
             return None
-        slots = request.slots + (self.tuning.small_slots if request.small else 0)
-        for node in sorted(nodes, key=lambda node: node.flying) if len(nodes) > 1 else nodes:
-            if node.breaker.closed:
-                if (node.flying if request.small else node.bulk) >= slots:
-                    continue
-            elif node.flying:
-                continue
-            if (run := self._assignment.pick(request, node, now)) is not None:
-                request.pending -= run.size
-                request.flying += run.size
-                request.touching += 1
-                run.primary = attempt_at("primary", node, run)
-                return self._begin(run.primary, now)
-        return None
+        if not node.breaker.closed:
+            free = not node.flying
+        elif request.small:
+            free = node.flying < self.tuning.slots + self.tuning.small_slots
+        else:
+            free = node.bulk < self.tuning.slots
+        if not free or (run := self._assignment.pick(request, node, now)) is None:
+            return None
+        request.pending -= run.size
+        request.flying += run.size
+        request.touching += 1
+        run.primary = attempt_at("primary", node, run)
+        return self._begin(run.primary, now)
 
-    def _probe(self, now: float) -> Attempt | None:
-        """A small transfer from a DataNode that was left alone, to see whether it works again."""
+    def _probe(self, now: float) -> None:
+        """Begin a small transfer from each DataNode that was left alone for long enough, to see whether it works."""
         for request in self.requests:
             for node in request.nodes:
                 if not node.breaker.probe_due(now):
@@ -300,8 +286,9 @@ class Scheduler:
                     size = min(self.tuning.probe, span.starts[-1] - span.starts[0])
                     if node.key not in span.place.bad and self._scratch.try_take(size):
                         node.breaker.probe()
-                        return self._begin(Attempt("probe", node, span.place, span.starts[0], size, None, False), now)
-        return None
+                        probe = Attempt("probe", node, span.place, span.starts[0], size, None, False)
+                        self._urgent.append(self._begin(probe, now))
+                        break
 
     # -- beginning ------------------------------------------------------------------------------------------------
 
@@ -343,8 +330,8 @@ class Scheduler:
             if node.breaker.succeeded():
                 node.renew(now)
                 _log.info("DataNode %s works again", node.address)
-                self._everywhere = True
-                self._assignment.breakers_changed(self.requests, now)
+                self._look_everywhere()
+                self._assignment.refresh(self.requests)
             if outcome is Outcome.CORRUPT or (attempt.verify and outcome in (Outcome.DONE, Outcome.DAMAGED)):
                 attempt.place.checksums.seen = True
             if outcome in (Outcome.REFUSED, Outcome.CORRUPT) and attempt.kind != "probe":
@@ -358,8 +345,8 @@ class Scheduler:
     def _node_failed(self, node: NodeState, now: float, why: str, *, hard: bool) -> None:
         if node.breaker.failed(now, hard=hard):
             _log.warning("DataNode %s is left alone for %.2g s: %s", node.address, node.breaker.until - now, why)
-            self._everywhere = True
-            self._assignment.breakers_changed(self.requests, now)
+            self._look_everywhere()
+            self._assignment.refresh(self.requests)
 
     def _hedge_ended(
         self, run: Run, attempt: Attempt, outcome: Outcome, error: BootseerError | None, now: float
@@ -426,8 +413,8 @@ class Scheduler:
             self.requests.remove(request)
 
     def _requeue(self, run: Run, now: float) -> None:
-        self._everywhere = True
         self._retry.requeue(run, now)
+        self._look_everywhere()
 
     def _cancel(self, attempt: Attempt) -> None:
         if not attempt.cancelled:
@@ -451,7 +438,7 @@ class Scheduler:
                 self._cancel(attempt)  # one is enough to wait with; this is no failure of the run
             else:
                 self._set_silent(attempt, True)
-            self._everywhere = True
+            self._look_everywhere()
 
     def _hedge(self, attempt: Attempt, run: Run, node: NodeState, now: float) -> None:
         """Ask ``node`` as well, if memory and budget allow it."""

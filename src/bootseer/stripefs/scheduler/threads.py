@@ -14,18 +14,17 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from bootseer.errors import BootseerError, UnavailableError
+from bootseer.hdfs import datanode
 from bootseer.hdfs.placement import picked
 from bootseer.hdfs.records import FileBlocks, Located
 from bootseer.stripefs.scheduler import memory
 from bootseer.stripefs.scheduler.blockfile import (
     BlockFile,
-    DataNodes,
     Transport,
     check_joined,
     land,
@@ -58,16 +57,6 @@ class NodeLook(msgspec.Struct, frozen=True, kw_only=True):
     served: int
 
 
-class Snapshot(NamedTuple):
-    """The engine as it is now. ``shares``: bytes by DataNode that a read of each place would be planned to give."""
-
-    nodes: dict[str, NodeLook]
-    shares: dict[Place, dict[str, int]]
-    seconds: float | None
-    hedge_seconds: float
-    hedge_bytes: int
-
-
 class Report:
     """Tell the NameNode that a replica is damaged."""
 
@@ -81,17 +70,11 @@ _Job = Attempt | Relocate | Report
 class Engine:
     """Reads pieces of `BlockFile`s. One per process is enough (`shared`): DataNodes are then known to all readers."""
 
-    def __init__(
-        self,
-        transport: Transport | None = None,
-        *,
-        tuning: Tuning | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, transport: Transport = datanode, *, tuning: Tuning | None = None) -> None:
         self.scheduler = Scheduler(tuning, memory.process())
         # one for each transfer that may be under way (as many again may be silent), some for questions to the NameNode
         self._most = 2 * (self.scheduler.tuning.total + self.scheduler.tuning.small_total) + 8
-        self._transport, self._clock = transport or DataNodes(), clock
+        self._transport = transport
         self._lock = threading.Lock()
         self._ready: deque[_Job] = deque()
         self._wake, self._stir = threading.Condition(self._lock), threading.Condition(self._lock)
@@ -161,36 +144,31 @@ class Engine:
             for key, node in replicas_of(place).nodes.items():
                 self.scheduler.node(key, node.address)
 
-    def look(self, files: Sequence[BlockFile]) -> Snapshot:
-        """What `bootseer.stripefs.explain` tells of ``files``, and of the DataNodes that have them."""
+    def look(self, files: Sequence[BlockFile]) -> dict[str, NodeLook]:
+        """The DataNodes that have blocks of ``files``, by key."""
+        places = [place for file in files for place in file.places]
         with self._lock:
-            now, places = self._clock(), [place for file in files for place in file.places]
             self._know(places)
-            shares, seconds = self.scheduler.preview(
-                [(place, replicas_of(place).located.block.length) for place in places]
-            )
-            nodes = {
+            now, nodes = time.monotonic(), self.scheduler.nodes
+            return {
                 key: NodeLook(
-                    address=node.address,
-                    state=node.breaker.state,
-                    open_seconds=max(0.0, node.breaker.until - now) if node.breaker.state == "open" else 0.0,
-                    failures=node.breaker.failures,
-                    rate=node.rate,
-                    latency=node.latency,
-                    flying=node.flying,
-                    served=node.served,
+                    address=nodes[key].address,
+                    state=nodes[key].breaker.state,
+                    open_seconds=nodes[key].breaker.open_seconds(now),
+                    failures=nodes[key].breaker.failures,
+                    rate=nodes[key].rate,
+                    latency=nodes[key].latency,
+                    flying=nodes[key].flying,
+                    served=nodes[key].served,
                 )
-                for key, node in self.scheduler.nodes.items()
-                if any(key in place.keys for place in places)
+                for key in {key for place in places for key in place.keys}
             }
-            late, left = self.scheduler.durations.late(1 << 20), int(self.scheduler.budget.left)
-            return Snapshot(nodes, shares, seconds, late, left)
 
     # -- under the lock -------------------------------------------------------------------------------------------
 
     def _next(self) -> _Job | None:
         """What the calling worker should do next."""
-        now = self._clock()
+        now = time.monotonic()
         while self._inbox:
             request, done = self._inbox.popleft()
             self._know([span.place for span in request.spans])
@@ -201,10 +179,10 @@ class Engine:
 
     def _dispatch(self, here: bool = False) -> None:
         """Have done what can be done now; ``here``: the calling thread does the first of it."""
-        now = self._clock()
+        now = time.monotonic()
         while (doing := self.scheduler.take(now)) is not None:
             if isinstance(doing, Attempt):
-                doing.handle = self._transport.transfer()
+                doing.handle = self._transport.Transfer()
             self._ready.append(doing)
         others = len(self._ready) - here
         for _ in range(min(others - self._idle, self._most - self.threads)):
@@ -231,9 +209,9 @@ class Engine:
         # counted as idle by who started this thread
         while True:
             with self._lock:
-                until = self._clock() + _IDLE
+                until = time.monotonic() + _IDLE
                 while not self._ready and not self._inbox:
-                    if (left := until - self._clock()) <= 0:
+                    if (left := until - time.monotonic()) <= 0:
                         self._idle -= 1
                         self.threads -= 1
                         return
@@ -269,7 +247,7 @@ class Engine:
                         return
                     continue
                 try:
-                    self.scheduler.tick(self._clock())
+                    self.scheduler.tick(time.monotonic())
                     self._dispatch()
                 except Exception as exc:
                     self._panic(exc)
@@ -304,7 +282,7 @@ class Engine:
         if error is not None:
             let_go(error)
         with self._lock:
-            now = self._clock()
+            now = time.monotonic()
             if crash is not None and attempt.run is not None:
                 self.scheduler.fail(attempt.run.span.request, crash)
             then = self.scheduler.ended(attempt, outcome, error, now)
@@ -327,7 +305,7 @@ class Engine:
         with self._lock:
             if crash is not None:
                 self.scheduler.fail(landing.run.span.request, crash)
-            return self.scheduler.copied_back(landing, self._clock())
+            return self.scheduler.copied_back(landing, time.monotonic())
 
     def _join(self, joining: CheckJoined) -> None:
         request = joining.join.arrived[0][0].span.request
@@ -338,7 +316,7 @@ class Engine:
             with self._lock:
                 self.scheduler.fail(request, exc)
         with self._lock:
-            self.scheduler.joined(joining.join, error, self._clock())
+            self.scheduler.joined(joining.join, error, time.monotonic())
 
     def _corrupt(self, attempt: Attempt, error: BootseerError | None) -> None:
         file, where = attempt.place.file, replicas_of(attempt.place)
@@ -363,7 +341,7 @@ class Engine:
             if fresh is not None:
                 file.relocate(fresh)
                 self._know(file.places)
-            self.scheduler.relocated(file, error, self._clock())
+            self.scheduler.relocated(file, error, time.monotonic())
 
     def _report(self, job: Report) -> None:
         try:
