@@ -61,16 +61,6 @@ def _no_stop(policy: HedgePolicy, *args: Any) -> Any:
     return verdict if isinstance(verdict, Hedge) else None
 
 
-def _no_probe(scheduler: Scheduler, now: float) -> None:
-    """The next transfer of any size is the probe."""
-    for request in scheduler.requests:
-        for node in request.nodes:
-            if node.breaker.probe_due(now):
-                node.breaker.state = "closed"
-                node.renew(now)
-                scheduler._look_everywhere()
-
-
 _take, _verdict = Scheduler._take, HedgePolicy.verdict
 
 PARTS = [
@@ -81,7 +71,6 @@ PARTS = [
     Part("hedge", "no second request", {(HedgePolicy, "_hedge"): lambda *args: None}),
     Part("stop", "a silent transfer ends with its deadline", {(HedgePolicy, "verdict"): _no_stop}),
     Part("hedge-stop", "neither", {(HedgePolicy, "verdict"): lambda *args: None}),
-    Part("probe", "the next transfer of any size is the probe", {(Scheduler, "_probe"): _no_probe}),
     Part("breaker", "a DataNode that failed is asked as before", {(Breaker, "failed"): lambda *args, **more: False}),
     Part("small-slots", "small reads have no slots of their own", tuning={"small_slots": 0}),
     Part("small-first", "small reads wait their turn", tuning={"small": 0}),
@@ -91,12 +80,5 @@ PARTS = [
     Part("durations-5", "late is a constant of the size, for a fifth of the rate",
          {(Durations, "late"): lambda self, size: 0.1 + 2 * size / (20 << 20)}),
     Part("latency", "latency is not measured", {(NodeState, "took"): lambda *args: None}),
-    Part("calm", "a breaker is open as long at first whenever", {(Breaker, "succeeded"): lambda self: _short(self)}),
     Part("silent", "transfers without a byte count as all", {(Scheduler, "_set_silent"): lambda *args: None}),
 ]  # fmt: skip
-
-
-def _short(breaker: Breaker) -> bool:
-    closed = breaker.closed
-    breaker.__init__()  # type: ignore[misc]
-    return not closed

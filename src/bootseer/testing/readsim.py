@@ -148,7 +148,7 @@ class Cluster:
         )
 
     def _deadline(self, attempt: Attempt) -> float:
-        return 2.0 if attempt.kind == "probe" else self.deadline + attempt.size / SLOWEST
+        return self.deadline + attempt.size / SLOWEST
 
     def _refusal(self, attempt: Attempt) -> tuple[Outcome, BootseerError | None]:
         where = attempt.node.key, attempt.place

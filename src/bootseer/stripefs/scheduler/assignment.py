@@ -64,8 +64,8 @@ class Assignment:
         """The DataNodes that may read from ``span``: those that failed only when there are no better ones."""
         able = self.able(span, run)
         if run is None or not run.failures:
-            return [node for node in able if node.breaker.closed] or able
-        ranks = [(not node.breaker.closed, run.failures.get(node.key, 0)) for node in able]
+            return [node for node in able if not node.breaker.open] or able
+        ranks = [(node.breaker.open, run.failures.get(node.key, 0)) for node in able]
         return [node for node, rank in zip(able, ranks, strict=True) if rank == min(ranks)]
 
     def able(self, span: Span, run: Run | None) -> list[NodeState]:
@@ -76,6 +76,8 @@ class Assignment:
 
     def _run_size(self, request: Request, node: NodeState) -> int:
         tuning, least, most = self._tuning, self._tuning.min_run, self._tuning.max_run
+        if not node.breaker.closed:
+            return least
         streams = min(max(1, tuning.slots * len(request.healthy)), tuning.total)
         if node.rate is not None:
             quick = int(node.rate * tuning.quick_seconds)

@@ -172,9 +172,6 @@ def _starts(blocks: Sequence[Located]) -> list[int]:
     return found
 
 
-PROBE_DEADLINE = 2.0
-
-
 class Transport(Protocol):
     """How bytes of a block are had: the module `bootseer.hdfs.datanode`, or a double of it."""
 
@@ -206,7 +203,7 @@ def transfer(attempt: Attempt, transport: Transport) -> tuple[Outcome, BootseerE
             where.located,
             attempt.offset,
             parts,
-            deadline=PROBE_DEADLINE if attempt.kind == "probe" else DEADLINE + attempt.size / SLOWEST,
+            deadline=DEADLINE + attempt.size / SLOWEST,
             verify=attempt.verify,
             transfer=attempt.handle,
         )

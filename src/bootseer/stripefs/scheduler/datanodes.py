@@ -10,20 +10,18 @@ from typing import Literal
 State = Literal["closed", "open", "half-open"]
 
 FIRST = 0.25
-"""Seconds for which a breaker is open at first; doubled for each failed probe, up to `LONGEST`."""
+"""Seconds for which a breaker is open at first; doubled each time that it was in vain, up to `LONGEST`."""
 LONGEST = 15.0
 FAILURES = 2
 """Failures in a row that open it; a hard one (frozen, refused) does so alone."""
-CALM = 8
-"""Successes in a row after which an earlier failure is forgotten, and the next time open is short again."""
 
 
 class Breaker:
-    """A circuit breaker: a server that failed is left alone, and one small probe finds out when it is back.
+    """A circuit breaker: a server that failed is left alone, and one transfer finds out when it is back.
 
-    closed --failures--> open --time passes, a probe starts--> half-open --it works--> closed
-                          ^                                        |
-                          +------ it fails: for twice as long -----+
+    closed --failures--> open --time passes--> half-open --a transfer works--> closed
+                          ^                        |
+                          +--- a transfer fails ---+  for twice as long
     """
 
     def __init__(self) -> None:
@@ -31,57 +29,40 @@ class Breaker:
         self.until = 0.0
         self.failures = 0
         """In all, for `explain`."""
-        self._row, self._calm = 0, 0
+        self._row = 0
         self._seconds = FIRST
 
     @property
     def closed(self) -> bool:
         return self.state == "closed"
 
+    @property
+    def open(self) -> bool:
+        return self.state == "open"
+
     def open_seconds(self, now: float) -> float:
         """For how long it will be left alone."""
-        return max(0.0, self.until - now) if self.state == "open" else 0.0
+        return max(0.0, self.until - now) if self.open else 0.0
 
     def failed(self, now: float, *, hard: bool = False) -> bool:
-        """A transfer failed; True when that opened the breaker."""
+        """A transfer failed; True when that opened the breaker of a server that worked."""
         self.failures += 1
-        self._row, self._calm = self._row + 1, 0
-        if self.state == "closed":
-            if not hard and self._row < FAILURES:
-                return False
-            self._open(now)
-            return True
-        if self.state == "half-open":
-            self._seconds = min(self._seconds * 2, LONGEST)
-            self._open(now)
-        return False
-
-    def _open(self, now: float) -> None:
+        self._row += 1
+        if self.open or (self.closed and not hard and self._row < FAILURES):
+            return False
+        worked, self._seconds = self.closed, FIRST if self.closed else min(self._seconds * 2, LONGEST)
         self.state, self.until = "open", now + self._seconds
+        return worked
 
     def succeeded(self) -> bool:
         """A transfer worked; True when that closed the breaker."""
-        self._row, self._calm = 0, self._calm + 1
-        if self._calm >= CALM:
-            self._seconds = FIRST
-        if self.state == "closed":
-            return False
-        # short quarrels in a row grow longer too: only `CALM` successes reset the time
-        self.state, self._seconds = "closed", min(self._seconds * 2, LONGEST)
-        self._calm = 1
-        return True
+        worked, self._row, self.state = self.closed, 0, "closed"
+        return not worked
 
-    def probe_due(self, now: float) -> bool:
-        return self.state == "open" and now >= self.until
-
-    def probe(self) -> None:
-        """A probe starts: `failed` or `succeeded` follows, or `forget_probe`."""
-        self.state = "half-open"
-
-    def forget_probe(self, now: float) -> None:
-        """The probe ended without telling anything."""
-        if self.state == "half-open":
-            self._open(now)
+    def wait_over(self, now: float) -> None:
+        """Half-open it when it has been open for long enough."""
+        if self.open and now >= self.until:
+            self.state = "half-open"
 
 
 WINDOW = 2.0

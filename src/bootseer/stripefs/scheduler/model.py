@@ -50,7 +50,6 @@ class Tuning:
     """How often fresh locations are asked for on behalf of one run."""
     round_wait: float = 0.25
     """Seconds before the second of these rounds is tried; three times as many before each one after it."""
-    probe: int = 64 << 10
     tries: int = 2
     """How often one DataNode is asked for one run between fresh locations."""
 
@@ -216,7 +215,7 @@ class Request:
 class Attempt:
     """One transfer. ``kind``: ``primary`` writes into the caller's memory, the others into scratch memory.
 
-    ``probe``: asks a DataNode whether it is back; ``confirm``: whether a replica is damaged. ``size`` bytes from
+    ``confirm`` asks whether a replica is damaged. ``size`` bytes from
     ``offset`` of the block at ``place``. ``silent``: nothing has come for long, and there is nobody else to ask.
     """
 

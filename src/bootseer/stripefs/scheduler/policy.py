@@ -182,8 +182,10 @@ class Scheduler:
         for attempt in list(self._flying):
             if attempt.handle is not None:
                 self._credit(attempt, attempt.handle.received, now)
+        for request in self.requests:
+            for node in request.nodes:
+                node.breaker.wait_over(now)
         self._assignment.refresh(self.requests)
-        self._probe(now)
         for attempt in list(self._flying):
             if attempt.run is not None and not attempt.cancelled:
                 self._watch(attempt, attempt.run, now)
@@ -276,20 +278,6 @@ class Scheduler:
         run.primary = attempt_at("primary", node, run)
         return self._begin(run.primary, now)
 
-    def _probe(self, now: float) -> None:
-        """Begin a small transfer from each DataNode that was left alone for long enough, to see whether it works."""
-        for request in self.requests:
-            for node in request.nodes:
-                if not node.breaker.probe_due(now):
-                    continue
-                for span in request.spans_of.get(node.key, ()):
-                    size = min(self.tuning.probe, span.starts[-1] - span.starts[0])
-                    if node.key not in span.place.bad and self._scratch.try_take(size):
-                        node.breaker.probe()
-                        probe = Attempt("probe", node, span.place, span.starts[0], size, None, False)
-                        self._urgent.append(self._begin(probe, now))
-                        break
-
     # -- beginning ------------------------------------------------------------------------------------------------
 
     def _begin(self, attempt: Attempt, now: float) -> Attempt:
@@ -319,11 +307,8 @@ class Scheduler:
         """What the result says of the DataNode."""
         node = attempt.node
         if outcome is Outcome.FAILED:
-            self._node_failed(node, now, str(error), hard=attempt.kind == "probe" or not attempt.received)
-        elif outcome in (Outcome.CANCELLED, Outcome.UNASKED):
-            if attempt.kind == "probe":
-                node.breaker.forget_probe(now)
-        else:  # it answers
+            self._node_failed(node, now, str(error), hard=not attempt.received)
+        elif outcome not in (Outcome.CANCELLED, Outcome.UNASKED):  # it answers
             if outcome is Outcome.DONE and attempt.kind != "confirm":
                 self.durations.add(attempt.size, now - attempt.started)
                 node.took(attempt.size, now - attempt.started)
@@ -334,7 +319,7 @@ class Scheduler:
                 self._assignment.refresh(self.requests)
             if outcome is Outcome.CORRUPT or (attempt.verify and outcome in (Outcome.DONE, Outcome.DAMAGED)):
                 attempt.place.checksums.seen = True
-            if outcome in (Outcome.REFUSED, Outcome.CORRUPT) and attempt.kind != "probe":
+            if outcome in (Outcome.REFUSED, Outcome.CORRUPT):
                 attempt.place.bad[node.key] = outcome
                 self._retry.lost(attempt.place, now)
             elif outcome is Outcome.UNCHECKED and node.key not in attempt.place.unchecked:
