@@ -7,7 +7,7 @@ import msgspec
 from bootseer.errors import BootseerError, NotFoundError
 from bootseer.stripefs.files.reader import read_pointer
 from bootseer.stripefs.scheduler import threads
-from bootseer.stripefs.scheduler.blockfile import replicas_of
+from bootseer.stripefs.scheduler.blockfile import located
 from bootseer.stripefs.scheduler.model import Place
 from bootseer.stripefs.scheduler.threads import NodeLook
 from bootseer.stripefs.storage.folder import FolderBackend
@@ -114,7 +114,7 @@ def _stripe(
 
 
 def _block(place: Place, nodes: dict[str, NodeLook]) -> BlockLook:
-    block = replicas_of(place).located.block
+    block = located(place).block
     address = {key: nodes[key].address for key in place.keys}
     return BlockLook(
         id=block.id,

@@ -123,11 +123,19 @@ class Span:
     one piece of a part that lies in several blocks.
     """
 
-    def __init__(self, place: Place, starts: Sequence[int], *, verify: bool = False, tag: object = None) -> None:
+    def __init__(
+        self,
+        place: Place,
+        starts: list[int],
+        *,
+        verify: bool = False,
+        tag: object = None,
+        join: Join | None = None,
+    ) -> None:
         self.place, self.starts, self.verify, self.tag = place, starts, verify, tag
         self.next = 0
         self.again: list[Run] = []
-        self.join: Join | None = None
+        self.join = join
         self.request: Request
 
     @property

@@ -29,7 +29,7 @@ from bootseer.stripefs.scheduler.blockfile import (
     check_joined,
     land,
     let_go,
-    replicas_of,
+    located,
     transfer,
     views,
 )
@@ -141,8 +141,8 @@ class Engine:
 
     def _know(self, places: Iterable[Place]) -> None:
         for place in places:
-            for key, node in replicas_of(place).nodes.items():
-                self.scheduler.node(key, node.address)
+            for node in located(place).nodes:
+                self.scheduler.node(node.uuid, node.address)
 
     def look(self, files: Sequence[BlockFile]) -> dict[str, NodeLook]:
         """The DataNodes that have blocks of ``files``, by key."""
@@ -319,11 +319,11 @@ class Engine:
             self.scheduler.joined(joining.join, error, time.monotonic())
 
     def _corrupt(self, attempt: Attempt, error: BootseerError | None) -> None:
-        file, where = attempt.place.file, replicas_of(attempt.place)
+        file, where = attempt.place.file, located(attempt.place)
         _log.warning("a replica of %s is damaged: %s", getattr(file, "path", "a file"), error)
-        for index, node in enumerate(where.located.nodes):
+        for index, node in enumerate(where.nodes):
             if node.uuid == attempt.node.key and isinstance(file, BlockFile):
-                self._ready.append(Report(file, picked(where.located, [index])))
+                self._ready.append(Report(file, picked(where, [index])))
 
     def _relocate(self, job: Relocate) -> None:
         file = job.file
