@@ -7,8 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bootseer.errors import DataError, UnavailableError
-from bootseer.stripefs.scheduler.hedging import BURST, SHARE
-from bootseer.stripefs.scheduler.memory import ByteBudget
+from bootseer.stripefs.scheduler.hedging import BURST, SHARE, HedgeBudget
 from bootseer.stripefs.scheduler.model import Join, Outcome, Place, Request, Span, Tuning
 from bootseer.stripefs.scheduler.policy import Scheduler
 from bootseer.testing.readsim import Cluster, SimNode
@@ -271,9 +270,8 @@ def test_a_wrong_joined_part_is_read_again_from_others():
 # -- second tries, giving up ------------------------------------------------------------------------------------------
 
 
-def test_hedges_keep_to_their_budget_and_give_their_memory_back():
-    scratch = ByteBudget(64 * MB)
-    scheduler = Scheduler(scratch=scratch)
+def test_hedges_keep_to_their_budget():
+    scheduler = Scheduler()
     cluster = Cluster(nodes(rate=300 * MB, a=SimNode(3 * MB), b=SimNode(300 * MB, latency=0.2)))
     total = 0
     for _ in range(30):
@@ -283,7 +281,6 @@ def test_hedges_keep_to_their_budget_and_give_their_memory_back():
         assert fine(wanted)
     assert scheduler.budget.spent <= BURST + SHARE * total
     assert scheduler.hedges_won > 0
-    assert scratch.used == 0
 
 
 def test_hedges_end_with_their_budget(monkeypatch):
@@ -296,8 +293,9 @@ def test_hedges_end_with_their_budget(monkeypatch):
     assert BURST / MB - 1 <= scheduler.hedged <= (BURST + SHARE * 60 * MB) / MB
 
 
-def test_without_memory_there_are_no_hedges_and_a_frozen_datanode_is_survived():
-    scheduler = Scheduler(scratch=ByteBudget(0))
+def test_a_frozen_datanode_is_survived_without_hedges():
+    scheduler = Scheduler()
+    scheduler.budget = HedgeBudget(share=0, burst=0)
     wanted = request(AROUND, 64 * MB)
     (took,) = run(Cluster(nodes(a=SimNode(60 * MB, frozen=(0.0, 1e9)))), wanted, scheduler=scheduler)
     assert fine(wanted)
@@ -427,8 +425,7 @@ def test_every_request_ends_right_or_with_an_error(cluster, files, at, unit, bad
     places = [span.place for one in requests for span in one.spans]
     for key, index, kind in bad:
         getattr(simulated, kind).add((key, places[index % len(places)]))
-    scratch = ByteBudget(64 * MB)
-    scheduler = Scheduler(Tuning(patience=25.0), scratch=scratch)
+    scheduler = Scheduler(Tuning(patience=25.0))
     simulated.run(scheduler, list(zip(at, requests, strict=False)), limit=400.0)
     total = 0
     for one in requests:
@@ -437,7 +434,6 @@ def test_every_request_ends_right_or_with_an_error(cluster, files, at, unit, bad
         assert fine(one) or one.error is not None
         assert fine(one) or not good, f"healthy replicas of everything, but {one.error!r}"
     assert not scheduler.busy
-    assert scratch.used == 0
     assert scheduler.budget.spent <= BURST + SHARE * total
     assert all(node.flying == node.bulk == node.bytes == 0 for node in scheduler.nodes.values())
 

@@ -68,13 +68,13 @@ class Durations:
 
 
 class HedgeBudget:
-    """Bytes that may be read twice: `SHARE` of what was read, and `BURST` in advance."""
+    """Bytes that may be read twice: `SHARE` of what was read, and `BURST` in advance. They bound the memory, too."""
 
     def __init__(self, share: float = SHARE, burst: int = BURST) -> None:
         self._share, self._burst = share, burst
         self.left = float(burst)
         self.spent = 0
-        """In all, for `explain`."""
+        """In all."""
 
     def earn(self, count: int) -> None:
         self.left = min(self.left + count * self._share, float(self._burst))

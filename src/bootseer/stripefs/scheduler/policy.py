@@ -24,7 +24,6 @@ from bootseer.errors import BootseerError, UnavailableError
 from bootseer.stripefs.scheduler.assignment import Assignment
 from bootseer.stripefs.scheduler.datanodes import NodeState
 from bootseer.stripefs.scheduler.hedging import Durations, Hedge, HedgeBudget, HedgePolicy, OnlyReplica, Stop
-from bootseer.stripefs.scheduler.memory import ByteBudget
 from bootseer.stripefs.scheduler.model import (
     Attempt,
     CheckJoined,
@@ -46,13 +45,10 @@ Then = CopyBack | CheckJoined | None
 
 
 class Scheduler:
-    """``scratch``: what hedges may hold."""
-
-    def __init__(self, tuning: Tuning | None = None, scratch: ByteBudget | None = None) -> None:
+    def __init__(self, tuning: Tuning | None = None) -> None:
         self.tuning = tuning or Tuning()
         self.nodes: dict[str, NodeState] = {}
         self.durations, self.budget = Durations(), HedgeBudget()
-        self._scratch = scratch or ByteBudget(1 << 62)
         self.requests: list[Request] = []
         self._flying: dict[Attempt, None] = {}
         self._urgent: deque[Attempt] = deque()
@@ -119,7 +115,6 @@ class Scheduler:
         self._judge(attempt, outcome, error, now)
         run = attempt.run
         if run is None:
-            self._scratch.give(attempt.size)
             return None
         request = run.span.request
         request.flying -= attempt.size
@@ -128,12 +123,10 @@ class Scheduler:
         request.touching -= 1
         run.primary = None
         if request.over:
-            self._discard(run)
             self._finish(request)
             return None
-        if outcome is Outcome.DONE:
-            if run.won is not None:  # it came in after all
-                self._discard(run)
+        if outcome is Outcome.DONE:  # it came in after all, if a hedge has won
+            run.won = None
             return self._arrived(run, attempt.node, now)
         if run.won is not None:
             return self._land(run, run.won)
@@ -147,7 +140,6 @@ class Scheduler:
         """The bytes of a hedge are in the caller's memory."""
         run, request = landing.run, landing.run.span.request
         request.touching -= 1
-        self._scratch.give(run.size)
         run.won = None
         if request.over:
             self._finish(request)
@@ -206,9 +198,6 @@ class Scheduler:
             for attempt in self._flying:
                 if attempt.run is not None and attempt.run.span.request is request:
                     self._cancel(attempt)
-            for span in request.spans:
-                for run in span.again:
-                    self._discard(run)
         self._finish(request)
 
     def cancels(self) -> list[Attempt]:
@@ -217,13 +206,11 @@ class Scheduler:
         return found
 
     def confirm(self, attempt: Attempt, now: float) -> None:
-        """Have the DataNode check the replica that ``attempt`` got wrong bytes from, when scratch memory is free."""
-        if self._scratch.try_take(attempt.size):
-            self._urgent.append(
-                self._begin(
-                    Attempt("confirm", attempt.node, attempt.place, attempt.offset, attempt.size, None, True), now
-                )
-            )
+        """Have the DataNode check the replica that ``attempt`` got wrong bytes from; one such check at a time."""
+        if any(one.kind == "confirm" for one in self._flying):
+            return
+        again = Attempt("confirm", attempt.node, attempt.place, attempt.offset, attempt.size, None, True)
+        self._urgent.append(self._begin(again, now))
 
     @property
     def busy(self) -> bool:
@@ -350,7 +337,6 @@ class Scheduler:
                 self._node_failed(late.node, now, "another replica was read while nothing came", hard=False)
             self._cancel(late)
             return None
-        self._scratch.give(attempt.size)
         if request.over or run.done:
             return None
         if outcome is not Outcome.CANCELLED:
@@ -363,12 +349,6 @@ class Scheduler:
         run.won = attempt
         run.span.request.touching += 1
         return CopyBack(run, attempt)
-
-    def _discard(self, run: Run) -> None:
-        """The hedge that won is not needed."""
-        if run.won is not None:
-            run.won = None
-            self._scratch.give(run.size)
 
     def _arrived(self, run: Run, node: NodeState, now: float) -> Then:
         """The bytes of ``run`` are in the caller's memory, and right as far as they can be checked alone."""
@@ -426,11 +406,8 @@ class Scheduler:
             self._look_everywhere()
 
     def _hedge(self, attempt: Attempt, run: Run, node: NodeState, now: float) -> None:
-        """Ask ``node`` as well, if memory and budget allow it."""
-        if not self._scratch.try_take(attempt.size):
-            return
+        """Ask ``node`` as well, if the budget allows it."""
         if not self.budget.spend(attempt.size):
-            self._scratch.give(attempt.size)
             return
         self.hedged += 1
         run.span.request.flying += attempt.size

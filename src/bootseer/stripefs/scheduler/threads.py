@@ -22,7 +22,6 @@ from bootseer.errors import BootseerError, UnavailableError
 from bootseer.hdfs import datanode
 from bootseer.hdfs.placement import picked
 from bootseer.hdfs.records import FileBlocks, Located
-from bootseer.stripefs.scheduler import memory
 from bootseer.stripefs.scheduler.blockfile import (
     BlockFile,
     Transport,
@@ -71,7 +70,7 @@ class Engine:
     """Reads pieces of `BlockFile`s. One per process is enough (`shared`): DataNodes are then known to all readers."""
 
     def __init__(self, transport: Transport = datanode, *, tuning: Tuning | None = None) -> None:
-        self.scheduler = Scheduler(tuning, memory.process())
+        self.scheduler = Scheduler(tuning)
         # one for each transfer that may be under way (as many again may be silent), some for questions to the NameNode
         self._most = 2 * (self.scheduler.tuning.total + self.scheduler.tuning.small_total) + 8
         self._transport = transport
