@@ -12,7 +12,7 @@ Nothing here does input or output; the engine keeps its own things (buffers, tra
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -193,11 +193,12 @@ class Request:
     """One call of a reader. ``left``: bytes not there yet; ``pending``: those of them that wait for a DataNode.
 
     ``touching``: attempts (or copies) that may write into the caller's memory; the call may return only at 0.
-    ``healthy``: its DataNodes with a closed breaker, and the sum of their ``rates``, as of the last look.
+    ``notify`` is called when it is finished. ``healthy``: its DataNodes with a closed breaker, and the sum of their
+    ``rates``, as of the last look.
     """
 
-    def __init__(self, spans: Sequence[Span], name: str = "") -> None:
-        self.spans, self.name = list(spans), name
+    def __init__(self, spans: Sequence[Span], name: str = "", notify: Callable[[], None] = lambda: None) -> None:
+        self.spans, self.name, self.notify = list(spans), name, notify
         self.size = sum(span.starts[-1] - span.starts[0] for span in self.spans)
         self.left = self.pending = self.size
         self.flying = 0

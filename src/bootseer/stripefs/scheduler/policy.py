@@ -376,6 +376,7 @@ class Scheduler:
     def _finish(self, request: Request) -> None:
         if request.finished and request in self.requests:
             self.requests.remove(request)
+            request.notify()
 
     def _requeue(self, run: Run, now: float) -> None:
         self._retry.requeue(run, now)

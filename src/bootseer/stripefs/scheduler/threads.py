@@ -14,7 +14,8 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import msgspec
 
@@ -56,14 +57,7 @@ class NodeLook(msgspec.Struct, frozen=True, kw_only=True):
     served: int
 
 
-class Report:
-    """Tell the NameNode that a replica is damaged."""
-
-    def __init__(self, file: BlockFile, replica: Located) -> None:
-        self.file, self.replica = file, replica
-
-
-_Job = Attempt | Relocate | Report
+_Job = Callable[[], None]
 
 
 class Engine:
@@ -79,20 +73,19 @@ class Engine:
         self._wake, self._stir = threading.Condition(self._lock), threading.Condition(self._lock)
         self._idle = self.threads = 0
         self._watcher: threading.Thread | None = None
-        self._inbox: deque[tuple[Request, threading.Event]] = deque()
-        self._waiting: dict[Request, threading.Event] = {}
+        self._inbox: deque[Request] = deque()
 
     def read(self, pieces: Sequence[tuple[BlockFile, Piece]]) -> None:
         """Fill and check all ``pieces``. The promises of `bootseer.stripefs.storage.interface.Backend.read_many`."""
         spans = [span for file, piece in pieces for span in file.spans(piece)]
         if not spans:
             return
-        request = Request(spans, next((piece.name or file.path for file, piece in pieces), ""))
         done = threading.Event()
+        request = Request(spans, next((piece.name or file.path for file, piece in pieces), ""), done.set)
         try:
             # An interrupt may strike the main thread between any two steps. So callers do nothing to the scheduler:
             # a worker takes the request from here, and what is lost below the watcher makes up for.
-            self._inbox.append((request, done))
+            self._inbox.append(request)
             self._kick()
             while not done.wait(1.0):
                 self._kick()
@@ -130,7 +123,6 @@ class Engine:
                 with self._lock:
                     self.scheduler.fail(request, error)
                     if request.finished:
-                        self._waiting.pop(request, None)
                         return
                 self._stop_cancelled()
                 if done.wait(0.05):
@@ -167,13 +159,14 @@ class Engine:
 
     def _next(self) -> _Job | None:
         """What the calling worker should do next."""
-        now = time.monotonic()
-        while self._inbox:
-            request, done = self._inbox.popleft()
-            self._know([span.place for span in request.spans])
-            self._waiting[request] = done
-            self.scheduler.submit(request, now)
-        self._dispatch(here=True)
+        try:
+            while self._inbox:
+                request = self._inbox.popleft()
+                self._know([span.place for span in request.spans])
+                self.scheduler.submit(request, time.monotonic())
+            self._dispatch(here=True)
+        except Exception as exc:
+            self._panic(exc)
         return self._ready.popleft() if self._ready else None
 
     def _dispatch(self, here: bool = False) -> None:
@@ -182,14 +175,14 @@ class Engine:
         while (doing := self.scheduler.take(now)) is not None:
             if isinstance(doing, Attempt):
                 doing.handle = self._transport.Transfer()
-            self._ready.append(doing)
+                self._ready.append(partial(self._attempt, doing))
+            else:
+                self._ready.append(partial(self._relocate, doing))
         others = len(self._ready) - here
         for _ in range(min(others - self._idle, self._most - self.threads)):
             self._spawn()
         if others > 0:
             self._wake.notify(others)
-        for request in [request for request in self._waiting if request.finished]:
-            self._waiting.pop(request).set()
 
     def _spawn(self) -> None:
         self.threads += 1
@@ -199,7 +192,7 @@ class Engine:
     def _panic(self, error: BaseException) -> None:
         """A bug in what decides: the readers get it, nobody hangs."""
         _log.error("the read scheduler failed: %r", error, exc_info=error)
-        for request in list(self._waiting):
+        for request in list(self.scheduler.requests):
             self.scheduler.fail(request, error)
 
     # -- threads --------------------------------------------------------------------------------------------------
@@ -216,31 +209,24 @@ class Engine:
                         return
                     self._wake.wait(left)
                 self._idle -= 1
-                job = self._guarded_next()
+                job = self._next()
             while job is not None:
                 try:
-                    self._do(job)
+                    job()
                 except Exception as exc:
                     with self._lock:
                         self._panic(exc)
                 self._stop_cancelled()
                 with self._lock:
-                    job = self._guarded_next()
+                    job = self._next()
             with self._lock:
                 self._idle += 1
-
-    def _guarded_next(self) -> _Job | None:
-        try:
-            return self._next()
-        except Exception as exc:
-            self._panic(exc)
-            return None
 
     def _watch(self) -> None:
         left_over: object = None
         while True:
             with self._lock:
-                if not self._waiting and not self.scheduler.busy and not self._inbox:
+                if not self.scheduler.busy and not self._inbox:
                     if not self._stir.wait(_IDLE) and not self._inbox:
                         self._watcher = None
                         return
@@ -263,14 +249,6 @@ class Engine:
         for attempt in cancels:
             if attempt.handle is not None:
                 attempt.handle.cancel()
-
-    def _do(self, job: _Job) -> None:
-        if isinstance(job, Attempt):
-            self._attempt(job)
-        elif isinstance(job, Relocate):
-            self._relocate(job)
-        else:
-            self._report(job)
 
     def _attempt(self, attempt: Attempt) -> None:
         crash: BaseException | None = None
@@ -322,7 +300,7 @@ class Engine:
         _log.warning("a replica of %s is damaged: %s", getattr(file, "path", "a file"), error)
         for index, node in enumerate(where.nodes):
             if node.uuid == attempt.node.key and isinstance(file, BlockFile):
-                self._ready.append(Report(file, picked(where, [index])))
+                self._ready.append(partial(self._report, file, picked(where, [index])))
 
     def _relocate(self, job: Relocate) -> None:
         file = job.file
@@ -342,11 +320,12 @@ class Engine:
                 self._know(file.places)
             self.scheduler.relocated(file, error, time.monotonic())
 
-    def _report(self, job: Report) -> None:
+    def _report(self, file: BlockFile, replica: Located) -> None:
+        """Tell the NameNode that a replica is damaged."""
         try:
-            job.file.files.report(job.replica)
+            file.files.report(replica)
         except BootseerError as exc:  # somebody else will meet it
-            _log.warning("cannot report a damaged replica of %s: %s", job.file.path, exc)
+            _log.warning("cannot report a damaged replica of %s: %s", file.path, exc)
 
 
 _engine: Engine | None = None
