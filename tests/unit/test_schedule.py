@@ -279,8 +279,7 @@ def test_hedges_keep_to_their_budget():
         run(cluster, wanted, scheduler=scheduler)
         total += 16 * MB
         assert fine(wanted)
-    assert scheduler.budget.spent <= BURST + SHARE * total
-    assert scheduler.hedges_won > 0
+    assert 0 < scheduler.budget.spent <= BURST + SHARE * total
 
 
 def test_hedges_end_with_their_budget(monkeypatch):
@@ -290,7 +289,7 @@ def test_hedges_end_with_their_budget(monkeypatch):
     cluster = Cluster(nodes(**{key: SimNode(300 * MB, latency=0.1) for key in "abcd"}))
     for _ in range(60):
         run(cluster, request(["ab"], MB), scheduler=scheduler)
-    assert BURST / MB - 1 <= scheduler.hedged <= (BURST + SHARE * 60 * MB) / MB
+    assert BURST - MB <= scheduler.budget.spent <= BURST + SHARE * 60 * MB
 
 
 def test_a_frozen_datanode_is_survived_without_hedges():
@@ -299,7 +298,7 @@ def test_a_frozen_datanode_is_survived_without_hedges():
     wanted = request(AROUND, 64 * MB)
     (took,) = run(Cluster(nodes(a=SimNode(60 * MB, frozen=(0.0, 1e9)))), wanted, scheduler=scheduler)
     assert fine(wanted)
-    assert scheduler.hedged == 0
+    assert scheduler.budget.spent == 0
     assert took < 1.5
 
 

@@ -208,7 +208,6 @@ class Request:
         self.nodes: list[NodeState] = []
         self.spans_of: dict[str, list[Span]] = {}
         self.small = False
-        self.number = 0
         self.progress_at = 0.0
         self.healthy: list[NodeState] = []
         self.rates = 0.0

@@ -53,7 +53,6 @@ class Scheduler:
         self._flying: dict[Attempt, None] = {}
         self._urgent: deque[Attempt] = deque()
         self._cancels: list[Attempt] = []
-        self._number = 0
         # The transfers under way of bulk requests (False) and of small ones (True), and how many of them are silent.
         self._under_way, self._silent = {False: 0, True: 0}, {False: 0, True: 0}
         self._assignment = Assignment(self.nodes, self.tuning)
@@ -62,7 +61,6 @@ class Scheduler:
         self._look: dict[NodeState, None] = {}
         self._hedging = HedgePolicy(self.durations, self._assignment, self.tuning)
         self._retry = RetryPolicy(self.requests, self._assignment, self.tuning, self.fail)
-        self.hedged = self.hedges_won = 0
 
     # -- what the engine asks -------------------------------------------------------------------------------------
 
@@ -76,8 +74,7 @@ class Scheduler:
         """Every DataNode of its places must be known (`node`)."""
         if request.over:
             return
-        self._number += 1
-        request.number, request.progress_at = self._number, now
+        request.progress_at = now
         request.small = request.size <= self.tuning.small
         self.requests.append(request)
         self._assignment.route(request)
@@ -91,10 +88,9 @@ class Scheduler:
         if (question := self._retry.question(now)) is not None:
             return question
         while self._urgent:
-            late = self._urgent.popleft()
-            if late in self._flying and not late.cancelled:
-                return late
-            self._drop_unstarted(late, now)
+            if not (attempt := self._urgent.popleft()).cancelled:
+                return attempt
+            self.ended(attempt, Outcome.CANCELLED, None, now)  # its time has passed before it began
         return self._take(now)
 
     def ended(self, attempt: Attempt, outcome: Outcome, error: BootseerError | None, now: float) -> Then:
@@ -274,11 +270,6 @@ class Scheduler:
         attempt.node.begin(attempt.size, now)
         return attempt
 
-    def _drop_unstarted(self, attempt: Attempt, now: float) -> None:
-        """A hedge or confirmation whose time has passed before it began."""
-        if attempt in self._flying:
-            self.ended(attempt, Outcome.CANCELLED, None, now)
-
     # -- results --------------------------------------------------------------------------------------------------
 
     def _credit(self, attempt: Attempt, received: int, now: float) -> None:
@@ -326,7 +317,6 @@ class Scheduler:
         request = run.span.request
         run.hedge = None
         if outcome is Outcome.DONE and not run.done and not request.over:
-            self.hedges_won += 1
             if run.primary is None:
                 return self._land(run, attempt)
             run.won = attempt
@@ -410,15 +400,14 @@ class Scheduler:
         """Ask ``node`` as well, if the budget allows it."""
         if not self.budget.spend(attempt.size):
             return
-        self.hedged += 1
         run.span.request.flying += attempt.size
         run.hedge = attempt_at("hedge", node, run)
         self._urgent.append(self._begin(run.hedge, now))
 
 
-def _turn(request: Request) -> tuple[bool, int, int, int]:
+def _turn(request: Request) -> tuple[bool, int, int]:
     """Small requests first, then who has the least under way, then who has had the least so far."""
-    return (not request.small, request.flying, request.size - request.pending, request.number)
+    return (not request.small, request.flying, request.size - request.pending)
 
 
 def _small(attempt: Attempt) -> bool:
