@@ -1,6 +1,6 @@
 """What the parts of the read scheduler are worth: the same simulated reads with and without one of them.
 
-    python bench/scheduler.py [--quick] [--parts A,B,...] [--runs N] [--append] [--out report.json]
+    python bench/scheduler.py [--quick] [--parts A,B,...] [--runs N] [--out report.json]
 
 The real scheduler decides; DataNodes and time are simulated (`bootseer.testing.readsim`), so that a busy machine
 disturbs only the case ``cpu``. A run is one seed: its ``stages`` are the seconds of all cases of `_scheduler_cases`.
