@@ -261,7 +261,7 @@ def test_a_wrong_joined_part_is_read_again_from_others():
         assert scheduler.ended(attempts[0], Outcome.DONE, None, now) is None
         then = scheduler.ended(attempts[1], Outcome.DONE, None, now)
         assert not wanted.finished
-        scheduler.joined(then.join, None if right else DataError("wrong"), now)
+        scheduler.joined(then, None if right else DataError("wrong"), now)
     assert asked[0].isdisjoint(asked[1])
     assert wanted.finished
     assert wanted.error is None

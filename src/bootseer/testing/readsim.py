@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bootseer.errors import BootseerError, DataError, UnavailableError
-from bootseer.stripefs.scheduler.model import SLOWEST, Attempt, CheckJoined, CopyBack, Outcome, Place, Relocate, Request
+from bootseer.stripefs.scheduler.model import SLOWEST, Attempt, Join, Outcome, Place, Relocate, Request
 from bootseer.stripefs.scheduler.policy import Scheduler
 
 STEP = 0.002
@@ -165,11 +165,10 @@ class Cluster:
         if outcome is Outcome.DAMAGED and not attempt.verify:
             scheduler.confirm(attempt, self.now)
         while then is not None:
-            if isinstance(then, CheckJoined):
-                scheduler.joined(then.join, None, self.now)
+            if isinstance(then, Join):
+                scheduler.joined(then, None, self.now)
                 break
-            assert isinstance(then, CopyBack)
-            assert then.run.primary is None, "a copy while a transfer writes there"
+            assert then.primary is None, "a copy while a transfer writes there"
             then = scheduler.copied_back(then, self.now)
 
     def _relocate(self, scheduler: Scheduler, job: Relocate) -> None:

@@ -20,12 +20,11 @@ from bootseer.hdfs.replica_errors import Cancelled, CorruptReplica, OwnLimit, St
 from bootseer.stripefs.scheduler.model import (
     SLOWEST,
     Attempt,
-    CheckJoined,
     Checksums,
-    CopyBack,
     Join,
     Outcome,
     Place,
+    Run,
     Span,
     Transfer,
 )
@@ -141,8 +140,8 @@ class Views:
                 self.judge(number, part)
 
 
-def views(span: Span) -> Views:
-    return cast(Views, span.tag)
+def views(of: Span | Join) -> Views:
+    return cast(Views, of.tag)
 
 
 class Transport(Protocol):
@@ -214,23 +213,13 @@ def _memory(attempt: Attempt) -> list[memoryview]:
     return [whole[starts[i] - run.offset : starts[i + 1] - run.offset] for i in range(run.first, run.last)]
 
 
-def land(landing: CopyBack) -> None:
-    """Copy a hedge's bytes into the caller's memory."""
-    run, data, at = landing.run, memoryview(cast(bytearray, landing.attempt.tag)), 0
+def land(run: Run) -> None:
+    """Copy the bytes of the hedge that won into the caller's memory."""
+    assert run.won is not None
+    data, at = memoryview(cast(bytearray, run.won.tag)), 0
     for part in views(run.span).parts[run.first : run.last]:
         part[:] = data[at : at + len(part)]
         at += len(part)
-
-
-def check_joined(joining: CheckJoined) -> BootseerError | None:
-    """What is wrong with a part whose pieces came from several blocks."""
-    whole = cast(Views, joining.join.tag)
-    try:
-        whole.check(whole.parts)
-    except BootseerError as exc:
-        let_go(exc)
-        return exc
-    return None
 
 
 def let_go(error: BaseException) -> None:

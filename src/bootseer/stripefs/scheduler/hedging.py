@@ -88,16 +88,11 @@ class HedgeBudget:
         return True
 
 
-class Stop(NamedTuple):
-    """Nothing comes: its run had better go to others."""
+class Silent(NamedTuple):
+    """Nothing comes: its run had better go to others; ``alone``: there are none."""
 
     why: str
-
-
-class OnlyReplica(NamedTuple):
-    """Nothing comes, and there are no others."""
-
-    why: str
+    alone: bool
 
 
 class Hedge(NamedTuple):
@@ -112,7 +107,7 @@ class HedgePolicy:
     def __init__(self, durations: Durations, chooser: Assignment, tuning: Tuning) -> None:
         self._durations, self._assignment, self._tuning = durations, chooser, tuning
 
-    def verdict(self, attempt: Attempt, run: Run, now: float) -> Stop | OnlyReplica | Hedge | None:
+    def verdict(self, attempt: Attempt, run: Run, now: float) -> Silent | Hedge | None:
         """What ``attempt``, one of those at ``run``, needs; None while it is well, or nothing would help."""
         if run.span.request.over or run.done or run.won is not None:
             return None
@@ -122,9 +117,9 @@ class HedgePolicy:
         others = self._others(attempt, run)
         if (silence := now - attempt.progress_at) > self._stuck(attempt, late):
             if others or run.hedge is not None:
-                return Stop(f"nothing came for {silence:.2g} s")
+                return Silent(f"nothing came for {silence:.2g} s", False)
             if not attempt.silent:
-                return OnlyReplica(f"nothing came for {silence:.2g} s, and there is no other replica")
+                return Silent(f"nothing came for {silence:.2g} s, and there is no other replica", True)
         if run.hedge is None and attempt.kind == "primary" and others:
             return self._hedge(attempt, run, others, late, now)
         return None

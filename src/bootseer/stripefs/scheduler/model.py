@@ -252,21 +252,6 @@ class Relocate:
     not_before: float
 
 
-@dataclass(slots=True, eq=False)
-class CopyBack:
-    """The bytes of ``attempt`` (a hedge) belong into the caller's memory: copy them, then tell the scheduler."""
-
-    run: Run
-    attempt: Attempt
-
-
-@dataclass(slots=True, eq=False)
-class CheckJoined:
-    """All pieces of a part are there: check it, then tell the scheduler."""
-
-    join: Join
-
-
 def attempt_at(kind: str, node: NodeState, run: Run) -> Attempt:
     """An attempt of ``kind`` to read ``run`` from ``node``."""
     span, place = run.span, run.span.place

@@ -23,11 +23,9 @@ from collections import deque
 from bootseer.errors import BootseerError, UnavailableError
 from bootseer.stripefs.scheduler.assignment import Assignment
 from bootseer.stripefs.scheduler.datanodes import NodeState
-from bootseer.stripefs.scheduler.hedging import Durations, Hedge, HedgeBudget, HedgePolicy, OnlyReplica, Stop
+from bootseer.stripefs.scheduler.hedging import Durations, Hedge, HedgeBudget, HedgePolicy
 from bootseer.stripefs.scheduler.model import (
     Attempt,
-    CheckJoined,
-    CopyBack,
     Join,
     Outcome,
     Relocate,
@@ -41,7 +39,9 @@ from bootseer.stripefs.scheduler.retry import RetryPolicy
 _log = logging.getLogger(__name__)
 
 Doing = Attempt | Relocate
-Then = CopyBack | CheckJoined | None
+Then = Run | Join | None
+"""A run whose hedge has won: copy its bytes into the caller's memory, and call `copied_back`. A part in several blocks
+of which all pieces are there: check it, and call `joined`."""
 
 
 class Scheduler:
@@ -125,22 +125,22 @@ class Scheduler:
             run.won = None
             return self._arrived(run, attempt.node, now)
         if run.won is not None:
-            return self._land(run, run.won)
+            return self._land(run)
         if outcome is not Outcome.CANCELLED or attempt.rescued:
             self._retry.failed(run, attempt, outcome, error)
         if run.hedge is None:
             self._requeue(run, now)
         return None
 
-    def copied_back(self, landing: CopyBack, now: float) -> Then:
-        """The bytes of a hedge are in the caller's memory."""
-        run, request = landing.run, landing.run.span.request
+    def copied_back(self, run: Run, now: float) -> Then:
+        """The bytes of the hedge that won are in the caller's memory."""
+        request, hedge, run.won = run.span.request, run.won, None
         request.touching -= 1
-        run.won = None
         if request.over:
             self._finish(request)
             return None
-        return self._arrived(run, landing.attempt.node, now)
+        assert hedge is not None
+        return self._arrived(run, hedge.node, now)
 
     def joined(self, join: Join, error: BootseerError | None, now: float) -> None:
         """A part that lies in two blocks was looked at: ``error`` when it is not right."""
@@ -317,10 +317,9 @@ class Scheduler:
         request = run.span.request
         run.hedge = None
         if outcome is Outcome.DONE and not run.done and not request.over:
-            if run.primary is None:
-                return self._land(run, attempt)
             run.won = attempt
-            late = run.primary
+            if (late := run.primary) is None:
+                return self._land(run)
             _log.debug("%s: DataNode %s was quicker than %s", request.name, attempt.node.address, late.node.address)
             if late.progress_at + self.durations.late(late.size) < now:
                 # no hard failure: with a busy client everything is late now and then
@@ -335,10 +334,9 @@ class Scheduler:
             self._requeue(run, now)
         return None
 
-    def _land(self, run: Run, attempt: Attempt) -> CopyBack:
-        run.won = attempt
+    def _land(self, run: Run) -> Run:
         run.span.request.touching += 1
-        return CopyBack(run, attempt)
+        return run
 
     def _arrived(self, run: Run, node: NodeState, now: float) -> Then:
         """The bytes of ``run`` are in the caller's memory, and right as far as they can be checked alone."""
@@ -351,7 +349,7 @@ class Scheduler:
         if len(join.arrived) < join.count:
             return None
         run.span.request.touching += 1
-        return CheckJoined(join)
+        return join
 
     def _complete(self, run: Run, now: float) -> None:
         request = run.span.request
@@ -383,14 +381,13 @@ class Scheduler:
         verdict = self._hedging.verdict(attempt, run, now)
         if isinstance(verdict, Hedge):
             self._hedge(attempt, run, verdict.node, now)
-        elif isinstance(verdict, Stop):
-            attempt.rescued = True
-            self._node_failed(attempt.node, now, verdict.why, hard=True)
-            self._cancel(attempt)
-        elif isinstance(verdict, OnlyReplica):
+        elif verdict is not None:
             node = attempt.node
             self._node_failed(node, now, verdict.why, hard=True)
-            if attempt.size <= self.tuning.long_run and any(one.silent and one.node is node for one in self._flying):
+            if not verdict.alone:
+                attempt.rescued = True
+                self._cancel(attempt)
+            elif attempt.size <= self.tuning.long_run and any(one.silent and one.node is node for one in self._flying):
                 self._cancel(attempt)  # one is enough to wait with; this is no failure of the run
             else:
                 self._set_silent(attempt, True)

@@ -26,14 +26,13 @@ from bootseer.hdfs.records import FileBlocks, Located
 from bootseer.stripefs.scheduler.blockfile import (
     BlockFile,
     Transport,
-    check_joined,
     land,
     let_go,
     located,
     transfer,
     views,
 )
-from bootseer.stripefs.scheduler.model import Attempt, CheckJoined, CopyBack, Outcome, Place, Relocate, Request, Tuning
+from bootseer.stripefs.scheduler.model import Attempt, Join, Outcome, Place, Relocate, Request, Run, Tuning
 from bootseer.stripefs.scheduler.policy import Scheduler, Then
 from bootseer.stripefs.storage.interface import Piece
 
@@ -268,32 +267,36 @@ class Engine:
             elif outcome is Outcome.CORRUPT:
                 self._corrupt(attempt, error)
         while then is not None:
-            if isinstance(then, CheckJoined):
+            if isinstance(then, Join):
                 self._join(then)
                 break
             then = self._land(then)
 
-    def _land(self, landing: CopyBack) -> Then:
+    def _land(self, run: Run) -> Then:
         crash: BaseException | None = None
         try:
-            land(landing)
+            land(run)
         except BaseException as exc:  # not all bytes are there: the reader gets it
             crash = exc
         with self._lock:
             if crash is not None:
-                self.scheduler.fail(landing.run.span.request, crash)
-            return self.scheduler.copied_back(landing, time.monotonic())
+                self.scheduler.fail(run.span.request, crash)
+            return self.scheduler.copied_back(run, time.monotonic())
 
-    def _join(self, joining: CheckJoined) -> None:
-        request = joining.join.arrived[0][0].span.request
+    def _join(self, join: Join) -> None:
+        request, whole = join.arrived[0][0].span.request, views(join)
         error: BootseerError | None = None
         try:
-            error = check_joined(joining)
+            whole.check(whole.parts)
+        except BootseerError as exc:
+            let_go(exc)
+            error = exc
         except BaseException as exc:  # a bug in a check: the reader gets it
             with self._lock:
                 self.scheduler.fail(request, exc)
+        del whole
         with self._lock:
-            self.scheduler.joined(joining.join, error, time.monotonic())
+            self.scheduler.joined(join, error, time.monotonic())
 
     def _corrupt(self, attempt: Attempt, error: BootseerError | None) -> None:
         file, where = attempt.place.file, located(attempt.place)
