@@ -379,6 +379,22 @@ def test_a_datanode_that_was_frozen_is_used_again():
     assert cluster.given["a"] - before > 48 * MB
 
 
+def test_one_transfer_of_the_least_size_tries_a_datanode_that_failed():
+    scheduler, wanted = Scheduler(), request(["ab"], 256 * MB)
+    for key in "ab":
+        scheduler.node(key, key)
+    scheduler.nodes["a"].breaker.failed(0.0, hard=True)
+    scheduler.submit(wanted, 0.0)
+    assert {attempt.node.key for attempt in iter(lambda: scheduler.take(0.0), None)} == {"b"}
+    scheduler.tick(0.2)
+    assert scheduler.take(0.2) is None
+    scheduler.tick(0.3)
+    tried = list(iter(lambda: scheduler.take(0.3), None))
+    assert [(attempt.node.key, attempt.size) for attempt in tried] == [("a", Tuning().min_run)]
+    scheduler.ended(tried[0], Outcome.DONE, None, 0.35)
+    assert [attempt.node.key for attempt in iter(lambda: scheduler.take(0.35), None)] == ["a", "a"]
+
+
 def test_datanodes_that_nobody_reads_from_cost_no_time(monkeypatch):
     names = [f"n{i}" for i in range(500)]
     scheduler, cluster = Scheduler(), Cluster({name: SimNode(60 * MB) for name in names})

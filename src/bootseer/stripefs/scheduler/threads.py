@@ -9,12 +9,13 @@ docs/internals/engine.md.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 import msgspec
@@ -249,18 +250,25 @@ class Engine:
             if attempt.handle is not None:
                 attempt.handle.cancel()
 
-    def _attempt(self, attempt: Attempt) -> None:
-        crash: BaseException | None = None
+    @contextlib.contextmanager
+    def _bugs_of(self, request: Request | None) -> Iterator[None]:
+        """A bug in here, or no memory: the reader gets it, nobody hangs."""
         try:
+            yield
+        except BaseException as exc:
+            if request is not None:
+                with self._lock:
+                    self.scheduler.fail(request, exc)
+
+    def _attempt(self, attempt: Attempt) -> None:
+        outcome: Outcome = Outcome.UNASKED
+        error: BootseerError | None = None
+        with self._bugs_of(attempt.run.span.request if attempt.run is not None else None):
             outcome, error = transfer(attempt, self._transport)
-        except BaseException as exc:  # a bug, or no memory: the reader gets it, nobody hangs
-            crash, outcome, error = exc, Outcome.FAILED, UnavailableError(f"cannot read: {exc!r}")
         if error is not None:
             let_go(error)
         with self._lock:
             now = time.monotonic()
-            if crash is not None and attempt.run is not None:
-                self.scheduler.fail(attempt.run.span.request, crash)
             then = self.scheduler.ended(attempt, outcome, error, now)
             if outcome is Outcome.DAMAGED and not attempt.verify:
                 self.scheduler.confirm(attempt, now)
@@ -273,28 +281,19 @@ class Engine:
             then = self._land(then)
 
     def _land(self, run: Run) -> Then:
-        crash: BaseException | None = None
-        try:
+        with self._bugs_of(run.span.request):  # if not all bytes are there
             land(run)
-        except BaseException as exc:  # not all bytes are there: the reader gets it
-            crash = exc
         with self._lock:
-            if crash is not None:
-                self.scheduler.fail(run.span.request, crash)
             return self.scheduler.copied_back(run, time.monotonic())
 
     def _join(self, join: Join) -> None:
-        request, whole = join.arrived[0][0].span.request, views(join)
         error: BootseerError | None = None
-        try:
-            whole.check(whole.parts)
-        except BootseerError as exc:
-            let_go(exc)
-            error = exc
-        except BaseException as exc:  # a bug in a check: the reader gets it
-            with self._lock:
-                self.scheduler.fail(request, exc)
-        del whole
+        with self._bugs_of(join.arrived[0][0].span.request):
+            try:
+                views(join).check(views(join).parts)
+            except BootseerError as exc:
+                let_go(exc)
+                error = exc
         with self._lock:
             self.scheduler.joined(join, error, time.monotonic())
 
