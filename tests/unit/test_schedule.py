@@ -34,7 +34,7 @@ def run(cluster: Cluster, *requests: Request, scheduler: Scheduler | None = None
 
 
 def fine(request: Request) -> bool:
-    return request.error is None and not request.left and all(not span.pending for span in request.spans)
+    return request.error is None and not request.left and not any(span.fresh or span.again for span in request.spans)
 
 
 def taken(scheduler):

@@ -143,11 +143,6 @@ class Span:
         """Bytes that no run has taken yet."""
         return self.starts[-1] - self.starts[self.next]
 
-    @property
-    def pending(self) -> int:
-        """Bytes that wait for a DataNode."""
-        return self.fresh + sum(run.size for run in self.again)
-
     def cut(self, size: int) -> Run:
         """The next run: as many parts as fit in ``size`` bytes, at least one."""
         first = last = self.next
