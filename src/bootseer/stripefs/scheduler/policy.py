@@ -6,7 +6,7 @@ rules, in the order in which they decide:
 - A DataNode with a free slot takes a run of parts that it has a replica of: no DataNode idles while it could help.
   Requests in turn: small ones first, then who has the fewest bytes under way. Within a request the block that all its
   DataNodes would take longest for (`bootseer.stripefs.scheduler.assignment`).
-- Runs are large while much is left, small at the end, smaller for slow DataNodes; and a DataNode leaves the last runs
+- Runs are large while much is left, small at the end, larger for quick DataNodes; and a DataNode leaves the last runs
   to others that would end them much sooner.
 - Two attempts never have the same memory: the second one at a run (a hedge) goes to scratch memory.
 - A late attempt is hedged when the request would wait for it, within a budget; one that does not get on at all is
