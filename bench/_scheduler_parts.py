@@ -79,6 +79,5 @@ PARTS = [
          {(Durations, "late"): lambda self, size: 0.1 + 2 * size / (100 << 20)}),
     Part("durations-5", "late is a constant of the size, for a fifth of the rate",
          {(Durations, "late"): lambda self, size: 0.1 + 2 * size / (20 << 20)}),
-    Part("latency", "latency is not measured", {(NodeState, "took"): lambda *args: None}),
     Part("silent", "transfers without a byte count as all", {(Scheduler, "_set_silent"): lambda *args: None}),
 ]  # fmt: skip

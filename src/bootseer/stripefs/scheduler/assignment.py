@@ -108,4 +108,4 @@ def rate(node: NodeState) -> float:
 
 def seconds(node: NodeState, size: int) -> float:
     """Seconds after which ``node`` would have given ``size`` bytes more."""
-    return node.latency + (node.bytes + size) / rate(node)
+    return (node.bytes + size) / rate(node)
