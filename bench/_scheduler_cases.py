@@ -220,12 +220,12 @@ def slow_links(rand: random.Random) -> float:
 
 
 def only_replicas(rand: random.Random) -> float:
-    """A read of 64 MiB beside eighty whose only replicas are on frozen DataNodes."""
+    """A read of 64 MiB beside 80 reads whose only replicas are on frozen DataNodes."""
     simulated = cluster(rand, 8)
     keys = list(simulated.nodes)
-    frozen = [f"f{index}" for index in range(20)]
+    frozen = [f"f{index}" for index in range(40)]
     simulated.nodes |= {key: SimNode(RATE, frozen=(0.0, FOREVER)) for key in frozen}
-    stuck = [request(rand, [key], 4 * MIB) for key in frozen for _ in range(4)]
+    stuck = [request(rand, [key], 4 * MIB) for key in frozen for _ in range(2)]
     well = [request(rand, keys, 64 * MIB) for _ in range(5)]
     took = simulated.run(Scheduler(), [(0.0, one) for one in stuck] + [(1.0 + at, one) for at, one in enumerate(well)])
     return statistics.median(took[one] for one in well)

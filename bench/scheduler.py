@@ -5,8 +5,8 @@
 The real scheduler decides; DataNodes and time are simulated (`bootseer.testing.readsim`), so that a busy machine
 disturbs only the case ``cpu``. A run is one seed: its ``stages`` are the seconds of all cases of `_scheduler_cases`.
 ``gain_PART`` is the percentage of its time that the case which needs the part most saves by it, the median over seeds;
-``cpu`` counts for the part ``look`` only. `_scheduler_parts` lists the parts. The report in bench/results
-is older than the scheduler: it also tells of the parts that were removed on account of it.
+``cpu`` counts for the part ``look`` only. `_scheduler_parts` lists the parts.
+bench/results/scheduler-before.json is of the scheduler as it was with all the parts that were removed on account of it.
 """
 
 from __future__ import annotations

@@ -336,10 +336,10 @@ def test_one_chunk_that_takes_minutes_comes_while_it_comes():
 
 @pytest.mark.parametrize("unit", [MB, 65536])
 def test_frozen_datanodes_with_only_replicas_keep_no_others_waiting(unit):
-    frozen = [f"f{i}" for i in range(16)]
+    frozen = [f"f{i}" for i in range(40)]
     cluster = Cluster(nodes() | {key: SimNode(60 * MB, frozen=(0.0, 1e9)) for key in frozen})
     scheduler, size = Scheduler(), 4 * unit
-    stuck = [request([[key]], size, unit) for key in frozen for _ in range(4)]
+    stuck = [request([[key]], size, unit) for key in frozen for _ in range(2)]
     well = [request(AROUND, 4 * size, unit) for _ in range(8)]
     took = cluster.run(scheduler, [(0.0, one) for one in stuck] + [(2.0 + i, one) for i, one in enumerate(well)])
     assert all(map(fine, well))
