@@ -48,6 +48,8 @@ class FakeTransfer:
 class FakeHdfs:
     """Nodes by name. ``gone``, ``corrupt``, ``bare`` (no checksums): (node, block id) pairs; ``reported``: told."""
 
+    Transfer = FakeTransfer
+
     def __init__(self, *names: str) -> None:
         self.nodes = {name: FakeNode() for name in names}
         self.gone: set[tuple[str, int]] = set()
@@ -100,9 +102,6 @@ class FakeHdfs:
         self.reported |= {(node.uuid, replica.block.id) for node in replica.nodes}
 
     # -- Transport ------------------------------------------------------------------------------------------------
-
-    def transfer(self) -> FakeTransfer:
-        return FakeTransfer()
 
     def read(
         self,

@@ -4,9 +4,9 @@ The engine calls `submit`, `take`, `ended`, `tick` and so on under one lock, wit
 rules, in the order in which they decide:
 
 - A DataNode with a free slot takes a run of parts that it has a replica of: no DataNode idles while it could help.
-  Requests in turn: small ones first, then who has the fewest bytes under way. Within a request first what the matching
-  (`bootseer.stripefs.scheduler.assignment`) planned for this DataNode, then what others have most of.
-- Runs are large while much is left, small at the end, smaller for slow DataNodes; and a DataNode leaves the last runs
+  Requests in turn: small ones first, then who has the fewest bytes under way. Within a request the block that all its
+  DataNodes would take longest for (`bootseer.stripefs.scheduler.assignment`).
+- Runs are large while much is left, small at the end, larger for quick DataNodes; and a DataNode leaves the last runs
   to others that would end them much sooner.
 - Two attempts never have the same memory: the second one at a run (a hedge) goes to scratch memory.
 - A late attempt is hedged when the request would wait for it, within a budget; one that does not get on at all is
@@ -19,20 +19,15 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
 
 from bootseer.errors import BootseerError, UnavailableError
 from bootseer.stripefs.scheduler.assignment import Assignment
 from bootseer.stripefs.scheduler.datanodes import NodeState
-from bootseer.stripefs.scheduler.hedging import Durations, Hedge, HedgeBudget, HedgePolicy, OnlyReplica, Stop
-from bootseer.stripefs.scheduler.memory import ByteBudget
+from bootseer.stripefs.scheduler.hedging import Durations, Hedge, HedgeBudget, HedgePolicy
 from bootseer.stripefs.scheduler.model import (
     Attempt,
-    CheckJoined,
-    CopyBack,
     Join,
     Outcome,
-    Place,
     Relocate,
     Request,
     Run,
@@ -44,33 +39,28 @@ from bootseer.stripefs.scheduler.retry import RetryPolicy
 _log = logging.getLogger(__name__)
 
 Doing = Attempt | Relocate
-Then = CopyBack | CheckJoined | None
+Then = Run | Join | None
+"""A run whose hedge has won: copy its bytes into the caller's memory, and call `copied_back`. A part in several blocks
+of which all pieces are there: check it, and call `joined`."""
 
 
 class Scheduler:
-    """``scratch``: what hedges may hold."""
-
-    def __init__(self, tuning: Tuning | None = None, scratch: ByteBudget | None = None) -> None:
+    def __init__(self, tuning: Tuning | None = None) -> None:
         self.tuning = tuning or Tuning()
         self.nodes: dict[str, NodeState] = {}
         self.durations, self.budget = Durations(), HedgeBudget()
-        self._scratch = scratch or ByteBudget(1 << 62)
         self.requests: list[Request] = []
         self._flying: dict[Attempt, None] = {}
         self._urgent: deque[Attempt] = deque()
         self._cancels: list[Attempt] = []
-        self._number = 0
         # The transfers under way of bulk requests (False) and of small ones (True), and how many of them are silent.
         self._under_way, self._silent = {False: 0, True: 0}, {False: 0, True: 0}
         self._assignment = Assignment(self.nodes, self.tuning)
-        # Where there may be something to take since the last look: to look at every request and DataNode after each
+        # DataNodes that there may be something to take for since the last look: to look at all of them after each
         # transfer would cost more than the transfers of small reads.
-        self._everywhere = False
-        self._new: deque[Request] = deque()
-        self._freed: deque[NodeState] = deque()
+        self._look: dict[NodeState, None] = {}
         self._hedging = HedgePolicy(self.durations, self._assignment, self.tuning)
         self._retry = RetryPolicy(self.requests, self._assignment, self.tuning, self.fail)
-        self.hedged = self.hedges_won = 0
 
     # -- what the engine asks -------------------------------------------------------------------------------------
 
@@ -84,12 +74,11 @@ class Scheduler:
         """Every DataNode of its places must be known (`node`)."""
         if request.over:
             return
-        self._number += 1
-        request.number, request.progress_at = self._number, now
+        request.progress_at = now
         request.small = request.size <= self.tuning.small
         self.requests.append(request)
-        self._assignment.route(request, now)
-        self._new.append(request)
+        self._assignment.route(request)
+        self._look.update(dict.fromkeys(request.nodes))
         for span in request.spans:
             if not span.place.usable:
                 self._retry.cut_rest(span, now)
@@ -99,10 +88,9 @@ class Scheduler:
         if (question := self._retry.question(now)) is not None:
             return question
         while self._urgent:
-            late = self._urgent.popleft()
-            if late in self._flying and not late.cancelled:
-                return late
-            self._drop_unstarted(late, now)
+            if not (attempt := self._urgent.popleft()).cancelled:
+                return attempt
+            self.ended(attempt, Outcome.CANCELLED, None, now)  # its time has passed before it began
         return self._take(now)
 
     def ended(self, attempt: Attempt, outcome: Outcome, error: BootseerError | None, now: float) -> Then:
@@ -111,8 +99,9 @@ class Scheduler:
             return None
         # a total that was reached kept every DataNode from taking; one that left something to others may want it now
         if self._full(False) or self._full(True) or outcome is not Outcome.DONE or self._assignment.left:
-            self._everywhere, self._assignment.left = True, False
-        self._freed.append(attempt.node)
+            self._look_everywhere()
+            self._assignment.left = False
+        self._look[attempt.node] = None
         self._under_way[_small(attempt)] -= 1
         self._set_silent(attempt, False)
         if outcome is Outcome.DONE:
@@ -122,7 +111,6 @@ class Scheduler:
         self._judge(attempt, outcome, error, now)
         run = attempt.run
         if run is None:
-            self._scratch.give(attempt.size)
             return None
         request = run.span.request
         request.flying -= attempt.size
@@ -131,31 +119,28 @@ class Scheduler:
         request.touching -= 1
         run.primary = None
         if request.over:
-            self._discard(run)
             self._finish(request)
             return None
-        if outcome is Outcome.DONE:
-            if run.won is not None:  # it came in after all
-                self._discard(run)
+        if outcome is Outcome.DONE:  # it came in after all, if a hedge has won
+            run.won = None
             return self._arrived(run, attempt.node, now)
         if run.won is not None:
-            return self._land(run, run.won)
+            return self._land(run)
         if outcome is not Outcome.CANCELLED or attempt.rescued:
             self._retry.failed(run, attempt, outcome, error)
         if run.hedge is None:
             self._requeue(run, now)
         return None
 
-    def copied_back(self, landing: CopyBack, now: float) -> Then:
-        """The bytes of a hedge are in the caller's memory."""
-        run, request = landing.run, landing.run.span.request
+    def copied_back(self, run: Run, now: float) -> Then:
+        """The bytes of the hedge that won are in the caller's memory."""
+        request, hedge, run.won = run.span.request, run.won, None
         request.touching -= 1
-        self._scratch.give(run.size)
-        run.won = None
         if request.over:
             self._finish(request)
             return None
-        return self._arrived(run, landing.attempt.node, now)
+        assert hedge is not None
+        return self._arrived(run, hedge.node, now)
 
     def joined(self, join: Join, error: BootseerError | None, now: float) -> None:
         """A part that lies in two blocks was looked at: ``error`` when it is not right."""
@@ -176,17 +161,19 @@ class Scheduler:
 
     def relocated(self, file: object, error: BootseerError | None, now: float) -> None:
         """The places of ``file`` have fresh locations, or that failed."""
-        self._everywhere = True
         self._retry.relocated(file, error, now)
+        self._look_everywhere()
 
     def tick(self, now: float) -> None:
         """Look at everything under way: what is late, stuck or given up."""
-        self._everywhere = True
+        self._look_everywhere()
         for attempt in list(self._flying):
             if attempt.handle is not None:
                 self._credit(attempt, attempt.handle.received, now)
-        self._assignment.rates_changed(self.requests, now)
-        self._assignment.forget(self.requests, now)
+        for request in self.requests:
+            for node in request.nodes:
+                node.breaker.wait_over(now)
+        self._assignment.refresh(self.requests)
         for attempt in list(self._flying):
             if attempt.run is not None and not attempt.cancelled:
                 self._watch(attempt, attempt.run, now)
@@ -207,9 +194,6 @@ class Scheduler:
             for attempt in self._flying:
                 if attempt.run is not None and attempt.run.span.request is request:
                     self._cancel(attempt)
-            for span in request.spans:
-                for run in span.again:
-                    self._discard(run)
         self._finish(request)
 
     def cancels(self) -> list[Attempt]:
@@ -218,17 +202,11 @@ class Scheduler:
         return found
 
     def confirm(self, attempt: Attempt, now: float) -> None:
-        """Have the DataNode check the replica that ``attempt`` got wrong bytes from, when scratch memory is free."""
-        if self._scratch.try_take(attempt.size):
-            self._urgent.append(
-                self._begin(
-                    Attempt("confirm", attempt.node, attempt.place, attempt.offset, attempt.size, None, True), now
-                )
-            )
-
-    def preview(self, sizes: Sequence[tuple[Place, int]]) -> tuple[dict[Place, dict[str, int]], float | None]:
-        """As `Assignment.preview`."""
-        return self._assignment.preview(sizes)
+        """Have the DataNode check the replica that ``attempt`` got wrong bytes from; one such check at a time."""
+        if any(one.kind == "confirm" for one in self._flying):
+            return
+        again = Attempt("confirm", attempt.node, attempt.place, attempt.offset, attempt.size, None, True)
+        self._urgent.append(self._begin(again, now))
 
     @property
     def busy(self) -> bool:
@@ -248,60 +226,40 @@ class Scheduler:
             attempt.silent = silent
             self._silent[_small(attempt)] += 1 if silent else -1
 
-    def _take(self, now: float) -> Attempt | None:
-        """An attempt, begun: a run of a request for a free slot, or a probe. None when there is nothing to take."""
-        while self._everywhere or self._new or self._freed:
-            if self._everywhere:
-                for request in sorted(self.requests, key=_turn):
-                    if (attempt := self._take_of(request, request.nodes, now)) is not None:
-                        return attempt
-                self._everywhere = False
-                self._new.clear()
-                self._freed.clear()
-                if (attempt := self._probe(now)) is not None:
-                    return attempt
-            elif self._new:
-                if (attempt := self._take_of(self._new[0], self._new[0].nodes, now)) is not None:
-                    return attempt
-                self._new.popleft()
-            else:
-                node = self._freed[0]
-                for request in sorted(self.requests, key=_turn):
-                    if node.key in request.spans_of and (attempt := self._take_of(request, [node], now)) is not None:
-                        return attempt
-                self._freed.popleft()
-        return None
-
-    def _take_of(self, request: Request, nodes: Sequence[NodeState], now: float) -> Attempt | None:
-        if request.over or not request.pending or self._full(request.small):
-            return None
-        slots = request.slots + (self.tuning.small_slots if request.small else 0)
-        for node in sorted(nodes, key=lambda node: node.flying) if len(nodes) > 1 else nodes:
-            if node.breaker.closed:
-                if (node.flying if request.small else node.bulk) >= slots:
-                    continue
-            elif node.flying:
-                continue
-            if (run := self._assignment.pick(request, node, now)) is not None:
-                request.pending -= run.size
-                request.flying += run.size
-                request.touching += 1
-                run.primary = attempt_at("primary", node, run)
-                return self._begin(run.primary, now)
-        return None
-
-    def _probe(self, now: float) -> Attempt | None:
-        """A small transfer from a DataNode that was left alone, to see whether it works again."""
+    def _look_everywhere(self) -> None:
         for request in self.requests:
-            for node in request.nodes:
-                if not node.breaker.probe_due(now):
-                    continue
-                for span in request.spans_of.get(node.key, ()):
-                    size = min(self.tuning.probe, span.starts[-1] - span.starts[0])
-                    if node.key not in span.place.bad and self._scratch.try_take(size):
-                        node.breaker.probe()
-                        return self._begin(Attempt("probe", node, span.place, span.starts[0], size, None, False), now)
+            if request.pending:
+                self._look.update(dict.fromkeys(request.nodes))
+
+    def _take(self, now: float) -> Attempt | None:
+        """An attempt, begun: a run of a request for a free slot. None when there is nothing to take."""
+        waiting = sorted((request for request in self.requests if request.pending), key=_turn)
+        while self._look and waiting:
+            node = next(iter(self._look))
+            del self._look[node]
+            for request in waiting:
+                if node.key in request.spans_of and (attempt := self._take_of(request, node, now)) is not None:
+                    self._look[node] = None  # for one more, after the others
+                    return attempt
+        self._look.clear()
         return None
+
+    def _take_of(self, request: Request, node: NodeState, now: float) -> Attempt | None:
+        if request.over or self._full(request.small):
+            return None
+        if not node.breaker.closed:
+            free = not node.flying
+        elif request.small:
+            free = node.flying < self.tuning.slots + self.tuning.small_slots
+        else:
+            free = node.bulk < self.tuning.slots
+        if not free or (run := self._assignment.pick(request, node, now)) is None:
+            return None
+        request.pending -= run.size
+        request.flying += run.size
+        request.touching += 1
+        run.primary = attempt_at("primary", node, run)
+        return self._begin(run.primary, now)
 
     # -- beginning ------------------------------------------------------------------------------------------------
 
@@ -311,11 +269,6 @@ class Scheduler:
         self._under_way[_small(attempt)] += 1
         attempt.node.begin(attempt.size, now)
         return attempt
-
-    def _drop_unstarted(self, attempt: Attempt, now: float) -> None:
-        """A hedge or confirmation whose time has passed before it began."""
-        if attempt in self._flying:
-            self.ended(attempt, Outcome.CANCELLED, None, now)
 
     # -- results --------------------------------------------------------------------------------------------------
 
@@ -332,22 +285,19 @@ class Scheduler:
         """What the result says of the DataNode."""
         node = attempt.node
         if outcome is Outcome.FAILED:
-            self._node_failed(node, now, str(error), hard=attempt.kind == "probe" or not attempt.received)
-        elif outcome in (Outcome.CANCELLED, Outcome.UNASKED):
-            if attempt.kind == "probe":
-                node.breaker.forget_probe(now)
-        else:  # it answers
+            self._node_failed(node, now, str(error), hard=not attempt.received)
+        elif outcome not in (Outcome.CANCELLED, Outcome.UNASKED):  # it answers
             if outcome is Outcome.DONE and attempt.kind != "confirm":
                 self.durations.add(attempt.size, now - attempt.started)
                 node.took(attempt.size, now - attempt.started)
             if node.breaker.succeeded():
                 node.renew(now)
                 _log.info("DataNode %s works again", node.address)
-                self._everywhere = True
-                self._assignment.breakers_changed(self.requests, now)
+                self._look_everywhere()
+                self._assignment.refresh(self.requests)
             if outcome is Outcome.CORRUPT or (attempt.verify and outcome in (Outcome.DONE, Outcome.DAMAGED)):
                 attempt.place.checksums.seen = True
-            if outcome in (Outcome.REFUSED, Outcome.CORRUPT) and attempt.kind != "probe":
+            if outcome in (Outcome.REFUSED, Outcome.CORRUPT):
                 attempt.place.bad[node.key] = outcome
                 self._retry.lost(attempt.place, now)
             elif outcome is Outcome.UNCHECKED and node.key not in attempt.place.unchecked:
@@ -358,8 +308,8 @@ class Scheduler:
     def _node_failed(self, node: NodeState, now: float, why: str, *, hard: bool) -> None:
         if node.breaker.failed(now, hard=hard):
             _log.warning("DataNode %s is left alone for %.2g s: %s", node.address, node.breaker.until - now, why)
-            self._everywhere = True
-            self._assignment.breakers_changed(self.requests, now)
+            self._look_everywhere()
+            self._assignment.refresh(self.requests)
 
     def _hedge_ended(
         self, run: Run, attempt: Attempt, outcome: Outcome, error: BootseerError | None, now: float
@@ -367,18 +317,15 @@ class Scheduler:
         request = run.span.request
         run.hedge = None
         if outcome is Outcome.DONE and not run.done and not request.over:
-            self.hedges_won += 1
-            if run.primary is None:
-                return self._land(run, attempt)
             run.won = attempt
-            late = run.primary
+            if (late := run.primary) is None:
+                return self._land(run)
             _log.debug("%s: DataNode %s was quicker than %s", request.name, attempt.node.address, late.node.address)
             if late.progress_at + self.durations.late(late.size) < now:
                 # no hard failure: with a busy client everything is late now and then
                 self._node_failed(late.node, now, "another replica was read while nothing came", hard=False)
             self._cancel(late)
             return None
-        self._scratch.give(attempt.size)
         if request.over or run.done:
             return None
         if outcome is not Outcome.CANCELLED:
@@ -387,16 +334,9 @@ class Scheduler:
             self._requeue(run, now)
         return None
 
-    def _land(self, run: Run, attempt: Attempt) -> CopyBack:
-        run.won = attempt
+    def _land(self, run: Run) -> Run:
         run.span.request.touching += 1
-        return CopyBack(run, attempt)
-
-    def _discard(self, run: Run) -> None:
-        """The hedge that won is not needed."""
-        if run.won is not None:
-            run.won = None
-            self._scratch.give(run.size)
+        return run
 
     def _arrived(self, run: Run, node: NodeState, now: float) -> Then:
         """The bytes of ``run`` are in the caller's memory, and right as far as they can be checked alone."""
@@ -409,7 +349,7 @@ class Scheduler:
         if len(join.arrived) < join.count:
             return None
         run.span.request.touching += 1
-        return CheckJoined(join)
+        return join
 
     def _complete(self, run: Run, now: float) -> None:
         request = run.span.request
@@ -424,10 +364,11 @@ class Scheduler:
     def _finish(self, request: Request) -> None:
         if request.finished and request in self.requests:
             self.requests.remove(request)
+            request.notify()
 
     def _requeue(self, run: Run, now: float) -> None:
-        self._everywhere = True
         self._retry.requeue(run, now)
+        self._look_everywhere()
 
     def _cancel(self, attempt: Attempt) -> None:
         if not attempt.cancelled:
@@ -440,35 +381,30 @@ class Scheduler:
         verdict = self._hedging.verdict(attempt, run, now)
         if isinstance(verdict, Hedge):
             self._hedge(attempt, run, verdict.node, now)
-        elif isinstance(verdict, Stop):
-            attempt.rescued = True
-            self._node_failed(attempt.node, now, verdict.why, hard=True)
-            self._cancel(attempt)
-        elif isinstance(verdict, OnlyReplica):
+        elif verdict is not None:
             node = attempt.node
             self._node_failed(node, now, verdict.why, hard=True)
-            if attempt.size <= self.tuning.long_run and any(one.silent and one.node is node for one in self._flying):
+            if not verdict.alone:
+                attempt.rescued = True
+                self._cancel(attempt)
+            elif attempt.size <= self.tuning.long_run and any(one.silent and one.node is node for one in self._flying):
                 self._cancel(attempt)  # one is enough to wait with; this is no failure of the run
             else:
                 self._set_silent(attempt, True)
-            self._everywhere = True
+            self._look_everywhere()
 
     def _hedge(self, attempt: Attempt, run: Run, node: NodeState, now: float) -> None:
-        """Ask ``node`` as well, if memory and budget allow it."""
-        if not self._scratch.try_take(attempt.size):
-            return
+        """Ask ``node`` as well, if the budget allows it."""
         if not self.budget.spend(attempt.size):
-            self._scratch.give(attempt.size)
             return
-        self.hedged += 1
         run.span.request.flying += attempt.size
         run.hedge = attempt_at("hedge", node, run)
         self._urgent.append(self._begin(run.hedge, now))
 
 
-def _turn(request: Request) -> tuple[bool, int, int, int]:
+def _turn(request: Request) -> tuple[bool, int, int]:
     """Small requests first, then who has the least under way, then who has had the least so far."""
-    return (not request.small, request.flying, request.size - request.pending, request.number)
+    return (not request.small, request.flying, request.size - request.pending)
 
 
 def _small(attempt: Attempt) -> bool:
