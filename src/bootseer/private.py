@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import stat
 from pathlib import Path
 
@@ -46,20 +48,37 @@ def _check(path: Path) -> None:
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode):
         raise ConfigError(f"{path} is a link, not a folder", hint="name the folder itself in the settings")
-    if found.st_uid != os.geteuid():
+    if not _trusted(found.st_uid):
         raise ConfigError(
             f"{path} belongs to user {found.st_uid}", hint="remove it, or choose another folder in the settings"
         )
-    if stat.S_IMODE(found.st_mode) & 0o022:
+    if _others_write(found):
         raise ConfigError(f"others can write to {path}", hint=f"look at what is in it, then chmod go-w {path}")
 
 
 def _check_parents(path: Path) -> None:
     for parent in Path(os.path.realpath(path)).parents:
         found = os.stat(parent)
-        sticky = found.st_mode & stat.S_ISVTX
-        if found.st_uid not in (0, os.geteuid()) or (found.st_mode & 0o022 and not sticky):
+        if not _trusted(found.st_uid) or (_others_write(found) and not found.st_mode & stat.S_ISVTX):
             raise ConfigError(
                 f"others can replace {path}, because they can write to {parent}",
                 hint="choose another folder in the settings",
             )
+
+
+def _trusted(uid: int) -> bool:
+    """Root, this user, or who became root by sudo to run this."""
+    return uid in (0, os.geteuid()) or (os.geteuid() == 0 and str(uid) == os.environ.get("SUDO_UID"))
+
+
+def _others_write(found: os.stat_result) -> bool:
+    """Whether anybody but the owner can; the owner's own group, where nobody else is in it, counts as the owner."""
+    if found.st_mode & 0o002:
+        return True
+    if not found.st_mode & 0o020:
+        return False
+    try:
+        owner = pwd.getpwuid(found.st_uid)
+        return owner.pw_gid != found.st_gid or bool(set(grp.getgrgid(found.st_gid).gr_mem) - {owner.pw_name})
+    except KeyError:
+        return True

@@ -80,3 +80,23 @@ def test_who_can_reach_a_folder(tmp_path: Path) -> None:
     os.chmod(tmp_path.parent, 0o755)
     reachable = all(os.stat(parent).st_mode & 0o011 for parent in tmp_path.parents)
     assert enterable(tmp_path / "where") is reachable  # its owner can; whether at all depends on the folders above
+
+
+@pytest.mark.root
+def test_a_group_of_ones_own_is_oneself(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    os.chmod(tmp_path / "state", 0o775)
+    private_folder(tmp_path / "state")  # root's own group
+    os.chown(tmp_path / "state", -1, 12345)
+    with pytest.raises(ConfigError, match="others can write to"):
+        private_folder(tmp_path / "state")
+
+
+@pytest.mark.root
+def test_who_ran_sudo_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "home").mkdir()
+    os.chown(tmp_path / "home", 12345, 12345)
+    with pytest.raises(ConfigError, match="others can replace"):
+        private_folder(tmp_path / "home/cache")
+    monkeypatch.setenv("SUDO_UID", "12345")
+    private_folder(tmp_path / "home/cache")
