@@ -64,7 +64,7 @@ class Place:
             "BOOTSEER_NODE": "n0",
         }
 
-    def argv(self, *options: str, checkpoint: str = "checkpoint", **variables: str) -> list[str]:
+    def argv(self, *options: str, checkpoint: str = "checkpoint", latest: str = "false", **variables: str) -> list[str]:
         job = self.here / "job.toml"
         shown = ", ".join(f'{k} = "{v}"' for k, v in variables.items())
         job.write_text(f"""
@@ -85,6 +85,7 @@ key_env = ["WHICH"]
 url = "{self.site}/striped/{checkpoint}"
 ordinary_url = "{self.site}/plain"
 path = "/checkpoint"
+latest = {latest}
 """)
         return [sys.executable, "-m", "bootseer.cli.main", "run", str(job), "--events", str(self.here / "events"),
                 "--summary", str(self.here / "summary.json"), *options]  # fmt: skip
@@ -186,6 +187,25 @@ def test_a_checkpoint_that_is_missing_or_unfinished(node: Place, which: str, cod
     assert done.returncode == code, done.stderr
     assert says in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+    assert clean(node)
+
+
+def test_the_newest_complete_checkpoint_or_none(site: Path, node: Place) -> None:
+    """As a job lives: its first start finds nothing, a later one what was saved last, but not what a kill cut short."""
+    done = node.start("--no-card", checkpoint="life", latest="true", WHICH="e")
+    assert "the job starts without a checkpoint" in done.stderr
+    assert node.summary()["checkpoint"] == {"how": "none"}
+    assert "cat: /checkpoint/weights" in done.stderr  # the job's own affair
+    fs = stripefs.open_fs(str(site / "striped"))
+    (node.here / "old").write_bytes(b"of step 100")
+    for step, file in ((100, node.here / "old"), (200, site / "plain/weights")):
+        fs.put(file, f"life/step-{step}/weights")
+        fs.commit(f"life/step-{step}")
+    fs.put(node.here / "old", "life/step-300/weights")
+    done = node.start("--no-card", checkpoint="life", latest="true", WHICH="e")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith(WEIGHTS.decode())
+    assert node.summary()["checkpoint"]["how"] == "striped"
     assert clean(node)
 
 

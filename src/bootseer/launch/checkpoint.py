@@ -9,7 +9,7 @@ import msgspec
 
 from bootseer import stripefs
 from bootseer.config import Config
-from bootseer.errors import BootseerError
+from bootseer.errors import BootseerError, NotFoundError
 from bootseer.launch.job import CheckpointTable
 from bootseer.launch.ordinary import copy_checkpoint
 from bootseer.profile import emit
@@ -23,25 +23,45 @@ class CheckpointStage:
     def __init__(self, table: CheckpointTable, folder: Path, config: Config) -> None:
         self.table, self.folder, self.config = table, folder, config
         self._mount: stripefs.FsMount | None = None
+        self._name: str | None = None if table.latest else ""
+        """Path of the checkpoint below the URLs."""
+        self._none = False
 
     def begin(self) -> None:
         """Mount and start to prefetch; once is enough. `NotFoundError`, or `DataError` for one without COMMIT."""
-        if self._mount is not None or not self.table.enabled:
+        if self._mount is not None or not self.table.enabled or not self._look():
             return
-        self._mount = stripefs.mount.start(self.table.url, self.folder, config=self.config, prefetch=True, commit=True)
+        url = _below(self.table.url, self._name)
+        self._mount = stripefs.mount.start(url, self.folder, config=self.config, prefetch=True, commit=True)
 
     def provide(self, span: str) -> Path:
         """The folder that the container is to see."""
-        if self._mount is None:
+        if not self._look():
+            self.folder.mkdir(parents=True, exist_ok=True)
+        elif self._mount is None:
             with emit.span("checkpoint_load", how="copy"):
-                copy_checkpoint(self.table.ordinary_url or self.table.url, self.folder)
-        emit.annotate(span, checkpoint="striped" if self._mount else "copied")
+                copy_checkpoint(_below(self.table.ordinary_url or self.table.url, self._name), self.folder)
+        emit.annotate(span, checkpoint=self._how)
         return self.folder
+
+    def _look(self) -> bool:
+        """Whether there is a checkpoint; asked once: what the job saves from now on is for the next start."""
+        if self._name is None and not self._none:
+            try:
+                self._name = stripefs.open_fs(self.table.url).latest()
+            except NotFoundError as exc:
+                log.warning("%s; the job starts without a checkpoint", exc)
+                self._none = True
+        return not self._none
+
+    @property
+    def _how(self) -> str:
+        return "none" if self._none else "striped" if self._mount else "copied"
 
     def status(self) -> dict[str, object]:
         """What was moved so far (of a mount), for the record of the start."""
         if self._mount is None:
-            return {"how": "copied"}
+            return {"how": self._how}
         try:
             found = msgspec.to_builtins(self._mount.status())
         except BootseerError as exc:
@@ -53,3 +73,7 @@ class CheckpointStage:
         """Unmount."""
         if self._mount is not None:
             self._mount.unmount()
+
+
+def _below(url: str, name: str | None) -> str:
+    return f"{url.rstrip('/')}/{name}" if name else url

@@ -75,6 +75,9 @@ class CheckpointTable(_Table, frozen=True, kw_only=True):
     """Striped folder in a store, such as ``hdfs://namenode:8020/job/checkpoint``."""
     path: str
     """Where the container sees it."""
+    latest: bool = False
+    """True: ``url`` is the folder that the job saves its checkpoints in, and the newest complete one is meant. While
+    there is none, as at the first start, the container sees an empty folder."""
     ordinary_url: str = ""
     """The same files stored the ordinary way, copied by the stock client when ``enabled`` is false. Empty: ``url``."""
     enabled: bool = True
