@@ -377,7 +377,7 @@ def test_the_limits(node: Node) -> None:
     keep = node.folder(node.trees[0]).name
     eviction.make_room(node.cache, Limits(BLOCK, 0), keep=keep)
     assert [part.trees for part in inventory.parts(node.cache)] == [[node.trees[0]]]
-    assert not eviction.make_some(node.cache, 1, keep=keep)
+    assert not eviction.free(node.cache, 1, keep=keep)
 
 
 def test_one_collection_at_a_time(node: Node) -> None:

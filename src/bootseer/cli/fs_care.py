@@ -70,11 +70,11 @@ def fsck(
 def gc(
     url: Url,
     age: Annotated[
-        float,
+        float | None,
         typer.Option(
             parser=age_value, metavar="AGE", help="Leave alone what is younger: 90s, 12h, 7d", show_default="1d"
         ),
-    ] = 86400.0,
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only say what would be removed")] = False,
     lost: Annotated[
         bool, typer.Option("--lost", help="Also whole stripes whose pointer is gone, as after `hdfs dfs -rm` of a file")
@@ -86,8 +86,10 @@ def gc(
 
     What a writer may still be writing is kept, and so is everything in doubt.
     """
+    from bootseer.stripefs.maintenance.collect import AGE
+
     fs, path = place(url)
-    found = fs.gc(path, age=age, dry_run=dry_run, lost=lost, taken=taken)
+    found = fs.gc(path, age=AGE if age is None else age, dry_run=dry_run, lost=lost, taken=taken)
     gone = [removal for removal in found if not removal.kept]
     size = sum(removal.size for removal in gone)
     if as_json:

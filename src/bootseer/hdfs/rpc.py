@@ -235,7 +235,7 @@ class Channel:
                 self._note(f"{type(problem).__name__}: {problem}")
                 time.sleep(pause)
 
-    def _share(self, until: float, deadline: float) -> float:
+    def _attempt_until(self, until: float, deadline: float) -> float:
         """Until when one attempt may take: with several addresses a frozen one must leave time for the others."""
         if len(self._addresses) == 1:
             return until
@@ -284,7 +284,7 @@ class Channel:
         if not slots.acquire(timeout=remaining(until)):
             raise TimeoutError(f"{CONNECTIONS} other calls are under way")
         try:
-            until = self._share(until, deadline)
+            until = self._attempt_until(until, deadline)
             address = self._addresses[turn]
             connection = self._idle.take(address)
             if connection is None:

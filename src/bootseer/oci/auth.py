@@ -37,11 +37,12 @@ _REMEMBERED = 16
 """Secrets looked for in what servers say: those in use and the last few tokens."""
 _TRIES = 3
 _PAUSE = 0.5
-_NAP = 1.0
+_MAX_PAUSE = 1.0
 """The longest pause that a token server may ask for within one of our requests."""
-_GRUDGE = 10.0
-_LONGEST_GRUDGE = 60.0
-"""The most seconds without another request after all tries failed: where the server does not say when, and does."""
+_MAX_BACK_OFF = 10.0
+_MAX_BACK_OFF_TOLD = 60.0
+"""The most seconds without another request after all tries failed: where the server does not say when, and where its
+``Retry-After`` does."""
 
 
 class Auth:
@@ -168,9 +169,9 @@ class Auth:
             answer = self._ask(host, fields, login)
         except UnavailableError as exc:
             self._failures += 1
-            pause = min(_GRUDGE, _PAUSE * 2.0 ** min(self._failures, 8))
+            pause = min(_MAX_BACK_OFF, _PAUSE * 2.0 ** min(self._failures, 8))
             if exc.retry_after is not None:
-                pause = min(exc.retry_after, _LONGEST_GRUDGE)
+                pause = min(exc.retry_after, _MAX_BACK_OFF_TOLD)
             self._failed = (exc.message, exc.hint)
             self._failed_until = time.monotonic() + pause * random.uniform(1.0, 1.25)
             raise
@@ -215,7 +216,7 @@ class Auth:
                     f"{host} gives no anonymous token for {self._name} in registry {self._registry}",
                     hint=f"log in, e.g. with docker login {self._registry}",
                 )
-            if status not in (0, 429, 500, 502, 503, 504) or (after or 0.0) > _NAP:
+            if status not in (0, 429, 500, 502, 503, 504) or (after or 0.0) > _MAX_PAUSE:
                 break
             if attempt < _TRIES:
                 log.warning("token for %s from %s: %s; trying again", self._registry, host, why)

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 LINK_AGE = 240.0
 RANGE_STALL = 10.0
 """Seconds without progress after which a range is given up: a reader waits for it, and has other sources."""
-_NAP = 1.0
+_MAX_PAUSE = 1.0
 """Seconds a range may sleep because the registry asks for it; the caller may have another source."""
 _MOST_SKIPPED = 8 << 20
 """Bytes read and thrown away for one range where a server sends whole blobs: a pack of 1 GB would move per block."""
@@ -76,7 +76,7 @@ class Blobs:
                     came += 1
                     yield piece
             except (TransportError, Again) as exc:
-                if came or again or (isinstance(exc, Again) and (exc.after or 0.0) > _NAP):
+                if came or again or (isinstance(exc, Again) and (exc.after or 0.0) > _MAX_PAUSE):
                     raise self._endpoint.unavailable(exc) from None
                 again = True
                 self._endpoint.pause(1, exc, f"{length} bytes of blob {item.digest[:19]}")

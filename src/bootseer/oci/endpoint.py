@@ -1,7 +1,7 @@
 """One repository at one registry (or mirror): requests with login, redirects and retries, and what failures mean.
 
 Retries: a transfer without an answer, and 429, 500, 502, 503 and 504, are tried again ``RETRIES`` times with growing
-pauses, or after what ``Retry-After`` says if that is at most `PATIENCE` seconds. Everything else is final. The
+pauses, or after what ``Retry-After`` says. A longer one than `MAX_RETRY_AFTER`, and everything else, is final. The
 ``Authorization`` header goes to this registry's own scheme, host and port only.
 """
 
@@ -21,8 +21,8 @@ from bootseer.oci.wire import FilePart, Origin, TlsError, TransportError, onward
 log = logging.getLogger(__name__)
 
 RETRIES = 4
-PATIENCE = 60.0
-"""The longest ``Retry-After`` that is waited for."""
+MAX_RETRY_AFTER = 60.0
+"""The longest ``Retry-After``, in seconds, that is waited for; a longer one makes the answer final."""
 _REDIRECTS = 5
 _LOGINS = 2
 _MAX_DETAIL = 64 << 10
@@ -116,7 +116,7 @@ class Endpoint:
         if answer.status in _AGAIN:
             after, why = answer.retry_after, f"HTTP {answer.status}{self.detail(answer)}"
             answer.close()
-            if after is not None and after > PATIENCE:
+            if after is not None and after > MAX_RETRY_AFTER:
                 raise UnavailableError(
                     f"registry {self.registry} is busy: {why}, it asks to come back in {after:.0f} s",
                     hint="it limits requests: log in, use a mirror, or wait",

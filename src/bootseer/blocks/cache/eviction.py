@@ -92,11 +92,11 @@ def make_room(cache_dir: Path, limits: Limits, *, coming: int = 0, keep: str = "
     """Keep the cache within its limits when ``coming`` bytes more are written; never raises. ``keep``: the digest of a
     block map whose folder stays."""
     if (over := limits.excess(cache_dir, coming)) > 0:
-        make_some(cache_dir, over, keep=keep)
+        free(cache_dir, over, keep=keep)
 
 
-def make_some(cache_dir: Path, wanted: int, *, keep: str) -> bool:
-    """Give back about ``wanted`` bytes. Whether there are any; never raises."""
+def free(cache_dir: Path, wanted: int, *, keep: str) -> bool:
+    """Remove about ``wanted`` bytes of what is not used, whatever the limits say. False for none; never raises."""
     try:
         done = collect(cache_dir, wanted, keep=keep)
     except (OSError, BootseerError) as exc:

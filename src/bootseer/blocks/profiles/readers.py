@@ -28,7 +28,8 @@ class Readers:
         self._tick = 1 / os.sysconf("SC_CLK_TCK")
 
     def note(self, pid: int, touched: float) -> None:
-        """``pid`` touched something at monotonic time ``touched``. One that started later only got its number."""
+        """``pid`` touched something at monotonic time ``touched``. A process that began after that is another one,
+        which was given the same number."""
         if pid in self._known or pid <= 0 or len(self._known) >= self._limit:
             return
         try:

@@ -81,7 +81,7 @@ class FetcherProcess:
             streams=spec.config.fetch_streams,
             deadline=spec.config.demand_deadline,
             quiet=spec.config.fill_quiet,
-            make_room=partial(eviction.make_some, Path(spec.cache_dir), _MAKE_ROOM, keep=tree.cache.name),
+            make_room=partial(eviction.free, Path(spec.cache_dir), _MAKE_ROOM, keep=tree.cache.name),
             stats=counts[Count.FETCHED : Count.FETCHED + len(Fetched)],
         )
         if counts[Count.JOB_READY]:

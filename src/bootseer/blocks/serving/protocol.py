@@ -86,9 +86,10 @@ class TreeStatus(msgspec.Struct, kw_only=True):
     read_ahead_bytes: int = 0
     """Of the mount, read before the job. Neither that nor what the job then finds there is among `reads`."""
     hot_unused_bytes: int = 0
-    """Of the prefetched stored bytes, those that the recorded start never touched (unknown, so 0, where anything was
-    read ahead); and what it touched besides."""
+    """Stored bytes that were prefetched and that the recorded start never touched; 0 where anything was read ahead, as
+    it is unknown then."""
     hot_missed_bytes: int = 0
+    """Stored bytes that the recorded start touched and that were not prefetched."""
     hot_pack: str = ""
     """The hot pack in use; after the recording what became of the new one, see
     `bootseer.blocks.profiles.hotpack_builder.renew`."""

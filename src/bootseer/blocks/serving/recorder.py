@@ -1,4 +1,6 @@
-"""The recording of a served tree, from its last tick to the trace and the hot pack that the next starts find.
+"""When the recording of a start ends, and how its trace and the hot pack get to where the next starts find them.
+
+`bootseer.blocks.profiles.recording` makes the trace; `Recorder` runs in the fetcher process and publishes it.
 
 Everything here is advice for later starts: what goes wrong costs a line in the log, never the fetcher process. Who
 unmounts waits for the trace, not for the hot pack: `Recorder.finish_detached` finishes that when the mount and its

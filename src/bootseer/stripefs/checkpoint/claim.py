@@ -1,9 +1,9 @@
 """Saves of checkpoints: who saves a folder claims it, and whoever claimed it before can publish nothing any more.
 
 A claim is a file ``.bsx/save.N`` with a random token that is made without overwriting; N counts the saves of the
-folder. Taking a claim ends the earlier ones: the temporary files from which they would rename are renamed away, and who
-writes a temporary file after that sees the claim before its rename. The token ends those whose folder was removed or
-renamed: in a folder made anew the numbers begin again. Why this leaves no gap: docs/internals/stripe.md.
+folder. Taking a claim ends the earlier saves: their temporary files are renamed away, so that nothing can be published
+from them, and a save that writes another one sees the claim before it renames that. The token ends saves whose folder
+was removed or renamed: in a folder made anew the numbers begin again. Why this leaves no gap: docs/internals/stripe.md.
 """
 
 from __future__ import annotations

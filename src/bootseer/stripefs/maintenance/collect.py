@@ -1,8 +1,8 @@
 """Garbage collection of a striped store: of what fsck names as garbage, what is old enough, and nothing else.
 
-A set of stripes is first renamed aside, then the temporary files go from which its writer could still publish it, then
-the pointers are read again; only when none names the set is it deleted, else it is renamed back. So a writer that was
-asleep for any time either has published, and keeps its stripes, or fails.
+A set of stripes is first renamed aside. Then its temporary files are removed, because its writer could still publish it
+from one of them. Then the pointers are read again: when none names the set it is deleted, else it is renamed back. So a
+writer that slept for any time has either published, and keeps its stripes, or it fails.
 
 Many sets of one folder take these steps together, so that the folder is listed for hundreds of them at once.
 """
@@ -63,8 +63,8 @@ def gc(
     """Remove the garbage at or below the folder ``path`` that was modified last more than ``age`` seconds ago.
 
     ``lost``: also whole sets of stripes whose pointer is gone, as after a removal with tools that do not know them.
-    ``taken``: also files that a writer on HDFS has open; it is ended. Without it they are kept as long as that writer
-    renews its lease (it dies with it after a minute).
+    ``taken``: also files that a writer on HDFS has open; that writer fails then. Without it they are kept while the
+    writer renews its lease, which ends a minute after the writer has died.
 
     Garbage that cannot be removed is kept, and no reason to leave the rest; a storage that does not answer is an error.
     """

@@ -5,8 +5,10 @@
         Run      consecutive parts of a span that are read at once
           Attempt   one transfer: the primary one into the caller's memory, at most one more into scratch memory
 
-Nothing here does input or output; the engine keeps its own things (buffers, transfers) in the fields ``tag`` and
-``handle``.
+A ``Join`` is one part that lies in several blocks: its pieces are runs of several spans.
+
+Nothing here does input or output. The fields ``tag`` and ``handle`` belong to the engine, which keeps buffers and
+transfers there; the scheduler does not look at them.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ class Tuning:
     quick_seconds: float = 0.06
     """What a quick DataNode is given at once: the more, the fewer requests, which cost both sides CPU time."""
     long_run: int = 8 << 20
-    """Of a quick DataNode: hedges of two are within what may be read twice in advance."""
+    """The largest run of a quick DataNode. Hedges of two such runs are within `hedging.BURST`."""
     stall: float = 0.25
     """An attempt that gets nothing for so long, and for 4 times the 95th percentile, is stopped."""
     patience: float = 60.0

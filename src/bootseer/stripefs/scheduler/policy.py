@@ -4,8 +4,8 @@ The engine calls `submit`, `take`, `ended`, `tick` and so on under one lock, wit
 rules, in the order in which they decide:
 
 - A DataNode with a free slot takes a run of parts that it has a replica of: no DataNode idles while it could help.
-  Requests in turn: small ones first, then who has the fewest bytes under way. Within a request the block that all its
-  DataNodes would take longest for (`bootseer.stripefs.scheduler.assignment`).
+  Requests in turn: small ones first, then who has the fewest bytes under way. Within a request it takes from the block
+  for which all its DataNodes together would need the longest time (`bootseer.stripefs.scheduler.assignment`).
 - Runs are large while much is left, small at the end, larger for quick DataNodes; and a DataNode leaves the last runs
   to others that would end them much sooner.
 - Two attempts never have the same memory: the second one at a run (a hedge) goes to scratch memory.
@@ -38,10 +38,11 @@ from bootseer.stripefs.scheduler.retry import RetryPolicy
 
 _log = logging.getLogger(__name__)
 
-Doing = Attempt | Relocate
-Then = Run | Join | None
-"""A run whose hedge has won: copy its bytes into the caller's memory, and call `copied_back`. A part in several blocks
-of which all pieces are there: check it, and call `joined`."""
+Work = Attempt | Relocate
+"""What the engine does when it has a thread free."""
+FollowUp = Run | Join | None
+"""What the engine does after an attempt has ended. For a `Run`, whose hedge has won: copy its bytes into the caller's
+memory, then call `copied_back`. For a `Join`, of which all pieces are there: check the part, then call `joined`."""
 
 
 class Scheduler:
@@ -83,7 +84,7 @@ class Scheduler:
             if not span.place.usable:
                 self._retry.cut_rest(span, now)
 
-    def take(self, now: float) -> Doing | None:
+    def take(self, now: float) -> Work | None:
         """The next thing to do, if there is any: start the attempt (and call `ended`), or ask for locations."""
         if (question := self._retry.question(now)) is not None:
             return question
@@ -93,7 +94,7 @@ class Scheduler:
             self.ended(attempt, Outcome.CANCELLED, None, now)  # its time has passed before it began
         return self._take(now)
 
-    def ended(self, attempt: Attempt, outcome: Outcome, error: BootseerError | None, now: float) -> Then:
+    def ended(self, attempt: Attempt, outcome: Outcome, error: BootseerError | None, now: float) -> FollowUp:
         """The attempt is over: nothing writes to its memory any more. What is to be done next, before others."""
         if self._flying.pop(attempt, False) is False:
             return None
@@ -132,7 +133,7 @@ class Scheduler:
             self._requeue(run, now)
         return None
 
-    def copied_back(self, run: Run, now: float) -> Then:
+    def copied_back(self, run: Run, now: float) -> FollowUp:
         """The bytes of the hedge that won are in the caller's memory."""
         request, hedge, run.won = run.span.request, run.won, None
         request.touching -= 1
@@ -313,7 +314,7 @@ class Scheduler:
 
     def _hedge_ended(
         self, run: Run, attempt: Attempt, outcome: Outcome, error: BootseerError | None, now: float
-    ) -> Then:
+    ) -> FollowUp:
         request = run.span.request
         run.hedge = None
         if outcome is Outcome.DONE and not run.done and not request.over:
@@ -338,7 +339,7 @@ class Scheduler:
         run.span.request.touching += 1
         return run
 
-    def _arrived(self, run: Run, node: NodeState, now: float) -> Then:
+    def _arrived(self, run: Run, node: NodeState, now: float) -> FollowUp:
         """The bytes of ``run`` are in the caller's memory, and right as far as they can be checked alone."""
         if run.hedge is not None:
             self._cancel(run.hedge)

@@ -34,7 +34,7 @@ from bootseer.stripefs.scheduler.blockfile import (
     views,
 )
 from bootseer.stripefs.scheduler.model import Attempt, Join, Outcome, Place, Relocate, Request, Run, Tuning
-from bootseer.stripefs.scheduler.policy import Scheduler, Then
+from bootseer.stripefs.scheduler.policy import FollowUp, Scheduler
 
 _log = logging.getLogger(__name__)
 
@@ -279,7 +279,7 @@ class Engine:
                 break
             then = self._land(then)
 
-    def _land(self, run: Run) -> Then:
+    def _land(self, run: Run) -> FollowUp:
         with self._bugs_of(run.span.request):  # if not all bytes are there
             land(run)
         with self._lock:
