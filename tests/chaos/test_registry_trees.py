@@ -187,5 +187,5 @@ def test_a_mirror_that_lies(
         if part == "blocks":
             assert made.status().bad_blocks > 0
         else:
-            assert "the store itself has it right" in caplog.text + node.log  # of who mounts, of the server
+            assert "gives damaged bytes" in caplog.text + node.log  # of who mounts, of the server
         node.close()

@@ -96,6 +96,20 @@ def test_no_store_given():
         open_store("")
 
 
+def test_a_folder_store_ends_at_links(tmp_path):
+    """A link to a folder leads to what is not the store's."""
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/file").write_bytes(b"not ours")
+    store = open_store(str(tmp_path / "store"))
+    store.put("a/b", b"x")
+    (tmp_path / "store/link").symlink_to(tmp_path / "other")
+    (tmp_path / "store/a/loop").symlink_to(".")
+    assert [info.key for info in store.list("")] == ["a/b"]
+    (tmp_path / "store/folder").mkdir()
+    with pytest.raises(NotWritableError, match="a folder is in the way"):
+        store.put("folder", b"x", overwrite=True)
+
+
 class TestFsspec:
     def test_opening_touches_no_network_and_shows_no_password(self):
         store = open_store("ftp://user:hunter2@127.0.0.1:1/x")
@@ -110,6 +124,7 @@ class TestFsspec:
         with pytest.raises(NotFoundError, match=r"no object a in store memory://\*\*\*@") as caught:
             store.get("a")
         assert "hunter2" not in str(caught.value)
+        assert "hunter2" not in store.shown
         with pytest.raises(BootseerError) as failed:
             store.put("a", tmp_path / "none")
         assert "hunter2" not in str(failed.value)

@@ -333,7 +333,7 @@ def test_a_conversion_at_work_is_not_cleaned_up(rig: Rig) -> None:
 
 
 def test_a_folder_whose_maker_died_at_once_is_cleaned_up(rig: Rig) -> None:
-    (rig.work / "convert-dead").mkdir(parents=True)
+    (rig.work / "bootseer-convert-dead").mkdir(parents=True)
     (rig.work / "other").mkdir()
     with pytest.raises(AssertionError):
         rig.convert(rig.image(TWO))

@@ -40,11 +40,11 @@ def test_packs_count_when_space_is_checked(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_folder_in_use_is_left_alone_and_a_dead_one_is_not(tmp_path: Path) -> None:
-    dead = tmp_path / "convert-dead"
+    dead = tmp_path / "bootseer-convert-dead"
     dead.mkdir()
     (dead / "lock").touch()
     (dead / "pack-0").write_bytes(b"x" * 1000)
-    (tmp_path / "dead-convert-half-removed").mkdir()
+    (tmp_path / "bootseer-dead-convert-half-removed").mkdir()
     with work_folder(tmp_path) as one, work_folder(tmp_path) as two:
         assert sorted(tmp_path.iterdir()) == sorted([one, two])
     assert list(tmp_path.iterdir()) == []
@@ -59,8 +59,8 @@ def test_a_folder_that_another_conversion_takes_for_dead_is_left_to_it(
 
     def later(lock: int, how: int) -> None:
         if len(taken) < 3:
-            taken.append(sorted(tmp_path.glob("convert-*"))[0])
-            moved = tmp_path / f"dead-{len(taken)}"
+            taken.append(sorted(tmp_path.glob("bootseer-convert-*"))[0])
+            moved = tmp_path / f"bootseer-dead-{len(taken)}"
             taken[-1].rename(moved)
             if len(taken) == 2:
                 shutil.rmtree(moved)
@@ -83,17 +83,27 @@ def test_many_conversions_at_once_never_share_or_lose_a_folder(tmp_path: Path) -
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(use, range(8)))
-    assert list(tmp_path.glob("convert-*")) == []
+    assert list(tmp_path.glob("bootseer-convert-*")) == []
 
 
 def test_links_are_not_followed(tmp_path: Path) -> None:
     outside, work = tmp_path / "outside", tmp_path / "work"
     outside.mkdir()
-    (work / "convert-mine").mkdir(parents=True)
-    (work / "convert-mine/lock").symlink_to(outside / "made")
-    (work / "convert-link").symlink_to(outside)
-    (work / "convert-pipe").mkdir()
-    os.mkfifo(work / "convert-pipe/lock")
+    (work / "bootseer-convert-mine").mkdir(parents=True)
+    (work / "bootseer-convert-mine/lock").symlink_to(outside / "made")
+    (work / "bootseer-convert-link").symlink_to(outside)
+    (work / "bootseer-convert-pipe").mkdir()
+    os.mkfifo(work / "bootseer-convert-pipe/lock")
     with work_folder(work) as folder:
         assert folder.is_dir()
     assert list(outside.iterdir()) == []
+
+
+def test_folders_of_others_are_left_alone_whatever_their_names(tmp_path: Path) -> None:
+    for name in ("convert-photos", "dead-project", "bootseer-convert-without-a-lock"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text("mine")
+    with work_folder(tmp_path):
+        pass
+    assert {path.read_text() for path in tmp_path.glob("*/file")} == {"mine"}
+    assert len(list(tmp_path.iterdir())) == 3

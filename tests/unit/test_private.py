@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import stat
 from pathlib import Path
 
 import pytest
 
+from bootseer import image
+from bootseer.env import overlay
 from bootseer.errors import ConfigError
-from bootseer.private import enterable, private_folder
+from bootseer.private import enterable, private_folder, trusted
 
 
 def mode(path: Path) -> int:
@@ -100,3 +104,53 @@ def test_who_ran_sudo_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         private_folder(tmp_path / "home/cache")
     monkeypatch.setenv("SUDO_UID", "12345")
     private_folder(tmp_path / "home/cache")
+
+
+def test_the_path_that_is_returned_has_no_links_to_turn(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    assert private_folder(tmp_path / "link/state") == tmp_path / "real/state"
+    assert trusted(tmp_path / "link/state") == tmp_path / "real/state"
+
+
+def test_shared_folders_above_are_not_made_private(tmp_path: Path) -> None:
+    old = os.umask(0)
+    try:
+        private_folder(tmp_path / "data/cache")
+    finally:
+        os.umask(old)
+    assert (mode(tmp_path / "data"), mode(tmp_path / "data/cache")) == (0o755, 0o700)
+
+
+@pytest.mark.root
+def test_a_group_that_many_have_is_not_oneself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its list of members leaves out who has it as first group."""
+    group = grp.getgrgid(pwd.getpwnam("nobody").pw_gid)
+    assert not group.gr_mem
+    monkeypatch.setenv("SUDO_UID", str(pwd.getpwnam("nobody").pw_uid))
+    (tmp_path / "state").mkdir()
+    os.chown(tmp_path / "state", pwd.getpwnam("nobody").pw_uid, group.gr_gid)
+    os.chmod(tmp_path / "state", 0o775)
+    with pytest.raises(ConfigError, match="others can write to"):
+        private_folder(tmp_path / "state")
+
+
+@pytest.mark.root
+def test_nothing_is_believed_in_a_folder_that_others_made(tmp_path: Path) -> None:
+    trusted(tmp_path / "missing")
+    assert not (tmp_path / "missing").exists()
+    proof, state = tmp_path / "proof", tmp_path / "state"
+    bundle = state / "containers/bootseer-x"
+    bundle.mkdir(parents=True)
+    (bundle / "lock").touch()
+    (bundle / "program").write_text(str(tmp_path / "evil"))
+    (tmp_path / "evil").write_text(f"#!/bin/sh\ntouch {proof}\n")
+    os.chmod(tmp_path / "evil", 0o755)
+    os.chown(state, 12345, -1)
+    with pytest.raises(ConfigError, match="belongs to user 12345"):
+        image.sweep(state)
+    with pytest.raises(ConfigError, match="belongs to user 12345"):
+        image.mounts(state)
+    with pytest.raises(ConfigError, match="belongs to user 12345"):
+        overlay.groups(state)
+    assert not proof.exists()

@@ -690,3 +690,37 @@ def test_whole_sets_cost_one_listing_more_for_all_of_them(fs, monkeypatch):
     monkeypatch.setattr(fs.backend, "list", lambda path: listed.append(path) or real(path))
     assert kinds(fs) == ["lost-pointer"] * 5
     assert len(listed) == 4
+
+
+def test_ages_do_not_grow_with_the_time_of_the_scan(fs, monkeypatch):
+    """What a writer touched just before a long listing is young after it."""
+    write(fs, "lost")
+    local(fs, "lost").unlink()
+    walk = scan.walk
+
+    def slow(*args):
+        yield from walk(*args)
+        time.sleep(1.5)
+
+    monkeypatch.setattr(scan, "walk", slow)
+    assert all(finding.age < 1.0 for finding in fs.fsck("").findings)
+
+
+def test_a_broken_footer_is_not_read_whole():
+    class Tail(Source):
+        def __init__(self) -> None:
+            self.size, self.version = 1 << 30, ""
+
+        def read(self, offset: int, length: int) -> bytes:
+            assert length <= 64 << 10
+            return b"\xff" * length
+
+        def readinto(self, offset, parts) -> None:
+            for part in parts:
+                part[:] = self.read(offset, len(part))
+
+        def close(self) -> None:
+            pass
+
+    with pytest.raises(DataError, match="footer"):
+        scan.read_footer(Tail(), "s.0")

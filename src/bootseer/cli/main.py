@@ -57,7 +57,8 @@ def main() -> None:
     """Entry point. Exit codes: ``docs/reference/exit-codes.md``."""
     command = assemble()
     for number in _ENDINGS:
-        signal.signal(number, _end)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, _end)
     try:
         command()
     except BootseerError as exc:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bootseer.env.spec import Target
 from bootseer.errors import UnavailableError, from_os_error
+from bootseer.private import private_folder
 
 WAIT_SECONDS = 1800.0
 """Longer than set-up commands usually take: the ranks of a node that start together all want the first one's result."""
@@ -23,13 +24,12 @@ def locked(targets: tuple[Target, ...], state_dir: Path, *, wait: float = WAIT_S
 
     Raises `UnavailableError` when another stage holds one for longer than ``wait`` seconds.
     """
-    folder = state_dir.absolute() / "env" / "locks"
+    folder = private_folder(state_dir, sub="env/locks")
     until = time.monotonic() + wait
     with contextlib.ExitStack() as stack:
         for host in sorted({str(target.host) for target in targets}):
             path = folder / hashlib.sha256(os.fsencode(host)).hexdigest()[:24]
             try:
-                folder.mkdir(parents=True, exist_ok=True)
                 fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             except OSError as exc:
                 raise from_os_error(exc, f"lock {path}") from exc

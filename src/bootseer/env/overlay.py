@@ -25,7 +25,7 @@ from bootseer.env.publication import Publication
 from bootseer.env.spec import Target
 from bootseer.errors import BootseerError, NotFoundError, from_os_error
 from bootseer.kernel import mount as mounts
-from bootseer.private import private_folder
+from bootseer.private import private_folder, trusted
 
 log = logging.getLogger(__name__)
 
@@ -266,7 +266,7 @@ def new_group(key: str, targets: tuple[Target, ...], config: Config, found: Snap
 
 def groups(state_dir: Path) -> list[Group]:
     """The groups recorded on this node, oldest first."""
-    base = state_dir.absolute()
+    base = trusted(state_dir)
     out: list[tuple[int, Group]] = []
     for path in base.glob("env/*.json"):
         try:
@@ -288,7 +288,7 @@ def groups_on(targets: tuple[Target, ...] | list[Path], state_dir: Path) -> list
 
 def sweep(config: Config) -> None:
     """Remove areas of an earlier boot, which no mount can use."""
-    for folder in Path(config.cache_dir).absolute().glob("env/*"):
+    for folder in trusted(Path(config.cache_dir)).glob("env/*"):
         try:
             if (folder / "boot").read_text() == boot_id():
                 continue

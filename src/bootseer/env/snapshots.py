@@ -29,7 +29,7 @@ def load(store: Store, start: str) -> SnapshotManifest:
         raise ConfigError(f"{start!r} is not a snapshot key", hint="bootseer env ls prints keys")
     found = [start] if len(start) == 64 else [key for key in keys(store) if key.startswith(start)]
     if not found:
-        raise NotFoundError(f"no snapshot {start} in store {store.url}", hint="bootseer env ls prints keys")
+        raise NotFoundError(f"no snapshot {start} in store {store.shown}", hint="bootseer env ls prints keys")
     if len(found) > 1:
         raise ConfigError(f"{len(found)} snapshots begin with {start}", hint="give more digits")
     return manifest.decode(store.get(manifest.manifest_key(found[0])), found[0])

@@ -36,6 +36,7 @@ class NewFile(abc.ABC):
         with self._lock:
             if not self._open:
                 raise ValueError(f"write to {self.path}, which is closed")
+            memoryview(data)  # a wrong type is the caller's mistake, and no end of the file
             with self._final():
                 return self._write(data)
 

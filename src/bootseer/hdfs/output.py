@@ -37,6 +37,8 @@ HEARTBEAT = 20.0
 _SETUPS = 6
 _EARLY = 4  # times that a file leaves slow DataNodes: a wrong guess costs a short block
 _MIN_CHECKSUM, _MAX_CHECKSUM = 512, 8 << 20
+_MANY = 512
+"""Pieces of one packet that are kept apart: more, of tiny writes, would take more memory than their bytes."""
 _ABANDON = 10.0
 
 
@@ -111,6 +113,8 @@ class FileOutput(NewFile):
             packet = min(self._packet, self.block_size - done)
             piece = view[: packet - self._held]
             self._pieces.append(piece)
+            if len(self._pieces) >= _MANY:
+                self._pieces = [memoryview(b"".join(self._pieces))]
             self._held += len(piece)
             view = view[len(piece) :]
             if self._held == packet:

@@ -15,8 +15,8 @@ from bootseer.errors import FullError, from_os_error
 
 log = logging.getLogger(__name__)
 
-_PREFIX = "convert-"
-_DEAD = "dead-"
+_PREFIX = "bootseer-convert-"
+_DEAD = "bootseer-dead-"
 """A folder that nobody uses any more: whoever sees it may remove it."""
 
 
@@ -35,10 +35,11 @@ def work_folder(parent: Path) -> Iterator[Path]:
                 with contextlib.suppress(OSError):  # not ours
                     _set_aside(old)
             for old in parent.glob(f"{_DEAD}*"):
-                shutil.rmtree(old, ignore_errors=True)
+                if old.lstat().st_uid == os.geteuid():
+                    shutil.rmtree(old, ignore_errors=True)
             while True:
                 folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-                if (lock := _locked(folder)) is not None:
+                if (lock := _locked(folder, os.O_CREAT)) is not None:
                     break
             stack.callback(os.close, lock)
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -58,14 +59,15 @@ def check_space(folder: Path, wanted: int, doing: str) -> None:
         )
 
 
-def _locked(folder: Path) -> int | None:
-    """A descriptor of the lock file of ``folder``, locked while it is open; None when another conversion was first."""
+def _locked(folder: Path, make: int = 0) -> int | None:
+    """A descriptor of the lock file of ``folder``, locked while it is open; None when another conversion was first, or
+    there is no such file and ``make`` is not `os.O_CREAT`: the folder is none of a conversion's."""
     # Others may write to the folder above, and put links there.
     safe = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with contextlib.ExitStack() as stack, contextlib.suppress(BlockingIOError, FileNotFoundError):
         inside = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | safe)
         stack.callback(os.close, inside)
-        lock = os.open("lock", os.O_WRONLY | os.O_CREAT | safe, 0o600, dir_fd=inside)
+        lock = os.open("lock", os.O_WRONLY | make | safe, 0o600, dir_fd=inside)
         stack.callback(os.close, lock)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(lock), os.lstat(folder / "lock")):
@@ -75,7 +77,7 @@ def _locked(folder: Path) -> int | None:
 
 def _set_aside(folder: Path) -> None:
     """Rename ``folder``, of a conversion, if that has died."""
-    if (lock := _locked(folder)) is not None:
+    if folder.lstat().st_uid == os.geteuid() and (lock := _locked(folder)) is not None:
         try:
             folder.rename(folder.with_name(_DEAD + folder.name))
         finally:

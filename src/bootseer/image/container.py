@@ -167,9 +167,11 @@ def devices(dev: Path = Path("/dev")) -> list[Bind]:
 
 def _device_rules(binds: Sequence[Bind]) -> list[dict[str, Any]]:
     rules = []
-    for bind in binds:
+    sources = [Path(bind.source) for bind in binds]
+    folders = [path for path in sources if Path("/dev") in path.parents and path.is_dir()]
+    for path in [*sources, *(path for folder in folders for path in folder.rglob("*"))]:
         with contextlib.suppress(OSError):
-            found = os.stat(bind.source)
+            found = os.stat(path)
             if stat.S_ISCHR(found.st_mode) or stat.S_ISBLK(found.st_mode):
                 kind = "c" if stat.S_ISCHR(found.st_mode) else "b"
                 number = {"major": os.major(found.st_rdev), "minor": os.minor(found.st_rdev)}

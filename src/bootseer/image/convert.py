@@ -77,7 +77,7 @@ def ensure(
                 before = records.load(store, image.digest, image.platform)
                 if store.exists(tree_key(before.tree)):
                     return Ensured(before, False)
-                log.warning("tree %s of %s is missing in store %s; converting again", before.tree, ref, store.url)
+                log.warning("tree %s of %s is missing in store %s; converting again", before.tree, ref, store.shown)
                 replace = True
         with work_folder(work_dir) as work, store.batch(subject=image.descriptor):
             result = _convert(image, store, work, progress, repair)
@@ -164,6 +164,6 @@ def resolve(ref: oci.Reference | str, store: Store | str, *, plain_http: bool | 
         return records.load(store, digest, platform)
     except NotFoundError:
         raise NotFoundError(
-            f"image {parsed} ({digest[:19]}) is not converted in store {store.url}",
+            f"image {parsed} ({digest[:19]}) is not converted in store {store.shown}",
             hint=f"run bootseer image convert {parsed}",
         ) from None

@@ -25,7 +25,7 @@ from bootseer.image import runtime
 from bootseer.image.convert import resolve
 from bootseer.image.owned import adopted, clear, remove
 from bootseer.kernel import mount as mounts
-from bootseer.private import enterable, private_folder
+from bootseer.private import enterable, private_folder, trusted
 from bootseer.store import open_store
 
 log = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ def mount(
     record = resolve(ref, store, plain_http=plain_http)
     oci.preflight(ref, plain_http=plain_http)
     target = target.absolute()
-    state_dir, cache_dir = Path(config.state_dir).absolute(), Path(config.cache_dir).absolute()
+    state_dir, cache_dir = private_folder(Path(config.state_dir)), private_folder(Path(config.cache_dir))
     if mounts.is_mounted(target):
         raise BootseerError(f"cannot mount {ref} on {target}: something is mounted there", hint="unmount it first")
     if privileged and enterable(target):
@@ -188,11 +188,10 @@ def attach(target: Path | str, state_dir: Path) -> ImageMount:
 def listing(state_dir: Path) -> list[ImageMount]:
     """The images mounted by this ``state_dir``, by target."""
     found = []
-    for path in sorted(Path(state_dir).absolute().glob("images/*/mount.json")):
+    state_dir = trusted(Path(state_dir))
+    for path in sorted(state_dir.glob("images/*/mount.json")):
         try:
-            found.append(
-                ImageMount(msgspec.json.decode(path.read_bytes(), type=MountRecord), Path(state_dir).absolute())
-            )
+            found.append(ImageMount(msgspec.json.decode(path.read_bytes(), type=MountRecord), state_dir))
         except (OSError, msgspec.DecodeError) as exc:
             log.warning("ignoring the mount record %s: %s", path, exc)
     return sorted(found, key=lambda item: item.record.target)
@@ -200,8 +199,9 @@ def listing(state_dir: Path) -> list[ImageMount]:
 
 def sweep(state_dir: Path) -> None:
     """End what killed launchers of containers left: the containers, the mounts of their images, the block servers."""
+    state_dir = trusted(state_dir)
     runtime.sweep(state_dir)
-    for folder in (state_dir.absolute() / RUNS).glob("*"):
+    for folder in (state_dir / RUNS).glob("[!.]*"):
         with adopted(folder) as ours:
             if not ours:
                 continue
@@ -212,7 +212,7 @@ def sweep(state_dir: Path) -> None:
                         found.unmount()
                     except BootseerError as exc:  # that is no reason not to start what is to start now
                         log.warning("%s", exc)
-            if any(entry.target.startswith(f"{folder}/") for entry in mounts.entries()):
+            if mounts.below(folder):
                 log.warning("%s is left: something is still mounted there", folder)
             else:
                 clear(folder)

@@ -69,9 +69,9 @@ def key_of(image: str, platform: str) -> str:
 def load(store: Store, image: str, platform: str) -> ImageRecord:
     """The record; `NotFoundError` when the image is not converted, `DataError` when the record is no such thing."""
     key = key_of(image, platform)
-    record = _decode(store.get(key), f"{key} in store {store.url}")
+    record = _decode(store.get(key), f"{key} in store {store.shown}")
     if (record.image, record.platform) != (image, platform):
-        raise DataError(f"{key} in store {store.url} describes another image, {record.image!r}", hint=_REPAIR)
+        raise DataError(f"{key} in store {store.shown} describes another image, {record.image!r}", hint=_REPAIR)
     return record
 
 
@@ -111,7 +111,7 @@ def related(store: Store, ref: Reference, config: ImageConfig) -> list[str]:
                         ranked.append(((common, same, other.converted), other.tree))
                 if time.monotonic() > end:
                     log.warning(
-                        "store %s is slow: blocks of %d images are looked at, not of all", store.url, len(ranked)
+                        "store %s is slow: blocks of %d images are looked at, not of all", store.shown, len(ranked)
                     )
                     break
     except (BootseerError, OSError) as exc:
@@ -124,7 +124,7 @@ def _look(store: Store, key: str) -> ImageRecord | None:
     try:
         return _decode(store.get(key), key)
     except (DataError, NotFoundError) as exc:
-        log.warning("%s in store %s", exc, store.url)
+        log.warning("%s in store %s", exc, store.shown)
         return None
 
 

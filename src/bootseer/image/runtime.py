@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from bootseer.errors import BootseerError, NotFoundError, PrivilegeError, Unavai
 from bootseer.image import container
 from bootseer.image.container import Bind
 from bootseer.image.owned import adopted, clear, owned_folder, remove
-from bootseer.private import private_folder
+from bootseer.private import private_folder, trusted
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ __all__ = ["Bind", "find", "probe", "run"]
 
 RUNTIMES = ("runc", "crun")
 _PROBE_DEADLINE = 20.0
-_START_SECONDS = 30.0
+_STATE_SECONDS = 30.0
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -200,7 +200,7 @@ class _Container:
             [*argv, self._ident], stdin=where, stdout=where, stderr=where, process_group=group
         ) as child:
             try:
-                with self._forwarding(shared, stop_grace):
+                with nullcontext() if quiet else self._forwarding(shared, stop_grace):
                     code = child.wait(deadline)
             except subprocess.TimeoutExpired:
                 raise UnavailableError(f"{self._program} did not end within {deadline} s") from None
@@ -208,12 +208,14 @@ class _Container:
                 if child.poll() is None:
                     self.kill()
                     child.kill()
-        if self._ended_by:
+        if self._ended_by and code:
             return 128 + self._ended_by
         return code if code >= 0 else 128 - code
 
     def failure(self) -> str:
-        """Why the runtime could not start the command; empty when it did start."""
+        """Why the runtime could not start the command; empty when it did start, or was not to any more."""
+        if self._ended_by:
+            return ""
         try:
             lines = (self._bundle / "log").read_text().splitlines()
         except OSError:
@@ -237,9 +239,11 @@ class _Container:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
+        # What we ignore (as under nohup) the command inherits ignored.
+        heard = [number for number in _FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
         came: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         thread = threading.Thread(target=self._pass_on, args=(came, shared, stop_grace), name="signals", daemon=True)
-        before = {number: signal.signal(number, lambda number, frame: came.put(number)) for number in _FORWARDED}
+        before = {number: signal.signal(number, lambda number, frame: came.put(number)) for number in heard}
         thread.start()
         try:
             yield
@@ -262,27 +266,27 @@ class _Container:
                 continue
             if number is None:
                 return
-            if not (pid := self._running()):
+            status, pid = self._status()
+            if status == "stopped":
                 continue
-            if not _heeds(pid, number):
+            if status != "running" or not _heeds(pid, number):
                 self._ended_by = self._ended_by or number
                 self.kill()
+                while status != "running" and not self._over.wait(0.1):  # there may be no container yet
+                    self.kill()
             elif not shared or number not in (signal.SIGINT, signal.SIGQUIT):
                 self._command("kill", self._ident, str(int(number)))
             if stop_grace is not None and until is None and number in (signal.SIGINT, signal.SIGTERM):
                 until = time.monotonic() + stop_grace
 
-    def _running(self) -> int:
-        """The process of the command, when it runs (before, process 1 is the runtime's own); 0 when it has ended."""
-        end = time.monotonic() + _START_SECONDS
-        while time.monotonic() < end and not self._over.wait(0.02):
-            argv = [*_base(self._bundle, self._program), "state", self._ident]
-            with suppress(subprocess.TimeoutExpired):
-                done = subprocess.run(argv, capture_output=True, check=False, timeout=_START_SECONDS)
-                state = _json_line(done.stdout.decode(errors="replace"))
-                if state.get("status") in ("running", "stopped"):
-                    return int(state.get("pid", 0))
-        return 0
+    def _status(self) -> tuple[str, int]:
+        """What the runtime calls the state of the container, "" for none yet or any more, and its process."""
+        argv = [*_base(self._bundle, self._program), "state", self._ident]
+        with suppress(subprocess.TimeoutExpired):
+            done = subprocess.run(argv, capture_output=True, check=False, timeout=_STATE_SECONDS)
+            state = _json_line(done.stdout.decode(errors="replace"))
+            return str(state.get("status", "")), int(state.get("pid", 0))
+        return "", 0
 
 
 def _heeds(pid: int, number: int) -> bool:
@@ -297,7 +301,7 @@ def _heeds(pid: int, number: int) -> bool:
 
 def sweep(state_dir: Path) -> None:
     """Delete the containers whose ``bootseer`` was killed."""
-    for bundle in state_dir.absolute().glob("containers/*"):
+    for bundle in trusted(state_dir).glob("containers/[!.]*"):
         with adopted(bundle) as ours:
             if ours:
                 log.warning("container %s was left by a process that was killed", bundle.name)
@@ -341,18 +345,17 @@ def _answer(argv: list[str]) -> str:
 
 
 def cgroup_path(name: str) -> str:
-    """Where a runtime is to make the cgroup ``name`` so that it lies in those of this process, whose limits then hold.
+    """Where a runtime is to make the cgroup ``name``, so that the limits of this process hold for it, too.
 
-    With cgroup v2 alone it is an absolute path: runtimes take a relative one from the parent of their own cgroup. With
-    v1 it is relative, as this process is in another cgroup of each controller; v2's hierarchy limits nothing then, and
-    runc does use the parent in it.
+    With cgroup v1 it is relative, and below the cgroup of this process of each controller. With v2 alone it is beside
+    the cgroup of this process: one with processes in it cannot have others below it and share out controllers.
     """
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         number, _, path = line.split(":", 2)
-        if number != "0":
-            return name
-        own = path
-    return f"{own.rstrip('/')}/{name}"
+        if number == "0":
+            return os.path.join(os.path.dirname(path), name)
+        break
+    return name
 
 
 def _json_line(text: str) -> dict[str, Any]:

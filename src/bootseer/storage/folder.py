@@ -8,7 +8,7 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -171,6 +171,12 @@ class FolderBackend(Backend):
         except OSError as exc:
             raise self._error(exc, "open", path) from None
 
+    def walk(self, path: str) -> Iterator[tuple[str, int]]:
+        # A link to a folder leads elsewhere: what is there is not of this storage.
+        if path and self._path(path).is_symlink():
+            return iter(())
+        return super().walk(path)
+
     def whole(self) -> tuple[Backend, str]:
         base = clean(self.url)
         return (FolderBackend(Path("/")), base) if base else (self, "")
@@ -207,6 +213,8 @@ class FolderBackend(Backend):
                 os.close(fd)
         except FileExistsError:
             raise
+        except IsADirectoryError as exc:
+            raise FileExistsError(exc.errno, exc.strerror, str(target)) from None
         except OSError as exc:
             raise from_os_error(exc, f"rename {source} to {target}") from exc
 

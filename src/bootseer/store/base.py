@@ -78,6 +78,11 @@ class Store(abc.ABC):
 
     url: str
 
+    @property
+    def shown(self) -> str:
+        """The URL as messages and logs have it: without a login that may be in ``url``."""
+        return self.url
+
     @abc.abstractmethod
     def get(self, key: str) -> bytes:
         """The whole object."""

@@ -31,6 +31,10 @@ class ObjectStore(Store):
     def __init__(self, url: str, backend: Backend) -> None:
         self.url, self._backend = url.rstrip("/") or url, backend
 
+    @property
+    def shown(self) -> str:
+        return self._backend.url
+
     @contextlib.contextmanager
     def _missing(self, key: str) -> Iterator[None]:
         try:

@@ -18,7 +18,7 @@ from bootseer.hdfs import access
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.records import FileBlocks, FileStatus, Located
 from bootseer.storage.hdfs import NativeBackend, NativeSource
-from bootseer.storage.interface import Entry, Piece, Sink, Source
+from bootseer.storage.interface import Backend, Entry, Piece, Sink, Source
 from bootseer.storage.pool import read_each
 from bootseer.stripefs.scheduler import threads
 from bootseer.stripefs.scheduler.blockfile import BlockFile
@@ -164,6 +164,12 @@ class HdfsBackend(NativeBackend):
             except UnsupportedError as exc:
                 self.say_native(self.full(path), str(exc))
         return super().create(path)
+
+    def whole(self) -> tuple[Backend, str]:
+        whole, base = super().whole()
+        if isinstance(whole, HdfsBackend):
+            whole._access = self._access  # a cluster is asked once how it is reached
+        return whole, base
 
     def _names(self) -> HdfsClient | NameNode:
         return self._namenode() or super()._names()

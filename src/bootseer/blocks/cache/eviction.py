@@ -95,10 +95,10 @@ def make_room(cache_dir: Path, limits: Limits, *, coming: int = 0, keep: str = "
         free(cache_dir, over, keep=keep)
 
 
-def free(cache_dir: Path, wanted: int, *, keep: str) -> bool:
+def free(cache_dir: Path, wanted: int, *, keep: str, patience: float = 0.0) -> bool:
     """Remove about ``wanted`` bytes of what is not used, whatever the limits say. False for none; never raises."""
     try:
-        done = collect(cache_dir, wanted, keep=keep)
+        done = collect(cache_dir, wanted, keep=keep, patience=patience)
     except (OSError, BootseerError) as exc:
         log.warning("cannot make room in %s: %s", cache_dir, exc)
         return False

@@ -112,7 +112,7 @@ def fetch(store: Store, ref: ObjectRef) -> bytes:
 
     Raises `DataError`, `NotFoundError`, `UnavailableError`.
     """
-    what = f"object {ref.key} in store {store.url}"
+    what = f"object {ref.key} in store {store.shown}"
     with store.open(ref.key) as reader:
         if reader.size != ref.size:
             raise DataError(f"{what} has {reader.size} bytes, not {ref.size}")

@@ -487,6 +487,8 @@ class Fetcher:
             with self._lock:  # each time: readers come while others are served
                 block = next((one for one in rest if one in self._waiting), next(iter(rest)))
             del rest[block]
+            if self._closing.is_set():
+                break
             try:
                 if self._cache.ready[block]:
                     self._finish([(block, None, None)])

@@ -115,7 +115,7 @@ def fetch_all(
                 seen, since = count, time.monotonic()
             elif time.monotonic() - since > stalled:
                 raise fetcher.trouble or UnavailableError(
-                    f"nothing came from {store.url} for {stalled:g} s", hint="check that the store answers"
+                    f"nothing came from {store.shown} for {stalled:g} s", hint="check that the store answers"
                 )
             if fetcher.trouble is not None and not isinstance(fetcher.trouble, UnavailableError):
                 raise fetcher.trouble

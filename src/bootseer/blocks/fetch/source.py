@@ -53,14 +53,14 @@ class StoreSource:
 
     def __init__(self, store: Store, blocks: BlockMap | str) -> None:
         self._keys = [blocks] if isinstance(blocks, str) else [pack.key for pack in blocks.packs]
-        self.name = f"{store.url}/{self._keys[0]}" if len(self._keys) == 1 else store.url
+        self.name = f"{store.shown}/{self._keys[0]}" if len(self._keys) == 1 else store.shown
         self._store = store
         self._lock = threading.Lock()
         self._open: dict[int, _Open] = {}
         self._closed = False
 
     def read(self, pack: int, offset: int, length: int) -> bytes:
-        name = f"{self._store.url}/{self._keys[pack]}"
+        name = f"{self._store.shown}/{self._keys[pack]}"
         with self._reader(pack) as reader:
             try:
                 data = reader.read(offset, length)

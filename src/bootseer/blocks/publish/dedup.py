@@ -53,7 +53,7 @@ class KnownBlocks:
         end, left, trees = time.monotonic() + _SECONDS, MAX_MAP_BYTES, 0
         for digest in digests:
             if trees == MAX_TREES or time.monotonic() > end:
-                log.info("blocks of %d trees are looked for in store %s, not of more", trees, store.url)
+                log.info("blocks of %d trees are looked for in store %s, not of more", trees, store.shown)
                 break
             trees += 1
             try:
@@ -107,5 +107,5 @@ class KnownBlocks:
         except (BootseerError, OSError) as exc:
             log.warning("blocks of object %s are not shared: %s", pack.key, exc)
             return False
-        log.warning("object %s in store %s is %s; its blocks are stored again", pack.key, self._store.url, what)
+        log.warning("object %s in store %s is %s; its blocks are stored again", pack.key, self._store.shown, what)
         return False

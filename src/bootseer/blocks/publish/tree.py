@@ -149,7 +149,7 @@ def _copy(data: Path, out: PackWriter, progress: Progress | None) -> None:
 
 def _put(store: Store, key: str, data: bytes | Path, ref: ObjectRef, repair: bool) -> None:
     if not store.put(key, data) and repair and not _intact(store, key, ref):
-        log.warning("object %s in store %s is damaged; replacing it", key, store.url)
+        log.warning("object %s in store %s is damaged; replacing it", key, store.shown)
         store.put(key, data, overwrite=True)
 
 

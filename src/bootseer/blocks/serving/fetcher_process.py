@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 
 _TICK = 0.2
 _MAKE_ROOM = 256 << 20
+_ROOM_SECONDS = 5.0
+"""How long another process that frees space on the disk is waited for."""
 """Bytes that other trees give back when the disk is full."""
 _SEND_SECONDS = 1.0
 _PAUSE = 0.1
@@ -81,7 +83,9 @@ class FetcherProcess:
             streams=spec.config.fetch_streams,
             deadline=spec.config.demand_deadline,
             quiet=spec.config.fill_quiet,
-            make_room=partial(eviction.free, Path(spec.cache_dir), _MAKE_ROOM, keep=tree.cache.name),
+            make_room=partial(
+                eviction.free, Path(spec.cache_dir), _MAKE_ROOM, keep=tree.cache.name, patience=_ROOM_SECONDS
+            ),
             stats=counts[Count.FETCHED : Count.FETCHED + len(Fetched)],
         )
         if counts[Count.JOB_READY]:

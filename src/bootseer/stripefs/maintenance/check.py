@@ -78,24 +78,26 @@ def fsck(backend: Backend, path: str = "") -> Report:
 
     Raises `NotFoundError`, and `UnavailableError` for a storage that does not answer.
     """
-    path = clean(path)
+    path, now = clean(path), time.time()  # what is touched while this goes on is young
     if backend.stat(path).is_dir:
         folders = {folder.path: folder for folder in scan.walk(backend, path)}
         files = sum(len(it.plain) + len(it.pointers) + len(it.damaged) for it in folders.values())
-        findings = _Check(backend, folders).tree(path)
+        findings = _Check(backend, folders, now).tree(path)
     else:
         parent, _, name = path.rpartition("/")
         folders, files = {parent: scan.folder(backend, parent)}, 1
-        findings = _Check(backend, folders).file(folders[parent], name)
+        findings = _Check(backend, folders, now).file(folders[parent], name)
     order = sorted(findings, key=lambda finding: (finding.path, finding.kind))
     return Report(url=backend.url, path=path, folders=len(folders), files=files, findings=tuple(order))
 
 
 class _Check:
-    """The findings in ``folders``, by path, which are all at and below one folder or the one of a single file."""
+    """The findings in ``folders``, by path, which are all at and below one folder or the one of a single file.
 
-    def __init__(self, backend: Backend, folders: dict[str, Folder]) -> None:
-        self._backend, self._folders, self._now = backend, folders, time.time()
+    Ages count to ``now``."""
+
+    def __init__(self, backend: Backend, folders: dict[str, Folder], now: float) -> None:
+        self._backend, self._folders, self._now = backend, folders, now
         self._base = backend.whole()[1]
         self._listed: dict[tuple[str, str], str] = {}
         """Names of the files that COMMITs list, by (path of their folder in the whole storage, uuid)."""

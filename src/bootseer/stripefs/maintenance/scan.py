@@ -188,7 +188,9 @@ def read_footer(source: Source, path: str) -> tuple[Footer, int]:
     """The footer of the stripe ``source`` and its CRC, found from its end. Raises `DataError`."""
     most = max(0, source.size - layout.HEADER_SIZE)
     said = _bytes(source, source.size - 8, 4) if most >= 8 else b""
-    length = min(int.from_bytes(said, "little"), most)
+    # The largest footer that a stripe of this size can have: what says more is no footer, and is not read.
+    if (length := int.from_bytes(said, "little")) > min(most, layout.footer_length(most // layout.MIN_UNIT + 1)):
+        raise DataError(f"the footer of {path} is damaged, or its writer did not finish")
     footer, crc = layout.decode_footer(_bytes(source, source.size - length, length), path)
     if layout.HEADER_SIZE + footer.data + length != source.size:
         raise DataError(f"the footer of {path} is damaged, or its writer did not finish")
