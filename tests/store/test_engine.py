@@ -85,6 +85,8 @@ def test_every_datanode_serves_and_explain_says_so(fs):
         assert (stripe.access, stripe.problem) == ("direct", "")
         for block in stripe.blocks:
             assert len(block.replicas) >= 1
+            assert sum(block.planned.values()) == pytest.approx(block.length, abs=4)
+    assert told.seconds is not None
     assert {node.state for node in told.nodes} <= {"closed", "open", "half-open"}  # this machine may be busy
     assert any(node.rate for node in told.nodes)
 

@@ -423,7 +423,7 @@ def test_chance_faults(hdfs, engine):
 def test_a_copy_that_fails_is_an_error_not_zeros(hdfs, engine, monkeypatch):
     """The bytes of a hedge that won, but did not get into the caller's memory."""
 
-    def land(run) -> None:
+    def land(landing) -> None:
         raise MemoryError("no room")
 
     monkeypatch.setattr("bootseer.stripefs.scheduler.threads.land", land)

@@ -30,7 +30,7 @@ def explain(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say how a file would be read now, and why: the way to it, its blocks and replicas, and its DataNodes."""
+    """Say how a file would be read now, and why: the way to it, its blocks and replicas, who would give how much."""
     from bootseer.stripefs.explain import explain as explained
 
     fs, path = place(url)
@@ -43,7 +43,9 @@ def explain(
     shape = f"{found.width} stripes, unit {binary_text(found.unit)}" if found.width else "plain"
     typer.echo(f"{one_line(url)}: {size_text(found.size)}, {shape}")
     typer.echo(f"access: {found.access}, {found.reason}")
-    print_table("", ["stripe", "block", "size", "replicas"], _blocks(found), left=["replicas", "block"])
+    print_table(
+        "", ["stripe", "block", "size", "replicas", "planned"], _blocks(found), left=["replicas", "planned", "block"]
+    )
     if found.nodes:
         rows = [
             [
@@ -58,16 +60,22 @@ def explain(
         ]
         columns = ["DataNode", "breaker", "MiB/s", "latency ms", "failures", "served"]
         print_table("", columns, rows, left=["DataNode", "breaker"])
+    if found.access == "direct":
+        again = f"a read of 1 MiB is tried at another replica too after {1000 * found.hedge_seconds:.0f} ms"
+        typer.echo(f"hedging: {again}, at most {size_text(found.hedge_bytes)} in all now")
+    if found.seconds is not None:
+        typer.echo(f"the whole file would take about {found.seconds:.1f} s")
 
 
 def _blocks(found: Explanation) -> Iterator[list[str]]:
     for stripe in found.stripes:
         index = str(stripe.index) if found.width else ""
         if not stripe.blocks:
-            yield [index, "", size_text(stripe.size), stripe.problem or f"{stripe.access}: {one_line(stripe.path)}"]
+            yield [index, "", size_text(stripe.size), stripe.problem or f"{stripe.access}: {one_line(stripe.path)}", ""]
         for block in stripe.blocks:
             replicas = [f"{it} ({block.bad[it]})" if it in block.bad else it for it in block.replicas]
-            yield [index, str(block.id), size_text(block.length), ", ".join(replicas)]
+            planned = [f"{it}: {size_text(share)}" for it, share in block.planned.items() if share]
+            yield [index, str(block.id), size_text(block.length), ", ".join(replicas), ", ".join(planned)]
 
 
 def _read(fs: StripeFS, path: str, quiet: bool) -> None:

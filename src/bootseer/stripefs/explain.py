@@ -1,4 +1,4 @@
-"""How a file of the store would be read now, and why: which access, which replicas, what is known of DataNodes."""
+"""How a file of the store would be read now, and why: which access, which replicas, which DataNode how much."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from bootseer.storage.interface import Backend, Source, clean
 from bootseer.stripefs.files.reader import read_pointer
 from bootseer.stripefs.hdfs import DirectSource, HdfsBackend
 from bootseer.stripefs.scheduler import threads
-from bootseer.stripefs.scheduler.blockfile import located
+from bootseer.stripefs.scheduler.blockfile import replicas_of
 from bootseer.stripefs.scheduler.model import Place
-from bootseer.stripefs.scheduler.threads import NodeLook
+from bootseer.stripefs.scheduler.threads import NodeLook, Snapshot
 from bootseer.stripefs.store import StripeFS
 
 
 class BlockLook(msgspec.Struct, frozen=True, kw_only=True):
     """One block. ``replicas``: addresses of its DataNodes, as the NameNode orders them; ``bad``: those of them not to
-    be asked, and why."""
+    be asked, and why; ``planned``: bytes that each would give if the whole file was read now."""
 
     id: int
     length: int
     replicas: tuple[str, ...]
     bad: dict[str, str]
+    planned: dict[str, int]
 
 
 class StripeLook(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +40,8 @@ class StripeLook(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """``reason``: of the access. ``width`` and ``unit`` are 0 for a plain file, which has one stripe."""
+    """``hedge_seconds``: after how long a read of 1 MiB would be tried at another replica too; ``hedge_bytes``: how
+    many bytes may be read twice now. ``seconds``: how long the whole file would take, None while no rate is known."""
 
     url: str
     path: str
@@ -50,6 +52,9 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     unit: int
     stripes: tuple[StripeLook, ...]
     nodes: tuple[NodeLook, ...]
+    hedge_seconds: float
+    hedge_bytes: int
+    seconds: float | None
 
 
 def explain(fs: StripeFS, path: str) -> Explanation:
@@ -67,9 +72,9 @@ def explain(fs: StripeFS, path: str) -> Explanation:
     names = [path] if pointer is None else [pointer.stripe_path(path, index) for index in range(pointer.width)]
     opened = [_open(backend, name) for name in names]
     files = [found.file for found, _ in opened if isinstance(found, DirectSource)]
-    nodes = threads.shared().look(files)
+    view = threads.shared().look(files)
     stripes = tuple(
-        _stripe(index, name, found, problem, access, nodes)
+        _stripe(index, name, found, problem, access, view)
         for index, (name, (found, problem)) in enumerate(zip(names, opened, strict=True))
     )
     return Explanation(
@@ -81,7 +86,10 @@ def explain(fs: StripeFS, path: str) -> Explanation:
         width=pointer.width if pointer is not None else 0,
         unit=pointer.unit if pointer is not None else 0,
         stripes=stripes,
-        nodes=tuple(sorted(nodes.values(), key=lambda node: node.address)),
+        nodes=tuple(sorted(view.nodes.values(), key=lambda node: node.address)),
+        hedge_seconds=view.hedge_seconds,
+        hedge_bytes=view.hedge_bytes,
+        seconds=view.seconds,
     )
 
 
@@ -100,12 +108,10 @@ def _open(backend: Backend, path: str) -> tuple[Source | None, str]:
         return None, str(exc)
 
 
-def _stripe(
-    index: int, name: str, found: Source | None, problem: str, access: str, nodes: dict[str, NodeLook]
-) -> StripeLook:
+def _stripe(index: int, name: str, found: Source | None, problem: str, access: str, view: Snapshot) -> StripeLook:
     blocks: tuple[BlockLook, ...] = ()
     if isinstance(found, DirectSource):
-        blocks = tuple(_block(place, nodes) for place in found.file.places)
+        blocks = tuple(_block(place, view) for place in found.file.places)
     elif found is not None:
         found.close()
         access = "native" if access == "direct" else access
@@ -113,12 +119,13 @@ def _stripe(
     return StripeLook(index=index, path=name, size=size, access=access, problem=problem, blocks=blocks)
 
 
-def _block(place: Place, nodes: dict[str, NodeLook]) -> BlockLook:
-    block = located(place).block
-    address = {key: nodes[key].address for key in place.keys}
+def _block(place: Place, view: Snapshot) -> BlockLook:
+    block = replicas_of(place).located.block
+    address = {key: view.nodes[key].address for key in place.keys}
     return BlockLook(
         id=block.id,
         length=block.length,
         replicas=tuple(address.values()),
         bad={address[key]: why.value for key, why in place.bad.items() if key in address},
+        planned={address[key]: share for key, share in view.shares[place].items() if key in address},
     )

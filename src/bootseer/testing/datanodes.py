@@ -48,8 +48,6 @@ class FakeTransfer:
 class FakeHdfs:
     """Nodes by name. ``gone``, ``corrupt``, ``bare`` (no checksums): (node, block id) pairs; ``reported``: told."""
 
-    Transfer = FakeTransfer
-
     def __init__(self, *names: str) -> None:
         self.nodes = {name: FakeNode() for name in names}
         self.gone: set[tuple[str, int]] = set()
@@ -102,6 +100,9 @@ class FakeHdfs:
         self.reported |= {(node.uuid, replica.block.id) for node in replica.nodes}
 
     # -- Transport ------------------------------------------------------------------------------------------------
+
+    def transfer(self) -> FakeTransfer:
+        return FakeTransfer()
 
     def read(
         self,

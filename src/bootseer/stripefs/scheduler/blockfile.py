@@ -10,22 +10,23 @@ from __future__ import annotations
 
 import traceback
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from itertools import accumulate
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, cast
 
 from bootseer.errors import BootseerError, DataError, NotFoundError
+from bootseer.hdfs import datanode
 from bootseer.hdfs.records import DataNode, FileBlocks, Located
 from bootseer.hdfs.replica_errors import Cancelled, CorruptReplica, OwnLimit, StaleReplica, UncheckedReplica
 from bootseer.storage.interface import DEADLINE, Piece
 from bootseer.stripefs.scheduler.model import (
     SLOWEST,
     Attempt,
+    CheckJoined,
     Checksums,
+    CopyBack,
     Join,
     Outcome,
     Place,
-    Run,
     Span,
     Transfer,
 )
@@ -41,9 +42,16 @@ class Files(Protocol):
         """The block is damaged on the one DataNode of ``replica``."""
 
 
-def located(place: Place) -> Located:
-    """The block, and the DataNodes that have it. Replaced as a whole."""
-    return cast(Located, place.tag)
+class Replicas:
+    """What the engine knows of a `Place`: the block, and its DataNodes by key. Replaced as a whole."""
+
+    def __init__(self, located: Located) -> None:
+        self.located = located
+        self.nodes: dict[str, DataNode] = {node.uuid: node for node in located.nodes}
+
+
+def replicas_of(place: Place) -> Replicas:
+    return cast(Replicas, place.tag)
 
 
 class BlockFile:
@@ -57,10 +65,10 @@ class BlockFile:
         self.size, self.unfinished = blocks.length, blocks.under_construction
         known = [block for block in blocks.blocks if block.offset + block.block.length <= blocks.length]
         sums = Checksums()
-        self.places = [Place(self, [node.uuid for node in block.nodes], block, sums) for block in known]
+        self.places = [Place(self, [node.uuid for node in block.nodes], Replicas(block), sums) for block in known]
         self._starts = [block.offset for block in known]
-        *starts, covered = accumulate((block.block.length for block in known), initial=0)
-        if covered != self.size or self._starts != starts:
+        covered = sum(block.block.length for block in known)
+        if covered != self.size or self._starts != _starts(known):
             raise DataError(f"the blocks of {path} hold {covered} bytes, not {self.size}", hint="run hdfs fsck on it")
 
     def locate(self) -> FileBlocks:
@@ -71,7 +79,7 @@ class BlockFile:
             raise self._replaced() from None
         blocks = {block.block.id: block.block for block in fresh.blocks}
         for place in self.places:
-            old = located(place).block
+            old = replicas_of(place).located.block
             if (new := blocks.get(old.id)) is None or new.length < old.length or new.generation < old.generation:
                 raise self._replaced()
             if new.generation != old.generation and new.length != old.length:
@@ -85,46 +93,59 @@ class BlockFile:
         """Take what `locate` found, under the engine's lock."""
         blocks = {block.block.id: block for block in fresh.blocks}
         for place in self.places:
-            found = blocks[located(place).block.id]
-            place.keys, place.tag = tuple(node.uuid for node in found.nodes), found
+            found = blocks[replicas_of(place).located.block.id]
+            place.keys, place.tag = tuple(node.uuid for node in found.nodes), Replicas(found)
             place.bad.clear()
             place.unchecked.clear()
 
-    def spans(self, piece: Piece) -> list[Span]:
-        """The parts of ``piece``: neighbours that lie in one block together, those in several blocks by themselves."""
-        at, verify = piece.offset, piece.check is None
+    def spans(self, piece: Piece) -> Iterator[Span]:
+        """The parts of ``piece`` by block."""
+        at = piece.offset
         if at < 0 or at + sum(map(len, piece.parts)) > self.size:
             raise DataError(f"{self.path} ends at {self.size}, more was expected")
-        found: list[Span] = []
-        last: Views | None = None
+        views: list[memoryview] = []
+        starts: list[int] = []
+        index = first = -1
         for number, part in enumerate(piece.parts):
-            cuts = self._cuts(at, part)
-            at += len(part)
-            if len(cuts) > 1:
-                join = Join(len(cuts), Views([part], piece.check, number)) if piece.check else None
-                for place, begin, view in cuts:
-                    tag = Views([view], None, 0)
-                    found.append(Span(place, [begin, begin + len(view)], verify=verify, tag=tag, join=join))
-                last = None
+            if not len(part):
                 continue
-            for place, begin, view in cuts:
-                if last is None or found[-1].place is not place:
-                    last = Views([], piece.check, number)
-                    found.append(Span(place, [begin], verify=verify, tag=last))
-                found[-1].starts.append(begin + len(view))
-                last.parts.append(view)
-        return found
+            now = bisect_right(self._starts, at) - 1
+            block = replicas_of(self.places[now]).located
+            whole = at + len(part) <= block.offset + block.block.length
+            if views and (now != index or not whole):
+                yield self._span(index, starts, views, piece, first)
+                views = []
+            if whole:
+                if not views:
+                    index, first, starts = now, number, [at - block.offset]
+                views.append(part)
+                starts.append(at + len(part) - block.offset)
+            else:
+                yield from self._cut(now, at, part, piece, number)
+            at += len(part)
+        if views:
+            yield self._span(index, starts, views, piece, first)
 
-    def _cuts(self, at: int, part: memoryview) -> list[tuple[Place, int, memoryview]]:
-        """Where ``part``, which is at ``at`` of the file, lies: places, offsets in their blocks, and its memory."""
-        found, done, index = [], 0, bisect_right(self._starts, at) - 1
+    def _span(self, index: int, starts: list[int], views: list[memoryview], piece: Piece, first: int) -> Span:
+        return Span(self.places[index], starts, verify=piece.check is None, tag=Views(views, piece.check, first))
+
+    def _cut(self, index: int, at: int, part: memoryview, piece: Piece, number: int) -> Iterator[Span]:
+        """A part that lies in several blocks."""
+        done = 0
+        found = []
         while done < len(part):
-            block = located(self.places[index])
+            block = replicas_of(self.places[index]).located
             begin = at + done - block.offset
-            if count := min(len(part) - done, block.block.length - begin):
-                found.append((self.places[index], begin, part[done : done + count]))
+            count = min(len(part) - done, block.block.length - begin)
+            if count:
+                views = Views([part[done : done + count]], None, 0)
+                found.append(Span(self.places[index], [begin, begin + count], verify=piece.check is None, tag=views))
             done, index = done + count, index + 1
-        return found
+        if piece.check is not None:
+            join = Join(len(found), Views([part], piece.check, number))
+            for span in found:
+                span.join = join
+        yield from found
 
 
 class Views:
@@ -140,14 +161,25 @@ class Views:
                 self.judge(number, part)
 
 
-def views(of: Span | Join) -> Views:
-    return cast(Views, of.tag)
+def views(span: Span) -> Views:
+    return cast(Views, span.tag)
+
+
+def _starts(blocks: Sequence[Located]) -> list[int]:
+    found, at = [], 0
+    for block in blocks:
+        found.append(at)
+        at += block.block.length
+    return found
+
+
+PROBE_DEADLINE = 2.0
 
 
 class Transport(Protocol):
-    """How bytes of a block are had: the module `bootseer.hdfs.datanode`, or a double of it."""
+    """How bytes of a block are had; `bootseer.hdfs.datanode` is the real one."""
 
-    def Transfer(self) -> Transfer: ...
+    def transfer(self) -> Transfer: ...
 
     def read(
         self,
@@ -158,26 +190,47 @@ class Transport(Protocol):
         *,
         deadline: float,
         verify: bool,
-        transfer: Any,
+        transfer: Transfer,
     ) -> None: ...
+
+
+class DataNodes:
+    """The real transport."""
+
+    def transfer(self) -> Transfer:
+        return datanode.Transfer()
+
+    def read(
+        self,
+        node: DataNode,
+        located: Located,
+        offset: int,
+        parts: Sequence[memoryview],
+        *,
+        deadline: float,
+        verify: bool,
+        transfer: Transfer,
+    ) -> None:
+        assert isinstance(transfer, datanode.Transfer)
+        datanode.read(node, located, offset, parts, deadline=deadline, verify=verify, transfer=transfer)
 
 
 def transfer(attempt: Attempt, transport: Transport) -> tuple[Outcome, BootseerError | None]:
     """Transfer and check. Other errors than those of the other side and of the bytes are raised."""
-    where = located(attempt.place)
-    node = next((node for node in where.nodes if node.uuid == attempt.node.key), None)
+    where = replicas_of(attempt.place)
+    node = where.nodes.get(attempt.node.key)
     if node is None:  # it has lost the block since
         return Outcome.REFUSED, None
     parts = _memory(attempt)
     try:
         transport.read(
             node,
-            where,
+            where.located,
             attempt.offset,
             parts,
-            deadline=DEADLINE + attempt.size / SLOWEST,
+            deadline=PROBE_DEADLINE if attempt.kind == "probe" else DEADLINE + attempt.size / SLOWEST,
             verify=attempt.verify,
-            transfer=attempt.handle,
+            transfer=cast(Transfer, attempt.handle),
         )
         if attempt.run is not None:
             views(attempt.run.span).check(parts, attempt.run.first)
@@ -213,13 +266,23 @@ def _memory(attempt: Attempt) -> list[memoryview]:
     return [whole[starts[i] - run.offset : starts[i + 1] - run.offset] for i in range(run.first, run.last)]
 
 
-def land(run: Run) -> None:
-    """Copy the bytes of the hedge that won into the caller's memory."""
-    assert run.won is not None
-    data, at = memoryview(cast(bytearray, run.won.tag)), 0
+def land(landing: CopyBack) -> None:
+    """Copy a hedge's bytes into the caller's memory."""
+    run, data, at = landing.run, memoryview(cast(bytearray, landing.attempt.tag)), 0
     for part in views(run.span).parts[run.first : run.last]:
         part[:] = data[at : at + len(part)]
         at += len(part)
+
+
+def check_joined(joining: CheckJoined) -> BootseerError | None:
+    """What is wrong with a part whose pieces came from several blocks."""
+    whole = cast(Views, joining.join.tag)
+    try:
+        whole.check(whole.parts)
+    except BootseerError as exc:
+        let_go(exc)
+        return exc
+    return None
 
 
 def let_go(error: BaseException) -> None:

@@ -10,18 +10,20 @@ from typing import Literal
 State = Literal["closed", "open", "half-open"]
 
 FIRST = 0.25
-"""Seconds for which a breaker is open at first; doubled each time that it was in vain, up to `LONGEST`."""
+"""Seconds for which a breaker is open at first; doubled for each failed probe, up to `LONGEST`."""
 LONGEST = 15.0
 FAILURES = 2
 """Failures in a row that open it; a hard one (frozen, refused) does so alone."""
+CALM = 8
+"""Successes in a row after which an earlier failure is forgotten, and the next time open is short again."""
 
 
 class Breaker:
-    """A circuit breaker: a server that failed is left alone, and one transfer finds out when it is back.
+    """A circuit breaker: a server that failed is left alone, and one small probe finds out when it is back.
 
-    closed --failures--> open --time passes--> half-open --a transfer works--> closed
-                          ^                        |
-                          +--- a transfer fails ---+  for twice as long
+    closed --failures--> open --time passes, a probe starts--> half-open --it works--> closed
+                          ^                                        |
+                          +------ it fails: for twice as long -----+
     """
 
     def __init__(self) -> None:
@@ -29,40 +31,53 @@ class Breaker:
         self.until = 0.0
         self.failures = 0
         """In all, for `explain`."""
-        self._row = 0
+        self._row, self._calm = 0, 0
         self._seconds = FIRST
 
     @property
     def closed(self) -> bool:
         return self.state == "closed"
 
-    @property
-    def open(self) -> bool:
-        return self.state == "open"
-
-    def open_seconds(self, now: float) -> float:
-        """For how long it will be left alone."""
-        return max(0.0, self.until - now) if self.open else 0.0
-
     def failed(self, now: float, *, hard: bool = False) -> bool:
-        """A transfer failed; True when that opened the breaker of a server that worked."""
+        """A transfer failed; True when that opened the breaker."""
         self.failures += 1
-        self._row += 1
-        if self.open or (self.closed and not hard and self._row < FAILURES):
-            return False
-        worked, self._seconds = self.closed, FIRST if self.closed else min(self._seconds * 2, LONGEST)
+        self._row, self._calm = self._row + 1, 0
+        if self.state == "closed":
+            if not hard and self._row < FAILURES:
+                return False
+            self._open(now)
+            return True
+        if self.state == "half-open":
+            self._seconds = min(self._seconds * 2, LONGEST)
+            self._open(now)
+        return False
+
+    def _open(self, now: float) -> None:
         self.state, self.until = "open", now + self._seconds
-        return worked
 
     def succeeded(self) -> bool:
         """A transfer worked; True when that closed the breaker."""
-        worked, self._row, self.state = self.closed, 0, "closed"
-        return not worked
+        self._row, self._calm = 0, self._calm + 1
+        if self._calm >= CALM:
+            self._seconds = FIRST
+        if self.state == "closed":
+            return False
+        # short quarrels in a row grow longer too: only `CALM` successes reset the time
+        self.state, self._seconds = "closed", min(self._seconds * 2, LONGEST)
+        self._calm = 1
+        return True
 
-    def wait_over(self, now: float) -> None:
-        """Half-open it when it has been open for long enough."""
-        if self.open and now >= self.until:
-            self.state = "half-open"
+    def probe_due(self, now: float) -> bool:
+        return self.state == "open" and now >= self.until
+
+    def probe(self) -> None:
+        """A probe starts: `failed` or `succeeded` follows, or `forget_probe`."""
+        self.state = "half-open"
+
+    def forget_probe(self, now: float) -> None:
+        """The probe ended without telling anything."""
+        if self.state == "half-open":
+            self._open(now)
 
 
 WINDOW = 2.0
@@ -71,6 +86,9 @@ BULK = 256 << 10
 """Bytes of a transfer from which on it tells about the rate; smaller ones tell about the latency."""
 UNKNOWN = 200 << 20
 """Bytes a second that a DataNode is believed to give while none has been measured."""
+
+KEPT = 3600.0
+"""Seconds for which a DataNode is remembered that nobody reads from."""
 
 _ENOUGH = 0.005
 """Seconds of measurement before a rate is believed."""
@@ -114,6 +132,7 @@ class NodeState:
 
     ``flying``: transfers under way, ``bulk``: those of more than a few bytes, ``bytes``: what they have still to give.
     ``latency``: seconds that a small transfer takes (a moving average), 0 while unknown. ``served``: bytes in all.
+    ``used_at``: when a transfer began or ended last, None before the first.
     """
 
     def __init__(self, key: str, address: str) -> None:
@@ -122,10 +141,12 @@ class NodeState:
         self.flying, self.bulk, self.bytes = 0, 0, 0
         self.latency = 0.0
         self.served = 0
+        self.used_at: float | None = None
         self._meter = Meter()
 
     def begin(self, size: int, now: float) -> None:
         self.flying += 1
+        self.used_at = now
         self.bytes += size
         if size >= BULK:
             self.bulk += 1
@@ -142,6 +163,7 @@ class NodeState:
     def end(self, size: int, missing: int, now: float) -> None:
         """A transfer of ``size`` bytes is over; ``missing`` of them have not come."""
         self.flying -= 1
+        self.used_at = now
         self.bytes -= missing
         if size >= BULK:
             self.bulk -= 1

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from bootseer.stripefs.scheduler.assignment import Assignment, rate, seconds
+from bootseer.stripefs.scheduler.assignment import Assignment
 from bootseer.stripefs.scheduler.datanodes import NodeState
 from bootseer.stripefs.scheduler.model import Attempt, Run, Tuning
 
@@ -68,13 +68,13 @@ class Durations:
 
 
 class HedgeBudget:
-    """Bytes that may be read twice: `SHARE` of what was read, and `BURST` in advance. They bound the memory, too."""
+    """Bytes that may be read twice: `SHARE` of what was read, and `BURST` in advance."""
 
     def __init__(self, share: float = SHARE, burst: int = BURST) -> None:
         self._share, self._burst = share, burst
         self.left = float(burst)
         self.spent = 0
-        """In all."""
+        """In all, for `explain`."""
 
     def earn(self, count: int) -> None:
         self.left = min(self.left + count * self._share, float(self._burst))
@@ -88,11 +88,16 @@ class HedgeBudget:
         return True
 
 
-class Silent(NamedTuple):
-    """Nothing comes: its run had better go to others; ``alone``: there are none."""
+class Stop(NamedTuple):
+    """Nothing comes: its run had better go to others."""
 
     why: str
-    alone: bool
+
+
+class OnlyReplica(NamedTuple):
+    """Nothing comes, and there are no others."""
+
+    why: str
 
 
 class Hedge(NamedTuple):
@@ -107,7 +112,7 @@ class HedgePolicy:
     def __init__(self, durations: Durations, chooser: Assignment, tuning: Tuning) -> None:
         self._durations, self._assignment, self._tuning = durations, chooser, tuning
 
-    def verdict(self, attempt: Attempt, run: Run, now: float) -> Silent | Hedge | None:
+    def verdict(self, attempt: Attempt, run: Run, now: float) -> Stop | OnlyReplica | Hedge | None:
         """What ``attempt``, one of those at ``run``, needs; None while it is well, or nothing would help."""
         if run.span.request.over or run.done or run.won is not None:
             return None
@@ -117,9 +122,9 @@ class HedgePolicy:
         others = self._others(attempt, run)
         if (silence := now - attempt.progress_at) > self._stuck(attempt, late):
             if others or run.hedge is not None:
-                return Silent(f"nothing came for {silence:.2g} s", False)
+                return Stop(f"nothing came for {silence:.2g} s")
             if not attempt.silent:
-                return Silent(f"nothing came for {silence:.2g} s, and there is no other replica", True)
+                return OnlyReplica(f"nothing came for {silence:.2g} s, and there is no other replica")
         if run.hedge is None and attempt.kind == "primary" and others:
             return self._hedge(attempt, run, others, late, now)
         return None
@@ -131,19 +136,26 @@ class HedgePolicy:
 
     def _stuck(self, attempt: Attempt, late: float) -> float:
         """Seconds without a byte after which it is stopped."""
-        return max(self._tuning.stall, 2 * late) if attempt.node.breaker.closed else late
+        node = attempt.node
+        if not node.breaker.closed:
+            return late  # known to be in trouble
+        stuck = max(self._tuning.stall, 2 * late)
+        if node.rate is not None and attempt.received:
+            stuck = max(stuck, 2.5 * self._tuning.batch * node.flying / node.rate)
+        return stuck
 
     def _hedge(self, attempt: Attempt, run: Run, others: Sequence[NodeState], late: float, now: float) -> Hedge | None:
         request = run.span.request
-        free = [node for node in others if node.flying < self._tuning.slots + 1]
+        free = [node for node in others if node.flying < request.slots + 1]
         if not free:
             return None
-        other = min(free, key=lambda node: seconds(node, attempt.size))
+        other = min(free, key=lambda node: self._assignment.seconds(node, attempt.size))
         if attempt.received and now - attempt.progress_at < late:
             left = (attempt.size - attempt.received) * (now - attempt.started) / attempt.received
         else:
             left = float("inf")
-        rates = request.rates - (rate(attempt.node) if attempt.node.breaker.closed else 0.0)
-        if left <= max(request.pending / max(rates, 1.0), seconds(other, attempt.size)):
+        self._assignment.healthy(request)
+        rates = request.rates - (self._assignment.rate(attempt.node) if attempt.node.breaker.closed else 0.0)
+        if left <= max(request.pending / max(rates, 1.0), self._assignment.seconds(other, attempt.size)):
             return None  # the request waits for others, or it would be no sooner
         return Hedge(other)

@@ -1,7 +1,7 @@
-"""Memory that reads may hold besides their callers' own: chunks fetched ahead.
+"""Memory that reads may hold besides their callers' own: chunks fetched ahead, and scratch buffers of second tries.
 
-Concurrency: any thread; a lock guards the count. Nothing waits: who gets no bytes does without read-ahead or makes room
-first. Second tries of the scheduler have a limit of their own (`bootseer.stripefs.scheduler.hedging.HedgeBudget`).
+Concurrency: any thread; a lock guards the count. Nothing waits: who gets no bytes does without (no read-ahead, no
+second try) or makes room first.
 """
 
 from __future__ import annotations

@@ -5,16 +5,14 @@
         Run      consecutive parts of a span that are read at once
           Attempt   one transfer: the primary one into the caller's memory, at most one more into scratch memory
 
-A ``Join`` is one part that lies in several blocks: its pieces are runs of several spans.
-
-Nothing here does input or output. The fields ``tag`` and ``handle`` belong to the engine, which keeps buffers and
-transfers there; the scheduler does not look at them.
+Nothing here does input or output; the engine keeps its own things (buffers, transfers) in the fields ``tag`` and
+``handle``.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,8 +27,8 @@ SLOWEST = 512 << 10
 class Tuning:
     """Sizes in bytes, times in seconds."""
 
-    slots: int = 2
-    """Bulk transfers that one request has under way from one DataNode."""
+    streams: int = 8
+    """Bulk transfers that one request has under way where its DataNodes are few; else 2 per DataNode."""
     total: int = 32
     """Bulk transfers under way in the process, not counting as many from which nothing comes; each has a thread."""
     small: int = 256 << 10
@@ -40,18 +38,25 @@ class Tuning:
     min_run: int = 1 << 20
     max_run: int = 4 << 20
     """Of a DataNode that is not known yet, or not quick."""
+    run_seconds: float = 0.25
+    """What a slow DataNode is given at once."""
     quick_seconds: float = 0.06
     """What a quick DataNode is given at once: the more, the fewer requests, which cost both sides CPU time."""
     long_run: int = 8 << 20
     """The largest run of a quick DataNode. Hedges of two such runs are within `hedging.BURST`."""
+    plan_from: int = 8 << 20
+    """Requests from this size on have a plan."""
     stall: float = 0.25
     """An attempt that gets nothing for so long, and for 4 times the 95th percentile, is stopped."""
+    batch: int = 1 << 20
+    """A transfer tells of its bytes in steps of about this size."""
     patience: float = 60.0
     """A request fails when nothing of it has come for so long."""
     rounds: int = 4
     """How often fresh locations are asked for on behalf of one run."""
     round_wait: float = 0.25
     """Seconds before the second of these rounds is tried; three times as many before each one after it."""
+    probe: int = 64 << 10
     tries: int = 2
     """How often one DataNode is asked for one run between fresh locations."""
 
@@ -125,25 +130,23 @@ class Span:
     one piece of a part that lies in several blocks.
     """
 
-    def __init__(
-        self,
-        place: Place,
-        starts: list[int],
-        *,
-        verify: bool = False,
-        tag: object = None,
-        join: Join | None = None,
-    ) -> None:
+    def __init__(self, place: Place, starts: Sequence[int], *, verify: bool = False, tag: object = None) -> None:
         self.place, self.starts, self.verify, self.tag = place, starts, verify, tag
         self.next = 0
         self.again: list[Run] = []
-        self.join = join
+        self.quota: dict[str, float] = {}
+        self.join: Join | None = None
         self.request: Request
 
     @property
     def fresh(self) -> int:
         """Bytes that no run has taken yet."""
         return self.starts[-1] - self.starts[self.next]
+
+    @property
+    def pending(self) -> int:
+        """Bytes that wait for a DataNode."""
+        return self.fresh + sum(run.size for run in self.again)
 
     def cut(self, size: int) -> Run:
         """The next run: as many parts as fit in ``size`` bytes, at least one."""
@@ -190,12 +193,10 @@ class Request:
     """One call of a reader. ``left``: bytes not there yet; ``pending``: those of them that wait for a DataNode.
 
     ``touching``: attempts (or copies) that may write into the caller's memory; the call may return only at 0.
-    ``notify`` is called when it is finished. ``healthy``: its DataNodes with a closed breaker, and the sum of their
-    ``rates``, as of the last look.
     """
 
-    def __init__(self, spans: Sequence[Span], name: str = "", notify: Callable[[], None] = lambda: None) -> None:
-        self.spans, self.name, self.notify = list(spans), name, notify
+    def __init__(self, spans: Sequence[Span], name: str = "") -> None:
+        self.spans, self.name = list(spans), name
         self.size = sum(span.starts[-1] - span.starts[0] for span in self.spans)
         self.left = self.pending = self.size
         self.flying = 0
@@ -205,9 +206,13 @@ class Request:
         self.nodes: list[NodeState] = []
         self.spans_of: dict[str, list[Span]] = {}
         self.small = False
+        self.slots = 2
+        self.number = 0
         self.progress_at = 0.0
+        self.planned_at: float | None = None
+        self.planned_with: dict[str, float] = {}  # the rates, by DataNode
         self.healthy: list[NodeState] = []
-        self.rates = 0.0
+        self.rates, self.seen = 0.0, -1
         for span in self.spans:
             span.request = self
 
@@ -220,7 +225,7 @@ class Request:
 class Attempt:
     """One transfer. ``kind``: ``primary`` writes into the caller's memory, the others into scratch memory.
 
-    ``confirm`` asks whether a replica is damaged. ``size`` bytes from
+    ``probe``: asks a DataNode whether it is back; ``confirm``: whether a replica is damaged. ``size`` bytes from
     ``offset`` of the block at ``place``. ``silent``: nothing has come for long, and there is nobody else to ask.
     """
 
@@ -247,6 +252,21 @@ class Relocate:
 
     file: object
     not_before: float
+
+
+@dataclass(slots=True, eq=False)
+class CopyBack:
+    """The bytes of ``attempt`` (a hedge) belong into the caller's memory: copy them, then tell the scheduler."""
+
+    run: Run
+    attempt: Attempt
+
+
+@dataclass(slots=True, eq=False)
+class CheckJoined:
+    """All pieces of a part are there: check it, then tell the scheduler."""
+
+    join: Join
 
 
 def attempt_at(kind: str, node: NodeState, run: Run) -> Attempt:

@@ -5,8 +5,9 @@ rules, in the order in which they decide:
 
 - A DataNode with a free slot takes a run of parts that it has a replica of: no DataNode idles while it could help.
   Requests in turn: small ones first, then who has the fewest bytes under way. Within a request it takes from the block
-  for which all its DataNodes together would need the longest time (`bootseer.stripefs.scheduler.assignment`).
-- Runs are large while much is left, small at the end, larger for quick DataNodes; and a DataNode leaves the last runs
+  of which the matching (`bootseer.stripefs.scheduler.assignment`) planned most for this DataNode, else from the one of
+  which most is left.
+- Runs are large while much is left, small at the end, smaller for slow DataNodes; and a DataNode leaves the last runs
   to others that would end them much sooner.
 - Two attempts never have the same memory: the second one at a run (a hedge) goes to scratch memory.
 - A late attempt is hedged when the request would wait for it, within a budget; one that does not get on at all is
@@ -19,15 +20,20 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Sequence
 
 from bootseer.errors import BootseerError, UnavailableError
 from bootseer.stripefs.scheduler.assignment import Assignment
 from bootseer.stripefs.scheduler.datanodes import NodeState
-from bootseer.stripefs.scheduler.hedging import Durations, Hedge, HedgeBudget, HedgePolicy
+from bootseer.stripefs.scheduler.hedging import Durations, Hedge, HedgeBudget, HedgePolicy, OnlyReplica, Stop
+from bootseer.stripefs.scheduler.memory import ByteBudget
 from bootseer.stripefs.scheduler.model import (
     Attempt,
+    CheckJoined,
+    CopyBack,
     Join,
     Outcome,
+    Place,
     Relocate,
     Request,
     Run,
@@ -40,28 +46,34 @@ _log = logging.getLogger(__name__)
 
 Work = Attempt | Relocate
 """What the engine does when it has a thread free."""
-FollowUp = Run | Join | None
-"""What the engine does after an attempt has ended. For a `Run`, whose hedge has won: copy its bytes into the caller's
-memory, then call `copied_back`. For a `Join`, of which all pieces are there: check the part, then call `joined`."""
+FollowUp = CopyBack | CheckJoined | None
+"""What the engine does after an attempt has ended."""
 
 
 class Scheduler:
-    def __init__(self, tuning: Tuning | None = None) -> None:
+    """``scratch``: what hedges may hold."""
+
+    def __init__(self, tuning: Tuning | None = None, scratch: ByteBudget | None = None) -> None:
         self.tuning = tuning or Tuning()
         self.nodes: dict[str, NodeState] = {}
         self.durations, self.budget = Durations(), HedgeBudget()
+        self._scratch = scratch or ByteBudget(1 << 62)
         self.requests: list[Request] = []
         self._flying: dict[Attempt, None] = {}
         self._urgent: deque[Attempt] = deque()
         self._cancels: list[Attempt] = []
+        self._number = 0
         # The transfers under way of bulk requests (False) and of small ones (True), and how many of them are silent.
         self._under_way, self._silent = {False: 0, True: 0}, {False: 0, True: 0}
         self._assignment = Assignment(self.nodes, self.tuning)
-        # DataNodes that there may be something to take for since the last look: to look at all of them after each
+        # Where there may be something to take since the last look: to look at every request and DataNode after each
         # transfer would cost more than the transfers of small reads.
-        self._look: dict[NodeState, None] = {}
+        self._everywhere = False
+        self._new: deque[Request] = deque()
+        self._freed: deque[NodeState] = deque()
         self._hedging = HedgePolicy(self.durations, self._assignment, self.tuning)
         self._retry = RetryPolicy(self.requests, self._assignment, self.tuning, self.fail)
+        self.hedged = self.hedges_won = 0
 
     # -- what the engine asks -------------------------------------------------------------------------------------
 
@@ -75,11 +87,12 @@ class Scheduler:
         """Every DataNode of its places must be known (`node`)."""
         if request.over:
             return
-        request.progress_at = now
+        self._number += 1
+        request.number, request.progress_at = self._number, now
         request.small = request.size <= self.tuning.small
         self.requests.append(request)
-        self._assignment.route(request)
-        self._look.update(dict.fromkeys(request.nodes))
+        self._assignment.route(request, now)
+        self._new.append(request)
         for span in request.spans:
             if not span.place.usable:
                 self._retry.cut_rest(span, now)
@@ -89,9 +102,10 @@ class Scheduler:
         if (question := self._retry.question(now)) is not None:
             return question
         while self._urgent:
-            if not (attempt := self._urgent.popleft()).cancelled:
-                return attempt
-            self.ended(attempt, Outcome.CANCELLED, None, now)  # its time has passed before it began
+            late = self._urgent.popleft()
+            if late in self._flying and not late.cancelled:
+                return late
+            self._drop_unstarted(late, now)
         return self._take(now)
 
     def ended(self, attempt: Attempt, outcome: Outcome, error: BootseerError | None, now: float) -> FollowUp:
@@ -100,9 +114,8 @@ class Scheduler:
             return None
         # a total that was reached kept every DataNode from taking; one that left something to others may want it now
         if self._full(False) or self._full(True) or outcome is not Outcome.DONE or self._assignment.left:
-            self._look_everywhere()
-            self._assignment.left = False
-        self._look[attempt.node] = None
+            self._everywhere, self._assignment.left = True, False
+        self._freed.append(attempt.node)
         self._under_way[_small(attempt)] -= 1
         self._set_silent(attempt, False)
         if outcome is Outcome.DONE:
@@ -112,6 +125,7 @@ class Scheduler:
         self._judge(attempt, outcome, error, now)
         run = attempt.run
         if run is None:
+            self._scratch.give(attempt.size)
             return None
         request = run.span.request
         request.flying -= attempt.size
@@ -120,28 +134,31 @@ class Scheduler:
         request.touching -= 1
         run.primary = None
         if request.over:
+            self._discard(run)
             self._finish(request)
             return None
-        if outcome is Outcome.DONE:  # it came in after all, if a hedge has won
-            run.won = None
+        if outcome is Outcome.DONE:
+            if run.won is not None:  # it came in after all
+                self._discard(run)
             return self._arrived(run, attempt.node, now)
         if run.won is not None:
-            return self._land(run)
+            return self._land(run, run.won)
         if outcome is not Outcome.CANCELLED or attempt.rescued:
             self._retry.failed(run, attempt, outcome, error)
         if run.hedge is None:
             self._requeue(run, now)
         return None
 
-    def copied_back(self, run: Run, now: float) -> FollowUp:
-        """The bytes of the hedge that won are in the caller's memory."""
-        request, hedge, run.won = run.span.request, run.won, None
+    def copied_back(self, landing: CopyBack, now: float) -> FollowUp:
+        """The bytes of a hedge are in the caller's memory."""
+        run, request = landing.run, landing.run.span.request
         request.touching -= 1
+        self._scratch.give(run.size)
+        run.won = None
         if request.over:
             self._finish(request)
             return None
-        assert hedge is not None
-        return self._arrived(run, hedge.node, now)
+        return self._arrived(run, landing.attempt.node, now)
 
     def joined(self, join: Join, error: BootseerError | None, now: float) -> None:
         """A part that lies in two blocks was looked at: ``error`` when it is not right."""
@@ -162,19 +179,17 @@ class Scheduler:
 
     def relocated(self, file: object, error: BootseerError | None, now: float) -> None:
         """The places of ``file`` have fresh locations, or that failed."""
+        self._everywhere = True
         self._retry.relocated(file, error, now)
-        self._look_everywhere()
 
     def tick(self, now: float) -> None:
         """Look at everything under way: what is late, stuck or given up."""
-        self._look_everywhere()
+        self._everywhere = True
         for attempt in list(self._flying):
             if attempt.handle is not None:
                 self._credit(attempt, attempt.handle.received, now)
-        for request in self.requests:
-            for node in request.nodes:
-                node.breaker.wait_over(now)
-        self._assignment.refresh(self.requests)
+        self._assignment.rates_changed(self.requests, now)
+        self._assignment.forget(self.requests, now)
         for attempt in list(self._flying):
             if attempt.run is not None and not attempt.cancelled:
                 self._watch(attempt, attempt.run, now)
@@ -195,6 +210,9 @@ class Scheduler:
             for attempt in self._flying:
                 if attempt.run is not None and attempt.run.span.request is request:
                     self._cancel(attempt)
+            for span in request.spans:
+                for run in span.again:
+                    self._discard(run)
         self._finish(request)
 
     def cancels(self) -> list[Attempt]:
@@ -203,11 +221,17 @@ class Scheduler:
         return found
 
     def confirm(self, attempt: Attempt, now: float) -> None:
-        """Have the DataNode check the replica that ``attempt`` got wrong bytes from; one such check at a time."""
-        if any(one.kind == "confirm" for one in self._flying):
-            return
-        again = Attempt("confirm", attempt.node, attempt.place, attempt.offset, attempt.size, None, True)
-        self._urgent.append(self._begin(again, now))
+        """Have the DataNode check the replica that ``attempt`` got wrong bytes from, when scratch memory is free."""
+        if self._scratch.try_take(attempt.size):
+            self._urgent.append(
+                self._begin(
+                    Attempt("confirm", attempt.node, attempt.place, attempt.offset, attempt.size, None, True), now
+                )
+            )
+
+    def preview(self, sizes: Sequence[tuple[Place, int]]) -> tuple[dict[Place, dict[str, int]], float | None]:
+        """As `Assignment.preview`."""
+        return self._assignment.preview(sizes)
 
     @property
     def busy(self) -> bool:
@@ -227,40 +251,60 @@ class Scheduler:
             attempt.silent = silent
             self._silent[_small(attempt)] += 1 if silent else -1
 
-    def _look_everywhere(self) -> None:
-        for request in self.requests:
-            if request.pending:
-                self._look.update(dict.fromkeys(request.nodes))
-
     def _take(self, now: float) -> Attempt | None:
-        """An attempt, begun: a run of a request for a free slot. None when there is nothing to take."""
-        waiting = sorted((request for request in self.requests if request.pending), key=_turn)
-        while self._look and waiting:
-            node = next(iter(self._look))
-            del self._look[node]
-            for request in waiting:
-                if node.key in request.spans_of and (attempt := self._take_of(request, node, now)) is not None:
-                    self._look[node] = None  # for one more, after the others
+        """An attempt, begun: a run of a request for a free slot, or a probe. None when there is nothing to take."""
+        while self._everywhere or self._new or self._freed:
+            if self._everywhere:
+                for request in sorted(self.requests, key=_turn):
+                    if (attempt := self._take_of(request, request.nodes, now)) is not None:
+                        return attempt
+                self._everywhere = False
+                self._new.clear()
+                self._freed.clear()
+                if (attempt := self._probe(now)) is not None:
                     return attempt
-        self._look.clear()
+            elif self._new:
+                if (attempt := self._take_of(self._new[0], self._new[0].nodes, now)) is not None:
+                    return attempt
+                self._new.popleft()
+            else:
+                node = self._freed[0]
+                for request in sorted(self.requests, key=_turn):
+                    if node.key in request.spans_of and (attempt := self._take_of(request, [node], now)) is not None:
+                        return attempt
+                self._freed.popleft()
         return None
 
-    def _take_of(self, request: Request, node: NodeState, now: float) -> Attempt | None:
-        if request.over or self._full(request.small):
+    def _take_of(self, request: Request, nodes: Sequence[NodeState], now: float) -> Attempt | None:
+        if request.over or not request.pending or self._full(request.small):
             return None
-        if not node.breaker.closed:
-            free = not node.flying
-        elif request.small:
-            free = node.flying < self.tuning.slots + self.tuning.small_slots
-        else:
-            free = node.bulk < self.tuning.slots
-        if not free or (run := self._assignment.pick(request, node, now)) is None:
-            return None
-        request.pending -= run.size
-        request.flying += run.size
-        request.touching += 1
-        run.primary = attempt_at("primary", node, run)
-        return self._begin(run.primary, now)
+        slots = request.slots + (self.tuning.small_slots if request.small else 0)
+        for node in sorted(nodes, key=lambda node: node.flying) if len(nodes) > 1 else nodes:
+            if node.breaker.closed:
+                if (node.flying if request.small else node.bulk) >= slots:
+                    continue
+            elif node.flying:
+                continue
+            if (run := self._assignment.pick(request, node, now)) is not None:
+                request.pending -= run.size
+                request.flying += run.size
+                request.touching += 1
+                run.primary = attempt_at("primary", node, run)
+                return self._begin(run.primary, now)
+        return None
+
+    def _probe(self, now: float) -> Attempt | None:
+        """A small transfer from a DataNode that was left alone, to see whether it works again."""
+        for request in self.requests:
+            for node in request.nodes:
+                if not node.breaker.probe_due(now):
+                    continue
+                for span in request.spans_of.get(node.key, ()):
+                    size = min(self.tuning.probe, span.starts[-1] - span.starts[0])
+                    if node.key not in span.place.bad and self._scratch.try_take(size):
+                        node.breaker.probe()
+                        return self._begin(Attempt("probe", node, span.place, span.starts[0], size, None, False), now)
+        return None
 
     # -- beginning ------------------------------------------------------------------------------------------------
 
@@ -270,6 +314,11 @@ class Scheduler:
         self._under_way[_small(attempt)] += 1
         attempt.node.begin(attempt.size, now)
         return attempt
+
+    def _drop_unstarted(self, attempt: Attempt, now: float) -> None:
+        """A hedge or confirmation whose time has passed before it began."""
+        if attempt in self._flying:
+            self.ended(attempt, Outcome.CANCELLED, None, now)
 
     # -- results --------------------------------------------------------------------------------------------------
 
@@ -286,19 +335,22 @@ class Scheduler:
         """What the result says of the DataNode."""
         node = attempt.node
         if outcome is Outcome.FAILED:
-            self._node_failed(node, now, str(error), hard=not attempt.received)
-        elif outcome not in (Outcome.CANCELLED, Outcome.UNASKED):  # it answers
+            self._node_failed(node, now, str(error), hard=attempt.kind == "probe" or not attempt.received)
+        elif outcome in (Outcome.CANCELLED, Outcome.UNASKED):
+            if attempt.kind == "probe":
+                node.breaker.forget_probe(now)
+        else:  # it answers
             if outcome is Outcome.DONE and attempt.kind != "confirm":
                 self.durations.add(attempt.size, now - attempt.started)
                 node.took(attempt.size, now - attempt.started)
             if node.breaker.succeeded():
                 node.renew(now)
                 _log.info("DataNode %s works again", node.address)
-                self._look_everywhere()
-                self._assignment.refresh(self.requests)
+                self._everywhere = True
+                self._assignment.breakers_changed(self.requests, now)
             if outcome is Outcome.CORRUPT or (attempt.verify and outcome in (Outcome.DONE, Outcome.DAMAGED)):
                 attempt.place.checksums.seen = True
-            if outcome in (Outcome.REFUSED, Outcome.CORRUPT):
+            if outcome in (Outcome.REFUSED, Outcome.CORRUPT) and attempt.kind != "probe":
                 attempt.place.bad[node.key] = outcome
                 self._retry.lost(attempt.place, now)
             elif outcome is Outcome.UNCHECKED and node.key not in attempt.place.unchecked:
@@ -309,8 +361,8 @@ class Scheduler:
     def _node_failed(self, node: NodeState, now: float, why: str, *, hard: bool) -> None:
         if node.breaker.failed(now, hard=hard):
             _log.warning("DataNode %s is left alone for %.2g s: %s", node.address, node.breaker.until - now, why)
-            self._look_everywhere()
-            self._assignment.refresh(self.requests)
+            self._everywhere = True
+            self._assignment.breakers_changed(self.requests, now)
 
     def _hedge_ended(
         self, run: Run, attempt: Attempt, outcome: Outcome, error: BootseerError | None, now: float
@@ -318,15 +370,18 @@ class Scheduler:
         request = run.span.request
         run.hedge = None
         if outcome is Outcome.DONE and not run.done and not request.over:
+            self.hedges_won += 1
+            if run.primary is None:
+                return self._land(run, attempt)
             run.won = attempt
-            if (late := run.primary) is None:
-                return self._land(run)
+            late = run.primary
             _log.debug("%s: DataNode %s was quicker than %s", request.name, attempt.node.address, late.node.address)
             if late.progress_at + self.durations.late(late.size) < now:
                 # no hard failure: with a busy client everything is late now and then
                 self._node_failed(late.node, now, "another replica was read while nothing came", hard=False)
             self._cancel(late)
             return None
+        self._scratch.give(attempt.size)
         if request.over or run.done:
             return None
         if outcome is not Outcome.CANCELLED:
@@ -335,9 +390,16 @@ class Scheduler:
             self._requeue(run, now)
         return None
 
-    def _land(self, run: Run) -> Run:
+    def _land(self, run: Run, attempt: Attempt) -> CopyBack:
+        run.won = attempt
         run.span.request.touching += 1
-        return run
+        return CopyBack(run, attempt)
+
+    def _discard(self, run: Run) -> None:
+        """The hedge that won is not needed."""
+        if run.won is not None:
+            run.won = None
+            self._scratch.give(run.size)
 
     def _arrived(self, run: Run, node: NodeState, now: float) -> FollowUp:
         """The bytes of ``run`` are in the caller's memory, and right as far as they can be checked alone."""
@@ -350,7 +412,7 @@ class Scheduler:
         if len(join.arrived) < join.count:
             return None
         run.span.request.touching += 1
-        return join
+        return CheckJoined(join)
 
     def _complete(self, run: Run, now: float) -> None:
         request = run.span.request
@@ -365,11 +427,10 @@ class Scheduler:
     def _finish(self, request: Request) -> None:
         if request.finished and request in self.requests:
             self.requests.remove(request)
-            request.notify()
 
     def _requeue(self, run: Run, now: float) -> None:
+        self._everywhere = True
         self._retry.requeue(run, now)
-        self._look_everywhere()
 
     def _cancel(self, attempt: Attempt) -> None:
         if not attempt.cancelled:
@@ -382,30 +443,35 @@ class Scheduler:
         verdict = self._hedging.verdict(attempt, run, now)
         if isinstance(verdict, Hedge):
             self._hedge(attempt, run, verdict.node, now)
-        elif verdict is not None:
+        elif isinstance(verdict, Stop):
+            attempt.rescued = True
+            self._node_failed(attempt.node, now, verdict.why, hard=True)
+            self._cancel(attempt)
+        elif isinstance(verdict, OnlyReplica):
             node = attempt.node
             self._node_failed(node, now, verdict.why, hard=True)
-            if not verdict.alone:
-                attempt.rescued = True
-                self._cancel(attempt)
-            elif attempt.size <= self.tuning.long_run and any(one.silent and one.node is node for one in self._flying):
+            if attempt.size <= self.tuning.long_run and any(one.silent and one.node is node for one in self._flying):
                 self._cancel(attempt)  # one is enough to wait with; this is no failure of the run
             else:
                 self._set_silent(attempt, True)
-            self._look_everywhere()
+            self._everywhere = True
 
     def _hedge(self, attempt: Attempt, run: Run, node: NodeState, now: float) -> None:
-        """Ask ``node`` as well, if the budget allows it."""
-        if not self.budget.spend(attempt.size):
+        """Ask ``node`` as well, if memory and budget allow it."""
+        if not self._scratch.try_take(attempt.size):
             return
+        if not self.budget.spend(attempt.size):
+            self._scratch.give(attempt.size)
+            return
+        self.hedged += 1
         run.span.request.flying += attempt.size
         run.hedge = attempt_at("hedge", node, run)
         self._urgent.append(self._begin(run.hedge, now))
 
 
-def _turn(request: Request) -> tuple[bool, int, int]:
+def _turn(request: Request) -> tuple[bool, int, int, int]:
     """Small requests first, then who has the least under way, then who has had the least so far."""
-    return (not request.small, request.flying, request.size - request.pending)
+    return (not request.small, request.flying, request.size - request.pending, request.number)
 
 
 def _small(attempt: Attempt) -> bool:

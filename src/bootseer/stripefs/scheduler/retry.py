@@ -150,7 +150,7 @@ class RetryPolicy:
         for request in list(self._requests):
             if not any(span.place.file is file for span in request.spans):
                 continue
-            self._assignment.route(request)
+            self._assignment.route(request, now)
             for span in request.spans:
                 if span.place.file is file:
                     self._relocated_span(span, error, now)

@@ -9,31 +9,32 @@ docs/internals/engine.md.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from bootseer.errors import BootseerError, UnavailableError
-from bootseer.hdfs import datanode
 from bootseer.hdfs.records import FileBlocks, Located
 from bootseer.storage.interface import Piece
+from bootseer.stripefs.scheduler import memory
 from bootseer.stripefs.scheduler.blockfile import (
     BlockFile,
+    DataNodes,
     Transport,
+    check_joined,
     land,
     let_go,
-    located,
+    replicas_of,
     transfer,
     views,
 )
-from bootseer.stripefs.scheduler.model import Attempt, Join, Outcome, Place, Relocate, Request, Run, Tuning
+from bootseer.stripefs.scheduler.model import Attempt, CheckJoined, CopyBack, Outcome, Place, Relocate, Request, Tuning
 from bootseer.stripefs.scheduler.policy import FollowUp, Scheduler
 
 _log = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ _IDLE = 10.0
 
 class NodeLook(msgspec.Struct, frozen=True, kw_only=True):
     """One DataNode as this process has seen it. ``state`` of its breaker: ``closed`` (used), ``open`` (left alone for
-    ``open_seconds`` more), ``half-open`` (one transfer tries it). ``rate``: bytes a second, None while unknown."""
+    ``open_seconds`` more), ``half-open`` (being probed). ``rate``: bytes a second, None while unknown."""
 
     address: str
     state: str
@@ -56,35 +57,59 @@ class NodeLook(msgspec.Struct, frozen=True, kw_only=True):
     served: int
 
 
-_Job = Callable[[], None]
+class Snapshot(NamedTuple):
+    """The engine as it is now. ``shares``: bytes by DataNode that a read of each place would be planned to give."""
+
+    nodes: dict[str, NodeLook]
+    shares: dict[Place, dict[str, int]]
+    seconds: float | None
+    hedge_seconds: float
+    hedge_bytes: int
+
+
+class Report:
+    """Tell the NameNode that a replica is damaged."""
+
+    def __init__(self, file: BlockFile, replica: Located) -> None:
+        self.file, self.replica = file, replica
+
+
+_Job = Attempt | Relocate | Report
 
 
 class Engine:
     """Reads pieces of `BlockFile`s. One per process is enough (`shared`): DataNodes are then known to all readers."""
 
-    def __init__(self, transport: Transport = datanode, *, tuning: Tuning | None = None) -> None:
-        self.scheduler = Scheduler(tuning)
+    def __init__(
+        self,
+        transport: Transport | None = None,
+        *,
+        tuning: Tuning | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.scheduler = Scheduler(tuning, memory.process())
         # one for each transfer that may be under way (as many again may be silent), some for questions to the NameNode
         self._most = 2 * (self.scheduler.tuning.total + self.scheduler.tuning.small_total) + 8
-        self._transport = transport
+        self._transport, self._clock = transport or DataNodes(), clock
         self._lock = threading.Lock()
         self._ready: deque[_Job] = deque()
         self._wake, self._stir = threading.Condition(self._lock), threading.Condition(self._lock)
         self._idle = self.threads = 0
         self._watcher: threading.Thread | None = None
-        self._inbox: deque[Request] = deque()
+        self._inbox: deque[tuple[Request, threading.Event]] = deque()
+        self._waiting: dict[Request, threading.Event] = {}
 
     def read(self, pieces: Sequence[tuple[BlockFile, Piece]]) -> None:
         """Fill and check all ``pieces``. The promises of `bootseer.storage.interface.Backend.read_many`."""
         spans = [span for file, piece in pieces for span in file.spans(piece)]
         if not spans:
             return
+        request = Request(spans, next((piece.name or file.path for file, piece in pieces), ""))
         done = threading.Event()
-        request = Request(spans, next((piece.name or file.path for file, piece in pieces), ""), done.set)
         try:
             # An interrupt may strike the main thread between any two steps. So callers do nothing to the scheduler:
             # a worker takes the request from here, and what is lost below the watcher makes up for.
-            self._inbox.append(request)
+            self._inbox.append((request, done))
             self._kick()
             while not done.wait(1.0):
                 self._kick()
@@ -122,6 +147,7 @@ class Engine:
                 with self._lock:
                     self.scheduler.fail(request, error)
                     if request.finished:
+                        self._waiting.pop(request, None)
                         return
                 self._stop_cancelled()
                 if done.wait(0.05):
@@ -131,57 +157,61 @@ class Engine:
 
     def _know(self, places: Iterable[Place]) -> None:
         for place in places:
-            for node in located(place).nodes:
-                self.scheduler.node(node.uuid, node.address)
+            for key, node in replicas_of(place).nodes.items():
+                self.scheduler.node(key, node.address)
 
-    def look(self, files: Sequence[BlockFile]) -> dict[str, NodeLook]:
-        """The DataNodes that have blocks of ``files``, by key."""
-        places = [place for file in files for place in file.places]
+    def look(self, files: Sequence[BlockFile]) -> Snapshot:
+        """What `bootseer.stripefs.explain` tells of ``files``, and of the DataNodes that have them."""
         with self._lock:
+            now, places = self._clock(), [place for file in files for place in file.places]
             self._know(places)
-            now, nodes = time.monotonic(), self.scheduler.nodes
-            return {
+            shares, seconds = self.scheduler.preview(
+                [(place, replicas_of(place).located.block.length) for place in places]
+            )
+            nodes = {
                 key: NodeLook(
-                    address=nodes[key].address,
-                    state=nodes[key].breaker.state,
-                    open_seconds=nodes[key].breaker.open_seconds(now),
-                    failures=nodes[key].breaker.failures,
-                    rate=nodes[key].rate,
-                    latency=nodes[key].latency,
-                    flying=nodes[key].flying,
-                    served=nodes[key].served,
+                    address=node.address,
+                    state=node.breaker.state,
+                    open_seconds=max(0.0, node.breaker.until - now) if node.breaker.state == "open" else 0.0,
+                    failures=node.breaker.failures,
+                    rate=node.rate,
+                    latency=node.latency,
+                    flying=node.flying,
+                    served=node.served,
                 )
-                for key in {key for place in places for key in place.keys}
+                for key, node in self.scheduler.nodes.items()
+                if any(key in place.keys for place in places)
             }
+            late, left = self.scheduler.durations.late(1 << 20), int(self.scheduler.budget.left)
+            return Snapshot(nodes, shares, seconds, late, left)
 
     # -- under the lock -------------------------------------------------------------------------------------------
 
     def _next(self) -> _Job | None:
         """What the calling worker should do next."""
-        try:
-            while self._inbox:
-                request = self._inbox.popleft()
-                self._know([span.place for span in request.spans])
-                self.scheduler.submit(request, time.monotonic())
-            self._dispatch(here=True)
-        except Exception as exc:
-            self._panic(exc)
+        now = self._clock()
+        while self._inbox:
+            request, done = self._inbox.popleft()
+            self._know([span.place for span in request.spans])
+            self._waiting[request] = done
+            self.scheduler.submit(request, now)
+        self._dispatch(here=True)
         return self._ready.popleft() if self._ready else None
 
     def _dispatch(self, here: bool = False) -> None:
         """Have done what can be done now; ``here``: the calling thread does the first of it."""
-        now = time.monotonic()
+        now = self._clock()
         while (doing := self.scheduler.take(now)) is not None:
             if isinstance(doing, Attempt):
-                doing.handle = self._transport.Transfer()
-                self._ready.append(partial(self._attempt, doing))
-            else:
-                self._ready.append(partial(self._relocate, doing))
+                doing.handle = self._transport.transfer()
+            self._ready.append(doing)
         others = len(self._ready) - here
         for _ in range(min(others - self._idle, self._most - self.threads)):
             self._spawn()
         if others > 0:
             self._wake.notify(others)
+        for request in [request for request in self._waiting if request.finished]:
+            self._waiting.pop(request).set()
 
     def _spawn(self) -> None:
         self.threads += 1
@@ -191,7 +221,7 @@ class Engine:
     def _panic(self, error: BaseException) -> None:
         """A bug in what decides: the readers get it, nobody hangs."""
         _log.error("the read scheduler failed: %r", error, exc_info=error)
-        for request in list(self.scheduler.requests):
+        for request in list(self._waiting):
             self.scheduler.fail(request, error)
 
     # -- threads --------------------------------------------------------------------------------------------------
@@ -200,38 +230,45 @@ class Engine:
         # counted as idle by who started this thread
         while True:
             with self._lock:
-                until = time.monotonic() + _IDLE
+                until = self._clock() + _IDLE
                 while not self._ready and not self._inbox:
-                    if (left := until - time.monotonic()) <= 0:
+                    if (left := until - self._clock()) <= 0:
                         self._idle -= 1
                         self.threads -= 1
                         return
                     self._wake.wait(left)
                 self._idle -= 1
-                job = self._next()
+                job = self._guarded_next()
             while job is not None:
                 try:
-                    job()
+                    self._do(job)
                 except Exception as exc:
                     with self._lock:
                         self._panic(exc)
                 self._stop_cancelled()
                 with self._lock:
-                    job = self._next()
+                    job = self._guarded_next()
             with self._lock:
                 self._idle += 1
+
+    def _guarded_next(self) -> _Job | None:
+        try:
+            return self._next()
+        except Exception as exc:
+            self._panic(exc)
+            return None
 
     def _watch(self) -> None:
         left_over: object = None
         while True:
             with self._lock:
-                if not self.scheduler.busy and not self._inbox:
+                if not self._waiting and not self.scheduler.busy and not self._inbox:
                     if not self._stir.wait(_IDLE) and not self._inbox:
                         self._watcher = None
                         return
                     continue
                 try:
-                    self.scheduler.tick(time.monotonic())
+                    self.scheduler.tick(self._clock())
                     self._dispatch()
                 except Exception as exc:
                     self._panic(exc)
@@ -249,59 +286,65 @@ class Engine:
             if attempt.handle is not None:
                 attempt.handle.cancel()
 
-    @contextlib.contextmanager
-    def _bugs_of(self, request: Request | None) -> Iterator[None]:
-        """A bug in here, or no memory: the reader gets it, nobody hangs."""
-        try:
-            yield
-        except BaseException as exc:
-            if request is not None:
-                with self._lock:
-                    self.scheduler.fail(request, exc)
+    def _do(self, job: _Job) -> None:
+        if isinstance(job, Attempt):
+            self._attempt(job)
+        elif isinstance(job, Relocate):
+            self._relocate(job)
+        else:
+            self._report(job)
 
     def _attempt(self, attempt: Attempt) -> None:
-        outcome: Outcome = Outcome.UNASKED
-        error: BootseerError | None = None
-        with self._bugs_of(attempt.run.span.request if attempt.run is not None else None):
+        crash: BaseException | None = None
+        try:
             outcome, error = transfer(attempt, self._transport)
+        except BaseException as exc:  # a bug, or no memory: the reader gets it, nobody hangs
+            crash, outcome, error = exc, Outcome.FAILED, UnavailableError(f"cannot read: {exc!r}")
         if error is not None:
             let_go(error)
         with self._lock:
-            now = time.monotonic()
+            now = self._clock()
+            if crash is not None and attempt.run is not None:
+                self.scheduler.fail(attempt.run.span.request, crash)
             then = self.scheduler.ended(attempt, outcome, error, now)
             if outcome is Outcome.DAMAGED and not attempt.verify:
                 self.scheduler.confirm(attempt, now)
             elif outcome is Outcome.CORRUPT:
                 self._corrupt(attempt, error)
         while then is not None:
-            if isinstance(then, Join):
+            if isinstance(then, CheckJoined):
                 self._join(then)
                 break
             then = self._land(then)
 
-    def _land(self, run: Run) -> FollowUp:
-        with self._bugs_of(run.span.request):  # if not all bytes are there
-            land(run)
+    def _land(self, landing: CopyBack) -> FollowUp:
+        crash: BaseException | None = None
+        try:
+            land(landing)
+        except BaseException as exc:  # not all bytes are there: the reader gets it
+            crash = exc
         with self._lock:
-            return self.scheduler.copied_back(run, time.monotonic())
+            if crash is not None:
+                self.scheduler.fail(landing.run.span.request, crash)
+            return self.scheduler.copied_back(landing, self._clock())
 
-    def _join(self, join: Join) -> None:
+    def _join(self, joining: CheckJoined) -> None:
+        request = joining.join.arrived[0][0].span.request
         error: BootseerError | None = None
-        with self._bugs_of(join.arrived[0][0].span.request):
-            try:
-                views(join).check(views(join).parts)
-            except BootseerError as exc:
-                let_go(exc)
-                error = exc
+        try:
+            error = check_joined(joining)
+        except BaseException as exc:  # a bug in a check: the reader gets it
+            with self._lock:
+                self.scheduler.fail(request, exc)
         with self._lock:
-            self.scheduler.joined(join, error, time.monotonic())
+            self.scheduler.joined(joining.join, error, self._clock())
 
     def _corrupt(self, attempt: Attempt, error: BootseerError | None) -> None:
-        file, where = attempt.place.file, located(attempt.place)
+        file, where = attempt.place.file, replicas_of(attempt.place)
         _log.warning("a replica of %s is damaged: %s", getattr(file, "path", "a file"), error)
-        for index, node in enumerate(where.nodes):
+        for index, node in enumerate(where.located.nodes):
             if node.uuid == attempt.node.key and isinstance(file, BlockFile):
-                self._ready.append(partial(self._report, file, where.picked([index])))
+                self._ready.append(Report(file, where.located.picked([index])))
 
     def _relocate(self, job: Relocate) -> None:
         file = job.file
@@ -319,14 +362,13 @@ class Engine:
             if fresh is not None:
                 file.relocate(fresh)
                 self._know(file.places)
-            self.scheduler.relocated(file, error, time.monotonic())
+            self.scheduler.relocated(file, error, self._clock())
 
-    def _report(self, file: BlockFile, replica: Located) -> None:
-        """Tell the NameNode that a replica is damaged."""
+    def _report(self, job: Report) -> None:
         try:
-            file.files.report(replica)
+            job.file.files.report(job.replica)
         except BootseerError as exc:  # somebody else will meet it
-            _log.warning("cannot report a damaged replica of %s: %s", file.path, exc)
+            _log.warning("cannot report a damaged replica of %s: %s", job.file.path, exc)
 
 
 _engine: Engine | None = None
