@@ -22,13 +22,18 @@ TICK = 0.010
 class SimNode:
     """``rate`` in bytes a second, ``latency`` in seconds before the first byte of each transfer.
 
-    ``frozen``: (from, to) in seconds, when nothing comes; ``dead_from``: refuses everything from then on.
+    ``frozen``: (from, to) in seconds, when nothing comes; ``dead_from``: refuses everything from then on; ``changed``:
+    (from, rate), another rate from then on.
     """
 
     rate: float
     latency: float = 0.001
     frozen: tuple[float, float] = (-1.0, -1.0)
     dead_from: float = float("inf")
+    changed: tuple[float, float] = (float("inf"), 0.0)
+
+    def rate_at(self, now: float) -> float:
+        return self.changed[1] if now >= self.changed[0] else self.rate
 
 
 @dataclass(eq=False)
@@ -50,7 +55,8 @@ class _Transfer:
 class Cluster:
     """``nodes`` by key. ``gone`` and ``corrupt``: (key, place) pairs; ``unsound``: wrong bytes with right checksums.
 
-    ``moves``: what a place's keys become when locations are asked for again.
+    ``moves``: what a place's keys become when locations are asked for again. ``link``: bytes a second that the reader's
+    own network gives to all transfers together.
     """
 
     nodes: dict[str, SimNode]
@@ -60,6 +66,7 @@ class Cluster:
     moves: dict[Place, Sequence[str]] = field(default_factory=dict)
     now: float = 0.0
     deadline: float = 20.0
+    link: float = float("inf")
     given: dict[str, float] = field(default_factory=dict)
     relocations: int = 0
     most_flying: int = 0
@@ -107,6 +114,10 @@ class Cluster:
         by_node: dict[str, list[_Transfer]] = {}
         for transfer in flying.values():
             by_node.setdefault(transfer.attempt.node.key, []).append(transfer)
+        offered = sum(
+            self.nodes[key].rate_at(self.now) for key, mine in by_node.items() if any(map(self._moving, mine))
+        )
+        passed = min(1.0, self.link / offered) if offered else 1.0
         for key, mine in by_node.items():
             node = self.nodes[key]
             frozen = node.frozen[0] <= self.now < node.frozen[1]
@@ -120,7 +131,7 @@ class Cluster:
                 elif frozen:
                     continue
                 elif outcome is not Outcome.REFUSED and self.now - transfer.begun >= node.latency:
-                    transfer.exact += node.rate * step / len(mine)
+                    transfer.exact += passed * node.rate_at(self.now) * step / len(mine)
                     transfer.received = min(int(transfer.exact), attempt.size)
                     if not transfer.finished:
                         continue
