@@ -35,8 +35,9 @@ def work_folder(parent: Path) -> Iterator[Path]:
                 with contextlib.suppress(OSError):  # not ours
                     _set_aside(old)
             for old in parent.glob(f"{_DEAD}*"):
-                if old.lstat().st_uid == os.geteuid():
-                    shutil.rmtree(old, ignore_errors=True)
+                with contextlib.suppress(FileNotFoundError):  # another conversion was quicker
+                    if old.lstat().st_uid == os.geteuid():
+                        shutil.rmtree(old, ignore_errors=True)
             while True:
                 folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
                 if (lock := _locked(folder, os.O_CREAT)) is not None:
@@ -76,7 +77,10 @@ def _locked(folder: Path, make: int = 0) -> int | None:
 
 
 def _set_aside(folder: Path) -> None:
-    """Rename ``folder``, of a conversion, if that has died."""
+    """Rename ``folder``, of a conversion, if that has died; remove it if that died before it had a lock in it."""
+    with contextlib.suppress(OSError):  # a folder in which anything is stays
+        folder.rmdir()
+        return
     if folder.lstat().st_uid == os.geteuid() and (lock := _locked(folder)) is not None:
         try:
             folder.rename(folder.with_name(_DEAD + folder.name))
