@@ -41,6 +41,7 @@ __all__ = ["Bind", "find", "probe", "run"]
 RUNTIMES = ("runc", "crun")
 _PROBE_DEADLINE = 20.0
 _STATE_SECONDS = 30.0
+_GUARD_SECONDS = 5.0
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -321,8 +322,13 @@ def _delete(bundle: Path) -> None:
 
 
 def _dismiss(guard: subprocess.Popen[bytes]) -> None:
-    with suppress(OSError, subprocess.TimeoutExpired):
-        guard.communicate(b"done\n", timeout=5)
+    """Tell the guard that all is well. One that does not end is killed."""
+    try:
+        guard.communicate(b"done\n", timeout=_GUARD_SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        log.warning("the guard of a container does not end, killing it: %s", exc)
+        guard.kill()
+        guard.wait(_GUARD_SECONDS)
 
 
 def _root(bundle: Path, program: str) -> Path:
