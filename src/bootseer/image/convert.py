@@ -100,7 +100,7 @@ def _convert(image: oci.Image, store: Store, work: Path, progress: Progress | No
             known = KnownBlocks.of_trees(store, records.related(store, image.ref, image.config), DEFAULT_BLOCK)
         looked = time.monotonic() - began
         published = (lambda done, total: progress("publish", done, total)) if progress else None
-        with TreeWriter(store, work, known=known, repair=repair, progress=published) as out:
+        with TreeWriter(store, work, known=known, progress=published) as out:
             writer = erofs.Writer(out.packs, align=DEFAULT_BLOCK)
             tree = LayeredTree(writer)
 

@@ -138,7 +138,7 @@ class PackWriter:
         return Packed(made, self._spool.stored, self._shared, foreign)
 
     def close(self) -> None:
-        """Stop the threads, waiting for what they have begun: batches of a MiB, reading what is shared of them, and puts
+        """Stop the threads, waiting for what they have begun: batches of a MiB, with reads of what they share, and puts
         of whole packs.
 
         What was put before a `finish` stays as objects that nothing refers to.
