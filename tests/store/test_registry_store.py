@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from bootseer import image, oci
+from bootseer.blocks import tree
 from bootseer.config import Config
 from bootseer.errors import ConfigError, DataError, UnavailableError
 from bootseer.image import record as records
@@ -279,3 +280,17 @@ def test_a_record_that_was_pushed_over_a_signed_one_is_refused(registry: DockerR
         image.resolve(ref, store.url, config=config)
     again = image.convert(ref, store.url, work_dir=tmp_path / "work", sign_key=tmp_path / "key")
     assert image.resolve(ref, store.url, config=config) == again
+
+
+def test_a_damaged_blob_that_the_registry_keeps_is_an_error_of_the_publication(tmp_path: Path) -> None:
+    (tmp_path / "meta").write_bytes(b"metadata")
+    (tmp_path / "data").write_bytes(os.urandom(300_000))
+    with DockerRegistry(root=tmp_path / "root") as other:
+        store = open_store(f"registry://{other.address}/x")
+        made = tree.publish(store, tmp_path / "meta", tmp_path / "data")
+        assert tree.publish(store, tmp_path / "meta", tmp_path / "data") == made
+        blob = max((tmp_path / "root").rglob("data"), key=lambda path: path.stat().st_size)
+        raw = blob.read_bytes()
+        blob.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+        with pytest.raises(DataError, match="is damaged.*operator"):
+            tree.publish(store, tmp_path / "meta", tmp_path / "data")

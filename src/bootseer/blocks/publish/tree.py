@@ -31,7 +31,7 @@ class TreeWriter:
 
     A context manager, as `PackWriter` is; ``folder`` and the other arguments are passed on to that. What the store has
     of it already is read back, and replaced when it is damaged. Raises `NotWritableError`, `FullError`,
-    `UnavailableError`.
+    `UnavailableError`, and `DataError` when that cannot be.
     """
 
     def __init__(
@@ -144,9 +144,15 @@ def _copy(data: Path, out: PackWriter, progress: Progress | None) -> None:
 
 
 def _put(store: Store, key: str, data: bytes | Path, ref: ObjectRef) -> None:
-    if not store.put(key, data) and not _intact(store, key, ref):
-        log.warning("object %s in store %s is damaged; replacing it", key, store.shown)
-        store.put(key, data, overwrite=True)
+    if store.put(key, data) or _intact(store, key, ref):
+        return
+    log.warning("object %s in store %s is damaged; replacing it", key, store.shown)
+    store.put(key, data, overwrite=True)
+    if not _intact(store, key, ref):
+        raise DataError(
+            f"object {key} in store {store.shown} is damaged, and cannot be replaced",
+            hint="a registry keeps a blob that it has: its operator must remove that from its storage",
+        )
 
 
 def _intact(store: Store, key: str, ref: ObjectRef) -> bool:
