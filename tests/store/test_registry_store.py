@@ -292,5 +292,5 @@ def test_a_damaged_blob_that_the_registry_keeps_is_an_error_of_the_publication(t
         blob = max((tmp_path / "root").rglob("data"), key=lambda path: path.stat().st_size)
         raw = blob.read_bytes()
         blob.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
-        with pytest.raises(DataError, match="is damaged.*operator"):
+        with pytest.raises(DataError, match=r"is damaged.*operator"):
             tree.publish(store, tmp_path / "meta", tmp_path / "data")
