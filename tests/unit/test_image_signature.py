@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -32,7 +34,6 @@ from bootseer.image import record as records
 from bootseer.image import signature
 from bootseer.image.record import ImageRecord
 from bootseer.image.signature import UnsignedError
-from bootseer.launch import job
 from bootseer.store.folder import FolderStore
 from bootseer.testing.images import Member, folder, write_image
 
@@ -307,11 +308,23 @@ def test_the_command_line_signs_and_verifies(site: Site, monkeypatch: pytest.Mon
     call("cat", site.ref(), "bin/train")
 
 
-def test_a_job_file_names_keys(site: Site) -> None:
+@pytest.mark.root
+def test_the_keys_of_a_job_file_count(site: Site) -> None:
+    site.convert()
     file = site.place / "job.toml"
-    file.write_text(
-        '[job]\nname = "j"\ncommand = ["true"]\n[image]\nref = "x"\nverify_key = "/k.pub"\nrequire_signature = true\n'
-    )
-    table = job.load(file).image
-    trusting = Config(verify_key="/site.pub").trusting(table.verify_key, table.require_signature)
-    assert (trusting.verify_key, trusting.require_signature) == ("/k.pub", True)
+    names = {"STORE": site.store.url, "CACHE_DIR": str(site.place / "cache"), "STATE_DIR": str(site.place / "state")}
+    environ = {**os.environ, **{f"BOOTSEER_{name}": value for name, value in names.items()}}
+
+    def start(key: str) -> tuple[int, str]:
+        file.write_text(f'[job]\nname = "j"\ncommand = ["true"]\n[image]\nref = "{site.ref()}"\n{key}\n')
+        done = subprocess.run(
+            [sys.executable, "-m", "bootseer.cli.main", "run", str(file), "--events", str(site.place / "events")],
+            env=environ, capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        return done.returncode, done.stderr
+
+    code, said = start(f'verify_key = "{site.place}/other.pub"')
+    assert (code, "not signed by a key that is trusted" in said) == (65, True)
+    code, said = start("require_signature = true")
+    assert (code, "there is no key" in said) == (78, True)
+    assert "Traceback" not in said

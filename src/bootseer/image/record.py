@@ -62,7 +62,8 @@ class ImageRecord(msgspec.Struct, frozen=True, kw_only=True):
     """When, in seconds since 1970 (version 1: 0)."""
     seconds: dict[str, float]
     """Where the conversion's time went, adding up to all of it: ``layers`` (waiting for downloads and decompression),
-    ``tree`` (applying members), ``pack`` (waiting for hashing and compression), ``publish`` (from the last layer on).
+    ``tree`` (applying members), ``pack`` (waiting for hashing, compression and reads of what is shared), ``publish``
+    (from the last layer on).
     Version 1: ``unpack``, ``build``, ``publish``."""
     format: str = FORMAT
     version: int = VERSION

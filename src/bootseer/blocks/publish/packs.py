@@ -99,7 +99,7 @@ class PackWriter:
         self._seen: dict[bytes, int] = {}
         self._shared = 0
         self.waited = 0.0
-        """Seconds that the caller has waited for hashing and compression."""
+        """Seconds that the caller has waited for hashing, compression and reads of what is shared."""
 
     @property
     def position(self) -> int:
