@@ -64,6 +64,13 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     cache_keep_free: Annotated[float, msgspec.Meta(ge=0)] = 0.02
     """What the node cache leaves free on its disk, in the same way."""
 
+    sign_key: str = ""
+    """Private key (a PEM file) that conversions sign images with. Empty: they are not signed."""
+    verify_key: str = ""
+    """Public keys (a PEM file), one of which must have signed an image before it is used. Empty: see next."""
+    require_signature: bool = False
+    """Refuse images when there is no ``verify_key``."""
+
     registry_mirrors: dict[str, tuple[str, ...]] = {}
     """Registry -> mirrors to read from first, ``[http[s]://]host[:port][/prefix]`` each. As environment variable:
     ``docker.io=mirror.site:5000,other.site quay.io=mirror.site:5000``."""
@@ -72,6 +79,14 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     def store_url(self) -> str:
         """The configured store, or the embedded default (a folder beside the cache)."""
         return self.store or os.path.join(self.cache_dir, "store")
+
+    def trusting(self, verify_key: str, require_signature: bool) -> Config:
+        """These settings, but with that key, if it is not empty, and with a signature required, if it is."""
+        return msgspec.structs.replace(
+            self,
+            verify_key=verify_key or self.verify_key,
+            require_signature=require_signature or self.require_signature,
+        )
 
 
 def load(environ: Mapping[str, str] | None = None) -> Config:

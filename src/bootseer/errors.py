@@ -29,7 +29,8 @@ class BootseerError(Exception):
 
 
 class DataError(BootseerError):
-    """Bytes that are not what they must be: truncated layer, flipped bit, checkpoint without COMMIT."""
+    """Bytes that are not what they must be: truncated layer, flipped bit, checkpoint without COMMIT, image without the
+    signature that is required."""
 
     exit_code = 65
 

@@ -13,11 +13,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from bootseer import config as settings
 from bootseer import image, oci
 from bootseer.blocks import tree as trees
-from bootseer.errors import NotFoundError
+from bootseer.blocks.cache.metadata import localize
+from bootseer.blocks.formats.manifest import tree_key
+from bootseer.errors import DataError, NotFoundError
 from bootseer.image.record import key_of
 from bootseer.store import open_store
 from bootseer.testing.images import CHANGES, Member, folder, one_of_each, write_image
@@ -246,3 +250,44 @@ def test_images_beside_their_converted_form_in_one_registry(tmp_path: Path, regi
     assert tree(tmp_path / "files") == tree(tmp_path / "unpacked")
     with oci.open_image(f"{registry.address}/t/beside:two") as opened:
         assert opened.digest == second.image, "its tags are still those of images"
+
+
+@pytest.mark.parametrize("part", ["manifest", "map", "meta_stored", "pack"])
+def test_under_a_signed_record_nothing_else_is_mounted_or_read(
+    tmp_path: Path, config: settings.Config, part: str
+) -> None:
+    key = Ed25519PrivateKey.generate()
+    (tmp_path / "key").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    (tmp_path / "pub").write_bytes(public)
+    store = open_store(config.store_url)
+    keys = []
+    for tag, data in (("one", os.urandom(300_000)), ("two", os.urandom(200_000))):
+        write_image(tmp_path / "layout", [[Member("file", data=data)]], tag=tag)
+        record = image.convert(
+            f"oci:{tmp_path}/layout:{tag}", store.url, work_dir=tmp_path / "work", sign_key=tmp_path / "key"
+        )
+        found = localize(store, record.tree, tmp_path / tag)
+        manifest = found.manifest
+        keys.append(
+            {
+                "manifest": tree_key(record.tree),
+                "map": manifest.map.key,
+                "meta_stored": manifest.meta_stored.key,
+                "pack": found.map.packs[0].key,
+            }[part]
+        )
+    store.put(keys[1], store.get(keys[0]), overwrite=True)
+    trusting = config.trusting(str(tmp_path / "pub"), True)
+    target, ref = tmp_path / "m", f"oci:{tmp_path}/layout:two"
+    if part != "pack":
+        with pytest.raises(DataError):
+            image.mount(ref, target, store_url=store.url, config=trusting)
+        assert not target.exists()
+        return
+    mounted = image.mount(ref, target, store_url=store.url, config=trusting)
+    try:
+        with pytest.raises(OSError, match="Input/output error"):
+            (target / "file").read_bytes()
+    finally:
+        mounted.unmount()

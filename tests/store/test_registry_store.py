@@ -13,15 +13,23 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from bootseer import oci
+from bootseer import image, oci
+from bootseer.blocks import tree
+from bootseer.config import Config
 from bootseer.errors import ConfigError, DataError, UnavailableError
+from bootseer.image import record as records
+from bootseer.image.signature import UnsignedError
 from bootseer.oci import spec
 from bootseer.oci.registry import Registry
 from bootseer.store import Store, open_store
 from bootseer.store._artifact import ARTIFACT, KEY, tag_of, tag_prefix
 from bootseer.store.registry import RegistryStore
+from bootseer.testing.images import Member, write_image
 from bootseer.testing.registry import DockerRegistry
 from bootseer.testing.registryproxy import Fault, RegistryProxy
 
@@ -231,3 +239,58 @@ def test_a_converted_image_can_be_asked_for_its_subject(registry: DockerRegistry
         assert opened.descriptor == image
     with Registry(oci.Reference.parse(f"{registry.address}/img:v1")) as client:
         assert client.head_manifest("v1") == image
+
+
+def test_profiles_are_published_without_touching_the_tag_of_a_record(store: Store, tmp_path: Path) -> None:
+    """So a registry may have rules that keep the tags of records as they are."""
+    image = push_image(store)
+    assert isinstance(store, RegistryStore)
+    record = f"images/{image.digest[7:]}-linux-amd64.json"
+    with store.batch(subject=image):
+        store.put("trees/t.json", b"tree")
+        store.put(record, b"{}")
+    before = {tag: store._registry.manifest(tag)[1] for tag in store._registry.tags()}
+    for node in (open_store(store.url), open_store(f"{store.url}@{image.digest}")):
+        node.put("profiles/t/job/1.trace", b"trace")
+        node.put("profiles/t/job/pages.claim", b"1")
+        node.put("profiles/t/job/pages.claim", b"2", overwrite=True)
+        node.delete("profiles/t/job/pages.claim")
+    after = {tag: store._registry.manifest(tag, fresh=True)[1] for tag in store._registry.tags()}
+    changed = {tag for tag in after if after[tag] != before.get(tag)}
+    index = "sha256-" + image.digest[7:]
+    assert changed - {index}
+    assert all(tag.startswith(tag_prefix("profiles")) for tag in changed - {index})
+    assert open_store(store.url).get(record) == b"{}"
+
+
+def test_a_record_that_was_pushed_over_a_signed_one_is_refused(registry: DockerRegistry, tmp_path: Path) -> None:
+    key = Ed25519PrivateKey.generate()
+    (tmp_path / "key").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    (tmp_path / "pub").write_bytes(public)
+    write_image(tmp_path / "layout", [[Member("file", data=b"content")]])
+    ref = f"oci:{tmp_path}/layout:v1"
+    store = open_store(f"registry://{registry.address}/r{uuid.uuid4().hex}")
+    made = image.convert(ref, store.url, work_dir=tmp_path / "work", sign_key=tmp_path / "key")
+    config = Config(verify_key=str(tmp_path / "pub"))
+    assert image.resolve(ref, store.url, config=config) == made
+    records.save(store, msgspec.structs.replace(made, tree="0" * 64), overwrite=True)
+    assert image.resolve(ref, store.url, config=Config()).tree == "0" * 64
+    with pytest.raises(UnsignedError, match="is not signed"):
+        image.resolve(ref, store.url, config=config)
+    again = image.convert(ref, store.url, work_dir=tmp_path / "work", sign_key=tmp_path / "key")
+    assert image.resolve(ref, store.url, config=config) == again
+
+
+def test_a_damaged_blob_that_the_registry_keeps_is_an_error_of_the_publication(tmp_path: Path) -> None:
+    (tmp_path / "meta").write_bytes(b"metadata")
+    (tmp_path / "data").write_bytes(os.urandom(300_000))
+    with DockerRegistry(root=tmp_path / "root") as other:
+        store = open_store(f"registry://{other.address}/x")
+        made = tree.publish(store, tmp_path / "meta", tmp_path / "data")
+        assert tree.publish(store, tmp_path / "meta", tmp_path / "data") == made
+        blob = max((tmp_path / "root").rglob("data"), key=lambda path: path.stat().st_size)
+        raw = blob.read_bytes()
+        blob.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+        with pytest.raises(DataError, match=r"is damaged.*operator"):
+            tree.publish(store, tmp_path / "meta", tmp_path / "data")

@@ -362,6 +362,20 @@ def test_a_lost_pack_of_another_image_is_stored_again(rig: Rig) -> None:
     assert rig.files(first) == contents(BASE, ONE), "its pack has come back with the same bytes"
 
 
+@pytest.mark.parametrize("part", [0.0, 0.5, 1.0])
+def test_a_damaged_pack_of_another_image_is_not_referred_to(rig: Rig, part: float) -> None:
+    first = rig.convert(rig.image(BASE, ONE, tag="one"))
+    blocks = rig.tree(first).map
+    framed = [block for block in range(blocks.count) if blocks.lengths[block] and blocks.pack_of[block] == 0]
+    block = framed[int(part * (len(framed) - 1))]
+    key = blocks.packs[0].key
+    raw = bytearray(rig.store.get(key))
+    raw[blocks.offsets[block] + blocks.lengths[block] // 2] ^= 1
+    rig.store.put(key, bytes(raw), overwrite=True)
+    second = rig.convert(rig.image(BASE, TWO, tag="two"))
+    assert rig.files(second) == contents(BASE, TWO)
+
+
 def test_a_second_conversion_returns_the_record(rig: Rig) -> None:
     ref = rig.image(BASE)
     record = rig.convert(ref)

@@ -18,12 +18,14 @@ from bootseer.blocks import _hash
 from bootseer.blocks._zstd import compress, decompress, unpack
 from bootseer.blocks.cache.metadata import localize
 from bootseer.blocks.formats.blockmap import BlockMap, ObjectRef, encoded_size
+from bootseer.blocks.formats.frames import verified
 from bootseer.blocks.publish.dedup import KnownBlocks
 from bootseer.blocks.publish.packs import Packed, PackWriter
 from bootseer.blocks.publish.tree import TreeWriter
 from bootseer.errors import DataError, FullError, UnavailableError
 from bootseer.store.folder import FolderStore
 from bootseer.testing import lazy
+from bootseer.testing.source import FlakyStore
 
 BLOCK = 4096
 
@@ -295,12 +297,52 @@ def test_a_map_that_lies_about_a_pack_is_not_believed(
     lie = BlockMap(BLOCK, there.size, there.packs, wanted.hashes, there.offsets, lengths, there.pack_of)
     known = KnownBlocks(trees.store)
     known.add(lie, BLOCK)
-    assert known.place(wanted.hash_of(3)) is None
-    assert known.place(wanted.hash_of(4)) is None
+    assert known.proven([wanted.hash_of(3)]) == {}
+    assert known.proven([wanted.hash_of(4)]) == {}
     assert caplog.text.count("is damaged") == 1
     known = KnownBlocks(trees.store)
     known.add(wanted, BLOCK)
-    assert known.place(wanted.hash_of(3)) is not None
+    assert list(known.proven([wanted.hash_of(3)])) == [wanted.hash_of(3)]
+
+
+def readable(trees: Published, digest: str, cache: Path) -> bytes:
+    """The data of a tree, each block of it read from its pack."""
+    blocks = localize(trees.store, digest, cache, meta=False).map
+    frames = (
+        trees.store.get(blocks.packs[pack].key)[offset : offset + length]
+        for pack, offset, length in zip(blocks.pack_of, blocks.offsets, blocks.lengths, strict=True)
+    )
+    return b"".join(verified(blocks, block, frame) for block, frame in enumerate(frames))
+
+
+@pytest.mark.parametrize("block", [0, 7, 19])
+def test_a_damaged_frame_of_a_shared_pack_is_stored_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, block: int
+) -> None:
+    trees = Published(tmp_path)
+    data = noise(20, 1)
+    first = trees.publish(data)
+    blocks = localize(trees.store, first, tmp_path / "cache").map
+    pack = trees.store.root / blocks.packs[0].key
+    raw = bytearray(pack.read_bytes())
+    raw[blocks.offsets[block] + blocks.lengths[block] // 2] ^= 1
+    pack.write_bytes(raw)
+    second = trees.publish(data + noise(3, 2), first)
+    assert readable(trees, second, tmp_path / "cache") == data + noise(3, 2)
+    assert caplog.text.count("is damaged") == 1
+
+
+def test_of_shared_packs_only_the_frames_that_are_shared_are_read(tmp_path: Path) -> None:
+    trees = Published(tmp_path)
+    first = trees.publish(noise(600, 1))
+    flaky = FlakyStore(trees.store)
+    known = KnownBlocks.of_trees(flaky, [first], BLOCK)
+    flaky.reads.clear()
+    with TreeWriter(flaky, tmp_path / "work", block_size=BLOCK, known=known) as out:
+        out.packs.write(noise(600, 1)[: 300 * BLOCK] + noise(5, 2))
+        ref = out.seal(b"meta")
+    assert sum(length for _, _, length in flaky.reads) == ref.shared
+    assert len(flaky.reads) == 2, "one read for the neighbours of a batch"
 
 
 def test_known_blocks_are_looked_at_for_a_bounded_time(

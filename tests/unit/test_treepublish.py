@@ -268,7 +268,7 @@ def test_a_tree_of_version_1_is_still_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", ["data", "meta_stored", "map", "manifest", "missing", "short"])
-def test_repair_replaces_what_is_damaged(rig: Rig, part: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_there_but_damaged_is_replaced(rig: Rig, part: str, caplog: pytest.LogCaptureFixture) -> None:
     ref = rig.publish()
     good = rig.contents()
     data = localize(rig.store, ref.digest, rig.folder / "cache").map.packs[0].key
@@ -282,7 +282,7 @@ def test_repair_replaces_what_is_damaged(rig: Rig, part: str, caplog: pytest.Log
         rig.store.put(data, good[data][:-1], overwrite=True)
     else:
         rig.damage(getattr(rig.manifest(ref), part).key)
-    assert publish(rig.store, rig.meta, rig.data, block_size=4096, repair=True) == ref
+    assert publish(rig.store, rig.meta, rig.data, block_size=4096) == ref
     assert rig.contents() == good
     assert caplog.text.count("replacing") == (part != "missing")
 

@@ -23,6 +23,13 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document")]
 PlainHttp = Annotated[
     bool | None, typer.Option("--plain-http/--https", help="Default: HTTP for loopback and private addresses")
 ]
+VerifyKey = Annotated[
+    str,
+    typer.Option(metavar="FILE", help="Public keys, one of which must have signed the image (default: settings)"),
+]
+RequireSignature = Annotated[
+    bool, typer.Option("--require-signature", help="Refuse the image when no key is named to verify it with")
+]
 JobName = Annotated[str, typer.Option("--job", metavar="NAME", help="Whose earlier starts to prefetch by")]
 
 

@@ -18,7 +18,9 @@ from bootseer.cli._shared import (
     JobName,
     PlainHttp,
     Ref,
+    RequireSignature,
     StoreUrl,
+    VerifyKey,
     count_text,
     one_line,
     print_json,
@@ -45,6 +47,7 @@ def convert(
     work_dir: Annotated[Path | None, typer.Option(help="Disk for temporary files (default: beside the cache)")] = None,
     plain_http: PlainHttp = None,
     repair: Annotated[bool, typer.Option("--repair", help="Convert again, replace what the store has damaged")] = False,
+    sign_key: Annotated[str, typer.Option(metavar="FILE", help="Private key to sign with (default: settings)")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Convert an image into the store, once per image; layers stream, nothing is unpacked, no root is needed.
@@ -62,6 +65,7 @@ def convert(
             progress=bars.update,
             plain_http=plain_http,
             repair=repair,
+            sign_key=Path(key) if (key := sign_key or config.sign_key) else None,
         )
     if as_json:
         print_json(record)
@@ -88,13 +92,15 @@ def mount(
     ] = False,
     job: JobName = "",
     store: StoreUrl = "",
+    verify_key: VerifyKey = "",
+    require_signature: RequireSignature = False,
     plain_http: PlainHttp = None,
     as_json: AsJson = False,
 ) -> None:
     """Mount a converted image on DIR; its bytes arrive as they are read."""
     from bootseer import image
 
-    config = settings.load()
+    config = settings.load().trusting(verify_key, require_signature)
     mounted = image.mount(
         ref,
         target,
@@ -135,6 +141,8 @@ def run(
     ] = None,
     summary: Annotated[bool, typer.Option("--summary", help="Say at the end what was moved, on stderr")] = False,
     store: StoreUrl = "",
+    verify_key: VerifyKey = "",
+    require_signature: RequireSignature = False,
     plain_http: PlainHttp = None,
 ) -> None:
     """Run a command in a container of a converted image and exit with its exit code."""
@@ -146,7 +154,7 @@ def run(
 
     if os.geteuid() != 0:
         raise PrivilegeError(f"running {ref} needs root", hint="run with sudo")
-    config = settings.load()
+    config = settings.load().trusting(verify_key, require_signature)
     variables = dict(_variable(item) for item in env or [])
     binds = [_bind(item) for item in volume or []]
     began = time.monotonic()

@@ -18,7 +18,9 @@ from bootseer.cli._shared import (
     JobName,
     PlainHttp,
     Ref,
+    RequireSignature,
     StoreUrl,
+    VerifyKey,
     one_line,
     print_json,
 )
@@ -94,6 +96,8 @@ def extract(
     target: Annotated[Path, typer.Argument(metavar="DIR", help="Empty or new folder")],
     job: JobName = "",
     store: StoreUrl = "",
+    verify_key: VerifyKey = "",
+    require_signature: RequireSignature = False,
     plain_http: PlainHttp = None,
 ) -> None:
     """Write all files of a converted image into DIR, for hosts where nothing may be mounted.
@@ -106,9 +110,9 @@ def extract(
     from bootseer.blocks.profiles.library import ProfileKey
     from bootseer.store import open_store
 
-    config = settings.load()
+    config = settings.load().trusting(verify_key, require_signature)
     url = store or config.store_url
-    record = image.resolve(ref, url, plain_http=plain_http)
+    record = image.resolve(ref, url, plain_http=plain_http, config=config)
     began = time.monotonic()
     with Bars(quiet=False) as bars:
         bring(
@@ -130,7 +134,7 @@ def opened(ref: str, store: str, plain_http: bool | None) -> OpenTree:
 
     config = settings.load()
     url = store or config.store_url
-    record = image.resolve(ref, url, plain_http=plain_http)
+    record = image.resolve(ref, url, plain_http=plain_http, config=config)
     return look(open_store(url), record.tree, Path(config.cache_dir))
 
 

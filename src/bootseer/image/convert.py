@@ -14,16 +14,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from bootseer import config as settings
 from bootseer import erofs, faults, oci
 from bootseer.blocks.formats.blockmap import DEFAULT_BLOCK
 from bootseer.blocks.formats.manifest import tree_key
 from bootseer.blocks.publish.dedup import KnownBlocks
 from bootseer.blocks.publish.spool import FOLDER_BYTES
 from bootseer.blocks.publish.tree import TreeWriter
+from bootseer.config import Config
 from bootseer.errors import NotFoundError
 from bootseer.image import record as records
+from bootseer.image import signature
 from bootseer.image._work import check_space, work_folder
 from bootseer.image.record import ImageRecord
+from bootseer.image.signature import UnsignedError
 from bootseer.oci import tar
 from bootseer.oci.layers import LayeredTree
 from bootseer.oci.pipeline import Layers, Progress
@@ -40,9 +44,12 @@ def convert(
     progress: Progress | None = None,
     plain_http: bool | None = None,
     repair: bool = False,
+    sign_key: Path | None = None,
 ) -> ImageRecord:
     """The record of `ensure`."""
-    made = ensure(ref, store_url, work_dir=work_dir, progress=progress, plain_http=plain_http, repair=repair)
+    made = ensure(
+        ref, store_url, work_dir=work_dir, progress=progress, plain_http=plain_http, repair=repair, sign_key=sign_key
+    )
     return made.record
 
 
@@ -61,30 +68,41 @@ def ensure(
     progress: Progress | None = None,
     plain_http: bool | None = None,
     repair: bool = False,
+    sign_key: Path | None = None,
 ) -> Ensured:
     """Convert ``ref`` into the store, unless that image has been converted before and its tree is still there.
 
     Uses up to the image's compressed size and 2 GiB more under ``work_dir`` while it runs, and leaves nothing there,
     whatever happens. The same layers give the same tree, but for blocks that other images in the store have already:
-    those are referred to. ``repair`` converts it again, shares nothing, and replaces what is damaged in the store.
-    Raises `NotFoundError`, `UnavailableError`, `DataError` (naming the layer), `FullError`, `NotWritableError`.
+    those are referred to. ``repair`` converts it again, and shares nothing. ``sign_key``: the private key to sign the
+    record with. A record in the store that is not signed with it may be anybody's: it is not signed, but replaced by
+    that of another conversion.
+    Raises `NotFoundError`, `UnavailableError`, `DataError` (naming the layer), `FullError`, `NotWritableError`, and
+    `ConfigError` for what is no key.
     """
+    key = signature.signing_key(sign_key) if sign_key else None
+    keys = [key.public_key()] if key else []
     store = open_store(store_url)
     replace = repair
     with oci.open_image(ref, plain_http=plain_http) as image:
         if not repair:
-            with contextlib.suppress(NotFoundError):
-                before = records.load(store, image.digest, image.platform)
+            try:
+                before = records.load(store, image.digest, image.platform, keys)
                 if store.exists(tree_key(before.tree)):
                     return Ensured(before, False)
                 log.warning("tree %s of %s is missing in store %s; converting again", before.tree, ref, store.shown)
                 replace = True
+            except UnsignedError as exc:
+                log.warning("%s; converting again", exc.message)
+                replace = True
+            except NotFoundError:
+                pass
         with work_folder(work_dir) as work, store.batch(subject=image.descriptor):
             result = _convert(image, store, work, progress, repair)
             faults.point("image.convert.before-record")
-            if not records.save(store, result, overwrite=replace):
+            if not records.save(store, result, overwrite=replace, key=key):
                 log.info("another conversion of %s was first", image.ref)
-                return Ensured(records.load(store, image.digest, image.platform), False)
+                return Ensured(records.load(store, image.digest, image.platform, keys), False)
         return Ensured(result, True)
 
 
@@ -100,7 +118,7 @@ def _convert(image: oci.Image, store: Store, work: Path, progress: Progress | No
             known = KnownBlocks.of_trees(store, records.related(store, image.ref, image.config), DEFAULT_BLOCK)
         looked = time.monotonic() - began
         published = (lambda done, total: progress("publish", done, total)) if progress else None
-        with TreeWriter(store, work, known=known, repair=repair, progress=published) as out:
+        with TreeWriter(store, work, known=known, progress=published) as out:
             writer = erofs.Writer(out.packs, align=DEFAULT_BLOCK)
             tree = LayeredTree(writer)
 
@@ -147,21 +165,25 @@ def _reported(chunks: Iterator[bytes], writer: erofs.Writer, progress: Progress 
         yield chunk
 
 
-def resolve(ref: oci.Reference | str, store: Store | str, *, plain_http: bool | None = None) -> ImageRecord:
+def resolve(
+    ref: oci.Reference | str, store: Store | str, *, plain_http: bool | None = None, config: Config | None = None
+) -> ImageRecord:
     """The record of what ``ref`` names now, in ``store`` (or the one at that URL). A tag is looked up at its registry,
-    as it may have moved.
+    as it may have moved. ``config`` (None: the settings of this node) says whose signature it must have.
 
-    Raises `NotFoundError` (no such image, or not converted into this store), `UnavailableError`.
+    Raises `NotFoundError` (no such image, or not converted into this store), `UnavailableError`, `UnsignedError`, and
+    `ConfigError` for what is no key.
     """
+    keys = signature.trusted_keys(config or settings.load())
     parsed = oci.Reference.parse(ref) if isinstance(ref, str) else ref
     store = open_store(store) if isinstance(store, str) else store
     platform = oci.host_platform()
     if parsed.digest:
         with contextlib.suppress(NotFoundError):
-            return records.load(store, parsed.digest, platform)
+            return records.load(store, parsed.digest, platform, keys)
     digest = oci.resolve_digest(parsed, plain_http=plain_http)
     try:
-        return records.load(store, digest, platform)
+        return records.load(store, digest, platform, keys)
     except NotFoundError:
         raise NotFoundError(
             f"image {parsed} ({digest[:19]}) is not converted in store {store.shown}",

@@ -111,13 +111,13 @@ def mount(
     command that serves blocks (see `tree.mount`). On any failure nothing stays mounted.
 
     Raises `ConfigError` when other users can reach a ``target`` that is to be privileged, `NotFoundError` (no such
-    image, or not converted), `UnavailableError`, `PrivilegeError`, `FullError`,
-    `UnsupportedError` (no FUSE, EROFS or overlayfs).
+    image, or not converted), `UnsignedError` (not signed as ``config`` wants), `UnavailableError`, `PrivilegeError`,
+    `FullError`, `UnsupportedError` (no FUSE, EROFS or overlayfs).
     """
     if os.geteuid() != 0:
         raise PrivilegeError(f"mounting {ref} needs root", hint="run with sudo")
     store = open_store(store_url)
-    record = resolve(ref, store, plain_http=plain_http)
+    record = resolve(ref, store, plain_http=plain_http, config=config)
     oci.preflight(ref, plain_http=plain_http)
     target = target.absolute()
     state_dir, cache_dir = private_folder(Path(config.state_dir)), private_folder(Path(config.cache_dir))

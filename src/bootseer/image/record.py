@@ -5,15 +5,20 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from bootseer.blocks import _hash
 from bootseer.errors import BootseerError, DataError, NotFoundError
+from bootseer.image import signature
 from bootseer.oci import ImageConfig, Reference
 from bootseer.store import Store
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +28,8 @@ FOLDER = "images"
 _CHECK = b',"check":"'
 """Before the BLAKE3 of what the record is without this last field. Its name says nothing of a record's content, and a
 wrong environment or tree would not be noticed otherwise. Records without one are read too."""
+_SIGNATURE = b',"signature":"'
+"""Before the signature of what the record is without this field and ``check``."""
 _REPAIR = "convert the image with --repair"
 _MAX_RELATED = 256
 _READERS = 8
@@ -55,7 +62,8 @@ class ImageRecord(msgspec.Struct, frozen=True, kw_only=True):
     """When, in seconds since 1970 (version 1: 0)."""
     seconds: dict[str, float]
     """Where the conversion's time went, adding up to all of it: ``layers`` (waiting for downloads and decompression),
-    ``tree`` (applying members), ``pack`` (waiting for hashing and compression), ``publish`` (from the last layer on).
+    ``tree`` (applying members), ``pack`` (waiting for hashing, compression and reads of what is shared), ``publish``
+    (from the last layer on).
     Version 1: ``unpack``, ``build``, ``publish``."""
     format: str = FORMAT
     version: int = VERSION
@@ -66,18 +74,24 @@ def key_of(image: str, platform: str) -> str:
     return f"{FOLDER}/{image.removeprefix('sha256:')}-{platform.replace('/', '-')}.json"
 
 
-def load(store: Store, image: str, platform: str) -> ImageRecord:
-    """The record; `NotFoundError` when the image is not converted, `DataError` when the record is no such thing."""
+def load(store: Store, image: str, platform: str, keys: Sequence[Ed25519PublicKey] = ()) -> ImageRecord:
+    """The record, signed by one of ``keys`` if there are any.
+
+    Raises `NotFoundError` when the image is not converted, `DataError` when the record is no such thing, and its kin
+    `UnsignedError`.
+    """
     key = key_of(image, platform)
-    record = _decode(store.get(key), f"{key} in store {store.shown}")
+    record = _decode(store.get(key), f"{key} in store {store.shown}", keys)
     if (record.image, record.platform) != (image, platform):
         raise DataError(f"{key} in store {store.shown} describes another image, {record.image!r}", hint=_REPAIR)
     return record
 
 
-def save(store: Store, record: ImageRecord, *, overwrite: bool = False) -> bool:
-    """Publish; False when another conversion of the same image was first."""
+def save(store: Store, record: ImageRecord, *, overwrite: bool = False, key: Ed25519PrivateKey | None = None) -> bool:
+    """Publish, signed with ``key``; False when another conversion of the same image was first."""
     raw = msgspec.json.encode(record)
+    if key is not None:
+        raw = raw[:-1] + _SIGNATURE + signature.sign(key, raw) + b'"}'
     raw = raw[:-1] + _CHECK + _hash.hexdigest(raw).encode() + b'"}'
     return store.put(key_of(record.image, record.platform), raw, overwrite=overwrite)
 
@@ -128,10 +142,15 @@ def _look(store: Store, key: str) -> ImageRecord | None:
         return None
 
 
-def _decode(data: bytes, what: str) -> ImageRecord:
+def _decode(data: bytes, what: str, keys: Sequence[Ed25519PublicKey] = ()) -> ImageRecord:
     body, check, rest = data.rpartition(_CHECK)
     if check and rest != _hash.hexdigest(body + b"}").encode() + b'"}':
         raise DataError(f"{what} is damaged: its hash differs", hint=_REPAIR)
+    if keys:
+        # What is verified is what is read: nothing else that is in ``data`` counts from here on.
+        signed, _, mark = body.rpartition(_SIGNATURE)
+        data = signed + b"}"
+        signature.verify(keys, data, mark.removesuffix(b'"') if signed else b"", what)
     try:
         record = msgspec.json.decode(data, type=ImageRecord)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as exc:

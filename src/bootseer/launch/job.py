@@ -45,6 +45,10 @@ class ImageTable(_Table, frozen=True, kw_only=True):
     """``host[:port]/name[:tag|@digest]`` or ``oci:DIR[:tag]``."""
     enabled: bool = True
     """True: lazy mount with hot-block prefetch. False: the ordinary pull."""
+    verify_key: str = ""
+    """Public keys (a PEM file), one of which must have signed the image's conversion. Empty: that of the settings."""
+    require_signature: bool = False
+    """True: refuse the image when neither names a key."""
     ordinary: Literal["containerd", "unpack"] = "containerd"
     """How the ordinary way loads it: ``ctr images pull`` of a running containerd, or bootseer's own full unpack."""
     containerd: str = "/run/containerd/containerd.sock"

@@ -140,7 +140,7 @@ class _Node:
                 table.ref,
                 rootfs,
                 store_url=self.config.store_url,
-                config=self.config,
+                config=self.config.trusting(table.verify_key, table.require_signature),
                 job=self.job.job.name,
                 privileged=True,
             )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from bootseer.blocks.cache.metadata import fetch
@@ -34,17 +34,17 @@ class Place(NamedTuple):
 
 
 class KnownBlocks:
-    """An index of blocks by hash. Other threads may ask ``in`` while one asks for places.
+    """An index of blocks by hash. Once it is made, any thread may ask it.
 
-    `place` asks the store once for each object it names whether that is there with its size, and compares the one frame
-    it is asked for first with its hash. The other frames are taken on the word of the map that names them.
+    A map is not believed: every frame that `proven` names has been read from the store and compared with its hash. Of a
+    pack that was missing, damaged or not to be had, nothing is read any more.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._maps: list[BlockMap] = []
         self._index: dict[bytes, int] = {}
-        self._intact: dict[ObjectRef, bool] = {}
+        self._bad: set[ObjectRef] = set()
 
     @classmethod
     def of_trees(cls, store: Store, digests: Iterable[str], block_size: int) -> KnownBlocks:
@@ -82,30 +82,51 @@ class KnownBlocks:
     def __contains__(self, digest: object) -> bool:
         return digest in self._index
 
-    def place(self, digest: bytes) -> Place | None:
-        """Where the block's frame lies; None when no tree has it or the store has lost that object."""
-        found = self._index.get(digest)
-        if found is None:
-            return None
-        blocks, block = self._maps[found >> 32], found & 0xFFFFFFFF
-        pack = blocks.packs[blocks.pack_of[block]]
-        if pack not in self._intact:
-            self._intact[pack] = self._is_there(blocks, block)
-        return Place(pack, blocks.offsets[block], blocks.lengths[block]) if self._intact[pack] else None
+    def proven(self, digests: Iterable[bytes]) -> dict[bytes, Place]:
+        """Where those of these known blocks lie that the store has: one read for neighbours in a pack."""
+        wanted: dict[ObjectRef, list[tuple[BlockMap, int]]] = {}
+        for digest in digests:
+            found = self._index[digest]
+            blocks, block = self._maps[found >> 32], found & 0xFFFFFFFF
+            wanted.setdefault(blocks.packs[blocks.pack_of[block]], []).append((blocks, block))
+        good: dict[bytes, Place] = {}
+        for pack, some in wanted.items():
+            if pack not in self._bad:
+                good.update(self._read(pack, sorted(some, key=lambda one: one[0].offsets[one[1]])))
+        return good
 
-    def _is_there(self, blocks: BlockMap, block: int) -> bool:
-        """Whether the pack of ``block`` is in the store, and has that block."""
-        pack = blocks.packs[blocks.pack_of[block]]
+    def _read(self, pack: ObjectRef, some: Sequence[tuple[BlockMap, int]]) -> Iterator[tuple[bytes, Place]]:
+        """Those blocks of ``pack``, which come in the order of their frames, that are right, up to the first that is
+        not."""
         try:
             with self._store.open(pack.key) as reader:
-                if reader.size == pack.size:
-                    verified(blocks, block, reader.read(blocks.offsets[block], blocks.lengths[block]))
-                    return True
-            what = "damaged"
-        except (NotFoundError, DataError) as exc:
-            what = "missing" if isinstance(exc, NotFoundError) else "damaged"
+                if reader.size != pack.size:
+                    raise DataError("its size differs")
+                for run in _neighbours(some):
+                    first, block = run[0]
+                    frames = reader.pieces(first.offsets[block], [blocks.lengths[block] for blocks, block in run])
+                    for (blocks, block), frame in zip(run, frames, strict=True):
+                        verified(blocks, block, frame)
+                        yield blocks.hash_of(block), Place(pack, blocks.offsets[block], blocks.lengths[block])
         except (BootseerError, OSError) as exc:
-            log.warning("blocks of object %s are not shared: %s", pack.key, exc)
-            return False
-        log.warning("object %s in store %s is %s; its blocks are stored again", pack.key, self._store.shown, what)
-        return False
+            self._bad.add(pack)
+            if isinstance(exc, NotFoundError | DataError):
+                what = "missing" if isinstance(exc, NotFoundError) else "damaged"
+                shown = self._store.shown
+                log.warning("object %s in store %s is %s; its blocks are stored again", pack.key, shown, what)
+            else:
+                log.warning("blocks of object %s are not shared: %s", pack.key, exc)
+
+
+def _neighbours(some: Sequence[tuple[BlockMap, int]]) -> Iterator[list[tuple[BlockMap, int]]]:
+    """``some``, divided where a frame does not begin at the end of the one before."""
+    run: list[tuple[BlockMap, int]] = []
+    end = 0
+    for blocks, block in some:
+        if run and blocks.offsets[block] != end:
+            yield run
+            run = []
+        run.append((blocks, block))
+        end = blocks.offsets[block] + blocks.lengths[block]
+    if run:
+        yield run

@@ -28,7 +28,7 @@ from bootseer.blocks.formats.blockmap import (
     encoded_size,
     zero_hash,
 )
-from bootseer.blocks.publish.dedup import KnownBlocks
+from bootseer.blocks.publish.dedup import KnownBlocks, Place
 from bootseer.blocks.publish.spool import PACK_LIMIT, PackSpool
 from bootseer.errors import DataError
 
@@ -53,8 +53,8 @@ class Packed(msgspec.Struct, frozen=True):
     foreign: tuple[ObjectRef, ...]
 
 
-_Block = tuple[bytes, bytes | None]
-"""Hash and frame: empty for zeros, None when the block looked known."""
+_Block = tuple[bytes, bytes | Place | None]
+"""Hash, and its frame (empty for zeros) or where another tree has that; None for a block that this tree has."""
 
 
 class PackWriter:
@@ -92,14 +92,14 @@ class PackWriter:
         self._bound = _AHEAD * workers
         self._pool = ThreadPoolExecutor(workers, "pack")
         self._spool = PackSpool(folder, put, pack_limit)
-        self._queue: deque[tuple[Future[list[_Block]], bytearray, int] | None] = deque()
+        self._queue: deque[tuple[Future[list[_Block]], bytearray] | None] = deque()
         # The map in the making.
         self._hashes: list[bytes] = []
         self._pack_of, self._offsets, self._lengths = array("H"), array("Q"), array("I")
         self._seen: dict[bytes, int] = {}
         self._shared = 0
         self.waited = 0.0
-        """Seconds that the caller has waited for hashing and compression."""
+        """Seconds that the caller has waited for hashing, compression and reads of what is shared."""
 
     @property
     def position(self) -> int:
@@ -138,7 +138,8 @@ class PackWriter:
         return Packed(made, self._spool.stored, self._shared, foreign)
 
     def close(self) -> None:
-        """Stop the threads, waiting for what they have begun: batches of a MiB, and puts of whole packs.
+        """Stop the threads, waiting for what they have begun: batches of a MiB, with reads of what they share, and puts
+        of whole packs.
 
         What was put before a `finish` stays as objects that nothing refers to.
         """
@@ -159,25 +160,32 @@ class PackWriter:
             raise DataError(f"the tree is too large to be mounted: a block map of {self.position} bytes has no room")
         while len(self._queue) >= self._bound:
             self._take()
-        self._queue.append((self._pool.submit(self._work, self._buffer, self._fill), self._buffer, self._fill))
+        self._queue.append((self._pool.submit(self._work, self._buffer, self._fill), self._buffer))
         self._submitted += self._fill
         self._buffer = self._free.pop() if self._free else bytearray(self._batch_size)
         self._view = memoryview(self._buffer)
         self._fill = 0
 
     def _work(self, buffer: bytearray, length: int) -> list[_Block]:
-        """Hash and compress one batch, in a thread of the pool."""
+        """Hash one batch and compress what is new, in a thread of the pool."""
         view, seen, known = memoryview(buffer), self._seen, self._known
-        blocks: list[_Block] = []
+        pieces: list[tuple[bytes, memoryview]] = []  # the hash is empty for zeros
         for start in range(0, length, self._block):
             end = min(start + self._block, length)
             # memcmp in place; memoryviews would be compared byte by byte
-            if buffer.startswith(self._zeros[: end - start], start, end):
-                blocks.append((zero_hash(end - start), b""))
-                continue
-            digest = _hash.digest(view[start:end])
-            stored = digest in seen or (known is not None and digest in known)
-            blocks.append((digest, None if stored else compress(view[start:end], LEVEL)))
+            zeros = buffer.startswith(self._zeros[: end - start], start, end)
+            pieces.append((b"" if zeros else _hash.digest(view[start:end]), view[start:end]))
+        shared: dict[bytes, Place] = {}
+        if known is not None:
+            shared = known.proven({digest for digest, _ in pieces if digest in known and digest not in seen})
+        blocks: list[_Block] = []
+        for digest, piece in pieces:
+            if not digest:
+                blocks.append((zero_hash(len(piece)), b""))
+            elif digest in seen:
+                blocks.append((digest, None))
+            else:
+                blocks.append((digest, shared.get(digest) or compress(piece, LEVEL)))
         return blocks
 
     def _take(self) -> None:
@@ -186,25 +194,21 @@ class PackWriter:
         if item is None:
             self._spool.end_pack()
             return
-        future, buffer, length = item
+        future, buffer = item
         began = time.monotonic()
         blocks = future.result()
         self.waited += time.monotonic() - began
         pack_of, offsets, lengths = self._pack_of, self._offsets, self._lengths
-        for number, (digest, frame) in enumerate(blocks):
-            if frame == b"":
-                place = (0, 0, 0)
-            elif (first := self._seen.get(digest)) is not None:
-                place = (pack_of[first], offsets[first], lengths[first])
-            else:
-                known = self._known.place(digest) if self._known else None
-                if known is not None:
-                    self._shared += known.length
-                    place = self._spool.index_of(known.pack), known.offset, known.length
+        for digest, found in blocks:
+            place = 0, 0, 0
+            if (first := self._seen.get(digest)) is not None:
+                place = pack_of[first], offsets[first], lengths[first]
+            elif found:
+                if isinstance(found, Place):
+                    self._shared += found.length
+                    place = self._spool.index_of(found.pack), found.offset, found.length
                 else:
-                    start = number * self._block
-                    block = memoryview(buffer)[start : min(start + self._block, length)]
-                    place = self._spool.add(frame or compress(block, LEVEL))
+                    place = self._spool.add(found)
                 self._seen[digest] = len(self._hashes)
             self._hashes.append(digest)
             pack_of.append(place[0])

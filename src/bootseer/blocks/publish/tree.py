@@ -29,10 +29,9 @@ _PIECE = 4 << 20
 class TreeWriter:
     """A tree on its way into a store: its data is written to ``packs``, then `seal` makes it a tree.
 
-    A context manager, as `PackWriter` is; ``folder`` and the other arguments are passed on to that.
-
-    ``repair``: read back what the store has of it already, and replace what is damaged. Raises `NotWritableError`,
-    `FullError`, `UnavailableError`.
+    A context manager, as `PackWriter` is; ``folder`` and the other arguments are passed on to that. What the store has
+    of it already is read back, and replaced when it is damaged. Raises `NotWritableError`, `FullError`,
+    `UnavailableError`, and `DataError` when that cannot be.
     """
 
     def __init__(
@@ -43,7 +42,6 @@ class TreeWriter:
         block_size: int = DEFAULT_BLOCK,
         threads: int | None = None,
         known: KnownBlocks | None = None,
-        repair: bool = False,
         progress: Progress | None = None,
     ) -> None:
         """``progress(done, total)``, from any thread, counts bytes put and bytes that are ready to be put."""
@@ -51,7 +49,6 @@ class TreeWriter:
         self._lock = threading.Lock()
         self._put_bytes = self._ready_bytes = 0
         self._store = store
-        self._repair = repair
         self.packs = PackWriter(folder, self._keep, block_size=block_size, threads=threads, known=known)
 
     def __enter__(self) -> TreeWriter:
@@ -80,13 +77,13 @@ class TreeWriter:
         manifest = TreeManifest(meta=refs[0], meta_stored=refs[1], map=refs[2], data_size=packed.map.size).encode()
         digest = _hash.hexdigest(manifest)
         faults.point("tree.publish.before-manifest")
-        _put(self._store, tree_key(digest), manifest, ObjectRef(digest, len(manifest)), self._repair)
+        _put(self._store, tree_key(digest), manifest, ObjectRef(digest, len(manifest)))
         own = packed.stored + len(stored) + len(encoded) + len(manifest)
         return TreeRef(digest, len(meta) + packed.map.size, own, packed.shared, len(packed.map.packs))
 
     def _keep(self, data: bytes | Path, ref: ObjectRef) -> None:
         self._count(0, ref.size)
-        _put(self._store, ref.key, data, ref, self._repair)
+        _put(self._store, ref.key, data, ref)
         self._count(ref.size, 0)
 
     def _count(self, done: int, ready: int) -> None:
@@ -105,7 +102,6 @@ def publish(
     *,
     block_size: int = DEFAULT_BLOCK,
     progress: Progress | None = None,
-    repair: bool = False,
 ) -> TreeRef:
     """Publish the tree of the EROFS files ``meta`` and ``data``; again: changes nothing, same digest.
 
@@ -119,7 +115,7 @@ def publish(
     except OSError as exc:
         raise from_os_error(exc, f"make a work folder in {data.parent}") from exc
     try:
-        with TreeWriter(store, work, block_size=block_size, repair=repair) as out:
+        with TreeWriter(store, work, block_size=block_size) as out:
             _copy(data, out.packs, progress)
             try:
                 content = meta.read_bytes()
@@ -147,10 +143,16 @@ def _copy(data: Path, out: PackWriter, progress: Progress | None) -> None:
         progress(size, size)
 
 
-def _put(store: Store, key: str, data: bytes | Path, ref: ObjectRef, repair: bool) -> None:
-    if not store.put(key, data) and repair and not _intact(store, key, ref):
-        log.warning("object %s in store %s is damaged; replacing it", key, store.shown)
-        store.put(key, data, overwrite=True)
+def _put(store: Store, key: str, data: bytes | Path, ref: ObjectRef) -> None:
+    if store.put(key, data) or _intact(store, key, ref):
+        return
+    log.warning("object %s in store %s is damaged; replacing it", key, store.shown)
+    store.put(key, data, overwrite=True)
+    if not _intact(store, key, ref):
+        raise DataError(
+            f"object {key} in store {store.shown} is damaged, and cannot be replaced",
+            hint="a registry keeps a blob that it has: its operator must remove that from its storage",
+        )
 
 
 def _intact(store: Store, key: str, ref: ObjectRef) -> bool:
