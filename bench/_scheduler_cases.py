@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from bootseer.stripefs.scheduler.model import Attempt, Outcome, Place, Request, Span
+from bootseer.stripefs.scheduler.model import Attempt, BlockRange, Outcome, Place, Request
 from bootseer.stripefs.scheduler.policy import Scheduler
 from bootseer.testing.readsim import Cluster, SimNode
 
@@ -44,7 +44,7 @@ def request(rand: random.Random, nodes: Sequence[str], size: int, *, unit: int =
     for start in range(0, size, BLOCK):
         count = -(-min(BLOCK, size - start) // unit)
         keys = rand.sample(list(nodes), min(replicas, len(nodes)))
-        spans.append(Span(Place(object(), keys), [index * unit for index in range(count + 1)]))
+        spans.append(BlockRange(Place(object(), keys), [index * unit for index in range(count + 1)]))
     return Request(spans)
 
 
@@ -109,7 +109,7 @@ def colliding(rand: random.Random) -> float:
     layouts = (spread, crowded, [(a,), (b,), (b, a), (c, d)])
     starts = [at * MIB for at in range(65)]
     for _ in range(2):
-        spans = [Span(Place(object(), keys), starts) for keys in layouts[rand.randrange(3)]]
+        spans = [BlockRange(Place(object(), keys), starts) for keys in layouts[rand.randrange(3)]]
         took = read(simulated, Request(spans), scheduler=scheduler)
     return took[0]
 

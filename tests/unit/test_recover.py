@@ -3,7 +3,7 @@
 from bootseer.errors import BootseerError, DataError, UnavailableError
 from bootseer.stripefs.scheduler.assignment import Assignment
 from bootseer.stripefs.scheduler.datanodes import NodeState
-from bootseer.stripefs.scheduler.model import Attempt, Outcome, Place, Request, Run, Span, Tuning
+from bootseer.stripefs.scheduler.model import Attempt, BlockRange, Outcome, Place, Request, Run, Tuning
 from bootseer.stripefs.scheduler.retry import RetryPolicy
 
 
@@ -11,7 +11,7 @@ def tried(*results: tuple[str, Outcome, BootseerError | None]) -> str:
     """What is said of a run that was tried at these DataNodes, when there is nobody left."""
     nodes = {key: NodeState(key, f"{key}:9866") for key in "ab"}
     place, tuning, errors = Place("f", "ab"), Tuning(rounds=0, tries=1), []
-    span = Span(place, [0, 100])
+    span = BlockRange(place, [0, 100])
     request = Request([span], "f")
     run: Run = span.cut(100)
     run.rounds = 1

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from bootseer.errors import DataError, UnavailableError
 from bootseer.stripefs.scheduler.hedging import BURST, SHARE
 from bootseer.stripefs.scheduler.memory import ByteBudget
-from bootseer.stripefs.scheduler.model import Join, Outcome, Place, Request, Span, Tuning
+from bootseer.stripefs.scheduler.model import BlockRange, Join, Outcome, Place, Request, Tuning
 from bootseer.stripefs.scheduler.policy import Scheduler
 from bootseer.testing.readsim import Cluster, SimNode
 
@@ -21,7 +21,7 @@ COLLIDING = ["abc", "abd", "acb", "acd"]
 def request(replicas, total, unit=MB, *, file=None, name="r") -> Request:
     file = file or object()
     count = -(-total // unit // len(replicas))
-    spans = [Span(Place(file, keys), [i * unit for i in range(count + 1)]) for keys in replicas]
+    spans = [BlockRange(Place(file, keys), [i * unit for i in range(count + 1)]) for keys in replicas]
     return Request(spans, name)
 
 
@@ -234,7 +234,7 @@ def test_damage_is_read_elsewhere_and_an_error_only_when_no_replica_is_left(kind
 
 def test_a_part_in_two_blocks_is_checked_when_both_pieces_are_there():
     file = object()
-    spans = [Span(Place(file, "ab"), [0, MB]), Span(Place(file, "bc"), [5 * MB, 6 * MB])]
+    spans = [BlockRange(Place(file, "ab"), [0, MB]), BlockRange(Place(file, "bc"), [5 * MB, 6 * MB])]
     join = Join(2)
     for span in spans:
         span.join = join
@@ -246,7 +246,7 @@ def test_a_part_in_two_blocks_is_checked_when_both_pieces_are_there():
 
 def test_a_wrong_joined_part_is_read_again_from_others():
     file = object()
-    spans = [Span(Place(file, "ab"), [0, MB]), Span(Place(file, "cd"), [0, MB])]
+    spans = [BlockRange(Place(file, "ab"), [0, MB]), BlockRange(Place(file, "cd"), [0, MB])]
     join = Join(2)
     for span in spans:
         span.join = join

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from bootseer.stripefs.scheduler.datanodes import KEPT, UNKNOWN, NodeState
-from bootseer.stripefs.scheduler.model import Place, Request, Run, Span, Tuning
+from bootseer.stripefs.scheduler.model import BlockRange, Place, Request, Run, Tuning
 
 _ROUNDS = 40
 _CLOSE = 0.01
@@ -156,7 +156,7 @@ class Assignment:
 
     def pick(self, request: Request, node: NodeState, now: float) -> Run | None:
         """The run of ``request`` that ``node`` should read now, taken out of its span."""
-        fresh: list[tuple[float, int, Span]] = []
+        fresh: list[tuple[float, int, BlockRange]] = []
         for span in request.spans_of.get(node.key, ()):
             if node.key in span.place.bad:
                 continue
@@ -176,13 +176,13 @@ class Assignment:
             self.left = True
         return None
 
-    def _pick_again(self, span: Span, node: NodeState, now: float) -> Run | None:
+    def _pick_again(self, span: BlockRange, node: NodeState, now: float) -> Run | None:
         for index, run in enumerate(span.again):
             if run.not_before <= now and self._allowed(span, run, node):
                 return span.again.pop(index)
         return None
 
-    def _allowed(self, span: Span, run: Run | None, node: NodeState) -> bool:
+    def _allowed(self, span: BlockRange, run: Run | None, node: NodeState) -> bool:
         """Whether ``node`` may read from ``span``: a DataNode that failed only when there is no better one."""
         able = self.able(span, run)
         if node not in able:
@@ -193,7 +193,7 @@ class Assignment:
     def _rank(self, run: Run | None, node: NodeState) -> tuple[bool, int]:
         return (not node.breaker.closed, run.failures.get(node.key, 0) if run is not None else 0)
 
-    def able(self, span: Span, run: Run | None) -> list[NodeState]:
+    def able(self, span: BlockRange, run: Run | None) -> list[NodeState]:
         """The DataNodes that may still be asked."""
         failures = run.failures if run is not None else {}
         usable = (key for key in span.place.usable if failures.get(key, 0) < self._tuning.tries)
@@ -209,7 +209,7 @@ class Assignment:
             size = min(size, int(node.rate * tuning.run_seconds))
         return max(least, min(most, size))
 
-    def _leaves(self, request: Request, span: Span, node: NodeState, size: int) -> bool:
+    def _leaves(self, request: Request, span: BlockRange, node: NodeState, size: int) -> bool:
         """Whether ``node`` had better leave this to others, who would end all that is left sooner."""
         mine = self.seconds(node, size)
         if not node.breaker.closed or mine * request.rates < request.pending:

@@ -21,13 +21,13 @@ from bootseer.storage.interface import DEADLINE, Piece
 from bootseer.stripefs.scheduler.model import (
     SLOWEST,
     Attempt,
+    BlockRange,
     CheckJoined,
     Checksums,
     CopyBack,
     Join,
     Outcome,
     Place,
-    Span,
     Transfer,
 )
 
@@ -98,7 +98,7 @@ class BlockFile:
             place.bad.clear()
             place.unchecked.clear()
 
-    def spans(self, piece: Piece) -> Iterator[Span]:
+    def spans(self, piece: Piece) -> Iterator[BlockRange]:
         """The parts of ``piece`` by block."""
         at = piece.offset
         if at < 0 or at + sum(map(len, piece.parts)) > self.size:
@@ -126,10 +126,10 @@ class BlockFile:
         if views:
             yield self._span(index, starts, views, piece, first)
 
-    def _span(self, index: int, starts: list[int], views: list[memoryview], piece: Piece, first: int) -> Span:
-        return Span(self.places[index], starts, verify=piece.check is None, tag=Views(views, piece.check, first))
+    def _span(self, index: int, starts: list[int], views: list[memoryview], piece: Piece, first: int) -> BlockRange:
+        return BlockRange(self.places[index], starts, verify=piece.check is None, tag=Views(views, piece.check, first))
 
-    def _cut(self, index: int, at: int, part: memoryview, piece: Piece, number: int) -> Iterator[Span]:
+    def _cut(self, index: int, at: int, part: memoryview, piece: Piece, number: int) -> Iterator[BlockRange]:
         """A part that lies in several blocks."""
         done = 0
         found = []
@@ -139,7 +139,9 @@ class BlockFile:
             count = min(len(part) - done, block.block.length - begin)
             if count:
                 views = Views([part[done : done + count]], None, 0)
-                found.append(Span(self.places[index], [begin, begin + count], verify=piece.check is None, tag=views))
+                found.append(
+                    BlockRange(self.places[index], [begin, begin + count], verify=piece.check is None, tag=views)
+                )
             done, index = done + count, index + 1
         if piece.check is not None:
             join = Join(len(found), Views([part], piece.check, number))
@@ -161,7 +163,7 @@ class Views:
                 self.judge(number, part)
 
 
-def views(span: Span) -> Views:
+def views(span: BlockRange) -> Views:
     return cast(Views, span.tag)
 
 

@@ -1,8 +1,8 @@
 """What the scheduler of reads deals with, and its sizes and times (`Tuning`).
 
     Request      one call of a reader
-      Span       consecutive parts of it that lie in one block (`Place`); any DataNode with a replica may give any part
-        Run      consecutive parts of a span that are read at once
+      BlockRange    consecutive parts of it in one block (`Place`); any DataNode with a replica may give any part
+        Run      consecutive parts of such a range that are read at once
           Attempt   one transfer: the primary one into the caller's memory, at most one more into scratch memory
 
 Nothing here does input or output; the engine keeps its own things (buffers, transfers) in the fields ``tag`` and
@@ -123,7 +123,7 @@ class Place:
         return [key for key in self.keys if key not in self.bad]
 
 
-class Span:
+class BlockRange:
     """Parts of a request in one block: part ``i`` is at ``starts[i]`` to ``starts[i + 1]`` of the block.
 
     ``verify``: have the DataNode's checksums checked, because nothing else checks these bytes. ``join``: this span is
@@ -174,7 +174,7 @@ class Run:
     locations were asked for on its account; it is not tried before the time ``not_before``.
     """
 
-    def __init__(self, span: Span, first: int, last: int) -> None:
+    def __init__(self, span: BlockRange, first: int, last: int) -> None:
         self.span, self.first, self.last = span, first, last
         self.offset = span.starts[first]
         self.size = span.starts[last] - self.offset
@@ -195,7 +195,7 @@ class Request:
     ``touching``: attempts (or copies) that may write into the caller's memory; the call may return only at 0.
     """
 
-    def __init__(self, spans: Sequence[Span], name: str = "") -> None:
+    def __init__(self, spans: Sequence[BlockRange], name: str = "") -> None:
         self.spans, self.name = list(spans), name
         self.size = sum(span.starts[-1] - span.starts[0] for span in self.spans)
         self.left = self.pending = self.size
@@ -204,7 +204,7 @@ class Request:
         self.error: BaseException | None = None
         self.over = not self.left
         self.nodes: list[NodeState] = []
-        self.spans_of: dict[str, list[Span]] = {}
+        self.spans_of: dict[str, list[BlockRange]] = {}
         self.small = False
         self.slots = 2
         self.number = 0

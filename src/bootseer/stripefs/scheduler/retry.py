@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from bootseer.errors import BootseerError, DataError, UnavailableError
 from bootseer.stripefs.scheduler.assignment import Assignment
-from bootseer.stripefs.scheduler.model import Attempt, Outcome, Place, Relocate, Request, Run, Span, Tuning
+from bootseer.stripefs.scheduler.model import Attempt, BlockRange, Outcome, Place, Relocate, Request, Run, Tuning
 
 _log = logging.getLogger(__name__)
 
@@ -90,13 +90,13 @@ class RetryPolicy:
                 return self._questions.pop(index)
         return None
 
-    def cut_rest(self, span: Span, now: float) -> None:
+    def cut_rest(self, span: BlockRange, now: float) -> None:
         """``span`` has nobody to ask at all: its rest becomes runs, which keep count of the rounds."""
         self._cut(span)
         if span.again:
             self._relocate(span.place.file, now)
 
-    def _cut(self, span: Span) -> None:
+    def _cut(self, span: BlockRange) -> None:
         while span.fresh:
             span.again.append(span.cut(self._tuning.max_run))
 
@@ -104,7 +104,7 @@ class RetryPolicy:
         """Seconds to wait after so many rounds, before the next step."""
         return self._tuning.round_wait * 3 ** (rounds - 1) if rounds else 0.0
 
-    def _relocated_span(self, span: Span, error: BootseerError | None, now: float) -> None:
+    def _relocated_span(self, span: BlockRange, error: BootseerError | None, now: float) -> None:
         if span.fresh and not span.place.usable:
             self._cut(span)
         for run in list(span.again):
