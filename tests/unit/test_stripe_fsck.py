@@ -810,6 +810,7 @@ def older_version(fs: StripeFS) -> list[Path]:
 @pytest.mark.parametrize("broken", ["", "stripe", "footer", "pointer", "trash"])
 def test_an_older_version_is_garbage_only_beside_a_sound_newer_one(fs, broken):
     old = older_version(fs)
+    local(fs, "iteration.txt").write_bytes(b"200")  # short, and no part of a pointer
     marker = local(fs, f".tmp-{old[0].stem}")
     if broken == "stripe":
         stripe(fs, "f", 1).unlink()
@@ -831,6 +832,36 @@ def test_an_older_version_is_garbage_only_beside_a_sound_newer_one(fs, broken):
     else:
         assert not any(path.exists() for path in old)
         assert fs.fsck().findings == ()
+
+
+@pytest.mark.parametrize("left", [0, 5])
+def test_a_renamed_file_that_lost_its_pointer_is_no_older_version_of_the_next_file_of_that_name(fs, left):
+    write(fs, "f")
+    fs.rename("f", "g")  # the headers still say f
+    write(fs, "f", b"another")
+    os.truncate(local(fs, "g"), left)
+    before = sorted(local(fs, "").rglob("*"))
+    fs.gc(age=0)
+    assert sorted(local(fs, "").rglob("*")) == before
+    assert kinds(fs) == ["kept-stripes"]
+
+
+def test_a_commit_that_cannot_be_read_may_list_an_older_version(fs):
+    older_version(fs)
+    write(fs, "d/g")
+    fs.backend.make_folder("e")
+    fs.commit("d")
+    before = sorted(local(fs, "").rglob("*"))
+    local(fs, "COMMIT").write_bytes(local(fs, "d/COMMIT").read_bytes()[:-3])
+    for _ in range(2):
+        assert {removal.kind for removal in fs.gc(age=0)} == set()
+        assert "kept-stripes" in kinds(fs)
+        inner = open_fs(f"{fs.url}/d")
+        assert inner.gc(age=0) == []
+    local(fs, "COMMIT").unlink()
+    assert sorted(local(fs, "").rglob("*")) == before
+    fs.gc(age=0)
+    assert sorted(local(fs, "").rglob("*")) != before
 
 
 def test_stripes_whose_file_was_replaced_by_a_plain_one_with_other_tools_are_no_garbage(fs):
