@@ -756,6 +756,9 @@ def test_a_pointer_with_a_damaged_first_line_is_rebuilt(fs):
     write(fs, "f")
     before = local(fs, "f").read_bytes()
     flip(local(fs, "f"), 3)
+    with pytest.raises(DataError) as caught:
+        fs.open("f")
+    assert "fsck --repair" in caught.value.hint
     assert only(fs).kind == "damaged-pointer"
     assert fs.repair(fs.fsck())[0].done
     assert local(fs, "f").read_bytes() == before

@@ -29,6 +29,7 @@ ENDED = ".ended"
 HEADER_SIZE = 4096
 POINTER_LINE = b"bootseer striped file 1\n"
 _POINTER_BODY = b'{"digest":"'
+MEND = "run `bootseer fs fsck --repair` on its folder"
 MAX_TEXT = 1 << 20
 """Largest pointer."""
 MAX_NAME = 1024
@@ -225,11 +226,11 @@ def encode_text(line: bytes, body: object) -> bytes:
     return text + b"crc32c %08x\n" % crc32c(text)
 
 
-def decode_text(line: bytes, data: bytes, name: str) -> bytes:
+def decode_text(line: bytes, data: bytes, name: str, *, hint: str = "") -> bytes:
     """The JSON between a magic line and a right CRC."""
     lines = data.splitlines(keepends=True)
     if len(lines) != 3 or lines[0] != line or lines[2] != b"crc32c %08x\n" % crc32c(lines[0] + lines[1]):
-        raise DataError(f"{name} is damaged")
+        raise DataError(f"{name} is damaged", hint=hint)
     return lines[1]
 
 
@@ -249,11 +250,12 @@ def encode_pointer(pointer: Pointer) -> bytes:
 
 def decode_pointer(data: bytes, name: str) -> Pointer:
     try:
-        pointer = msgspec.json.decode(decode_text(POINTER_LINE, data, f"the pointer {name}"), type=Pointer)
+        text = decode_text(POINTER_LINE, data, f"the pointer {name}", hint=MEND)
+        pointer = msgspec.json.decode(text, type=Pointer)
         check_shape(pointer.width, pointer.unit)
         uuid = bytes.fromhex(pointer.uuid)
     except (msgspec.DecodeError, ConfigError, ValueError) as exc:
-        raise DataError(f"the pointer {name} is damaged: {exc}") from None
+        raise DataError(f"the pointer {name} is damaged: {exc}", hint=MEND) from None
     if (
         len(uuid) != 16
         or pointer.uuid != uuid.hex()
@@ -262,5 +264,5 @@ def decode_pointer(data: bytes, name: str) -> Pointer:
         or len(pointer.footers) != pointer.width
         or pointer.dir != FOLDER  # any other may be somebody's
     ):
-        raise DataError(f"the pointer {name} is damaged")
+        raise DataError(f"the pointer {name} is damaged", hint=MEND)
     return pointer

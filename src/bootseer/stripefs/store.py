@@ -185,7 +185,7 @@ class StripeFS:
                 file.close()
                 raise DataError(
                     f"the pointer {path} is damaged: nothing of it is left, and its stripes are there ({lost})",
-                    hint="run `bootseer fs fsck --repair` on its folder",
+                    hint=layout.MEND,
                 )
         return file
 
