@@ -17,6 +17,7 @@ from bootseer.storage.interface import Entry, Source
 from bootseer.stripefs import layout, open_fs
 from bootseer.stripefs.checkpoint import commit
 from bootseer.stripefs.files.copy import copy_file
+from bootseer.stripefs.fsspec.filesystem import StripeFileSystem
 from bootseer.stripefs.maintenance import collect, repair, scan
 from bootseer.stripefs.maintenance.check import Finding
 from bootseer.stripefs.store import StripeFS
@@ -771,9 +772,12 @@ def test_nothing_takes_what_is_left_of_a_pointer_for_the_file(fs, tmp_path):
         lambda: fs.get("f", tmp_path / "got"),
         fs.verify,
         lambda: copy_file(fs, "f", fs, "g"),
+        lambda: fs.append("f"),
     ):
         with pytest.raises(DataError, match="the pointer f is damaged"):
             take()
+    with pytest.raises(OSError, match="the pointer f is damaged"):
+        StripeFileSystem(url=fs.url).cp_file("f", "g")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["store"]
 
 

@@ -405,7 +405,8 @@ class StripeFS:
             width, unit, striped = pointer.width, pointer.unit, True
         writer = self.create(path, width=width, unit=unit, striped=striped)
         try:
-            namespace.copy_into(self.backend, path, writer)
+            with self.open(path) as file:
+                namespace.copy_open(file, writer)
         except BaseException:
             writer.abandon()
             raise
