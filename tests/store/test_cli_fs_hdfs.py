@@ -92,6 +92,7 @@ def test_garbage_that_a_living_writer_has_open_is_kept(call, base, access):
     assert sorted((entry.name, entry.version) for entry in fs.backend.list(".bsx")) == before
     kept = json.loads(call("gc", base, "--age", "0", "--json", BOOTSEER_HDFS_ACCESS=access).stdout)
     assert {removal["kept"] for removal in kept["garbage"]} == {"a writer has it open"}
+    assert {removal.kept for removal in fs.gc(age=0)} == {"a writer has it open"}  # the writer is of this process
     writer.finish()
     with fs.open("f") as file:
         assert file.read(0, file.size) == BIG

@@ -488,6 +488,21 @@ def test_a_file_written_while_another_error_is_handled_is_published(fs):
     assert fs.cat("x") == b"report"
 
 
+@pytest.mark.parametrize("autocommit", [True, False])
+def test_a_file_that_is_closed_in_an_unrelated_except_is_published_or_an_error(fs, autocommit):
+    store(fs, "x")
+    out = fs.open("x", "wb", autocommit=autocommit)
+    out.write(b"report")
+    with pytest.raises(KeyError) as caught:  # noqa: PT012  the handling is the test
+        try:
+            {}["cache"]
+        except KeyError:
+            out.close()
+    assert "x is not published" in caught.value.__notes__[0]
+    out.close()
+    assert fs.cat("x") == DATA
+
+
 def test_nothing_is_seen_before_the_close(fs):
     out = fs.open("x", "wb")
     out.write(DATA)

@@ -30,6 +30,7 @@ from bootseer.hdfs.errors import RemoteError, SaslRequired, remote, translate
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.rpc import Channel, frame, parse_answer
+from bootseer.storage.hdfs import NativeBackend
 
 
 class Call:
@@ -662,3 +663,28 @@ def test_names_that_are_not_utf8_are_listed_but_cannot_be_asked_for():
         with pytest.raises(ConfigError, match="not UTF-8"):
             node.info(found.path)
         node.close()
+
+
+@pytest.mark.parametrize(
+    ("java", "text", "open_"),
+    [
+        (
+            "protocol.AlreadyBeingCreatedException",
+            "because this file lease is currently owned by other on 10.0.0.1",
+            True,
+        ),
+        (
+            "protocol.AlreadyBeingCreatedException",
+            "because client is already the current lease holder.",
+            True,
+        ),  # oneself
+        ("FileAlreadyExistsException", "/a for client 10.0.0.1 already exists", False),
+    ],
+)
+def test_a_file_that_somebody_writes_is_open_also_when_that_is_this_process(monkeypatch, java, text, open_):
+    def create(self: NativeBackend, path: str) -> None:
+        said = f"failed to CREATE_FILE /a for client 10.0.0.1 {text}"
+        raise remote(RemoteError(f"org.apache.hadoop.{java}", said), "create /a on hdfs://n:1")
+
+    monkeypatch.setattr(NativeBackend, "create", create)
+    assert NativeBackend("hdfs://n:1").is_open("a") is open_

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -15,6 +16,8 @@ from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError
 from bootseer.storage.interface import Entry, Source
 from bootseer.stripefs import layout, open_fs
 from bootseer.stripefs.checkpoint import commit
+from bootseer.stripefs.files.copy import copy_file
+from bootseer.stripefs.fsspec.filesystem import StripeFileSystem
 from bootseer.stripefs.maintenance import collect, repair, scan
 from bootseer.stripefs.maintenance.check import Finding
 from bootseer.stripefs.store import StripeFS
@@ -724,3 +727,169 @@ def test_a_broken_footer_is_not_read_whole():
 
     with pytest.raises(DataError, match="footer"):
         scan.read_footer(Tail(), "s.0")
+
+
+def damages(pointer: bytes, mask: int) -> Iterator[bytes]:
+    """Every flip of a byte by ``mask``, and every truncation."""
+    for position in range(len(pointer)):
+        flipped = bytearray(pointer)
+        flipped[position] ^= mask
+        yield bytes(flipped)
+        yield pointer[:position]
+
+
+@pytest.mark.parametrize("mask", [0x01, 0x20, 0x80])
+def test_a_damaged_pointer_is_never_a_plain_file_and_costs_no_stripe(fs, mask):
+    with fs.create("f", striped=True, unit=UNIT, width=1) as out:
+        out.write(DATA)
+    (stripe_file,) = local(fs, ".bsx").iterdir()
+    for broken in damages(local(fs, "f").read_bytes(), mask):
+        local(fs, "f").write_bytes(broken)
+        with pytest.raises(DataError):
+            content(fs, "f")
+        assert fs.fsck().errors, broken
+        assert fs.fsck("f").errors, broken
+        fs.gc(age=0)
+        assert stripe_file.exists(), broken
+
+
+def test_a_pointer_with_a_damaged_first_line_is_rebuilt(fs):
+    write(fs, "f")
+    before = local(fs, "f").read_bytes()
+    flip(local(fs, "f"), 3)
+    with pytest.raises(DataError) as caught:
+        fs.open("f")
+    assert "fsck --repair" in caught.value.hint
+    assert only(fs).kind == "damaged-pointer"
+    assert fs.repair(fs.fsck())[0].done
+    assert local(fs, "f").read_bytes() == before
+
+
+def test_nothing_takes_what_is_left_of_a_pointer_for_the_file(fs, tmp_path):
+    write(fs, "f")
+    os.truncate(local(fs, "f"), 0)
+    for take in (
+        lambda: fs.get("f", tmp_path / "got"),
+        fs.verify,
+        lambda: copy_file(fs, "f", fs, "g"),
+        lambda: fs.append("f"),
+    ):
+        with pytest.raises(DataError, match="the pointer f is damaged"):
+            take()
+    with pytest.raises(OSError, match="the pointer f is damaged"):
+        StripeFileSystem(url=fs.url).cp_file("f", "g")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["store"]
+
+
+@pytest.mark.parametrize("remnant", [b"", b"boot", bytes(290)])
+def test_small_files_that_only_look_like_what_is_left_of_a_pointer(fs, remnant):
+    for path in ("d/small", "beside/small"):
+        with fs.create(path) as out:
+            out.write(remnant)
+    write(fs, "beside/f")
+    assert content(fs, "d/small") == content(fs, "beside/small") == remnant
+    assert fs.fsck().findings == ()
+
+
+def test_an_empty_file_whose_name_other_stripes_say_is_empty(fs):
+    write(fs, "f")
+    fs.rename("f", "g")
+    uuid = fs.stat("g").uuid
+    fs.create("f").finish()
+    assert content(fs, "f") == b""
+    local(fs, "g").rename(local(fs, f".tmp-{uuid}"))  # as of a writer that replaced f and was killed
+    assert content(fs, "f") == b""
+    local(fs, f".tmp-{uuid}").unlink()
+    with pytest.raises(DataError, match="the pointer f is damaged"):
+        content(fs, "f")
+
+
+def older_version(fs: StripeFS) -> list[Path]:
+    """The stripes of a whole older version of f, beside a newer one."""
+    write(fs, "f")
+    kept = {path: path.read_bytes() for path in local(fs, ".bsx").iterdir()}
+    write(fs, "f", DATA[::-1])
+    for path, data in kept.items():
+        path.write_bytes(data)
+    return list(kept)
+
+
+@pytest.mark.parametrize("broken", ["", "stripe", "footer", "pointer", "trash"])
+def test_an_older_version_is_garbage_only_beside_a_sound_newer_one(fs, broken):
+    old = older_version(fs)
+    local(fs, "iteration.txt").write_bytes(b"200")  # short, and no part of a pointer
+    marker = local(fs, f".tmp-{old[0].stem}")
+    if broken == "stripe":
+        stripe(fs, "f", 1).unlink()
+    elif broken == "footer":
+        marker.write_bytes(b"")
+        flip(stripe(fs, "f", 1), -30)
+    elif broken == "pointer":
+        marker.write_bytes(b"")
+        flip(local(fs, "f"), local(fs, "f").read_bytes().index(b'"uuid"') + 10)
+    elif broken == "trash":
+        flip(local(fs, "f"), 60)
+        for path in old:
+            path.rename(path.with_name(f"{scan.TRASH}{path.name}"))
+    before = sorted(local(fs, "").rglob("*"))
+    fs.gc(age=0)
+    if broken:
+        assert sorted(local(fs, "").rglob("*")) == before
+        assert "kept-stripes" in kinds(fs)
+    else:
+        assert not any(path.exists() for path in old)
+        assert fs.fsck().findings == ()
+
+
+@pytest.mark.parametrize("left", [0, 5])
+def test_a_renamed_file_that_lost_its_pointer_is_no_older_version_of_the_next_file_of_that_name(fs, left):
+    write(fs, "f")
+    fs.rename("f", "g")  # the headers still say f
+    write(fs, "f", b"another")
+    os.truncate(local(fs, "g"), left)
+    before = sorted(local(fs, "").rglob("*"))
+    fs.gc(age=0)
+    assert sorted(local(fs, "").rglob("*")) == before
+    assert kinds(fs) == ["kept-stripes"]
+
+
+def test_a_commit_that_cannot_be_read_may_list_an_older_version(fs):
+    older_version(fs)
+    write(fs, "d/g")
+    fs.backend.make_folder("e")
+    fs.commit("d")
+    before = sorted(local(fs, "").rglob("*"))
+    local(fs, "COMMIT").write_bytes(local(fs, "d/COMMIT").read_bytes()[:-3])
+    for _ in range(2):
+        assert {removal.kind for removal in fs.gc(age=0)} == set()
+        assert "kept-stripes" in kinds(fs)
+        inner = open_fs(f"{fs.url}/d")
+        assert inner.gc(age=0) == []
+    local(fs, "COMMIT").unlink()
+    assert sorted(local(fs, "").rglob("*")) == before
+    fs.gc(age=0)
+    assert sorted(local(fs, "").rglob("*")) != before
+
+
+def test_stripes_whose_file_was_replaced_by_a_plain_one_with_other_tools_are_no_garbage(fs):
+    write(fs, "f")
+    uuid = fs.stat("f").uuid
+    local(fs, "f").write_bytes(b"plain")
+    assert fs.gc(age=0) == []
+    assert (only(fs).kind, only(fs).path) == ("lost-pointer", f"recovered-{uuid}")
+    assert content(fs, "f") == b"plain"
+    assert fs.repair(fs.fsck())[0].done
+    assert content(fs, f"recovered-{uuid}") == DATA
+
+
+def test_a_file_is_not_rebuilt_under_a_name_in_another_folder(fs):
+    write(fs, "d/f")
+    uuid = fs.stat("d/f").uuid
+    local(fs, "d/f").unlink()
+    for path in local(fs, "d/.bsx").iterdir():
+        header = layout.decode_header(path.read_bytes()[: layout.HEADER_SIZE], "f")
+        data = layout.encode_header(header._replace(name="../e/f")) + path.read_bytes()[layout.HEADER_SIZE :]
+        path.write_bytes(data)
+    assert only(fs).path == f"d/recovered-{uuid}"
+    assert fs.repair(fs.fsck())[0].done
+    assert content(fs, f"d/recovered-{uuid}") == DATA

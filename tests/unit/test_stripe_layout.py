@@ -187,6 +187,9 @@ def test_a_later_format_says_so():
         {"uuid": "zz"},
         {"dir": ""},
         {"dir": "a//b"},
+        {"dir": "other"},
+        {"dir": "../.bsx"},
+        {"dir": "../../home/somebody/.bsx"},
     ],
 )
 def test_a_pointer_with_impossible_values_is_damaged(change):

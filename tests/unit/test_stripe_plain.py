@@ -218,3 +218,22 @@ def test_unchanged_hdfs_files_are_read_through_several_readers(monkeypatch):
     with StripeFS(hdfs.HdfsBackend("hdfs://n:1/base")).open("f") as file:
         assert b"".join(file.read(0, 1) for _ in range(9)) == b"a" * 9
     assert client.opened == 1 + READERS
+
+
+def test_a_plain_file_that_is_replaced_by_a_striped_one_while_it_is_opened_is_not_served_as_its_pointer(
+    fs, monkeypatch
+):
+    place(fs, "f", b"plain")
+    real, replaced = fs.backend.open, []
+
+    def late(path: str, *, pinned: bool = False) -> Source:
+        if pinned and not replaced:
+            replaced.append(path)
+            with fs.create(path, striped=True) as out:
+                out.write(b"striped")
+        return real(path, pinned=pinned)
+
+    monkeypatch.setattr(fs.backend, "open", late)
+    with fs.open("f") as file:
+        assert file.read(0, file.size) == b"striped"
+    assert replaced == ["f"]

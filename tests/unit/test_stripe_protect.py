@@ -108,6 +108,24 @@ def test_what_a_damaged_commit_names_is_not_known(fs):
     fs.remove("step-1/a", force=True)
 
 
+def test_a_commit_with_a_damaged_byte_still_protects(tmp_path):
+    fs = open_fs(str(tmp_path))
+    checkpoint(fs, "step-1")
+    manifest = tmp_path / "step-1/COMMIT"
+    right = manifest.read_bytes()
+    for position in range(1, len(right)):
+        flipped = bytearray(right)
+        flipped[position - 1] ^= 0x20
+        for broken in (bytes(flipped), right[:position]):
+            manifest.write_bytes(broken)
+            with pytest.raises(NotWritableError):
+                fs.remove("step-1/a")
+            with pytest.raises(NotWritableError):
+                fs.refuse_committed("step-1/sub/c")
+            with pytest.raises(DataError):
+                fs.get("step-1/conf", tmp_path / "got")
+
+
 def test_a_checkpoint_in_a_checkpoint_is_named_by_the_outer_one(fs):
     checkpoint(fs, "outer/inner")
     fs.commit("outer")

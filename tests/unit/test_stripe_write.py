@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.errors import BootseerError, UnavailableError
+from bootseer.errors import BootseerError, FullError, NotWritableError, UnavailableError
 from bootseer.storage import folder
 from bootseer.stripefs import layout, open_fs
 from bootseer.stripefs.files import writer
@@ -317,3 +317,46 @@ def test_stripes_that_cannot_be_removed_are_garbage_later(tmp_path, monkeypatch,
 
 def refused(*_, **__):
     raise PermissionError(errno.EACCES, "no")
+
+
+@pytest.mark.parametrize("error", [NotWritableError("permission denied"), FullError("the disk is full")])
+@pytest.mark.parametrize("exists", [False, True])
+def test_an_error_after_the_rename_costs_no_stripe(fs, monkeypatch, caplog, error, exists):
+    """As of a folder that can be written and not read: its name is changed, and it cannot be synced."""
+    if exists:
+        with fs.create("f", striped=True, unit=UNIT) as out:
+            out.write(b"old")
+    real = fs.backend.rename
+
+    def rename(src: str, dst: str, *, overwrite: bool) -> None:
+        real(src, dst, overwrite=overwrite)
+        if dst == "f":
+            raise error
+
+    monkeypatch.setattr(fs.backend, "rename", rename)
+    writer = fs.create("f", striped=True, unit=UNIT)
+    writer.write(b"new")
+    with pytest.raises(type(error)):
+        writer.finish()
+    assert "its stripes are left in place" in caplog.text
+    assert content(fs, "f") == b"new"
+    fs.gc(age=0)
+    fs.verify()
+    assert fs.fsck().findings == ()
+
+
+def test_a_folder_that_cannot_be_read_keeps_what_was_published(fs, monkeypatch):
+    real = os.open
+
+    def refuse(path: Path, flags: int, *more: int) -> int:
+        if flags & os.O_DIRECTORY:
+            raise PermissionError(errno.EACCES, "no")
+        return real(path, flags, *more)
+
+    writer = fs.create("f", striped=True, unit=UNIT)
+    writer.write(b"new")
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(NotWritableError):
+        writer.finish()
+    monkeypatch.undo()
+    assert content(fs, "f") == b"new"

@@ -93,7 +93,7 @@ class SaslRequired(UnsupportedError):
 def remote(exc: RemoteError, doing: str) -> BootseerError | FileExistsError:
     """One line for a server's exception met while ``doing`` (a phrase such as ``"read /a on hdfs://n:8020"``)."""
     if exc.java in ("FileAlreadyExistsException", "AlreadyBeingCreatedException"):
-        return FileExistsError(f"cannot {doing}: {exc.text}")
+        return FileExistsError(f"cannot {doing}: {exc}")
     return _classify(exc.java, exc.java, exc.text, doing)
 
 

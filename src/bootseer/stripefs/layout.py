@@ -28,6 +28,8 @@ ENDED = ".ended"
 """Suffix of the temporary file of a writer that a later save ended."""
 HEADER_SIZE = 4096
 POINTER_LINE = b"bootseer striped file 1\n"
+_POINTER_BODY = b'{"digest":"'
+MEND = "run `bootseer fs fsck --repair` on its folder"
 MAX_TEXT = 1 << 20
 """Largest pointer."""
 MAX_NAME = 1024
@@ -189,7 +191,7 @@ def decode_footer(data: bytes, name: str) -> tuple[Footer, int]:
 
 
 class Pointer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What the file at the logical path says. ``dir`` is relative to the folder of that path.
+    """What the file at the logical path says. ``dir`` is always `FOLDER`.
 
     ``name`` is the last part of that path as the writer knew it; a pointer under another name may be a copy.
     """
@@ -215,7 +217,7 @@ class Pointer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     def stripe_path(self, logical: str, index: int) -> str:
         """Path of a stripe of the file at ``logical``."""
         parent = logical.rpartition("/")[0]
-        return "/".join(filter(None, (parent, self.dir, f"{self.uuid}.{index}")))
+        return interface.join(parent, FOLDER, f"{self.uuid}.{index}")
 
 
 def encode_text(line: bytes, body: object) -> bytes:
@@ -224,17 +226,22 @@ def encode_text(line: bytes, body: object) -> bytes:
     return text + b"crc32c %08x\n" % crc32c(text)
 
 
-def decode_text(line: bytes, data: bytes, name: str) -> bytes:
+def decode_text(line: bytes, data: bytes, name: str, *, hint: str = "") -> bytes:
     """The JSON between a magic line and a right CRC."""
     lines = data.splitlines(keepends=True)
     if len(lines) != 3 or lines[0] != line or lines[2] != b"crc32c %08x\n" % crc32c(lines[0] + lines[1]):
-        raise DataError(f"{name} is damaged")
+        raise DataError(f"{name} is damaged", hint=hint)
     return lines[1]
 
 
 def is_pointer(data: bytes | bytearray) -> bool:
-    """Whether a file that begins with ``data`` is a pointer."""
-    return data.startswith(POINTER_LINE)
+    """Whether a file that begins with ``data`` is a pointer, also one with a damaged first line."""
+    return data.startswith(POINTER_LINE) or data.startswith(_POINTER_BODY, len(POINTER_LINE))
+
+
+def is_remnant(data: bytes | bytearray) -> bool:
+    """Whether a file with this content may be all that is left of a pointer: a part of its first line, or zeros."""
+    return POINTER_LINE.startswith(data) or not data.strip(b"\0")
 
 
 def encode_pointer(pointer: Pointer) -> bytes:
@@ -243,19 +250,19 @@ def encode_pointer(pointer: Pointer) -> bytes:
 
 def decode_pointer(data: bytes, name: str) -> Pointer:
     try:
-        pointer = msgspec.json.decode(decode_text(POINTER_LINE, data, f"the pointer {name}"), type=Pointer)
+        text = decode_text(POINTER_LINE, data, f"the pointer {name}", hint=MEND)
+        pointer = msgspec.json.decode(text, type=Pointer)
         check_shape(pointer.width, pointer.unit)
         uuid = bytes.fromhex(pointer.uuid)
     except (msgspec.DecodeError, ConfigError, ValueError) as exc:
-        raise DataError(f"the pointer {name} is damaged: {exc}") from None
-    parts = pointer.dir.split("/")
+        raise DataError(f"the pointer {name} is damaged: {exc}", hint=MEND) from None
     if (
         len(uuid) != 16
         or pointer.uuid != uuid.hex()
         or pointer.size < 0
         or pointer.epoch < 0
         or len(pointer.footers) != pointer.width
-        or any(part in ("", ".") or "\0" in part for part in parts)
+        or pointer.dir != FOLDER  # any other may be somebody's
     ):
-        raise DataError(f"the pointer {name} is damaged")
+        raise DataError(f"the pointer {name} is damaged", hint=MEND)
     return pointer

@@ -29,6 +29,7 @@ from bootseer.stripefs.layout import Pointer, clean_new
 from bootseer.stripefs.maintenance.check import Report, fsck
 from bootseer.stripefs.maintenance.collect import AGE, Removal, gc
 from bootseer.stripefs.maintenance.repair import Repair, repair
+from bootseer.stripefs.maintenance.scan import lost_set
 from bootseer.stripefs.open import open_backend
 
 _log = logging.getLogger(__name__)
@@ -169,11 +170,24 @@ class StripeFS:
         """Open a file, striped or plain, for parallel reads."""
         path = clean(path)
         try:
-            return open_file(self.backend, path)
+            file = open_file(self.backend, path)
         except NotFoundError as exc:
             if exists(self.backend, path) and self.backend.stat(path).is_dir:
                 raise NotFoundError(f"{join(self.url, path)} is a folder, not a file") from None
             raise NotFoundError(f"no file {path} in {self.url}") from exc
+        if isinstance(file, PlainFile) and file.size == len(file.head) and layout.is_remnant(file.head):
+            try:
+                lost = lost_set(self.backend, path)
+            except BaseException:
+                file.close()
+                raise
+            if lost:
+                file.close()
+                raise DataError(
+                    f"the pointer {path} is damaged: nothing of it is left, and its stripes are there ({lost})",
+                    hint=layout.MEND,
+                )
+        return file
 
     def stat(self, path: str) -> FileStat:
         path = clean(path)
@@ -391,7 +405,8 @@ class StripeFS:
             width, unit, striped = pointer.width, pointer.unit, True
         writer = self.create(path, width=width, unit=unit, striped=striped)
         try:
-            namespace.copy_into(self.backend, path, writer)
+            with self.open(path) as file:
+                namespace.copy_open(file, writer)
         except BaseException:
             writer.abandon()
             raise

@@ -21,6 +21,7 @@ from bootseer.stripefs.layout import Pointer
 NAME = "COMMIT"
 _LINE = b"bootseer checkpoint 1\n"
 _OURS = b"bootseer checkpoint "
+_BODY = b'{"created":'
 _LIMIT = 256 << 20
 _TEMPORARY = re.compile(
     rf"{re.escape(layout.TEMPORARY)}(?:LATEST\.|bench-)?[0-9a-f]{{32}}(?:{re.escape(layout.ENDED)})*", re.ASCII
@@ -142,9 +143,11 @@ def _manifest(store: Backend, folder: str) -> Entry | None:
     name = join(folder, NAME)
     try:
         found = store.stat(name)
-        ours = not found.is_dir and read_all(store, name, limit=len(_OURS)) == _OURS
+        head = b"" if found.is_dir else read_all(store, name, limit=len(_LINE + _BODY))
     except NotFoundError:
         return None
+    # also one with a damaged first line, and what is left of one
+    ours = head.startswith(_OURS) or head.startswith(_BODY, len(_LINE)) or (head and _OURS.startswith(head))
     return found if ours else None
 
 

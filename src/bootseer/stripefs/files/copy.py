@@ -17,7 +17,7 @@ from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit, newest
 from bootseer.stripefs.checkpoint.commit import Commit
 from bootseer.stripefs.files.readahead import in_order
-from bootseer.stripefs.files.reader import StripedFile, open_file, refuse_unfinished
+from bootseer.stripefs.files.reader import StripedFile, refuse_unfinished
 from bootseer.stripefs.layout import Pointer
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def copy_file(
     if in_place and (why := _stays(src, stat)):
         return Copied(path=target, size=stat.size, digest=stat.digest, striped=stat.striped, skipped=why)
     if not stat.striped:
-        with open_file(src.backend, path) as file:
+        with src.open(path) as file:
             refuse_unfinished(file)
     expected = stat.digest or src.committed_digest(path)
     if not in_place:
@@ -94,7 +94,7 @@ def copy_file(
                 if commit.digest_of_open(copy) != pointer.digest:
                     raise DataError(f"{target} reads other than it was written")
 
-    with open_file(src.backend, path) as file:
+    with src.open(path) as file:
         version = ""
         if in_place:
             if dst.backend.is_open(target):

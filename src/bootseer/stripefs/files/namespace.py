@@ -17,7 +17,7 @@ from bootseer.storage.interface import Backend, exists, is_folder, join, write_f
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit, newest
 from bootseer.stripefs.files.readahead import in_order
-from bootseer.stripefs.files.reader import open_file, read_pointer, refuse_unfinished
+from bootseer.stripefs.files.reader import ChunkFile, open_file, read_pointer, refuse_unfinished
 from bootseer.stripefs.files.writer import StripeWriter
 from bootseer.stripefs.layout import Pointer
 
@@ -138,9 +138,14 @@ def adopt(backend: Backend, path: str, pointer: Pointer) -> None:
 def copy_into(backend: Backend, path: str, writer: StripeWriter) -> None:
     """Write the content of the file at ``path`` to ``writer``."""
     with open_file(backend, path) as file:
-        refuse_unfinished(file)
-        for piece in in_order(file):
-            writer.write(piece)
+        copy_open(file, writer)
+
+
+def copy_open(file: ChunkFile, writer: StripeWriter) -> None:
+    """Write the content of ``file`` to ``writer``; `NotWritableError` when its own writer has not finished it."""
+    refuse_unfinished(file)
+    for piece in in_order(file):
+        writer.write(piece)
 
 
 def _move(backend: Backend, src: str, dst: str, pointer: Pointer, *, overwrite: bool) -> None:

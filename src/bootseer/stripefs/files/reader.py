@@ -29,6 +29,7 @@ _PLAIN_UNIT = 1 << 20
 """What read-ahead and node cache know as a chunk of a plain file; a request may be cut at its multiples."""
 _POINTER_READ = 4096
 """Bytes of a small file that are read to see whether it is a pointer: nearly always all of one."""
+_OPEN_TRIES = 3
 
 
 class ChunkFile:
@@ -160,7 +161,10 @@ def plain_identity(backend: Backend, path: str, version: str) -> str:
 
 
 class PlainFile(ChunkFile):
-    """A file stored as it is, by anyone; read in parallel ranges. Its bytes are checked only by the storage."""
+    """A file stored as it is, by anyone; read in parallel ranges. Its bytes are checked only by the storage.
+
+    ``head``: the first `_POINTER_READ` bytes of one that is as small as pointers are, else b"".
+    """
 
     def __init__(self, backend: Backend, path: str) -> None:
         source = backend.open(path, pinned=True)
@@ -173,6 +177,11 @@ class PlainFile(ChunkFile):
             _log.warning(
                 "%s is still being written: only the %d bytes of it that are complete are read", path, self.size
             )
+        try:
+            self.head = self.read(0, min(self.size, _POINTER_READ)) if self.size <= layout.MAX_TEXT else b""
+        except BaseException:
+            self.close()
+            raise
 
     def _open_source(self, stripe: int) -> Source:
         source = self._backend.open(self.path, pinned=True)
@@ -305,5 +314,11 @@ def read_pointer(backend: Backend, path: str) -> Pointer | None:
 
 def open_file(backend: Backend, path: str) -> ChunkFile:
     """Open the file at ``path``, striped or plain."""
-    pointer = read_pointer(backend, path)
-    return PlainFile(backend, path) if pointer is None else StripedFile(backend, path, pointer)
+    for _ in range(_OPEN_TRIES):
+        if (pointer := read_pointer(backend, path)) is not None:
+            return StripedFile(backend, path, pointer)
+        file = PlainFile(backend, path)
+        if not layout.is_pointer(file.head):
+            return file
+        file.close()  # a striped file has replaced the plain one between the two looks
+    raise DataError(f"{path} was replaced while it was opened, again and again", hint="open it again")

@@ -317,8 +317,7 @@ class StripeWriter:
         except BaseException as exc:
             if self._foreign:
                 raise  # a child that ``before`` forked
-            if self._renaming and not isinstance(exc, NotWritableError | FullError):
-                # the rename has happened, or may have, or may still: without its stripes the file would be lost
+            if self._renaming and self._may_be_published(exc):
                 _log.warning("it is unknown whether %s was published; its stripes are left in place", self.path)
             else:
                 self._remove_stripes()
@@ -329,6 +328,20 @@ class StripeWriter:
             if isinstance(exc, OSError):
                 raise from_os_error(exc, f"write {self.path}") from exc
             raise
+
+    def _may_be_published(self, exc: BaseException) -> bool:
+        """Whether the rename that ended with ``exc`` has happened, or may have, or may still: without its stripes the
+        file would be lost then. A refusal can come after it, as of a folder that is renamed in and cannot be synced.
+        """
+        if not isinstance(exc, NotWritableError | FullError):
+            return True
+        try:
+            now = read_pointer(self._backend, self.path)
+        except (NotFoundError, DataError):
+            return False
+        except (BootseerError, OSError):
+            return True
+        return now is not None and now.uuid == self._uuid.hex
 
     def _finish_striped(self) -> Written:
         while self._held:

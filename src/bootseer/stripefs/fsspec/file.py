@@ -33,9 +33,11 @@ _log = logging.getLogger(__name__)
 class StripeOutput(io.BufferedIOBase):
     """A new file of the store. Closing it publishes; before that nothing is seen at its path.
 
-    It is given up, with a line in the log, when it is closed because of an exception, or never closed: half a file must
-    not replace a whole one. Without ``autocommit`` closing only ends the writing: `commit` publishes, `discard` gives
-    up. Belongs to one thread at a time.
+    It is given up, with a line in the log, when it is never closed, or closed while an exception is handled that came
+    after it was opened: half a file must not replace a whole one. `close` raises that exception again then, since it
+    cannot tell a ``finally`` that the exception passes through from an ``except`` that has nothing to do with the file.
+    Without ``autocommit`` closing only ends the writing: `commit` publishes, `discard` gives up. Belongs to one thread
+    at a time.
     """
 
     def __init__(
@@ -74,10 +76,15 @@ class StripeOutput(io.BufferedIOBase):
             return
         super().close()
         exc = sys.exc_info()[1]
+        if self._ended:
+            return
         if exc is not None and exc is not self._met:
-            _log.warning("%s is not published: %s while it was written", self.name, type(exc).__name__)
+            said = f"{self.name} is not published: it was closed while {type(exc).__name__} was handled"
+            _log.warning("%s", said)
             self.discard()
-        elif self._autocommit:
+            exc.add_note(f"{said}; to publish it, close it before or after that")
+            raise exc
+        if self._autocommit:
             self.commit()
 
     def commit(self) -> None:
@@ -98,6 +105,7 @@ class StripeOutput(io.BufferedIOBase):
 
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
         if kind is not None and not self.closed:
+            _log.warning("%s is not published: %s while it was written", self.name, kind.__name__)
             self.discard()
         self.close()
 

@@ -26,7 +26,7 @@ from fsspec.utils import isfilelike, stringify_path
 from bootseer.errors import BootseerError, NotWritableError, UnsupportedError
 from bootseer.stripefs.checkpoint.commit import is_manifest
 from bootseer.stripefs.files.copy import commit_copy, copy_tree
-from bootseer.stripefs.files.namespace import copy_into
+from bootseer.stripefs.files.namespace import copy_open
 from bootseer.stripefs.fsspec.file import WINDOW, StripeFile, StripeOutput, Wanted, gather
 from bootseer.stripefs.fsspec.paths import StripePaths, absolute, os_error, os_errors
 from bootseer.stripefs.store import FileStat
@@ -141,8 +141,11 @@ class StripeFileSystem(StripePaths):
                 return
             shape = {"width": stat.width or self.width, "unit": stat.unit or self.unit, "striped": stat.striped}
             self.store.refuse_committed(self._new_key(path2))
-            with self.store.create(self._new_key(path2), **{**shape, **kwargs}) as writer:
-                copy_into(self.store.backend, stat.path, writer)
+            with (
+                self.store.open(stat.path) as file,
+                self.store.create(self._new_key(path2), **{**shape, **kwargs}) as writer,
+            ):
+                copy_open(file, writer)
 
     def mv(
         self, path1: Any, path2: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: object

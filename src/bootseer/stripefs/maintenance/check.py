@@ -7,7 +7,6 @@ garbage is said in docs/internals/stripe.md; when in doubt they are kept.
 from __future__ import annotations
 
 import contextlib
-import posixpath
 import time
 from collections.abc import Iterator
 from typing import Literal
@@ -15,8 +14,9 @@ from typing import Literal
 import msgspec
 
 from bootseer.errors import ConfigError, DataError, NotFoundError
-from bootseer.storage.interface import Backend, clean, join
+from bootseer.storage.interface import Backend, clean, join, read_all
 from bootseer.storage.pool import parallel
+from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit, newest
 from bootseer.stripefs.checkpoint.commit import Commit
 from bootseer.stripefs.files.reader import read_pointer
@@ -101,7 +101,8 @@ class _Check:
         self._base = backend.whole()[1]
         self._listed: dict[tuple[str, str], str] = {}
         """Names of the files that COMMITs list, by (path of their folder in the whole storage, uuid)."""
-        self._named: set[tuple[str, str]] = set()  # (folder of stripes, uuid) of all pointers
+        self._unread: list[str] = []
+        """Paths in the whole storage of the folders with a damaged COMMIT."""
 
     def file(self, folder: Folder, name: str) -> Iterator[Finding]:
         if name in folder.pointers:
@@ -109,25 +110,35 @@ class _Check:
         elif name in folder.damaged:
             sets = self._sets(folder)
             yield self._damaged(folder, name, self._set_of(folder, name, sets), sets)
+        else:
+            for uuid, found in self._sets(folder).items():
+                if isinstance(found, Pointer) and found.name == name:
+                    yield self._unnamed(folder, uuid, found, "")
 
     def tree(self, path: str) -> Iterator[Finding]:
         for folder in self._folders.values():
-            for pointer in folder.pointers.values():
-                self._named.add((posixpath.normpath(join(folder.path, pointer.dir)), pointer.uuid))
             if commit.NAME in folder.entries:
                 yield from self._commit(folder.path)
         for store, above, _ in commit.above(self._backend, path):
             with contextlib.suppress(DataError, NotFoundError):
-                self._list(join(self._base, above) if store is self._backend else above, commit.read(store, above))
+                self._read_commit(store, above)
         for folder in self._folders.values():
             yield from self._folder(folder)
 
     # -- manifests ------------------------------------------------------------------------------------------------
 
-    def _list(self, folder: str, manifest: Commit) -> None:
+    def _read_commit(self, store: Backend, folder: str) -> Commit:
+        whole = join(self._base, folder) if store is self._backend else folder
+        try:
+            manifest = commit.read(store, folder)
+        except DataError:
+            if commit.is_manifest(store, join(folder, commit.NAME)):
+                self._unread.append(whole)
+            raise
         for file in manifest.files:
-            parent, _, name = join(folder, file.path).rpartition("/")
+            parent, _, name = join(whole, file.path).rpartition("/")
             self._listed[parent, file.uuid] = name
+        return manifest
 
     def _listed_name(self, folder: Folder, uuid: str) -> str:
         """The name that a COMMIT says of the file with the stripes ``uuid``, "" when none lists it."""
@@ -136,11 +147,10 @@ class _Check:
     def _commit(self, folder: str) -> Iterator[Finding]:
         where = join(folder, commit.NAME)
         try:
-            manifest = commit.read(self._backend, folder)
+            manifest = self._read_commit(self._backend, folder)
         except DataError as exc:
             yield _finding("damaged-commit", where, exc.message)
             return
-        self._list(join(self._base, folder), manifest)
         for file in manifest.files:
             path = join(folder, file.path)
             parent, _, name = path.rpartition("/")
@@ -156,19 +166,19 @@ class _Check:
     # -- one folder -----------------------------------------------------------------------------------------------
 
     def _folder(self, folder: Folder) -> Iterator[Finding]:
-        for name, pointer in folder.pointers.items():
-            yield from self._pointer(folder, name, pointer)
+        striped = [it for name, pointer in folder.pointers.items() for it in self._pointer(folder, name, pointer)]
         sets = self._sets(folder)
         claimed = {name: self._set_of(folder, name, sets) for name in folder.damaged}
-        for name, uuid in claimed.items():
-            yield self._damaged(folder, name, uuid, sets)
+        striped += [self._damaged(folder, name, uuid, sets) for name, uuid in claimed.items()]
+        yield from striped
+        unsure = self._why_unsure(folder, striped)
         if any(isinstance(found, Pointer) for found in sets.values()):
             # they may have been completed and published since the folder was listed; what is whole now is named now
             folder = scan.folder(self._backend, folder.path, known=folder)
         for uuid in sets.keys() & folder.stripes.keys() - set(claimed.values()):
             if not folder.owners(uuid):
-                yield self._unnamed(folder, uuid, sets[uuid])
-        yield from self._temporaries(folder)
+                yield self._unnamed(folder, uuid, sets[uuid], unsure)
+        yield from self._temporaries(folder, unsure)
         for path, entry in folder.unknown.items():
             yield _finding("unknown-file", path, "hidden by its name, and not made by bootseer", size=entry.size)
         if newest.NAME in folder.entries:
@@ -178,7 +188,7 @@ class _Check:
         """The sets of stripes that no pointer names: the pointer that each had, or why it is not whole."""
         found: dict[str, Pointer | str] = {}
         for uuid, stripes in folder.stripes.items():
-            if (folder.store, uuid) in self._named or folder.owners(uuid):
+            if folder.owners(uuid):
                 continue
             try:
                 found[uuid] = scan.inspect(self._backend, folder.path, uuid, stripes)
@@ -204,21 +214,32 @@ class _Check:
             detail += f"; {found}"
         return _finding("damaged-pointer", join(folder.path, name), detail, uuid, repair=repair)
 
-    def _unnamed(self, folder: Folder, uuid: str, found: Pointer | str) -> Finding:
+    def _why_unsure(self, folder: Folder, striped: list[Finding]) -> str:
+        """Why stripes that look like garbage may be all that is left of a file, "" when they cannot."""
+        if any(it.level == "error" for it in striped):
+            return "a striped file of this folder is damaged"
+        whole = f"{join(self._base, folder.path)}/"
+        damaged = any(not above or whole.startswith(f"{above}/") for above in self._unread)
+        return "a COMMIT that may list it is damaged" if damaged else ""
+
+    def _unnamed(self, folder: Folder, uuid: str, found: Pointer | str, unsure: str) -> Finding:
         path, stripes = f"{folder.store}/{uuid}", folder.stripes[uuid]
         size, age = sum(entry.size for entry in stripes.values()), self._age(folder, uuid)
         listed = self._listed_name(folder, uuid)
         garbage = found if isinstance(found, str) else self._why_garbage(folder, found)
         if isinstance(found, Pointer) and (listed or not garbage):
             name, detail = listed or found.name, f"{path} is whole"
-            if not name or name in folder.entries:
+            if not name or "/" in name or name in folder.entries:
                 detail += f", {name} is another file" if name else ", its stripes do not say its name"
                 name = f"recovered-{uuid}"
             target = join(folder.path, name)
             return _finding("lost-pointer", target, detail, uuid, size=size, age=age, repair="rebuild it")
-        if listed or any(not damaged.uuid for damaged in folder.damaged.values()):
-            why = "a COMMIT lists it" if listed else "a pointer of this folder is damaged"
-            return _finding("kept-stripes", path, f"no pointer names it, but {why}", uuid, size=size, age=age)
+        why = "a COMMIT lists it" if listed else unsure
+        if isinstance(found, Pointer) and uuid not in folder.temporaries and self._has_remnants(folder):
+            why = why or "a file of this folder may be what is left of its pointer"
+        if why:
+            detail = f"no pointer names it ({garbage}), but {why}"
+            return _finding("kept-stripes", path, detail, uuid, size=size, age=age)
         detail = f"{len(stripes)} stripes: {garbage}"
         return _finding("unreferenced-stripes", path, detail, uuid, size=size, age=age)
 
@@ -226,14 +247,20 @@ class _Check:
         """What says that the set ``whole`` is an old or unfinished one; "" when nothing does: it lost its pointer."""
         if whole.uuid in folder.temporaries:
             return f"the writer of {whole.name or 'its file'} did not finish, or was removing it"
-        if (pointer := folder.pointers.get(whole.name)) is not None:
-            old = pointer.epoch >= whole.epoch
-        else:
-            old = whole.name in folder.plain and folder.plain[whole.name].size > 0
-        return f"an older version of {whole.name}" if old else ""
+        pointer = folder.pointers.get(whole.name)
+        return f"an older version of {whole.name}" if pointer is not None and pointer.epoch >= whole.epoch else ""
 
-    def _temporaries(self, folder: Folder) -> Iterator[Finding]:
+    def _has_remnants(self, folder: Folder) -> bool:
+        """Whether a plain file of ``folder`` may be a pointer that was cut off in its first line."""
+        short = [name for name, entry in folder.plain.items() if entry.size < len(layout.POINTER_LINE)]
+        with contextlib.suppress(NotFoundError):
+            return any(layout.is_remnant(read_all(self._backend, join(folder.path, it), limit=64)) for it in short)
+        return True  # one has changed since it was listed
+
+    def _temporaries(self, folder: Folder, unsure: str) -> Iterator[Finding]:
         for uuid, entries in folder.temporaries.items():
+            if unsure and (uuid in folder.stripes or uuid in folder.trash):
+                continue  # kept with them
             writing = uuid in folder.stripes and not folder.owners(uuid)
             for entry in entries:
                 path = join(folder.path, entry.name)
@@ -246,8 +273,10 @@ class _Check:
         for uuid, trash in folder.trash.items():
             if not folder.owners(uuid):
                 size, path = sum(entry.size for entry in trash.values()), f"{folder.store}/{scan.TRASH}{uuid}"
-                age = self._age(folder, uuid)
-                yield _finding("collected-stripes", path, "of an unfinished gc", uuid, size=size, age=age)
+                kind, detail = "collected-stripes", "of an unfinished gc"
+                if unsure:
+                    kind, detail = "kept-stripes", f"{detail}, but {unsure}"
+                yield _finding(kind, path, detail, uuid, size=size, age=self._age(folder, uuid))
 
     def _age(self, folder: Folder, uuid: str) -> float:
         """Seconds since anything of the set ``uuid`` was modified."""

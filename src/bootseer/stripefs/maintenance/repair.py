@@ -72,12 +72,12 @@ def _mend(backend: Backend, finding: Finding) -> str:
 def _rebuild(backend: Backend, folder: Folder, name: str, uuid: str, text: bytes) -> str:
     """Make the pointer ``name`` of the stripes ``uuid`` anew, if ``text`` is still there: b"" for nothing."""
     path = join(folder.path, name)
-    whole = scan.inspect(backend, folder.path, uuid, folder.stripes.get(uuid, {}))
+    whole = msgspec.structs.replace(scan.inspect(backend, folder.path, uuid, folder.stripes.get(uuid, {})), name=name)
     digest = scan.check_content(backend, folder.path, whole)
     if _committed_digest(backend, path) not in ("", digest):
         raise DataError(f"{path}: the content of its stripes does not have the digest of its COMMIT")
     tmp = join(folder.path, f"{layout.TEMPORARY}{uuid}")
-    pointer = msgspec.structs.replace(whole, digest=digest, name=name)
+    pointer = msgspec.structs.replace(whole, digest=digest)
     namespace.write_small(backend, tmp, layout.encode_pointer(pointer))
     faults.point("stripefs.repair.rename")
     try:

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from bootseer.errors import DataError, NotFoundError
-from bootseer.storage.interface import Backend, Entry, Source, join, read_all
+from bootseer.errors import ConfigError, DataError, NotFoundError
+from bootseer.storage.interface import Backend, Entry, Source, exists, join, read_all
 from bootseer.storage.pool import parallel
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit
@@ -62,8 +62,7 @@ class Folder:
 
     def add_pointer(self, name: str, pointer: Pointer) -> None:
         self.pointers[name] = pointer
-        if pointer.dir == layout.FOLDER:
-            self._owners.setdefault(pointer.uuid, []).append(name)
+        self._owners.setdefault(pointer.uuid, []).append(name)
 
     @property
     def store(self) -> str:
@@ -77,7 +76,7 @@ class Folder:
         return join(self.store, f"{TRASH}{uuid}.{index}")
 
     def owners(self, uuid: str) -> list[str]:
-        """Names of the pointers here that name the stripes ``uuid`` in the folder's own ``.bsx``."""
+        """Names of the pointers here that name the stripes ``uuid``."""
         return self._owners.get(uuid, [])
 
 
@@ -244,7 +243,21 @@ def inspect(backend: Backend, folder: str, uuid: str, indices: Iterable[int]) ->
     return pointer
 
 
+def lost_set(backend: Backend, path: str) -> str:
+    """uuid of a whole set of stripes that was written as the file at ``path`` and that nothing names, "" for none."""
+    parent, _, name = path.rpartition("/")
+    if not exists(backend, join(parent, layout.FOLDER)):
+        return ""
+    seen = folder(backend, parent)
+    for uuid, stripes in seen.stripes.items():
+        if not seen.owners(uuid) and uuid not in seen.temporaries:
+            with contextlib.suppress(DataError, ConfigError):
+                if inspect(backend, parent, uuid, stripes).name == name:
+                    return uuid
+    return ""
+
+
 def check_content(backend: Backend, folder: str, pointer: Pointer) -> str:
     """Read and check every chunk of a whole set. Returns the BLAKE3 of its content; `DataError` for damaged bytes."""
-    with StripedFile(backend, join(folder, pointer.name or pointer.uuid), pointer) as file:
+    with StripedFile(backend, join(folder, pointer.name), pointer) as file:
         return commit.digest_of_open(file)
