@@ -113,7 +113,8 @@ def mount(
     server: Sequence[str] = SERVER,
     store: Store | None = None,
 ) -> TreeMount:
-    """Mount the tree ``digest`` read-only on ``target`` (made when missing); hot blocks start to arrive at once.
+    """Mount the tree ``digest`` read-only on ``target`` (made when missing), or where that link leads; hot blocks start
+    to arrive at once.
 
     ``profile`` says whose traces to prefetch by and to add to (None: neither). ``config`` gives the time limits, the
     number of streams and whether to fill in the background. ``server`` is the command that serves; ``store`` is the one
@@ -122,7 +123,7 @@ def mount(
     """
     settings = config or Config()
     state_dir, cache_dir = private_folder(state_dir), private_folder(cache_dir)
-    target = Path(os.path.abspath(target))
+    target = Path(mounts.real(target))
     id = digest[:16]
     folder = state_dir / "trees" / id
     with ThreadPoolExecutor(1) as beside:
@@ -169,7 +170,7 @@ def attach(what: str | Path, state_dir: Path) -> TreeMount:
     """
     silent: BootseerError | None = None
     base = Path(os.path.abspath(state_dir)) / "trees"
-    target = os.path.abspath(what)
+    target = mounts.real(what)
     for folder in sorted(base.glob("*/")) if base.is_dir() else []:
         try:
             status = client.ask(folder, Request("status"))
