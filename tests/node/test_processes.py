@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -367,6 +368,57 @@ def test_all_killed_at_once_is_an_error_and_the_next_mount_is_right(node: Node) 
     made.unmount()
     again = node.mount(slow=False)
     assert right(node, again.target)
+
+
+_MOUNT = """
+import os, sys
+from pathlib import Path
+from bootseer.blocks import tree
+from bootseer.config import Config
+job, servers, store, digest, folder = sys.argv[1:]
+Path(job, "cgroup.procs").write_text("0")
+tree.mount(store, digest, Path(folder, "mnt"), cache_dir=Path(folder, "cache"), state_dir=Path(folder, "state"),
+           config=Config(background_fill=False, server_cgroup=servers))
+"""
+
+
+@pytest.fixture
+def cgroup() -> Iterator[Path]:
+    """One of version 2 with the two cgroups ``job`` and ``servers``, each of which can be killed."""
+    tops = [Path(entry.target) for entry in mounts.entries() if entry.fstype == "cgroup2"]
+    if not tops or not os.access(tops[0], os.W_OK):
+        pytest.skip("needs cgroup v2, writable")
+    base = tops[0] / f"bootseer-test-{os.getpid()}"
+    made = (base, base / "job", base / "servers")
+    for folder in made:
+        folder.mkdir()
+    yield base
+    for folder in reversed(made):
+        (folder / "cgroup.kill").write_text("1")
+        until(lambda folder=folder: "populated 0" in (folder / "cgroup.events").read_text())
+        folder.rmdir()
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_the_end_of_the_job_that_mounted_first(node: Node, cgroup: Path, leaves: bool) -> None:
+    """In a cgroup of its own the server outlives it; else other jobs on the tree get errors, never zeros, and a new
+    mount works at once."""
+    servers = f"{cgroup.name}/servers" if leaves else ""
+    command = [sys.executable, "-c", _MOUNT, str(cgroup / "job"), servers, str(node.store), node.digest]
+    subprocess.run([*command, str(node.folder)], timeout=60, check=True)
+    node.mounted.append(tree.attach(node.folder / "mnt", node.folder / "state"))
+    other = node.mount("other", slow=False)
+    pid = other.status().pid
+    assert read(other.target / "f00") == node.want("f00")
+    (cgroup / "job" / "cgroup.kill").write_text("1")
+    until(lambda: "populated 0" in (cgroup / "job" / "cgroup.events").read_text())
+    if leaves:
+        assert other.status().pid == pid
+        assert right(node, other.target)
+        return
+    assert all(read(other.target / f"f{i:02}") in (node.want(f"f{i:02}"), *ERRORS) for i in range(FILES))
+    assert read(other.target / "f20") in ERRORS
+    assert right(node, node.mount("new", slow=False).target)
 
 
 def test_supervisor_and_server_dead_at_once_is_an_error_and_ends_the_fetcher(node: Node) -> None:
