@@ -70,6 +70,18 @@ sys.exit(main(sys.argv[1:]))
 """,
 )
 """A server that has the troubles for which there is a file."""
+_MOUNT = """
+import os, sys
+from pathlib import Path
+from bootseer.blocks import tree
+from bootseer.config import Config
+job, servers, store, digest, folder = sys.argv[1:]
+if job:
+    Path(job, "cgroup.procs").write_text("0")
+tree.mount(store, digest, Path(folder, "mnt"), cache_dir=Path(folder, "cache"), state_dir=Path(folder, "state"),
+           config=Config(background_fill=False, server_cgroup=servers))
+"""
+"""Mounts, in the cgroup ``job``, and ends."""
 FILES = 24
 FILE_SIZE = 400_000
 DEADLINE = 20.0
@@ -98,13 +110,21 @@ class Node:
         shutil.copytree(base / "store", self.store)
         self.mounted: list[TreeMount] = []
 
-    def mount(self, name: str = "mnt", *, slow: bool = True, command: Sequence[str] = (), **set: object) -> TreeMount:
+    def mount(
+        self,
+        name: str = "mnt",
+        *,
+        slow: bool = True,
+        command: Sequence[str] = (),
+        cache: str = "cache",
+        **set: object,
+    ) -> TreeMount:
         settings = {"background_fill": False, "demand_deadline": DEADLINE, **set}
         made = tree.mount(
             str(self.store),
             self.digest,
             self.folder / name,
-            cache_dir=self.folder / "cache",
+            cache_dir=self.folder / cache,
             state_dir=self.folder / "state",
             config=Config(**settings),  # type: ignore[arg-type]
             server=command or (SLOW if slow else tree.SERVER),
@@ -275,6 +295,37 @@ def test_mounts_that_join_and_leave_share_a_server(node: Node) -> None:
     assert right(node, made.target)
 
 
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_mount_with_another_cache_folder_joins_the_server(
+    node: Node, complete: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = node.mount(slow=False)
+    if complete:
+        assert right(node, made.target)
+        made.unmount()
+        made = node.mount(slow=False)
+    other = node.mount("other", slow=False, cache="cache2")
+    assert other.status().driver == ("local" if complete else "fuse")
+    assert other.status().pid == made.status().pid
+    assert f"is served out of {node.folder / 'cache'}" in caplog.text
+    made.unmount()
+    assert right(node, other.target)
+
+
+def test_a_server_in_another_mount_namespace_is_joined(node: Node) -> None:
+    command = ["unshare", "-m", "--propagation", "private", sys.executable, "-c", _MOUNT, "", ""]
+    subprocess.run([*command, str(node.store), node.digest, str(node.folder)], timeout=60, check=True)
+    first = tree.attach(node.folder / "mnt", node.folder / "state")
+    assert not mounts.is_mounted(first.target)
+    pid = first.status().pid
+    other = node.mount("other", slow=False)
+    assert other.status().pid == pid
+    assert right(node, other.target)
+    subprocess.run(["nsenter", "-t", str(pid), "-m", "umount", str(first.target)], check=True)
+    first.unmount()
+    assert right(node, other.target)
+
+
 def test_a_mount_and_an_unmount_while_the_fetcher_is_dead(node: Node) -> None:
     made = node.mount(slow=False)
     pid = made.status().pid
@@ -368,18 +419,6 @@ def test_all_killed_at_once_is_an_error_and_the_next_mount_is_right(node: Node) 
     made.unmount()
     again = node.mount(slow=False)
     assert right(node, again.target)
-
-
-_MOUNT = """
-import os, sys
-from pathlib import Path
-from bootseer.blocks import tree
-from bootseer.config import Config
-job, servers, store, digest, folder = sys.argv[1:]
-Path(job, "cgroup.procs").write_text("0")
-tree.mount(store, digest, Path(folder, "mnt"), cache_dir=Path(folder, "cache"), state_dir=Path(folder, "state"),
-           config=Config(background_fill=False, server_cgroup=servers))
-"""
 
 
 @pytest.fixture

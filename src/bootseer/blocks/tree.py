@@ -145,11 +145,15 @@ def mount(
                 profile=profile.job if profile is not None else None,
                 config=settings,
             )
-            lazy = client.join_or_start(folder, spec, server) == "fuse"
+            served = client.join_or_start(folder, spec, server)
+            lazy = served.driver == "fuse"
             try:
                 target.mkdir(parents=True, exist_ok=True)
                 meta.result()
-                data = (folder / FUSE_FOLDER if lazy else tree.cache) / DATA
+                place = folder / FUSE_FOLDER if lazy else Path(served.cache_dir, *tree.cache.parts[-2:])
+                if served.pid and not (place / DATA).exists():  # it has mounts of its own
+                    place = Path(f"/proc/{served.pid}/root{place}")
+                data = place / DATA
                 with note_mount(folder) if lazy else contextlib.nullcontext():
                     mounts.mount_erofs(tree.meta, data if tree.manifest.data_size else None, target, direct=lazy)
             except BaseException as exc:

@@ -381,6 +381,7 @@ class Supervisor:
             server_pid=counts[Count.SERVER_PID] if self._server is not None else 0,
             fetcher_pid=counts[Count.FETCHER_PID],
             driver=self.driver,
+            cache_dir=self._spec.cache_dir,
             server_restarts=max(0, counts[Count.SERVER_STARTS] - 1),
             fetcher_restarts=max(0, counts[Count.FETCHER_STARTS] - 1),
             supervisor_restarts=counts[Count.SUPERVISOR_STARTS] - 1,
