@@ -60,6 +60,11 @@ supervisor._SERVER_SILENCE = supervisor._FETCHER_SILENCE = 3.0
 os.fork = when("fork", os.fork, lambda: fail(errno.EAGAIN))
 supervisor.FetcherProcess = when("fetcher", supervisor.FetcherProcess, lambda: fail(errno.EIO))
 supervisor.Supervisor._serve_fuse = when("slow", supervisor.Supervisor._serve_fuse, lambda: time.sleep(0.4))
+def die():
+    os.unlink(os.environ["BOOTSEER_TROUBLE"] + "server")
+    os.kill(os.getpid(), 9)
+
+supervisor.Supervisor._serve_fuse = when("server", supervisor.Supervisor._serve_fuse, die)
 class Child(supervisor.Child):
     def __init__(self, name, *args):
         super().__init__(name, *args)
@@ -515,6 +520,20 @@ def test_no_fetcher_means_errors_soon_and_recovery(node: Node, trouble: Trouble)
         assert read(made.target / "f00") == errno.EIO
         assert time.monotonic() - began < DEADLINE
     until(lambda: read(made.target / "f01") == node.want("f01"), 15)
+
+
+def test_a_start_waits_for_no_fetcher(node: Node, trouble: Trouble) -> None:
+    with trouble("fetcher"):
+        made = node.mount(command=TROUBLED)
+    until(lambda: read(made.target / "f01") == node.want("f01"), 15)
+    assert made.status().fetcher_restarts > 0
+
+
+def test_a_fuse_server_that_dies_while_it_starts_is_replaced(node: Node, trouble: Trouble, tmp_path: Path) -> None:
+    (tmp_path / "trouble" / "server").touch()
+    made = node.mount(command=TROUBLED)
+    assert made.status().server_restarts == 1
+    assert right(node, made.target)
 
 
 def test_a_stopped_supervisor_is_waited_for_and_not_killed(node: Node) -> None:

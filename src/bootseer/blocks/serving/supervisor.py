@@ -159,7 +159,8 @@ class Supervisor:
             self._start_server()
             until = time.monotonic() + _START_SECONDS
             while not counts[Count.SERVER_READY]:
-                if (self._server is not None and self._server.dead) or time.monotonic() >= until:
+                self._restart()
+                if self._server is None or time.monotonic() >= until:
                     raise UnavailableError(f"the FUSE server of tree {spec.id} did not start")
                 time.sleep(0.0005)
         except BaseException:
