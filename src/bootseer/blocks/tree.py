@@ -50,6 +50,7 @@ log = logging.getLogger(__name__)
 
 _EXIT_SECONDS = 60.0
 _STILL_SECONDS = 1.0
+_ASK_SECONDS = 1.0
 
 
 class TreeMount:
@@ -172,25 +173,28 @@ def attach(what: str | Path, state_dir: Path) -> TreeMount:
 
     Raises `NotFoundError` when there is none, `UnavailableError` when a server that may be its own does not answer.
     """
-    silent: BootseerError | None = None
     base = Path(os.path.abspath(state_dir)) / "trees"
     target = mounts.real(what)
-    for folder in sorted(base.glob("*/")) if base.is_dir() else []:
-        try:
-            status = client.ask(folder, Request("status"))
-        except BootseerError as exc:
-            if not isinstance(exc, GoneError):
-                silent = exc
-            elif (left := _left_by_the_dead(folder)) and left.target == target:
-                return TreeMount(Path(target), left.id, left.digest, folder)
-            log.warning("%s", exc)
-            continue
-        if target in status.targets:
-            return TreeMount(Path(target), status.id, status.digest, folder)
-        if str(what) in (status.id, status.digest) and status.targets:
-            return TreeMount(Path(status.targets[0]), status.id, status.digest, folder)
-    if silent is not None:
-        raise silent
+    folders = sorted(base.glob("*/")) if base.is_dir() else []
+    for patience in (_ASK_SECONDS, client.PATIENCE):  # those that do not answer are waited for last
+        silent: dict[Path, BootseerError] = {}
+        for folder in folders:
+            try:
+                status = client.ask(folder, Request("status"), timeout=patience)
+            except BootseerError as exc:
+                if not isinstance(exc, GoneError):
+                    silent[folder] = exc
+                elif (left := _left_by_the_dead(folder)) and left.target == target:
+                    return TreeMount(Path(target), left.id, left.digest, folder)
+                log.warning("%s", exc)
+                continue
+            if target in status.targets:
+                return TreeMount(Path(target), status.id, status.digest, folder)
+            if str(what) in (status.id, status.digest) and status.targets:
+                return TreeMount(Path(status.targets[0]), status.id, status.digest, folder)
+        folders = list(silent)
+    if silent:
+        raise next(iter(silent.values()))
     raise NotFoundError(f"no tree is mounted as {what}", hint=f"running ones have their state in {base}")
 
 

@@ -45,7 +45,7 @@ _GRACE_SECONDS = 3.0
 _REAP_SECONDS = 5.0
 _LOCK_SECONDS = 120.0
 _ATTEMPT_SECONDS = 8.0
-_PATIENCE = 30.0
+PATIENCE = 30.0
 """A server on an overloaded node, or one whose disk is stuck, may take this long to answer; it is not dead."""
 _LOG_BYTES = 4 << 20
 _LOOK_SECONDS = 0.005
@@ -85,7 +85,7 @@ def _flock(fd: int) -> bool:
 # -- asking ------------------------------------------------------------------------------------------------------------
 
 
-def ask(folder: Path, request: Request, *, timeout: float = _PATIENCE) -> TreeStatus:
+def ask(folder: Path, request: Request, *, timeout: float = PATIENCE) -> TreeStatus:
     """One request to the server whose state is in ``folder``; every request may be repeated, and is.
 
     Raises `GoneError` when there is no such server, `UnavailableError` when it does not answer within ``timeout``
