@@ -70,7 +70,6 @@ class FetcherProcess:
         counts = shared.counts
         self._spec, self._tree, self._store, self._shared = spec, tree, store, shared
         self._detach = detach
-        counts[Count.READAHEAD_TID] = 0  # of a thread of the process before, perhaps
         self._number = counts[Count.FETCHER_STARTS]
         self._stop = threading.Event()
         self._cache = CacheFile.resume(

@@ -236,6 +236,7 @@ class Supervisor:
             fetcher.succeeded()
             counts[Count.HOPELESS] = 0
         if fetcher is not None and fetcher.dead:
+            counts[Count.READAHEAD_TID] = 0  # it may be another thread's soon
             if fetcher.failures >= _HOPELESS and not counts[Count.HOPELESS]:
                 log.error("no fetcher stays alive: reads of missing blocks fail until one does")
                 counts[Count.HOPELESS] = 1
