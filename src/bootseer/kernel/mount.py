@@ -134,7 +134,8 @@ def real(target: str | Path) -> str:
 
 
 def find(target: str | Path) -> MountEntry | None:
-    """The topmost mount on exactly ``target``, or on what that links to, or None. Never touches the mount itself, which may be dead or slow."""
+    """The topmost mount on exactly ``target``, or on what that links to, or None. Never touches the mount itself, which
+    may be dead or slow."""
     path = real(target)
     return next((entry for entry in reversed(list(entries())) if entry.target == path), None)
 
