@@ -465,6 +465,12 @@ def test_the_end_of_the_job_that_mounted_first(node: Node, cgroup: Path, leaves:
     assert right(node, node.mount("new", slow=False).target)
 
 
+def test_a_cgroup_that_is_not_there_is_a_line_in_the_log(node: Node) -> None:
+    made = node.mount(slow=False, server_cgroup="/no/such")
+    assert "there is no cgroup /no/such" in node.log
+    assert read(made.target / "f00") == node.want("f00")
+
+
 def test_supervisor_and_server_dead_at_once_is_an_error_and_ends_the_fetcher(node: Node) -> None:
     made = node.mount(slow=False)
     status = made.status()
