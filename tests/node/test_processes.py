@@ -42,7 +42,7 @@ SLOW = (
 TROUBLED = (
     sys.executable,
     "-c",
-    """import errno, os, sys, time
+    """import errno, os, sys, threading, time
 from bootseer.blocks.serving import supervisor
 from bootseer.blocks.serving.server import main
 
@@ -65,6 +65,11 @@ def die():
     os.kill(os.getpid(), 9)
 
 supervisor.Supervisor._serve_fuse = when("server", supervisor.Supervisor._serve_fuse, die)
+def no_thread():
+    raise RuntimeError("can't start new thread")
+
+start = threading.Thread.start
+threading.Thread.start = lambda self: when("no " + self.name, start, no_thread)(self)
 class Child(supervisor.Child):
     def __init__(self, name, *args):
         super().__init__(name, *args)
@@ -533,6 +538,13 @@ def test_a_start_waits_for_no_fetcher(node: Node, trouble: Trouble) -> None:
         made = node.mount(command=TROUBLED)
     until(lambda: read(made.target / "f01") == node.want("f01"), 15)
     assert made.status().fetcher_restarts > 0
+
+
+def test_a_start_needs_no_thread_that_only_makes_it_faster(node: Node, trouble: Trouble) -> None:
+    with trouble("no prefetch"), trouble("no sync"):
+        made = node.mount(command=TROUBLED)
+        assert right(node, made.target)
+        assert made.status().fetcher_restarts == 0
 
 
 def test_a_fuse_server_that_dies_while_it_starts_is_replaced(node: Node, trouble: Trouble, tmp_path: Path) -> None:
