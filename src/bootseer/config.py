@@ -41,6 +41,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """Node-local disk for blocks (ext4, xfs or btrfs)."""
     state_dir: str = msgspec.field(default_factory=_default_state)
     """Sockets, pids and mount records of running servers; need not survive a reboot."""
+    server_cgroup: str = ""
+    """The cgroup, by its path below the top, that block servers go to (in each hierarchy that has it): a tree is shared
+    by the jobs of a node. Empty: they stay in that of the job that mounts first, and end with it."""
     store: str = ""
     """Shared storage this site already has: a folder, ``hdfs://...``, ``s3://...``. Empty: a folder in the cache."""
     hdfs_access: Literal["auto", "direct", "native"] = "auto"

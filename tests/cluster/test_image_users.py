@@ -69,6 +69,16 @@ def test_set_uid_programs_of_a_mounted_image_do_nothing(place: Path, config: set
         mounted.unmount()
 
 
+def test_a_target_that_is_a_link_is_unmounted_before_its_overlay_goes(place: Path, config: settings.Config) -> None:
+    (place / "real").mkdir()
+    (place / "link").symlink_to("real")
+    mounted = image.mount(f"oci:{place}/layout:v1", place / "link", store_url=str(place / "store"), config=config)
+    assert mounted.rootfs == place / "real"
+    assert image.attach(place / "link", place / "state").record == mounted.record
+    mounted.unmount()
+    assert list((place / "real").iterdir()) == []
+
+
 def test_they_work_in_a_container_whose_root_nobody_else_reaches(place: Path, config: settings.Config) -> None:
     with pytest.raises(ConfigError, match="other users can reach it"):
         image.mount(

@@ -676,6 +676,17 @@ def test_an_area_that_is_still_read_is_left(nodes: Callable[[str], Node], monkey
     assert group.publication.ended(20)
 
 
+def test_a_target_that_is_a_link_is_unmounted_before_its_area_goes(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    config = Config(cache_dir=str(tmp_path / "cache"), state_dir=str(tmp_path / "state"))
+    group = overlay.new_group("k" * 64, (Target(str(tmp_path / "link")),), config)
+    group.mount_targets()
+    assert mounts.is_mounted(tmp_path / "real")
+    group.unmount()
+    assert not mounts.is_mounted(tmp_path / "real")
+
+
 def test_an_area_in_use_is_never_deleted(nodes: Callable[[str], Node]) -> None:
     node = nodes("one")
     result = node.run(fill_plain)

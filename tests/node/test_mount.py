@@ -181,9 +181,24 @@ def test_unmount_says_why_not(place: Path) -> None:
     assert not mount.is_mounted(target)
 
 
-def test_is_mounted_follows_links_above_and_not_the_target(place: Path) -> None:
+def test_links_lead_to_the_mount(place: Path) -> None:
+    """mount(2) follows them: who then looks for a mount on the link itself deletes what is beneath a mount in use."""
     target = _folder(place, "tar get")
     (place / "link").symlink_to(place)
+    (place / "loop").symlink_to("loop")
+    (place / "sub").mkdir()
+    for name, to in (("one", target), ("two", "one"), ("three", "sub/../tar get/"), ("four", "link/./two")):
+        (place / name).symlink_to(to)
+        mount.mount("tmpfs", place / name, "tmpfs")
+        entry = mount.find(place / name)
+        assert entry is not None
+        assert entry.target == str(target)
+        assert mount.real(place / name) == str(target)
+        mount.unmount(place / name)
+        assert not mount.is_mounted(target)
+    assert not mount.is_mounted(place / "loop")
+    (place / "up").symlink_to("sub/..")
+    assert (mount.real("/"), mount.real(place / "up")) == ("/", str(place))
     assert not mount.is_mounted(target)
     mount.mount("tmpfs", target, "tmpfs")
     assert mount.is_mounted(place / "link" / "tar get")

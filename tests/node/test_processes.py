@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -41,7 +42,7 @@ SLOW = (
 TROUBLED = (
     sys.executable,
     "-c",
-    """import errno, os, sys, time
+    """import errno, os, sys, threading, time
 from bootseer.blocks.serving import supervisor
 from bootseer.blocks.serving.server import main
 
@@ -59,6 +60,16 @@ supervisor._SERVER_SILENCE = supervisor._FETCHER_SILENCE = 3.0
 os.fork = when("fork", os.fork, lambda: fail(errno.EAGAIN))
 supervisor.FetcherProcess = when("fetcher", supervisor.FetcherProcess, lambda: fail(errno.EIO))
 supervisor.Supervisor._serve_fuse = when("slow", supervisor.Supervisor._serve_fuse, lambda: time.sleep(0.4))
+def die():
+    os.unlink(os.environ["BOOTSEER_TROUBLE"] + "server")
+    os.kill(os.getpid(), 9)
+
+supervisor.Supervisor._serve_fuse = when("server", supervisor.Supervisor._serve_fuse, die)
+def no_thread():
+    raise RuntimeError("can't start new thread")
+
+start = threading.Thread.start
+threading.Thread.start = lambda self: when("no " + self.name, start, no_thread)(self)
 class Child(supervisor.Child):
     def __init__(self, name, *args):
         super().__init__(name, *args)
@@ -69,6 +80,18 @@ sys.exit(main(sys.argv[1:]))
 """,
 )
 """A server that has the troubles for which there is a file."""
+_MOUNT = """
+import os, sys
+from pathlib import Path
+from bootseer.blocks import tree
+from bootseer.config import Config
+job, servers, store, digest, folder = sys.argv[1:]
+if job:
+    Path(job, "cgroup.procs").write_text("0")
+tree.mount(store, digest, Path(folder, "mnt"), cache_dir=Path(folder, "cache"), state_dir=Path(folder, "state"),
+           config=Config(background_fill=False, server_cgroup=servers))
+"""
+"""Mounts, in the cgroup ``job``, and ends."""
 FILES = 24
 FILE_SIZE = 400_000
 DEADLINE = 20.0
@@ -97,13 +120,21 @@ class Node:
         shutil.copytree(base / "store", self.store)
         self.mounted: list[TreeMount] = []
 
-    def mount(self, name: str = "mnt", *, slow: bool = True, command: Sequence[str] = (), **set: object) -> TreeMount:
+    def mount(
+        self,
+        name: str = "mnt",
+        *,
+        slow: bool = True,
+        command: Sequence[str] = (),
+        cache: str = "cache",
+        **set: object,
+    ) -> TreeMount:
         settings = {"background_fill": False, "demand_deadline": DEADLINE, **set}
         made = tree.mount(
             str(self.store),
             self.digest,
             self.folder / name,
-            cache_dir=self.folder / "cache",
+            cache_dir=self.folder / cache,
             state_dir=self.folder / "state",
             config=Config(**settings),  # type: ignore[arg-type]
             server=command or (SLOW if slow else tree.SERVER),
@@ -274,6 +305,37 @@ def test_mounts_that_join_and_leave_share_a_server(node: Node) -> None:
     assert right(node, made.target)
 
 
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_mount_with_another_cache_folder_joins_the_server(
+    node: Node, complete: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = node.mount(slow=False)
+    if complete:
+        assert right(node, made.target)
+        made.unmount()
+        made = node.mount(slow=False)
+    other = node.mount("other", slow=False, cache="cache2")
+    assert other.status().driver == ("local" if complete else "fuse")
+    assert other.status().pid == made.status().pid
+    assert f"is served out of {node.folder / 'cache'}" in caplog.text
+    made.unmount()
+    assert right(node, other.target)
+
+
+def test_a_server_in_another_mount_namespace_is_joined(node: Node) -> None:
+    command = ["unshare", "-m", "--propagation", "private", sys.executable, "-c", _MOUNT, "", ""]
+    subprocess.run([*command, str(node.store), node.digest, str(node.folder)], timeout=60, check=True)
+    first = tree.attach(node.folder / "mnt", node.folder / "state")
+    assert not mounts.is_mounted(first.target)
+    pid = first.status().pid
+    other = node.mount("other", slow=False)
+    assert other.status().pid == pid
+    assert right(node, other.target)
+    subprocess.run(["nsenter", "-t", str(pid), "-m", "umount", str(first.target)], check=True)
+    first.unmount()
+    assert right(node, other.target)
+
+
 def test_a_mount_and_an_unmount_while_the_fetcher_is_dead(node: Node) -> None:
     made = node.mount(slow=False)
     pid = made.status().pid
@@ -369,6 +431,51 @@ def test_all_killed_at_once_is_an_error_and_the_next_mount_is_right(node: Node) 
     assert right(node, again.target)
 
 
+@pytest.fixture
+def cgroup() -> Iterator[Path]:
+    """One of version 2 with the two cgroups ``job`` and ``servers``, each of which can be killed."""
+    tops = [Path(entry.target) for entry in mounts.entries() if entry.fstype == "cgroup2"]
+    if not tops or not os.access(tops[0], os.W_OK):
+        pytest.skip("needs cgroup v2, writable")
+    base = tops[0] / f"bootseer-test-{os.getpid()}"
+    made = (base, base / "job", base / "servers")
+    for folder in made:
+        folder.mkdir()
+    yield base
+    for folder in reversed(made):
+        (folder / "cgroup.kill").write_text("1")
+        until(lambda folder=folder: "populated 0" in (folder / "cgroup.events").read_text())
+        folder.rmdir()
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_the_end_of_the_job_that_mounted_first(node: Node, cgroup: Path, leaves: bool) -> None:
+    """In a cgroup of its own the server outlives it; else other jobs on the tree get errors, never zeros, and a new
+    mount works at once."""
+    servers = f"{cgroup.name}/servers" if leaves else ""
+    command = [sys.executable, "-c", _MOUNT, str(cgroup / "job"), servers, str(node.store), node.digest]
+    subprocess.run([*command, str(node.folder)], timeout=60, check=True)
+    node.mounted.append(tree.attach(node.folder / "mnt", node.folder / "state"))
+    other = node.mount("other", slow=False)
+    pid = other.status().pid
+    assert read(other.target / "f00") == node.want("f00")
+    (cgroup / "job" / "cgroup.kill").write_text("1")
+    until(lambda: "populated 0" in (cgroup / "job" / "cgroup.events").read_text())
+    if leaves:
+        assert other.status().pid == pid
+        assert right(node, other.target)
+        return
+    assert all(read(other.target / f"f{i:02}") in (node.want(f"f{i:02}"), *ERRORS) for i in range(FILES))
+    assert read(other.target / "f20") in ERRORS
+    assert right(node, node.mount("new", slow=False).target)
+
+
+def test_a_cgroup_that_is_not_there_is_a_line_in_the_log(node: Node) -> None:
+    made = node.mount(slow=False, server_cgroup="/no/such")
+    assert "there is no cgroup /no/such" in node.log
+    assert read(made.target / "f00") == node.want("f00")
+
+
 def test_supervisor_and_server_dead_at_once_is_an_error_and_ends_the_fetcher(node: Node) -> None:
     made = node.mount(slow=False)
     status = made.status()
@@ -424,6 +531,27 @@ def test_no_fetcher_means_errors_soon_and_recovery(node: Node, trouble: Trouble)
         assert read(made.target / "f00") == errno.EIO
         assert time.monotonic() - began < DEADLINE
     until(lambda: read(made.target / "f01") == node.want("f01"), 15)
+
+
+def test_a_start_waits_for_no_fetcher(node: Node, trouble: Trouble) -> None:
+    with trouble("fetcher"):
+        made = node.mount(command=TROUBLED)
+    until(lambda: read(made.target / "f01") == node.want("f01"), 15)
+    assert made.status().fetcher_restarts > 0
+
+
+def test_a_start_needs_no_thread_that_only_makes_it_faster(node: Node, trouble: Trouble) -> None:
+    with trouble("no prefetch"), trouble("no sync"):
+        made = node.mount(command=TROUBLED)
+        assert right(node, made.target)
+        assert made.status().fetcher_restarts == 0
+
+
+def test_a_fuse_server_that_dies_while_it_starts_is_replaced(node: Node, trouble: Trouble, tmp_path: Path) -> None:
+    (tmp_path / "trouble" / "server").touch()
+    made = node.mount(command=TROUBLED)
+    assert made.status().server_restarts == 1
+    assert right(node, made.target)
 
 
 def test_a_stopped_supervisor_is_waited_for_and_not_killed(node: Node) -> None:

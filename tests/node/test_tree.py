@@ -193,6 +193,22 @@ def test_a_complete_tree_is_read_ahead_further(site: Site) -> None:
     assert not window.exists()
 
 
+def test_a_target_that_is_a_link_is_unmounted(site: Site) -> None:
+    for name in ("one", "two"):
+        (site.folder / name).mkdir()
+    link = site.folder / "mnt"
+    link.symlink_to("one")
+    made = site.mount()
+    assert made.target == site.folder / "one"
+    with pytest.raises(BootseerError, match="something is mounted there"):
+        site.mount("one")
+    assert tree.attach(link, site.state).target == made.target
+    link.unlink()
+    link.symlink_to("two")
+    made.unmount()
+    assert site.clean()
+
+
 def test_it_is_read_only(site: Site) -> None:
     made = site.mount()
     with pytest.raises(OSError, match="Read-only") as caught:

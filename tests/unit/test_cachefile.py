@@ -109,6 +109,35 @@ def test_a_data_file_of_the_wrong_length_means_starting_over(tmp_path: Path, blo
         assert not cache.is_ready(block, block)
 
 
+@pytest.mark.parametrize("size", [8192, 4096])
+def test_a_ready_block_whose_bytes_are_a_hole_means_starting_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, size: int
+) -> None:
+    """A copy that was interrupted, or a file system that lost what it had confirmed."""
+    blob = lazy.make(tmp_path / "blob", lazy.content(20 * 8192, zeros=0), block_size=8192)
+    kept, lost = 3, 7
+    with blob.open_cache(tmp_path / "c") as cache:
+        for block in (kept, lost):
+            cache.write(block, blob.content[block * 8192 : (block + 1) * 8192])
+    data = str(tmp_path / "c" / "data")
+    subprocess.run(["fallocate", "-p", "-o", str(lost * 8192), "-l", str(size), data], check=True)
+    with blob.open_cache(tmp_path / "c") as cache:
+        assert not cache.is_ready(kept, kept)
+        assert not cache.is_ready(lost, lost)
+    assert "has holes" in caplog.text
+
+
+def test_zeros_of_a_block_that_a_tool_made_holes_are_right(tmp_path: Path) -> None:
+    content = b"x" * 4096 + bytes(4096) + b"y" * 8192
+    blob = lazy.make(tmp_path / "sparse", content, block_size=8192)
+    with blob.open_cache(tmp_path / "c") as cache:
+        cache.write(0, content[:8192])
+        cache.write(1, content[8192:])
+    subprocess.run(["fallocate", "--dig-holes", str(tmp_path / "c" / "data")], check=True)
+    with blob.open_cache(tmp_path / "c") as cache:
+        assert cache.complete
+
+
 def test_a_bitmap_of_another_map_is_not_believed(tmp_path: Path, blob: LazyBlob) -> None:
     block = real_blocks(blob)[0]
     with blob.open_cache(tmp_path / "c") as cache:

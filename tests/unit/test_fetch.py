@@ -668,6 +668,77 @@ def test_who_is_refused_does_not_march_on(rig: Rig, says: Make, kind: str) -> No
     assert all(rig.right(block) for block in rig.real[::3])
 
 
+class Mirror(Says):
+    """A source that has every block wrong; its origin does not answer while there is ``trouble``. All reads but
+    the first wait for ``gate``."""
+
+    def __init__(self, inner: Source, trouble: BootseerError | None = None) -> None:
+        super().__init__(inner, trouble)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.origin_asked = 0
+
+    def read(self, pack: int, offset: int, length: int) -> bytes:
+        self.asked += 1
+        assert self.asked == 1 or self.gate.wait(20)
+        return bytes(length)
+
+    def original(self, pack: int, offset: int, length: int) -> bytes:
+        self.origin_asked += 1
+        if self.trouble is not None:
+            raise self.trouble
+        return self._inner.read(pack, offset, length)
+
+
+@pytest.fixture
+def mirror(rig: Rig) -> Iterator[Callable[..., tuple[Fetcher, Mirror]]]:
+    made: list[Fetcher] = []
+
+    def make(trouble: BootseerError | None = None, **settings: float) -> tuple[Fetcher, Mirror]:
+        source = Mirror(StoreSource(rig.blob.store, rig.blob.key), trouble)
+        options = {"streams": 3, "window": 4096, "deadline": 10.0, "quiet": 0.0, **settings}
+        made.append(Fetcher(rig.cache, source, **options))  # type: ignore[arg-type]
+        return made[-1], source
+
+    yield make
+    for fetcher in made:
+        fetcher.close()
+
+
+@pytest.mark.parametrize("kind", ["background", "hot"])
+def test_a_block_that_a_mirror_has_wrong_while_the_origin_is_away_is_left_to_readers(
+    rig: Rig, mirror: Callable[..., tuple[Fetcher, Mirror]], kind: str
+) -> None:
+    fetcher, source = mirror(UnavailableError("the origin is away"))
+    if kind == "hot":
+        fetcher.hot(rig.real)
+    else:
+        fetcher.background()
+    assert fetcher.wait(10), "prefetch never ends"
+    assert source.origin_asked == len(rig.real)
+    answers = Answers()
+    fetcher.submit(rig.real[3], rig.real[3], answers)
+    until(lambda: source.origin_asked > len(rig.real))
+    source.trouble = None
+    assert answers.one() is None
+    assert rig.right(rig.real[3])
+
+
+def test_a_request_that_was_left_behind_does_not_go_on(
+    rig: Rig, mirror: Callable[..., tuple[Fetcher, Mirror]], caplog: pytest.LogCaptureFixture
+) -> None:
+    fetcher, source = mirror(streams=1, window=1 << 20, deadline=0.3)
+    source.gate.clear()
+    answers = Answers()
+    fetcher.submit(rig.real[0], rig.real[0], answers)
+    assert isinstance(answers.one(), UnavailableError)
+    until(lambda: "does not return" in caplog.text)
+    assert source.asked == 2, "a range, and the first of its blocks"
+    source.gate.set()
+    until(lambda: sum(thread.is_alive() for thread in fetcher._threads) <= 1)
+    assert source.asked == 2
+
+
 def test_readers_wait_while_room_is_made_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = 0
     asked = threading.Event()

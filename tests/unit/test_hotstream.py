@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from bootseer.blocks import _hash
 from bootseer.blocks.cache.blockfile import CacheFile
 from bootseer.blocks.fetch import stream, workers
-from bootseer.blocks.fetch.fetcher import Fetched, Fetcher
+from bootseer.blocks.fetch.fetcher import Fetched, Fetcher, Flight
 from bootseer.blocks.fetch.queue import STREAM, Batch, Frame, Priority
 from bootseer.blocks.fetch.source import StoreSource
 from bootseer.blocks.fetch.stream import HotStream
@@ -345,7 +345,7 @@ def test_a_bad_frame_holds_up_none_behind_it(rig: Rig, monkeypatch: pytest.Monke
     waits = {*bad.blocks, *good.blocks, *last.blocks}
     monkeypatch.setattr(type(fetcher._waiting), "__contains__", lambda _, block: block in waits)
     rig.store.hold()
-    thread = threading.Thread(target=fetcher._write, args=(batch, raw))
+    thread = threading.Thread(target=fetcher._write, args=(Flight(batch, None), batch, raw))
     thread.start()
     try:
         until(lambda: rig.right(list(good.blocks)) and rig.right(list(last.blocks)))
@@ -362,7 +362,7 @@ def test_of_bad_blocks_those_that_readers_wait_for_come_first(rig: Rig, monkeypa
     bad = batch.blocks[:9]
     monkeypatch.setattr(type(fetcher._waiting), "__contains__", lambda _, block: block == bad[-1])
     rig.store.reads.clear()
-    assert fetcher._fetch_again(dict.fromkeys(bad, DataError("damaged")), batch) == []
+    assert fetcher._fetch_again(Flight(batch, None), dict.fromkeys(bad, DataError("damaged")), batch) == []
     offsets = rig.blob.map.offsets
     assert [offset for offset, _ in rig.direct] == [offsets[block] for block in [bad[-1], *bad[:-1]]]
     assert fetcher.stats[Fetched.BAD_BLOCKS] == 9
@@ -378,7 +378,7 @@ def test_a_frame_that_nobody_needs_any_more_is_not_decompressed(rig: Rig, monkey
     seen: list[int] = []
     real = workers.opened
     monkeypatch.setattr(workers, "opened", lambda *args: seen.append(args[1][0]) or real(*args))  # type: ignore[func-returns-value]
-    fetcher._write(batch, raw)
+    fetcher._write(Flight(batch, None), batch, raw)
     assert seen == [frame.blocks[0] for frame in batch.frames[2:]]
     assert fetcher.stats[Fetched.BAD_BLOCKS] == 0
     assert rig.right(rig.order)
@@ -456,7 +456,7 @@ def test_what_fails_in_an_unforeseen_way_does_not_leave_the_stream_half_asked_fo
 ) -> None:
     fetcher = rig.fetcher()
     write = fetcher._write
-    monkeypatch.setattr(fetcher, "_write", lambda *args: write(*args) if args[0].pack != STREAM else _unforeseen())
+    monkeypatch.setattr(fetcher, "_write", lambda *args: write(*args) if args[1].pack != STREAM else _unforeseen())
     stream = rig.open().stream()
     fetcher.stream(stream)
     assert fetcher.wait(10)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import select
+import socket
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,8 +17,12 @@ from bootseer.blocks.formats.pagelist import PageList, PageRange
 from bootseer.blocks.profiles.library import ProfileKey
 from bootseer.blocks.serving import child
 from bootseer.blocks.serving.child import Child, Watch
+from bootseer.blocks.serving.fuse_server import FuseServer, PendingReads
+from bootseer.blocks.serving.ipc import Came, Channel, Wanted
 from bootseer.blocks.serving.readahead import Readahead
 from bootseer.blocks.serving.shared_memory import Count, SharedMemory
+from bootseer.blocks.serving.supervisor import Supervisor
+from bootseer.kernel import fuse
 from bootseer.store.folder import FolderStore
 
 
@@ -105,3 +112,79 @@ def test_a_readahead_that_is_to_keep_still_opens_nothing(
     Readahead(store, ProfileKey("train"), shared, str(tmp_path), "ab" * 32, lambda: "").run()
     assert shared.counts[Count.READ_AHEAD] == (0 if still else 4096)
     assert not shared.counts[Count.READAHEAD_TID]
+
+
+class Rig:
+    """The FUSE server of a tree of 4096 blocks whose kernel is the test, which also plays the fetcher, at ``far``."""
+
+    def __init__(self, folder: Path, room: int = 1 << 20) -> None:
+        self.shared = SharedMemory(4096, size=4096 << 12, block_size=4096)
+        self.shared.counts[Count.DEADLINE_MS] = 60_000
+        near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, room)
+        self.near, self.far = Channel(near), Channel(far)
+        self.answers: list[Any] = []
+        self.fd = os.open(folder / "data", os.O_RDWR | os.O_CREAT)
+        os.truncate(self.fd, 4096 << 12)
+        self.pending = PendingReads(
+            self.shared, self.near, self.fd, answer=lambda ctx, result: self.answers.append(result), rouse=lambda: None
+        )
+
+    def close(self) -> None:
+        self.near.close()
+        self.far.close()
+        os.close(self.fd)
+
+
+def context(pid: int, offset: int = 0) -> fuse.Context:
+    made = fuse.Context(1, 1, pid)
+    made.offset, made.size = offset, 4096
+    return made
+
+
+def test_more_readers_than_requests_have_room_are_all_asked_for(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, room=4096)
+    for block in range(2000):
+        assert rig.pending.miss(block, block, context(7, block << 12)) is fuse.LATER
+    assert rig.pending._unsent
+    asked: set[int] = set()
+    for _ in range(2000):
+        while (got := rig.far.receive()) is not None:  # until none is left: no event tells that there is room now
+            assert isinstance(got[0], Wanted)
+            rig.shared.ready[got[0].first] = 1
+            asked.add(got[0].first)
+            rig.far.send(Came(got[0].id))
+            rig.pending.take_messages()
+        if not rig.pending._unsent:
+            break
+        assert rig.pending.timeout() == 20
+        rig.pending.send()
+    assert asked == set(range(2000))
+    assert len(rig.answers) == 2000
+    assert not any(isinstance(answer, OSError) for answer in rig.answers)
+    assert rig.pending.timeout() is None
+    rig.close()
+
+
+@pytest.mark.parametrize("tid", [0, 5])
+def test_a_miss_by_a_process_of_another_pid_namespace_is_fetched(tmp_path: Path, tid: int) -> None:
+    rig = Rig(tmp_path)
+    server = FuseServer.__new__(FuseServer)
+    server._shared, server._pending = rig.shared, rig.pending
+    rig.shared.counts[Count.READAHEAD_TID] = tid
+    assert server._read(0, 4096, context(pid=0)) is fuse.LATER
+    if tid:
+        with pytest.raises(OSError, match="read ahead"):
+            server._read(0, 4096, context(pid=tid))
+    rig.close()
+
+
+def test_the_thread_of_a_dead_fetcher_is_nobody() -> None:
+    """Its number may be another's a moment later, whose misses are to be fetched."""
+    counts = SharedMemory(1, size=4096, block_size=4096).counts
+    supervisor = Supervisor.__new__(Supervisor)
+    supervisor._counts, supervisor._server = counts, None
+    supervisor._fetcher = SimpleNamespace(dead=True, failures=0, wait_seconds=1.0)  # type: ignore[assignment]
+    counts[Count.FETCHER_STARTS], counts[Count.READAHEAD_TID] = 1, 77
+    supervisor._restart()
+    assert counts[Count.READAHEAD_TID] == 0

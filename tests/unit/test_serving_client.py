@@ -42,11 +42,17 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def silent(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder of a server that accepts requests and never answers; callers are patient for a second only."""
+def silent(stopped: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """`stopped`; callers are patient for a second only."""
     ask = client.ask
     monkeypatch.setattr(client, "_ATTEMPT_SECONDS", 0.3)
-    monkeypatch.setattr(client, "ask", lambda where, request, timeout=1.0: ask(where, request, timeout=timeout))
+    monkeypatch.setattr(client, "ask", lambda where, request, timeout=1.0: ask(where, request, timeout=min(timeout, 1)))
+    return stopped
+
+
+@pytest.fixture
+def stopped(folder: Path) -> Iterator[Path]:
+    """The folder of a server that accepts requests and never answers."""
     (folder / SPEC).write_bytes(b"{}")
     with socket.socket(socket.AF_UNIX) as sock:
         here = os.getcwd()
@@ -142,6 +148,15 @@ def test_a_silent_server_is_left_alone(silent: Path, tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="does not answer"):
         tree.TreeMount(tmp_path / "t", "a", "a", silent).unmount()
     assert sorted(path.name for path in silent.iterdir()) == [SOCKET, SPEC]
+
+
+def test_a_server_that_does_not_answer_holds_up_no_other(stopped: Path, tmp_path: Path) -> None:
+    other = stopped.with_name("b")
+    other.mkdir()
+    began = time.monotonic()
+    with serving(other, lambda request: STATUS):
+        assert tree.attach("/t", tmp_path / "state").target == Path("/t")
+    assert time.monotonic() - began < client.PATIENCE / 2
 
 
 def test_a_dead_server_is_not_found(folder: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -35,6 +36,33 @@ def test_it_is_shared_and_outlives_a_killed_process(shared: SharedMemory) -> Non
     assert shared.negotiated.read() == b"negotiated"
     with pytest.raises(ValueError, match="too long"):
         shared.negotiated.write(bytes(5000))
+
+
+def test_a_note_is_the_old_or_the_new_one_whenever_its_writer_dies(shared: SharedMemory) -> None:
+    note, lines = shared.targets, []
+    note.write(b"of the first")
+
+    def trace(frame: object, event: str, arg: object) -> object:
+        lines.append(note.read())
+        return trace
+
+    for text in (b"of the second, which is longer", b"3rd"):
+        before = note.read()
+        lines.clear()
+        sys.settrace(trace)  # what is there before each line of the writer
+        try:
+            note.write(text)
+        finally:
+            sys.settrace(None)
+        assert len(lines) > 3
+        assert set(lines) <= {before, text}
+        assert note.read() == text
+    for byte in (b"a", b"b", b"c"):  # as long as there is room
+        most = len(note._memory) // 2 - 8
+        note.write(byte * most)
+        assert note.read() == byte * most
+        with pytest.raises(ValueError, match="too long"):
+            note.write(byte * (most + 1))
 
 
 def test_ready_ranges(shared: SharedMemory) -> None:

@@ -50,6 +50,7 @@ log = logging.getLogger(__name__)
 
 _EXIT_SECONDS = 60.0
 _STILL_SECONDS = 1.0
+_ASK_SECONDS = 1.0
 
 
 class TreeMount:
@@ -113,7 +114,8 @@ def mount(
     server: Sequence[str] = SERVER,
     store: Store | None = None,
 ) -> TreeMount:
-    """Mount the tree ``digest`` read-only on ``target`` (made when missing); hot blocks start to arrive at once.
+    """Mount the tree ``digest`` read-only on ``target`` (made when missing), or where that link leads; hot blocks start
+    to arrive at once.
 
     ``profile`` says whose traces to prefetch by and to add to (None: neither). ``config`` gives the time limits, the
     number of streams and whether to fill in the background. ``server`` is the command that serves; ``store`` is the one
@@ -122,7 +124,7 @@ def mount(
     """
     settings = config or Config()
     state_dir, cache_dir = private_folder(state_dir), private_folder(cache_dir)
-    target = Path(os.path.abspath(target))
+    target = Path(mounts.real(target))
     id = digest[:16]
     folder = state_dir / "trees" / id
     with ThreadPoolExecutor(1) as beside:
@@ -144,11 +146,15 @@ def mount(
                 profile=profile.job if profile is not None else None,
                 config=settings,
             )
-            lazy = client.join_or_start(folder, spec, server) == "fuse"
+            served = client.join_or_start(folder, spec, server)
+            lazy = served.driver == "fuse"
             try:
                 target.mkdir(parents=True, exist_ok=True)
                 meta.result()
-                data = (folder / FUSE_FOLDER if lazy else tree.cache) / DATA
+                place = folder / FUSE_FOLDER if lazy else Path(served.cache_dir, *tree.cache.parts[-2:])
+                if served.pid and not (place / DATA).exists():  # it has mounts of its own
+                    place = Path(f"/proc/{served.pid}/root{place}")
+                data = place / DATA
                 with note_mount(folder) if lazy else contextlib.nullcontext():
                     mounts.mount_erofs(tree.meta, data if tree.manifest.data_size else None, target, direct=lazy)
             except BaseException as exc:
@@ -167,25 +173,28 @@ def attach(what: str | Path, state_dir: Path) -> TreeMount:
 
     Raises `NotFoundError` when there is none, `UnavailableError` when a server that may be its own does not answer.
     """
-    silent: BootseerError | None = None
     base = Path(os.path.abspath(state_dir)) / "trees"
-    target = os.path.abspath(what)
-    for folder in sorted(base.glob("*/")) if base.is_dir() else []:
-        try:
-            status = client.ask(folder, Request("status"))
-        except BootseerError as exc:
-            if not isinstance(exc, GoneError):
-                silent = exc
-            elif (left := _left_by_the_dead(folder)) and left.target == target:
-                return TreeMount(Path(target), left.id, left.digest, folder)
-            log.warning("%s", exc)
-            continue
-        if target in status.targets:
-            return TreeMount(Path(target), status.id, status.digest, folder)
-        if str(what) in (status.id, status.digest) and status.targets:
-            return TreeMount(Path(status.targets[0]), status.id, status.digest, folder)
-    if silent is not None:
-        raise silent
+    target = mounts.real(what)
+    folders = sorted(base.glob("*/")) if base.is_dir() else []
+    for patience in (_ASK_SECONDS, client.PATIENCE):  # those that do not answer are waited for last
+        silent: dict[Path, BootseerError] = {}
+        for folder in folders:
+            try:
+                status = client.ask(folder, Request("status"), timeout=patience)
+            except BootseerError as exc:
+                if not isinstance(exc, GoneError):
+                    silent[folder] = exc
+                elif (left := _left_by_the_dead(folder)) and left.target == target:
+                    return TreeMount(Path(target), left.id, left.digest, folder)
+                log.warning("%s", exc)
+                continue
+            if target in status.targets:
+                return TreeMount(Path(target), status.id, status.digest, folder)
+            if str(what) in (status.id, status.digest) and status.targets:
+                return TreeMount(Path(status.targets[0]), status.id, status.digest, folder)
+        folders = list(silent)
+    if silent:
+        raise next(iter(silent.values()))
     raise NotFoundError(f"no tree is mounted as {what}", hint=f"running ones have their state in {base}")
 
 

@@ -119,7 +119,7 @@ def mount(
     store = open_store(store_url)
     record = resolve(ref, store, plain_http=plain_http, config=config)
     oci.preflight(ref, plain_http=plain_http)
-    target = target.absolute()
+    target = Path(mounts.real(target))
     state_dir, cache_dir = private_folder(Path(config.state_dir)), private_folder(Path(config.cache_dir))
     if mounts.is_mounted(target):
         raise BootseerError(f"cannot mount {ref} on {target}: something is mounted there", hint="unmount it first")
@@ -178,7 +178,7 @@ def mount(
 
 def attach(target: Path | str, state_dir: Path) -> ImageMount:
     """The mounted image with this target or id. Raises `NotFoundError`."""
-    wanted = str(Path(target).absolute())
+    wanted = mounts.real(target)
     for found in listing(state_dir):
         if found.record.target == wanted or found.record.id == str(target):
             return found

@@ -28,6 +28,7 @@ _HARMLESS = MS_NOSUID | MS_NODEV
 _CLONE_NEWNS = 0x20000
 _MNT_FORCE, _MNT_DETACH, _UMOUNT_NOFOLLOW = 1, 2, 8
 
+_MOST_LINKS = 40
 _MAX_DATA = 4095  # mount(2) copies one page, and cuts what is longer without an error
 _SPECIAL = re.compile(r"[,:\\\s]")
 
@@ -69,15 +70,16 @@ def _translate(exc: OSError, what: str, fstype: str) -> BootseerError:
 
 
 def unmount(target: str | Path, *, lazy: bool = False, force: bool = False) -> None:
-    """Unmount the topmost mount on ``target``.
+    """Unmount the topmost mount on ``target``, or on what that links to.
 
     ``lazy`` detaches it now and ends it when its last user is gone; ``force`` aborts a FUSE connection first, so that
     its readers get an error instead of waiting. Without root, FUSE mounts are ended through ``fusermount3``. Raises
     `BootseerError` when it is busy or no mount, `PrivilegeError` without the right to.
     """
     flags = _UMOUNT_NOFOLLOW | (_MNT_DETACH if lazy else 0) | (_MNT_FORCE if force else 0)
+    target = real(target)
     try:
-        _libc.umount2(str(target), flags)
+        _libc.umount2(target, flags)
     except OSError as exc:
         if exc.errno == errno.EPERM:
             if os.geteuid() != 0 and (entry := find(target)) and entry.fstype.startswith("fuse"):
@@ -116,11 +118,25 @@ def _unescape(text: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
 
 
-def find(target: str | Path) -> MountEntry | None:
-    """The topmost mount on exactly ``target``, or None. Never touches the mount itself, which may be dead or slow."""
+def real(target: str | Path) -> str:
+    """The path of ``target`` without symbolic links, as mount(2) follows them; its mount is never touched."""
     path = os.path.abspath(target)
-    if path != "/":
-        path = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+    for _ in range(_MOST_LINKS):
+        folder, name = os.path.split(path.rstrip("/"))
+        if name in ("", ".", ".."):
+            return os.path.realpath(path)
+        path = os.path.join(os.path.realpath(folder), name)
+        try:
+            path = os.path.join(os.path.dirname(path), os.readlink(path))
+        except OSError:  # no link
+            break
+    return path
+
+
+def find(target: str | Path) -> MountEntry | None:
+    """The topmost mount on exactly ``target``, or on what that links to, or None. Never touches the mount itself, which
+    may be dead or slow."""
+    path = real(target)
     return next((entry for entry in reversed(list(entries())) if entry.target == path), None)
 
 

@@ -136,7 +136,7 @@ class CacheFile(ReadyBlocks):
         blocks = self.map
         self._fd = os.open(self.folder / DATA, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         bits = self._read_bitmap() if os.fstat(self._fd).st_size == blocks.size else None
-        if bits is None:
+        if bits is None or self._lost(bits):
             # Truncate to nothing first: blocks without a frame are served from holes, so there must be holes. But
             # not under a mount that may use the file by itself, without a process: that would turn its bytes to zeros.
             if os.fstat(self._fd).st_size and in_use(self._fd):
@@ -168,6 +168,26 @@ class CacheFile(ReadyBlocks):
         if flags is None and path.exists():
             log.warning("bitmap of block cache %s is damaged; starting over", self.folder)
         return flags
+
+    def _lost(self, bits: bytearray) -> bool:
+        """Whether the data file has a hole where a block that is ready by ``bits`` has more than zeros: the copy of a
+        folder that was interrupted, a file system that lost what it had confirmed. Other blocks may be lost, too."""
+        blocks, at = self.map, 0
+        while at < blocks.size:
+            hole = os.lseek(self._fd, at, os.SEEK_HOLE)
+            try:
+                at = os.lseek(self._fd, hole, os.SEEK_DATA)
+            except OSError as exc:
+                if exc.errno != errno.ENXIO:  # no data up to the end
+                    raise
+                at = blocks.size
+            for block in range(hole >> blocks.shift, -(-at >> blocks.shift)):
+                if bits[block] and not blocks.is_zero(block):
+                    offset = block << blocks.shift
+                    if not blocks.matches(block, os.pread(self._fd, blocks.length_of(block), offset)):
+                        log.warning("block cache %s has holes where blocks were; starting over", self.folder)
+                        return True
+        return False
 
     @property
     def complete(self) -> bool:

@@ -415,7 +415,7 @@ class Fetcher:
             if flight.stream is not None:
                 self._read_range(flight, flight.stream)
             else:
-                self._read(flight.batch)
+                self._read(flight)
         except UnavailableError as exc:
             with self._lock:
                 self.stats[Fetched.RETRIES] += 1
@@ -429,7 +429,8 @@ class Fetcher:
             log.exception("fetching %d blocks from block %d on failed", len(blocks), blocks[0] if blocks else -1)
             self._fail(flight, UnavailableError(f"fetching a block failed: {exc!r}"), for_good=True)
 
-    def _read(self, batch: Batch) -> None:
+    def _read(self, flight: Flight) -> None:
+        batch = flight.batch
         try:
             raw = self._source.read(batch.pack, batch.offset, batch.length)
             self._count(batch.priority, batch.length)
@@ -437,14 +438,14 @@ class Fetcher:
             log.warning("%s", exc)
             # Perhaps only a part of the range is damaged or cut off: look at each block on its own.
             raw = b""
-        self._write(batch, raw)
+        self._write(flight, batch, raw)
 
     def _read_range(self, flight: Flight, stream: HotStream) -> None:
         """A range of the hot stream: its frames are written while the rest of it arrives."""
         with contextlib.closing(stream.parts(flight.batch)) as parts:
             for part, raw in parts:
                 self._count(part.priority, part.length)
-                self._write(part, raw)
+                self._write(flight, part, raw)
                 with self._lock:
                     if flight.abandoned:
                         return
@@ -463,19 +464,20 @@ class Fetcher:
                 stream.ended(flight.batch)
                 self._work_came.notify()
 
-    def _write(self, batch: Batch, raw: bytes) -> None:
-        """Write the blocks of ``batch``; what is damaged is fetched again, alone."""
+    def _write(self, flight: Flight, batch: Batch, raw: bytes) -> None:
+        """Write the blocks of ``batch``, which came with ``flight``; what is damaged is fetched again, alone."""
         with self._lock:
             first = {block for block in batch.blocks if block in self._waiting}
         bad = self._writer.write_batch(batch, raw, first)
-        lost = self._fetch_again(bad, batch) if bad else []
+        lost = self._fetch_again(flight, bad, batch) if bad else []
         if lost and not self._closing.wait(_TICK):
             with self._lock:
-                self._put_back(lost, batch.priority)
+                if not flight.abandoned:
+                    self._put_back(lost, batch.priority)
 
-    def _fetch_again(self, bad: dict[int, DataError], batch: Batch) -> list[int]:
-        """Fetch the blocks that came damaged in ``batch``, each alone, waited-for ones first; returns those for which
-        the source does not answer."""
+    def _fetch_again(self, flight: Flight, bad: dict[int, DataError], batch: Batch) -> list[int]:
+        """Fetch the blocks that came damaged in ``batch``, each alone, waited-for ones first, until ``flight`` is
+        abandoned; returns those for which the source does not answer."""
         name = "the hot pack" if batch.pack == STREAM else self._source.name
         for block, why in bad.items():
             log.warning("block %d from %s: %s; fetching it again", block, name, why)
@@ -485,24 +487,32 @@ class Fetcher:
         rest = dict.fromkeys(bad)
         while rest:
             with self._lock:  # each time: readers come while others are served
+                if self._closing.is_set() or flight.abandoned:
+                    break
+                flight.started = time.monotonic()
                 block = next((one for one in rest if one in self._waiting), next(iter(rest)))
             del rest[block]
-            if self._closing.is_set():
-                break
+            answers: list[int] = []
             try:
                 if self._cache.ready[block]:
                     self._finish([(block, None, None)])
                     continue
-                data = read_block(
-                    self._source, self._cache.map, block, lambda length: self._count(batch.priority, length)
-                )
+                data = read_block(self._source, self._cache.map, block, answers.append)
                 self._finish([self._writer.write(block, data)])
             except UnavailableError:
-                lost.append(block)
+                with self._lock:
+                    if not answers or block in self._waiting:
+                        lost.append(block)
+                    else:  # a mirror has it wrong, and would again; the origin is away
+                        self._queue.give_up(block)
+                        self._queue.done([block])
             except BootseerError as exc:
                 with self._lock:
                     self._queue.give_up(block)
                 self._finish([(block, None, exc)])
+            finally:
+                if answers:
+                    self._count(batch.priority, sum(answers))
         return lost
 
     def _count(self, priority: Priority, length: int) -> None:

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -44,7 +45,7 @@ _GRACE_SECONDS = 3.0
 _REAP_SECONDS = 5.0
 _LOCK_SECONDS = 120.0
 _ATTEMPT_SECONDS = 8.0
-_PATIENCE = 30.0
+PATIENCE = 30.0
 """A server on an overloaded node, or one whose disk is stuck, may take this long to answer; it is not dead."""
 _LOG_BYTES = 4 << 20
 _LOOK_SECONDS = 0.005
@@ -84,7 +85,7 @@ def _flock(fd: int) -> bool:
 # -- asking ------------------------------------------------------------------------------------------------------------
 
 
-def ask(folder: Path, request: Request, *, timeout: float = _PATIENCE) -> TreeStatus:
+def ask(folder: Path, request: Request, *, timeout: float = PATIENCE) -> TreeStatus:
     """One request to the server whose state is in ``folder``; every request may be repeated, and is.
 
     Raises `GoneError` when there is no such server, `UnavailableError` when it does not answer within ``timeout``
@@ -136,9 +137,16 @@ def _error(code: int, text: str) -> BootseerError:
 # -- starting ----------------------------------------------------------------------------------------------------------
 
 
-def join_or_start(folder: Path, spec: ServerSpec, command: Sequence[str]) -> str:
-    """See to it that a server for ``spec`` runs and knows its target; returns its driver, ``fuse`` or ``local``. Raises
-    what kept it from starting."""
+class Server(NamedTuple):
+    """``driver``: as in `TreeStatus`. ``pid``: 0 when it was started here."""
+
+    driver: str
+    cache_dir: str
+    pid: int = 0
+
+
+def join_or_start(folder: Path, spec: ServerSpec, command: Sequence[str]) -> Server:
+    """See to it that a server for ``spec`` runs and knows its target. Raises what kept it from starting."""
     if folder.exists():
         try:
             status = ask(folder, Request("add", spec.target))
@@ -152,13 +160,15 @@ def join_or_start(folder: Path, spec: ServerSpec, command: Sequence[str]) -> str
         else:
             if status.digest != spec.digest:
                 raise BootseerError(f"tree id {spec.id} is taken by {status.digest}")
-            return status.driver
+            if status.cache_dir != spec.cache_dir:
+                log.warning("tree %s is served out of %s until all its mounts end", spec.id, status.cache_dir)
+            return Server(status.driver, status.cache_dir, status.pid)
     try:
         folder.mkdir(mode=0o700)
         (folder / FUSE_FOLDER).mkdir(mode=0o700)
         with open(folder / SPEC, "wb", opener=_private) as out:
             out.write(msgspec.json.encode(spec))
-        return _start(folder, command)
+        return Server(_start(folder, command), spec.cache_dir)
     except BaseException as exc:
         clear(folder)
         if isinstance(exc, OSError):

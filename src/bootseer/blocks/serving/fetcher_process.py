@@ -70,7 +70,6 @@ class FetcherProcess:
         counts = shared.counts
         self._spec, self._tree, self._store, self._shared = spec, tree, store, shared
         self._detach = detach
-        counts[Count.READAHEAD_TID] = 0  # of a thread of the process before, perhaps
         self._number = counts[Count.FETCHER_STARTS]
         self._stop = threading.Event()
         self._cache = CacheFile.resume(
@@ -115,17 +114,21 @@ class FetcherProcess:
             threading.Thread(target=run, name=name, daemon=True)
             for run, name in ((self._prefetch, "prefetch"), (sync, "sync"))
         ]
+        helpers = threads
+        if self._spec.config.readahead and key and counts[Count.RECORDING] and self._number == 1:
+            ahead = Readahead(
+                self._store, key, self._shared, self._spec.target, self._tree.digest, lambda: self._plan.pack
+            )
+            helpers = [*threads, threading.Thread(target=ahead.run, name="readahead", daemon=True)]
         more = False
         try:
-            for thread in threads:
-                thread.start()
-            # Not joined: they wait for messages, and for the store; the end of the process ends them.
+            # Not joined, as the readahead: they wait for messages, and for the store; the end of the process ends them.
             threading.Thread(target=self._requests.run, name="requests", daemon=True).start()
-            if self._spec.config.readahead and key and counts[Count.RECORDING] and self._number == 1:
-                ahead = Readahead(
-                    self._store, key, self._shared, self._spec.target, self._tree.digest, lambda: self._plan.pack
-                )
-                threading.Thread(target=ahead.run, name="readahead", daemon=True).start()
+            for thread in helpers:
+                try:
+                    thread.start()
+                except RuntimeError as exc:  # readers need none of them
+                    log.warning("the thread %s cannot be started: %s", thread.name, exc)
             counts[Count.FETCHER_READY] = self._number
             log.info("the fetcher of tree %s has started", self._spec.id)
             self._serve()

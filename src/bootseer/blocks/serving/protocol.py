@@ -51,6 +51,7 @@ class TreeStatus(msgspec.Struct, kw_only=True):
     fetcher_pid: int = 0
     driver: str = "fuse"
     """``fuse``, or ``local``: everything was on this node when the tree was mounted, the kernel reads it by itself."""
+    cache_dir: str = ""
     server_restarts: int = 0
     fetcher_restarts: int = 0
     supervisor_restarts: int = 0

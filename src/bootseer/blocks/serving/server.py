@@ -21,6 +21,7 @@ from bootseer.blocks.serving import supervisor
 from bootseer.blocks.serving.log_limit import LogRateLimit
 from bootseer.blocks.serving.protocol import LOCK, SPEC, ServerSpec
 from bootseer.errors import BootseerError, UnavailableError
+from bootseer.kernel import mount
 from bootseer.store import Store, open_store
 
 log = logging.getLogger(__name__)
@@ -56,6 +57,8 @@ def main(argv: list[str], *, store_for: Callable[[str], Store] = open_store) -> 
         folder = Path(argv[0])
         spec = msgspec.json.decode((folder / SPEC).read_bytes(), type=ServerSpec)
         os.chdir("/")
+        if spec.config.server_cgroup:
+            _go_to_cgroup(spec.config.server_cgroup)
         running = supervisor.start(spec, folder, store_for, _lock(folder), answer)
     except BootseerError as exc:
         log.error("%s", exc)
@@ -67,6 +70,19 @@ def main(argv: list[str], *, store_for: Callable[[str], Store] = open_store) -> 
         return 70
     answer(f"ok {running.driver}\n")
     return running.run()
+
+
+def _go_to_cgroup(name: str) -> None:
+    """Leave the cgroups of who mounts: other jobs on the tree outlive them."""
+    tops = [entry.target for entry in mount.entries() if entry.fstype in ("cgroup", "cgroup2")]
+    found = [path for top in tops if (path := Path(top, name.lstrip("/"), "cgroup.procs")).exists()]
+    if not found:
+        log.warning("there is no cgroup %s: this server stays in that of the job which mounts first", name)
+    for path in found:
+        try:
+            path.write_text("0")
+        except OSError as exc:
+            log.warning("this server cannot go to the cgroup %s: %s", path.parent, exc.strerror)
 
 
 def _lock(folder: Path) -> int:

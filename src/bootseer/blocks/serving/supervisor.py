@@ -159,7 +159,8 @@ class Supervisor:
             self._start_server()
             until = time.monotonic() + _START_SECONDS
             while not counts[Count.SERVER_READY]:
-                if (self._server is not None and self._server.dead) or time.monotonic() >= until:
+                self._restart()
+                if self._server is None or time.monotonic() >= until:
                     raise UnavailableError(f"the FUSE server of tree {spec.id} did not start")
                 time.sleep(0.0005)
         except BaseException:
@@ -235,6 +236,7 @@ class Supervisor:
             fetcher.succeeded()
             counts[Count.HOPELESS] = 0
         if fetcher is not None and fetcher.dead:
+            counts[Count.READAHEAD_TID] = 0  # it may be another thread's soon
             if fetcher.failures >= _HOPELESS and not counts[Count.HOPELESS]:
                 log.error("no fetcher stays alive: reads of missing blocks fail until one does")
                 counts[Count.HOPELESS] = 1
@@ -381,6 +383,7 @@ class Supervisor:
             server_pid=counts[Count.SERVER_PID] if self._server is not None else 0,
             fetcher_pid=counts[Count.FETCHER_PID],
             driver=self.driver,
+            cache_dir=self._spec.cache_dir,
             server_restarts=max(0, counts[Count.SERVER_STARTS] - 1),
             fetcher_restarts=max(0, counts[Count.FETCHER_STARTS] - 1),
             supervisor_restarts=counts[Count.SUPERVISOR_STARTS] - 1,
