@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from bootseer import oci
+from bootseer import image, oci
 from bootseer.errors import DataError, NotFoundError, PrivilegeError, UnavailableError
 from bootseer.oci import credentials, endpoint, spec, transport
 from bootseer.oci.image import verified
 from bootseer.oci.registry import Registry
+from bootseer.testing.images import Member, write_image
 
 BLOB = hashlib.shake_256(b"blob").digest(1_500_000)
 
@@ -125,7 +126,7 @@ def put_image(server: Server, *, as_index: bool = False, platform: str = "") -> 
     digest = descriptor(manifest).digest
     server.documents[digest] = server.documents["v1"] = (manifest, spec.DOCKER_MANIFEST)
     if as_index:
-        entry = {"mediaType": spec.MANIFEST, "digest": digest, "size": len(manifest),
+        entry = {"mediaType": spec.DOCKER_MANIFEST, "digest": digest, "size": len(manifest),
                  "platform": {"os": os_name, "architecture": arch}}  # fmt: skip
         other = {**entry, "digest": "sha256:" + "0" * 64, "platform": {"os": "plan9", "architecture": "mips"}}
         body = json.dumps({"schemaVersion": 2, "manifests": [other, entry]}).encode()
@@ -181,9 +182,9 @@ def test_a_login_that_leads_nowhere(server: Server) -> None:
     put_image(server)
     with Registry(oci.Reference.parse(f"{server.address}/x")) as client:
         server.token = "other"
-        assert client.manifest("v1")[1] == put_image(server)
+        assert client.manifest("v1")[1].digest == put_image(server)
         server.token = "another"  # the old one has been taken back
-        assert client.manifest("v1")[1] == put_image(server)
+        assert client.manifest("v1")[1].digest == put_image(server)
     Handler_get = Handler.do_GET
     try:
         Handler.do_GET = lambda self: self.reply(401, b"")  # type: ignore[method-assign]
@@ -224,8 +225,91 @@ def test_other_bytes_for_a_digest(server: Server) -> None:
 def test_noise_as_manifest(server: Server) -> None:
     for body in (b"", b"<html>", b"[]", b'{"schemaVersion":1}'):
         server.documents["v1"] = (body, "text/html")
-        with pytest.raises(DataError, match="not a valid manifest"):
+        with pytest.raises(DataError, match=r"not a valid (document|manifest)"):
             oci.open_image(f"{server.address}/x:v1")
+
+
+CONFIG_OF_NONE = {"mediaType": spec.CONFIG, "digest": "sha256:" + "0" * 64, "size": 2}
+
+
+@pytest.mark.parametrize(
+    ("document", "kind", "says"),
+    [
+        ({"mediaType": spec.INDEX, "manifests": [CONFIG_OF_NONE], "layers": [CONFIG_OF_NONE]}, spec.INDEX, "fields of"),
+        ({"manifests": [CONFIG_OF_NONE], "config": CONFIG_OF_NONE, "layers": []}, spec.MANIFEST, "fields of an index"),
+        ({"manifests": [CONFIG_OF_NONE]}, spec.MANIFEST, "not a valid manifest"),
+        ({"config": CONFIG_OF_NONE, "layers": [CONFIG_OF_NONE]}, spec.INDEX, "not a valid index"),
+        ({"mediaType": spec.INDEX, "manifests": [CONFIG_OF_NONE]}, spec.DOCKER_LIST, "given as .* calls itself"),
+        ({"mediaType": spec.MANIFEST}, "application/json", "given as"),
+        ({"manifests": []}, "", "not a valid manifest"),
+    ],
+)
+def test_what_a_document_is_its_media_type_says(
+    server: Server, document: dict[str, object], kind: str, says: str
+) -> None:
+    server.documents["v1"] = (json.dumps({"schemaVersion": 2, **document}).encode(), kind)
+    with pytest.raises(DataError, match=says):
+        oci.open_image(f"{server.address}/x:v1")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"digest": "sha512:" + "0" * 128}, "unsupported digest 'sha512:0"),
+        ({"digest": "latest"}, "unsupported digest 'latest'"),
+        ({"digest": "sha256:" + "0" * 64 + "/../../../token"}, "unsupported digest"),
+        ({"mediaType": spec.MANIFEST}, r"calls .*oci.image.manifest.* it is .*docker"),
+        ({"size": 1}, "of 1 bytes, it is"),
+    ],
+)
+def test_children_of_an_index_are_what_it_says(server: Server, change: dict[str, object], says: str) -> None:
+    put_image(server, as_index=True)
+    index = json.loads(server.documents["v1"][0])
+    manifest = server.documents[index["manifests"][1]["digest"]]
+    server.documents["latest"] = manifest  # that a server has it there makes it no better
+    server.documents["sha512:" + "0" * 128] = manifest
+    index["manifests"][1].update(change)
+    server.documents["v1"] = (json.dumps(index).encode(), spec.DOCKER_LIST)
+    with pytest.raises(DataError, match=says):
+        oci.open_image(f"{server.address}/x:v1")
+
+
+def test_blobs_are_named_by_sha256(server: Server) -> None:
+    with Registry(oci.Reference.parse(f"{server.address}/x")) as client, pytest.raises(DataError, match="unsupported"):
+        next(client.blob(spec.Descriptor(spec.LAYER, "sha512:" + "0" * 128, 10)))
+    assert server.seen == []
+
+
+@pytest.mark.parametrize("damaged", ["layers", "config"])
+@pytest.mark.parametrize("how", ["convert", "unpack"])
+def test_what_a_mirror_has_damaged_comes_from_the_registry(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    damaged: str, how: str,
+) -> None:  # fmt: skip
+    write_image(tmp_path / "layout", [[Member("f", data=BLOB)], [Member("g", data=BLOB)]], compression="none")
+    with oci.open_image(f"oci:{tmp_path}/layout") as wanted:
+        body = (tmp_path / "layout/blobs/sha256" / wanted.digest[7:]).read_bytes()
+        spoiled = wanted.layers[1] if damaged == "layers" else wanted.manifest.config
+    with Server() as mirror:
+        for one in (server, mirror):
+            one.documents["v1"] = (body, spec.MANIFEST)
+            one.blobs |= {f"sha256:{p.name}": p.read_bytes() for p in (tmp_path / "layout/blobs/sha256").iterdir()}
+        good = mirror.blobs[spoiled.digest]
+        mirror.blobs[spoiled.digest] = good[:100] + b"x" + good[101:]
+        threading.Thread(target=mirror.serve_forever, args=(0.02,)).start()
+        monkeypatch.setenv("BOOTSEER_REGISTRY_MIRRORS", f"{server.address}=http://{mirror.address}")
+        try:
+            if how == "convert":
+                made = image.convert(f"{server.address}/x:v1", str(tmp_path / "store"), work_dir=tmp_path / "work")
+                assert (made.image, made.members) == (wanted.digest, 2)
+            else:
+                with oci.open_image(f"{server.address}/x:v1") as opened:
+                    oci.unpack(opened, tmp_path / "root")
+                assert (tmp_path / "root/g").read_bytes() == BLOB
+        finally:
+            mirror.shutdown()
+    assert "with what the registry itself gives" in caplog.text
+    assert any(path.endswith(spoiled.digest) for path, _ in server.seen)
 
 
 def test_nobody_there() -> None:

@@ -29,6 +29,7 @@ from bootseer.image._work import check_space, work_folder
 from bootseer.image.record import ImageRecord
 from bootseer.image.signature import UnsignedError
 from bootseer.oci import tar
+from bootseer.oci.image import past_mirrors
 from bootseer.oci.layers import LayeredTree
 from bootseer.oci.pipeline import Layers, Progress
 from bootseer.store import Store, open_store
@@ -97,13 +98,17 @@ def ensure(
                 replace = True
             except NotFoundError:
                 pass
-        with work_folder(work_dir) as work, store.batch(subject=image.descriptor):
-            result = _convert(image, store, work, progress, repair)
-            faults.point("image.convert.before-record")
-            if not records.save(store, result, overwrite=replace, key=key):
-                log.info("another conversion of %s was first", image.ref)
-                return Ensured(records.load(store, image.digest, image.platform, keys), False)
-        return Ensured(result, True)
+
+        def convert_now() -> Ensured:
+            with work_folder(work_dir) as work, store.batch(subject=image.descriptor):
+                result = _convert(image, store, work, progress, repair)
+                faults.point("image.convert.before-record")
+                if not records.save(store, result, overwrite=replace, key=key):
+                    log.info("another conversion of %s was first", image.ref)
+                    return Ensured(records.load(store, image.digest, image.platform, keys), False)
+            return Ensured(result, True)
+
+        return past_mirrors(image.source, convert_now)
 
 
 def _convert(image: oci.Image, store: Store, work: Path, progress: Progress | None, repair: bool) -> ImageRecord:

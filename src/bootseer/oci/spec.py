@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform as _platform
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -16,7 +16,9 @@ CONFIG = "application/vnd.oci.image.config.v1+json"
 LAYER = "application/vnd.oci.image.layer.v1.tar"
 DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 DOCKER_LIST = "application/vnd.docker.distribution.manifest.list.v2+json"
-MANIFEST_TYPES = (MANIFEST, INDEX, DOCKER_MANIFEST, DOCKER_LIST)
+INDEX_TYPES = (INDEX, DOCKER_LIST)
+IMAGE_TYPES = (MANIFEST, DOCKER_MANIFEST)
+MANIFEST_TYPES = (*IMAGE_TYPES, *INDEX_TYPES)
 MAX_DOCUMENT = 8 << 20
 """A manifest, index or config larger than this is refused (registries cap manifests at 4 MiB)."""
 
@@ -62,6 +64,15 @@ class Index(msgspec.Struct, frozen=True, rename="camel"):
     media_type: str = INDEX
 
 
+class Document(msgspec.Struct, frozen=True, rename="camel"):
+    """What of a document says whether it is a manifest or an index."""
+
+    media_type: str = ""
+    manifests: Any = None
+    config: Any = None
+    layers: Any = None
+
+
 class ContainerConfig(msgspec.Struct, frozen=True, rename="pascal", omit_defaults=True):
     """How to start a container of the image: the ``config`` object of the image configuration."""
 
@@ -105,6 +116,20 @@ def decode(data: bytes, kind: type[T], what: str) -> T:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise DataError(f"{what} is not a valid {kind.__name__.lower()}: {exc}") from None
+
+
+def describe(body: bytes, media_type: str, what: str) -> Descriptor:
+    """Of the manifest or index ``body``, whose media type is ``media_type`` to who gave it (empty: nobody says).
+
+    `DataError` when the document says otherwise, or can be read as a manifest and as an index (CVE-2021-41190): one
+    digest would name two images.
+    """
+    found = decode(body, Document, what)
+    if media_type and found.media_type not in ("", media_type):
+        raise DataError(f"{what} was given as {media_type!r} and calls itself {found.media_type!r}")
+    if found.manifests and (found.layers or found.config):
+        raise DataError(f"{what} has the fields of an index and of a manifest")
+    return Descriptor(media_type or found.media_type, digest_of(body), len(body))
 
 
 def digest_of(data: bytes) -> str:
