@@ -44,7 +44,7 @@ class _Tags(msgspec.Struct, frozen=True):
 
 
 class Registry:
-    """The repository of one reference. ``plain_http`` None: HTTP for loopback and private addresses, else HTTPS.
+    """The repository of one reference. ``plain_http`` None: without TLS at loopback, and where the settings name it.
 
     ``mirrors``: ``[http[s]://]host[:port][/prefix]`` each; None: what the settings say for this registry.
     """
@@ -52,11 +52,13 @@ class Registry:
     def __init__(self, ref: Reference, *, plain_http: bool | None = None, mirrors: Sequence[str] | None = None) -> None:
         self.ref = ref
         self._transport = Transport()
-        plain = ref.plain_http if plain_http is None else plain_http
+        config = settings.load()
+        self._without_tls = config.plain_http
+        plain = ref.plain_http(self._without_tls) if plain_http is None else plain_http
         host = _HOSTS.get(ref.registry, ref.registry)
-        self._origin = Endpoint(ref.registry, host, ref.name, plain=plain, transport=self._transport)
+        self._origin = self._endpoint(ref.registry, host, ref.name, plain)
         if mirrors is None:
-            mirrors = settings.load().registry_mirrors.get(ref.registry, ())
+            mirrors = config.registry_mirrors.get(ref.registry, ())
         self._mirrors = Mirrors([self._mirror(text) for text in mirrors], self._origin)
         self._blobs = {endpoint: Blobs(endpoint) for endpoint in self._mirrors.all}
         self._uploads = Uploads(self._origin)
@@ -66,9 +68,12 @@ class Registry:
         host, _, prefix = rest.partition("/")
         if scheme not in ("", "http", "https") or not is_host(host):
             raise ConfigError(f"bad mirror {text!r} in registry_mirrors", hint="write [http[s]://]HOST[:PORT][/PREFIX]")
-        plain = scheme == "http" if scheme else Reference(registry=host).plain_http
+        plain = scheme == "http" if scheme else Reference(registry=host).plain_http(self._without_tls)
         name = "/".join(filter(None, (prefix.strip("/"), self.ref.name)))
-        return Endpoint(host, host, name, plain=plain, transport=self._transport)
+        return self._endpoint(host, host, name, plain)
+
+    def _endpoint(self, registry: str, host: str, name: str, plain: bool) -> Endpoint:
+        return Endpoint(registry, host, name, plain=plain, named=self._without_tls, transport=self._transport)
 
     def __repr__(self) -> str:
         return f"<Registry {self._origin.base}>"
