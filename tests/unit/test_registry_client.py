@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import http.server
 import json
+import os
 import socket
 import threading
 import time
@@ -14,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from bootseer import image, oci
-from bootseer.errors import DataError, NotFoundError, PrivilegeError, UnavailableError
-from bootseer.oci import credentials, endpoint, spec, transport
+from bootseer.errors import BootseerError, DataError, FullError, NotFoundError, PrivilegeError, UnavailableError
+from bootseer.oci import credentials, endpoint, pipeline, spec, transport
 from bootseer.oci.image import verified
 from bootseer.oci.registry import Registry
 from bootseer.testing.images import Member, write_image
@@ -310,6 +312,54 @@ def test_what_a_mirror_has_damaged_comes_from_the_registry(
             mirror.shutdown()
     assert "with what the registry itself gives" in caplog.text
     assert any(path.endswith(spoiled.digest) for path, _ in server.seen)
+
+
+def spool(server: Server, size: int, tmp_path: Path, how: str) -> None:
+    """Convert or unpack an image whose one layer is said to have ``size`` bytes."""
+    layer = {"mediaType": spec.LAYER, "digest": descriptor(BLOB).digest, "size": size}
+    server.blobs[descriptor(BLOB).digest] = BLOB
+    put_image(server)
+    config = json.dumps(
+        {
+            **dict(zip(("os", "architecture"), oci.host_platform().split("/"), strict=True)),
+            "rootfs": {"type": "layers", "diff_ids": [descriptor(BLOB).digest]},
+        }
+    ).encode()
+    server.blobs[descriptor(config).digest] = config
+    item = {"mediaType": spec.CONFIG, "digest": descriptor(config).digest, "size": len(config)}
+    document = {"schemaVersion": 2, "mediaType": spec.MANIFEST, "config": item, "layers": [layer]}
+    server.documents["v1"] = (json.dumps(document).encode(), spec.MANIFEST)
+    if how == "convert":
+        image.convert(f"{server.address}/x:v1", str(tmp_path / "store"), work_dir=tmp_path / "work")
+    else:
+        with oci.open_image(f"{server.address}/x:v1") as opened:
+            oci.unpack(opened, tmp_path / "root")
+
+
+@pytest.mark.parametrize("how", ["convert", "unpack"])
+def test_layers_are_not_spooled_past_the_free_disk(server: Server, tmp_path: Path, how: str) -> None:
+    with pytest.raises(FullError, match=r"no space for the layers of .* GB are needed"):
+        spool(server, 10**17, tmp_path, how)
+    assert not [path for path, _ in server.seen if path.endswith(descriptor(BLOB).digest)]
+
+
+@pytest.mark.parametrize("how", ["convert", "unpack"])
+@pytest.mark.parametrize("size", [-1, -(10**17)])
+def test_sizes_that_are_none_are_refused(server: Server, tmp_path: Path, how: str, size: int) -> None:
+    with pytest.raises(DataError, match="not a valid manifest"):
+        spool(server, size, tmp_path, how)
+
+
+@pytest.mark.parametrize("how", ["convert", "unpack"])
+def test_too_many_open_files_are_one_line(
+    server: Server, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(**more: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(pipeline.tempfile, "TemporaryFile", full)
+    with pytest.raises(BootseerError, match=r"cannot spool layer sha256:.*: Too many open files"):
+        spool(server, len(BLOB), tmp_path, how)
 
 
 def test_nobody_there() -> None:

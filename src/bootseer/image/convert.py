@@ -25,7 +25,7 @@ from bootseer.config import Config
 from bootseer.errors import NotFoundError
 from bootseer.image import record as records
 from bootseer.image import signature
-from bootseer.image._work import check_space, work_folder
+from bootseer.image._work import work_folder
 from bootseer.image.record import ImageRecord
 from bootseer.image.signature import UnsignedError
 from bootseer.oci import tar
@@ -115,9 +115,7 @@ def _convert(image: oci.Image, store: Store, work: Path, progress: Progress | No
     began = time.monotonic()
     layer_bytes = sum(layer.size for layer in image.layers)
     # Packs take about what compressed layers do, and never more than 2 GiB at a time.
-    spooled = 0 if image.ref.layout else layer_bytes
-    check_space(work, spooled + min(FOLDER_BYTES, layer_bytes), f"convert {image.ref}")
-    with Layers(image, work, progress=progress) as layers:
+    with Layers(image, work, more=min(FOLDER_BYTES, layer_bytes), progress=progress) as layers:
         known = None
         if not repair:
             known = KnownBlocks.of_trees(store, records.related(store, image.ref, image.config), DEFAULT_BLOCK)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform as _platform
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -36,7 +36,7 @@ class Descriptor(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
 
     media_type: str
     digest: str
-    size: int
+    size: Annotated[int, msgspec.Meta(ge=0)]
     platform: Platform | None = None
     annotations: dict[str, str] | None = None
     artifact_type: str = ""
