@@ -16,7 +16,15 @@ from pathlib import Path
 import pytest
 
 from bootseer import image, oci
-from bootseer.errors import BootseerError, DataError, FullError, NotFoundError, PrivilegeError, UnavailableError
+from bootseer.errors import (
+    BootseerError,
+    ConfigError,
+    DataError,
+    FullError,
+    NotFoundError,
+    PrivilegeError,
+    UnavailableError,
+)
 from bootseer.oci import credentials, endpoint, pipeline, spec, transport
 from bootseer.oci.image import verified
 from bootseer.oci.registry import Registry
@@ -118,8 +126,9 @@ def fetch(server: Server) -> bytes:
 
 
 def put_image(server: Server, *, as_index: bool = False, platform: str = "") -> str:
-    os_name, arch = (platform or oci.host_platform()).split("/")
-    config = json.dumps({"os": os_name, "architecture": arch, "rootfs": {"type": "layers", "diff_ids": []}}).encode()
+    os_name, arch, variant = [*(platform or oci.host_platform()).split("/"), ""][:3]
+    of = {"os": os_name, "architecture": arch, **({"variant": variant} if variant else {})}
+    config = json.dumps({**of, "rootfs": {"type": "layers", "diff_ids": []}}).encode()
     server.blobs[descriptor(config).digest] = config
     item = {"mediaType": spec.CONFIG, "digest": descriptor(config).digest, "size": len(config)}
     manifest = json.dumps(
@@ -129,7 +138,7 @@ def put_image(server: Server, *, as_index: bool = False, platform: str = "") -> 
     server.documents[digest] = server.documents["v1"] = (manifest, spec.DOCKER_MANIFEST)
     if as_index:
         entry = {"mediaType": spec.DOCKER_MANIFEST, "digest": digest, "size": len(manifest),
-                 "platform": {"os": os_name, "architecture": arch}}  # fmt: skip
+                 "platform": of}  # fmt: skip
         other = {**entry, "digest": "sha256:" + "0" * 64, "platform": {"os": "plan9", "architecture": "mips"}}
         body = json.dumps({"schemaVersion": 2, "manifests": [other, entry]}).encode()
         server.documents["v1"] = (body, spec.DOCKER_LIST)
@@ -208,6 +217,91 @@ def test_another_platform(server: Server) -> None:
     put_image(server, as_index=True, platform="linux/s390x")
     with pytest.raises(DataError, match=rf"no image for {oci.host_platform()}.*it has linux/s390x, plan9/mips"):
         oci.open_image(f"{server.address}/x:v1")
+
+
+@pytest.mark.parametrize("as_index", [False, True])
+@pytest.mark.parametrize(
+    ("machine", "said"),
+    [("aarch64", "linux/arm64/v8"), ("aarch64", "linux/arm64"), ("aarch64", "linux/arm64/v9"),
+     ("armv7l", "linux/arm/v7"),
+     ("x86_64", "linux/amd64/v1"), ("x86_64", "linux/amd64/v3"), ("x86_64", "linux/x86_64")],
+)  # fmt: skip
+def test_images_with_a_variant_are_found_again(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str, said: str, as_index: bool
+) -> None:
+    monkeypatch.setattr(spec._platform, "machine", lambda: machine)
+    digest = put_image(server, as_index=as_index, platform=said)
+    ref = f"{server.address}/x:v1"
+    made = image.convert(ref, str(tmp_path / "store"), work_dir=tmp_path / "work")
+    assert image.resolve(ref, str(tmp_path / "store")) == made
+    assert image.resolve(f"{server.address}/x@{digest}", str(tmp_path / "store")) == made
+    assert not image.ensure(ref, str(tmp_path / "store"), work_dir=tmp_path / "work").fresh
+
+
+@pytest.mark.parametrize("as_index", [False, True])
+@pytest.mark.parametrize("asked", ["linux/arm64", "linux/arm64/v8", "linux/aarch64"])
+def test_conversion_for_other_machines(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str, as_index: bool
+) -> None:
+    put_image(server, as_index=as_index, platform="linux/arm64/v8")
+    ref, store = f"{server.address}/x:v1", str(tmp_path / "store")
+    monkeypatch.setattr(spec._platform, "machine", lambda: "x86_64")
+    with pytest.raises(DataError, match="linux/arm64"):
+        image.convert(ref, store, work_dir=tmp_path / "work")
+    made = image.convert(ref, store, work_dir=tmp_path / "work", platform=asked)
+    assert made.platform == "linux/arm64"
+    if not as_index:
+        with pytest.raises(NotFoundError):
+            image.resolve(ref, store)
+    monkeypatch.setattr(spec._platform, "machine", lambda: "aarch64")
+    assert image.resolve(ref, store) == made
+
+
+@pytest.mark.parametrize(
+    "platform", ["linux", "linux/", "linux/a/b/c", "linux/../..", "/amd64", "linux/am d64", "a\nb/c"]
+)
+def test_what_is_no_platform(server: Server, tmp_path: Path, platform: str) -> None:
+    put_image(server)
+    with pytest.raises(ConfigError, match="bad platform"):
+        image.convert(f"{server.address}/x:v1", str(tmp_path / "store"), work_dir=tmp_path, platform=platform)
+
+
+def platforms(*said: str) -> spec.Index:
+    items = [spec.Descriptor(spec.MANIFEST, text, 1, spec.Platform(*_parts(text))) for text in said]
+    return spec.Index(schema_version=2, manifests=tuple(items))
+
+
+def _parts(text: str) -> tuple[str, str, str]:
+    os_name, arch, variant = [*text.split("/"), ""][:3]
+    return arch, os_name, variant
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ("linux/amd64", "linux/amd64"),
+        ("linux/amd64/v3", "linux/amd64/v3"),
+        ("linux/amd64/v1", "linux/amd64"),
+        ("linux/arm64", "linux/arm64/v8"),
+        ("linux/arm", "linux/arm/v7"),
+        ("linux/arm/v7", "linux/arm/v7"),
+        ("linux/arm/v6", "linux/arm/v6"),
+        ("linux/ppc64le", "linux/ppc64le/v9"),
+        ("linux/arm/v5", ""),
+        ("linux/arm64/v9", ""),
+        ("windows/amd64", ""),
+    ],
+)
+def test_which_of_an_index_is_taken(wanted: str, found: str) -> None:
+    index = platforms(
+        "unknown/unknown", "linux/amd64/v3", "linux/amd64", "linux/arm/v6", "linux/arm/v7", "linux/arm64/v8",
+        "linux/ppc64le/v9", "linux/ppc64le/v10",
+    )  # fmt: skip
+    if found:
+        assert spec.select(index, spec.Platform.parse(wanted), "x").digest == found
+    else:
+        with pytest.raises(DataError, match=f"no image for {wanted}"):
+            spec.select(index, spec.Platform.parse(wanted), "x")
 
 
 def test_no_such_image(server: Server) -> None:

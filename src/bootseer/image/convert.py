@@ -43,14 +43,16 @@ def convert(
     *,
     work_dir: Path,
     progress: Progress | None = None,
+    platform: str = "",
     plain_http: bool | None = None,
     repair: bool = False,
     sign_key: Path | None = None,
 ) -> ImageRecord:
     """The record of `ensure`."""
     made = ensure(
-        ref, store_url, work_dir=work_dir, progress=progress, plain_http=plain_http, repair=repair, sign_key=sign_key
-    )
+        ref, store_url, work_dir=work_dir, progress=progress, platform=platform, plain_http=plain_http, repair=repair,
+        sign_key=sign_key,
+    )  # fmt: skip
     return made.record
 
 
@@ -67,11 +69,14 @@ def ensure(
     *,
     work_dir: Path,
     progress: Progress | None = None,
+    platform: str = "",
     plain_http: bool | None = None,
     repair: bool = False,
     sign_key: Path | None = None,
 ) -> Ensured:
     """Convert ``ref`` into the store, unless that image has been converted before and its tree is still there.
+
+    ``platform`` (``os/architecture[/variant]``; default: this machine's): for which machines; those find it by that.
 
     Uses up to the image's compressed size and 2 GiB more under ``work_dir`` while it runs, and leaves nothing there,
     whatever happens. The same layers give the same tree, but for blocks that other images in the store have already:
@@ -85,7 +90,7 @@ def ensure(
     keys = [key.public_key()] if key else []
     store = open_store(store_url)
     replace = repair
-    with oci.open_image(ref, plain_http=plain_http) as image:
+    with oci.open_image(ref, platform=platform, plain_http=plain_http) as image:
         if not repair:
             try:
                 before = records.load(store, image.digest, image.platform, keys)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import platform as _platform
+import re
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from bootseer.errors import DataError
+from bootseer.errors import ConfigError, DataError
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 INDEX = "application/vnd.oci.image.index.v1+json"
@@ -25,10 +26,37 @@ MAX_DOCUMENT = 8 << 20
 _ARCH = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386"}
 
 
+_COMMON = {"amd64": "v1", "arm64": "v8", "arm": "v7"}
+"""The variant of an architecture that goes without saying; some images say it, others do not."""
+_PLATFORM = re.compile(r"[a-z0-9]\w*(/[a-z0-9][\w.-]*){1,2}\Z", re.ASCII)
+
+
 class Platform(msgspec.Struct, frozen=True):
     architecture: str = ""
     os: str = ""
     variant: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Platform:
+        """``os/architecture[/variant]``; `ConfigError` when ``text`` is no such thing."""
+        if not _PLATFORM.match(text):
+            raise ConfigError(f"bad platform {text!r}", hint="write OS/ARCH[/VARIANT], such as linux/arm64")
+        os, architecture, variant = [*text.split("/"), ""][:3]
+        return cls(architecture, os, variant).normal()
+
+    def normal(self) -> Platform:
+        """The same with one spelling: ``linux/aarch64`` and ``linux/arm64/v8`` are ``linux/arm64``."""
+        architecture = _ARCH.get(self.architecture, self.architecture)
+        variant = "" if self.variant == _COMMON.get(architecture) else self.variant
+        return Platform(architecture, self.os, variant)
+
+    def fits(self, wanted: Platform) -> bool:
+        """Whether an image for this may be what was asked for as ``wanted``: variants count where both say one."""
+        variants = {self.variant, wanted.variant} - {""}
+        return (self.os, self.architecture) == (wanted.os, wanted.architecture) and len(variants) <= 1
+
+    def __str__(self) -> str:
+        return "/".join(part for part in (self.os, self.architecture, self.variant) if part)
 
 
 class Descriptor(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -101,11 +129,6 @@ class ImageConfig(msgspec.Struct, frozen=True, omit_defaults=True):
     created: str | None = None
     author: str | None = None
 
-    @property
-    def platform(self) -> str:
-        """``os/architecture[/variant]``."""
-        return "/".join(part for part in (self.os, self.architecture, self.variant) if part)
-
 
 T = TypeVar("T")
 
@@ -142,15 +165,14 @@ def host_platform() -> str:
     return f"linux/{_ARCH.get(machine, machine)}"
 
 
-def select(index: Index, wanted: str, what: str) -> Descriptor:
-    """The descriptor of ``index`` for platform ``wanted`` (``os/arch[/variant]``); `DataError` when there is none."""
-    os_name, _, rest = wanted.partition("/")
-    arch, _, variant = rest.partition("/")
-    for item in index.manifests:
-        p = item.platform
-        if p and (p.os, p.architecture) == (os_name, arch) and (not variant or variant == p.variant):
-            return item
+def select(index: Index, wanted: Platform, what: str) -> Descriptor:
+    """The descriptor of ``index`` for ``wanted`` (`Platform.normal`), or for another variant where none is wanted;
+    `DataError` when there is none."""
+    items = [(item.platform.normal(), item) for item in index.manifests if item.platform]
+    same = [item for platform, item in items if platform == wanted]
+    if found := same or [item for platform, item in items if not wanted.variant and platform.fits(wanted)]:
+        return found[0]
     if len(index.manifests) == 1 and index.manifests[0].platform is None:
         return index.manifests[0]
-    have = sorted(f"{m.platform.os}/{m.platform.architecture}" for m in index.manifests if m.platform)
+    have = sorted(str(platform) for platform, _ in items)
     raise DataError(f"{what} has no image for {wanted}", hint=f"it has {', '.join(have) or 'none'}")
