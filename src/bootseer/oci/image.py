@@ -167,4 +167,4 @@ def past_mirrors(source: Registry | Layout, doing: Callable[[], T]) -> T:
         if not (isinstance(source, Registry) and source.leave_mirrors()):
             raise
         log.warning("%s; again, with what the registry itself gives", exc.message)
-        return doing()
+    return doing()
