@@ -16,7 +16,7 @@ from bootseer.errors import BootseerError, FullError, PrivilegeError, Unsupporte
 from bootseer.testing.hadoop import HadoopCluster
 from bootseer.testing.latency import LatencyProxy
 from bootseer.testing.netns import Node, ShapedNetwork
-from bootseer.testing.registry import DockerRegistry
+from bootseer.testing.registry import DockerRegistry, without_tls
 
 PREFIX, SUBNET = "bsimg", "10.78.0.0/24"
 STORES = ("registry", "hdfs")
@@ -88,6 +88,7 @@ def site(parts: _parts.Parts, work: Path, *, rate_mbit: float, rtt: float, store
         network = stack.enter_context(ShapedNetwork(PREFIX, rate_mbit=rate_mbit, subnet=SUBNET))
         registry = stack.enter_context(DockerRegistry(host=network.host, root=root))
         proxy = stack.enter_context(LatencyProxy(registry.address, rtt=rtt, host=network.host))
+        stack.enter_context(without_tls(registry.address, proxy.address))
         hdfs = ""
         if store == "hdfs":
             # one replica: all DataNodes share this machine's disk

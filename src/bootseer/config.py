@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,6 +19,7 @@ from bootseer.errors import ConfigError
 log = logging.getLogger(__name__)
 
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=86400)]
+Host = Annotated[str, msgspec.Meta(pattern=r"^[^/\s]+$")]
 DEFAULT_FILE = Path("/etc/bootseer.toml")
 
 
@@ -78,6 +79,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """Registry -> mirrors to read from first, ``[http[s]://]host[:port][/prefix]`` each. As environment variable:
     ``docker.io=mirror.site:5000,other.site quay.io=mirror.site:5000``."""
 
+    plain_http: tuple[Host, ...] = ()
+    """Registries that are asked without TLS, logins and all: ``host[:port]`` as in the names of images. Those at
+    loopback addresses always are. As environment variable: ``10.1.2.3:5000,registry.site``."""
+
     @property
     def store_url(self) -> str:
         """The configured store, or the embedded default (a folder beside the cache)."""
@@ -107,7 +112,7 @@ def load(environ: Mapping[str, str] | None = None) -> Config:
             raise ConfigError(f"cannot read settings from {path}: {exc}") from None
     for name in Config.__struct_fields__:
         if (text := env.get(f"BOOTSEER_{name.upper()}")) is not None:
-            values[name] = _mirrors(text) if name == "registry_mirrors" else text
+            values[name] = _LISTS[name](text) if name in _LISTS else text
     _check_driver(env.get("BOOTSEER_DRIVER", values.pop("driver", None)))
     try:
         return msgspec.convert(values, Config, strict=False)
@@ -129,3 +134,10 @@ def _check_driver(wish: Any) -> None:
 def _mirrors(text: str) -> dict[str, list[str]]:
     pairs = (item.partition("=") for item in text.split())
     return {registry: mirrors.split(",") for registry, _, mirrors in pairs}
+
+
+_LISTS: dict[str, Callable[[str], object]] = {
+    "registry_mirrors": _mirrors,
+    "plain_http": lambda text: [host for host in text.split(",") if host],
+}
+"""Settings that are lists, by how environment variables write them."""

@@ -206,7 +206,8 @@ def put_on(path: bytes | int, entry: tar.Entry) -> None:
         if os.fsencode(key) not in entry.xattrs:
             os.removexattr(path, key, **link)
     for key, value in entry.xattrs.items():
-        os.setxattr(path, key, value, **link)
+        if not key.startswith(b"trusted.overlay."):
+            os.setxattr(path, key, value, **link)
     os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns), **link)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -62,3 +64,48 @@ def test_convert_mount_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             )
         assert not (tmp_path / "m/file").exists()
         assert artifact.size > 0
+
+
+_ELSEWHERE = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+from bootseer import image, oci
+from bootseer.config import Config
+from bootseer.errors import UnavailableError
+from bootseer.testing.registry import DockerRegistry, without_tls
+
+here = Path(sys.argv[1])
+subprocess.run("ip link set lo up && ip addr add 10.77.9.1/32 dev lo", shell=True, check=True)
+with DockerRegistry(host="10.77.9.1") as registry:
+    ref, store = f"{registry.address}/x:v1", f"registry://{registry.address}/x"
+    try:
+        oci.push(f"oci:{here}/layout:v1", ref)
+    except UnavailableError as exc:
+        assert "BOOTSEER_PLAIN_HTTP" in str(exc)
+    else:
+        raise AssertionError("a private address was asked without TLS")
+    config = Config(cache_dir=f"{here}/cache", state_dir=f"{here}/state", background_fill=False)
+    with without_tls(registry.address):
+        oci.push(f"oci:{here}/layout:v1", ref)
+        image.convert(ref, store, work_dir=here / "work")
+        mounted = image.mount(ref, here / "m", store_url=store, config=config, writable=False)
+    try:
+        before = mounted.status()
+        assert before.blocks_ready < before.blocks_total
+        for pid in (before.fetcher_pid, before.server_pid):
+            os.kill(pid, signal.SIGKILL)
+        assert (here / "m/file").read_bytes() == (here / "source/file").read_bytes()
+        assert mounted.status().fetcher_pid != before.fetcher_pid
+    finally:
+        mounted.unmount()
+"""
+
+
+def test_servers_that_are_restarted_still_know_who_has_no_tls(tmp_path: Path) -> None:
+    """At a private address, in a network of its own."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/file").write_bytes(os.urandom(3_000_000))
+    oci.write_layout(tmp_path / "layout", [oci.LayerDir(tmp_path / "source")], oci.ContainerConfig(), "v1")
+    argv = ["unshare", "--net", sys.executable, "-c", _ELSEWHERE, str(tmp_path)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from bootseer.cli import main
+from bootseer.errors import DataError
+
 CLI = [sys.executable, "-m", "bootseer.cli.main"]
 
 
@@ -86,3 +89,11 @@ def test_completion_for_a_shell_that_is_not_known():
     done = call("completion", "sh")
     assert done.returncode == 2
     assert "bash" in done.stderr
+
+
+def test_what_others_wrote_does_not_move_the_cursor(capsys):
+    """Names and platforms of images are in messages."""
+    with pytest.raises(SystemExit) as ended:
+        main._fail(DataError("image x is for \x1b[2J\r/a\nb", hint="convert caf\u00e9"))
+    assert ended.value.code == 65
+    assert capsys.readouterr().err == "bootseer: image x is for \\x1b[2J\\r/a\\nb; convert caf\u00e9\n"

@@ -16,15 +16,16 @@ from bootseer import image
 from bootseer.blocks.publish import spool
 from bootseer.errors import FullError
 from bootseer.image import _work
-from bootseer.image._work import check_space, work_folder
+from bootseer.image._work import work_folder
+from bootseer.oci import pipeline
 from bootseer.testing.images import Member, write_image
 
 
 def test_too_little_space_is_one_clear_error(tmp_path: Path) -> None:
     stat = os.statvfs(tmp_path)
-    check_space(tmp_path, stat.f_bavail * stat.f_frsize // 2, "convert x")
-    with pytest.raises(FullError, match=r"cannot convert x: .* GB free") as caught:
-        check_space(tmp_path, 2 * stat.f_blocks * stat.f_frsize, "convert x")
+    pipeline.check_space(tmp_path, stat.f_bavail * stat.f_frsize // 2, "x")
+    with pytest.raises(FullError, match=r"no space for x: .* GB free") as caught:
+        pipeline.check_space(tmp_path, 2 * stat.f_blocks * stat.f_frsize, "x")
     assert "--work-dir" in (caught.value.hint or "")
 
 
@@ -34,7 +35,7 @@ def test_packs_count_when_space_is_checked(tmp_path: Path, monkeypatch: pytest.M
     asked: list[int] = []
     module = importlib.import_module("bootseer.image.convert")  # `image.convert` is the function
     monkeypatch.setattr(module, "FOLDER_BYTES", limit)
-    monkeypatch.setattr(module, "check_space", lambda folder, wanted, doing: asked.append(wanted))
+    monkeypatch.setattr(pipeline, "check_space", lambda folder, wanted, what: asked.append(wanted))
     record = image.convert(f"oci:{tmp_path}/layout:v1", str(tmp_path / "store"), work_dir=tmp_path / "work")
     assert asked == [min(limit, record.layer_bytes)], "a layout's layers are read where they are"
 

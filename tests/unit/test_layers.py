@@ -315,6 +315,19 @@ def test_deep_members_cost_what_they_are() -> None:
     assert took < 20
 
 
+def test_attributes_of_overlayfs_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    set_by = {"trusted.overlay.redirect": b"/etc", "trusted.overlay.opaque": b"y", "user.overlay.opaque": b"y"}
+    members = [
+        folder("d", xattrs={**set_by, "trusted.overlayed": b"1", "user.overlays": b"2"}),
+        Member("f", xattrs={"trusted.overlay.metacopy": b""}),
+        Member("l", "symlink", link="d", xattrs={"trusted.overlay.redirect": b"x"}),
+    ]
+    image = Image([members])
+    assert dict(image.node("d").xattrs) == {b"trusted.overlayed": b"1", b"user.overlays": b"2"}
+    assert (image.node("f").xattrs, image.node("l").xattrs) == ((), ())
+    assert caplog.text.count("left out") == 4
+
+
 def test_attribute_names_that_linux_does_not_take_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
     image = Image([[Member("f", xattrs={"user." + "n" * 250: b"1", "user." + "n" * 251: b"2"})]])
     assert dict(image.node("f").xattrs) == {b"user." + b"n" * 250: b"1"}

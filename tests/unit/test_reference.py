@@ -54,12 +54,22 @@ def test_what_is_no_reference(text: str) -> None:
     [
         ("127.0.0.1:5000", True),
         ("localhost:1", True),
-        ("10.1.2.3", True),
+        ("127.8.8.8", True),
+        ("10.1.2.3", False),
+        ("10.1.2.3:5000", True),
+        ("10.1.2.3:5001", False),
+        ("plain.example.org", True),
+        ("localhost.example.org", False),
+        ("127.0.0.1.example.org:80", False),
+        ("0.0.0.0:5000", False),
+        ("169.254.1.1:5000", False),
         ("[::1]:5000", True),
-        ("192.168.0.9:80", True),
+        ("192.168.0.9:80", False),
+        ("[fe80::1]:5000", False),
         ("r.example.org", False),
         ("8.8.8.8:5000", False),
     ],
 )
-def test_plain_http_is_for_this_network_only(registry: str, plain: bool) -> None:
-    assert Reference.parse(f"{registry}/x").plain_http is plain
+def test_plain_http_is_for_loopback_and_what_is_named(registry: str, plain: bool) -> None:
+    named = ("10.1.2.3:5000", "plain.example.org")
+    assert Reference.parse(f"{registry}/x").plain_http(named) is plain

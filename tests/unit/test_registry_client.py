@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import http.server
 import json
+import os
 import socket
 import threading
 import time
@@ -13,11 +15,20 @@ from pathlib import Path
 
 import pytest
 
-from bootseer import oci
-from bootseer.errors import DataError, NotFoundError, PrivilegeError, UnavailableError
-from bootseer.oci import credentials, endpoint, spec, transport
+from bootseer import image, oci
+from bootseer.errors import (
+    BootseerError,
+    ConfigError,
+    DataError,
+    FullError,
+    NotFoundError,
+    PrivilegeError,
+    UnavailableError,
+)
+from bootseer.oci import credentials, endpoint, pipeline, spec, transport
 from bootseer.oci.image import verified
 from bootseer.oci.registry import Registry
+from bootseer.testing.images import Member, write_image
 
 BLOB = hashlib.shake_256(b"blob").digest(1_500_000)
 
@@ -115,8 +126,9 @@ def fetch(server: Server) -> bytes:
 
 
 def put_image(server: Server, *, as_index: bool = False, platform: str = "") -> str:
-    os_name, arch = (platform or oci.host_platform()).split("/")
-    config = json.dumps({"os": os_name, "architecture": arch, "rootfs": {"type": "layers", "diff_ids": []}}).encode()
+    os_name, arch, variant = [*(platform or oci.host_platform()).split("/"), ""][:3]
+    of = {"os": os_name, "architecture": arch, **({"variant": variant} if variant else {})}
+    config = json.dumps({**of, "rootfs": {"type": "layers", "diff_ids": []}}).encode()
     server.blobs[descriptor(config).digest] = config
     item = {"mediaType": spec.CONFIG, "digest": descriptor(config).digest, "size": len(config)}
     manifest = json.dumps(
@@ -125,8 +137,8 @@ def put_image(server: Server, *, as_index: bool = False, platform: str = "") -> 
     digest = descriptor(manifest).digest
     server.documents[digest] = server.documents["v1"] = (manifest, spec.DOCKER_MANIFEST)
     if as_index:
-        entry = {"mediaType": spec.MANIFEST, "digest": digest, "size": len(manifest),
-                 "platform": {"os": os_name, "architecture": arch}}  # fmt: skip
+        entry = {"mediaType": spec.DOCKER_MANIFEST, "digest": digest, "size": len(manifest),
+                 "platform": of}  # fmt: skip
         other = {**entry, "digest": "sha256:" + "0" * 64, "platform": {"os": "plan9", "architecture": "mips"}}
         body = json.dumps({"schemaVersion": 2, "manifests": [other, entry]}).encode()
         server.documents["v1"] = (body, spec.DOCKER_LIST)
@@ -181,9 +193,9 @@ def test_a_login_that_leads_nowhere(server: Server) -> None:
     put_image(server)
     with Registry(oci.Reference.parse(f"{server.address}/x")) as client:
         server.token = "other"
-        assert client.manifest("v1")[1] == put_image(server)
+        assert client.manifest("v1")[1].digest == put_image(server)
         server.token = "another"  # the old one has been taken back
-        assert client.manifest("v1")[1] == put_image(server)
+        assert client.manifest("v1")[1].digest == put_image(server)
     Handler_get = Handler.do_GET
     try:
         Handler.do_GET = lambda self: self.reply(401, b"")  # type: ignore[method-assign]
@@ -207,6 +219,91 @@ def test_another_platform(server: Server) -> None:
         oci.open_image(f"{server.address}/x:v1")
 
 
+@pytest.mark.parametrize("as_index", [False, True])
+@pytest.mark.parametrize(
+    ("machine", "said"),
+    [("aarch64", "linux/arm64/v8"), ("aarch64", "linux/arm64"), ("aarch64", "linux/arm64/v9"),
+     ("armv7l", "linux/arm/v7"),
+     ("x86_64", "linux/amd64/v1"), ("x86_64", "linux/amd64/v3"), ("x86_64", "linux/x86_64")],
+)  # fmt: skip
+def test_images_with_a_variant_are_found_again(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str, said: str, as_index: bool
+) -> None:
+    monkeypatch.setattr(spec._platform, "machine", lambda: machine)
+    digest = put_image(server, as_index=as_index, platform=said)
+    ref = f"{server.address}/x:v1"
+    made = image.convert(ref, str(tmp_path / "store"), work_dir=tmp_path / "work")
+    assert image.resolve(ref, str(tmp_path / "store")) == made
+    assert image.resolve(f"{server.address}/x@{digest}", str(tmp_path / "store")) == made
+    assert not image.ensure(ref, str(tmp_path / "store"), work_dir=tmp_path / "work").fresh
+
+
+@pytest.mark.parametrize("as_index", [False, True])
+@pytest.mark.parametrize("asked", ["linux/arm64", "linux/arm64/v8", "linux/aarch64"])
+def test_conversion_for_other_machines(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str, as_index: bool
+) -> None:
+    put_image(server, as_index=as_index, platform="linux/arm64/v8")
+    ref, store = f"{server.address}/x:v1", str(tmp_path / "store")
+    monkeypatch.setattr(spec._platform, "machine", lambda: "x86_64")
+    with pytest.raises(DataError, match="linux/arm64"):
+        image.convert(ref, store, work_dir=tmp_path / "work")
+    made = image.convert(ref, store, work_dir=tmp_path / "work", platform=asked)
+    assert made.platform == "linux/arm64"
+    if not as_index:
+        with pytest.raises(NotFoundError):
+            image.resolve(ref, store)
+    monkeypatch.setattr(spec._platform, "machine", lambda: "aarch64")
+    assert image.resolve(ref, store) == made
+
+
+@pytest.mark.parametrize(
+    "platform", ["linux", "linux/", "linux/a/b/c", "linux/../..", "/amd64", "linux/am d64", "a\nb/c"]
+)
+def test_what_is_no_platform(server: Server, tmp_path: Path, platform: str) -> None:
+    put_image(server)
+    with pytest.raises(ConfigError, match="bad platform"):
+        image.convert(f"{server.address}/x:v1", str(tmp_path / "store"), work_dir=tmp_path, platform=platform)
+
+
+def platforms(*said: str) -> spec.Index:
+    items = [spec.Descriptor(spec.MANIFEST, text, 1, spec.Platform(*_parts(text))) for text in said]
+    return spec.Index(schema_version=2, manifests=tuple(items))
+
+
+def _parts(text: str) -> tuple[str, str, str]:
+    os_name, arch, variant = [*text.split("/"), ""][:3]
+    return arch, os_name, variant
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ("linux/amd64", "linux/amd64"),
+        ("linux/amd64/v3", "linux/amd64/v3"),
+        ("linux/amd64/v1", "linux/amd64"),
+        ("linux/arm64", "linux/arm64/v8"),
+        ("linux/arm", "linux/arm/v7"),
+        ("linux/arm/v7", "linux/arm/v7"),
+        ("linux/arm/v6", "linux/arm/v6"),
+        ("linux/ppc64le", "linux/ppc64le/v9"),
+        ("linux/arm/v5", ""),
+        ("linux/arm64/v9", ""),
+        ("windows/amd64", ""),
+    ],
+)
+def test_which_of_an_index_is_taken(wanted: str, found: str) -> None:
+    index = platforms(
+        "unknown/unknown", "linux/amd64/v3", "linux/amd64", "linux/arm/v6", "linux/arm/v7", "linux/arm64/v8",
+        "linux/ppc64le/v9", "linux/ppc64le/v10",
+    )  # fmt: skip
+    if found:
+        assert spec.select(index, spec.Platform.parse(wanted), "x").digest == found
+    else:
+        with pytest.raises(DataError, match=f"no image for {wanted}"):
+            spec.select(index, spec.Platform.parse(wanted), "x")
+
+
 def test_no_such_image(server: Server) -> None:
     with pytest.raises(
         NotFoundError, match=rf"image {server.address}/x:nope does not exist in registry {server.address}"
@@ -224,8 +321,139 @@ def test_other_bytes_for_a_digest(server: Server) -> None:
 def test_noise_as_manifest(server: Server) -> None:
     for body in (b"", b"<html>", b"[]", b'{"schemaVersion":1}'):
         server.documents["v1"] = (body, "text/html")
-        with pytest.raises(DataError, match="not a valid manifest"):
+        with pytest.raises(DataError, match=r"not a valid (document|manifest)"):
             oci.open_image(f"{server.address}/x:v1")
+
+
+CONFIG_OF_NONE = {"mediaType": spec.CONFIG, "digest": "sha256:" + "0" * 64, "size": 2}
+
+
+@pytest.mark.parametrize(
+    ("document", "kind", "says"),
+    [
+        ({"mediaType": spec.INDEX, "manifests": [CONFIG_OF_NONE], "layers": [CONFIG_OF_NONE]}, spec.INDEX, "fields of"),
+        ({"manifests": [CONFIG_OF_NONE], "config": CONFIG_OF_NONE, "layers": []}, spec.MANIFEST, "fields of an index"),
+        ({"manifests": [CONFIG_OF_NONE]}, spec.MANIFEST, "not a valid manifest"),
+        ({"config": CONFIG_OF_NONE, "layers": [CONFIG_OF_NONE]}, spec.INDEX, "not a valid index"),
+        ({"mediaType": spec.INDEX, "manifests": [CONFIG_OF_NONE]}, spec.DOCKER_LIST, "given as .* calls itself"),
+        ({"mediaType": spec.MANIFEST}, "application/json", "given as"),
+        ({"manifests": []}, "", "not a valid manifest"),
+    ],
+)
+def test_what_a_document_is_its_media_type_says(
+    server: Server, document: dict[str, object], kind: str, says: str
+) -> None:
+    server.documents["v1"] = (json.dumps({"schemaVersion": 2, **document}).encode(), kind)
+    with pytest.raises(DataError, match=says):
+        oci.open_image(f"{server.address}/x:v1")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"digest": "sha512:" + "0" * 128}, "unsupported digest 'sha512:0"),
+        ({"digest": "latest"}, "unsupported digest 'latest'"),
+        ({"digest": "sha256:" + "0" * 64 + "/../../../token"}, "unsupported digest"),
+        ({"mediaType": spec.MANIFEST}, r"calls .*oci.image.manifest.* it is .*docker"),
+        ({"size": 1}, "of 1 bytes, it is"),
+    ],
+)
+def test_children_of_an_index_are_what_it_says(server: Server, change: dict[str, object], says: str) -> None:
+    put_image(server, as_index=True)
+    index = json.loads(server.documents["v1"][0])
+    manifest = server.documents[index["manifests"][1]["digest"]]
+    server.documents["latest"] = manifest  # that a server has it there makes it no better
+    server.documents["sha512:" + "0" * 128] = manifest
+    index["manifests"][1].update(change)
+    server.documents["v1"] = (json.dumps(index).encode(), spec.DOCKER_LIST)
+    with pytest.raises(DataError, match=says):
+        oci.open_image(f"{server.address}/x:v1")
+
+
+def test_blobs_are_named_by_sha256(server: Server) -> None:
+    with Registry(oci.Reference.parse(f"{server.address}/x")) as client, pytest.raises(DataError, match="unsupported"):
+        next(client.blob(spec.Descriptor(spec.LAYER, "sha512:" + "0" * 128, 10)))
+    assert server.seen == []
+
+
+@pytest.mark.parametrize("damaged", ["layers", "config"])
+@pytest.mark.parametrize("how", ["convert", "unpack"])
+def test_what_a_mirror_has_damaged_comes_from_the_registry(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    damaged: str, how: str,
+) -> None:  # fmt: skip
+    write_image(tmp_path / "layout", [[Member("f", data=BLOB)], [Member("g", data=BLOB)]], compression="none")
+    with oci.open_image(f"oci:{tmp_path}/layout") as wanted:
+        body = (tmp_path / "layout/blobs/sha256" / wanted.digest[7:]).read_bytes()
+        spoiled = wanted.layers[1] if damaged == "layers" else wanted.manifest.config
+    with Server() as mirror:
+        for one in (server, mirror):
+            one.documents["v1"] = (body, spec.MANIFEST)
+            one.blobs |= {f"sha256:{p.name}": p.read_bytes() for p in (tmp_path / "layout/blobs/sha256").iterdir()}
+        good = mirror.blobs[spoiled.digest]
+        mirror.blobs[spoiled.digest] = good[:100] + b"x" + good[101:]
+        threading.Thread(target=mirror.serve_forever, args=(0.02,)).start()
+        monkeypatch.setenv("BOOTSEER_REGISTRY_MIRRORS", f"{server.address}=http://{mirror.address}")
+        try:
+            if how == "convert":
+                made = image.convert(f"{server.address}/x:v1", str(tmp_path / "store"), work_dir=tmp_path / "work")
+                assert (made.image, made.members) == (wanted.digest, 2)
+            else:
+                with oci.open_image(f"{server.address}/x:v1") as opened:
+                    oci.unpack(opened, tmp_path / "root")
+                assert (tmp_path / "root/g").read_bytes() == BLOB
+        finally:
+            mirror.shutdown()
+    assert "with what the registry itself gives" in caplog.text
+    assert any(path.endswith(spoiled.digest) for path, _ in server.seen)
+
+
+def spool(server: Server, size: int, tmp_path: Path, how: str) -> None:
+    """Convert or unpack an image whose one layer is said to have ``size`` bytes."""
+    layer = {"mediaType": spec.LAYER, "digest": descriptor(BLOB).digest, "size": size}
+    server.blobs[descriptor(BLOB).digest] = BLOB
+    put_image(server)
+    config = json.dumps(
+        {
+            **dict(zip(("os", "architecture"), oci.host_platform().split("/"), strict=True)),
+            "rootfs": {"type": "layers", "diff_ids": [descriptor(BLOB).digest]},
+        }
+    ).encode()
+    server.blobs[descriptor(config).digest] = config
+    item = {"mediaType": spec.CONFIG, "digest": descriptor(config).digest, "size": len(config)}
+    document = {"schemaVersion": 2, "mediaType": spec.MANIFEST, "config": item, "layers": [layer]}
+    server.documents["v1"] = (json.dumps(document).encode(), spec.MANIFEST)
+    if how == "convert":
+        image.convert(f"{server.address}/x:v1", str(tmp_path / "store"), work_dir=tmp_path / "work")
+    else:
+        with oci.open_image(f"{server.address}/x:v1") as opened:
+            oci.unpack(opened, tmp_path / "root")
+
+
+@pytest.mark.parametrize("how", ["convert", "unpack"])
+def test_layers_are_not_spooled_past_the_free_disk(server: Server, tmp_path: Path, how: str) -> None:
+    with pytest.raises(FullError, match=r"no space for the layers of .* GB are needed"):
+        spool(server, 10**17, tmp_path, how)
+    assert not [path for path, _ in server.seen if path.endswith(descriptor(BLOB).digest)]
+
+
+@pytest.mark.parametrize("how", ["convert", "unpack"])
+@pytest.mark.parametrize("size", [-1, -(10**17)])
+def test_sizes_that_are_none_are_refused(server: Server, tmp_path: Path, how: str, size: int) -> None:
+    with pytest.raises(DataError, match="not a valid manifest"):
+        spool(server, size, tmp_path, how)
+
+
+@pytest.mark.parametrize("how", ["convert", "unpack"])
+def test_too_many_open_files_are_one_line(
+    server: Server, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(**more: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(pipeline.tempfile, "TemporaryFile", full)
+    with pytest.raises(BootseerError, match=r"cannot spool layer sha256:.*: Too many open files"):
+        spool(server, len(BLOB), tmp_path, how)
 
 
 def test_nobody_there() -> None:

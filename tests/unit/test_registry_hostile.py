@@ -11,12 +11,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import pytest
 
 from bootseer import oci
-from bootseer.errors import BootseerError, DataError, UnavailableError, UnsupportedError
+from bootseer.errors import BootseerError, DataError, PrivilegeError, UnavailableError, UnsupportedError
 from bootseer.oci import endpoint, spec
 from bootseer.oci.registry import Registry
 from bootseer.oci.transport import Transport, TransportError
@@ -447,6 +449,39 @@ def test_tokens_that_are_none(said: bytes) -> None:
     tokens = Tokens(reply(200, said))
     with Server(tokens) as tokens.server, tokens.server.client() as client, pytest.raises(UnavailableError):
         client.manifest("x")
+
+
+@pytest.mark.parametrize("realm", ["http://token.invalid/t", "http://127.0.0.1@10.99.99.99:1/t", "http://[::2]:1/t"])
+def test_a_login_goes_without_tls_to_nobody_who_is_not_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, realm: str
+) -> None:
+    asked: list[str] = []
+    plain = Transport.request
+
+    def request(self: Transport, method: str, url: str, **more: Any) -> Any:
+        asked.append(url)
+        return plain(self, method, url, **more)
+
+    monkeypatch.setattr(Transport, "request", request)
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    wanted = f'Bearer realm="{realm}",service="s",scope="repository:a/b:pull"'
+    with Server(lambda *_: reply(401, WWW_Authenticate=wanted)) as server:
+        (tmp_path / "config.json").write_text(json.dumps({"auths": {server.address: {"auth": "dTpw"}}}))
+        with server.client() as client, pytest.raises(PrivilegeError, match=r"without TLS.*unless plain_http"):
+            client.manifest("x")
+    assert asked == [f"http://{server.address}/v2/a/b/manifests/x"]
+
+
+def test_a_login_goes_without_tls_to_a_token_server_that_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    monkeypatch.setenv("BOOTSEER_PLAIN_HTTP", "token.invalid:1")
+    wanted = 'Bearer realm="http://token.invalid:1/t",service="s",scope="repository:a/b:pull"'
+    with Server(lambda *_: reply(401, WWW_Authenticate=wanted)) as server:
+        (tmp_path / "config.json").write_text(json.dumps({"auths": {server.address: {"auth": "dTpw"}}}))
+        with server.client() as client, pytest.raises(UnavailableError, match=r"token.invalid:1 gives no token"):
+            client.manifest("x")
 
 
 def test_a_token_server_that_is_busy_is_left_alone() -> None:

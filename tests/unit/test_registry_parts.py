@@ -103,6 +103,28 @@ def test_mirrors_in_settings(tmp_path: Path) -> None:
             Registry(oci.Reference.parse("h.x/n:v1"), mirrors=[bad])
 
 
+def test_registries_without_tls_in_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text('plain_http = ["10.1.2.3:5000"]\n')
+    monkeypatch.setenv("BOOTSEER_CONFIG", str(file))
+    assert load().plain_http == ("10.1.2.3:5000",)
+    monkeypatch.setenv("BOOTSEER_PLAIN_HTTP", "10.1.2.4:5000,m.site")
+    assert load().plain_http == ("10.1.2.4:5000", "m.site")
+    mirrors = ("m.site", "10.1.2.4", "http://10.1.2.4", "127.0.0.1:1")
+    for text, roots in {
+        "10.1.2.3:5000/x": ["http://m.site", "https://10.1.2.4", "http://10.1.2.4", "http://127.0.0.1:1",
+                            "https://10.1.2.3:5000"],
+        "10.1.2.4:5000/x": ["http://m.site", "https://10.1.2.4", "http://10.1.2.4", "http://127.0.0.1:1",
+                            "http://10.1.2.4:5000"],
+    }.items():  # fmt: skip
+        with Registry(oci.Reference.parse(text), mirrors=mirrors) as registry:
+            assert [endpoint.root for endpoint in registry._mirrors.all] == roots
+    for bad in ("http://m.site", "m.site/x", "a b"):
+        with pytest.raises(ConfigError, match="plain_http"):
+            load({"BOOTSEER_PLAIN_HTTP": bad})
+    assert load({"BOOTSEER_PLAIN_HTTP": ""}).plain_http == ()
+
+
 def test_a_fork_does_not_share_connections() -> None:
     """Parent and child on one connection would read each other's answers."""
     ports: list[int] = []

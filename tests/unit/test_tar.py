@@ -224,6 +224,15 @@ def test_sparse_maps_are_bounded() -> None:
         read(header(b"0", 512, names) + b"9" * 30 + b"\n" + bytes(481))
 
 
+@pytest.mark.parametrize("size", [1 << 63, 1 << 70])
+def test_no_file_is_larger_than_an_offset(size: int) -> None:
+    for names in ({"GNU.sparse.map": "0,0"}, {"GNU.sparse.map": f"{size - 1},0"}, {"GNU.sparse.map": ""}):
+        with pytest.raises(DataError, match="malformed tar header"):
+            read(header(b"0", 0, {**names, "GNU.sparse.size": str(size)}) + bytes(1024))
+    with pytest.raises(DataError, match="sparse map does not fit"):
+        read(header(b"0", 512, {"GNU.sparse.map": f"{size - 512},512", "GNU.sparse.size": str(size)}) + bytes(1536))
+
+
 def test_where_an_archive_ends() -> None:
     """As Go's archive/tar, which container engines use, has it: two blocks of zeros, or the end of the stream."""
     one, zero = tar_of([Member("a")])[:512], bytes(512)

@@ -21,7 +21,8 @@ StoreUrl = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document")]
 PlainHttp = Annotated[
-    bool | None, typer.Option("--plain-http/--https", help="Default: HTTP for loopback and private addresses")
+    bool | None,
+    typer.Option("--plain-http/--https", help="Ask REF's registry without TLS (default: at loopback)"),
 ]
 VerifyKey = Annotated[
     str,

@@ -45,6 +45,9 @@ def convert(
     ref: Ref,
     store: StoreUrl = "",
     work_dir: Annotated[Path | None, typer.Option(help="Disk for temporary files (default: beside the cache)")] = None,
+    platform: Annotated[
+        str, typer.Option(metavar="OS/ARCH[/VARIANT]", help="Convert for such machines (default: as this one)")
+    ] = "",
     plain_http: PlainHttp = None,
     repair: Annotated[bool, typer.Option("--repair", help="Convert again, replace what the store has damaged")] = False,
     sign_key: Annotated[str, typer.Option(metavar="FILE", help="Private key to sign with (default: settings)")] = "",
@@ -63,6 +66,7 @@ def convert(
             store or config.store_url,
             work_dir=work_dir or Path(config.cache_dir, "work"),
             progress=bars.update,
+            platform=platform,
             plain_http=plain_http,
             repair=repair,
             sign_key=Path(key) if (key := sign_key or config.sign_key) else None,

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from bootseer import __version__
+from bootseer.cli._shared import one_line
 from bootseer.errors import BootseerError, from_os_error
 
 _ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -77,7 +78,7 @@ def _end(number: int, _frame: object) -> None:
 def _fail(exc: BootseerError) -> None:
     if os.environ.get("BOOTSEER_TRACEBACK"):
         raise exc
-    sys.stderr.write(f"bootseer: {exc}\n")
+    sys.stderr.write(f"bootseer: {one_line(str(exc))}\n")
     sys.exit(exc.exit_code)
 
 

@@ -25,7 +25,7 @@ from bootseer.demo.site import containerd, file_server
 from bootseer.errors import PrivilegeError
 from bootseer.testing.hadoop import HadoopCluster
 from bootseer.testing.netns import ShapedNetwork
-from bootseer.testing.registry import DockerRegistry
+from bootseer.testing.registry import DockerRegistry, without_tls
 from bootseer.testing.service import BOOTSEER, run
 
 log = logging.getLogger(__name__)
@@ -72,6 +72,7 @@ class Demo:
         )
         node, logs = network.nodes[0], work
         registry = stack.enter_context(DockerRegistry(host=network.host, root=parts.registry))
+        stack.enter_context(without_tls(registry.address))
         index = stack.enter_context(file_server(parts.index, network.host, logs))
         self.say("HDFS: a NameNode and 4 DataNodes start")
         # one replica: all DataNodes share this machine's disk, more would only cost space

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from bootseer.errors import FullError, from_os_error
+from bootseer.errors import from_os_error
 
 log = logging.getLogger(__name__)
 
@@ -47,17 +47,6 @@ def work_folder(parent: Path) -> Iterator[Path]:
         except OSError as exc:
             raise from_os_error(exc, f"work in {parent}") from exc
         yield folder
-
-
-def check_space(folder: Path, wanted: int, doing: str) -> None:
-    """`FullError` when less than ``wanted`` bytes are free around ``folder``, a work folder."""
-    stat = os.statvfs(folder)
-    free = stat.f_bavail * stat.f_frsize
-    if free < wanted:
-        raise FullError(
-            f"cannot {doing}: {folder.parent} has {free / 1e9:.1f} GB free, {wanted / 1e9:.1f} GB are needed",
-            hint="free some space there or choose another --work-dir",
-        )
 
 
 def _locked(folder: Path, make: int = 0) -> int | None:

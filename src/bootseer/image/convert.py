@@ -25,10 +25,11 @@ from bootseer.config import Config
 from bootseer.errors import NotFoundError
 from bootseer.image import record as records
 from bootseer.image import signature
-from bootseer.image._work import check_space, work_folder
+from bootseer.image._work import work_folder
 from bootseer.image.record import ImageRecord
 from bootseer.image.signature import UnsignedError
 from bootseer.oci import tar
+from bootseer.oci.image import past_mirrors
 from bootseer.oci.layers import LayeredTree
 from bootseer.oci.pipeline import Layers, Progress
 from bootseer.store import Store, open_store
@@ -42,14 +43,16 @@ def convert(
     *,
     work_dir: Path,
     progress: Progress | None = None,
+    platform: str = "",
     plain_http: bool | None = None,
     repair: bool = False,
     sign_key: Path | None = None,
 ) -> ImageRecord:
     """The record of `ensure`."""
     made = ensure(
-        ref, store_url, work_dir=work_dir, progress=progress, plain_http=plain_http, repair=repair, sign_key=sign_key
-    )
+        ref, store_url, work_dir=work_dir, progress=progress, platform=platform, plain_http=plain_http, repair=repair,
+        sign_key=sign_key,
+    )  # fmt: skip
     return made.record
 
 
@@ -66,11 +69,14 @@ def ensure(
     *,
     work_dir: Path,
     progress: Progress | None = None,
+    platform: str = "",
     plain_http: bool | None = None,
     repair: bool = False,
     sign_key: Path | None = None,
 ) -> Ensured:
     """Convert ``ref`` into the store, unless that image has been converted before and its tree is still there.
+
+    ``platform`` (``os/architecture[/variant]``; default: this machine's): for which machines; those find it by that.
 
     Uses up to the image's compressed size and 2 GiB more under ``work_dir`` while it runs, and leaves nothing there,
     whatever happens. The same layers give the same tree, but for blocks that other images in the store have already:
@@ -84,7 +90,7 @@ def ensure(
     keys = [key.public_key()] if key else []
     store = open_store(store_url)
     replace = repair
-    with oci.open_image(ref, plain_http=plain_http) as image:
+    with oci.open_image(ref, platform=platform, plain_http=plain_http) as image:
         if not repair:
             try:
                 before = records.load(store, image.digest, image.platform, keys)
@@ -97,22 +103,24 @@ def ensure(
                 replace = True
             except NotFoundError:
                 pass
-        with work_folder(work_dir) as work, store.batch(subject=image.descriptor):
-            result = _convert(image, store, work, progress, repair)
-            faults.point("image.convert.before-record")
-            if not records.save(store, result, overwrite=replace, key=key):
-                log.info("another conversion of %s was first", image.ref)
-                return Ensured(records.load(store, image.digest, image.platform, keys), False)
-        return Ensured(result, True)
+
+        def convert_now() -> Ensured:
+            with work_folder(work_dir) as work, store.batch(subject=image.descriptor):
+                result = _convert(image, store, work, progress, repair)
+                faults.point("image.convert.before-record")
+                if not records.save(store, result, overwrite=replace, key=key):
+                    log.info("another conversion of %s was first", image.ref)
+                    return Ensured(records.load(store, image.digest, image.platform, keys), False)
+            return Ensured(result, True)
+
+        return past_mirrors(image.source, convert_now)
 
 
 def _convert(image: oci.Image, store: Store, work: Path, progress: Progress | None, repair: bool) -> ImageRecord:
     began = time.monotonic()
     layer_bytes = sum(layer.size for layer in image.layers)
     # Packs take about what compressed layers do, and never more than 2 GiB at a time.
-    spooled = 0 if image.ref.layout else layer_bytes
-    check_space(work, spooled + min(FOLDER_BYTES, layer_bytes), f"convert {image.ref}")
-    with Layers(image, work, progress=progress) as layers:
+    with Layers(image, work, more=min(FOLDER_BYTES, layer_bytes), progress=progress) as layers:
         known = None
         if not repair:
             known = KnownBlocks.of_trees(store, records.related(store, image.ref, image.config), DEFAULT_BLOCK)

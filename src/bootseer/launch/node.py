@@ -152,7 +152,7 @@ class _Node:
             config, how = pulled.config, table.ordinary
             self.image_digest = pulled.digest
             if table.ordinary == "containerd":
-                plain = oci.Reference.parse(table.ref).plain_http
+                plain = oci.Reference.parse(table.ref).plain_http(self.config.plain_http)
                 self.stack.enter_context(ContainerdRootfs(table.ref, table.containerd, rootfs, plain_http=plain))
             else:
                 oci.unpack(pulled, rootfs)

@@ -14,12 +14,13 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from urllib.parse import urlencode, urlsplit
 
 from bootseer.errors import BootseerError, PrivilegeError, UnavailableError
 from bootseer.oci import credentials
 from bootseer.oci.credentials import Credential
+from bootseer.oci.reference import is_loopback
 from bootseer.oci.transport import Answer, Transport
 from bootseer.oci.wire import TransportError, onward
 
@@ -46,9 +47,10 @@ _MAX_BACK_OFF_TOLD = 60.0
 
 
 class Auth:
-    """What to send as ``Authorization`` to ``registry``, for repository ``name``."""
+    """What to send as ``Authorization`` to ``registry``, for repository ``name``. ``plain``: token servers that may get
+    the login without TLS, beside those at loopback; empty for a registry with TLS, where none may."""
 
-    def __init__(self, registry: str, name: str, transport: Transport, *, plain: bool) -> None:
+    def __init__(self, registry: str, name: str, transport: Transport, *, plain: Sequence[str]) -> None:
         self._registry, self._name = registry, name
         self._plain = plain
         self._transport = transport
@@ -180,9 +182,12 @@ class Auth:
 
     def _ask(self, host: str, fields: list[tuple[str, str]], login: Credential | None) -> bytes:
         url, method, body = self._realm, "GET", None
-        if login and not self._plain and urlsplit(url).scheme != "https":
+        where = urlsplit(url)
+        trusted = self._plain and (host in self._plain or is_loopback(where.hostname or ""))
+        if login and where.scheme != "https" and not trusted:
             raise PrivilegeError(
-                f"registry {self._registry} wants the login sent to {host} without TLS", hint="that is refused"
+                f"registry {self._registry} wants the login sent to {host} without TLS",
+                hint="that is refused" + (", unless plain_http in the settings names it" if self._plain else ""),
             )
         headers: dict[str, str] = {"Accept": "application/json"}
         if login and login.identity_token:

@@ -126,7 +126,7 @@ class Blobs:
         with self._lock:
             url, until = self._links.get(item.digest, ("", 0.0))
         known = bool(url) and time.monotonic() < until
-        path = url if known else f"/blobs/{item.digest}"
+        path = url if known else f"/blobs/sha256:{item.hex}"
         answer = self._endpoint.once("GET", path, headers=headers, patience=patience)
         if answer.status in (200, 206):
             if not self._endpoint.own(answer.url) and not known:

@@ -85,7 +85,8 @@ def connect(
         if passing(exc):
             raise TransportError("the connection ended in the TLS handshake") from None
         plain = exc.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
-        hint = "it may speak plain HTTP: use --plain-http" if plain else "look at its TLS settings"
+        hint = "if it has none, --plain-http for an image, registry+http:// for a store, or BOOTSEER_PLAIN_HTTP says so"
+        hint = hint if plain else "look at its TLS settings"
         raise TlsError(f"no TLS ({(exc.reason or str(exc)).lower().replace('_', ' ')})", hint) from None
     except (OSError, http.client.HTTPException, ValueError) as exc:
         connection.close()

@@ -11,7 +11,7 @@ import json
 import logging
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from bootseer.errors import BootseerError, NotFoundError, NotWritableError, PrivilegeError, UnavailableError
 from bootseer.oci.auth import Auth
@@ -46,15 +46,19 @@ def backoff(failures: int, exc: Exception) -> float:
 
 
 class Endpoint:
-    """``registry`` is ``host[:port]`` as people write it, ``host`` where it answers; ``name`` the repository."""
+    """``registry`` is ``host[:port]`` as people write it, ``host`` where it answers; ``name`` the repository.
 
-    def __init__(self, registry: str, host: str, name: str, *, plain: bool, transport: Transport) -> None:
+    ``plain``: without TLS; its login may go so to a token server there, at loopback, or one that is ``named``."""
+
+    def __init__(
+        self, registry: str, host: str, name: str, *, plain: bool, named: Sequence[str], transport: Transport
+    ) -> None:
         self.registry, self.name = registry, name
         self.root = f"{'http' if plain else 'https'}://{host}"
         self.base = f"{self.root}/v2/{name}"
         self._transport = transport
         self._origin = Origin.of(self.root)
-        self.auth = Auth(registry, name, transport, plain=plain)
+        self.auth = Auth(registry, name, transport, plain=(host, *named) if plain else ())
 
     def __repr__(self) -> str:
         return f"<Endpoint {self.base}>"

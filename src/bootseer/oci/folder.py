@@ -19,7 +19,7 @@ from bootseer import faults
 from bootseer.erofs import Buffer, Hole, Node, Tree
 from bootseer.errors import PrivilegeError, from_os_error
 from bootseer.oci import tar
-from bootseer.oci.image import Image
+from bootseer.oci.image import Image, past_mirrors
 from bootseer.oci.layers import LayeredTree
 from bootseer.oci.pipeline import Layers, Progress
 
@@ -37,18 +37,22 @@ def unpack(image: Image, root: Path, *, progress: Progress | None = None) -> Non
         raise PrivilegeError("unpacking an image needs root: files get their owners and devices", hint="run with sudo")
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with (
-            Layers(image, root.parent, progress=progress) as layers,
-            tempfile.TemporaryDirectory(prefix=".unpack-", dir=root) as work,
-        ):
-            folder = FolderTree(work)
-            tree = LayeredTree(folder)
-            for index in range(len(image.layers)):
-                layers.apply(index, lambda chunks: tree.apply(tar.ChunkReader(chunks)), "unpack")
-                faults.point("oci.unpack.after-layer")
-            folder.finish(root)
+        past_mirrors(image.source, lambda: _unpack(image, root, progress))
     except OSError as exc:
         raise from_os_error(exc, f"unpack {image.ref} to {root}") from exc
+
+
+def _unpack(image: Image, root: Path, progress: Progress | None) -> None:
+    with (
+        Layers(image, root.parent, progress=progress) as layers,
+        tempfile.TemporaryDirectory(prefix=".unpack-", dir=root) as work,
+    ):
+        folder = FolderTree(work)
+        tree = LayeredTree(folder)
+        for index in range(len(image.layers)):
+            layers.apply(index, lambda chunks: tree.apply(tar.ChunkReader(chunks)), "unpack")
+            faults.point("oci.unpack.after-layer")
+        folder.finish(root)
 
 
 class FolderTree(Tree):

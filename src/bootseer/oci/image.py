@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
 from bootseer.errors import DataError, UnavailableError
 from bootseer.oci import spec
@@ -17,6 +18,7 @@ from bootseer.oci.reference import Reference
 from bootseer.oci.registry import Registry
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class Image:
@@ -29,28 +31,30 @@ class Image:
         self,
         ref: Reference,
         source: Registry | Layout,
-        digest: str,
+        descriptor: spec.Descriptor,
         manifest: spec.Manifest,
         config: spec.ImageConfig,
-        *,
-        size: int,
+        platform: spec.Platform,
     ) -> None:
         self.ref = ref
-        self.digest = digest
+        self.platform = str(platform)
+        """``os/architecture[/variant]`` that it was asked for."""
+        self.digest = descriptor.digest
         self.manifest = manifest
         self.config = config
         self.layers = manifest.layers
         self.source = source
-        self.descriptor = spec.Descriptor(manifest.media_type, digest, size)
+        self.descriptor = descriptor
         """Of the manifest: what artifacts made from this image name as their subject."""
         if len(config.rootfs.diff_ids) != len(self.layers):
             raise DataError(f"image {ref} has {len(self.layers)} layers but {len(config.rootfs.diff_ids)} diff ids")
+        found = spec.Platform(config.architecture, config.os, config.variant).normal()
+        if not found.fits(platform):
+            raise DataError(
+                f"image {ref} is for {found}, not for {platform}", hint=f"convert it with --platform {found}"
+            )
         for layer in self.layers:
             layer.hex  # noqa: B018 - raises for a digest that is not sha256
-
-    @property
-    def platform(self) -> str:
-        return self.config.platform
 
     def open_layer(self, index: int) -> ChunkFile:
         """The compressed bytes of layer ``index``, bottom first; reading to the end verifies size and digest."""
@@ -86,24 +90,25 @@ def verified(chunks: Iterator[bytes], item: spec.Descriptor, what: str) -> Itera
         raise DataError(f"{what} is corrupt: its bytes do not match its digest")
 
 
-def open_image(ref: Reference | str, *, plain_http: bool | None = None) -> Image:
-    """Resolve ``ref`` for this machine's platform and read its manifest and configuration.
+def open_image(ref: Reference | str, *, platform: str = "", plain_http: bool | None = None) -> Image:
+    """Resolve ``ref`` for ``platform`` (``os/architecture[/variant]``; default: this machine's) and read its manifest
+    and configuration.
 
-    Raises `NotFoundError` (no such image), `UnavailableError` (no answer), `DataError` (malformed, or not this
-    platform), `PrivilegeError` (the registry wants a login).
+    Raises `NotFoundError` (no such image), `UnavailableError` (no answer), `DataError` (malformed, or not for
+    this platform), `PrivilegeError` (the registry wants a login).
     """
     ref = Reference.parse(ref) if isinstance(ref, str) else ref
     source = _source(ref, plain_http)
     with contextlib.ExitStack() as undo:
         undo.callback(source.close)
-        body, digest = _manifest(ref, source)
+        wanted = spec.Platform.parse(platform or spec.host_platform())
+        body, item = _manifest(ref, source, wanted)
         manifest = spec.decode(body, spec.Manifest, f"manifest of {ref}")
         what = f"configuration of {ref}"
         if manifest.config.size > spec.MAX_DOCUMENT:
             raise DataError(f"{what} is larger than {spec.MAX_DOCUMENT} bytes")
-        raw = b"".join(verified(source.blob(manifest.config), manifest.config, what))
-        config = spec.decode(raw, spec.ImageConfig, what)
-        image = Image(ref, source, digest, manifest, config, size=len(body))
+        raw = past_mirrors(source, lambda: b"".join(verified(source.blob(manifest.config), manifest.config, what)))
+        image = Image(ref, source, item, manifest, spec.decode(raw, spec.ImageConfig, what), wanted)
         undo.pop_all()
     return image
 
@@ -112,7 +117,7 @@ def resolve_digest(ref: Reference | str, *, plain_http: bool | None = None) -> s
     """The digest of the manifest that ``ref`` names now, for this machine; at most two small requests."""
     ref = Reference.parse(ref) if isinstance(ref, str) else ref
     with contextlib.closing(_source(ref, plain_http)) as source:
-        return _manifest(ref, source)[1]
+        return _manifest(ref, source, spec.Platform.parse(spec.host_platform()))[1].digest
 
 
 def preflight(ref: Reference | str, *, plain_http: bool | None = None) -> None:
@@ -135,12 +140,31 @@ def _source(ref: Reference, plain_http: bool | None) -> Registry | Layout:
     return Layout(Path(ref.layout)) if ref.layout else Registry(ref, plain_http=plain_http)
 
 
-def _manifest(ref: Reference, source: Registry | Layout) -> tuple[bytes, str]:
-    """The manifest for this machine's platform, and its digest."""
-    body, digest = source.manifest(ref.selector)
-    # Judged by content, since servers mislabel it.
-    if b'"manifests"' in body and b'"layers"' not in body:
+def _manifest(ref: Reference, source: Registry | Layout, wanted: spec.Platform) -> tuple[bytes, spec.Descriptor]:
+    """The manifest for a platform, and its descriptor. What is an index its media type says."""
+    body, item = source.manifest(ref.selector)
+    if item.media_type in spec.INDEX_TYPES:
         index = spec.decode(body, spec.Index, f"index of {ref}")
-        item = spec.select(index, spec.host_platform(), f"image {ref}")
-        body, digest = source.manifest(item.digest)
-    return body, digest
+        child = spec.select(index, wanted, f"image {ref}")
+        body, found = source.manifest(f"sha256:{child.hex}")
+        item = spec.Descriptor(child.media_type, found.digest, found.size)
+        if child.size != found.size or found.media_type not in ("", child.media_type):
+            raise DataError(
+                f"index of {ref} calls {child.digest} {child.media_type!r} of {child.size} bytes,"
+                f" it is {found.media_type!r} of {found.size} bytes"
+            )
+    if item.media_type not in spec.IMAGE_TYPES:
+        raise DataError(f"{ref} is not a valid manifest of an image: its media type is {item.media_type!r}")
+    return body, item
+
+
+def past_mirrors(source: Registry | Layout, doing: Callable[[], T]) -> T:
+    """What ``doing`` returns; when it finds damaged bytes and mirrors may have given them, it is done once more
+    without mirrors."""
+    try:
+        return doing()
+    except DataError as exc:
+        if not (isinstance(source, Registry) and source.leave_mirrors()):
+            raise
+        log.warning("%s; again, with what the registry itself gives", exc.message)
+    return doing()

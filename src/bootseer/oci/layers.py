@@ -19,6 +19,8 @@ from bootseer.oci import tar
 
 _log = logging.getLogger(__name__)
 _WHITEOUT, _OPAQUE, _AUFS = b".wh.", b".wh..wh..opq", b".wh..wh."
+_OVERLAY = (b"trusted.overlay.", b"user.overlay.")
+"""Overlayfs takes these for its own: they hide files, or say that their content is elsewhere."""
 _MAX_LINKS = 40
 """Symbolic links followed in one path, as in the kernel."""
 _MAX_PATH = 4095
@@ -128,10 +130,11 @@ class LayeredTree:
         if xattrs:
             # Linux has user attributes on files and directories only
             users = entry.kind in (tar.REGULAR, tar.DIRECTORY)
-            fit = {key for key in xattrs if xattr.representable(key) and (users or not key.startswith(b"user."))}
+            others = _OVERLAY if users else (b"user.", *_OVERLAY)
+            fit = {key for key in xattrs if xattr.representable(key) and not key.startswith(others)}
             for key in xattrs.keys() - fit - self._left_out:
                 self._left_out.add(key)
-                _log.warning("attribute %s left out, as Linux has none there: %s", show(key), show(entry.name))
+                _log.warning("attribute %s left out, which no image may have there: %s", show(key), show(entry.name))
             xattrs = {key: value for key, value in xattrs.items() if key in fit}
         return Attrs(entry.mode, entry.uid, entry.gid, entry.mtime_ns, xattrs)
 

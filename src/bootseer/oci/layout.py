@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from bootseer.errors import ConfigError, DataError, NotFoundError, from_os_error
-from bootseer.oci.spec import MAX_DOCUMENT, Descriptor, Index, decode, digest_of
+from bootseer.oci.spec import MAX_DOCUMENT, Descriptor, Index, decode, describe
 
 REF_NAME = "org.opencontainers.image.ref.name"
 _CHUNK = 1 << 18
@@ -28,12 +28,14 @@ class Layout:
         except OSError as exc:
             raise from_os_error(exc, f"read the index of layout {self.root}") from exc
 
-    def manifest(self, selector: str) -> tuple[bytes, str]:
-        """The manifest or index of a tag or digest, verified, and its digest; of the only image when neither is said.
+    def manifest(self, selector: str) -> tuple[bytes, Descriptor]:
+        """The manifest or index of a tag or digest, verified, with its descriptor (media type empty: nobody says); of
+        the only image when neither is said.
 
         Raises `ConfigError` when there are several to choose from, `NotFoundError`, `DataError`.
         """
-        digest = selector if selector.startswith("sha256:") else self._tagged(selector)
+        entry = self._entry(selector)
+        digest = entry.digest
         try:
             with open(self.blob_path(digest), "rb") as file:
                 body = file.read(MAX_DOCUMENT + 1)
@@ -41,16 +43,19 @@ class Layout:
             raise NotFoundError(f"manifest of image {digest} is missing in layout {self.root}") from None
         if len(body) > MAX_DOCUMENT:
             raise DataError(f"manifest {digest} in layout {self.root} is larger than {MAX_DOCUMENT} bytes")
-        if digest_of(body) != digest:
+        item = describe(body, entry.media_type, f"manifest {digest} in layout {self.root}")
+        if item.digest != digest:
             raise DataError(f"manifest in layout {self.root} does not match its digest {digest}")
-        return body, digest
+        return body, item
 
-    def _tagged(self, tag: str) -> str:
-        """The digest of what has this tag; without one, of the only image or of the one tagged latest."""
+    def _entry(self, tag: str) -> Descriptor:
+        """What has this tag or digest; without one, the only image or the one tagged latest."""
         items = self.index().manifests
+        if tag.startswith("sha256:"):
+            return next((item for item in items if item.digest == tag), Descriptor("", tag, 0))
         if not tag and len(items) == 1:
-            return items[0].digest
-        tags = {(item.annotations or {}).get(REF_NAME, ""): item.digest for item in reversed(items)}
+            return items[0]
+        tags = {(item.annotations or {}).get(REF_NAME, ""): item for item in reversed(items)}
         if (wanted := tag or "latest") in tags:
             return tags[wanted]
         known = ", ".join(sorted(filter(None, tags)))

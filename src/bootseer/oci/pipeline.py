@@ -18,8 +18,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
+from typing import IO
 
-from bootseer.errors import DataError, from_os_error
+from bootseer.errors import DataError, FullError, from_os_error
 from bootseer.oci.image import Image
 from bootseer.oci.inflate import inflate
 from bootseer.oci.registry import Registry
@@ -40,9 +41,12 @@ class Stopped(Exception):
 
 
 class Layers:
-    """Opens an image's layers for reading in order, downloading some ahead into files under ``spool``."""
+    """Opens an image's layers for reading in order, downloading some ahead into files under ``spool``.
 
-    def __init__(self, image: Image, spool: Path, *, progress: Progress | None = None) -> None:
+    `FullError` when the disk of ``spool`` has not room for these and ``more`` bytes.
+    """
+
+    def __init__(self, image: Image, spool: Path, *, more: int = 0, progress: Progress | None = None) -> None:
         self._image = image
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -53,7 +57,9 @@ class Layers:
         self._lock = threading.Lock()
         self.waited = 0.0
         """Seconds that `apply` has waited for bytes."""
-        if isinstance(image.source, Registry):
+        remote = isinstance(image.source, Registry)
+        check_space(spool, more + (self._total if remote else 0), f"the layers of {image.ref}")
+        if remote:
             self._spools = [_Spool(spool, self._stop) for _ in image.layers]
             self._next = iter(range(len(image.layers)))
             for _ in range(min(_STREAMS, len(image.layers))):
@@ -173,11 +179,23 @@ class Layers:
         raise Stopped
 
 
+def check_space(folder: Path, wanted: int, what: str) -> None:
+    """`FullError` when less than ``wanted`` bytes are free around ``folder``."""
+    disk = os.statvfs(folder)
+    free = disk.f_bavail * disk.f_frsize
+    if free < wanted:
+        raise FullError(
+            f"no space for {what}: {folder} has {free / 1e9:.1f} GB free, {wanted / 1e9:.1f} GB are needed",
+            hint="free some space there or choose another place (image convert: --work-dir)",
+        )
+
+
 class _Spool:
     """An unlinked file that one thread appends to and another reads from the start, waiting for more."""
 
     def __init__(self, folder: Path, stop: threading.Event) -> None:
-        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - lives as long as the spool
+        self._folder = folder
+        self._file: IO[bytes] | None = None
         self._size = 0
         self._finished = False
         self._error: BaseException | None = None
@@ -185,6 +203,8 @@ class _Spool:
         self._changed = threading.Condition()
 
     def append(self, chunk: bytes) -> None:
+        if self._file is None:
+            self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - lives as long as the spool
         view = memoryview(chunk)
         at = self._size
         while view:
@@ -212,13 +232,15 @@ class _Spool:
                         raise self._error
                     return
                 upto = self._size
+                assert self._file is not None
             while at < upto:
                 chunk = os.pread(self._file.fileno(), min(_CHUNK, upto - at), at)
                 at += len(chunk)
                 yield chunk
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
 
 def _with_diff_id(chunks: Iterator[bytes], wanted: str, what: str) -> Iterator[bytes]:

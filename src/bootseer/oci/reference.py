@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Container
 from pathlib import Path
 
 import msgspec
@@ -59,10 +60,9 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
             return self.registry[1:].partition("]")[0]
         return self.registry.partition(":")[0]
 
-    @property
-    def plain_http(self) -> bool:
-        """Whether plain HTTP is the default: for ``localhost`` and loopback, private and link-local addresses."""
-        return is_local(self.host)
+    def plain_http(self, named: Container[str]) -> bool:
+        """Whether its registry is asked without TLS: at loopback, and when it is one of those ``named`` (settings)."""
+        return is_loopback(self.host) or self.registry in named
 
     @property
     def selector(self) -> str:
@@ -80,12 +80,19 @@ def is_host(text: str) -> bool:
     return bool(_HOST.match(text))
 
 
+def is_loopback(host: str) -> bool:
+    """Whether ``host`` is ``localhost`` or a loopback address (never a name to look up)."""
+    return host == "localhost" or ((address := _address(host)) is not None and address.is_loopback)
+
+
 def is_local(host: str) -> bool:
     """Whether ``host`` is ``localhost`` or a loopback, private or link-local address (never a name to look up)."""
-    if host == "localhost":
-        return True
+    address = _address(host)
+    return is_loopback(host) or (address is not None and (address.is_private or address.is_link_local))
+
+
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        address = ipaddress.ip_address(host)
+        return ipaddress.ip_address(host)
     except ValueError:
-        return False
-    return address.is_private or address.is_loopback or address.is_link_local
+        return None

@@ -23,7 +23,7 @@ from bootseer.oci.blobs import Blobs
 from bootseer.oci.endpoint import RETRIES, Again, Endpoint
 from bootseer.oci.mirrors import Mirrors
 from bootseer.oci.reference import Reference, is_host
-from bootseer.oci.spec import MANIFEST_TYPES, MAX_DOCUMENT, Descriptor, Index, decode, digest_of
+from bootseer.oci.spec import MANIFEST_TYPES, MAX_DOCUMENT, Descriptor, Index, decode, describe, digest_of
 from bootseer.oci.transport import Answer, Transport
 from bootseer.oci.uploads import Uploads
 from bootseer.oci.wire import TransportError, number, onward, secured
@@ -44,7 +44,7 @@ class _Tags(msgspec.Struct, frozen=True):
 
 
 class Registry:
-    """The repository of one reference. ``plain_http`` None: HTTP for loopback and private addresses, else HTTPS.
+    """The repository of one reference. ``plain_http`` None: without TLS at loopback, and where the settings name it.
 
     ``mirrors``: ``[http[s]://]host[:port][/prefix]`` each; None: what the settings say for this registry.
     """
@@ -52,11 +52,13 @@ class Registry:
     def __init__(self, ref: Reference, *, plain_http: bool | None = None, mirrors: Sequence[str] | None = None) -> None:
         self.ref = ref
         self._transport = Transport()
-        plain = ref.plain_http if plain_http is None else plain_http
+        config = settings.load()
+        self._without_tls = config.plain_http
+        plain = ref.plain_http(self._without_tls) if plain_http is None else plain_http
         host = _HOSTS.get(ref.registry, ref.registry)
-        self._origin = Endpoint(ref.registry, host, ref.name, plain=plain, transport=self._transport)
+        self._origin = self._endpoint(ref.registry, host, ref.name, plain)
         if mirrors is None:
-            mirrors = settings.load().registry_mirrors.get(ref.registry, ())
+            mirrors = config.registry_mirrors.get(ref.registry, ())
         self._mirrors = Mirrors([self._mirror(text) for text in mirrors], self._origin)
         self._blobs = {endpoint: Blobs(endpoint) for endpoint in self._mirrors.all}
         self._uploads = Uploads(self._origin)
@@ -66,9 +68,12 @@ class Registry:
         host, _, prefix = rest.partition("/")
         if scheme not in ("", "http", "https") or not is_host(host):
             raise ConfigError(f"bad mirror {text!r} in registry_mirrors", hint="write [http[s]://]HOST[:PORT][/PREFIX]")
-        plain = scheme == "http" if scheme else Reference(registry=host).plain_http
+        plain = scheme == "http" if scheme else Reference(registry=host).plain_http(self._without_tls)
         name = "/".join(filter(None, (prefix.strip("/"), self.ref.name)))
-        return Endpoint(host, host, name, plain=plain, transport=self._transport)
+        return self._endpoint(host, host, name, plain)
+
+    def _endpoint(self, registry: str, host: str, name: str, plain: bool) -> Endpoint:
+        return Endpoint(registry, host, name, plain=plain, named=self._without_tls, transport=self._transport)
 
     def __repr__(self) -> str:
         return f"<Registry {self._origin.base}>"
@@ -89,28 +94,31 @@ class Registry:
 
     def manifest(
         self, selector: str, *, accept: Sequence[str] = MANIFEST_TYPES, fresh: bool = False
-    ) -> tuple[bytes, str]:
-        """The manifest or index named by a tag or digest: its bytes and digest (always recomputed).
+    ) -> tuple[bytes, Descriptor]:
+        """The manifest or index named by a tag or digest: its bytes, and their descriptor with the recomputed digest
+        and the media type that the registry and the document agree upon (empty: neither says).
 
-        ``fresh``: ask no mirror, as it may be behind.
+        ``fresh``: ask no mirror, as it may be behind. Raises `DataError` for other bytes than the digest's, and
+        for what is ambiguous (`spec.describe`).
         """
         what = f"image {self._named(selector)}"
         if fresh:
             return self._manifest(self._origin, selector, what, accept)
         return self._mirrors.read(lambda endpoint: self._manifest(endpoint, selector, what, accept), selector, what)
 
-    def _manifest(self, endpoint: Endpoint, selector: str, what: str, accept: Sequence[str]) -> tuple[bytes, str]:
+    def _manifest(
+        self, endpoint: Endpoint, selector: str, what: str, accept: Sequence[str]
+    ) -> tuple[bytes, Descriptor]:
         headers = {"Accept": ", ".join(accept)}
         path = f"/manifests/{selector}"
         with endpoint.request("GET", path, what, headers=headers, limit=MAX_DOCUMENT) as answer:
             self._check_manifest(endpoint, answer, what)
-            body = answer.body
+            body, kind = answer.body, _media_type(answer)
         if len(body) > MAX_DOCUMENT:
             raise DataError(f"the manifest of {what} is more than {MAX_DOCUMENT} bytes")
-        digest = digest_of(body)
-        if selector.startswith("sha256:") and digest != selector:
+        if ":" in selector and digest_of(body) != selector:  # a tag has no colon
             raise DataError(f"registry {endpoint.registry} returned other bytes for {what}")
-        return body, digest
+        return body, describe(body, kind, f"manifest of {what}")
 
     def head_manifest(self, selector: str, *, retries: int | None = None) -> Descriptor:
         """Media type, digest and size of the manifest, without its bytes; the digest is the registry's word.
@@ -123,11 +131,10 @@ class Registry:
         with self._origin.request("HEAD", path, what, headers=headers, retries=retries) as answer:
             self._check_manifest(self._origin, answer, what)
             digest, size = answer.headers.get("docker-content-digest", ""), answer.headers.get("content-length", "")
-            kind = answer.headers.get("content-type", "").partition(";")[0].strip()
+            kind = _media_type(answer)
         if digest and (length := number(size)) is not None:
             return Descriptor(kind, digest, length)
-        body, digest = self._manifest(self._origin, selector, what, MANIFEST_TYPES)
-        return Descriptor(kind, digest, len(body))
+        return self._manifest(self._origin, selector, what, MANIFEST_TYPES)[1]
 
     def _check_manifest(self, endpoint: Endpoint, answer: Answer, what: str) -> None:
         if answer.status == 404:
@@ -146,6 +153,11 @@ class Registry:
     def mirrored(self) -> bool:
         """Whether reads may be answered by a mirror."""
         return len(self._mirrors.all) > 1
+
+    def leave_mirrors(self) -> bool:
+        """Ask the registry itself for everything from now on; whether mirrors were asked until now."""
+        left, self._mirrors = self.mirrored, Mirrors((), self._origin)
+        return left
 
     def read_range(self, item: Descriptor, offset: int, length: int, *, fresh: bool = False) -> bytes:
         """Exactly ``length`` bytes of the blob from ``offset``, in one request on a kept connection.
@@ -286,6 +298,10 @@ class Registry:
         if selector == self.ref.selector:
             return str(self.ref)
         return f"{self.ref.registry}/{self.ref.name}{'@' if ':' in selector else ':'}{selector}"
+
+
+def _media_type(answer: Answer) -> str:
+    return answer.headers.get("content-type", "").partition(";")[0].strip()
 
 
 def next_page(answer: Answer) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import platform as _platform
-from typing import TypeVar
+import re
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from bootseer.errors import DataError
+from bootseer.errors import ConfigError, DataError
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 INDEX = "application/vnd.oci.image.index.v1+json"
@@ -16,11 +17,18 @@ CONFIG = "application/vnd.oci.image.config.v1+json"
 LAYER = "application/vnd.oci.image.layer.v1.tar"
 DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 DOCKER_LIST = "application/vnd.docker.distribution.manifest.list.v2+json"
-MANIFEST_TYPES = (MANIFEST, INDEX, DOCKER_MANIFEST, DOCKER_LIST)
+INDEX_TYPES = (INDEX, DOCKER_LIST)
+IMAGE_TYPES = (MANIFEST, DOCKER_MANIFEST)
+MANIFEST_TYPES = (*IMAGE_TYPES, *INDEX_TYPES)
 MAX_DOCUMENT = 8 << 20
 """A manifest, index or config larger than this is refused (registries cap manifests at 4 MiB)."""
 
 _ARCH = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386"}
+
+
+_COMMON = {"amd64": "v1", "arm64": "v8", "arm": "v7"}
+"""The variant of an architecture that goes without saying; some images say it, others do not."""
+_PLATFORM = re.compile(r"[a-z0-9]\w*(/[a-z0-9][\w.-]*){1,2}\Z", re.ASCII)
 
 
 class Platform(msgspec.Struct, frozen=True):
@@ -28,13 +36,35 @@ class Platform(msgspec.Struct, frozen=True):
     os: str = ""
     variant: str = ""
 
+    @classmethod
+    def parse(cls, text: str) -> Platform:
+        """``os/architecture[/variant]``; `ConfigError` when ``text`` is no such thing."""
+        if not _PLATFORM.match(text):
+            raise ConfigError(f"bad platform {text!r}", hint="write OS/ARCH[/VARIANT], such as linux/arm64")
+        os, architecture, variant = [*text.split("/"), ""][:3]
+        return cls(architecture, os, variant).normal()
+
+    def normal(self) -> Platform:
+        """The same with one spelling: ``linux/aarch64`` and ``linux/arm64/v8`` are ``linux/arm64``."""
+        architecture = _ARCH.get(self.architecture, self.architecture)
+        variant = "" if self.variant == _COMMON.get(architecture) else self.variant
+        return Platform(architecture, self.os, variant)
+
+    def fits(self, wanted: Platform) -> bool:
+        """Whether an image for this may be what was asked for as ``wanted``: variants count where both say one."""
+        variants = {self.variant, wanted.variant} - {""}
+        return (self.os, self.architecture) == (wanted.os, wanted.architecture) and len(variants) <= 1
+
+    def __str__(self) -> str:
+        return "/".join(part for part in (self.os, self.architecture, self.variant) if part)
+
 
 class Descriptor(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """A typed pointer to a blob: size in bytes and ``sha256:...`` digest."""
 
     media_type: str
     digest: str
-    size: int
+    size: Annotated[int, msgspec.Meta(ge=0)]
     platform: Platform | None = None
     annotations: dict[str, str] | None = None
     artifact_type: str = ""
@@ -60,6 +90,15 @@ class Index(msgspec.Struct, frozen=True, rename="camel"):
     schema_version: int
     manifests: tuple[Descriptor, ...]
     media_type: str = INDEX
+
+
+class Document(msgspec.Struct, frozen=True, rename="camel"):
+    """What of a document says whether it is a manifest or an index."""
+
+    media_type: str = ""
+    manifests: Any = None
+    config: Any = None
+    layers: Any = None
 
 
 class ContainerConfig(msgspec.Struct, frozen=True, rename="pascal", omit_defaults=True):
@@ -90,11 +129,6 @@ class ImageConfig(msgspec.Struct, frozen=True, omit_defaults=True):
     created: str | None = None
     author: str | None = None
 
-    @property
-    def platform(self) -> str:
-        """``os/architecture[/variant]``."""
-        return "/".join(part for part in (self.os, self.architecture, self.variant) if part)
-
 
 T = TypeVar("T")
 
@@ -107,6 +141,20 @@ def decode(data: bytes, kind: type[T], what: str) -> T:
         raise DataError(f"{what} is not a valid {kind.__name__.lower()}: {exc}") from None
 
 
+def describe(body: bytes, media_type: str, what: str) -> Descriptor:
+    """Of the manifest or index ``body``, whose media type is ``media_type`` to who gave it (empty: nobody says).
+
+    `DataError` when the document says otherwise, or can be read as a manifest and as an index (CVE-2021-41190): one
+    digest would name two images.
+    """
+    found = decode(body, Document, what)
+    if media_type and found.media_type not in ("", media_type):
+        raise DataError(f"{what} was given as {media_type!r} and calls itself {found.media_type!r}")
+    if found.manifests and (found.layers or found.config):
+        raise DataError(f"{what} has the fields of an index and of a manifest")
+    return Descriptor(media_type or found.media_type, digest_of(body), len(body))
+
+
 def digest_of(data: bytes) -> str:
     return "sha256:" + hashlib.sha256(data).hexdigest()
 
@@ -117,15 +165,14 @@ def host_platform() -> str:
     return f"linux/{_ARCH.get(machine, machine)}"
 
 
-def select(index: Index, wanted: str, what: str) -> Descriptor:
-    """The descriptor of ``index`` for platform ``wanted`` (``os/arch[/variant]``); `DataError` when there is none."""
-    os_name, _, rest = wanted.partition("/")
-    arch, _, variant = rest.partition("/")
-    for item in index.manifests:
-        p = item.platform
-        if p and (p.os, p.architecture) == (os_name, arch) and (not variant or variant == p.variant):
-            return item
+def select(index: Index, wanted: Platform, what: str) -> Descriptor:
+    """The descriptor of ``index`` for ``wanted`` (`Platform.normal`), or for another variant where none is wanted;
+    `DataError` when there is none."""
+    items = [(item.platform.normal(), item) for item in index.manifests if item.platform]
+    same = [item for platform, item in items if platform == wanted]
+    if found := same or [item for platform, item in items if not wanted.variant and platform.fits(wanted)]:
+        return found[0]
     if len(index.manifests) == 1 and index.manifests[0].platform is None:
         return index.manifests[0]
-    have = sorted(f"{m.platform.os}/{m.platform.architecture}" for m in index.manifests if m.platform)
+    have = sorted(str(platform) for platform, _ in items)
     raise DataError(f"{what} has no image for {wanted}", hint=f"it has {', '.join(have) or 'none'}")

@@ -20,6 +20,7 @@ _MAX_EXTENTS = 1 << 20  # 4 GiB with a hole after every 4 KiB; an extent takes s
 REGULAR, HARDLINK, SYMLINK, CHAR, BLOCKDEV, DIRECTORY, FIFO = b"0", b"1", b"2", b"3", b"4", b"5", b"6"
 _NO_DATA = (HARDLINK, SYMLINK, CHAR, BLOCKDEV, DIRECTORY, FIFO)
 _XATTR = b"SCHILY.xattr."
+_MAX_SIZE = (1 << 63) - 1  # off_t
 _MAX_ID = (1 << 32) - 2  # the next one means "leave it" to chown(2)
 
 
@@ -296,5 +297,5 @@ def _check_extents(extents: list[tuple[int, int]], size: int, file_size: int) ->
         if offset < at or length < 0:
             raise ValueError("sparse extents out of order")
         at = offset + length
-    if at > file_size or sum(length for _, length in extents) != size:
+    if file_size > _MAX_SIZE or at > file_size or sum(length for _, length in extents) != size:
         raise ValueError("sparse map does not fit its member")

@@ -173,4 +173,4 @@ def push(layout: Reference | str, ref: Reference | str, *, plain_http: bool | No
             registry.put_blob(item, image.source.blob_path(item.digest))
         if target.digest and target.digest != image.digest:
             raise ConfigError(f"{target} names another digest than {source}")
-        return registry.put_manifest(body, image.manifest.media_type, target.tag or image.digest)
+        return registry.put_manifest(body, image.descriptor.media_type, target.tag or image.digest)

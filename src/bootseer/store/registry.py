@@ -203,12 +203,12 @@ class RegistryStore(Store):
         with turn(f"{self._ref.registry}/{self._ref.name}/{key}", "key"):
             self._forget(key)
             try:
-                body, digest = self._registry.manifest(tag, fresh=True)
+                body, manifest = self._registry.manifest(tag, fresh=True)
                 found = _decode(body)
                 there = key in found.objects
                 if list(found.objects) == [key] and not found.subject:
                     with contextlib.suppress(BootseerError):
-                        if self._registry.delete_manifest(digest):
+                        if self._registry.delete_manifest(manifest.digest):
                             return
             except NotFoundError:
                 there = self._lookup(key) is not None  # among an image's artifacts, without a tag
@@ -265,7 +265,7 @@ class RegistryStore(Store):
         found: dict[str, Descriptor] = {}
         for item in self._registry.referrers(image):
             try:
-                found |= self._objects(item.digest) or {}
+                found |= self._objects(f"sha256:{item.hex}") or {}
             except DataError as exc:
                 log.warning("ignoring artifact %s of %s: %s", item.digest, image, exc.message)
         self._remember(found)

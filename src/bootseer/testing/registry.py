@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import socket
 import tempfile
@@ -32,6 +33,19 @@ auth: {{token: {{realm: "{realm}", service: {service}, issuer: {issuer}, rootcer
 USER, PASSWORD = "trainer", "correct-horse"
 _BCRYPT = "$2y$05$abcdefghijklmnopqrstuuZ0Fx87Pb/Aqb0E90lfvCwzXnaFKUHpS"
 """``PASSWORD``, as docker-registry wants it."""
+
+
+@contextlib.contextmanager
+def without_tls(*addresses: str) -> Iterator[None]:
+    """This process, and those it starts, ask the registries at these addresses (``host:port``) without TLS."""
+    before = os.environ.get("BOOTSEER_PLAIN_HTTP")
+    os.environ["BOOTSEER_PLAIN_HTTP"] = ",".join(addresses)
+    try:
+        yield
+    finally:
+        del os.environ["BOOTSEER_PLAIN_HTTP"]
+        if before is not None:
+            os.environ["BOOTSEER_PLAIN_HTTP"] = before
 
 
 class DockerRegistry:
