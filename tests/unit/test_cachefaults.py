@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.blocks.cache.blockfile import CacheFile
+from bootseer.blocks.cache.cachefile import CacheFile
 from bootseer.errors import BootseerError
 from bootseer.testing import lazy
 from bootseer.testing.lazy import LazyBlob

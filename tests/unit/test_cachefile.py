@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bootseer.blocks.cache.blockfile import CacheFile, in_use
+from bootseer.blocks.cache.cachefile import CacheFile, in_use
 from bootseer.errors import UnavailableError
 from bootseer.testing import lazy
 from bootseer.testing.lazy import LazyBlob

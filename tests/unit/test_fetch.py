@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.blocks.cache.blockfile import CacheFile
+from bootseer.blocks.cache.cachefile import CacheFile
 from bootseer.blocks.fetch.fetcher import Fetched, Fetcher
 from bootseer.blocks.fetch.source import Source, StoreSource
 from bootseer.errors import BootseerError, DataError, NotFoundError, PrivilegeError, UnavailableError

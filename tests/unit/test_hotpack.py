@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.blocks import _hash
-from bootseer.blocks.cache.blockfile import CacheFile
+from bootseer.blocks.cache.cachefile import CacheFile
 from bootseer.blocks.formats import hotpack
 from bootseer.blocks.formats.blockmap import BlockMap, ObjectRef
 from bootseer.blocks.formats.frames import opened

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.blocks import _hash
-from bootseer.blocks.cache.blockfile import CacheFile
+from bootseer.blocks.cache.cachefile import CacheFile
 from bootseer.blocks.fetch import stream, workers
 from bootseer.blocks.fetch.fetcher import Fetched, Fetcher, Flight
 from bootseer.blocks.fetch.queue import STREAM, Batch, Frame, Priority

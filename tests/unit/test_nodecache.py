@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from bootseer.blocks import check, offline
 from bootseer.blocks.cache import eviction, inventory, locks
-from bootseer.blocks.cache.blockfile import CacheFile
+from bootseer.blocks.cache.cachefile import CacheFile
 from bootseer.blocks.cache.eviction import Limits
 from bootseer.blocks.cache.inventory import Part
 from bootseer.blocks.cache.locks import Hold, maintain

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from bootseer import erofs
 from bootseer.blocks import _hash
-from bootseer.blocks.cache.blockfile import CacheFile
+from bootseer.blocks.cache.cachefile import CacheFile
 from bootseer.blocks.cache.metadata import localize
 from bootseer.blocks.fetch.prefetch import fetch_all
 from bootseer.blocks.formats import pagelist

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bootseer.blocks import _hash
-from bootseer.blocks.cache.blockfile import CacheFile
+from bootseer.blocks.cache.cachefile import CacheFile
 from bootseer.blocks.fetch import prefetch
 from bootseer.blocks.fetch.fetcher import Fetched, Fetcher
 from bootseer.blocks.fetch.prefetch import Plan, Target

@@ -17,7 +17,7 @@ from bootseer.stripefs.files.copy import copy_file
 from bootseer.stripefs.files.readahead import ReadAhead
 from bootseer.stripefs.mount.nodecache import NodeCache
 from bootseer.stripefs.mount.operations import StripeOperations
-from bootseer.stripefs.scheduler.blockfile import BlockFile
+from bootseer.stripefs.scheduler.transport import BlockFile
 from bootseer.stripefs.store import StripeFS
 
 TIME = 1_750_000_000_000_000_000

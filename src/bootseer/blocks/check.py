@@ -19,7 +19,7 @@ import msgspec
 
 from bootseer.blocks import _hash
 from bootseer.blocks.cache import eviction
-from bootseer.blocks.cache.blockfile import CacheFile
+from bootseer.blocks.cache.cachefile import CacheFile
 from bootseer.blocks.cache.inventory import Part, manifest_of, map_of, mount_points
 from bootseer.blocks.cache.locks import DATA, maintain
 from bootseer.blocks.fetch.prefetch import fetch_all

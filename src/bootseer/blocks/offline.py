@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from bootseer.blocks.cache.blockfile import CacheFile
+from bootseer.blocks.cache.cachefile import CacheFile
 from bootseer.blocks.cache.metadata import localize
 from bootseer.blocks.extract.tree import extract
 from bootseer.blocks.fetch.prefetch import fetch_all

@@ -10,9 +10,9 @@ from bootseer.storage.interface import Backend, Source, clean
 from bootseer.stripefs.files.reader import read_pointer
 from bootseer.stripefs.hdfs import DirectSource, HdfsBackend
 from bootseer.stripefs.scheduler import threads
-from bootseer.stripefs.scheduler.blockfile import replicas_of
 from bootseer.stripefs.scheduler.model import Place
 from bootseer.stripefs.scheduler.threads import NodeLook, Snapshot
+from bootseer.stripefs.scheduler.transport import replicas_of
 from bootseer.stripefs.store import StripeFS
 
 

@@ -21,7 +21,7 @@ from bootseer.storage.hdfs import NativeBackend, NativeSource
 from bootseer.storage.interface import Backend, Entry, Piece, Sink, Source
 from bootseer.storage.pool import read_each
 from bootseer.stripefs.scheduler import threads
-from bootseer.stripefs.scheduler.blockfile import BlockFile
+from bootseer.stripefs.scheduler.transport import BlockFile
 
 if TYPE_CHECKING:
     from bootseer.hdfs import HdfsClient

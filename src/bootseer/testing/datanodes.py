@@ -1,6 +1,6 @@
 """DataNodes and a NameNode in memory, for the read engine: rates, freezes, deaths, lost and damaged replicas.
 
-`FakeHdfs` is a `Transport` and a `Files` (`bootseer.stripefs.scheduler.blockfile`). Its
+`FakeHdfs` is a `Transport` and a `Files` (`bootseer.stripefs.scheduler.transport`). Its
 transfers write into the caller's memory piece by piece, as real ones do.
 """
 
@@ -15,7 +15,7 @@ from bootseer.errors import NotFoundError, UnavailableError
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.records import Block, DataNode, FileBlocks, Located
 from bootseer.hdfs.replica_errors import Cancelled, CorruptReplica, StaleReplica, UncheckedReplica
-from bootseer.stripefs.scheduler.blockfile import BlockFile
+from bootseer.stripefs.scheduler.transport import BlockFile
 
 _PIECE = 64 << 10
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bootseer.blocks import _hash
-from bootseer.blocks.cache.blockfile import CacheFile
+from bootseer.blocks.cache.cachefile import CacheFile
 from bootseer.blocks.formats.blockmap import BlockMap, ObjectRef
 from bootseer.blocks.publish.packs import PackWriter
 from bootseer.store.folder import FolderStore

@@ -23,7 +23,7 @@ import msgspec
 
 from bootseer import faults
 from bootseer.blocks._runs import runs
-from bootseer.blocks.cache.blockfile import in_use
+from bootseer.blocks.cache.cachefile import in_use
 from bootseer.blocks.cache.inventory import Part, disk_bytes, map_of, parts, used
 from bootseer.blocks.cache.locks import OwnedFolder, maintain, unheld
 from bootseer.blocks.cache.metadata import LocalTree

@@ -201,7 +201,7 @@ class _Extraction:
         return list(dict.fromkeys(block for block in hot if block in needed) | needed)
 
     def write(self, block: int, data: Buffer) -> None:
-        """As `bootseer.blocks.cache.blockfile.CacheFile.write`."""
+        """As `bootseer.blocks.cache.cachefile.CacheFile.write`."""
         count = -(-len(data) >> self.map.shift)
         with self._cond:
             if self._closed or self.error is not None or self._taken.find(1, block, block + count) >= 0:

@@ -30,7 +30,7 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 class BlockCache(Protocol):
-    """Where blocks go: a `bootseer.blocks.cache.blockfile.CacheFile`, or the files of a tree that is extracted."""
+    """Where blocks go: a `bootseer.blocks.cache.cachefile.CacheFile`, or the files of a tree that is extracted."""
 
     folder: Path
     map: BlockMap

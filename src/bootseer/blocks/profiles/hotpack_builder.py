@@ -19,7 +19,7 @@ from pathlib import Path
 from bootseer import faults
 from bootseer.blocks import _hash
 from bootseer.blocks._zstd import compress
-from bootseer.blocks.cache.blockfile import ReadyBlocks
+from bootseer.blocks.cache.cachefile import ReadyBlocks
 from bootseer.blocks.formats import hotpack
 from bootseer.blocks.formats.hotpack import HotPack
 from bootseer.blocks.formats.pagelist import LONGEST, PageList, PageRange, is_plain

@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from bootseer.blocks.cache import eviction, inventory
-from bootseer.blocks.cache.blockfile import CacheFile
+from bootseer.blocks.cache.cachefile import CacheFile
 from bootseer.blocks.cache.metadata import LocalTree
 from bootseer.blocks.fetch import prefetch
 from bootseer.blocks.fetch.fetcher import Fetched, Fetcher
@@ -31,9 +31,9 @@ from bootseer.blocks.profiles.recording import Recording
 from bootseer.blocks.serving.ipc import Came, Channel, Finish, Repeat, Wanted
 from bootseer.blocks.serving.protocol import FetcherStatus, ServerSpec
 from bootseer.blocks.serving.readahead import Readahead
-from bootseer.blocks.serving.recorder import Recorder
 from bootseer.blocks.serving.shared_memory import Count, SharedMemory
 from bootseer.blocks.serving.syncer import keep_synced
+from bootseer.blocks.serving.trace_publisher import TracePublisher
 from bootseer.errors import BootseerError, UnavailableError
 from bootseer.store import Store
 
@@ -100,7 +100,7 @@ class FetcherProcess:
             began=counts[Count.BEGAN_UNIX],
             clock=counts[Count.BEGAN_NS] / 1e9,
         )
-        self._recorder = Recorder(
+        self._traces = TracePublisher(
             recording, counts, store, self._key, self._target, tree, self._cache, plan=lambda: self._plan,
             keep_hot=self._keep_hot,
         )  # fmt: skip
@@ -135,8 +135,8 @@ class FetcherProcess:
         finally:
             self._stop.set()
             counts[Count.STILL] = 1
-            self._recorder.end()
-            more = self._recorder.finish()
+            self._traces.end()
+            more = self._traces.finish()
             self._fetcher.close()
             for thread in threads:
                 if thread.ident is not None:
@@ -152,31 +152,31 @@ class FetcherProcess:
             self._detach()
             self._tree.hold.release()
             counts[Count.DETACHED] = 1
-            self._recorder.finish_detached()
+            self._traces.finish_detached()
 
     def _serve(self) -> None:
         counts = self._shared.counts
         self._say()
         while not self._stop.wait(_TICK):
-            self._recorder.poll()
+            self._traces.poll()
             age = (time.monotonic_ns() - counts[Count.BEGAN_NS]) / 1e9
             if counts[Count.JOB_READY] or age >= self._spec.config.record_seconds:
-                self._recorder.end()
+                self._traces.end()
                 self._fetcher.eager()
             self._say()
 
     def _say(self) -> None:
         """Leave the fetcher's part of the status for the supervisor."""
-        hot, recorder = self._plan.order, self._recorder
+        hot, traces = self._plan.order, self._traces
         if self._hot_ready < len(hot):
             self._hot_ready = sum(self._cache.ready[block] for block in hot)
         said = FetcherStatus(
             hot_total=len(hot),
             hot_ready=self._hot_ready,
-            hot_unused_bytes=recorder.use.unused_bytes,
-            hot_missed_bytes=recorder.use.missed_bytes,
-            hot_pack=recorder.hot_pack or self._plan.pack,
-            recording=recorder.state,
+            hot_unused_bytes=traces.use.unused_bytes,
+            hot_missed_bytes=traces.use.missed_bytes,
+            hot_pack=traces.hot_pack or self._plan.pack,
+            recording=traces.state,
         )
         self._shared.said.write(msgspec.msgpack.encode(said))
 

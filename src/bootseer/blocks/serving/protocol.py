@@ -95,7 +95,7 @@ class TreeStatus(msgspec.Struct, kw_only=True):
     """The hot pack in use; after the recording what became of the new one, see
     `bootseer.blocks.profiles.hotpack_builder.renew`."""
     recording: str = "off"
-    """``off``, ``recording``, or how the trace ended, see `bootseer.blocks.serving.recorder`."""
+    """``off``, ``recording``, or how the trace ended, see `bootseer.blocks.serving.trace_publisher`."""
     uptime: float = 0.0
 
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, NoReturn
 import msgspec
 
 from bootseer.blocks.cache import eviction
-from bootseer.blocks.cache.blockfile import CacheFile
+from bootseer.blocks.cache.cachefile import CacheFile
 from bootseer.blocks.cache.metadata import LocalTree, localize
 from bootseer.blocks.fetch.fetcher import Fetched
 from bootseer.blocks.serving import client, fuse_server, mount_readahead

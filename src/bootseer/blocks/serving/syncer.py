@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 
-from bootseer.blocks.cache.blockfile import CacheFile
+from bootseer.blocks.cache.cachefile import CacheFile
 from bootseer.blocks.serving.shared_memory import Count
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,9 @@ from bootseer.errors import BootseerError, UnavailableError
 from bootseer.hdfs.records import FileBlocks, Located
 from bootseer.storage.interface import Piece
 from bootseer.stripefs.scheduler import memory
-from bootseer.stripefs.scheduler.blockfile import (
+from bootseer.stripefs.scheduler.model import Attempt, CheckJoined, CopyBack, Outcome, Place, Relocate, Request, Tuning
+from bootseer.stripefs.scheduler.policy import FollowUp, Scheduler
+from bootseer.stripefs.scheduler.transport import (
     BlockFile,
     DataNodes,
     Transport,
@@ -34,8 +36,6 @@ from bootseer.stripefs.scheduler.blockfile import (
     transfer,
     views,
 )
-from bootseer.stripefs.scheduler.model import Attempt, CheckJoined, CopyBack, Outcome, Place, Relocate, Request, Tuning
-from bootseer.stripefs.scheduler.policy import FollowUp, Scheduler
 
 _log = logging.getLogger(__name__)
 

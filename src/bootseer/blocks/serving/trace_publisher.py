@@ -1,10 +1,10 @@
 """When the recording of a start ends, and how its trace and the hot pack get to where the next starts find them.
 
-`bootseer.blocks.profiles.recording` makes the trace; `Recorder` runs in the fetcher process and publishes it.
+`bootseer.blocks.profiles.recording` makes the trace; `TracePublisher` runs in the fetcher process and publishes it.
 
 Everything here is advice for later starts: what goes wrong costs a line in the log, never the fetcher process. Who
-unmounts waits for the trace, not for the hot pack: `Recorder.finish_detached` finishes that when the mount and its
-server are gone, for a minute at most.
+unmounts waits for the trace, not for the hot pack: `TracePublisher.finish_detached` finishes that when the mount and
+its server are gone, for a minute at most.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from bootseer.blocks.cache.blockfile import CacheFile
+from bootseer.blocks.cache.cachefile import CacheFile
 from bootseer.blocks.cache.metadata import LocalTree
 from bootseer.blocks.fetch.prefetch import Plan, Target
 from bootseer.blocks.profiles import hotpack_builder, library
@@ -35,7 +35,7 @@ _DETACHED_SECONDS = 60.0
 _STOP_SECONDS = 5.0
 
 
-class Recorder:
+class TracePublisher:
     """Polls ``recording`` and publishes it once, for the starts with profile ``key`` (None: this start is not
     recorded).
 
