@@ -131,6 +131,24 @@ def test_first_start_captures_second_restores_both_see_the_same(node: Place, tmp
     assert clean(cold)
 
 
+def test_what_a_killed_start_left_is_ended_by_the_next(node: Place) -> None:
+    mounts = Path("/proc/self/mounts")
+    for options in ((), ("--without", "all")):
+        with subprocess.Popen(node.argv(*options, WHICH="k", AFTER="600"), env=node.env, stderr=subprocess.PIPE,
+                              stdout=subprocess.PIPE, text=True) as child:  # fmt: skip
+            assert child.stderr is not None
+            while "ready after" not in (line := child.stderr.readline()):
+                assert line, "it ended before its first step"
+            child.kill()
+        assert list((node.here / "cache/starts").iterdir())
+        assert (str(node.here) in mounts.read_text()) is (options == ())
+        done = node.start("--no-card", *options, WHICH="k")
+        assert done.returncode == 0, done.stderr
+        assert "left by a process that was killed" in done.stderr
+        assert clean(node)
+        assert str(node.here) not in mounts.read_text()
+
+
 def test_everything_the_ordinary_way(node: Place) -> None:
     done = node.start("--without", "all", "--no-card", WHICH="b")
     assert done.returncode == 0, done.stderr

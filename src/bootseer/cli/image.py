@@ -13,6 +13,7 @@ import typer
 from bootseer import config as settings
 from bootseer.cli import image_cache, image_look, image_profile
 from bootseer.cli._shared import (
+    COMMAND_LAST,
     AsJson,
     Bars,
     JobName,
@@ -24,6 +25,7 @@ from bootseer.cli._shared import (
     count_text,
     one_line,
     print_json,
+    print_table,
 )
 from bootseer.errors import BootseerError, ConfigError, NotFoundError, PrivilegeError
 from bootseer.private import private_folder
@@ -32,6 +34,7 @@ from bootseer.units import size_text
 if TYPE_CHECKING:
     from bootseer.blocks.tree import TreeStatus
     from bootseer.image import ImageMount
+    from bootseer.image.inventory import Item
     from bootseer.image.runtime import Bind
 
 app = typer.Typer(no_args_is_help=True, help="Container images that start before they have arrived")
@@ -105,6 +108,7 @@ def mount(
     from bootseer import image
 
     config = settings.load().trusting(verify_key, require_signature)
+    _sweep(config)
     mounted = image.mount(
         ref,
         target,
@@ -129,10 +133,10 @@ def unmount(target: Annotated[str, typer.Argument(metavar="DIR", help="Mount poi
     image.unmount(target, settings.load().state_dir)
 
 
-@app.command()
+@app.command(context_settings=COMMAND_LAST)
 def run(
     ref: Ref,
-    command: Annotated[list[str] | None, typer.Argument(metavar="-- CMD...", help="Default: the image's own")] = None,
+    command: Annotated[list[str] | None, typer.Argument(metavar="[CMD]...", help="Default: the image's own")] = None,
     job: JobName = "",
     env: Annotated[list[str] | None, typer.Option("--env", "-e", metavar="K[=V]", help="Set a variable")] = None,
     volume: Annotated[list[str] | None, typer.Option("--volume", "-v", metavar="SRC:DST[:ro]")] = None,
@@ -149,7 +153,10 @@ def run(
     require_signature: RequireSignature = False,
     plain_http: PlainHttp = None,
 ) -> None:
-    """Run a command in a container of a converted image and exit with its exit code."""
+    """Run a command in a container of a converted image and exit with its exit code.
+
+    Options go before REF: what follows it is the command.
+    """
     import logging
 
     from bootseer import image
@@ -164,7 +171,7 @@ def run(
     began = time.monotonic()
     state = Path(config.state_dir)
     with contextlib.ExitStack() as undo:
-        image.sweep(state)
+        _sweep(config)
         folder = undo.enter_context(owned_folder(private_folder(state, sub=RUNS), "rootfs-"))
         undo.callback(_remove, folder / "rootfs")
         mounted = image.mount(
@@ -181,7 +188,7 @@ def run(
         code = image.runtime.run(
             mounted.rootfs,
             mounted.config,
-            command or [],
+            command[1:] if command and command[0] == "--" else command or [],
             env=variables,
             mounts=binds,
             cwd=cwd,
@@ -215,6 +222,58 @@ def status(
         typer.echo(f"{mounted.rootfs}: {one_line(mounted.record.reference)} ({mounted.digest[7:19]})")
         for line in _status_lines(mounted.status()):
             typer.echo(f"  {line}")
+
+
+@app.command()
+def ps(as_json: AsJson = False) -> None:
+    """List containers, starts and mounted images; `stale` is what killed processes left.
+
+    The next start ends what is stale, or `bootseer image rm --stale`.
+    """
+    found = _inventory(settings.load())
+    if as_json:
+        print_json(found)
+        return
+    columns = ("kind", "id", "state", "image or command", "folder")
+    print_table("", columns, [(x.kind, x.id, x.state, x.what, x.folder) for x in found], left=columns)
+
+
+@app.command()
+def rm(
+    stale: Annotated[bool, typer.Option("--stale", help="What killed processes left: all that this removes")] = False,
+) -> None:
+    """End and remove the containers, starts and mounts that killed processes left on this node."""
+    from bootseer.image.inventory import STALE
+
+    if not stale:
+        raise ConfigError("nothing is named to remove", hint="say --stale; bootseer image unmount DIR for a mount")
+    config = settings.load()
+    before = [item for item in _inventory(config) if item.state == STALE]
+    _sweep(config)
+    left = {item.id for item in _inventory(config) if item.state == STALE}
+    for item in before:
+        if item.id not in left:
+            typer.echo(f"ended {item.kind} {item.id}: {item.folder}")
+    if left:
+        raise BootseerError(f"{count_text(len(left), 'item is', 'items are')} still stale", hint="run it again later")
+
+
+def _inventory(config: settings.Config) -> list[Item]:
+    from bootseer.image import inventory
+
+    return inventory.listing(Path(config.state_dir), Path(config.cache_dir))
+
+
+def _sweep(config: settings.Config) -> None:
+    """End what killed processes left. Only where starts are left are their parts imported."""
+    from bootseer import image
+
+    if any(Path(config.cache_dir).glob("starts/[!.]*")):
+        from bootseer.launch import leftovers
+
+        leftovers.sweep(config)
+    else:
+        image.sweep(Path(config.state_dir))
 
 
 def _remove(folder: Path) -> None:

@@ -31,8 +31,8 @@ from bootseer import oci
 from bootseer.errors import BootseerError, NotFoundError, PrivilegeError, UnavailableError, UnsupportedError
 from bootseer.image import container
 from bootseer.image.container import Bind
-from bootseer.image.owned import adopted, clear, owned_folder, remove
-from bootseer.private import private_folder, trusted
+from bootseer.image.owned import clear, owned_folder
+from bootseer.private import private_folder
 
 log = logging.getLogger(__name__)
 
@@ -153,7 +153,7 @@ def _remembered(state_dir: Path, name: str) -> Probe:
 
 class _Container:
     """A bundle and its container; leaving the context deletes both. When this process is killed, a guard deletes the
-    container, and `sweep` what is left; when the guard is killed, too, `sweep` does both."""
+    container, and `image.sweep` what is left; when the guard is killed, too, `image.sweep` does both."""
 
     def __init__(self, program: str, state: Path, document: dict[str, Any]) -> None:
         self._program, self._document = program, document
@@ -169,7 +169,7 @@ class _Container:
             parent = private_folder(self._state, sub="containers")
             self._bundle = undo.enter_context(owned_folder(parent, "bootseer-"))
             self._ident = self._bundle.name
-            undo.callback(_delete, self._bundle)
+            undo.callback(delete, self._bundle)
             self._document["linux"]["cgroupsPath"] = cgroup_path(self._ident)
             (self._bundle / "config.json").write_text(json.dumps(self._document))
             (self._bundle / "program").write_text(self._program)
@@ -300,17 +300,7 @@ def _heeds(pid: int, number: int) -> bool:
     return any(mask >> (number - 1) & 1 for mask in masks)
 
 
-def sweep(state_dir: Path) -> None:
-    """Delete the containers whose ``bootseer`` was killed."""
-    for bundle in trusted(state_dir).glob("containers/[!.]*"):
-        with adopted(bundle) as ours:
-            if ours:
-                log.warning("container %s was left by a process that was killed", bundle.name)
-                _delete(bundle)
-                remove(bundle)
-
-
-def _delete(bundle: Path) -> None:
+def delete(bundle: Path) -> None:
     """Delete the container of ``bundle``, and what is in it but the lock."""
     with suppress(FileNotFoundError):
         program = (bundle / "program").read_text()

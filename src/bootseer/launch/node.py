@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,11 +20,12 @@ import msgspec
 from bootseer import env, image, oci
 from bootseer.config import Config
 from bootseer.errors import BootseerError, from_os_error
-from bootseer.kernel import mount as mounts
+from bootseer.image.owned import clear, owned_folder
 from bootseer.launch.checkpoint import CheckpointStage
 from bootseer.launch.container import Container
 from bootseer.launch.identity import Identity
 from bootseer.launch.job import EnvTable, Job
+from bootseer.launch.leftovers import CHECKPOINT, ROOTFS, STARTS, sweep
 from bootseer.launch.ordinary import ContainerdRootfs
 from bootseer.launch.ready import ReadyWatch
 from bootseer.private import private_folder
@@ -81,7 +80,6 @@ def start(
     if identity.attempt < 0:
         identity = msgspec.structs.replace(identity, attempt=_next_attempt(events_dir, identity))
     events = events_file(events_dir, identity)
-    work = private_folder(Path(config.cache_dir), sub="starts")
     try:
         events.parent.mkdir(parents=True, exist_ok=True)
         events.touch()
@@ -89,9 +87,12 @@ def start(
         raise from_os_error(exc, f"use {exc.filename}") from None
     os.environ.update(identity.environ(job.job.gpus))
     os.environ["BOOTSEER_EVENTS"] = str(events)
+    sweep(config)
     with contextlib.ExitStack() as stack:
-        folder = Path(tempfile.mkdtemp(prefix=f"{identity.job}-", dir=work))
-        stack.callback(_remove, folder)
+        folder = stack.enter_context(
+            owned_folder(private_folder(Path(config.cache_dir), sub=STARTS), f"{identity.job}-")
+        )
+        stack.callback(clear, folder)
         return _Node(job, config, identity, events, folder, stack).run(on_ready)
 
 
@@ -104,7 +105,7 @@ class _Node:
         self.began = time.monotonic()
         self.mounted: image.ImageMount | None = None
         self.image_digest = ""
-        self.checkpoint = CheckpointStage(job.checkpoint, folder / "checkpoint", config) if job.checkpoint else None
+        self.checkpoint = CheckpointStage(job.checkpoint, folder / CHECKPOINT, config) if job.checkpoint else None
         self.record = Start(
             job=identity.job, attempt=identity.attempt, cycle=identity.cycle, node=identity.node, events=str(events)
         )
@@ -134,7 +135,7 @@ class _Node:
 
     def _image(self, span: str) -> Container:
         table = self.job.image
-        rootfs = self.folder / "rootfs"
+        rootfs = self.folder / ROOTFS
         if table.enabled:
             self.mounted = image.mount(
                 table.ref,
@@ -257,11 +258,3 @@ def _see_out(publication: env.Publication, record: Start) -> Callable[[Any, Any,
             record.env["reason"] = f"{record.env['reason']}; {why}"
 
     return leave
-
-
-def _remove(folder: Path) -> None:
-    """Delete the start's folder, but never through a mount that could not be undone."""
-    if mounts.below(folder):
-        log.warning("%s is left: something is still mounted there", folder)
-        return
-    shutil.rmtree(folder, ignore_errors=True)
