@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bootseer.cli._shared import print_json
+from bootseer.cli._shared import COMMAND_LAST, print_json
 from bootseer.errors import ConfigError, from_os_error
 
 if TYPE_CHECKING:
@@ -61,9 +61,9 @@ def show(
         console.print(Text("stragglers in more than one: " + ", ".join(f"{node} ({n})" for node, n in offenders)))
 
 
-@app.command(context_settings={"allow_interspersed_args": False})
+@app.command(context_settings=COMMAND_LAST)
 def wrap(
-    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND [ARG]...", help="What to run")],
+    command: Annotated[list[str], typer.Argument(metavar="CMD...", help="The command, after all options")],
     stage: Annotated[str, typer.Option("--stage", help="Stage this command is, for example env")],
     attr: Annotated[list[str] | None, typer.Option("--attr", help="NAME=VALUE, kept with the span")] = None,
     events: Annotated[Path | None, typer.Option("--events", help="Events file; default: $BOOTSEER_EVENTS")] = None,

@@ -39,7 +39,7 @@ def command_of(config: oci.ImageConfig, argv: Sequence[str]) -> list[str]:
     inner = config.config or oci.ContainerConfig()
     args = [*(inner.entrypoint or ()), *(argv or inner.cmd or ())]
     if not args:
-        raise ConfigError("the image names no command", hint="give one after --")
+        raise ConfigError("the image names no command", hint="give one after the image")
     return args
 
 
@@ -113,7 +113,8 @@ def check_command(document: dict[str, Any]) -> None:
             return
         except OSError:
             continue
-    raise NotFoundError(f"cannot run {name} in the container: the image has no such file", hint="check the command")
+    hint = "options of bootseer go before the image" if name.startswith("-") else "check the command"
+    raise NotFoundError(f"cannot run {name} in the container: the image has no such file", hint=hint)
 
 
 def _open_inside(rootfs: Path, path: bytes, flags: int) -> int:
