@@ -176,8 +176,16 @@ def test_a_set_up_command_that_fails_ends_the_start_with_its_code(node: Place) -
 def test_two_starts_are_two_attempts(node: Place) -> None:
     for number in range(2):
         assert node.start("--without", "all", "--no-card").returncode == 0
-        assert node.summary()["attempt"] == number
+        assert node.summary()["attempt"] == str(number)
     assert len(list((node.here / "events/small").glob("attempt-*/n0.jsonl"))) == 2
+
+
+def test_a_missing_node_is_noticed(node: Place) -> None:
+    node.env |= {"SLURM_JOB_ID": "48", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2"}
+    done = node.start("--without", "all")
+    assert "the first step has ended on 1 of 2 nodes" in done.stderr
+    assert "1 of 2 nodes have no data" in done.stderr
+    assert (node.here / "events/small/attempt-48.0.0/n0.jsonl").exists()
 
 
 def test_a_dead_block_server_after_the_first_step_does_not_change_the_jobs_result(node: Place) -> None:

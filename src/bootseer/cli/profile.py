@@ -13,7 +13,7 @@ from bootseer.cli._shared import COMMAND_LAST, print_json
 from bootseer.errors import ConfigError, from_os_error
 
 if TYPE_CHECKING:
-    from bootseer.profile.events import EventLog
+    from bootseer.profile.events import EventLog, Identity
 
 app = typer.Typer(no_args_is_help=True, help="Where a start-up's time went")
 
@@ -21,7 +21,7 @@ Events = Annotated[
     list[Path] | None, typer.Argument(help="Event files, or folders of *.jsonl; default: $BOOTSEER_EVENTS")
 ]
 JobName = Annotated[str | None, typer.Option("--job", help="This job; default: the one that began last")]
-Attempt = Annotated[int | None, typer.Option("--attempt", help="This attempt; default: the last")]
+Attempt = Annotated[str | None, typer.Option("--attempt", help="This attempt; default: the last")]
 Cycle = Annotated[int | None, typer.Option("--cycle", help="This cycle; default: the last")]
 
 
@@ -123,9 +123,7 @@ def _read(paths: list[Path] | None) -> EventLog:
     return event_files.read(paths)
 
 
-def _choose(
-    log: EventLog, job: str | None, attempt: int | None, cycle: int | None, every: bool
-) -> list[tuple[str, int, int]]:
+def _choose(log: EventLog, job: str | None, attempt: str | None, cycle: int | None, every: bool) -> list[Identity]:
     from bootseer.errors import NotFoundError
     from bootseer.profile import events as event_files
 

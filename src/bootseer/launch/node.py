@@ -36,6 +36,9 @@ log = logging.getLogger(__name__)
 _PUBLICATION_DEADLINE = 120.0
 """Seconds a node is held after its training command has ended, for a snapshot that is not published yet."""
 
+_TOGETHER = 120.0
+"""Nodes that begin within these seconds of each other are of one start, where nobody has named it."""
+
 _CANCEL_SECONDS = 20.0
 """Seconds for a cancelled publication to stop reading what is then deleted."""
 
@@ -44,7 +47,7 @@ class Start(msgspec.Struct, kw_only=True):
     """What one start did. Seconds from the call of `start`; ``ready_seconds`` is None when no first step was seen."""
 
     job: str
-    attempt: int
+    attempt: str
     cycle: int
     node: str
     events: str
@@ -61,11 +64,21 @@ def events_file(folder: Path, identity: Identity) -> Path:
     return folder / identity.job / f"attempt-{identity.attempt}" / f"{identity.node}.jsonl"
 
 
-def _next_attempt(folder: Path, identity: Identity) -> int:
-    """The attempt after the last one this node has events of: two starts must not read as one."""
-    name = f"{identity.node}.jsonl"
-    found = [path.parent.name.removeprefix("attempt-") for path in (folder / identity.job).glob(f"attempt-*/{name}")]
-    return max((int(number) + 1 for number in found if number.isdecimal()), default=0)
+def _join_attempt(folder: Path, identity: Identity) -> str:
+    """The attempt that this start is part of, where nobody has named it: the newest one in ``folder`` if another node
+    joined it within `_TOGETHER` and this one has not, else a new one. Nodes that share ``folder`` agree on it."""
+    attempts, name = folder / identity.job, f"{identity.node}.jsonl"
+    attempts.mkdir(parents=True, exist_ok=True)
+    while True:
+        found = [path.name.removeprefix("attempt-") for path in attempts.glob("attempt-*")]
+        newest = max((int(number) for number in found if number.isdecimal()), default=-1)
+        place = attempts / f"attempt-{newest}"
+        if newest < 0 or abs(time.time() - place.stat().st_mtime) > _TOGETHER or (place / name).exists():
+            place = attempts / f"attempt-{newest + 1}"
+            place.mkdir(exist_ok=True)
+        with contextlib.suppress(FileExistsError):  # another start on this node was quicker
+            (place / name).touch(exist_ok=False)
+            return place.name.removeprefix("attempt-")
 
 
 def start(
@@ -77,10 +90,10 @@ def start(
     its ``exit_code`` is the training command's, or the set-up command's when that failed. Raises `BootseerError` when
     the job could not be started at all.
     """
-    if identity.attempt < 0:
-        identity = msgspec.structs.replace(identity, attempt=_next_attempt(events_dir, identity))
-    events = events_file(events_dir, identity)
     try:
+        if not identity.attempt:
+            identity = msgspec.structs.replace(identity, attempt=_join_attempt(events_dir, identity))
+        events = events_file(events_dir, identity)
         events.parent.mkdir(parents=True, exist_ok=True)
         events.touch()
     except OSError as exc:
@@ -129,7 +142,7 @@ class _Node:
     @contextlib.contextmanager
     def _stage(self, name: str) -> Iterator[str]:
         began = time.monotonic()
-        with emit.span(name) as span:
+        with emit.span(name, **({"nodes": self.identity.nodes} if self.identity.nodes else {})) as span:
             yield span
         self.record.stages[name] = round(time.monotonic() - began, 3)
 
