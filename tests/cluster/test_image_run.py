@@ -20,7 +20,7 @@ import pytest
 from bootseer import config as settings
 from bootseer import image, oci
 from bootseer.errors import ConfigError, NotFoundError, PrivilegeError, UnsupportedError
-from bootseer.image import runtime
+from bootseer.image import cdi, runtime
 from bootseer.testing.images import Member, folder, programs, write_image
 from bootseer.testing.node import alive
 
@@ -301,6 +301,41 @@ def test_a_container_has_the_usual_devices_and_makes_none(rootfs: image.ImageMou
     assert not works("mknod /dev/mine c 1 3")
     assert not works(": < /host/fuse", runtime.Bind("/dev", "/host"))  # it hides behind a folder
     assert works(": < /fuse", runtime.Bind("/dev/fuse", "/fuse"))  # the caller names it
+
+
+def test_a_device_as_its_vendor_describes_it(rootfs: image.ImageMount, tmp_path: Path) -> None:
+    """A harmless one; runtimes do the same for a GPU."""
+    (tmp_path / "library").write_text("from the driver")
+    hook = {"hookName": "createRuntime", "path": "/bin/sh", "args": ["sh", "-c", f"cat > {tmp_path}/hooked"]}
+    edits = {
+        "env": ["DRIVER=1"],
+        "deviceNodes": [{"path": "/dev/vendor0", "hostPath": "/dev/zero"}],
+        "mounts": [
+            {"hostPath": f"{tmp_path}/library", "containerPath": "/usr/lib/vendor.so", "options": ["ro", "bind"]}
+        ],
+        "hooks": [hook],
+    }
+    device = {"name": "0", "containerEdits": edits}
+    (tmp_path / "v.json").write_text(json.dumps({"cdiVersion": "0.6.0", "kind": "v.com/gpu", "devices": [device]}))
+    chosen = cdi.select("all", folders=[tmp_path])
+    script = """
+        test "$DRIVER" = 1 && test "$(cat /usr/lib/vendor.so)" = 'from the driver' && test -c /dev/vendor0 &&
+        : < /dev/vendor0 && : > /dev/vendor0 && ! 2> /dev/null > /usr/lib/vendor.so
+    """
+    for name in ("runc", "crun"):
+        if runtime.probe(name, rootfs._state_dir).works:
+            run = runtime.run(rootfs.rootfs, rootfs.config, ["sh", "-c", script], devices=chosen, runtime=name,
+                              state_dir=rootfs._state_dir)  # fmt: skip
+            assert run == 0, name
+            assert json.loads((tmp_path / "hooked").read_text())["status"]
+            (tmp_path / "hooked").unlink()
+
+
+def test_a_gpu_that_nobody_describes(place: Path, environ: dict[str, str]) -> None:
+    done = cli(environ, "image", "run", "--gpus", "no-such-gpu", f"oci:{place}/layout:v1")
+    assert done.returncode == 66
+    assert "no GPU no-such-gpu is described in /etc/cdi or /var/run/cdi" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 def command_of(state: Path) -> int:

@@ -180,6 +180,16 @@ def test_two_starts_are_two_attempts(node: Place) -> None:
     assert len(list((node.here / "events/small").glob("attempt-*/n0.jsonl"))) == 2
 
 
+def test_gpus_that_nobody_describes_start_nothing(node: Place) -> None:
+    argv = node.argv("--no-card")
+    job = node.here / "job.toml"
+    job.write_text(job.read_text().replace("gpus = 8", 'gpus = ["no-such-gpu"]'))
+    done = subprocess.run(argv, env=node.env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 66
+    assert "no GPU no-such-gpu is described in /etc/cdi or /var/run/cdi" in done.stderr
+    assert not (node.here / "events").exists()
+
+
 def test_a_missing_node_is_noticed(node: Place) -> None:
     node.env |= {"SLURM_JOB_ID": "48", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2"}
     done = node.start("--without", "all")

@@ -140,6 +140,8 @@ def run(
     job: JobName = "",
     env: Annotated[list[str] | None, typer.Option("--env", "-e", metavar="K[=V]", help="Set a variable")] = None,
     volume: Annotated[list[str] | None, typer.Option("--volume", "-v", metavar="SRC:DST[:ro]")] = None,
+    gpus: Annotated[str, typer.Option(metavar="all|NAMES", help="GPUs by CDI: all this job may use, or 0,1,...")] = "",
+    device: Annotated[list[str] | None, typer.Option("--device", metavar="VENDOR/CLASS=NAME", help="By CDI")] = None,
     cwd: Annotated[str, typer.Option("--workdir", "-w", help="Folder in the container to start in")] = "",
     network: Annotated[str, typer.Option(help="host: the caller's; none")] = "host",
     runtime: Annotated[str, typer.Option(help="runc or crun (default: the first that works)")] = "",
@@ -160,6 +162,7 @@ def run(
     import logging
 
     from bootseer import image
+    from bootseer.image import cdi
     from bootseer.image.mount import RUNS
     from bootseer.image.owned import owned_folder
 
@@ -168,6 +171,8 @@ def run(
     config = settings.load().trusting(verify_key, require_signature)
     variables = dict(_variable(item) for item in env or [])
     binds = [_bind(item) for item in volume or []]
+    wanted = None if not gpus else "all" if gpus == "all" else [name for name in gpus.split(",") if name]
+    devices = cdi.select(wanted, device or [])
     began = time.monotonic()
     state = Path(config.state_dir)
     with contextlib.ExitStack() as undo:
@@ -194,6 +199,7 @@ def run(
             cwd=cwd,
             runtime=runtime or None,
             network=network,
+            devices=devices,
             stop_grace=stop_grace,
             state_dir=state,
         )

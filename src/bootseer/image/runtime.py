@@ -30,6 +30,7 @@ from bootseer import config as settings
 from bootseer import oci
 from bootseer.errors import BootseerError, NotFoundError, PrivilegeError, UnavailableError, UnsupportedError
 from bootseer.image import container
+from bootseer.image.cdi import Selection
 from bootseer.image.container import Bind
 from bootseer.image.owned import clear, owned_folder
 from bootseer.private import private_folder
@@ -64,6 +65,7 @@ def run(
     cwd: str = "",
     runtime: str | None = None,
     network: str = "host",
+    devices: Selection | None = None,
     stop_grace: float | None = None,
     state_dir: Path | None = None,
 ) -> int:
@@ -71,9 +73,9 @@ def run(
 
     Standard streams are the caller's; SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are forwarded (when called
     in the main thread). ``stop_grace``: seconds after SIGINT or SIGTERM until a command that handles them is killed
-    (None: it may take its time). ``network`` ``host`` is the network namespace of the caller. The container is in the
-    caller's cgroups, and gone when this returns. Raises `PrivilegeError`, `UnsupportedError` (no working runtime),
-    `NotFoundError` (no such command in the image), `ConfigError`.
+    (None: it may take its time). ``network`` ``host`` is the network namespace of the caller. ``devices``: see
+    `cdi.select`. The container is in the caller's cgroups, and gone when this returns. Raises `PrivilegeError`,
+    `UnsupportedError` (no working runtime), `NotFoundError` (no such command in the image), `ConfigError`.
     """
     _need_root()
     state = state_dir or Path(settings.load().state_dir)
@@ -87,6 +89,7 @@ def run(
         mounts=mounts,
         cwd=cwd,
         network=network,
+        chosen=devices,
     )
     container.check_command(document)
     with _Container(program, state, document) as started:

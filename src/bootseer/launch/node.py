@@ -20,6 +20,7 @@ import msgspec
 from bootseer import env, image, oci
 from bootseer.config import Config
 from bootseer.errors import BootseerError, from_os_error
+from bootseer.image import cdi
 from bootseer.image.owned import clear, owned_folder
 from bootseer.launch.checkpoint import CheckpointStage
 from bootseer.launch.container import Container
@@ -90,6 +91,9 @@ def start(
     its ``exit_code`` is the training command's, or the set-up command's when that failed. Raises `BootseerError` when
     the job could not be started at all.
     """
+    given = job.job.gpus
+    devices = cdi.select(None if isinstance(given, int) else given, job.job.devices)
+    gpus = given if isinstance(given, int) else (devices and devices.gpus) or 0
     try:
         if not identity.attempt:
             identity = msgspec.structs.replace(identity, attempt=_join_attempt(events_dir, identity))
@@ -98,7 +102,7 @@ def start(
         events.touch()
     except OSError as exc:
         raise from_os_error(exc, f"use {exc.filename}") from None
-    os.environ.update(identity.environ(job.job.gpus))
+    os.environ.update(identity.environ(gpus))
     os.environ["BOOTSEER_EVENTS"] = str(events)
     sweep(config)
     with contextlib.ExitStack() as stack:
@@ -106,15 +110,23 @@ def start(
             owned_folder(private_folder(Path(config.cache_dir), sub=STARTS), f"{identity.job}-")
         )
         stack.callback(clear, folder)
-        return _Node(job, config, identity, events, folder, stack).run(on_ready)
+        return _Node(job, config, identity, events, folder, stack, devices, gpus).run(on_ready)
 
 
 class _Node:
     def __init__(
-        self, job: Job, config: Config, identity: Identity, events: Path, folder: Path, stack: contextlib.ExitStack
+        self,
+        job: Job,
+        config: Config,
+        identity: Identity,
+        events: Path,
+        folder: Path,
+        stack: contextlib.ExitStack,
+        devices: cdi.Selection | None,
+        gpus: int,
     ) -> None:
         self.job, self.config, self.identity, self.events = job, config, identity, events
-        self.folder, self.stack = folder, stack
+        self.folder, self.stack, self.devices, self.gpus = folder, stack, devices, gpus
         self.began = time.monotonic()
         self.mounted: image.ImageMount | None = None
         self.image_digest = ""
@@ -172,7 +184,7 @@ class _Node:
                 oci.unpack(pulled, rootfs)
         emit.annotate(span, how=how)
         self.record.image["how"] = how
-        return Container(self.job, rootfs, config, self.events, self.identity.environ(self.job.job.gpus))
+        return Container(self.job, rootfs, config, self.events, self.identity.environ(self.gpus), self.devices)
 
     def _env(self, container: Container, table: EnvTable, span: str) -> int:
         spec = env.EnvSpec(
