@@ -421,6 +421,25 @@ def test_a_start_killed_while_it_mounts_is_ended_by_the_next(
     assert not list((place / "cache/overlays").glob("*"))
 
 
+def test_the_guard_stays_when_every_process_gets_a_signal(place: Path, environ: dict[str, str]) -> None:
+    """As service managers and some schedulers send it; the command here takes its time to end."""
+    script = "trap : TERM; echo up; while :; do sleep 0.1; done"
+    argv = [*CLI, "image", "run", f"oci:{place}/layout:v1", "--", "sh", "-c", script]
+    with started(argv, environ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "up\n"
+        command = command_of(place / "state")
+        for pid in [*Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split(), child.pid]:
+            os.kill(int(pid), signal.SIGTERM)
+        time.sleep(0.5)
+        child.kill()
+    end = time.monotonic() + 15
+    while alive(command):
+        assert time.monotonic() < end, "the container outlived its launcher"
+        time.sleep(0.05)
+    assert cli(environ, "image", "rm", "--stale").returncode == 0
+
+
 def test_the_cgroup_of_what_a_scheduler_killed_whole_goes_with_the_next_start(
     place: Path, environ: dict[str, str]
 ) -> None:

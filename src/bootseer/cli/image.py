@@ -255,7 +255,7 @@ def rm(
         raise ConfigError("nothing is named to remove", hint="say --stale; bootseer image unmount DIR for a mount")
     config = settings.load()
     before = [item for item in _inventory(config) if item.state == STALE]
-    _sweep(config)
+    _sweep(config, 120.0)
     left = {item.id for item in _inventory(config) if item.state == STALE}
     for item in before:
         if item.id not in left:
@@ -270,16 +270,16 @@ def _inventory(config: settings.Config) -> list[Item]:
     return inventory.listing(Path(config.state_dir), Path(config.cache_dir))
 
 
-def _sweep(config: settings.Config) -> None:
+def _sweep(config: settings.Config, seconds: float = 10.0) -> None:
     """End what killed processes left. Only where starts are left are their parts imported."""
     from bootseer import image
 
     if any(Path(config.cache_dir).glob("starts/[!.]*")):
         from bootseer.launch import leftovers
 
-        leftovers.sweep(config)
+        leftovers.sweep(config, seconds)
     else:
-        image.sweep(Path(config.state_dir))
+        image.sweep(Path(config.state_dir), seconds)
 
 
 def _remove(folder: Path) -> None:

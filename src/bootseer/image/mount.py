@@ -36,7 +36,8 @@ log = logging.getLogger(__name__)
 
 RUNS = "run"
 """The folder of ``state_dir`` with a folder for each command that runs in a container of its own image mount."""
-_SWEEP_SECONDS = 10.0
+SWEEP_SECONDS = 10.0
+"""How long a start waits for the end of what is left."""
 
 
 class MountRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,18 +201,18 @@ def recorded(state_dir: Path) -> list[ImageMount]:
     return sorted(found, key=lambda item: item.record.target)
 
 
-def sweep(state_dir: Path) -> None:
+def sweep(state_dir: Path, seconds: float = SWEEP_SECONDS) -> None:
     """End what killed launchers of containers left: the containers, the mounts of their images, the block servers.
 
-    What takes longer than some seconds, as with a server that does not answer, goes on in the background.
+    What takes longer than ``seconds``, as with a server that does not answer, goes on in the background.
     """
     state_dir = trusted(state_dir)
-    end_left(state_dir.glob("containers/[!.]*"), runtime.delete)
-    end_left(state_dir.glob("images/[!.]*"), lambda folder: _end_mounts(folder, state_dir))
-    end_left((state_dir / RUNS).glob("[!.]*"), lambda folder: _end_mounts(folder, state_dir))
+    end_left(state_dir.glob("containers/[!.]*"), runtime.delete, seconds)
+    for folders in ("images", RUNS):
+        end_left((state_dir / folders).glob("[!.]*"), lambda folder: _end_mounts(folder, state_dir), seconds)
 
 
-def end_left(folders: Iterable[Path], end: Callable[[Path], None]) -> None:
+def end_left(folders: Iterable[Path], end: Callable[[Path], None], seconds: float) -> None:
     """Have ``end`` empty each of the owned ``folders`` whose process was killed, all at once, and remove the folder.
     What goes wrong is a line in the log: it is no reason not to start what is to start now."""
 
@@ -226,7 +227,7 @@ def end_left(folders: Iterable[Path], end: Callable[[Path], None]) -> None:
             log.warning("cannot end what is left in %s: %s", folder, exc)
 
     threads = [threading.Thread(target=work, args=(folder,), name="sweep", daemon=True) for folder in folders]
-    until = time.monotonic() + _SWEEP_SECONDS
+    until = time.monotonic() + seconds
     for thread in threads:
         thread.start()
     for thread in threads:

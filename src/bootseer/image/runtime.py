@@ -177,9 +177,10 @@ class _Container:
             (self._bundle / "config.json").write_text(json.dumps(self._document))
             (self._bundle / "program").write_text(self._program)
             argv = [*_base(self._bundle, self._program), "delete", "--force", self._ident]
-            # It reads until this process ends, or says that all is well; a session of its own keeps signals away.
+            # It reads until this process ends, or says that all is well. A session of its own keeps signals away; it
+            # ignores those that somebody sends to every process.
             guard = subprocess.Popen(
-                ["sh", "-c", 'read -r word || exec "$@"', "guard", *argv],
+                ["sh", "-c", 'trap "" HUP INT QUIT TERM USR1 USR2; read -r word || exec "$@"', "guard", *argv],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

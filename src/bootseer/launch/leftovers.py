@@ -11,7 +11,7 @@ from pathlib import Path
 from bootseer import image, stripefs
 from bootseer.config import Config
 from bootseer.env import overlay
-from bootseer.image.mount import end_left, unmount_in
+from bootseer.image.mount import SWEEP_SECONDS, end_left, unmount_in
 from bootseer.image.owned import clear
 from bootseer.kernel import mount as mounts
 from bootseer.private import trusted
@@ -21,11 +21,11 @@ CHECKPOINT = "checkpoint"
 ROOTFS = "rootfs"
 
 
-def sweep(config: Config) -> None:
+def sweep(config: Config, seconds: float = SWEEP_SECONDS) -> None:
     """End what killed starts left: containers, mounts, and the servers behind these. See `image.sweep`."""
-    image.sweep(Path(config.state_dir))
+    image.sweep(Path(config.state_dir), seconds)
     starts = trusted(Path(config.cache_dir)) / STARTS
-    end_left(starts.glob("[!.]*"), lambda folder: _end(folder, config))
+    end_left(starts.glob("[!.]*"), lambda folder: _end(folder, config), seconds)
 
 
 def _end(folder: Path, config: Config) -> None:
