@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -143,3 +145,25 @@ def test_what_is_merged_into_the_configuration(tmp_path: Path) -> None:
         {"allow": True, "type": "c", "major": 1, "minor": 3, "access": "rw"}
     ]
     assert document["hooks"] == {"createContainer": [{"path": "/bin/true", "args": ["true", "x"]}]}
+
+
+def test_the_cgroup_is_asked(tmp_path: Path) -> None:
+    top = Path("/sys/fs/cgroup/devices")
+    if not (top / "cgroup.procs").exists():
+        pytest.skip("no device cgroup of version 1")
+    describe(tmp_path / "v.json", "v.com/gpu", {"0": nodes("/dev/zero"), "1": nodes("/dev/null")})
+    group = top / f"bootseer-test-{os.getpid()}"
+    group.mkdir()
+    try:
+        (group / "devices.deny").write_text("c 1:5 rwm")
+        code = (
+            "import os, sys; from pathlib import Path; from bootseer.image import cdi\n"
+            "Path(sys.argv[1], 'cgroup.procs').write_text(str(os.getpid()))\n"
+            "found = cdi.select('all', environ={}, folders=[Path(sys.argv[2])])\n"
+            "print(found.gpus, [node.path for edit in found.edits for node in edit.device_nodes])"
+        )
+        argv = [sys.executable, "-c", code, str(group), str(tmp_path)]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
+        assert done.stdout == "1 ['/dev/null']\n"
+    finally:
+        group.rmdir()

@@ -273,8 +273,9 @@ def _inventory(config: settings.Config) -> list[Item]:
 def _sweep(config: settings.Config, seconds: float = 10.0) -> None:
     """End what killed processes left. Only where starts are left are their parts imported."""
     from bootseer import image
+    from bootseer.image.mount import STARTS
 
-    if any(Path(config.cache_dir).glob("starts/[!.]*")):
+    if any(Path(config.cache_dir, STARTS).glob("[!.]*")):
         from bootseer.launch import leftovers
 
         leftovers.sweep(config, seconds)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from bootseer.image.mount import recorded
+from bootseer.image.mount import STARTS, recorded
 from bootseer.image.owned import adopted, is_owned
 from bootseer.private import trusted
 
@@ -33,7 +33,7 @@ def listing(state_dir: Path, cache_dir: Path) -> list[Item]:
     """Containers first, then starts, then mounts."""
     state_dir, cache_dir = trusted(state_dir), trusted(cache_dir)
     found = []
-    for kind, folders in (("container", state_dir / "containers"), ("start", cache_dir / "starts")):
+    for kind, folders in (("container", state_dir / "containers"), ("start", cache_dir / STARTS)):
         for folder in sorted(folders.glob("[!.]*")):
             if is_owned(folder):
                 state = STALE if _is_left(folder) else "running"

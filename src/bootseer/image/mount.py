@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 
 RUNS = "run"
 """The folder of ``state_dir`` with a folder for each command that runs in a container of its own image mount."""
+STARTS = "starts"
+"""The folder of ``cache_dir`` with a folder for each start of a job (`bootseer.launch`)."""
 SWEEP_SECONDS = 10.0
 """How long a start waits for the end of what is left."""
 
@@ -223,7 +225,7 @@ def end_left(folders: Iterable[Path], end: Callable[[Path], None], seconds: floa
                     log.warning("%s was left by a process that was killed", folder)
                     end(folder)
                     remove(folder)
-        except (BootseerError, OSError) as exc:
+        except (BootseerError, OSError, RecursionError) as exc:  # shutil.rmtree of a deep tree
             log.warning("cannot end what is left in %s: %s", folder, exc)
 
     threads = [threading.Thread(target=work, args=(folder,), name="sweep", daemon=True) for folder in folders]

@@ -11,12 +11,11 @@ from pathlib import Path
 from bootseer import image, stripefs
 from bootseer.config import Config
 from bootseer.env import overlay
-from bootseer.image.mount import SWEEP_SECONDS, end_left, unmount_in
+from bootseer.image.mount import STARTS, SWEEP_SECONDS, end_left, unmount_in
 from bootseer.image.owned import clear
 from bootseer.kernel import mount as mounts
 from bootseer.private import trusted
 
-STARTS = "starts"
 CHECKPOINT = "checkpoint"
 ROOTFS = "rootfs"
 

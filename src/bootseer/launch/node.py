@@ -21,12 +21,13 @@ from bootseer import env, image, oci
 from bootseer.config import Config
 from bootseer.errors import BootseerError, from_os_error
 from bootseer.image import cdi
+from bootseer.image.mount import STARTS
 from bootseer.image.owned import clear, owned_folder
 from bootseer.launch.checkpoint import CheckpointStage
 from bootseer.launch.container import Container
 from bootseer.launch.identity import Identity
 from bootseer.launch.job import EnvTable, Job
-from bootseer.launch.leftovers import CHECKPOINT, ROOTFS, STARTS, sweep
+from bootseer.launch.leftovers import CHECKPOINT, ROOTFS, sweep
 from bootseer.launch.ordinary import ContainerdRootfs
 from bootseer.launch.ready import ReadyWatch
 from bootseer.private import private_folder
