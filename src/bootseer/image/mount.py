@@ -208,15 +208,16 @@ def sweep(state_dir: Path, seconds: float = SWEEP_SECONDS) -> None:
 
     What takes longer than ``seconds``, as with a server that does not answer, goes on in the background.
     """
-    state_dir = trusted(state_dir)
-    end_left(state_dir.glob("containers/[!.]*"), runtime.delete, seconds)
+    state_dir, until = trusted(state_dir), time.monotonic() + seconds
+    end_left(state_dir.glob("containers/[!.]*"), runtime.delete, until)
     for folders in ("images", RUNS):
-        end_left((state_dir / folders).glob("[!.]*"), lambda folder: _end_mounts(folder, state_dir), seconds)
+        end_left((state_dir / folders).glob("[!.]*"), lambda folder: _end_mounts(folder, state_dir), until)
 
 
-def end_left(folders: Iterable[Path], end: Callable[[Path], None], seconds: float) -> None:
+def end_left(folders: Iterable[Path], end: Callable[[Path], None], until: float) -> None:
     """Have ``end`` empty each of the owned ``folders`` whose process was killed, all at once, and remove the folder.
-    What goes wrong is a line in the log: it is no reason not to start what is to start now."""
+    What goes wrong is a line in the log: it is no reason not to start what is to start now. What has not ended at
+    ``until`` (`time.monotonic`) goes on in the background."""
 
     def work(folder: Path) -> None:
         try:
@@ -229,7 +230,6 @@ def end_left(folders: Iterable[Path], end: Callable[[Path], None], seconds: floa
             log.warning("cannot end what is left in %s: %s", folder, exc)
 
     threads = [threading.Thread(target=work, args=(folder,), name="sweep", daemon=True) for folder in folders]
-    until = time.monotonic() + seconds
     for thread in threads:
         thread.start()
     for thread in threads:

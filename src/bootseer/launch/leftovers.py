@@ -6,6 +6,7 @@ environments whose targets are in folders of the host, which the next start with
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from bootseer import image, stripefs
@@ -22,9 +23,10 @@ ROOTFS = "rootfs"
 
 def sweep(config: Config, seconds: float = SWEEP_SECONDS) -> None:
     """End what killed starts left: containers, mounts, and the servers behind these. See `image.sweep`."""
+    until = time.monotonic() + seconds
     image.sweep(Path(config.state_dir), seconds)
     starts = trusted(Path(config.cache_dir)) / STARTS
-    end_left(starts.glob("[!.]*"), lambda folder: _end(folder, config), seconds)
+    end_left(starts.glob("[!.]*"), lambda folder: _end(folder, config), until)
 
 
 def _end(folder: Path, config: Config) -> None:
