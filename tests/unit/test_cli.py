@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from bootseer.cli.main import assemble
-
 from bootseer.cli import main
+from bootseer.cli.main import assemble
 from bootseer.errors import DataError
 
 CLI = [sys.executable, "-m", "bootseer.cli.main"]
