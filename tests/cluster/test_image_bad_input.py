@@ -183,8 +183,8 @@ def test_without_fuse(environ: dict[str, str], ref: str, tmp_path: Path) -> None
 
 def test_arguments_that_make_no_sense(environ: dict[str, str], ref: str, tmp_path: Path) -> None:
     image.convert(ref, environ["BOOTSEER_STORE"], work_dir=tmp_path / "work")
-    assert "bad volume" in fails(78, environ, "image", "run", ref, "-v", "x", "--", "true")
-    assert "no file or folder /nowhere" in fails(66, environ, "image", "run", ref, "-v", "/nowhere:/x", "--", "true")
+    assert "bad volume" in fails(78, environ, "image", "run", "-v", "x", ref, "true")
+    assert "no file or folder /nowhere" in fails(66, environ, "image", "run", "-v", "/nowhere:/x", ref, "true")
     assert "no image is mounted on" in fails(66, environ, "image", "unmount", "/nowhere")
     assert "the image names no command" in fails(78, environ, "image", "run", ref)
     assert "cannot run nothing in the container" in fails(66, environ, "image", "run", ref, "--", "nothing")

@@ -179,7 +179,7 @@ def test_an_interrupted_conversion_is_cleaned_up(tmp_path: Path, config: setting
     assert list((tmp_path / "work").iterdir()) == []
 
 
-@pytest.mark.parametrize("point", ["image.mount.before-overlay", "image.mount.before-record"])
+@pytest.mark.parametrize("point", ["image.mount.before-overlay", "image.mount.before-release"])
 def test_a_failed_mount_leaves_nothing(
     tmp_path: Path, config: settings.Config, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:

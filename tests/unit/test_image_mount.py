@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from bootseer import image, oci
+from bootseer.blocks import tree
 from bootseer.config import Config
 from bootseer.errors import NotFoundError, PrivilegeError
+from bootseer.image.mount import MountRecord
 
 _REF = "registry.example/x:v1"
 
@@ -43,3 +48,54 @@ def test_an_image_that_is_not_converted_waits_for_no_registry(tmp_path: Path, mo
     monkeypatch.setattr(sys.modules[image.mount.__module__], "resolve", resolve)
     with pytest.raises(NotFoundError, match="not converted"):
         start(tmp_path)
+
+
+def left(state: Path, name: str) -> Path:
+    """What a killed ``image run`` leaves: its folder, and the record of the mount in it."""
+    folder, ident = state / "run" / name, f"id-{name}"
+    for path in (folder / "rootfs", state / "images" / ident):
+        path.mkdir(parents=True, mode=0o700)
+    (folder / "lock").touch()
+    record = MountRecord(
+        id=ident, target=str(folder / "rootfs"), reference=_REF, image="sha256:0", tree=f"{name:0>64}",
+        lower=str(state / "images" / ident / "lower"), overlay="", boot="", config=oci.ImageConfig(
+            architecture="", os="linux", rootfs=oci.RootFS(diff_ids=())),
+    )  # fmt: skip
+    (state / "images" / ident / "mount.json").write_bytes(msgspec.json.encode(record))
+    return folder
+
+
+def test_a_server_that_is_stuck_does_not_keep_others_from_being_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [left(tmp_path, name) for name in ("aaa", "bbb", "ccc")]
+    answer, ended = threading.Event(), set()
+
+    def unmount(self: image.ImageMount) -> None:
+        if len(ended) + len(asked) == 0:
+            asked.append(self)
+            answer.wait(60)
+        ended.add(self.rootfs.parent)
+
+    asked: list[image.ImageMount] = []
+    monkeypatch.setattr(image.ImageMount, "unmount", unmount)
+    sweeping = threading.Thread(target=image.sweep, args=(tmp_path,))
+    sweeping.start()
+    end = time.monotonic() + 30
+    while sum(folder.exists() for folder in folders) > 1:
+        assert time.monotonic() < end, "the others wait for the one that is stuck"
+        time.sleep(0.01)
+    answer.set()
+    sweeping.join(60)
+    assert ended == set(folders)
+
+
+def test_the_servers_of_other_images_are_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left(tmp_path, "aaa")
+    asked: list[str] = []
+    monkeypatch.setattr(tree.client, "ask", lambda folder, *_, **__: asked.append(folder.name))
+    for name in ("a" * 16, "b" * 16, f"{'aaa':0>64}"[:16]):
+        (tmp_path / "trees" / name).mkdir(parents=True)
+    (mounted,) = image.mounts(tmp_path)
+    mounted.status()
+    assert asked == [f"{'aaa':0>64}"[:16]]

@@ -75,16 +75,46 @@ def test_start_up_end():
     assert not report.complete
     assert report.elapsed_seconds >= 44
 
+    still = start(3)
+    still.span("n3", "image", 0, 10)
+    still.span("n3", "env", 10, None)
+    assert analyse(still.log()).startup_seconds is None
+    still.span("n4", "init", 30, None)  # nobody says that it emits its first step
+    still.events = [event for event in still.events if event["node"] != "n3"]
+    assert analyse(still.log()).startup_seconds == near(35)
+
+
+@pytest.mark.parametrize("ahead", [30, -30])
+def test_clocks_that_differ(ahead):
+    def report(stage, wrong=None, late=0):
+        s = StartUp()
+        s.ahead = {wrong: ahead}
+        for i in range(3):
+            s.span(f"n{i}", "image", 0, 10 + i + late * (i == 2))
+            s.span(f"n{i}", stage, 10 + i + late * (i == 2), 14 + late * (stage == "dist_init" or i == 2), rank=i)
+            if stage != "first_step":
+                s.span(f"n{i}", "first_step", 14 + late, 15 + late, rank=i)
+        return analyse(s.log())
+
+    for stage in ("dist_init", "first_step"):
+        right, found = report(stage), report(stage, "n1")
+        assert found.startup_seconds == near(right.startup_seconds, abs=0.001)
+        assert [node.wait for node in found.nodes] == [near(node.wait, abs=0.001) for node in right.nodes]
+        assert (right.problems.clocks_ahead, found.problems.clocks_ahead) == ({}, {"n1": near(ahead)})
+    # A node that is late, and for which nobody waits, has no wrong clock.
+    assert report("first_step", late=30).problems.clocks_ahead == {}
+    assert report("first_step", late=30).startup_seconds == near(44)
+
 
 def test_identity():
     first, second = start(zero=0), start(cycle=1, zero=1000)
     other = start(1, job="other", zero=5000)
     log = events.parse(first.lines() + second.lines() + other.lines())
-    assert log.identities() == [("job", 0, 0), ("job", 0, 1), ("other", 0, 0)]
+    assert log.identities() == [("job", "0", 0), ("job", "0", 1), ("other", "0", 0)]
     assert analyse(log).job == "other"
     assert all(report.startup_seconds == near(35) for report in every(log))
     with pytest.raises(NotFoundError, match="attempt 7"):
-        analyse(log, ("job", 7, 0))
+        analyse(log, ("job", "7", 0))
 
 
 def test_hot_restart():

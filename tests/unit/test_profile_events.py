@@ -23,9 +23,11 @@ def one():
     return s
 
 
-def test_golden_files_of_format_1():
-    log = read(GOLDEN / "v1.jsonl")
-    expected = json.loads((GOLDEN / "v1.expected.json").read_text())
+@pytest.mark.parametrize(("version", "attempts"), [(1, {"1"}), (2, {"48211.0.1"})])
+def test_golden_files(version, attempts):
+    log = read(GOLDEN / f"v{version}.jsonl")
+    assert {span.attempt for span in log.spans if span.begin} == attempts
+    expected = json.loads((GOLDEN / "v1.expected.json").read_text())  # they say the same
     counts = {name: getattr(log, name) for name in expected["counts"]}
     assert counts == expected["counts"]
     found = [
@@ -85,9 +87,16 @@ def test_a_line_without_end_does_not_fill_the_memory(tmp_path):
 
 
 def test_newer_events_are_counted_and_left_out():
-    line = one().lines()[0].replace(b'"bootseer":1', b'"bootseer":2')
+    line = one().lines()[0].replace(b'"bootseer":2', b'"bootseer":3')
     log = parse([line, *one().lines()])
     assert (log.newer, log.events) == (1, 4)
+
+
+def test_an_attempt_that_began_later_is_later_whatever_its_name():
+    first, second = StartUp(attempt="9.0.0"), StartUp(attempt="10.0.0", zero=100)
+    first.span("n0", "env", 0, None)
+    second.span("n0", "image", 0, None)
+    assert [span.state.value for span in parse(first.lines() + second.lines()).spans] == ["LOST", "OPEN"]
 
 
 def test_unknown_keys_are_ignored():

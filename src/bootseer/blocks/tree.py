@@ -42,6 +42,7 @@ __all__ = [
     "attach",
     "extract",
     "mount",
+    "mounted",
     "prefetch",
     "publish",
 ]
@@ -124,9 +125,8 @@ def mount(
     """
     settings = config or Config()
     state_dir, cache_dir = private_folder(state_dir), private_folder(cache_dir)
-    target = Path(mounts.real(target))
-    id = digest[:16]
-    folder = state_dir / "trees" / id
+    made = mounted(target, digest, state_dir)
+    target, id, folder = made.target, made.id, made._folder
     with ThreadPoolExecutor(1) as beside:
         store = store or open_store(store_url)
         tree = localize_manifest(store, digest, cache_dir)
@@ -159,13 +159,19 @@ def mount(
                     mounts.mount_erofs(tree.meta, data if tree.manifest.data_size else None, target, direct=lazy)
             except BaseException as exc:
                 try:
-                    TreeMount(target, id, digest, folder)._leave(_EXIT_SECONDS)
+                    made._leave(_EXIT_SECONDS)
                 except BootseerError as more:
                     log.warning("%s", more)
                 if isinstance(exc, OSError):
                     raise from_os_error(exc, f"mount tree {id} on {target}") from exc
                 raise
-    return TreeMount(target, id, digest, folder)
+    return made
+
+
+def mounted(target: str | Path, digest: str, state_dir: Path) -> TreeMount:
+    """The tree ``digest`` on ``target``, where `mount` has put it, or had begun to. Its server is not asked."""
+    id = digest[:16]
+    return TreeMount(Path(mounts.real(target)), id, digest, state_dir / "trees" / id)
 
 
 def attach(what: str | Path, state_dir: Path) -> TreeMount:

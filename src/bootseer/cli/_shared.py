@@ -32,6 +32,8 @@ RequireSignature = Annotated[
     bool, typer.Option("--require-signature", help="Refuse the image when no key is named to verify it with")
 ]
 JobName = Annotated[str, typer.Option("--job", metavar="NAME", help="Whose earlier starts to prefetch by")]
+COMMAND_LAST = {"allow_interspersed_args": False}
+"""For verbs that run a command: from its first word on, all options are its own."""
 
 
 class Bars:

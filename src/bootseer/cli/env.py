@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bootseer.cli._shared import AsJson, StoreUrl, print_json, print_table
+from bootseer.cli._shared import COMMAND_LAST, AsJson, StoreUrl, print_json, print_table
 from bootseer.units import size_text
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ Salt = Annotated[str, typer.Option(help="Any text; another salt is another key")
 MaxAge = Annotated[str, typer.Option(help="Do not use older snapshots, e.g. 7d; for unpinned requirements")]
 Restore = Annotated[str, typer.Option(help="auto, mount or unpack")]
 Python = Annotated[str, typer.Option(help="Interpreter the environment is for; else python3 on PATH")]
-Command = Annotated[list[str], typer.Argument(help="The command, after --")]
+Command = Annotated[list[str], typer.Argument(metavar="CMD...", help="The command, after all options")]
 Key = Annotated[str, typer.Argument(help="Key, or its first digits")]
 
 
-@app.command()
+@app.command(context_settings=COMMAND_LAST)
 def run(
     command: Command,
     target: Targets,
@@ -55,7 +55,7 @@ def run(
     raise typer.Exit(result.exit_code)
 
 
-@app.command()
+@app.command(context_settings=COMMAND_LAST)
 def explain(
     command: Command,
     target: Targets,

@@ -13,6 +13,7 @@ import typer
 from bootseer import config as settings
 from bootseer.cli import image_cache, image_look, image_profile
 from bootseer.cli._shared import (
+    COMMAND_LAST,
     AsJson,
     Bars,
     JobName,
@@ -24,6 +25,7 @@ from bootseer.cli._shared import (
     count_text,
     one_line,
     print_json,
+    print_table,
 )
 from bootseer.errors import BootseerError, ConfigError, NotFoundError, PrivilegeError
 from bootseer.private import private_folder
@@ -32,6 +34,7 @@ from bootseer.units import size_text
 if TYPE_CHECKING:
     from bootseer.blocks.tree import TreeStatus
     from bootseer.image import ImageMount
+    from bootseer.image.inventory import Item
     from bootseer.image.runtime import Bind
 
 app = typer.Typer(no_args_is_help=True, help="Container images that start before they have arrived")
@@ -105,6 +108,7 @@ def mount(
     from bootseer import image
 
     config = settings.load().trusting(verify_key, require_signature)
+    _sweep(config)
     mounted = image.mount(
         ref,
         target,
@@ -129,13 +133,15 @@ def unmount(target: Annotated[str, typer.Argument(metavar="DIR", help="Mount poi
     image.unmount(target, settings.load().state_dir)
 
 
-@app.command()
+@app.command(context_settings=COMMAND_LAST)
 def run(
     ref: Ref,
-    command: Annotated[list[str] | None, typer.Argument(metavar="-- CMD...", help="Default: the image's own")] = None,
+    command: Annotated[list[str] | None, typer.Argument(metavar="[CMD]...", help="Default: the image's own")] = None,
     job: JobName = "",
     env: Annotated[list[str] | None, typer.Option("--env", "-e", metavar="K[=V]", help="Set a variable")] = None,
     volume: Annotated[list[str] | None, typer.Option("--volume", "-v", metavar="SRC:DST[:ro]")] = None,
+    gpus: Annotated[str, typer.Option(metavar="all|NAMES", help="GPUs by CDI: all this job may use, or 0,1,...")] = "",
+    device: Annotated[list[str] | None, typer.Option("--device", metavar="VENDOR/CLASS=NAME", help="By CDI")] = None,
     cwd: Annotated[str, typer.Option("--workdir", "-w", help="Folder in the container to start in")] = "",
     network: Annotated[str, typer.Option(help="host: the caller's; none")] = "host",
     runtime: Annotated[str, typer.Option(help="runc or crun (default: the first that works)")] = "",
@@ -149,10 +155,14 @@ def run(
     require_signature: RequireSignature = False,
     plain_http: PlainHttp = None,
 ) -> None:
-    """Run a command in a container of a converted image and exit with its exit code."""
+    """Run a command in a container of a converted image and exit with its exit code.
+
+    Options go before REF: what follows it is the command.
+    """
     import logging
 
     from bootseer import image
+    from bootseer.image import cdi
     from bootseer.image.mount import RUNS
     from bootseer.image.owned import owned_folder
 
@@ -161,10 +171,12 @@ def run(
     config = settings.load().trusting(verify_key, require_signature)
     variables = dict(_variable(item) for item in env or [])
     binds = [_bind(item) for item in volume or []]
+    wanted = None if not gpus else "all" if gpus == "all" else [name for name in gpus.split(",") if name]
+    devices = cdi.select(wanted, device or [])
     began = time.monotonic()
     state = Path(config.state_dir)
     with contextlib.ExitStack() as undo:
-        image.sweep(state)
+        _sweep(config)
         folder = undo.enter_context(owned_folder(private_folder(state, sub=RUNS), "rootfs-"))
         undo.callback(_remove, folder / "rootfs")
         mounted = image.mount(
@@ -181,12 +193,13 @@ def run(
         code = image.runtime.run(
             mounted.rootfs,
             mounted.config,
-            command or [],
+            command[1:] if command and command[0] == "--" else command or [],
             env=variables,
             mounts=binds,
             cwd=cwd,
             runtime=runtime or None,
             network=network,
+            devices=devices,
             stop_grace=stop_grace,
             state_dir=state,
         )
@@ -215,6 +228,59 @@ def status(
         typer.echo(f"{mounted.rootfs}: {one_line(mounted.record.reference)} ({mounted.digest[7:19]})")
         for line in _status_lines(mounted.status()):
             typer.echo(f"  {line}")
+
+
+@app.command()
+def ps(as_json: AsJson = False) -> None:
+    """List containers, starts and mounted images; `stale` is what killed processes left.
+
+    The next start ends what is stale, or `bootseer image rm --stale`.
+    """
+    found = _inventory(settings.load())
+    if as_json:
+        print_json(found)
+        return
+    columns = ("kind", "id", "state", "image or command", "folder")
+    print_table("", columns, [(x.kind, x.id, x.state, x.what, x.folder) for x in found], left=columns)
+
+
+@app.command()
+def rm(
+    stale: Annotated[bool, typer.Option("--stale", help="What killed processes left: all that this removes")] = False,
+) -> None:
+    """End and remove the containers, starts and mounts that killed processes left on this node."""
+    from bootseer.image.inventory import STALE
+
+    if not stale:
+        raise ConfigError("nothing is named to remove", hint="say --stale; bootseer image unmount DIR for a mount")
+    config = settings.load()
+    before = [item for item in _inventory(config) if item.state == STALE]
+    _sweep(config, 120.0)
+    left = {item.id for item in _inventory(config) if item.state == STALE}
+    for item in before:
+        if item.id not in left:
+            typer.echo(f"ended {item.kind} {item.id}: {item.folder}")
+    if left:
+        raise BootseerError(f"{count_text(len(left), 'item is', 'items are')} still stale", hint="run it again later")
+
+
+def _inventory(config: settings.Config) -> list[Item]:
+    from bootseer.image import inventory
+
+    return inventory.listing(Path(config.state_dir), Path(config.cache_dir))
+
+
+def _sweep(config: settings.Config, seconds: float = 10.0) -> None:
+    """End what killed processes left. Only where starts are left are their parts imported."""
+    from bootseer import image
+    from bootseer.image.mount import STARTS
+
+    if any(Path(config.cache_dir, STARTS).glob("[!.]*")):
+        from bootseer.launch import leftovers
+
+        leftovers.sweep(config, seconds)
+    else:
+        image.sweep(Path(config.state_dir), seconds)
 
 
 def _remove(folder: Path) -> None:

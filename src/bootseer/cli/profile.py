@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bootseer.cli._shared import print_json
+from bootseer.cli._shared import COMMAND_LAST, print_json
 from bootseer.errors import ConfigError, from_os_error
 
 if TYPE_CHECKING:
-    from bootseer.profile.events import EventLog
+    from bootseer.profile.events import EventLog, Identity
 
 app = typer.Typer(no_args_is_help=True, help="Where a start-up's time went")
 
@@ -21,7 +21,7 @@ Events = Annotated[
     list[Path] | None, typer.Argument(help="Event files, or folders of *.jsonl; default: $BOOTSEER_EVENTS")
 ]
 JobName = Annotated[str | None, typer.Option("--job", help="This job; default: the one that began last")]
-Attempt = Annotated[int | None, typer.Option("--attempt", help="This attempt; default: the last")]
+Attempt = Annotated[str | None, typer.Option("--attempt", help="This attempt; default: the last")]
 Cycle = Annotated[int | None, typer.Option("--cycle", help="This cycle; default: the last")]
 
 
@@ -61,9 +61,9 @@ def show(
         console.print(Text("stragglers in more than one: " + ", ".join(f"{node} ({n})" for node, n in offenders)))
 
 
-@app.command(context_settings={"allow_interspersed_args": False})
+@app.command(context_settings=COMMAND_LAST)
 def wrap(
-    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND [ARG]...", help="What to run")],
+    command: Annotated[list[str], typer.Argument(metavar="CMD...", help="The command, after all options")],
     stage: Annotated[str, typer.Option("--stage", help="Stage this command is, for example env")],
     attr: Annotated[list[str] | None, typer.Option("--attr", help="NAME=VALUE, kept with the span")] = None,
     events: Annotated[Path | None, typer.Option("--events", help="Events file; default: $BOOTSEER_EVENTS")] = None,
@@ -123,9 +123,7 @@ def _read(paths: list[Path] | None) -> EventLog:
     return event_files.read(paths)
 
 
-def _choose(
-    log: EventLog, job: str | None, attempt: int | None, cycle: int | None, every: bool
-) -> list[tuple[str, int, int]]:
+def _choose(log: EventLog, job: str | None, attempt: str | None, cycle: int | None, every: bool) -> list[Identity]:
     from bootseer.errors import NotFoundError
     from bootseer.profile import events as event_files
 

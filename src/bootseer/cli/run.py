@@ -34,8 +34,9 @@ def run(
 ) -> None:
     """Start a job on this node: image, environment, initialisation, then its training command.
 
-    The exit code is the training command's, or the set-up command's when that failed. The node's number and the
-    attempt come from Slurm, torchrun, Kubernetes or BOOTSEER_NODE_RANK and BOOTSEER_ATTEMPT.
+    The exit code is the training command's, or the set-up command's when that failed. The node's number, how
+    many nodes there are and the attempt come from Slurm, torchrun, Kubernetes or BOOTSEER_NODE_RANK, BOOTSEER_NODES
+    and BOOTSEER_ATTEMPT.
     """
     import msgspec
 

@@ -100,6 +100,7 @@ def run(
         "BOOTSEER_JOB": f"demo-{variant}",
         "BOOTSEER_NODE": node.name,
         "BOOTSEER_ATTEMPT": "0",
+        "BOOTSEER_NODES": "1",
         "BOOTSEER_STORE": site.store,
         "BOOTSEER_CACHE_DIR": str(cache or work / f"cache-{variant}"),
         "BOOTSEER_STATE_DIR": str(work / f"state-{variant}"),

@@ -23,7 +23,7 @@ from bootseer.env import quarantine, scan
 from bootseer.env.manifest import SnapshotManifest
 from bootseer.env.publication import Publication
 from bootseer.env.spec import Target
-from bootseer.errors import BootseerError, NotFoundError, from_os_error
+from bootseer.errors import BootseerError, from_os_error
 from bootseer.kernel import mount as mounts
 from bootseer.private import private_folder, trusted
 
@@ -193,11 +193,14 @@ class Group:
         lower = [captured] if scan.is_empty(host) else [captured, host]
         mounts.mount_overlay(lower, host, upper=upper, work=work, options=_OPTIONS)
 
+    def _tree(self) -> tree.TreeMount:
+        return tree.mounted(self.tree_point, self.record.tree, self._state_dir)
+
     def _tree_status(self) -> tree.TreeStatus | None:
         if not self.record.tree:
             return None
         try:
-            return tree.attach(self.tree_point, self._state_dir).status()
+            return self._tree().status()
         except BootseerError as exc:
             log.info("the tree of snapshot %s is not served: %s", self.record.key[:12], exc)
             return None
@@ -222,10 +225,7 @@ class Group:
             if _is_ours(target.host) and _detach(target.host):
                 in_use = f"{target.host} is in use"
         if self.record.tree:
-            with contextlib.suppress(NotFoundError):
-                tree.attach(self.tree_point, self._state_dir).unmount()
-        if mounts.is_mounted(self.tree_point):  # its server is gone without it
-            _detach(self.tree_point)
+            self._tree().unmount()
         if in_use:
             log.warning("%s is left until the next boot: %s", self.area, in_use)
             # The targets are not ours any more: nothing else says that the area is not free.

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from bootseer import oci
 from bootseer.errors import ConfigError, NotFoundError
+from bootseer.image.cdi import Selection
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -39,7 +40,7 @@ def command_of(config: oci.ImageConfig, argv: Sequence[str]) -> list[str]:
     inner = config.config or oci.ContainerConfig()
     args = [*(inner.entrypoint or ()), *(argv or inner.cmd or ())]
     if not args:
-        raise ConfigError("the image names no command", hint="give one after --")
+        raise ConfigError("the image names no command", hint="give one after the image")
     return args
 
 
@@ -52,12 +53,14 @@ def spec(
     mounts: Sequence[Bind],
     cwd: str,
     network: str,
+    chosen: Selection | None = None,
     dev: Path = Path("/dev"),
 ) -> dict[str, Any]:
     """The content of ``config.json``. ``network``: ``host`` (the caller's namespace) or ``none``.
 
     The GPU and RDMA devices in ``dev`` that this process may use are shown in the container; libraries of their drivers
-    are not. The container may use these, device nodes among ``mounts``, and what runtimes allow every container.
+    are not. Where GPUs are ``chosen`` these are shown instead, with what their vendor says that they need. The
+    container may use these, device nodes among ``mounts``, and what runtimes allow every container.
 
     No limits are set: no cgroup limits, no rlimits, no OOM score, so that no further capability is needed.
     """
@@ -67,9 +70,9 @@ def spec(
     environ = dict(item.partition("=")[::2] for item in inner.env or ())
     environ = {"PATH": DEFAULT_PATH, **environ, **env}
     namespaces = [{"type": "pid"}, {"type": "mount"}, *([{"type": "network"}] if network == "none" else [])]
-    shown = [*devices(dev), *mounts]
+    shown = [*devices(dev, gpus=chosen is None or chosen.gpus is None), *mounts]
     held = [name for name, bit in _CAPABILITIES.items() if _bounding() >> bit & 1]
-    return {
+    document = {
         "ociVersion": "1.0.2",
         "process": {
             "terminal": False,
@@ -93,6 +96,9 @@ def spec(
             "readonlyPaths": ["/proc/sys", "/proc/sysrq-trigger"],
         },
     }
+    if chosen is not None:
+        chosen.apply(document)
+    return document
 
 
 def check_command(document: dict[str, Any]) -> None:
@@ -113,7 +119,8 @@ def check_command(document: dict[str, Any]) -> None:
             return
         except OSError:
             continue
-    raise NotFoundError(f"cannot run {name} in the container: the image has no such file", hint="check the command")
+    hint = "options of bootseer go before the image" if name.startswith("-") else "check the command"
+    raise NotFoundError(f"cannot run {name} in the container: the image has no such file", hint=hint)
 
 
 def _open_inside(rootfs: Path, path: bytes, flags: int) -> int:
@@ -156,10 +163,11 @@ def _name_service_mounts() -> list[dict[str, Any]]:
     return [_bind(Bind(os.path.realpath(path), path, readonly=True)) for path in paths if os.path.isfile(path)]
 
 
-def devices(dev: Path = Path("/dev")) -> list[Bind]:
-    """Binds for the device nodes of GPUs and RDMA cards in ``dev`` that the cgroup of this process allows; none on a
-    host without them. access(2) asks the cgroup, too, and does not wake the device up as open(2) would."""
-    found = [*dev.glob("nvidia*"), *dev.glob("nvidia*/*"), *dev.glob("infiniband/*")]
+def devices(dev: Path = Path("/dev"), *, gpus: bool = True) -> list[Bind]:
+    """Binds for the device nodes of RDMA cards, and of ``gpus``, in ``dev`` that the cgroup of this process allows;
+    none on a host without them. access(2) asks the cgroup, too, and does not wake the device up as open(2) would."""
+    found = [path for pattern in ("nvidia*", "nvidia*/*") if gpus for path in dev.glob(pattern)]
+    found += dev.glob("infiniband/*")
     nodes = sorted(path for path in found if not path.is_dir() and not path.is_symlink())
     nodes = [path for path in nodes if os.access(path, os.R_OK | os.W_OK)]
     return [Bind(str(path), f"/dev/{path.relative_to(dev)}") for path in nodes]

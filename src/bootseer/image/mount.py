@@ -1,8 +1,10 @@
 """Mounted images: the lazy tree of a converted image, under an overlay when it is to be writable.
 
 State, one record per mount: ``<state_dir>/images/<id>/mount.json`` beside ``lower/``, the mount point of the tree below
-an overlay. The overlay's ``upper`` and ``work`` are in ``<cache_dir>/overlays/<id>/`` (disk, not memory), deleted by
-`ImageMount.unmount`. Folders of an earlier boot are removed when an image is mounted.
+an overlay. It is written before anything is mounted; until all is, the folder is an owned one (`owned_folder`), so that
+`sweep` ends what a process that was killed had begun. The overlay's ``upper`` and ``work`` are in
+``<cache_dir>/overlays/<id>/`` (disk, not memory), deleted by `ImageMount.unmount`. Folders of an earlier boot are
+removed when an image is mounted.
 """
 
 from __future__ import annotations
@@ -11,8 +13,9 @@ import contextlib
 import logging
 import os
 import shutil
-import uuid
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -23,7 +26,7 @@ from bootseer.blocks import tree
 from bootseer.errors import BootseerError, ConfigError, NotFoundError, PrivilegeError, from_os_error
 from bootseer.image import runtime
 from bootseer.image.convert import resolve
-from bootseer.image.owned import adopted, clear, remove
+from bootseer.image.owned import adopted, clear, is_owned, owned_folder, release, remove
 from bootseer.kernel import mount as mounts
 from bootseer.private import enterable, private_folder, trusted
 from bootseer.store import open_store
@@ -33,6 +36,10 @@ log = logging.getLogger(__name__)
 
 RUNS = "run"
 """The folder of ``state_dir`` with a folder for each command that runs in a container of its own image mount."""
+STARTS = "starts"
+"""The folder of ``cache_dir`` with a folder for each start of a job (`bootseer.launch`)."""
+SWEEP_SECONDS = 10.0
+"""How long a start waits for the end of what is left."""
 
 
 class MountRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +70,7 @@ class ImageMount:
         self._state_dir = state_dir
 
     def status(self) -> tree.TreeStatus:
-        """Counters of the block server. Raises `UnavailableError` or `NotFoundError` when it is gone."""
+        """Counters of the block server. Raises `UnavailableError` when it is gone."""
         return self._tree().status()
 
     def ready(self) -> None:
@@ -76,20 +83,13 @@ class ImageMount:
         Raises `BootseerError` when the target is in use, `UnavailableError` when the block server lives but does not
         answer; then everything stays.
         """
-        try:
-            served = self._tree()
-        except NotFoundError:
-            served = None
         if self.record.overlay and mounts.is_mounted(self.rootfs):
             mounts.unmount(self.rootfs)
-        if served is not None:
-            served.unmount()
-        elif mounts.is_mounted(self.record.lower):  # its server is gone without it
-            mounts.unmount(self.record.lower, lazy=True)
+        self._tree().unmount()
         _forget(self.record, self._state_dir)
 
     def _tree(self) -> tree.TreeMount:
-        return tree.attach(self.record.lower, self._state_dir)
+        return tree.mounted(self.record.lower, self.record.tree, self._state_dir)
 
 
 def mount(
@@ -129,24 +129,22 @@ def mount(
             hint="mount it in a folder that only root can enter (chmod 700)",
         )
     _sweep(cache_dir)
-    ident = uuid.uuid4().hex[:12]
-    folder = state_dir / "images" / ident
-    overlay = cache_dir / "overlays" / ident
-    entry = MountRecord(
-        id=ident,
-        target=str(target),
-        reference=str(ref),
-        image=record.image,
-        tree=record.tree,
-        lower=str(folder / "lower" if writable else target),
-        overlay=str(overlay) if writable else "",
-        boot=_boot_id(),
-        config=record.config,
-    )
-    with contextlib.ExitStack() as undo:
+    with owned_folder(private_folder(state_dir, sub="images")) as folder, contextlib.ExitStack() as undo:
+        overlay = cache_dir / "overlays" / folder.name
+        entry = MountRecord(
+            id=folder.name,
+            target=str(target),
+            reference=str(ref),
+            image=record.image,
+            tree=record.tree,
+            lower=str(folder / "lower" if writable else target),
+            overlay=str(overlay) if writable else "",
+            boot=_boot_id(),
+            config=record.config,
+        )
         try:
-            private_folder(state_dir, sub=f"images/{ident}")
             undo.callback(_forget, entry, state_dir)
+            _write_record(folder, entry)
             made = not target.exists()
             target.mkdir(parents=True, exist_ok=True)
             if made:
@@ -165,11 +163,11 @@ def mount(
             undo.callback(mounted.unmount)
             faults.point("image.mount.before-overlay")
             if writable:
-                private_folder(cache_dir, sub=f"overlays/{ident}")
+                private_folder(cache_dir, sub=f"overlays/{entry.id}")
                 _mount_overlay(entry, target, privileged)
                 undo.callback(mounts.unmount, target)
-            faults.point("image.mount.before-record")
-            _write_record(folder, entry)
+            faults.point("image.mount.before-release")
+            release(folder)
         except OSError as exc:
             raise from_os_error(exc, f"mount {ref} on {target}") from exc
         undo.pop_all()
@@ -186,37 +184,70 @@ def attach(target: Path | str, state_dir: Path) -> ImageMount:
 
 
 def listing(state_dir: Path) -> list[ImageMount]:
-    """The images mounted by this ``state_dir``, by target."""
+    """The images mounted by this ``state_dir``, by target; not those that are being mounted, or were when their process
+    was killed."""
+    return [found for found in recorded(state_dir) if not is_owned(Path(state_dir, "images", found.record.id))]
+
+
+def recorded(state_dir: Path) -> list[ImageMount]:
+    """All that have a record, by target."""
     found = []
     state_dir = trusted(Path(state_dir))
     for path in sorted(state_dir.glob("images/*/mount.json")):
         try:
             found.append(ImageMount(msgspec.json.decode(path.read_bytes(), type=MountRecord), state_dir))
+        except FileNotFoundError:
+            continue  # unmounted just now
         except (OSError, msgspec.DecodeError) as exc:
             log.warning("ignoring the mount record %s: %s", path, exc)
     return sorted(found, key=lambda item: item.record.target)
 
 
-def sweep(state_dir: Path) -> None:
-    """End what killed launchers of containers left: the containers, the mounts of their images, the block servers."""
-    state_dir = trusted(state_dir)
-    runtime.sweep(state_dir)
-    for folder in (state_dir / RUNS).glob("[!.]*"):
-        with adopted(folder) as ours:
-            if not ours:
-                continue
-            for found in listing(state_dir):
-                if found.rootfs.parent == folder:
-                    log.warning("%s was left mounted by a process that was killed", found.rootfs)
-                    try:
-                        found.unmount()
-                    except BootseerError as exc:  # that is no reason not to start what is to start now
-                        log.warning("%s", exc)
-            if mounts.below(folder):
-                log.warning("%s is left: something is still mounted there", folder)
-            else:
-                clear(folder)
-                remove(folder)
+def sweep(state_dir: Path, seconds: float = SWEEP_SECONDS) -> None:
+    """End what killed launchers of containers left: the containers, the mounts of their images, the block servers.
+
+    What takes longer than ``seconds``, as with a server that does not answer, goes on in the background.
+    """
+    state_dir, until = trusted(state_dir), time.monotonic() + seconds
+    end_left(state_dir.glob("containers/[!.]*"), runtime.delete, until)
+    for folders in ("images", RUNS):
+        end_left((state_dir / folders).glob("[!.]*"), lambda folder: _end_mounts(folder, state_dir), until)
+
+
+def end_left(folders: Iterable[Path], end: Callable[[Path], None], until: float) -> None:
+    """Have ``end`` empty each of the owned ``folders`` whose process was killed, all at once, and remove the folder.
+    What goes wrong is a line in the log: it is no reason not to start what is to start now. What has not ended at
+    ``until`` (`time.monotonic`) goes on in the background."""
+
+    def work(folder: Path) -> None:
+        try:
+            with adopted(folder) as ours:
+                if ours:
+                    log.warning("%s was left by a process that was killed", folder)
+                    end(folder)
+                    remove(folder)
+        except (BootseerError, OSError, RecursionError) as exc:  # shutil.rmtree of a deep tree
+            log.warning("cannot end what is left in %s: %s", folder, exc)
+
+    threads = [threading.Thread(target=work, args=(folder,), name="sweep", daemon=True) for folder in folders]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
+    if slow := sum(thread.is_alive() for thread in threads):
+        log.warning("ending what killed processes left takes long: %d of %d go on behind this", slow, len(threads))
+
+
+def _end_mounts(folder: Path, state_dir: Path) -> None:
+    unmount_in(folder, state_dir)
+    clear(folder)
+
+
+def unmount_in(folder: Path, state_dir: Path) -> None:
+    """Unmount the images whose record or mount point is in ``folder``."""
+    for found in recorded(state_dir):
+        if folder in (found.rootfs.parent, state_dir / "images" / found.record.id):
+            found.unmount()
 
 
 def _mount_overlay(entry: MountRecord, target: Path, privileged: bool) -> None:

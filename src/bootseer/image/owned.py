@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from bootseer.kernel import mount as mounts
+
+log = logging.getLogger(__name__)
+
 _LOCK = "lock"
 
 
 @contextlib.contextmanager
-def owned_folder(parent: Path, prefix: str) -> Iterator[Path]:
+def owned_folder(parent: Path, prefix: str = "") -> Iterator[Path]:
     """A new folder below ``parent``, ours for as long as this process lives and the context lasts. The caller empties
     it; it is removed when nothing but our lock is left in it. Raises `OSError`."""
     hidden = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=parent))
@@ -48,9 +53,22 @@ def adopted(folder: Path) -> Iterator[bool]:
         os.close(fd)
 
 
+def is_owned(folder: Path) -> bool:
+    """Whether ``folder`` belongs to a process, also one that was killed, that has not done with `release`."""
+    return (folder / _LOCK).exists()
+
+
+def release(folder: Path) -> None:
+    """The owned ``folder`` is to outlive its process: it belongs to none any more."""
+    (folder / _LOCK).unlink()
+
+
 def clear(folder: Path) -> None:
-    """Remove all but the lock; nothing may be mounted below ``folder``."""
-    for path in folder.iterdir():
+    """Remove all but the lock, but nothing while something is mounted below ``folder``."""
+    if mounts.below(folder):
+        log.warning("%s is left: something is still mounted there", folder)
+        return
+    for path in folder.iterdir() if folder.exists() else ():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         elif path.name != _LOCK:

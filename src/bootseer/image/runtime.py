@@ -30,9 +30,10 @@ from bootseer import config as settings
 from bootseer import oci
 from bootseer.errors import BootseerError, NotFoundError, PrivilegeError, UnavailableError, UnsupportedError
 from bootseer.image import container
+from bootseer.image.cdi import Selection
 from bootseer.image.container import Bind
-from bootseer.image.owned import adopted, clear, owned_folder, remove
-from bootseer.private import private_folder, trusted
+from bootseer.image.owned import clear, owned_folder
+from bootseer.private import private_folder
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ def run(
     cwd: str = "",
     runtime: str | None = None,
     network: str = "host",
+    devices: Selection | None = None,
     stop_grace: float | None = None,
     state_dir: Path | None = None,
 ) -> int:
@@ -71,9 +73,9 @@ def run(
 
     Standard streams are the caller's; SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are forwarded (when called
     in the main thread). ``stop_grace``: seconds after SIGINT or SIGTERM until a command that handles them is killed
-    (None: it may take its time). ``network`` ``host`` is the network namespace of the caller. The container is in the
-    caller's cgroups, and gone when this returns. Raises `PrivilegeError`, `UnsupportedError` (no working runtime),
-    `NotFoundError` (no such command in the image), `ConfigError`.
+    (None: it may take its time). ``network`` ``host`` is the network namespace of the caller. ``devices``: see
+    `cdi.select`. The container is in the caller's cgroups, and gone when this returns. Raises `PrivilegeError`,
+    `UnsupportedError` (no working runtime), `NotFoundError` (no such command in the image), `ConfigError`.
     """
     _need_root()
     state = state_dir or Path(settings.load().state_dir)
@@ -87,6 +89,7 @@ def run(
         mounts=mounts,
         cwd=cwd,
         network=network,
+        chosen=devices,
     )
     container.check_command(document)
     with _Container(program, state, document) as started:
@@ -153,7 +156,7 @@ def _remembered(state_dir: Path, name: str) -> Probe:
 
 class _Container:
     """A bundle and its container; leaving the context deletes both. When this process is killed, a guard deletes the
-    container, and `sweep` what is left; when the guard is killed, too, `sweep` does both."""
+    container, and `image.sweep` what is left; when the guard is killed, too, `image.sweep` does both."""
 
     def __init__(self, program: str, state: Path, document: dict[str, Any]) -> None:
         self._program, self._document = program, document
@@ -169,14 +172,15 @@ class _Container:
             parent = private_folder(self._state, sub="containers")
             self._bundle = undo.enter_context(owned_folder(parent, "bootseer-"))
             self._ident = self._bundle.name
-            undo.callback(_delete, self._bundle)
+            undo.callback(delete, self._bundle)
             self._document["linux"]["cgroupsPath"] = cgroup_path(self._ident)
             (self._bundle / "config.json").write_text(json.dumps(self._document))
             (self._bundle / "program").write_text(self._program)
             argv = [*_base(self._bundle, self._program), "delete", "--force", self._ident]
-            # It reads until this process ends, or says that all is well; a session of its own keeps signals away.
+            # It reads until this process ends, or says that all is well. A session of its own keeps signals away; it
+            # ignores those that somebody sends to every process.
             guard = subprocess.Popen(
-                ["sh", "-c", 'read -r word || exec "$@"', "guard", *argv],
+                ["sh", "-c", 'trap "" HUP INT QUIT TERM USR1 USR2; read -r word || exec "$@"', "guard", *argv],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -300,17 +304,7 @@ def _heeds(pid: int, number: int) -> bool:
     return any(mask >> (number - 1) & 1 for mask in masks)
 
 
-def sweep(state_dir: Path) -> None:
-    """Delete the containers whose ``bootseer`` was killed."""
-    for bundle in trusted(state_dir).glob("containers/[!.]*"):
-        with adopted(bundle) as ours:
-            if ours:
-                log.warning("container %s was left by a process that was killed", bundle.name)
-                _delete(bundle)
-                remove(bundle)
-
-
-def _delete(bundle: Path) -> None:
+def delete(bundle: Path) -> None:
     """Delete the container of ``bundle``, and what is in it but the lock."""
     with suppress(FileNotFoundError):
         program = (bundle / "program").read_text()

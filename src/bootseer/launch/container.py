@@ -9,6 +9,7 @@ from pathlib import Path
 
 import bootseer
 from bootseer import env, image
+from bootseer.image.cdi import Selection
 from bootseer.launch.job import Job, MountTable
 from bootseer.oci import ImageConfig
 from bootseer.profile import emit
@@ -23,8 +24,16 @@ _PASSED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK")
 class Container:
     """Runs commands of ``job`` in ``rootfs`` (on this host) with the job's mounts, variables and event emitters."""
 
-    def __init__(self, job: Job, rootfs: Path, config: ImageConfig, events: Path, identity: dict[str, str]) -> None:
-        self.job, self.rootfs, self.config = job, rootfs, config
+    def __init__(
+        self,
+        job: Job,
+        rootfs: Path,
+        config: ImageConfig,
+        events: Path,
+        identity: dict[str, str],
+        devices: Selection | None = None,
+    ) -> None:
+        self.job, self.rootfs, self.config, self._devices = job, rootfs, config, devices
         passed = {k: v for k, v in os.environ.items() if k.startswith(_PASSED_PREFIXES) or k in _PASSED}
         self._environ = {**passed, **job.job.env, **identity, "BOOTSEER_EVENTS": f"{EVENTS_DIR}/{events.name}"}
         # the emitters travel as files: the image needs nothing of bootseer, any Python 3.8 can import them
@@ -58,5 +67,6 @@ class Container:
             env={**self._environ, **emit.child_env(span)},
             mounts=[image.runtime.Bind(m.source, m.target, m.readonly) for m in self._mounts],
             cwd=self.job.job.cwd,
+            devices=self._devices,
             stop_grace=self.job.job.stop_grace or None,
         )

@@ -1,12 +1,12 @@
 """Which node of which attempt this is, from the variables the job's own launcher sets.
 
-Sources: Slurm (``SLURM_NODEID``, ``SLURM_NNODES``, ``SLURM_RESTART_COUNT``), torchrun (``GROUP_RANK``,
-``TORCHELASTIC_RESTART_COUNT``), Kubernetes indexed jobs (``JOB_COMPLETION_INDEX``), Open MPI; ``BOOTSEER_*`` wins.
+Sources: Slurm, torchrun, Kubernetes indexed jobs (``JOB_COMPLETION_INDEX``), Open MPI; ``BOOTSEER_*`` wins.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Mapping
 
@@ -22,25 +22,28 @@ _RANK = (
     "OMPI_COMM_WORLD_RANK",
     "NODE_RANK",
 )
-_ATTEMPT = ("BOOTSEER_ATTEMPT", "SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
+_NODES = ("BOOTSEER_NODES", "GROUP_WORLD_SIZE", "SLURM_STEP_NUM_NODES", "OMPI_COMM_WORLD_SIZE")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 class Identity(msgspec.Struct, frozen=True):
     """Identity of one start: (job, attempt, cycle) on one node."""
 
     job: str
-    attempt: int
-    """-1: nobody said; the launcher counts the starts it finds."""
+    attempt: str
+    """Empty: nobody has named it; the launcher counts the attempts it finds."""
     cycle: int
     node: str
     rank: int
     """The node's number in the job, not a process's rank: that one is the training framework's to say."""
+    nodes: int = 0
+    """How many nodes the start has; 0: nobody said."""
 
     def environ(self, gpus: int) -> dict[str, str]:
         """The variables by which emitters in any process of this start know who they are."""
         return {
             "BOOTSEER_JOB": self.job,
-            "BOOTSEER_ATTEMPT": str(self.attempt),
+            "BOOTSEER_ATTEMPT": self.attempt,
             "BOOTSEER_CYCLE": str(self.cycle),
             "BOOTSEER_NODE": self.node,
             "BOOTSEER_NODE_RANK": str(self.rank),
@@ -57,13 +60,38 @@ def _number(environ: Mapping[str, str], names: tuple[str, ...], default: int = 0
     return default
 
 
+def _attempt(environ: Mapping[str, str]) -> str:
+    """The same on all nodes of a start, and another one for each start; empty where nobody says it."""
+    if named := environ.get("BOOTSEER_ATTEMPT"):
+        return named
+    for ids, restart in (
+        (("SLURM_JOB_ID", "SLURM_STEP_ID"), "SLURM_RESTART_COUNT"),
+        (("TORCHELASTIC_RUN_ID",), "TORCHELASTIC_RESTART_COUNT"),
+    ):
+        first, *more = (environ.get(name, "") for name in ids)
+        if all((first, *more)) and first != "none":  # torchrun's run id where nobody chose one
+            return re.sub(r"[^A-Za-z0-9.-]", "_", ".".join((first, environ.get(restart) or "0", *more)))
+    return ""
+
+
+def _name(what: str, text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise ConfigError(
+            f"the {what} {text!r} cannot name a file",
+            hint="use up to 100 letters, digits, dots, dashes and underscores",
+        )
+    return text
+
+
 def identify(job: str, environ: Mapping[str, str] | None = None) -> Identity:
-    """The identity of this start of ``job``. Raises `ConfigError` for a variable that is not a number."""
+    """The identity of this start of ``job``. Raises `ConfigError` for a variable that is no number or no name."""
     env = os.environ if environ is None else environ
+    attempt = _attempt(env)
     return Identity(
-        job=env.get("BOOTSEER_JOB") or job,
-        attempt=_number(env, _ATTEMPT, -1),
+        job=_name("job", env.get("BOOTSEER_JOB") or job),
+        attempt=_name("attempt", attempt) if attempt else "",
         cycle=_number(env, ("BOOTSEER_CYCLE",)),
-        node=env.get("BOOTSEER_NODE") or env.get("SLURMD_NODENAME") or socket.gethostname(),
+        node=_name("node", env.get("BOOTSEER_NODE") or env.get("SLURMD_NODENAME") or socket.gethostname()),
         rank=_number(env, _RANK),
+        nodes=_number(env, _NODES),
     )

@@ -28,8 +28,11 @@ class JobTable(_Table, frozen=True, kw_only=True):
     """Names the job in events, traces and reports."""
     command: Annotated[list[str], msgspec.Meta(min_length=1)]
     """The training command, as run in the container."""
-    gpus: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """GPUs this node holds while it starts, for the GPU-hours lost."""
+    gpus: Annotated[int, msgspec.Meta(ge=0)] | Literal["all"] | list[str] = 0
+    """GPUs this node holds while it starts, for the GPU-hours lost; or which ones: ``all`` that this job may use, or
+    names (see `bootseer.image.cdi`)."""
+    devices: list[str] = []
+    """Further devices, ``vendor.com/class=name`` each."""
     env: dict[str, str] = {}
     """Environment variables of the set-up and training commands."""
     cwd: str = ""

@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,11 +20,14 @@ import msgspec
 from bootseer import env, image, oci
 from bootseer.config import Config
 from bootseer.errors import BootseerError, from_os_error
-from bootseer.kernel import mount as mounts
+from bootseer.image import cdi
+from bootseer.image.mount import STARTS
+from bootseer.image.owned import clear, owned_folder
 from bootseer.launch.checkpoint import CheckpointStage
 from bootseer.launch.container import Container
 from bootseer.launch.identity import Identity
 from bootseer.launch.job import EnvTable, Job
+from bootseer.launch.leftovers import CHECKPOINT, ROOTFS, sweep
 from bootseer.launch.ordinary import ContainerdRootfs
 from bootseer.launch.ready import ReadyWatch
 from bootseer.private import private_folder
@@ -37,6 +38,9 @@ log = logging.getLogger(__name__)
 _PUBLICATION_DEADLINE = 120.0
 """Seconds a node is held after its training command has ended, for a snapshot that is not published yet."""
 
+_TOGETHER = 120.0
+"""Nodes that begin within these seconds of each other are of one start, where nobody has named it."""
+
 _CANCEL_SECONDS = 20.0
 """Seconds for a cancelled publication to stop reading what is then deleted."""
 
@@ -45,7 +49,7 @@ class Start(msgspec.Struct, kw_only=True):
     """What one start did. Seconds from the call of `start`; ``ready_seconds`` is None when no first step was seen."""
 
     job: str
-    attempt: int
+    attempt: str
     cycle: int
     node: str
     events: str
@@ -62,11 +66,21 @@ def events_file(folder: Path, identity: Identity) -> Path:
     return folder / identity.job / f"attempt-{identity.attempt}" / f"{identity.node}.jsonl"
 
 
-def _next_attempt(folder: Path, identity: Identity) -> int:
-    """The attempt after the last one this node has events of: two starts must not read as one."""
-    name = f"{identity.node}.jsonl"
-    found = [path.parent.name.removeprefix("attempt-") for path in (folder / identity.job).glob(f"attempt-*/{name}")]
-    return max((int(number) + 1 for number in found if number.isdecimal()), default=0)
+def _join_attempt(folder: Path, identity: Identity) -> str:
+    """The attempt that this start is part of, where nobody has named it: the newest one in ``folder`` if another node
+    joined it within `_TOGETHER` and this one has not, else a new one. Nodes that share ``folder`` agree on it."""
+    attempts, name = folder / identity.job, f"{identity.node}.jsonl"
+    attempts.mkdir(parents=True, exist_ok=True)
+    while True:
+        found = [path.name.removeprefix("attempt-") for path in attempts.glob("attempt-*")]
+        newest = max((int(number) for number in found if number.isdecimal()), default=-1)
+        place = attempts / f"attempt-{newest}"
+        if newest < 0 or abs(time.time() - place.stat().st_mtime) > _TOGETHER or (place / name).exists():
+            place = attempts / f"attempt-{newest + 1}"
+            place.mkdir(exist_ok=True)
+        with contextlib.suppress(FileExistsError):  # another start on this node was quicker
+            (place / name).touch(exist_ok=False)
+            return place.name.removeprefix("attempt-")
 
 
 def start(
@@ -78,33 +92,46 @@ def start(
     its ``exit_code`` is the training command's, or the set-up command's when that failed. Raises `BootseerError` when
     the job could not be started at all.
     """
-    if identity.attempt < 0:
-        identity = msgspec.structs.replace(identity, attempt=_next_attempt(events_dir, identity))
-    events = events_file(events_dir, identity)
-    work = private_folder(Path(config.cache_dir), sub="starts")
+    given = job.job.gpus
+    devices = cdi.select(None if isinstance(given, int) else given, job.job.devices)
+    gpus = given if isinstance(given, int) else (devices and devices.gpus) or 0
     try:
+        if not identity.attempt:
+            identity = msgspec.structs.replace(identity, attempt=_join_attempt(events_dir, identity))
+        events = events_file(events_dir, identity)
         events.parent.mkdir(parents=True, exist_ok=True)
         events.touch()
     except OSError as exc:
         raise from_os_error(exc, f"use {exc.filename}") from None
-    os.environ.update(identity.environ(job.job.gpus))
+    os.environ.update(identity.environ(gpus))
     os.environ["BOOTSEER_EVENTS"] = str(events)
+    sweep(config)
     with contextlib.ExitStack() as stack:
-        folder = Path(tempfile.mkdtemp(prefix=f"{identity.job}-", dir=work))
-        stack.callback(_remove, folder)
-        return _Node(job, config, identity, events, folder, stack).run(on_ready)
+        folder = stack.enter_context(
+            owned_folder(private_folder(Path(config.cache_dir), sub=STARTS), f"{identity.job}-")
+        )
+        stack.callback(clear, folder)
+        return _Node(job, config, identity, events, folder, stack, devices, gpus).run(on_ready)
 
 
 class _Node:
     def __init__(
-        self, job: Job, config: Config, identity: Identity, events: Path, folder: Path, stack: contextlib.ExitStack
+        self,
+        job: Job,
+        config: Config,
+        identity: Identity,
+        events: Path,
+        folder: Path,
+        stack: contextlib.ExitStack,
+        devices: cdi.Selection | None,
+        gpus: int,
     ) -> None:
         self.job, self.config, self.identity, self.events = job, config, identity, events
-        self.folder, self.stack = folder, stack
+        self.folder, self.stack, self.devices, self.gpus = folder, stack, devices, gpus
         self.began = time.monotonic()
         self.mounted: image.ImageMount | None = None
         self.image_digest = ""
-        self.checkpoint = CheckpointStage(job.checkpoint, folder / "checkpoint", config) if job.checkpoint else None
+        self.checkpoint = CheckpointStage(job.checkpoint, folder / CHECKPOINT, config) if job.checkpoint else None
         self.record = Start(
             job=identity.job, attempt=identity.attempt, cycle=identity.cycle, node=identity.node, events=str(events)
         )
@@ -128,13 +155,13 @@ class _Node:
     @contextlib.contextmanager
     def _stage(self, name: str) -> Iterator[str]:
         began = time.monotonic()
-        with emit.span(name) as span:
+        with emit.span(name, **({"nodes": self.identity.nodes} if self.identity.nodes else {})) as span:
             yield span
         self.record.stages[name] = round(time.monotonic() - began, 3)
 
     def _image(self, span: str) -> Container:
         table = self.job.image
-        rootfs = self.folder / "rootfs"
+        rootfs = self.folder / ROOTFS
         if table.enabled:
             self.mounted = image.mount(
                 table.ref,
@@ -158,7 +185,7 @@ class _Node:
                 oci.unpack(pulled, rootfs)
         emit.annotate(span, how=how)
         self.record.image["how"] = how
-        return Container(self.job, rootfs, config, self.events, self.identity.environ(self.job.job.gpus))
+        return Container(self.job, rootfs, config, self.events, self.identity.environ(self.gpus), self.devices)
 
     def _env(self, container: Container, table: EnvTable, span: str) -> int:
         spec = env.EnvSpec(
@@ -257,11 +284,3 @@ def _see_out(publication: env.Publication, record: Start) -> Callable[[Any, Any,
             record.env["reason"] = f"{record.env['reason']}; {why}"
 
     return leave
-
-
-def _remove(folder: Path) -> None:
-    """Delete the start's folder, but never through a mount that could not be undone."""
-    if mounts.below(folder):
-        log.warning("%s is left: something is still mounted there", folder)
-        return
-    shutil.rmtree(folder, ignore_errors=True)

@@ -11,7 +11,7 @@ import msgspec
 from bootseer.errors import BootseerError, NotFoundError
 from bootseer.profile import intervals
 from bootseer.profile.clock import Axis
-from bootseer.profile.events import EventLog, Span, State, identity_text
+from bootseer.profile.events import EventLog, Identity, Span, State, identity_text
 from bootseer.profile.report import Cell, Cost, JobReport, NodeReport, Problems, StageReport
 from bootseer.profile.timeline import Timeline
 from bootseer.profile.waits import Waits, find_waits
@@ -24,7 +24,7 @@ STRAGGLER_NODES = 4
 _HOUR = 3600e9
 
 
-def analyse(log: EventLog, identity: tuple[str, int, int] | None = None, *, nodes: int | None = None) -> JobReport:
+def analyse(log: EventLog, identity: Identity | None = None, *, nodes: int | None = None) -> JobReport:
     """The report of one start-up: ``identity`` is (job, attempt, cycle), by default the one that began last.
 
     ``nodes`` is how many nodes the job has, where the events do not say it (attribute ``nodes``). Raises
@@ -38,7 +38,9 @@ def analyse(log: EventLog, identity: tuple[str, int, int] | None = None, *, node
         there = "; ".join(identity_text(*one) for one in known[-5:]) or "none"
         what = "a job" if identity is None else identity_text(*identity)
         raise NotFoundError(f"no span of {what} in the events", hint=f"there are: {there}")
-    line = Timeline(spans, Axis(spans))
+    axis = Axis(spans)
+    axis.align(spans)
+    line = Timeline(spans, axis)
     waits = find_waits(line)
     node_reports, shares, own_ns = [], _shares(line, waits), {}
     totals = Counter[str]()
@@ -206,4 +208,5 @@ def _problems(log: EventLog, spans: Iterable[Span], line: Timeline) -> Problems:
         skewed_spans=states[State.SKEWED],
         uncertain_spans=sum(1 for span in spans if (d := span.duration) is not None and d.uncertain),
         clock_spread_seconds=line.axis.spread_ns / 1e9,
+        clocks_ahead={node: ns / 1e9 for node, ns in line.axis.ahead_ns.items()},
     )

@@ -96,7 +96,9 @@ def _head(report: JobReport) -> list[str]:
     else:
         last = max((node for node in report.nodes if node.ready is not None), key=lambda n: n.ready or 0.0)
         on = f" (last on node {last.node})" if len(report.nodes) > 1 else ""
-        lines.append(f"  ready after  {_number(report.startup_seconds)} s: the first step has ended everywhere{on}")
+        ended, there = sum(node.ready is not None for node in report.nodes), len(report.nodes) + report.nodes_missing
+        where = "everywhere" if ended == there else f"on {ended} of {there} nodes"
+        lines.append(f"  ready after  {_number(report.startup_seconds)} s: the first step has ended {where}{on}")
     if report.queue_seconds is not None:
         lines.append(f"  queued       {_number(report.queue_seconds)} s before that, at no GPU cost")
     size = _count(len(report.nodes), "node")
@@ -187,6 +189,11 @@ def _doubts(report: JobReport) -> list[str]:
         lines.append(
             f"a node's wall clock moved by {found.clock_spread_seconds:.1f} s; order across nodes is uncertain"
         )
+    if found.clocks_ahead:
+        node, seconds = max(found.clocks_ahead.items(), key=lambda item: abs(item[1]))
+        what = f"the clock of {node} was {abs(seconds):.1f} s {'ahead of' if seconds > 0 else 'behind'} the others"
+        more = f", those of {len(found.clocks_ahead) - 1} more by less" if len(found.clocks_ahead) > 1 else ""
+        lines.append(f"{what}{more}; set right by a rendezvous")
     return lines
 
 

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 from bootseer.errors import NotFoundError
 from bootseer.profile.clock import Axis
-from bootseer.profile.events import EventLog, Span, State
+from bootseer.profile.events import EventLog, Identity, Span, State
 
 Json = dict[str, object]
 
 
-def export(log: EventLog, identity: tuple[str, int, int] | None = None) -> Json:
+def export(log: EventLog, identity: Identity | None = None) -> Json:
     """The trace of one (job, attempt, cycle), or of all of them. Raises `NotFoundError` when there is no such span."""
     spans = [span for span in log.spans if identity is None or span.identity == identity]
     if not spans:
         raise NotFoundError("no span of that job, attempt and cycle in the events")
     axis = Axis(spans)
+    if len({span.identity for span in spans}) == 1:
+        axis.align(spans)
     nodes = {node: pid for pid, node in enumerate(sorted({span.node for span in spans}), start=1)}
     placed = [(axis.at(span.node, stamp), span) for span in spans if (stamp := span.begin or span.end)]
     zero = min(when for when, _ in placed)

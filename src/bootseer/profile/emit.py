@@ -168,13 +168,14 @@ def _line(kind: str, span_id: str, attrs: dict[str, AttrValue], stage: str, pare
         if not _host:
             _host = os.uname().nodename
         node = _host
-    head = '{"bootseer":1,"ev":"' + kind + '","span":' + _quote(span_id[:_IDENTITY_LIMIT])
+    head = '{"bootseer":2,"ev":"' + kind + '","span":' + _quote(span_id[:_IDENTITY_LIMIT])
     if parent:
         head += ',"parent":' + _quote(parent[:_IDENTITY_LIMIT])
     if stage:
         head += ',"stage":' + _quote(stage[:_IDENTITY_LIMIT])
     head += ',"job":' + _quote(get("BOOTSEER_JOB", "")[:_IDENTITY_LIMIT])
-    head += ',"attempt":' + _int(get("BOOTSEER_ATTEMPT")) + ',"cycle":' + _int(get("BOOTSEER_CYCLE"))
+    head += ',"attempt":' + _quote((get("BOOTSEER_ATTEMPT") or "0")[:_IDENTITY_LIMIT])
+    head += ',"cycle":' + _int(get("BOOTSEER_CYCLE"))
     head += ',"node":' + _quote(node[:_IDENTITY_LIMIT])
     rank = get("BOOTSEER_RANK") or get("RANK")
     if rank and rank.isdigit():

@@ -172,7 +172,7 @@ _bs_write() {
         { read -r _bs_node </proc/sys/kernel/hostname; } 2>/dev/null || _bs_node=unknown
     fi
     _bs_quote "$2" 128
-    _bs_line="{\"bootseer\":1,\"ev\":\"$1\",\"span\":$_bs_q"
+    _bs_line="{\"bootseer\":2,\"ev\":\"$1\",\"span\":$_bs_q"
     if [ "$1" = begin ]; then
         if [ -n "${BOOTSEER_SPAN-}" ]; then
             _bs_quote "$BOOTSEER_SPAN" 128
@@ -183,7 +183,7 @@ _bs_write() {
     fi
     _bs_quote "${BOOTSEER_JOB-}" 128
     _bs_line="$_bs_line,\"job\":$_bs_q"
-    _bs_int "${BOOTSEER_ATTEMPT-}"
+    _bs_quote "${BOOTSEER_ATTEMPT:-0}" 128
     _bs_line="$_bs_line,\"attempt\":$_bs_q"
     _bs_int "${BOOTSEER_CYCLE-}"
     _bs_line="$_bs_line,\"cycle\":$_bs_q"

@@ -16,7 +16,7 @@ import msgspec
 
 from bootseer.errors import DataError, NotFoundError, from_os_error
 
-VERSION = 1
+VERSION = 2
 MAGIC = b'{"bootseer":'
 LINE_LIMIT = 64 * 1024
 TOP_STAGES = ("queue", "alloc", "image", "env", "init")
@@ -31,6 +31,8 @@ INIT_STAGES = (
     "first_step",
 )
 
+Identity = tuple[str, str, int]
+"""(job, attempt, cycle) of a start-up."""
 AttrValue = str | int | float | bool | None
 _Nanoseconds = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
@@ -54,7 +56,8 @@ class Event(msgspec.Struct, gc=False):
     wall: _Nanoseconds
     node: str
     job: str
-    attempt: _Count = 0
+    attempt: str | _Count = "0"
+    """A number in version 1."""
     cycle: _Count = 0
     gpus: _Count = 0
     parent: str = ""
@@ -91,7 +94,7 @@ class Span(msgspec.Struct, gc=False):
     id: str
     stage: str = ""
     job: str = ""
-    attempt: int = 0
+    attempt: str = "0"
     cycle: int = 0
     node: str = ""
     rank: int | None = None
@@ -103,7 +106,7 @@ class Span(msgspec.Struct, gc=False):
     state: State = State.OPEN
 
     @property
-    def identity(self) -> tuple[str, int, int]:
+    def identity(self) -> Identity:
         """(job, attempt, cycle)."""
         return (self.job, self.attempt, self.cycle)
 
@@ -129,9 +132,9 @@ class EventLog(msgspec.Struct):
     cut: int = 0
     """Attributes the emitters left out."""
 
-    def identities(self) -> list[tuple[str, int, int]]:
+    def identities(self) -> list[Identity]:
         """Every (job, attempt, cycle) in here, in the order in which they began."""
-        first: dict[tuple[str, int, int], int] = {}
+        first: dict[Identity, int] = {}
         for span in self.spans:
             stamp = span.begin or span.end
             if stamp is not None and stamp.wall < first.get(span.identity, 1 << 63):
@@ -149,7 +152,7 @@ def between(begin: Stamp, end: Stamp) -> Duration | None:
     return Duration(ns, uncertain=True) if ns >= 0 else None
 
 
-def identity_text(job: str, attempt: int, cycle: int) -> str:
+def identity_text(job: str, attempt: str, cycle: int) -> str:
     """What a start-up is called in messages."""
     return f"job {job or '(no name)'}, attempt {attempt}, cycle {cycle}"
 
@@ -261,7 +264,7 @@ class _Joiner:
             return
         if begins or span.begin is None:
             # The begin says what the span is; an end may come from a process that knows less.
-            span.job, span.attempt, span.cycle = sys.intern(event.job), event.attempt, event.cycle
+            span.job, span.attempt, span.cycle = sys.intern(event.job), sys.intern(str(event.attempt)), event.cycle
             span.node, span.rank, span.gpus = sys.intern(event.node), event.rank, event.gpus
             span.stage, span.parent = sys.intern(event.stage), event.parent
         stamp, attrs = Stamp(event.wall, event.mono, sys.intern(event.boot), event.res), event.attrs or {}
@@ -281,10 +284,19 @@ class _Joiner:
 
 def _settle(spans: dict[str, Span]) -> None:
     """Give every span its state."""
+    began: dict[tuple[str, str, str], int] = {}  # (job, node, attempt) -> when
+    for span in spans.values():
+        if span.begin is not None:
+            attempt = (span.job, span.node, span.attempt)
+            began[attempt] = min(span.begin.wall, began.get(attempt, span.begin.wall))
+
+    def progress(span: Span) -> tuple[int, int, int]:
+        return (began[span.job, span.node, span.attempt], span.cycle, _TOP_RANK.get(span.stage, -1))
+
     latest: dict[tuple[str, str], tuple[int, int, int]] = {}  # (job, node) -> (attempt, cycle, top-level stage)
     for span in spans.values():
         if span.begin is not None:
-            key, at = (span.job, span.node), _progress(span)
+            key, at = (span.job, span.node), progress(span)
             if at > latest.get(key, (-1, -1, -1)):
                 latest[key] = at
     boots: dict[str, tuple[int, str]] = {}
@@ -300,13 +312,9 @@ def _settle(spans: dict[str, Span]) -> None:
         else:
             parent = spans.get(span.parent)
             rebooted = bool(span.begin.boot) and boots[span.node][1] != span.begin.boot
-            passed = _progress(span) < latest[(span.job, span.node)]
+            passed = progress(span) < latest[(span.job, span.node)]
             ended = parent is not None and parent.end is not None
             span.state = State.LOST if rebooted or passed or ended else State.OPEN
 
 
 _TOP_RANK = {name: index for index, name in enumerate(TOP_STAGES)} | dict.fromkeys(INIT_STAGES, len(TOP_STAGES) - 1)
-
-
-def _progress(span: Span) -> tuple[int, int, int]:
-    return (span.attempt, span.cycle, _TOP_RANK.get(span.stage, -1))

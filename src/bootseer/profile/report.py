@@ -79,13 +79,15 @@ class Problems(msgspec.Struct, frozen=True):
     skewed_spans: int = 0
     uncertain_spans: int = 0
     clock_spread_seconds: float = 0.0
+    clocks_ahead: dict[str, float] = {}
+    """Nodes whose clocks were set right, by the seconds that they were ahead of the others (behind: negative)."""
 
 
 class JobReport(msgspec.Struct, frozen=True):
     """One start-up. ``startup_seconds`` is None until the slowest rank has ended its first step."""
 
     job: str
-    attempt: int
+    attempt: str
     cycle: int
     hot: bool
     started_ns: int

@@ -30,9 +30,7 @@ class Timeline:
             (n for s in spans if isinstance(n := s.attrs.get("nodes"), int) and n > 0 and n is not True), default=None
         )
         self.ready = self._ready()
-        self.complete = bool(self.ready) and not any(
-            span.state is State.OPEN for node in self.nodes for span in self.spans[node].get("first_step", ())
-        )
+        self.complete = bool(self.ready) and not any(self._on_its_way(node) for node in self.nodes)
         queue = [span for span in spans if span.stage == "queue" and span.state is State.DONE]
         self.queue_ns = sum(d.ns for span in queue if (d := span.duration)) if queue else None
         self.begin, self.end = self._bounds(queue)
@@ -63,6 +61,11 @@ class Timeline:
     def _ready(self) -> dict[str, int]:
         steps = {node: list(self.done(self.spans[node].get("first_step", ()))) for node in self.nodes}
         return {node: max(end for _, end in found) for node, found in steps.items() if found}
+
+    def _on_its_way(self, node: str) -> bool:
+        """Whether its first step is to come, as far as its spans say: not every node emits one."""
+        stages = ("first_step",) if node in self.ready else set(self.spans[node]) & _ORDER.keys() - {"init"}
+        return any(span.state is State.OPEN for stage in stages for span in self.spans[node].get(stage, ()))
 
     def _bounds(self, queue: Iterable[Span]) -> Interval:
         spans = [span for node in self.nodes for group in self.spans[node].values() for span in group]

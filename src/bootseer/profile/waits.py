@@ -7,16 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from bootseer.profile.clock import RENDEZVOUS, TOLERANCE_NS
 from bootseer.profile.events import INIT_STAGES, State
 from bootseer.profile.intervals import Intervals, union
 from bootseer.profile.timeline import Timeline
 
 BARRIERS = ("alloc", "image", "env")
 """Job-wide barrier at their end."""
-RENDEZVOUS = ("dist_init", "first_step")
-"""Stages that begin with a collective operation: whoever arrives early waits inside."""
-TOLERANCE_NS = 100_000_000
-"""Nodes' wall clocks agree to about this (NTP); a node that goes on this much too early has still waited."""
 
 
 @dataclass

@@ -16,8 +16,12 @@ _BASE_MONO = 5_000_000_000_000
 class StartUp:
     """Collects events of one (job, attempt, cycle). Times are seconds from an arbitrary common zero."""
 
-    def __init__(self, job: str = "job", attempt: int = 0, cycle: int = 0, *, gpus: int = 8, zero: float = 0.0) -> None:
+    def __init__(
+        self, job: str = "job", attempt: str = "0", cycle: int = 0, *, gpus: int = 8, zero: float = 0.0
+    ) -> None:
         self.job, self.attempt, self.cycle, self.gpus, self.zero = job, attempt, cycle, gpus, zero
+        self.ahead: dict[str, float] = {}
+        """By how many seconds the wall clock of a node is ahead."""
         self.events: list[dict[str, object]] = []
         self._count = 0
 
@@ -56,13 +60,13 @@ class StartUp:
     ) -> None:
         """One event; ``wall_step`` moves the wall clock only; ``boot`` replaces the boot id, "" leaves out ``mono``."""
         ns = round((self.zero + when) * 1e9)
-        line: dict[str, object] = {"bootseer": 1, "ev": kind, "span": span_id}
+        line: dict[str, object] = {"bootseer": 2, "ev": kind, "span": span_id}
         if kind == "begin":
             line |= {"stage": stage} | ({"parent": parent} if parent else {})
         line |= {"job": self.job, "attempt": self.attempt, "cycle": self.cycle, "node": node, "gpus": self.gpus}
         if rank is not None:
             line["rank"] = rank
-        line["wall"] = _BASE_WALL + ns + round(wall_step * 1e9)
+        line["wall"] = _BASE_WALL + ns + round((wall_step + self.ahead.get(node, 0.0)) * 1e9)
         if boot != "":
             line |= {"mono": _BASE_MONO + ns, "boot": boot or f"boot-of-{node}"}
         line["pid"] = 1

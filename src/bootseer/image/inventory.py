@@ -1,0 +1,57 @@
+"""What of containers and images is on this node, and whether it still belongs to anybody."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from bootseer.image.mount import STARTS, recorded
+from bootseer.image.owned import adopted, is_owned
+from bootseer.private import trusted
+
+STALE = "stale"
+"""State of what is left of a process that was killed."""
+
+
+class Item(msgspec.Struct, frozen=True, kw_only=True):
+    """A ``container`` (``running``), a ``start`` of a job (``running``) or a mounted image (``mounting``, ``mounted``);
+    any of them may be `STALE`."""
+
+    kind: str
+    id: str
+    state: str
+    what: str
+    """The command, the image."""
+    folder: str
+    """Bundle, folder of the start, mount point."""
+
+
+def listing(state_dir: Path, cache_dir: Path) -> list[Item]:
+    """Containers first, then starts, then mounts."""
+    state_dir, cache_dir = trusted(state_dir), trusted(cache_dir)
+    found = []
+    for kind, folders in (("container", state_dir / "containers"), ("start", cache_dir / STARTS)):
+        for folder in sorted(folders.glob("[!.]*")):
+            if is_owned(folder):
+                state = STALE if _is_left(folder) else "running"
+                found.append(Item(kind=kind, id=folder.name, state=state, what=_command(folder), folder=str(folder)))
+    for mounted in recorded(state_dir):
+        record = mounted.record
+        own, above = state_dir / "images" / record.id, mounted.rootfs.parent
+        state = STALE if _is_left(own) or _is_left(above) else "mounting" if is_owned(own) else "mounted"
+        found.append(Item(kind="mount", id=record.id, state=state, what=record.reference, folder=record.target))
+    return found
+
+
+def _is_left(folder: Path) -> bool:
+    with adopted(folder) as ours:
+        return ours
+
+
+def _command(bundle: Path) -> str:
+    with suppress(OSError, ValueError, KeyError):
+        return " ".join(json.loads((bundle / "config.json").read_text())["process"]["args"])
+    return ""

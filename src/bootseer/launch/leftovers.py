@@ -1,0 +1,42 @@
+"""What starts that were killed left on the node, and how it is ended.
+
+A start has a folder ``<cache_dir>/starts/<name>`` of its own (`owned_folder`), in which all of its mounts lie; but for
+environments whose targets are in folders of the host, which the next start with these targets takes over.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from bootseer import image, stripefs
+from bootseer.config import Config
+from bootseer.env import overlay
+from bootseer.image.mount import STARTS, SWEEP_SECONDS, end_left, unmount_in
+from bootseer.image.owned import clear
+from bootseer.kernel import mount as mounts
+from bootseer.private import trusted
+
+CHECKPOINT = "checkpoint"
+ROOTFS = "rootfs"
+
+
+def sweep(config: Config, seconds: float = SWEEP_SECONDS) -> None:
+    """End what killed starts left: containers, mounts, and the servers behind these. See `image.sweep`."""
+    until = time.monotonic() + seconds
+    image.sweep(Path(config.state_dir), seconds)
+    starts = trusted(Path(config.cache_dir)) / STARTS
+    end_left(starts.glob("[!.]*"), lambda folder: _end(folder, config), until)
+
+
+def _end(folder: Path, config: Config) -> None:
+    state = trusted(Path(config.state_dir))
+    for group in reversed(overlay.groups(state)):
+        if any(folder in target.host.parents for target in group.record.targets):
+            group.unmount()
+    if checkpoint := stripefs.mount.find(folder / CHECKPOINT, config=config):
+        checkpoint.unmount()
+    unmount_in(folder, state)
+    if mounts.is_mounted(folder / ROOTFS):  # by containerd, which keeps its snapshot
+        mounts.unmount(folder / ROOTFS, lazy=True)
+    clear(folder)
