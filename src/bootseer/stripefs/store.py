@@ -8,7 +8,7 @@ import io
 import logging
 import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import msgspec
@@ -281,16 +281,23 @@ class StripeFS:
         folder = clean(folder)
         return Save(self.backend, folder, epoch) if epoch else begin(self.backend, folder)
 
-    def commit(self, path: str, *, hint: bool = True, before: Callable[[Commit], None] | None = None) -> Commit:
+    def commit(
+        self,
+        path: str,
+        *,
+        hint: bool = True,
+        before: Callable[[Commit], None] | None = None,
+        only: Collection[str] | None = None,
+    ) -> Commit:
         """Publish the directory as a checkpoint: everything in it now, nothing later. The first commit wins.
 
-        Writes into it that are under way are ended. ``hint``: let LATEST in the folder above name it. ``before``: as
-        in `Save.commit`.
+        Writes into it that are under way are ended. ``hint``: let LATEST in the folder above name it. ``before`` and
+        ``only``: as in `Save.publish`.
         """
         path = clean(path)
         if not self.stat(path).is_dir:
             raise NotFoundError(f"{path} is a file, a checkpoint is a folder")
-        return begin(self.backend, path).commit(hint=hint, before=before)
+        return begin(self.backend, path).publish(hint=hint, before=before, only=only)
 
     def refuse_committed(self, path: str) -> None:
         """Raise `NotWritableError` when ``path`` is a committed checkpoint or in one: writing there would break it.
