@@ -181,6 +181,7 @@ class Save:
             sink.close()
             now = dict(commit.walk(self._backend, self.folder))
             if changed := [path for path, entry in listed.items() if now.get(path) != entry]:
+                self.check()  # a later save is the better reason
                 raise NotWritableError(
                     f"{join(self.folder, changed[0])} was changed while its checkpoint was committed",
                     hint="commit again when its writer is done",
