@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -60,6 +61,20 @@ def test_names_sizes_and_contents(mounted, fs):
     assert not (folder / ".bsx").exists()
     with pytest.raises(FileNotFoundError):
         (folder / "none").read_bytes()
+
+
+def test_a_store_that_tells_no_owners_is_for_who_mounted_it_alone(fs, config, tmp_path):
+    with tempfile.TemporaryDirectory() as folder:  # one that everybody can enter
+        os.chmod(folder, 0o755)
+        made = mount.start(fs.url, Path(folder, "mnt"), config=config)
+        try:
+            assert (made.mountpoint / "step-1/config.json").read_bytes() == b"{}"
+            for argv in (["ls", str(made.mountpoint)], ["cat", f"{made.mountpoint}/step-1/config.json"]):
+                done = subprocess.run(argv, user=65534, group=65534, extra_groups=[], capture_output=True)
+                assert b"Permission denied" in done.stderr
+                assert done.stdout == b""
+        finally:
+            made.unmount()
 
 
 def test_it_cannot_be_written_to(mounted):

@@ -15,7 +15,7 @@ import msgspec
 from blake3 import blake3
 
 from bootseer.errors import DataError, NotFoundError, NotWritableError, from_os_error
-from bootseer.storage.interface import Backend, Entry, clean, exists, join
+from bootseer.storage.interface import Backend, Entry, Permissions, clean, exists, join
 from bootseer.storage.pool import parallel
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit, newest
@@ -41,7 +41,8 @@ Progress = Callable[[int, int], None]
 class FileStat(msgspec.Struct, frozen=True, kw_only=True):
     """One file or folder. ``width``, ``unit`` and ``uuid`` are 0 and "" for plain files and folders.
 
-    ``version`` changes when the file below the path is replaced (`bootseer.storage.interface.Source`).
+    ``version`` changes when the file below the path is replaced (`bootseer.storage.interface.Source`); ``permissions``:
+    None where the storage does not tell.
     """
 
     path: str
@@ -53,6 +54,7 @@ class FileStat(msgspec.Struct, frozen=True, kw_only=True):
     uuid: str = ""
     digest: str = ""
     version: str = ""
+    permissions: Permissions | None = None
 
     @property
     def striped(self) -> bool:
@@ -198,23 +200,28 @@ class StripeFS:
             what = f"no file or folder {where}" if path else f"no folder {self.url}"
             raise NotFoundError(what) from None
         if entry.is_dir:
-            return FileStat(path=path, size=0, is_dir=True, mtime=entry.mtime)
+            return FileStat(path=path, size=0, is_dir=True, mtime=entry.mtime, permissions=entry.permissions)
         return self._file_stat(path, entry)
 
     def _file_stat(self, path: str, entry: Entry) -> FileStat:
         pointer = read_pointer(self.backend, path) if entry.size <= layout.MAX_TEXT else None
-        if pointer is None:
-            return FileStat(path=path, size=entry.size, is_dir=False, mtime=entry.mtime, version=entry.version)
-        return FileStat(
+        found = FileStat(
             path=path,
-            size=pointer.size,
+            size=entry.size,
             is_dir=False,
             mtime=entry.mtime,
+            version=entry.version,
+            permissions=entry.permissions,
+        )
+        if pointer is None:
+            return found
+        return msgspec.structs.replace(
+            found,
+            size=pointer.size,
             width=pointer.width,
             unit=pointer.unit,
             uuid=pointer.uuid,
             digest=pointer.digest,
-            version=entry.version,
         )
 
     def ls(self, path: str = "") -> list[FileStat]:
@@ -227,7 +234,7 @@ class StripeFS:
         def look(entry: Entry) -> FileStat | None:
             name = join(path, entry.name)
             if entry.is_dir:
-                return FileStat(path=name, size=0, is_dir=True, mtime=entry.mtime)
+                return FileStat(path=name, size=0, is_dir=True, mtime=entry.mtime, permissions=entry.permissions)
             try:
                 return self._file_stat(name, entry)
             except NotFoundError:

@@ -22,12 +22,12 @@ import msgspec
 from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError
 from bootseer.kernel import fuse
 from bootseer.storage.interface import clean, join
-from bootseer.stripefs.checkpoint.commit import NAME as COMMIT
+from bootseer.stripefs.checkpoint import commit
 from bootseer.stripefs.files.readahead import MEMORY, ReadAhead
 from bootseer.stripefs.files.reader import ChunkFile
 from bootseer.stripefs.mount.nodecache import NodeCache
 from bootseer.stripefs.mount.operations import StripeOperations
-from bootseer.stripefs.store import open_fs
+from bootseer.stripefs.store import StripeFS, open_fs
 
 _log = logging.getLogger(__name__)
 
@@ -99,19 +99,21 @@ class Server:
         self._spec, self._fs = spec, open_fs(spec.url)
         self._cache = NodeCache(Path(spec.cache_dir), CACHE_BUDGET) if spec.cache_dir else None
         self._ahead = ReadAhead(self._cache, memory=spec.memory)
-        self._ops = StripeOperations(self._fs, self._ahead)
+        shared = os.geteuid() == 0 and _may_be_shared(self._fs)
+        self._ops = StripeOperations(self._fs, self._ahead, shared=shared)
         self._stop = threading.Event()
         self._prefetch: Literal["none", "running", "done", "failed"] = "running" if spec.prefetch else "none"
         self._total = self._done = 0
         self._record: Record | None = None
         self._born = born(os.getpid())
-        # a pointer may be replaced at any time: names are believed for a second, contents (one node each) for ever
+        # A pointer may be replaced at any time: names are believed for a second, contents (one node each) for ever,
+        # permissions as long as names.
         options = fuse.Options(
             name="bootseer-fs",
             max_readahead=4 << 20 if os.geteuid() == 0 else 128 << 10,
             entry_timeout=1.0,
-            attr_timeout=3600.0,
-            allow_other=os.geteuid() == 0,
+            attr_timeout=1.0 if shared else 3600.0,
+            allow_other=shared,
         )
         self._server = fuse.Server(self._ops, Path(spec.mountpoint), workers=_WORKERS, options=options)
 
@@ -170,7 +172,7 @@ class Server:
             try:
                 names = [join(path, file.path) for file in self._fs.checkpoint(path).files]
             except (NotFoundError, DataError):
-                names = [name for name in self._fs.files(path) if name.rpartition("/")[2] != COMMIT]
+                names = [name for name in self._fs.files(path) if name.rpartition("/")[2] != commit.NAME]
             found |= dict.fromkeys(names)
         return list(found)
 
@@ -195,3 +197,16 @@ class Server:
             os.replace(tmp, path)
         self._record = record
         return record
+
+
+def _may_be_shared(fs: StripeFS) -> bool:
+    """Whether users besides this one may use a mount of ``fs``: the kernel holds them to its owners and modes, so the
+    storage must tell those, and everybody must have the right to go through the folders above."""
+    above = [store.stat(folder).permissions for store, folder, _ in commit.above(fs.backend, "")]
+    if fs.stat("").permissions is None or None in above:
+        _log.info("%s does not tell owners and modes: the mount is for this user alone", fs.url)
+        return False
+    if any(found is not None and not found.mode & 0o001 for found in above):
+        _log.info("a folder above %s is not open to everybody: the mount is for this user alone", fs.url)
+        return False
+    return True
