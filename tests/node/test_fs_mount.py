@@ -77,6 +77,18 @@ def test_a_store_that_tells_no_owners_is_for_who_mounted_it_alone(fs, config, tm
             made.unmount()
 
 
+def test_a_mount_in_a_closed_folder_is_for_those_to_whom_root_shows_it(mounted):
+    """A container whose processes are not root's, for one."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        subprocess.run(["mount", "--bind", mounted.mountpoint, folder], check=True)
+        try:
+            argv = ["cat", f"{folder}/step-1/config.json"]
+            assert subprocess.check_output(argv, user=65534, group=65534, extra_groups=[]) == b"{}"
+        finally:
+            subprocess.run(["umount", folder], check=True)
+
+
 def test_it_cannot_be_written_to(mounted):
     for action in (
         lambda: (mounted.mountpoint / "new").write_bytes(b""),

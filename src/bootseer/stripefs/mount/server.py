@@ -21,6 +21,7 @@ import msgspec
 
 from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError
 from bootseer.kernel import fuse
+from bootseer.private import enterable
 from bootseer.storage.interface import clean, join
 from bootseer.stripefs.checkpoint import commit
 from bootseer.stripefs.files.readahead import MEMORY, ReadAhead
@@ -99,7 +100,8 @@ class Server:
         self._spec, self._fs = spec, open_fs(spec.url)
         self._cache = NodeCache(Path(spec.cache_dir), CACHE_BUDGET) if spec.cache_dir else None
         self._ahead = ReadAhead(self._cache, memory=spec.memory)
-        shared = os.geteuid() == 0 and _may_be_shared(self._fs)
+        root, closed = os.geteuid() == 0, not enterable(Path(spec.mountpoint))
+        shared = root and not closed and _may_be_shared(self._fs)
         self._ops = StripeOperations(self._fs, self._ahead, shared=shared)
         self._stop = threading.Event()
         self._prefetch: Literal["none", "running", "done", "failed"] = "running" if spec.prefetch else "none"
@@ -113,7 +115,7 @@ class Server:
             max_readahead=4 << 20 if os.geteuid() == 0 else 128 << 10,
             entry_timeout=1.0,
             attr_timeout=1.0 if shared else 3600.0,
-            allow_other=shared,
+            allow_other=shared or (root and closed),  # closed: others are those whom root lets see it, as containers
         )
         self._server = fuse.Server(self._ops, Path(spec.mountpoint), workers=_WORKERS, options=options)
 
