@@ -13,13 +13,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from bootseer.config import Config
 from bootseer.errors import DataError, NotFoundError, NotWritableError, UnavailableError
 from bootseer.kernel import mount as mounts
 from bootseer.stripefs import FsMount, StripeFS, mount, open_fs
-from bootseer.stripefs.mount import client
+from bootseer.stripefs.mount import FsStatus, client
+from bootseer.stripefs.mount.server import Record, Server, ServerSpec, born
 
 pytestmark = pytest.mark.root
 
@@ -292,6 +294,64 @@ def test_a_server_that_cannot_write_its_status_goes_on(fs, tmp_path, config):
         state.unlink()
         (tmp_path / "aside").rename(state)
         made.unmount()
+
+
+def test_a_server_leaves_the_record_of_its_successor(fs, tmp_path, config):
+    def record() -> dict:
+        return json.loads(path.read_text())
+
+    spec = ServerSpec(fs.url, str(tmp_path / "mnt"), state_dir=config.state_dir)
+    path = Record.path(spec.state_dir, spec.mountpoint)
+    path.parent.mkdir(parents=True)
+    first = Server(spec)
+    first._write_record()
+    with subprocess.Popen(["sleep", "600"]) as other:
+        try:
+            ours = msgspec.json.decode(path.read_bytes(), type=Record).status
+            theirs = msgspec.structs.replace(ours, pid=other.pid, url="theirs")
+            path.write_bytes(msgspec.json.encode(Record(theirs, born(other.pid))))
+            first._ops.bytes_read += 1
+            first._write_record()
+            assert record()["status"]["url"] == "theirs"
+            with pytest.raises(NotWritableError, match="already a mount of theirs"):
+                Server(spec)._write_record()
+            assert record()["status"]["url"] == "theirs"
+        finally:
+            other.kill()
+    Server(spec)._write_record()  # that one has died
+    assert record()["status"]["pid"] == os.getpid()
+
+
+def test_a_second_unmount_leaves_a_later_mount_alone(fs, tmp_path, config):
+    first = mount.start(fs.url, tmp_path / "mnt", config=config)
+    first.unmount()
+    later = mount.start(fs.url, tmp_path / "mnt", config=config)
+    try:
+        first.unmount()
+        assert later.status().alive
+        assert (later.mountpoint / "step-1/config.json").read_bytes() == b"{}"
+    finally:
+        later.unmount()
+
+
+def test_a_server_gets_the_login_of_its_store_and_says_it_to_nobody(fs, tmp_path, config, monkeypatch):
+    """The storage is opened by the server anew, from what it is told on its standard input."""
+
+    def open_store(url: str) -> StripeFS:
+        opened = open_fs(fs.url)
+        opened.url = url.replace("me:secret@", "***@")
+        return opened
+
+    def spawn(spec: ServerSpec, path: Path) -> Record:
+        told.append(spec)
+        return Record(FsStatus(url=open_store(spec.url).url, mountpoint=spec.mountpoint, pid=1), 0)
+
+    told: list[ServerSpec] = []
+    monkeypatch.setattr(client, "open_fs", open_store)
+    monkeypatch.setattr(client, "_spawn", spawn)
+    made = mount.start("sftp://me:secret@host/run", tmp_path / "mnt", config=config)
+    assert told[0].url == "sftp://me:secret@host/run"
+    assert made.url == "sftp://***@host/run"
 
 
 def test_sigterm_and_an_unmount_from_elsewhere_end_the_server(fs, tmp_path, config):

@@ -41,18 +41,18 @@ class FsMount:
 
     def __init__(self, record: Record, path: Path) -> None:
         self.url, self.mountpoint, self.pid = record.status.url, Path(record.status.mountpoint), record.status.pid
-        self._born, self._path = record.born, path
+        self._record, self._path = record, path
 
     def status(self) -> FsStatus:
         """The server's figures, at most half a second old."""
-        record, alive = self._read(), born(self.pid) == self._born
+        record, alive = self._read(), born(self.pid) == self._record.born
         found = record.status if record else FsStatus(url=self.url, mountpoint=str(self.mountpoint), pid=self.pid)
         return msgspec.structs.replace(found, alive=alive)
 
     def _read(self) -> Record | None:
         """Its record, None when it is gone, or another server has its place."""
-        record = read_record(self._path)
-        return record if record is not None and record.status.pid == self.pid else None
+        record = Record.read(self._path)
+        return record if record is not None and record.is_of(self._record) else None
 
     def wait_prefetched(self, seconds: float) -> FsStatus:
         """Wait until nothing is left to prefetch; `UnavailableError` when that takes longer or the server ended."""
@@ -69,7 +69,7 @@ class FsMount:
     def unmount(self) -> None:
         """Unmount, and wait for the server to end. A busy mount is detached with a log line. Safe to call twice."""
         until = time.monotonic() + _BUSY_SECONDS
-        while _is_ours(self.mountpoint):
+        while _is_ours(self.mountpoint) and (self._read() is not None or not self._path.exists()):  # not of a later one
             late = time.monotonic() >= until
             if late:
                 _log.warning("%s is in use; detaching it, its users get errors", self.mountpoint)
@@ -94,7 +94,7 @@ class FsMount:
         except ProcessLookupError:
             return
         try:
-            if born(self.pid) != self._born:
+            if born(self.pid) != self._record.born:
                 return
             for number, seconds in ((0, 0.5), (signal.SIGTERM, _END_SECONDS), (signal.SIGKILL, 5.0)):
                 if number == signal.SIGKILL:
@@ -153,7 +153,7 @@ def start(
     except OSError as exc:
         raise from_os_error(exc, f"make mount point {mountpoint}") from exc
     spec = ServerSpec(
-        url=fs.url,
+        url=fs.url if os.path.isabs(fs.url) else url,  # with its login, which ``fs.url`` has not
         mountpoint=str(mountpoint),
         prefetch=("",) if prefetch is True else tuple(prefetch or ()),
         memory=memory,
@@ -167,7 +167,7 @@ def start(
 def find(mountpoint: Path, *, config: Config | None = None) -> FsMount | None:
     """The mount that `start` made at ``mountpoint``, even when its server has died."""
     path = Record.path((config or settings.load()).state_dir, os.path.abspath(mountpoint))
-    record = read_record(path)
+    record = Record.read(path)
     return FsMount(record, path) if record else None
 
 
@@ -182,14 +182,6 @@ def serve(
     """Mount and serve in this process until it is unmounted or ``stop`` is set. ``ready`` is set once it works."""
     server = Server(ServerSpec(url, str(mountpoint), tuple(prefetch)))
     server.run(stop or threading.Event(), lambda record: (ready or threading.Event()).set())
-
-
-def read_record(path: Path) -> Record | None:
-    """The record of a mount, alive or not."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Record)
-    except (OSError, msgspec.DecodeError):
-        return None
 
 
 def _log_of(record: Path) -> Path:

@@ -19,7 +19,7 @@ from typing import Literal
 
 import msgspec
 
-from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError
+from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError, UnavailableError
 from bootseer.kernel import fuse
 from bootseer.private import enterable
 from bootseer.storage.interface import clean, join
@@ -81,6 +81,18 @@ class Record(msgspec.Struct, frozen=True):
     @staticmethod
     def path(state_dir: str | Path, mountpoint: str | Path) -> Path:
         return Path(state_dir, "fs", hashlib.sha256(os.fsencode(mountpoint)).hexdigest()[:16] + ".json")
+
+    @staticmethod
+    def read(path: Path) -> Record | None:
+        """The record of a mount, alive or not."""
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=Record)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def is_of(self, other: Record) -> bool:
+        """Whether both are of one server."""
+        return (self.status.pid, self.born) == (other.status.pid, other.born)
 
 
 def born(pid: int) -> int:
@@ -194,6 +206,11 @@ class Server:
         record = Record(status, self._born)
         if self._spec.state_dir and record != self._record:
             path = Record.path(self._spec.state_dir, self._spec.mountpoint)
+            there = Record.read(path)
+            if there is not None and not there.is_of(record) and born(there.status.pid) == there.born:
+                if self._record is None:
+                    raise NotWritableError(f"{self._spec.mountpoint} is already a mount of {there.status.url}")
+                return record  # this mount was detached, and has a successor
             tmp = path.with_suffix(".new")
             tmp.write_bytes(msgspec.json.encode(record))
             os.replace(tmp, path)
