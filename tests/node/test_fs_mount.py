@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from bootseer.config import Config
-from bootseer.errors import DataError, NotFoundError, NotWritableError, UnavailableError
+from bootseer.errors import ConfigError, DataError, NotFoundError, NotWritableError, UnavailableError
 from bootseer.kernel import mount as mounts
 from bootseer.stripefs import FsMount, StripeFS, mount, open_fs
 from bootseer.stripefs.mount import FsStatus, client
@@ -294,6 +294,19 @@ def test_a_server_that_cannot_write_its_status_goes_on(fs, tmp_path, config):
         state.unlink()
         (tmp_path / "aside").rename(state)
         made.unmount()
+
+
+@pytest.mark.parametrize("name", ["state", "cache"])
+def test_folders_that_others_can_write_to_are_refused(fs, tmp_path, config, name):
+    """The state names processes to end and logs to write; the cache has the bytes that are served."""
+    (tmp_path / name / "fs").mkdir(parents=True)
+    (tmp_path / name / "fs").chmod(0o777)
+    with pytest.raises(ConfigError, match="others can write to"):
+        mount.start(fs.url, tmp_path / "mnt", config=config)
+    (tmp_path / name).chmod(0o777)
+    with pytest.raises(ConfigError, match="others can write to"):
+        mount.start(fs.url, tmp_path / "mnt", config=config)
+    assert not mounts.is_mounted(tmp_path / "mnt")
 
 
 def test_a_server_leaves_the_record_of_its_successor(fs, tmp_path, config):

@@ -25,6 +25,7 @@ from bootseer import errors
 from bootseer.config import Config
 from bootseer.errors import BootseerError, NotFoundError, NotWritableError, UnavailableError, from_os_error
 from bootseer.kernel import mount as mounts
+from bootseer.private import private_folder, trusted
 from bootseer.stripefs.files.readahead import MEMORY
 from bootseer.stripefs.mount.server import FsStatus, Record, Server, ServerSpec, born
 from bootseer.stripefs.store import open_fs
@@ -130,7 +131,8 @@ def start(
     of read-ahead held by the server.
 
     Returns when the mount works. Raises `NotFoundError` for a folder that does not exist, `DataError` for a checkpoint
-    without COMMIT, `UnavailableError`, `NotWritableError` when the mount point is in use, errors of `kernel.mount`.
+    without COMMIT, `UnavailableError`, `NotWritableError` when the mount point is in use, `ConfigError` for cache and
+    state folders that others can write to, errors of `kernel.mount`.
     """
     config = config or settings.load()
     mountpoint = Path(os.path.abspath(mountpoint))
@@ -157,8 +159,8 @@ def start(
         mountpoint=str(mountpoint),
         prefetch=("",) if prefetch is True else tuple(prefetch or ()),
         memory=memory,
-        cache_dir=os.path.join(config.cache_dir, "fs"),
-        state_dir=config.state_dir,
+        cache_dir=str(private_folder(Path(config.cache_dir), sub="fs")),
+        state_dir=str(private_folder(Path(config.state_dir), sub="fs").parent),
     )
     path = Record.path(spec.state_dir, mountpoint)
     return FsMount(_spawn(spec, path), path)
@@ -166,7 +168,7 @@ def start(
 
 def find(mountpoint: Path, *, config: Config | None = None) -> FsMount | None:
     """The mount that `start` made at ``mountpoint``, even when its server has died."""
-    path = Record.path((config or settings.load()).state_dir, os.path.abspath(mountpoint))
+    path = Record.path(trusted(Path((config or settings.load()).state_dir)), os.path.abspath(mountpoint))
     record = Record.read(path)
     return FsMount(record, path) if record else None
 
@@ -191,7 +193,6 @@ def _log_of(record: Path) -> Path:
 def _spawn(spec: ServerSpec, path: Path) -> Record:
     """Start a server and wait until its mount works. Raises what kept it from starting."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         log = open(_log_of(path), "wb")  # noqa: SIM115  closed below
     except OSError as exc:
         raise from_os_error(exc, f"write {path.parent}") from exc
