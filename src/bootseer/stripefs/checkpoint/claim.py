@@ -123,7 +123,7 @@ class Save:
                 raise self._overtaken() from None
         only = None
         if left := self._left:
-            only = {path for path, entry in commit.walk(self._backend, self.folder) if left.get(path) != entry}
+            only = {path for path, entry in _listed(self._backend, self.folder).items() if left.get(path) != entry}
         return self._closed.publish(hint=hint, before=before, only=only)
 
     def publish(
@@ -141,7 +141,7 @@ class Save:
         `DataError` when there is nothing to list, `ConfigError` for names that are not UTF-8.
         """
         self.check()
-        found = dict(commit.walk(self._backend, self.folder))
+        found = _listed(self._backend, self.folder)
         made = Commit(created=time.time(), files=tuple(self._files(found, only)))
         if not made.files:
             raise DataError(f"checkpoint {self._shown} has no files to commit")
@@ -179,7 +179,7 @@ class Save:
             faults.point("stripefs.commit.write")
             sink.write(content)
             sink.close()
-            now = dict(commit.walk(self._backend, self.folder))
+            now = _listed(self._backend, self.folder)
             if changed := [path for path, entry in listed.items() if now.get(path) != entry]:
                 self.check()  # a later save is the better reason
                 raise NotWritableError(
@@ -220,7 +220,7 @@ def begin(backend: Backend, folder: str) -> Save:
             break
         except FileExistsError:
             epoch += 1
-    save._left = dict(commit.walk(backend, folder)) if epoch > 1 else {}
+    save._left = _listed(backend, folder) if epoch > 1 else {}
     return save
 
 
@@ -244,6 +244,11 @@ def _take(backend: Backend, folder: str, epoch: int) -> Save:
             _log.info("a write into %s that was under way has been ended by a save or a commit", folder)
     save.check()
     return save
+
+
+def _listed(backend: Backend, folder: str) -> dict[str, Entry]:
+    """The files of ``folder`` as they are now, but for who may read them."""
+    return {path: entry._replace(permissions=None) for path, entry in commit.walk(backend, folder)}
 
 
 def _claim(folder: str, epoch: int) -> str:
