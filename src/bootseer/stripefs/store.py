@@ -364,7 +364,7 @@ class StripeFS:
         commit.refuse_removal(self.backend, clean(path))
 
     def remove(self, path: str, *, force: bool = False) -> None:
-        """Remove a file: first its pointer, then its stripes, unless they were written under another name.
+        """Remove a file: first its pointer, then its stripes, unless another file's pointer may name them.
 
         `NotWritableError` for what a COMMIT names, and for COMMIT itself, without ``force``.
         """

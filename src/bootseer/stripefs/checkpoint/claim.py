@@ -147,8 +147,14 @@ class Save:
             raise DataError(f"checkpoint {self._shown} has no files to commit")
         if before is not None:
             before(made)
+        now = _listed(self._backend, self.folder)
+        if changed := [file.path for file in made.files if now.get(file.path) != found[file.path]]:
+            raise NotWritableError(
+                f"{join(self.folder, changed[0])} was changed while its checkpoint was committed",
+                hint="commit again when its writer is done",
+            )
         try:
-            self._publish(commit.encode(made), {file.path: found[file.path] for file in made.files})
+            self._publish(commit.encode(made))
         except OSError as exc:
             raise from_os_error(exc, f"commit {self._shown}") from exc
         if hint and self.folder:
@@ -171,7 +177,7 @@ class Save:
             else:
                 yield CommittedFile(path=path, size=pointer.size, digest=pointer.digest, uuid=pointer.uuid)
 
-    def _publish(self, content: bytes, listed: Mapping[str, Entry]) -> None:
+    def _publish(self, content: bytes) -> None:
         tmp, path = join(self.folder, f"{layout.TEMPORARY}{uuid.uuid4().hex}"), join(self.folder, commit.NAME)
         faults.point("stripefs.commit.begin")
         sink = self._backend.create(tmp)
@@ -179,13 +185,6 @@ class Save:
             faults.point("stripefs.commit.write")
             sink.write(content)
             sink.close()
-            now = _listed(self._backend, self.folder)
-            if changed := [path for path, entry in listed.items() if now.get(path) != entry]:
-                self.check()  # a later save is the better reason
-                raise NotWritableError(
-                    f"{join(self.folder, changed[0])} was changed while its checkpoint was committed",
-                    hint="commit again when its writer is done",
-                )
             self.check()
             faults.point("stripefs.commit.rename")
             self._backend.rename(tmp, path, overwrite=False)
