@@ -132,9 +132,21 @@ def test_a_file_renamed_over_a_copy_of_its_pointer(fs):
     assert sorted(path.name for path in Path(fs.url).iterdir()) == [".bsx", "a"]
 
 
-def test_stripes_stay_beside_a_damaged_pointer_that_may_name_them(fs):
+@pytest.mark.parametrize("how", ["removed", "replaced"])
+def test_stripes_stay_beside_a_damaged_pointer_that_may_name_them(fs, how):
     write(fs, "a")
     shutil.copy(Path(fs.url, "a"), Path(fs.url, "b"))
-    Path(fs.url, "a").write_bytes(Path(fs.url, "a").read_bytes()[:-3])
-    fs.remove("b")
-    assert stripes(fs) == 3
+    whole = Path(fs.url, "a").read_bytes()
+    Path(fs.url, "a").write_bytes(whole[:-3])
+    if how == "removed":
+        fs.remove("b")
+    else:
+        write(fs, "b", NEW)
+    fs.gc(age=0)
+    assert stripes(fs) == (3 if how == "removed" else 6)
+    Path(fs.url, "a").write_bytes(whole)
+    assert content(fs, "a") == OLD
+    Path(fs.url, "a").unlink()
+    fs.gc(age=0)
+    assert stripes(fs) == (0 if how == "removed" else 3)
+    assert fs.fsck().findings == ()

@@ -169,8 +169,8 @@ def _is_checkpoint(backend: Backend, path: str) -> bool:
 
 def _discard(backend: Backend, path: str, pointer: Pointer) -> None:
     """Remove what is left of the file that ``pointer`` was at ``path``."""
-    remove_stripes(backend, path, pointer)
-    backend.delete(_temporary(path, pointer.uuid))
+    if remove_stripes(backend, path, pointer):
+        backend.delete(_temporary(path, pointer.uuid))
 
 
 def _temporary(path: str, uuid: str) -> str:

@@ -154,21 +154,22 @@ def _patiently(step: Callable[[], T]) -> T:
         pause = min(2 * pause, 5.0)
 
 
-def remove_stripes(backend: Backend, path: str, pointer: Pointer) -> None:
+def remove_stripes(backend: Backend, path: str, pointer: Pointer) -> bool:
     """Remove the stripes of the file that had ``pointer`` at ``path``, which is not there any more.
 
-    They stay when it was written under another name and is not the last file of the folder that names them: then one
-    of the two is a copy of the pointer.
+    They stay when it was written under another name and is not the last file of the folder that names them (one of the
+    two is a copy of the pointer), or a damaged pointer may name them. Then the answer is False: the temporary file that
+    calls them garbage is to stay too.
     """
     parent, _, name = path.rpartition("/")
 
-    def names_them(entry: Entry) -> bool:
+    def names_them(entry: Entry) -> bool | None:
         try:
             found = read_pointer(backend, join(parent, entry.name))
         except NotFoundError:
             return False
-        except DataError:  # a damaged pointer may be theirs
-            return True
+        except DataError:
+            return None
         return found is not None and found.uuid == pointer.uuid
 
     if pointer.name != name:
@@ -177,11 +178,13 @@ def remove_stripes(backend: Backend, path: str, pointer: Pointer) -> None:
             for entry in backend.list(parent)
             if not entry.is_dir and entry.size <= layout.MAX_TEXT and not entry.name.startswith(layout.TEMPORARY)
         ]
-        if any(parallel([lambda entry=entry: names_them(entry) for entry in others])):  # type: ignore[misc]
+        found = parallel([lambda entry=entry: names_them(entry) for entry in others])  # type: ignore[misc]
+        if True in found or None in found:
             _log.warning("the stripes of %s are left in place: another file may name them", path)
-            return
+            return True in found
     for index in range(pointer.width):
         backend.delete(pointer.stripe_path(path, index))
+    return True
 
 
 class Written(NamedTuple):
@@ -442,11 +445,10 @@ class StripeWriter:
         faults.point("stripefs.write.cleanup")
         if self._old is not None:
             try:
-                remove_stripes(self._backend, self.path, self._old)
+                if remove_stripes(self._backend, self.path, self._old):
+                    self._remove_temporary(self._marker)
             except (BootseerError, OSError) as exc:  # the mark says that they are garbage
                 _log.warning("stripes of the replaced %s are left behind: %s", self.path, exc)
-            else:
-                self._remove_temporary(self._marker)
 
     def _mark(self) -> None:
         """Before the old pointer goes, a temporary file names its stripes, so that they are known as garbage if this
