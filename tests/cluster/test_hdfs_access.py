@@ -3,6 +3,9 @@
 import dataclasses
 import itertools
 import os
+import stat
+import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -11,12 +14,14 @@ from pathlib import Path
 import pytest
 
 from bootseer import hdfs
+from bootseer.config import Config
 from bootseer.errors import FullError, NotWritableError, UnavailableError
 from bootseer.hdfs import access, datanode
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.output import FileOutput
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.replica_errors import StaleReplica
+from bootseer.stripefs import mount, open_fs
 from bootseer.testing.hadoop import HadoopCluster
 
 pytestmark = pytest.mark.hdfs
@@ -55,6 +60,63 @@ class _Raw:
 def safe_mode(node: NameNode, on: bool) -> None:
     request = _Raw(b"\x08" + (b"\x02" if on else b"\x01"))  # field 1, action: 1 leave, 2 enter
     node._rpc.call("setSafeMode", request, wire.Result, "set safe mode", deadline=20.0)
+
+
+@pytest.mark.root
+def test_a_mount_by_root_shows_others_what_hdfs_lets_them_see(cluster, node, tmp_path):
+    """Owners and modes are those of HDFS; `nobody` is a user of every node, `stranger` of none."""
+
+    def sees(where: Path, *names: str) -> list[str]:
+        done = [
+            subprocess.run(["cat", where / name], user=65534, group=65534, extra_groups=[], capture_output=True)
+            for name in names
+        ]
+        return [one.stdout.decode() or one.stderr.decode().rpartition(": ")[2].strip() for one in done]
+
+    fs = open_fs(f"{cluster.url}/shared")
+    for name in ("open", "mine", "private", "listed", "strange", "closed/f"):
+        with fs.create(name) as out:
+            out.write(b"content")
+    for line in (
+        "-chmod 644 /shared/open /shared/listed /shared/closed/f",
+        "-chmod 600 /shared/private /shared/mine",
+        "-chmod 700 /shared/closed",
+        "-chmod 640 /shared/strange",
+        "-chown nobody /shared/mine",
+        "-chown stranger:strangers /shared/strange",
+        "-setfacl -m user:stranger:r--,group::---,mask::r-- /shared/listed",
+        "-chgrp nogroup /shared/listed",
+    ):
+        cluster.fs_shell(line.split())
+    config = Config(cache_dir=str(tmp_path / "cache"), state_dir=str(tmp_path / "state"))
+    names = ("open", "mine", "private", "listed", "strange", "closed/f")
+    denied = "Permission denied"
+    with tempfile.TemporaryDirectory() as folder:  # one that everybody can enter
+        os.chmod(folder, 0o755)
+        made = mount.start(fs.url, Path(folder, "mnt"), config=config)
+        try:
+            assert [(made.mountpoint / name).read_bytes() for name in names] == [b"content"] * 6
+            info = (made.mountpoint / "mine").stat()
+            assert (info.st_uid, stat.S_IMODE(info.st_mode)) == (65534, 0o600)
+            assert sees(made.mountpoint, *names) == ["content", "content", denied, denied, denied, denied]
+            cluster.fs_shell(["-chmod", "600", "/shared/open"])
+            cluster.fs_shell(["-chmod", "755", "/shared/closed"])
+            until = time.monotonic() + 30
+            while sees(made.mountpoint, "open", "closed/f") != [denied, "content"]:
+                assert time.monotonic() < until
+                time.sleep(0.2)
+            cluster.fs_shell(["-chmod", "700", "/shared"])
+            while sees(made.mountpoint, "mine") != [denied]:
+                assert time.monotonic() < until
+                time.sleep(0.2)
+        finally:
+            made.unmount()
+        made = mount.start(f"{fs.url}/closed", Path(folder, "mnt"), config=config)  # a private folder is above it
+        try:
+            assert (made.mountpoint / "f").read_bytes() == b"content"
+            assert sees(made.mountpoint, "f") == [denied]
+        finally:
+            made.unmount()
 
 
 def test_block_tokens_come_with_the_blocks(cluster, node):

@@ -7,18 +7,21 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from bootseer.config import Config
-from bootseer.errors import DataError, NotFoundError, NotWritableError, UnavailableError
+from bootseer.errors import ConfigError, DataError, NotFoundError, NotWritableError, UnavailableError
 from bootseer.kernel import mount as mounts
 from bootseer.stripefs import FsMount, StripeFS, mount, open_fs
-from bootseer.stripefs.mount import client
+from bootseer.stripefs.mount import FsStatus, client
+from bootseer.stripefs.mount.server import Record, Server, ServerSpec, born
 
 pytestmark = pytest.mark.root
 
@@ -60,6 +63,32 @@ def test_names_sizes_and_contents(mounted, fs):
     assert not (folder / ".bsx").exists()
     with pytest.raises(FileNotFoundError):
         (folder / "none").read_bytes()
+
+
+def test_a_store_that_tells_no_owners_is_for_who_mounted_it_alone(fs, config, tmp_path):
+    with tempfile.TemporaryDirectory() as folder:  # one that everybody can enter
+        os.chmod(folder, 0o755)
+        made = mount.start(fs.url, Path(folder, "mnt"), config=config)
+        try:
+            assert (made.mountpoint / "step-1/config.json").read_bytes() == b"{}"
+            for argv in (["ls", str(made.mountpoint)], ["cat", f"{made.mountpoint}/step-1/config.json"]):
+                done = subprocess.run(argv, user=65534, group=65534, extra_groups=[], capture_output=True)
+                assert b"Permission denied" in done.stderr
+                assert done.stdout == b""
+        finally:
+            made.unmount()
+
+
+def test_a_mount_in_a_closed_folder_is_for_those_to_whom_root_shows_it(mounted):
+    """A container whose processes are not root's, for one."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        subprocess.run(["mount", "--bind", mounted.mountpoint, folder], check=True)
+        try:
+            argv = ["cat", f"{folder}/step-1/config.json"]
+            assert subprocess.check_output(argv, user=65534, group=65534, extra_groups=[]) == b"{}"
+        finally:
+            subprocess.run(["umount", folder], check=True)
 
 
 def test_it_cannot_be_written_to(mounted):
@@ -265,6 +294,77 @@ def test_a_server_that_cannot_write_its_status_goes_on(fs, tmp_path, config):
         state.unlink()
         (tmp_path / "aside").rename(state)
         made.unmount()
+
+
+@pytest.mark.parametrize("name", ["state", "cache"])
+def test_folders_that_others_can_write_to_are_refused(fs, tmp_path, config, name):
+    """The state names processes to end and logs to write; the cache has the bytes that are served."""
+    (tmp_path / name / "fs").mkdir(parents=True)
+    (tmp_path / name / "fs").chmod(0o777)
+    with pytest.raises(ConfigError, match="others can write to"):
+        mount.start(fs.url, tmp_path / "mnt", config=config)
+    (tmp_path / name).chmod(0o777)
+    with pytest.raises(ConfigError, match="others can write to"):
+        mount.start(fs.url, tmp_path / "mnt", config=config)
+    assert not mounts.is_mounted(tmp_path / "mnt")
+
+
+def test_a_server_leaves_the_record_of_its_successor(fs, tmp_path, config):
+    def record() -> dict:
+        return json.loads(path.read_text())
+
+    spec = ServerSpec(fs.url, str(tmp_path / "mnt"), state_dir=config.state_dir)
+    path = Record.path(spec.state_dir, spec.mountpoint)
+    path.parent.mkdir(parents=True)
+    first = Server(spec)
+    first._write_record()
+    with subprocess.Popen(["sleep", "600"]) as other:
+        try:
+            ours = msgspec.json.decode(path.read_bytes(), type=Record).status
+            theirs = msgspec.structs.replace(ours, pid=other.pid, url="theirs")
+            path.write_bytes(msgspec.json.encode(Record(theirs, born(other.pid))))
+            first._ops.bytes_read += 1
+            first._write_record()
+            assert record()["status"]["url"] == "theirs"
+            with pytest.raises(NotWritableError, match="already a mount of theirs"):
+                Server(spec)._write_record()
+            assert record()["status"]["url"] == "theirs"
+        finally:
+            other.kill()
+    Server(spec)._write_record()  # that one has died
+    assert record()["status"]["pid"] == os.getpid()
+
+
+def test_a_second_unmount_leaves_a_later_mount_alone(fs, tmp_path, config):
+    first = mount.start(fs.url, tmp_path / "mnt", config=config)
+    first.unmount()
+    later = mount.start(fs.url, tmp_path / "mnt", config=config)
+    try:
+        first.unmount()
+        assert later.status().alive
+        assert (later.mountpoint / "step-1/config.json").read_bytes() == b"{}"
+    finally:
+        later.unmount()
+
+
+def test_a_server_gets_the_login_of_its_store_and_says_it_to_nobody(fs, tmp_path, config, monkeypatch):
+    """The storage is opened by the server anew, from what it is told on its standard input."""
+
+    def open_store(url: str) -> StripeFS:
+        opened = open_fs(fs.url)
+        opened.url = url.replace("me:secret@", "***@")
+        return opened
+
+    def spawn(spec: ServerSpec, path: Path) -> Record:
+        told.append(spec)
+        return Record(FsStatus(url=open_store(spec.url).url, mountpoint=spec.mountpoint, pid=1), 0)
+
+    told: list[ServerSpec] = []
+    monkeypatch.setattr(client, "open_fs", open_store)
+    monkeypatch.setattr(client, "_spawn", spawn)
+    made = mount.start("sftp://me:secret@host/run", tmp_path / "mnt", config=config)
+    assert told[0].url == "sftp://me:secret@host/run"
+    assert made.url == "sftp://***@host/run"
 
 
 def test_sigterm_and_an_unmount_from_elsewhere_end_the_server(fs, tmp_path, config):

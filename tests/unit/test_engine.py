@@ -483,3 +483,28 @@ def test_large_runs_have_more_time(hdfs, engine, monkeypatch):
     hdfs.put("f", data, ["a"])
     engine.read(Wanted(hdfs, {"f": data}, unit=12 * MB).pieces)
     assert seen == [pytest.approx(DEADLINE + 24)]
+
+
+@pytest.mark.parametrize("step", ["node", "submit"])
+def test_a_request_that_there_is_no_memory_for_is_an_error(hdfs, engine, monkeypatch, step):
+    wanted = Wanted(hdfs, striped(hdfs))
+    real, errors = getattr(engine.scheduler, step), []
+
+    def none_left(*args):
+        monkeypatch.setattr(engine.scheduler, step, real)
+        raise MemoryError
+
+    def read() -> None:
+        try:
+            engine.read(wanted.pieces)
+        except MemoryError as exc:
+            errors.append(exc)
+
+    monkeypatch.setattr(engine.scheduler, step, none_left)
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    reader.join(30)
+    assert not reader.is_alive()
+    assert len(errors) == 1
+    engine.read(wanted.pieces)
+    assert wanted.right()

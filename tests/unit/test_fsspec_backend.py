@@ -532,3 +532,18 @@ def test_a_finished_checkpoint_is_whole_until_all_of_it_goes(fs):
     for name in ("run/step-1", "run/LATEST"):
         with pytest.raises(NotFoundError):
             fs.stat(name)
+
+
+def test_what_is_too_much_for_one_listing_is_listed_by_folders(fs, monkeypatch, caplog):
+    wanted = {"a": 1, "b/c": 1, "b/d/e": 1}
+    for name in wanted:
+        fs.backend.put(name, b"x", overwrite=True)
+    below, ended = fs.backend.call("look", lambda found: found), threading.Event()
+    monkeypatch.setattr(below, "find", lambda *path, **flags: ended.wait(60))
+    monkeypatch.setattr(fsspec_storage, "_FIND_SECONDS", 0.2)
+    try:
+        assert dict(fs.backend.walk("")) == wanted
+    finally:
+        ended.set()
+    assert "no answer within 0 s" in caplog.text
+    assert "folder by folder" in caplog.text

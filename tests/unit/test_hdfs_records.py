@@ -8,7 +8,8 @@ import pytest
 
 from bootseer.errors import ConfigError
 from bootseer.hdfs.proto import hdfs_pb2 as wire
-from bootseer.hdfs.records import DataNode, FileBlocks, Located
+from bootseer.hdfs.records import DataNode, FileBlocks, FileStatus, Located
+from bootseer.stripefs.hdfs import permissions
 
 
 def info(address: str = "10.0.0.7", hostname: str = "dn7.example") -> wire.NodeInfo:
@@ -87,3 +88,24 @@ def test_the_disks_of_replicas_stay_with_their_datanodes(ids):
     found = Located.of(message).picked([1, 0]).message
     assert [node.id.address for node in found.nodes] == ["10.0.0.8", "10.0.0.7"]
     assert (found.storage_types, found.storage_ids) == ([1, 3], ids[1::-1] if ids else [])
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ({"mode": 0o1754}, (65534, 0, 0o754)),
+        ({"mode": 0o640, "owner": "stranger-of-this-node"}, (0, 0, 0o040)),
+        ({"mode": 0o775, "group": "strangers-of-this-node"}, (65534, 0, 0o705)),
+        ({"mode": 0o775, "acl": True}, (65534, 0, 0o700)),
+        ({"mode": 0o777, "encrypted": True}, (65534, 0, 0)),
+    ],
+)
+def test_permissions_on_this_node_are_never_more_than_those_of_hdfs(said, found):
+    status = FileStatus("/f", 1, False, 0, **{"owner": "nobody", "group": "root", **said})
+    assert permissions(status) == found
+
+
+@pytest.mark.parametrize(("flags", "acl"), [(0, False), (1, True), (6, False), (7, True)])
+def test_an_access_control_list_is_noticed(flags, acl):
+    message = wire.FileStatus(kind=2, length=1, permission=wire.Permission(mode=0o640), flags=flags)
+    assert FileStatus.of(message, "/f").acl is acl

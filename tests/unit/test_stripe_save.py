@@ -165,3 +165,174 @@ def test_a_checkpoint_is_not_replaced_by_one_that_is_not_whole(fs):
     with pytest.raises(DataError, match="lacks conf"):
         copy_tree(fs, "A", fs, "B", force=True)
     assert tree(fs) == before
+
+
+def committed(made) -> list[str]:
+    return [file.path for file in made.files]
+
+
+def test_what_a_killed_save_left_is_not_committed_by_the_next_one(fs, caplog):
+    killed = fs.save("step-1")
+    for name in ("rank-0", "rank-1", "sub/rank-2"):
+        put(killed, name)
+    save = fs.save("step-1")
+    put(save, "rank-0", b"n")
+    assert committed(save.commit()) == ["rank-0"]
+    assert "step-1/rank-1 was not written by this save" in caplog.text
+    assert "step-1/sub/rank-2 was not written by this save" in caplog.text
+    fs.verify("step-1")
+
+
+def test_what_was_in_the_folder_before_its_first_save_is_committed(fs):
+    with fs.create("step-1/tokenizer") as out:
+        out.write(b"t")
+    save = fs.save("step-1")
+    put(save, "rank-0")
+    assert committed(save.commit()) == ["rank-0", "tokenizer"]
+    with fs.create("step-2/tokenizer") as out:
+        out.write(b"t")
+    put(fs.save("step-2"), "rank-0")
+    assert committed(fs.commit("step-2")) == ["rank-0", "tokenizer"]  # who says commit says everything
+
+
+def test_a_copy_of_a_checkpoint_lists_only_what_that_lists(fs):
+    checkpoint(fs, "A", b"a")
+    with fs.create("B/left") as out:
+        out.write(b"of an earlier copy")
+    copy_tree(fs, "A", fs, "B")
+    assert committed(fs.checkpoint("B")) == ["a", "conf"]
+
+
+def test_a_commit_ends_the_writes_of_its_own_save(fs):
+    save = fs.save("step-1")
+    put(save, "a")
+    late = [fs.save("step-1", epoch=save.epoch).create("a"), save.create("a")]
+    for out in late:
+        out.write(b"late")
+    assert committed(save.commit()) == ["a"]
+    for out in late:
+        with pytest.raises(NotWritableError, match="has a COMMIT already"):
+            out.finish()
+    fs.verify("step-1")
+
+
+def test_a_writer_that_passed_its_checks_before_a_commit_publishes_nothing_after_it(fs, monkeypatch):
+    save = fs.save("step-1")
+    put(save, "a", b"first")
+    mine = fs.save("step-1", epoch=save.epoch)
+    real = faults.point
+
+    def point(name: str) -> None:
+        real(name)
+        if name == "stripefs.write.rename":
+            monkeypatch.setattr(faults, "point", real)
+            save.commit()
+
+    monkeypatch.setattr(faults, "point", point)
+    with pytest.raises(NotWritableError, match="another writer"):
+        put(mine, "a", b"second")
+    fs.checkpoint("step-1")
+    fs.verify("step-1")
+
+
+def test_a_save_is_committed_by_who_began_it(fs):
+    begun = fs.save("f")
+    joined = fs.save("f", epoch=begun.epoch)
+    put(joined, "a")
+    with pytest.raises(NotWritableError, match="begun by another process"):
+        joined.commit()
+    assert committed(begun.commit()) == ["a"]
+
+
+def test_a_commit_that_failed_may_be_tried_again(fs):
+    def refuse(made) -> None:
+        raise DataError("not yet")
+
+    put(fs.save("f"), "left")
+    save = fs.save("f")
+    put(save, "a")
+    with pytest.raises(DataError, match="not yet"):
+        save.commit(before=refuse)
+    with pytest.raises(NotWritableError, match="is being committed"):
+        put(save, "b")
+    assert committed(save.commit()) == ["a"]
+
+
+def test_a_file_that_is_still_being_written_is_not_committed(fs, monkeypatch):
+    def unfinished(self, path, *, pinned=False):
+        source = real(self, path, pinned=pinned)
+        source.unfinished = path.endswith("log")
+        return source
+
+    save = fs.save("f")
+    put(save, "a")
+    Path(fs.url, "f/log").write_bytes(b"half of it")
+    real = type(fs.backend).open
+    monkeypatch.setattr(type(fs.backend), "open", unfinished)
+    with pytest.raises(NotWritableError, match="f/log is still being written"):
+        save.commit()
+    with pytest.raises(NotWritableError, match="f/log is still being written"):
+        fs.commit("f")
+    monkeypatch.undo()
+    assert committed(fs.commit("f")) == ["a", "log"]
+
+
+@pytest.mark.parametrize("how", ["grown", "replaced", "removed"])
+def test_a_file_that_changes_while_it_is_committed(fs, how):
+    save = fs.save("f")
+    put(save, "a")
+    log = Path(fs.url, "f/log")
+    log.write_bytes(b"one")
+
+    def change(made) -> None:
+        if how == "grown":
+            log.write_bytes(b"one two")
+        elif how == "replaced":
+            log.with_name(".other").write_bytes(b"two")
+            log.with_name(".other").replace(log)
+        else:
+            log.unlink()
+
+    with pytest.raises(NotWritableError, match="f/log was changed while its checkpoint was committed"):
+        save.commit(before=change)
+    with pytest.raises(DataError, match="no COMMIT"):
+        fs.checkpoint("f")
+    assert not list(Path(fs.url).rglob(".tmp-*"))
+
+
+def test_a_claim_that_could_not_be_written_still_counts(fs, monkeypatch):
+    """Else its number is free again when a later save has the next one, and nothing ends the save before both."""
+    first = fs.save("f")
+    put(first, "a")
+    real = type(fs.backend).create
+
+    def create(self, path, **flags):
+        sink = real(self, path, **flags)
+        if path == "f/.bsx/save.2":
+            sink.write = lambda data: (later.append(fs.save("f")), 1 / 0)
+        return sink
+
+    later: list = []
+    monkeypatch.setattr(type(fs.backend), "create", create)
+    with pytest.raises(ZeroDivisionError):
+        fs.save("f")
+    monkeypatch.undo()
+    assert later[0].epoch == 3
+    with pytest.raises(NotWritableError, match="overtaken"):
+        put(first, "b")
+    with pytest.raises(NotWritableError, match="overtaken"):
+        first.commit()
+    put(later[0], "a", b"n")
+    assert committed(later[0].commit()) == ["a"]
+
+
+def test_a_commit_sees_any_later_claim(fs):
+    first = fs.save("f")
+    put(first, "a")
+    fs.save("f")
+    later = fs.save("f")
+    Path(fs.url, "f/.bsx/save.2").unlink()  # by hand: no code of ours does it
+    with pytest.raises(NotWritableError, match="overtaken"):
+        first.commit()
+    put(later, "a")
+    later.commit()

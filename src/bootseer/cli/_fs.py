@@ -110,7 +110,9 @@ def progress(what: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
 def row(stat: FileStat) -> dict[str, object]:
     import msgspec
 
-    return {**msgspec.to_builtins(stat), "striped": stat.striped}
+    found = msgspec.to_builtins(stat)
+    del found["permissions"]  # in numbers of this node: not what the store says
+    return {**found, "striped": stat.striped}
 
 
 def binary_text(count: int) -> str:

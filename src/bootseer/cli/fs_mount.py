@@ -39,7 +39,7 @@ def mount(
     if as_json:
         print_json(started.status())
     else:
-        typer.echo(f"{url} is mounted on {started.mountpoint} (server {started.pid})")
+        typer.echo(f"{started.url} is mounted on {started.mountpoint} (server {started.pid})")
 
 
 def status(target: Target, as_json: AsJson = False) -> None:

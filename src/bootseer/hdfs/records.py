@@ -28,7 +28,8 @@ class FileStatus:
 
     ``file_id`` names this very file as long as it exists, also after a rename; one that replaces it has another.
     ``erasure``: the name of its erasure coding policy, or of the policy that new files in this folder get; else "".
-    ``encrypted``: in an encryption zone. What ``hdfs-native`` does not tell is 0 or "".
+    ``encrypted``: in an encryption zone. ``acl``: it has an access control list, and the group bits of ``mode`` are
+    only the mask of that. What ``hdfs-native`` does not tell is 0 or "".
     """
 
     path: str
@@ -43,6 +44,7 @@ class FileStatus:
     owner: str = ""
     group: str = ""
     mode: int = 0
+    acl: bool = False
 
     @classmethod
     def of(cls, message: wire.FileStatus, path: str) -> FileStatus:
@@ -59,6 +61,7 @@ class FileStatus:
             message.owner,
             message.group,
             message.permission.mode,
+            bool(message.flags & 1),
         )
 
 

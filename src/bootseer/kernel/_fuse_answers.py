@@ -50,10 +50,10 @@ class Answers:
         return handler(ctx, body)
 
     def _attr(self, node: int, attr: Attr) -> bytes:
-        mode, size, nlink, mtime_ns, blksize = attr
+        mode, size, nlink, mtime_ns, blksize, uid, gid = attr
         sec, nsec = divmod(mtime_ns, 1_000_000_000)
         blocks = (size + 511) // 512
-        return wire.ATTR.pack(node, size, blocks, *[sec] * 3, *[nsec] * 3, mode, nlink, 0, 0, 0, blksize, 0)
+        return wire.ATTR.pack(node, size, blocks, *[sec] * 3, *[nsec] * 3, mode, nlink, uid, gid, 0, blksize, 0)
 
     def _entry(self, entry: Entry) -> bytes:
         (entry_sec, entry_nsec), (attr_sec, attr_nsec) = self._entry_valid, self._attr_valid

@@ -35,6 +35,8 @@ class Attr(NamedTuple):
     nlink: int = 1
     mtime_ns: int = 0
     blksize: int = 4096
+    uid: int = 0
+    gid: int = 0
 
 
 class Entry(NamedTuple):

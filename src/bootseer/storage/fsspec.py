@@ -53,6 +53,8 @@ SMALL = 128 << 10
 """A file up to this size is fetched when it is opened: one request, and all its bytes are of one version."""
 BLOCK = 16 << 20
 """Part of a multipart upload. S3 allows 10,000 parts: 160 GB for one stripe."""
+_FIND_SECONDS = 10 * DEADLINE
+"""For a listing of everything below a prefix."""
 _TRIES = 5
 _TAGS = ("ETag", "etag", "generation", "md5", "content_md5", "checksum")
 _TIMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
@@ -250,8 +252,12 @@ class FsspecBackend(FsspecPlace, Backend):
             return cast("Mapping[str, Mapping[str, object]]", fs.find(full, detail=True))
 
         try:
-            found = self.call(f"list {self.name(path)}", ask, 10 * DEADLINE)
+            found = self.call(f"list {self.name(path)}", ask, _FIND_SECONDS)
         except NotFoundError:
+            return
+        except UnavailableError as exc:  # one call for all may be too long, and a folder alone is not
+            _log.warning("%s; listing it folder by folder", exc.message)
+            yield from super().walk(path)
             return
         base, own = self.full("").strip("/"), self.full(path).strip("/")
         for name, info in found.items():
@@ -355,6 +361,9 @@ class FsspecBackend(FsspecPlace, Backend):
         self.objects()  # who cannot be written is not removed from either
         with contextlib.suppress(NotFoundError):
             self.call(f"delete {self.name(path)}", lambda fs: fs.rm_file(self.full(path)))
+
+    def has_folders(self) -> bool:
+        return bool(self.protocols & RENAMING)
 
     def make_folder(self, path: str) -> None:
         if not self.memory and self.objects():

@@ -31,10 +31,18 @@ SLOWEST = 512 << 10
 """Bytes per second below which a longer transfer counts as hanging."""
 
 
+class Permissions(NamedTuple):
+    """Whose a file is, in numbers of this node, and who may do what with it: the nine bits of chmod(1)."""
+
+    uid: int
+    gid: int
+    mode: int
+
+
 class Entry(NamedTuple):
     """One name: last part of its path, size in bytes (0 for a folder), modification time in seconds.
 
-    ``version`` is that of `Source`.
+    ``version`` is that of `Source`; ``permissions`` are None where they are not told.
     """
 
     name: str
@@ -42,6 +50,7 @@ class Entry(NamedTuple):
     is_dir: bool
     mtime: float
     version: str = ""
+    permissions: Permissions | None = None
 
 
 class Source:
@@ -167,6 +176,10 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def delete(self, path: str) -> None:
         """Remove a file; no error when it is gone already."""
+
+    def has_folders(self) -> bool:
+        """Whether a folder can be there without a file in it."""
+        return True
 
     @abc.abstractmethod
     def make_folder(self, path: str) -> None:

@@ -7,7 +7,10 @@ that is read directly, files that are erasure-coded or encrypted still go throug
 from __future__ import annotations
 
 import builtins
+import functools
+import grp
 import logging
+import pwd
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +21,7 @@ from bootseer.hdfs import access
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.records import FileBlocks, FileStatus, Located
 from bootseer.storage.hdfs import NativeBackend, NativeSource
-from bootseer.storage.interface import Backend, Entry, Piece, Sink, Source
+from bootseer.storage.interface import Backend, Entry, Permissions, Piece, Sink, Source
 from bootseer.storage.pool import read_each
 from bootseer.stripefs.scheduler import threads
 from bootseer.stripefs.scheduler.transport import BlockFile
@@ -177,7 +180,37 @@ class HdfsBackend(NativeBackend):
 
 def _entry(status: FileStatus) -> Entry:
     name = status.path.rpartition("/")[2]
-    return Entry(name, status.size, status.is_dir, status.mtime_ms / 1000, _version(status))
+    return Entry(name, status.size, status.is_dir, status.mtime_ms / 1000, _version(status), permissions(status))
+
+
+def permissions(status: FileStatus) -> Permissions:
+    """Those of HDFS, or fewer: none for an owner or group that this node does not know, none but the owner's beside an
+    access control list, and none at all in an encryption zone, whose keys have permissions of their own."""
+    uid, gid = _uid(status.owner), _gid(status.group)
+    mode = status.mode & (0o700 if status.acl else 0o777)
+    if status.encrypted:
+        mode = 0
+    if uid is None:
+        mode &= 0o077
+    if gid is None:
+        mode &= 0o707
+    return Permissions(uid or 0, gid or 0, mode)
+
+
+@functools.lru_cache(4096)
+def _uid(name: str) -> int | None:
+    try:
+        return pwd.getpwnam(name).pw_uid
+    except KeyError:
+        return None
+
+
+@functools.lru_cache(4096)
+def _gid(name: str) -> int | None:
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError:
+        return None
 
 
 def _only_native(blocks: FileBlocks) -> str:

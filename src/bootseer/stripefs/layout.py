@@ -210,10 +210,6 @@ class Pointer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     def geometry(self) -> Geometry:
         return Geometry(self.size, self.unit, self.width)
 
-    def owns_stripes(self, logical: str) -> bool:
-        """Whether the stripes go with the file at ``logical``: not when it is a copy of the pointer, or was renamed."""
-        return self.name == logical.rpartition("/")[2]
-
     def stripe_path(self, logical: str, index: int) -> str:
         """Path of a stripe of the file at ``logical``."""
         parent = logical.rpartition("/")[0]

@@ -8,14 +8,14 @@ import io
 import logging
 import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import msgspec
 from blake3 import blake3
 
 from bootseer.errors import DataError, NotFoundError, NotWritableError, from_os_error
-from bootseer.storage.interface import Backend, Entry, clean, exists, join
+from bootseer.storage.interface import Backend, Entry, Permissions, clean, exists, join
 from bootseer.storage.pool import parallel
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit, newest
@@ -41,7 +41,8 @@ Progress = Callable[[int, int], None]
 class FileStat(msgspec.Struct, frozen=True, kw_only=True):
     """One file or folder. ``width``, ``unit`` and ``uuid`` are 0 and "" for plain files and folders.
 
-    ``version`` changes when the file below the path is replaced (`bootseer.storage.interface.Source`).
+    ``version`` changes when the file below the path is replaced (`bootseer.storage.interface.Source`); ``permissions``:
+    None where the storage does not tell.
     """
 
     path: str
@@ -53,6 +54,7 @@ class FileStat(msgspec.Struct, frozen=True, kw_only=True):
     uuid: str = ""
     digest: str = ""
     version: str = ""
+    permissions: Permissions | None = None
 
     @property
     def striped(self) -> bool:
@@ -198,23 +200,28 @@ class StripeFS:
             what = f"no file or folder {where}" if path else f"no folder {self.url}"
             raise NotFoundError(what) from None
         if entry.is_dir:
-            return FileStat(path=path, size=0, is_dir=True, mtime=entry.mtime)
+            return FileStat(path=path, size=0, is_dir=True, mtime=entry.mtime, permissions=entry.permissions)
         return self._file_stat(path, entry)
 
     def _file_stat(self, path: str, entry: Entry) -> FileStat:
         pointer = read_pointer(self.backend, path) if entry.size <= layout.MAX_TEXT else None
-        if pointer is None:
-            return FileStat(path=path, size=entry.size, is_dir=False, mtime=entry.mtime, version=entry.version)
-        return FileStat(
+        found = FileStat(
             path=path,
-            size=pointer.size,
+            size=entry.size,
             is_dir=False,
             mtime=entry.mtime,
+            version=entry.version,
+            permissions=entry.permissions,
+        )
+        if pointer is None:
+            return found
+        return msgspec.structs.replace(
+            found,
+            size=pointer.size,
             width=pointer.width,
             unit=pointer.unit,
             uuid=pointer.uuid,
             digest=pointer.digest,
-            version=entry.version,
         )
 
     def ls(self, path: str = "") -> list[FileStat]:
@@ -227,7 +234,7 @@ class StripeFS:
         def look(entry: Entry) -> FileStat | None:
             name = join(path, entry.name)
             if entry.is_dir:
-                return FileStat(path=name, size=0, is_dir=True, mtime=entry.mtime)
+                return FileStat(path=name, size=0, is_dir=True, mtime=entry.mtime, permissions=entry.permissions)
             try:
                 return self._file_stat(name, entry)
             except NotFoundError:
@@ -281,16 +288,23 @@ class StripeFS:
         folder = clean(folder)
         return Save(self.backend, folder, epoch) if epoch else begin(self.backend, folder)
 
-    def commit(self, path: str, *, hint: bool = True, before: Callable[[Commit], None] | None = None) -> Commit:
+    def commit(
+        self,
+        path: str,
+        *,
+        hint: bool = True,
+        before: Callable[[Commit], None] | None = None,
+        only: Collection[str] | None = None,
+    ) -> Commit:
         """Publish the directory as a checkpoint: everything in it now, nothing later. The first commit wins.
 
-        Writes into it that are under way are ended. ``hint``: let LATEST in the folder above name it. ``before``: as
-        in `Save.commit`.
+        Writes into it that are under way are ended. ``hint``: let LATEST in the folder above name it. ``before`` and
+        ``only``: as in `Save.publish`.
         """
         path = clean(path)
         if not self.stat(path).is_dir:
             raise NotFoundError(f"{path} is a file, a checkpoint is a folder")
-        return begin(self.backend, path).commit(hint=hint, before=before)
+        return begin(self.backend, path).publish(hint=hint, before=before, only=only)
 
     def refuse_committed(self, path: str) -> None:
         """Raise `NotWritableError` when ``path`` is a committed checkpoint or in one: writing there would break it.
@@ -328,12 +342,29 @@ class StripeFS:
             raise NotFoundError(f"{path} is a file, not a folder of checkpoints")
         return newest.find(self.backend, path)
 
+    def latest_if_any(self, path: str = "") -> str:
+        """As `latest`, but "" when there is none yet, also while the folder ``path`` is still to be made.
+
+        Where the storage has folders, the one above must be there: else `NotFoundError`.
+        """
+        path = clean(path)
+        if exists(self.backend, path):
+            if not self.stat(path).is_dir:
+                return self.latest(path)  # which says so
+            name = newest.name_of_newest(self.backend, path, level=logging.WARNING)
+            return join(path, name) if name else ""
+        store, above, _ = next(commit.above(self.backend, path), (self.backend, "", ""))
+        if store.has_folders() and not exists(store, above):
+            where = commit.shown(store, above)
+            raise NotFoundError(f"no folder {where}", hint="correct the URL of the checkpoints, or make the folder")
+        return ""
+
     def refuse_removal(self, path: str) -> None:
         """Raise `NotWritableError` when a COMMIT names ``path`` or what is in it: it would be one of missing files."""
         commit.refuse_removal(self.backend, clean(path))
 
     def remove(self, path: str, *, force: bool = False) -> None:
-        """Remove a file: first its pointer, then its stripes, unless they were written under another name.
+        """Remove a file: first its pointer, then its stripes, unless another file's pointer may name them.
 
         `NotWritableError` for what a COMMIT names, and for COMMIT itself, without ``force``.
         """

@@ -217,7 +217,7 @@ class Permission(_message.Message):
     def __init__(self, mode: _Optional[int] = ...) -> None: ...
 
 class FileStatus(_message.Message):
-    __slots__ = ("kind", "path", "length", "permission", "owner", "group", "mtime", "atime", "symlink", "replication", "block_size", "locations", "file_id", "encryption", "erasure")
+    __slots__ = ("kind", "path", "length", "permission", "owner", "group", "mtime", "atime", "symlink", "replication", "block_size", "locations", "file_id", "encryption", "erasure", "flags")
     KIND_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
@@ -233,6 +233,7 @@ class FileStatus(_message.Message):
     FILE_ID_FIELD_NUMBER: _ClassVar[int]
     ENCRYPTION_FIELD_NUMBER: _ClassVar[int]
     ERASURE_FIELD_NUMBER: _ClassVar[int]
+    FLAGS_FIELD_NUMBER: _ClassVar[int]
     kind: int
     path: bytes
     length: int
@@ -248,7 +249,8 @@ class FileStatus(_message.Message):
     file_id: int
     encryption: Encryption
     erasure: ErasurePolicy
-    def __init__(self, kind: _Optional[int] = ..., path: _Optional[bytes] = ..., length: _Optional[int] = ..., permission: _Optional[_Union[Permission, _Mapping]] = ..., owner: _Optional[str] = ..., group: _Optional[str] = ..., mtime: _Optional[int] = ..., atime: _Optional[int] = ..., symlink: _Optional[bytes] = ..., replication: _Optional[int] = ..., block_size: _Optional[int] = ..., locations: _Optional[_Union[LocatedBlocks, _Mapping]] = ..., file_id: _Optional[int] = ..., encryption: _Optional[_Union[Encryption, _Mapping]] = ..., erasure: _Optional[_Union[ErasurePolicy, _Mapping]] = ...) -> None: ...
+    flags: int
+    def __init__(self, kind: _Optional[int] = ..., path: _Optional[bytes] = ..., length: _Optional[int] = ..., permission: _Optional[_Union[Permission, _Mapping]] = ..., owner: _Optional[str] = ..., group: _Optional[str] = ..., mtime: _Optional[int] = ..., atime: _Optional[int] = ..., symlink: _Optional[bytes] = ..., replication: _Optional[int] = ..., block_size: _Optional[int] = ..., locations: _Optional[_Union[LocatedBlocks, _Mapping]] = ..., file_id: _Optional[int] = ..., encryption: _Optional[_Union[Encryption, _Mapping]] = ..., erasure: _Optional[_Union[ErasurePolicy, _Mapping]] = ..., flags: _Optional[int] = ...) -> None: ...
 
 class Empty(_message.Message):
     __slots__ = ()

@@ -2,8 +2,9 @@
 
 A claim is a file ``.bsx/save.N`` with a random token that is made without overwriting; N counts the saves of the
 folder. Taking a claim ends the earlier saves: their temporary files are renamed away, so that nothing can be published
-from them, and a save that writes another one sees the claim before it renames that. The token ends saves whose folder
-was removed or renamed: in a folder made anew the numbers begin again. Why this leaves no gap: docs/internals/stripe.md.
+from them, and a save that writes another one sees the claim before it renames that. A commit takes the next claim, so
+nothing is written beside it. The token ends saves whose folder was removed or renamed: in a folder made anew the
+numbers begin again. Why this leaves no gap: docs/internals/stripe.md.
 """
 
 from __future__ import annotations
@@ -13,24 +14,24 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from bootseer import faults
 from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError, from_os_error
 from bootseer.storage.interface import (
     Backend,
+    Entry,
     Sink,
     clean,
     exists,
     holds,
     join,
     read_all,
-    write_file,
 )
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit, newest
 from bootseer.stripefs.checkpoint.commit import Commit, CommittedFile
-from bootseer.stripefs.files.reader import read_pointer
+from bootseer.stripefs.files.reader import PlainFile, read_pointer, refuse_unfinished
 from bootseer.stripefs.files.writer import StripeWriter
 from bootseer.stripefs.layout import clean_new
 
@@ -47,8 +48,9 @@ def is_claim(name: str) -> bool:
 class Save:
     """One save of the checkpoint ``folder``: files by `create`, then `commit`.
 
-    ``epoch`` is the number of its claim. The processes of one job share a save: one calls `begin`, the others make
-    theirs of its ``epoch`` (``token``: only of who made the claim); `NotWritableError` when there is no such claim.
+    ``epoch`` is the number of its claim. The processes of one job share a save: one calls `begin` and at the end
+    `commit`, the others make theirs of its ``epoch``; `NotWritableError` when there is no such claim (``token``: only
+    of who made it).
     Raises `NotWritableError` from `commit` and from each writer's ``finish`` when a later save has begun, the folder
     was removed or renamed meanwhile, or it has a COMMIT.
     """
@@ -56,6 +58,9 @@ class Save:
     def __init__(self, backend: Backend, folder: str, epoch: int, token: bytes = b"") -> None:
         self.folder, self.epoch = clean(folder), epoch
         self._backend = backend
+        self._left: Mapping[str, Entry] | None = None
+        """What earlier saves left in the folder; None in a process that joined."""
+        self._closed: Save | None = None
         self._token = token or self._claimed()
         if len(self._token) != _TOKEN:
             raise NotWritableError(
@@ -80,33 +85,74 @@ class Save:
 
     def check(self) -> None:
         """Raise `NotWritableError` when this save can publish nothing any more."""
+        commit.refuse_committed(self._backend, self.folder)
         if exists(self._backend, _claim(self.folder, self.epoch + 1)):
-            raise NotWritableError(
-                f"save {self.epoch} of {self._shown} was overtaken by a later one", hint="save to a new folder"
-            )
+            raise self._overtaken()
         if self._claimed() != self._token:
             raise NotWritableError(
                 f"save {self.epoch} of {self._shown} has lost its folder: it was removed or renamed", hint="save again"
             )
-        commit.refuse_committed(self._backend, self.folder)
+
+    def _overtaken(self) -> NotWritableError:
+        return NotWritableError(
+            f"save {self.epoch} of {self._shown} was overtaken by a later one, or is being committed",
+            hint="save to a new folder; commit when all processes of the save are done",
+        )
 
     @property
     def _shown(self) -> str:
         return self.folder or self._backend.url
 
     def commit(self, *, hint: bool = True, before: Callable[[Commit], None] | None = None) -> Commit:
+        """End this save, and the writes of it that are under way, and publish the manifest of the folder.
+
+        What an earlier save left there and this one did not replace is not listed. Arguments and errors of `publish`;
+        `NotWritableError` also in a process that joined the save.
+        """
+        if self._closed is None:
+            self.check()
+            if self._left is None:
+                raise NotWritableError(
+                    f"save {self.epoch} of {self._shown} was begun by another process", hint="commit it there"
+                )
+            try:
+                if _highest(self._backend, self.folder) > self.epoch:
+                    raise self._overtaken()
+                self._closed = _take(self._backend, self.folder, self.epoch + 1)
+            except FileExistsError:
+                raise self._overtaken() from None
+        only = None
+        if left := self._left:
+            only = {path for path, entry in _listed(self._backend, self.folder).items() if left.get(path) != entry}
+        return self._closed.publish(hint=hint, before=before, only=only)
+
+    def publish(
+        self,
+        *,
+        hint: bool = True,
+        before: Callable[[Commit], None] | None = None,
+        only: Collection[str] | None = None,
+    ) -> Commit:
         """Publish the manifest of everything in the folder, and with ``hint`` let LATEST beside the folder name it.
 
-        ``before`` is called with the manifest; when it raises, nothing is published. The digest of a striped file is
-        the one its writer computed; plain files are read. Raises `NotWritableError` when there is a COMMIT or a later
-        save, `DataError` when the folder is empty, `ConfigError` for names that are not UTF-8.
+        ``before`` is called with the manifest; when it raises, nothing is published. ``only``: the paths to list; the
+        log names the others. The digest of a striped file is the one its writer computed; plain files are read. Raises
+        `NotWritableError` when there is a COMMIT or a later save, or a file is still being written or changes,
+        `DataError` when there is nothing to list, `ConfigError` for names that are not UTF-8.
         """
         self.check()
-        made = Commit(created=time.time(), files=tuple(self._files()))
+        found = _listed(self._backend, self.folder)
+        made = Commit(created=time.time(), files=tuple(self._files(found, only)))
         if not made.files:
             raise DataError(f"checkpoint {self._shown} has no files to commit")
         if before is not None:
             before(made)
+        now = _listed(self._backend, self.folder)
+        if changed := [file.path for file in made.files if now.get(file.path) != found[file.path]]:
+            raise NotWritableError(
+                f"{join(self.folder, changed[0])} was changed while its checkpoint was committed",
+                hint="commit again when its writer is done",
+            )
         try:
             self._publish(commit.encode(made))
         except OSError as exc:
@@ -116,14 +162,18 @@ class Save:
             newest.update_hint(self._backend, parent, complete=name)
         return made
 
-    def _files(self) -> Iterator[CommittedFile]:
-        for path, entry in sorted(commit.walk(self._backend, self.folder)):
+    def _files(self, found: Mapping[str, Entry], only: Collection[str] | None) -> Iterator[CommittedFile]:
+        for path, entry in sorted(found.items()):
             full = join(self.folder, clean_new(path))
             if entry.name == newest.NAME and newest.is_hint(read_all(self._backend, full, limit=64)):
                 continue  # it changes whenever a checkpoint beside it is committed
+            if only is not None and path not in only:
+                _log.warning("%s was not written by this save: COMMIT does not list it", full)
+                continue
             if (pointer := read_pointer(self._backend, full)) is None:
-                digest = commit.digest_of(self._backend, full)
-                yield CommittedFile(path=path, size=entry.size, digest=digest, uuid="")
+                with PlainFile(self._backend, full) as file:
+                    refuse_unfinished(file)
+                    yield CommittedFile(path=path, size=file.size, digest=commit.digest_of_open(file), uuid="")
             else:
                 yield CommittedFile(path=path, size=pointer.size, digest=pointer.digest, uuid=pointer.uuid)
 
@@ -162,13 +212,26 @@ def begin(backend: Backend, folder: str) -> Save:
     """
     folder = clean(folder)
     commit.refuse_committed(backend, folder)
-    epoch, token = _highest(backend, folder) + 1, uuid.uuid4().hex.encode()
+    epoch = _highest(backend, folder) + 1
     while True:
         try:
-            write_file(backend, _claim(folder, epoch), token)
+            save = _take(backend, folder, epoch)
             break
         except FileExistsError:
             epoch += 1
+    save._left = _listed(backend, folder) if epoch > 1 else {}
+    return save
+
+
+def _take(backend: Backend, folder: str, epoch: int) -> Save:
+    """Claim ``folder`` under the number ``epoch`` and end the writes into it. `FileExistsError` when that is taken."""
+    token = uuid.uuid4().hex.encode()
+    # It counts from its creation on, and stays after an error: `Save.check` looks at the next number only.
+    sink = backend.create(_claim(folder, epoch))
+    try:
+        sink.write(token)
+    finally:
+        sink.close()
     faults.point("stripefs.save.claim")
     save = Save(backend, folder, epoch, token)
     # In this order: a save that claims after the list was made has none of its files in it.
@@ -177,9 +240,14 @@ def begin(backend: Backend, folder: str) -> Save:
     for path in unfinished:
         with contextlib.suppress(NotFoundError):  # its writer was quicker
             backend.rename(path, path + layout.ENDED, overwrite=True)
-            _log.info("a write into %s that was under way has been ended by a new save", folder)
+            _log.info("a write into %s that was under way has been ended by a save or a commit", folder)
     save.check()
     return save
+
+
+def _listed(backend: Backend, folder: str) -> dict[str, Entry]:
+    """The files of ``folder`` as they are now, but for who may read them."""
+    return {path: entry._replace(permissions=None) for path, entry in commit.walk(backend, folder)}
 
 
 def _claim(folder: str, epoch: int) -> str:

@@ -216,7 +216,7 @@ def commit_copy(src: StripeFS, folder: str, dst: StripeFS, target: str, *, resum
     try:
         found = dst.checkpoint(target)
     except (DataError, NotFoundError):
-        dst.commit(target, before=compare)
+        dst.commit(target, before=compare, only={file.path for file in wanted})
         return
     if not resume:
         raise NotWritableError(f"checkpoint {target} has a COMMIT already", hint="copy to a new folder")

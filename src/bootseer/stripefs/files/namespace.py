@@ -6,10 +6,9 @@ pointer goes, a temporary file names its stripes.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import uuid
-
-import msgspec
 
 from bootseer import faults
 from bootseer.errors import DataError, NotFoundError, NotWritableError, UnsupportedError
@@ -18,7 +17,7 @@ from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit, newest
 from bootseer.stripefs.files.readahead import in_order
 from bootseer.stripefs.files.reader import ChunkFile, open_file, read_pointer, refuse_unfinished
-from bootseer.stripefs.files.writer import StripeWriter
+from bootseer.stripefs.files.writer import StripeWriter, remove_stripes
 from bootseer.stripefs.layout import Pointer
 
 _log = logging.getLogger(__name__)
@@ -27,21 +26,15 @@ MANIFESTS = (commit.NAME, newest.NAME)
 
 
 def remove(backend: Backend, path: str) -> None:
-    """Remove a file: first its pointer, then its stripes, unless they were written under another name."""
+    """Remove a file: first its pointer, then its stripes, as far as `remove_stripes` does."""
     pointer = _pointer(backend, path)
     if pointer is None:
         backend.stat(path)
         backend.delete(path)
         return
-    if not pointer.owns_stripes(path):
-        backend.delete(path)
-        _log.warning("the stripes of the removed %s are left in place: they were written as %r", path, pointer.name)
-        return
-    tmp = _temporary(path, pointer.uuid)
-    backend.rename(path, tmp, overwrite=True)
+    backend.rename(path, _temporary(path, pointer.uuid), overwrite=True)
     faults.point("stripefs.remove.stripes")
-    _delete_stripes(backend, path, pointer)
-    backend.delete(tmp)
+    _discard(backend, path, pointer)
 
 
 def remove_tree(backend: Backend, path: str) -> None:
@@ -109,30 +102,17 @@ def rename(backend: Backend, src: str, dst: str, *, overwrite: bool = True) -> N
             _move(backend, src, dst, pointer, overwrite=overwrite)
             return
         replaced = _pointer(backend, dst) if overwrite else None
-        if replaced is not None and replaced.owns_stripes(dst):
+        if replaced is not None and replaced.uuid == (pointer and pointer.uuid):
+            replaced = None  # a copy of the pointer
+        if replaced is not None:
             write_small(backend, _temporary(dst, replaced.uuid), layout.encode_pointer(replaced))
         faults.point("stripefs.rename.rename")
         backend.rename(src, dst, overwrite=overwrite)
     except FileExistsError:
         raise NotWritableError(f"cannot rename {src} to {dst}: that exists") from None
     faults.point("stripefs.rename.cleanup")
-    if replaced is not None and replaced.owns_stripes(dst) and replaced.uuid != (pointer and pointer.uuid):
-        _delete_stripes(backend, dst, replaced)
-        backend.delete(_temporary(dst, replaced.uuid))
-    if pointer is not None and pointer.owns_stripes(src):
-        adopt(backend, dst, pointer)
-
-
-def adopt(backend: Backend, path: str, pointer: Pointer) -> None:
-    """Let the ``pointer`` that is at ``path`` say this name, so that its stripes are removed with the file."""
-    tmp = _temporary(path, pointer.uuid)
-    named = msgspec.structs.replace(pointer, name=path.rpartition("/")[2])
-    write_small(backend, tmp, layout.encode_pointer(named))
-    if read_pointer(backend, path) != pointer:
-        backend.delete(tmp)
-        return
-    faults.point("stripefs.rename.adopt")
-    backend.rename(tmp, path, overwrite=True)
+    if replaced is not None:
+        _discard(backend, dst, replaced)
 
 
 def copy_into(backend: Backend, path: str, writer: StripeWriter) -> None:
@@ -151,9 +131,22 @@ def copy_open(file: ChunkFile, writer: StripeWriter) -> None:
 def _move(backend: Backend, src: str, dst: str, pointer: Pointer, *, overwrite: bool) -> None:
     if not overwrite and exists(backend, dst):
         raise FileExistsError(dst)
-    with StripeWriter(backend, dst, width=pointer.width, unit=pointer.unit, striped=True) as writer:
+    written = NotWritableError(f"{src} was written while it was moved: that version stays", hint="run again")
+
+    def unchanged(_: object) -> None:
+        if _pointer(backend, src) != pointer:
+            raise written
+
+    with StripeWriter(backend, dst, width=pointer.width, unit=pointer.unit, striped=True, before=unchanged) as writer:
         copy_into(backend, src, writer)
-    remove(backend, src)
+    tmp = _temporary(src, pointer.uuid)
+    faults.point("stripefs.move.remove")
+    backend.rename(src, tmp, overwrite=True)
+    if _pointer(backend, tmp) != pointer:
+        with contextlib.suppress(FileExistsError):  # a still later one
+            backend.rename(tmp, src, overwrite=False)
+        raise written
+    _discard(backend, src, pointer)
 
 
 def _pointer(backend: Backend, path: str) -> Pointer | None:
@@ -174,9 +167,10 @@ def _is_checkpoint(backend: Backend, path: str) -> bool:
         return True
 
 
-def _delete_stripes(backend: Backend, path: str, pointer: Pointer) -> None:
-    for index in range(pointer.width):
-        backend.delete(pointer.stripe_path(path, index))
+def _discard(backend: Backend, path: str, pointer: Pointer) -> None:
+    """Remove what is left of the file that ``pointer`` was at ``path``."""
+    if remove_stripes(backend, path, pointer):
+        backend.delete(_temporary(path, pointer.uuid))
 
 
 def _temporary(path: str, uuid: str) -> str:

@@ -37,7 +37,8 @@ from bootseer.errors import (
 )
 from bootseer.hdfs.pieces import cut, kept
 from bootseer.hdfs.placement import Placement
-from bootseer.storage.interface import DEADLINE, Backend, Sink, holds, is_folder, join, read_all
+from bootseer.storage.interface import DEADLINE, Backend, Entry, Sink, holds, is_folder, join, read_all
+from bootseer.storage.pool import parallel
 from bootseer.stripefs import layout
 from bootseer.stripefs.files.reader import read_pointer
 from bootseer.stripefs.layout import Footer, Geometry, Header, Pointer
@@ -151,6 +152,39 @@ def _patiently(step: Callable[[], T]) -> T:
             _log.warning("publishing goes on when the storage answers: %s", exc)
         time.sleep(pause)
         pause = min(2 * pause, 5.0)
+
+
+def remove_stripes(backend: Backend, path: str, pointer: Pointer) -> bool:
+    """Remove the stripes of the file that had ``pointer`` at ``path``, which is not there any more.
+
+    They stay when it was written under another name and is not the last file of the folder that names them (one of the
+    two is a copy of the pointer), or a damaged pointer may name them. Then the answer is False: the temporary file that
+    calls them garbage is to stay too.
+    """
+    parent, _, name = path.rpartition("/")
+
+    def names_them(entry: Entry) -> bool | None:
+        try:
+            found = read_pointer(backend, join(parent, entry.name))
+        except NotFoundError:
+            return False
+        except DataError:
+            return None
+        return found is not None and found.uuid == pointer.uuid
+
+    if pointer.name != name:
+        others = [
+            entry
+            for entry in backend.list(parent)
+            if not entry.is_dir and entry.size <= layout.MAX_TEXT and not entry.name.startswith(layout.TEMPORARY)
+        ]
+        found = parallel([lambda entry=entry: names_them(entry) for entry in others])  # type: ignore[misc]
+        if True in found or None in found:
+            _log.warning("the stripes of %s are left in place: another file may name them", path)
+            return True in found
+    for index in range(pointer.width):
+        backend.delete(pointer.stripe_path(path, index))
+    return True
 
 
 class Written(NamedTuple):
@@ -409,24 +443,18 @@ class StripeWriter:
                     f"{self.path} was written by another writer meanwhile", hint="run again"
                 ) from None
         faults.point("stripefs.write.cleanup")
-        if self._old is not None and not self._old.owns_stripes(self.path):
-            _log.warning(
-                "the stripes of the replaced %s are left in place: they were written as %r", self.path, self._old.name
-            )
-        elif self._old is not None:
+        if self._old is not None:
             try:
-                for index in range(self._old.width):
-                    self._backend.delete(self._old.stripe_path(self.path, index))
+                if remove_stripes(self._backend, self.path, self._old):
+                    self._remove_temporary(self._marker)
             except (BootseerError, OSError) as exc:  # the mark says that they are garbage
                 _log.warning("stripes of the replaced %s are left behind: %s", self.path, exc)
-            else:
-                self._remove_temporary(self._marker)
 
     def _mark(self) -> None:
         """Before the old pointer goes, a temporary file names its stripes, so that they are known as garbage if this
         process dies. By their name and epoch alone they are not: the file may have had another name before.
         """
-        if self._old is None or not self._old.owns_stripes(self.path):
+        if self._old is None:
             return
         self._marker = join(self._parent, f"{layout.TEMPORARY}{self._old.uuid}")
         with contextlib.suppress(FileExistsError):  # of another writer that replaces it, or of one that died

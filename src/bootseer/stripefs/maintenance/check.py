@@ -27,7 +27,7 @@ from bootseer.stripefs.maintenance.scan import Folder, Stripe
 Level = Literal["error", "garbage", "note"]
 
 _GARBAGE = ("unreferenced-stripes", "collected-stripes", "temporary")
-_NOTES = ("pointer-copy", "renamed-file", "kept-stripes", "unknown-file")
+_NOTES = ("pointer-copy", "kept-stripes", "unknown-file")
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -290,9 +290,6 @@ class _Check:
         if pointer.name != name and pointer.name in owners:
             detail = f"reads the stripes of {pointer.name}, and only as long as that is there"
             yield _finding("pointer-copy", path, detail, pointer.uuid)
-        elif pointer.name != name and owners == [name]:
-            detail = f"written as {pointer.name!r}: its stripes stay when it is removed"
-            yield _finding("renamed-file", path, detail, pointer.uuid, repair="let it say its name")
         indices = range(pointer.width)
         found = parallel([lambda i=i: self._stripe(folder, path, pointer, i) for i in indices])  # type: ignore[misc]
         if any(found) and self._is_still(path, pointer):  # else it was replaced or removed meanwhile

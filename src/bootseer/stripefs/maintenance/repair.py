@@ -63,9 +63,6 @@ def _mend(backend: Backend, finding: Finding) -> str:
     elif finding.kind == "missing-stripe" and pointer is not None:
         restore_trash(backend, folder, pointer.uuid)
         return "renamed the stripes of a broken-off gc back"
-    elif finding.kind == "renamed-file" and pointer is not None and folder.owners(pointer.uuid) == [name]:
-        namespace.adopt(backend, path, pointer)
-        return "it says its name now"
     raise DataError(f"{path} has changed since it was checked", hint="run fsck again")
 
 

@@ -25,6 +25,7 @@ from bootseer import errors
 from bootseer.config import Config
 from bootseer.errors import BootseerError, NotFoundError, NotWritableError, UnavailableError, from_os_error
 from bootseer.kernel import mount as mounts
+from bootseer.private import private_folder, trusted
 from bootseer.stripefs.files.readahead import MEMORY
 from bootseer.stripefs.mount.server import FsStatus, Record, Server, ServerSpec, born
 from bootseer.stripefs.store import open_fs
@@ -41,18 +42,18 @@ class FsMount:
 
     def __init__(self, record: Record, path: Path) -> None:
         self.url, self.mountpoint, self.pid = record.status.url, Path(record.status.mountpoint), record.status.pid
-        self._born, self._path = record.born, path
+        self._record, self._path = record, path
 
     def status(self) -> FsStatus:
         """The server's figures, at most half a second old."""
-        record, alive = self._read(), born(self.pid) == self._born
+        record, alive = self._read(), born(self.pid) == self._record.born
         found = record.status if record else FsStatus(url=self.url, mountpoint=str(self.mountpoint), pid=self.pid)
         return msgspec.structs.replace(found, alive=alive)
 
     def _read(self) -> Record | None:
         """Its record, None when it is gone, or another server has its place."""
-        record = read_record(self._path)
-        return record if record is not None and record.status.pid == self.pid else None
+        record = Record.read(self._path)
+        return record if record is not None and record.is_of(self._record) else None
 
     def wait_prefetched(self, seconds: float) -> FsStatus:
         """Wait until nothing is left to prefetch; `UnavailableError` when that takes longer or the server ended."""
@@ -69,7 +70,7 @@ class FsMount:
     def unmount(self) -> None:
         """Unmount, and wait for the server to end. A busy mount is detached with a log line. Safe to call twice."""
         until = time.monotonic() + _BUSY_SECONDS
-        while _is_ours(self.mountpoint):
+        while _is_ours(self.mountpoint) and (self._read() is not None or not self._path.exists()):  # not of a later one
             late = time.monotonic() >= until
             if late:
                 _log.warning("%s is in use; detaching it, its users get errors", self.mountpoint)
@@ -94,7 +95,7 @@ class FsMount:
         except ProcessLookupError:
             return
         try:
-            if born(self.pid) != self._born:
+            if born(self.pid) != self._record.born:
                 return
             for number, seconds in ((0, 0.5), (signal.SIGTERM, _END_SECONDS), (signal.SIGKILL, 5.0)):
                 if number == signal.SIGKILL:
@@ -130,7 +131,8 @@ def start(
     of read-ahead held by the server.
 
     Returns when the mount works. Raises `NotFoundError` for a folder that does not exist, `DataError` for a checkpoint
-    without COMMIT, `UnavailableError`, `NotWritableError` when the mount point is in use, errors of `kernel.mount`.
+    without COMMIT, `UnavailableError`, `NotWritableError` when the mount point is in use, `ConfigError` for cache and
+    state folders that others can write to, errors of `kernel.mount`.
     """
     config = config or settings.load()
     mountpoint = Path(os.path.abspath(mountpoint))
@@ -153,12 +155,12 @@ def start(
     except OSError as exc:
         raise from_os_error(exc, f"make mount point {mountpoint}") from exc
     spec = ServerSpec(
-        url=fs.url,
+        url=fs.url if os.path.isabs(fs.url) else url,  # with its login, which ``fs.url`` has not
         mountpoint=str(mountpoint),
         prefetch=("",) if prefetch is True else tuple(prefetch or ()),
         memory=memory,
-        cache_dir=os.path.join(config.cache_dir, "fs"),
-        state_dir=config.state_dir,
+        cache_dir=str(private_folder(Path(config.cache_dir), sub="fs")),
+        state_dir=str(private_folder(Path(config.state_dir), sub="fs").parent),
     )
     path = Record.path(spec.state_dir, mountpoint)
     return FsMount(_spawn(spec, path), path)
@@ -166,8 +168,8 @@ def start(
 
 def find(mountpoint: Path, *, config: Config | None = None) -> FsMount | None:
     """The mount that `start` made at ``mountpoint``, even when its server has died."""
-    path = Record.path((config or settings.load()).state_dir, os.path.abspath(mountpoint))
-    record = read_record(path)
+    path = Record.path(trusted(Path((config or settings.load()).state_dir)), os.path.abspath(mountpoint))
+    record = Record.read(path)
     return FsMount(record, path) if record else None
 
 
@@ -184,14 +186,6 @@ def serve(
     server.run(stop or threading.Event(), lambda record: (ready or threading.Event()).set())
 
 
-def read_record(path: Path) -> Record | None:
-    """The record of a mount, alive or not."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Record)
-    except (OSError, msgspec.DecodeError):
-        return None
-
-
 def _log_of(record: Path) -> Path:
     return record.with_suffix(".log")
 
@@ -199,7 +193,6 @@ def _log_of(record: Path) -> Path:
 def _spawn(spec: ServerSpec, path: Path) -> Record:
     """Start a server and wait until its mount works. Raises what kept it from starting."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         log = open(_log_of(path), "wb")  # noqa: SIM115  closed below
     except OSError as exc:
         raise from_os_error(exc, f"write {path.parent}") from exc

@@ -50,12 +50,15 @@ def _os_error_of(exc: BootseerError, path: str) -> OSError:
 
 
 class StripeOperations(fuse.Operations):
-    """Read-only operations over ``fs``; contents come through ``ahead``."""
+    """Read-only operations over ``fs``; contents come through ``ahead``.
 
-    def __init__(self, fs: StripeFS, ahead: ReadAhead) -> None:
-        self._fs, self._ahead = fs, ahead
+    ``shared``: with the owners and modes of the storage, for a mount that others may use; else everything is readable.
+    """
+
+    def __init__(self, fs: StripeFS, ahead: ReadAhead, *, shared: bool = False) -> None:
+        self._fs, self._ahead, self._shared = fs, ahead, shared
         self._lock = threading.Lock()
-        self._nodes: dict[int, _Node] = {fuse.ROOT: _Node("", _attr(fs.stat("")), "")}
+        self._nodes: dict[int, _Node] = {fuse.ROOT: _Node("", self._attr(fs.stat("")), "")}
         self._numbers: dict[tuple[str, str], int] = {}
         self._handles: dict[int, tuple[int, ChunkFile]] = {}  # file handle -> node, open file
         self._next_number, self._next_handle = itertools.count(fuse.ROOT + 1), itertools.count(1)
@@ -74,8 +77,9 @@ class StripeOperations(fuse.Operations):
             number = self._numbers.get((path, content))
             if number is None:
                 number = self._numbers[path, content] = next(self._next_number)
-                self._nodes[number] = _Node(path, _attr(found), content)
+                self._nodes[number] = _Node(path, self._attr(found), content)
             node = self._nodes[number]
+            node.attr = self._attr(found)
             node.lookups += 1
         return fuse.Entry(number, node.attr)
 
@@ -89,6 +93,11 @@ class StripeOperations(fuse.Operations):
                 del self._nodes[node], self._numbers[known.path, known.content]
 
     def getattr(self, node: int, ctx: fuse.Context) -> fuse.Attr:
+        if node == fuse.ROOT and self._shared:  # it is never looked up
+            try:
+                self._nodes[node].attr = self._attr(self._fs.stat(""))
+            except BootseerError as exc:
+                raise _os_error_of(exc, "") from None
         return self._nodes[node].attr
 
     def readdir(self, node: int, ctx: fuse.Context) -> Iterable[fuse.DirEntry]:
@@ -143,9 +152,9 @@ class StripeOperations(fuse.Operations):
         with self._lock:
             self._handles.pop(fh, None)
 
-
-def _attr(found: FileStat) -> fuse.Attr:
-    mtime = int(found.mtime * 1e9)
-    if found.is_dir:
-        return fuse.Attr(stat.S_IFDIR | 0o555, nlink=2, mtime_ns=mtime)
-    return fuse.Attr(stat.S_IFREG | 0o444, found.size, mtime_ns=mtime, blksize=found.unit or 4096)
+    def _attr(self, found: FileStat) -> fuse.Attr:
+        uid, gid, mode = (found.permissions or (0, 0, 0)) if self._shared else (0, 0, 0o555 if found.is_dir else 0o444)
+        mtime = int(found.mtime * 1e9)
+        if found.is_dir:
+            return fuse.Attr(stat.S_IFDIR | mode, nlink=2, mtime_ns=mtime, uid=uid, gid=gid)
+        return fuse.Attr(stat.S_IFREG | mode, found.size, mtime_ns=mtime, blksize=found.unit or 4096, uid=uid, gid=gid)

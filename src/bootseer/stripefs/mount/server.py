@@ -19,15 +19,16 @@ from typing import Literal
 
 import msgspec
 
-from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError
+from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError, UnavailableError
 from bootseer.kernel import fuse
+from bootseer.private import enterable
 from bootseer.storage.interface import clean, join
-from bootseer.stripefs.checkpoint.commit import NAME as COMMIT
+from bootseer.stripefs.checkpoint import commit
 from bootseer.stripefs.files.readahead import MEMORY, ReadAhead
 from bootseer.stripefs.files.reader import ChunkFile
 from bootseer.stripefs.mount.nodecache import NodeCache
 from bootseer.stripefs.mount.operations import StripeOperations
-from bootseer.stripefs.store import open_fs
+from bootseer.stripefs.store import StripeFS, open_fs
 
 _log = logging.getLogger(__name__)
 
@@ -81,6 +82,18 @@ class Record(msgspec.Struct, frozen=True):
     def path(state_dir: str | Path, mountpoint: str | Path) -> Path:
         return Path(state_dir, "fs", hashlib.sha256(os.fsencode(mountpoint)).hexdigest()[:16] + ".json")
 
+    @staticmethod
+    def read(path: Path) -> Record | None:
+        """The record of a mount, alive or not."""
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=Record)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def is_of(self, other: Record) -> bool:
+        """Whether both are of one server."""
+        return (self.status.pid, self.born) == (other.status.pid, other.born)
+
 
 def born(pid: int) -> int:
     """Start time of a process; 0 when there is none, or it has ended and only waits to be reaped."""
@@ -99,19 +112,22 @@ class Server:
         self._spec, self._fs = spec, open_fs(spec.url)
         self._cache = NodeCache(Path(spec.cache_dir), CACHE_BUDGET) if spec.cache_dir else None
         self._ahead = ReadAhead(self._cache, memory=spec.memory)
-        self._ops = StripeOperations(self._fs, self._ahead)
+        root, closed = os.geteuid() == 0, not enterable(Path(spec.mountpoint))
+        shared = root and not closed and _may_be_shared(self._fs)
+        self._ops = StripeOperations(self._fs, self._ahead, shared=shared)
         self._stop = threading.Event()
         self._prefetch: Literal["none", "running", "done", "failed"] = "running" if spec.prefetch else "none"
         self._total = self._done = 0
         self._record: Record | None = None
         self._born = born(os.getpid())
-        # a pointer may be replaced at any time: names are believed for a second, contents (one node each) for ever
+        # A pointer may be replaced at any time: names are believed for a second, contents (one node each) for ever,
+        # permissions as long as names.
         options = fuse.Options(
             name="bootseer-fs",
             max_readahead=4 << 20 if os.geteuid() == 0 else 128 << 10,
             entry_timeout=1.0,
-            attr_timeout=3600.0,
-            allow_other=os.geteuid() == 0,
+            attr_timeout=1.0 if shared else 3600.0,
+            allow_other=shared or (root and closed),  # closed: others are those whom root lets see it, as containers
         )
         self._server = fuse.Server(self._ops, Path(spec.mountpoint), workers=_WORKERS, options=options)
 
@@ -170,7 +186,7 @@ class Server:
             try:
                 names = [join(path, file.path) for file in self._fs.checkpoint(path).files]
             except (NotFoundError, DataError):
-                names = [name for name in self._fs.files(path) if name.rpartition("/")[2] != COMMIT]
+                names = [name for name in self._fs.files(path) if name.rpartition("/")[2] != commit.NAME]
             found |= dict.fromkeys(names)
         return list(found)
 
@@ -190,8 +206,26 @@ class Server:
         record = Record(status, self._born)
         if self._spec.state_dir and record != self._record:
             path = Record.path(self._spec.state_dir, self._spec.mountpoint)
+            there = Record.read(path)
+            if there is not None and not there.is_of(record) and born(there.status.pid) == there.born:
+                if self._record is None:
+                    raise NotWritableError(f"{self._spec.mountpoint} is already a mount of {there.status.url}")
+                return record  # this mount was detached, and has a successor
             tmp = path.with_suffix(".new")
             tmp.write_bytes(msgspec.json.encode(record))
             os.replace(tmp, path)
         self._record = record
         return record
+
+
+def _may_be_shared(fs: StripeFS) -> bool:
+    """Whether users besides this one may use a mount of ``fs``: the kernel holds them to its owners and modes, so the
+    storage must tell those, and everybody must have the right to go through the folders above."""
+    above = [store.stat(folder).permissions for store, folder, _ in commit.above(fs.backend, "")]
+    if fs.stat("").permissions is None or None in above:
+        _log.info("%s does not tell owners and modes: the mount is for this user alone", fs.url)
+        return False
+    if any(found is not None and not found.mode & 0o001 for found in above):
+        _log.info("a folder above %s is not open to everybody: the mount is for this user alone", fs.url)
+        return False
+    return True

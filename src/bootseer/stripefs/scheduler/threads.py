@@ -191,9 +191,10 @@ class Engine:
         """What the calling worker should do next."""
         now = self._clock()
         while self._inbox:
-            request, done = self._inbox.popleft()
+            request, done = self._inbox[0]
+            self._waiting[request] = done  # before all that may fail: `_panic` tells who waits
+            self._inbox.popleft()
             self._know([span.place for span in request.spans])
-            self._waiting[request] = done
             self.scheduler.submit(request, now)
         self._dispatch(here=True)
         return self._ready.popleft() if self._ready else None

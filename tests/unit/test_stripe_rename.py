@@ -1,0 +1,152 @@
+"""Renaming: an acknowledged write beside it stays, and stripes go with the last file that names them."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from bootseer import faults
+from bootseer.errors import NotFoundError, NotWritableError
+from bootseer.stripefs import open_fs
+from bootseer.stripefs.store import StripeFS
+
+OLD, NEW = b"old." * 9000, b"new!" * 9000
+
+
+@pytest.fixture
+def fs(tmp_path) -> StripeFS:
+    return open_fs(str(tmp_path / "store"))
+
+
+def write(fs: StripeFS, path: str, data: bytes = OLD) -> None:
+    with fs.create(path, striped=True, unit=4096, width=3) as out:
+        out.write(data)
+
+
+def content(fs: StripeFS, path: str) -> bytes:
+    with fs.open(path) as file:
+        return file.read(0, file.size)
+
+
+def stripes(fs: StripeFS, folder: str = "") -> int:
+    return len(list(Path(fs.url, folder, ".bsx").iterdir()))
+
+
+def at(monkeypatch, names: tuple[str, ...], act) -> None:
+    """Call ``act`` at each fault point that begins with one of ``names``."""
+    real = faults.point
+
+    def point(name: str) -> None:
+        real(name)
+        if name.startswith(tuple(f"stripefs.{wanted}" for wanted in names)):
+            act()
+
+    monkeypatch.setattr(faults, "point", point)
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_a_write_that_was_acknowledged_while_a_file_got_its_name_stays(fs, monkeypatch, replaces):
+    def act() -> None:
+        if Path(fs.url, "src").exists():
+            return  # before the rename
+        written.append(b"%d" % len(written) * 20000)
+        write(fs, "dst", written[-1])
+
+    written: list[bytes] = []
+    write(fs, "src", NEW)
+    if replaces:
+        write(fs, "dst")
+    at(monkeypatch, ("rename.",), act)
+    fs.rename("src", "dst")
+    monkeypatch.undo()
+    assert written
+    assert content(fs, "dst") == written[-1]
+    assert stripes(fs) == 3
+    assert fs.fsck().findings == ()
+
+
+@pytest.mark.parametrize("point", ["write.verify", "move.remove"])
+def test_a_write_that_was_acknowledged_while_a_file_moved_to_another_folder_stays(fs, monkeypatch, point):
+    def act() -> None:
+        monkeypatch.undo()
+        write(fs, "a/f", NEW)
+
+    write(fs, "a/f")
+    at(monkeypatch, (point,), act)
+    with pytest.raises(NotWritableError, match="a/f was written while it was moved"):
+        fs.rename("a/f", "b/f")
+    assert content(fs, "a/f") == NEW
+    if point == "move.remove":  # the version before was there already
+        assert content(fs, "b/f") == OLD
+    else:
+        with pytest.raises(NotFoundError):
+            fs.stat("b/f")
+    assert fs.fsck().findings == ()
+
+
+@pytest.mark.parametrize("tool", ["ours", "another"])
+@pytest.mark.parametrize("end", ["removed", "replaced", "renamed over"])
+def test_the_stripes_of_a_renamed_file_go_with_it(fs, tool, end):
+    write(fs, "a")
+    write(fs, "other", NEW)
+    Path(fs.url, "note").write_text("plain")
+    if tool == "ours":
+        fs.rename("a", "b")
+    else:
+        Path(fs.url, "a").rename(Path(fs.url, "b"))
+    assert content(fs, "b") == OLD
+    assert fs.fsck().findings == ()
+    if end == "removed":
+        fs.remove("b")
+    elif end == "replaced":
+        write(fs, "b", NEW)
+    else:
+        fs.rename("other", "b")
+    assert stripes(fs) == (6 if end == "replaced" else 3)
+    assert fs.fsck().findings == ()
+
+
+@pytest.mark.parametrize("end", ["removed", "replaced", "renamed over"])
+def test_stripes_stay_for_the_other_files_that_name_them(fs, end):
+    write(fs, "a")
+    shutil.copy(Path(fs.url, "a"), Path(fs.url, "copy"))
+    fs.rename("a", "b")  # which leaves no file of the name that both pointers say
+    if end == "removed":
+        fs.remove("copy")
+    elif end == "replaced":
+        write(fs, "copy", NEW)
+    else:
+        write(fs, "other", NEW)
+        fs.rename("other", "copy")
+    assert content(fs, "b") == OLD
+    assert not list(Path(fs.url).glob(".tmp-*"))
+    fs.remove("b")
+    assert stripes(fs) == (0 if end == "removed" else 3)
+
+
+def test_a_file_renamed_over_a_copy_of_its_pointer(fs):
+    write(fs, "a")
+    shutil.copy(Path(fs.url, "a"), Path(fs.url, "copy"))
+    fs.rename("copy", "a")
+    assert content(fs, "a") == OLD
+    assert sorted(path.name for path in Path(fs.url).iterdir()) == [".bsx", "a"]
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced"])
+def test_stripes_stay_beside_a_damaged_pointer_that_may_name_them(fs, how):
+    write(fs, "a")
+    shutil.copy(Path(fs.url, "a"), Path(fs.url, "b"))
+    whole = Path(fs.url, "a").read_bytes()
+    Path(fs.url, "a").write_bytes(whole[:-3])
+    if how == "removed":
+        fs.remove("b")
+    else:
+        write(fs, "b", NEW)
+    fs.gc(age=0)
+    assert stripes(fs) == (3 if how == "removed" else 6)
+    Path(fs.url, "a").write_bytes(whole)
+    assert content(fs, "a") == OLD
+    Path(fs.url, "a").unlink()
+    fs.gc(age=0)
+    assert stripes(fs) == (0 if how == "removed" else 3)
+    assert fs.fsck().findings == ()
