@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from msgspec import structs
+
 from _stripes_client import Answer
 from _stripes_collide import FIRST, FOLDER, PLAIN, STRIPED, Collision
 from _stripes_faults import Faults
@@ -21,7 +23,7 @@ CAP = 60.0
 POLICY = "RS-3-2-1024k"
 FIFTH = 4
 SLOWED = "/slowed"
-PARTS = ("writes", "scan", "reads")
+PARTS = ("writes", "scan", "reads", "placement")
 AWAY, BESIDE = 0, 1
 """Clients: in a rack of its own, and in the rack of the DataNode on which replicas collide."""
 
@@ -72,6 +74,8 @@ class Capped:
                 self._scan()
             if "reads" in parts:
                 self._collision.write(self._content.read_bytes())
+            if "placement" in parts:
+                self._placement()
             if "writes" in parts:
                 self._site.cluster.restart_namenode(settings={"dfs.replication": "1"})
                 self._writes(1, self._rounds)
@@ -102,6 +106,23 @@ class Capped:
             self._expect_replication(path, replication)
         run.check(run.task("striped", folder, "striped"))
         run.remove(folder if replication == 1 else f"{folder}/stock")
+
+    def _placement(self) -> None:
+        """Writes of replication 2 with and without what a client says of DataNodes, by turns; see `WITHOUT`."""
+        run, folder = self._runner, "/placement"
+        task = run.written("striped", folder, "striped", replication=2)
+        healthy: list[float] = []
+        for n in range(self._rounds):
+            for without in ("", "wish") if n % 2 else ("wish", ""):
+                name = f"write-without-{without}" if without else "write-with-wish"
+                took = run.record(name, lambda without=without: run.client(structs.replace(task, without=without)))  # type: ignore[misc]
+                healthy += [] if took is None else [took]
+            for without in ("", "slow") if n % 2 else ("slow", ""):
+                name = f"slow-write-without-{without}" if without else "slow-write-with-slow"
+                slow = Faults(self._site, run, structs.replace(task, without=without))
+                slow.slowed(name, n % FIFTH, statistics.median(healthy or [2.0]) / 3)
+        run.check(run.task("striped", folder, "striped"))
+        run.remove(folder)
 
     def _write(self, way: str, folder: str, path: str, replication: int) -> Answer:
         return self._runner.client(self._runner.written(way, folder, path, replication=replication))

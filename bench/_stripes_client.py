@@ -20,6 +20,8 @@ from blake3 import blake3
 
 from bootseer import hdfs
 from bootseer.hdfs.namenode import NameNode
+from bootseer.hdfs.placement import Placement
+from bootseer.hdfs.records import DataNode
 from bootseer.stripefs import layout, open_fs
 from bootseer.stripefs.layout import Geometry
 
@@ -30,7 +32,7 @@ _DEADLINE = 600.0
 class Task(msgspec.Struct, kw_only=True, omit_defaults=True):
     """``way``: ``striped`` (through StripeFS), ``native`` (one hdfs-native stream), ``stripes-native`` (the stripes of
     a striped file, each by an hdfs-native stream in a thread), ``first-holders`` (reads nothing, notes whom the
-    NameNode names first). ``source``: the file to write; "": read.
+    NameNode names first). ``source``: the file to write; "": read. ``without``: one of `WITHOUT` to write without.
     """
 
     way: str
@@ -41,6 +43,7 @@ class Task(msgspec.Struct, kw_only=True, omit_defaults=True):
     replication: int = 1
     width: int = layout.WIDTH
     unit: int = layout.UNIT
+    without: str = ""
 
 
 class Answer(msgspec.Struct, kw_only=True):
@@ -146,6 +149,12 @@ def write_native(task: Task) -> tuple[Callable[[], None], Callable[[], str]]:
     return work, lambda: digest(data)
 
 
+WITHOUT: dict[str, Callable[..., list[DataNode]]] = {
+    "wish": lambda placement, file, namenode, replicas: [],
+    "slow": lambda placement, file, run: [],
+}
+"""Methods of `Placement` and what takes their place: the NameNode chooses, and no pipeline is left for being slow."""
+
 WAYS = {
     ("striped", False): read_striped,
     ("native", False): read_native,
@@ -161,6 +170,8 @@ def main() -> None:
         print("ready", flush=True)
         print(msgspec.json.encode(Answer(seconds=0.0, digest="", note=first_holders(task))).decode(), flush=True)
         return
+    if task.without:
+        setattr(Placement, task.without, WITHOUT[task.without])
     work, content = WAYS[task.way, bool(task.source)](task)
     print("ready", flush=True)
     sys.stdin.readline()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 
-from _figures import Medians, Missing
+from _figures import Medians, Missing, paired
 from _stripes_capped import CAP
 from bootseer.report import Report
 
@@ -37,6 +38,14 @@ def compute(report: Report, say: Callable[[str], None]) -> None:
         count = sum(bool(run.failed) for run in of_faults)
         report.figure("failed_with_faults", float(count), unit="runs", target="<= 0", n=len(of_faults), of="max")
 
+    def gain(part: str, made: str) -> None:
+        """The percentage of the time of a write that ``part`` of the placement saves; by rounds."""
+        having, without = f"capped:{made}-with-{part}", f"capped:{made}-without-{part}"
+        if not (gains := [100 * (1 - ratio) for ratio in paired(report.runs, having, without)]):
+            raise Missing(f"no runs of {without}")
+        value = round(statistics.median(gains), 1)
+        report.figure(f"gain_placement_{part}", value, unit="%", target=">= 5", n=len(gains), of="median")
+
     vanilla = ("capped:hdfs-native", "capped:hadoop-client")
     replicated = ("capped:write-hdfs-native-replicated", "capped:write-hadoop-client-replicated")
     coded = ("capped:erasure-coded-hdfs-native", "capped:erasure-coded-hadoop-client")
@@ -64,6 +73,8 @@ def compute(report: Report, say: Callable[[str], None]) -> None:
             "slow_write_vs_healthy", "<= 1.5", f"capped:{SLOW_WRITE}", ("capped:write-striped-replicated",), "seconds"
         ),
         failed,
+        lambda: gain("wish", "write"),
+        lambda: gain("slow", "slow-write"),
         lambda: ratio("read_vs_erasure_coding", ">= 1", striped, coded),
     ]  # fmt: skip
     for make in makers:

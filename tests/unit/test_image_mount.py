@@ -27,7 +27,7 @@ def as_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def start(tmp_path: Path) -> None:
     config = Config(cache_dir=str(tmp_path / "cache"), state_dir=str(tmp_path / "state"))
-    image.mount(_REF, tmp_path / "mnt", store_url=str(tmp_path / "store"), config=config, server=("none",))
+    image.mount(_REF, tmp_path / "mnt", store_url=str(tmp_path / "store"), config=config, server=("true",))
 
 
 def test_who_may_not_read_the_image_gets_no_mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from bootseer.blocks.offline import extract, prefetch
 from bootseer.blocks.profiles.library import ProfileKey
 from bootseer.blocks.publish.tree import publish
 from bootseer.blocks.serving import client
-from bootseer.blocks.serving.client import SERVER
+from bootseer.blocks.serving.client import SERVER, NewServer
 from bootseer.blocks.serving.mount_readahead import note_mount
 from bootseer.blocks.serving.protocol import FUSE_FOLDER, SPEC, GoneError, Request, ServerSpec, TreeStatus
 from bootseer.config import Config
@@ -35,6 +35,7 @@ from bootseer.store import Store, open_store
 
 __all__ = [
     "SERVER",
+    "NewServer",
     "ProfileKey",
     "TreeMount",
     "TreeRef",
@@ -112,22 +113,25 @@ def mount(
     state_dir: Path,
     profile: ProfileKey | None = None,
     config: Config | None = None,
-    server: Sequence[str] = SERVER,
+    server: Sequence[str] | NewServer = SERVER,
     store: Store | None = None,
 ) -> TreeMount:
     """Mount the tree ``digest`` read-only on ``target`` (made when missing), or where that link leads; hot blocks start
     to arrive at once.
 
     ``profile`` says whose traces to prefetch by and to add to (None: neither). ``config`` gives the time limits, the
-    number of streams and whether to fill in the background. ``server`` is the command that serves; ``store`` is the one
-    at ``store_url``, when the caller has it open. On any failure nothing stays mounted or running. Raises
-    `NotFoundError` (no such tree), `DataError`, `UnavailableError`, `PrivilegeError`, `UnsupportedError`, `FullError`.
+    number of streams and whether to fill in the background. ``server`` is the command that serves, or its process when
+    the caller has started it. ``store`` is the one at ``store_url``, when the caller has it open.
+    On any failure nothing stays mounted or running. Raises `NotFoundError` (no such tree), `DataError`,
+    `UnavailableError`, `PrivilegeError`, `UnsupportedError`, `FullError`.
     """
     settings = config or Config()
     state_dir, cache_dir = private_folder(state_dir), private_folder(cache_dir)
     made = mounted(target, digest, state_dir)
     target, id, folder = made.target, made.id, made._folder
-    with ThreadPoolExecutor(1) as beside:
+    with contextlib.ExitStack() as stack:
+        new = server if isinstance(server, NewServer) else stack.enter_context(NewServer(server))
+        beside = stack.enter_context(ThreadPoolExecutor(1))
         store = store or open_store(store_url)
         tree = localize_manifest(store, digest, cache_dir)
         meta = beside.submit(localize_meta, store, tree)
@@ -146,7 +150,7 @@ def mount(
                 profile=profile.job if profile is not None else None,
                 config=settings,
             )
-            served = client.join_or_start(folder, spec, server)
+            served = client.join_or_start(folder, spec, new)
             lazy = served.driver == "fuse"
             try:
                 target.mkdir(parents=True, exist_ok=True)

@@ -116,61 +116,62 @@ def mount(
     """
     if os.geteuid() != 0:
         raise PrivilegeError(f"mounting {ref} needs root", hint="run with sudo")
-    store = open_store(store_url)
-    record = resolve(ref, store, plain_http=plain_http, config=config)
-    oci.preflight(ref, plain_http=plain_http)
-    target = Path(mounts.real(target))
-    state_dir, cache_dir = private_folder(Path(config.state_dir)), private_folder(Path(config.cache_dir))
-    if mounts.is_mounted(target):
-        raise BootseerError(f"cannot mount {ref} on {target}: something is mounted there", hint="unmount it first")
-    if privileged and enterable(target):
-        raise ConfigError(
-            f"cannot mount {ref} on {target} with its set-uid programs: other users can reach it",
-            hint="mount it in a folder that only root can enter (chmod 700)",
-        )
-    _sweep(cache_dir)
-    with owned_folder(private_folder(state_dir, sub="images")) as folder, contextlib.ExitStack() as undo:
-        overlay = cache_dir / "overlays" / folder.name
-        entry = MountRecord(
-            id=folder.name,
-            target=str(target),
-            reference=str(ref),
-            image=record.image,
-            tree=record.tree,
-            lower=str(folder / "lower" if writable else target),
-            overlay=str(overlay) if writable else "",
-            boot=_boot_id(),
-            config=record.config,
-        )
-        try:
-            undo.callback(_forget, entry, state_dir)
-            _write_record(folder, entry)
-            made = not target.exists()
-            target.mkdir(parents=True, exist_ok=True)
-            if made:
-                undo.callback(_quietly_rmdir, target)
-            mounted = tree.mount(
-                store.url,
-                record.tree,
-                Path(entry.lower),
-                cache_dir=cache_dir,
-                state_dir=state_dir,
-                profile=tree.ProfileKey(job) if job else tree.ProfileKey(),
-                config=config,
-                server=server,
-                store=store,
+    with tree.NewServer(server) as new:  # it needs about as long as what follows
+        store = open_store(store_url)
+        record = resolve(ref, store, plain_http=plain_http, config=config)
+        oci.preflight(ref, plain_http=plain_http)
+        target = Path(mounts.real(target))
+        state_dir, cache_dir = private_folder(Path(config.state_dir)), private_folder(Path(config.cache_dir))
+        if mounts.is_mounted(target):
+            raise BootseerError(f"cannot mount {ref} on {target}: something is mounted there", hint="unmount it first")
+        if privileged and enterable(target):
+            raise ConfigError(
+                f"cannot mount {ref} on {target} with its set-uid programs: other users can reach it",
+                hint="mount it in a folder that only root can enter (chmod 700)",
             )
-            undo.callback(mounted.unmount)
-            faults.point("image.mount.before-overlay")
-            if writable:
-                private_folder(cache_dir, sub=f"overlays/{entry.id}")
-                _mount_overlay(entry, target, privileged)
-                undo.callback(mounts.unmount, target)
-            faults.point("image.mount.before-release")
-            release(folder)
-        except OSError as exc:
-            raise from_os_error(exc, f"mount {ref} on {target}") from exc
-        undo.pop_all()
+        _sweep(cache_dir)
+        with owned_folder(private_folder(state_dir, sub="images")) as folder, contextlib.ExitStack() as undo:
+            overlay = cache_dir / "overlays" / folder.name
+            entry = MountRecord(
+                id=folder.name,
+                target=str(target),
+                reference=str(ref),
+                image=record.image,
+                tree=record.tree,
+                lower=str(folder / "lower" if writable else target),
+                overlay=str(overlay) if writable else "",
+                boot=_boot_id(),
+                config=record.config,
+            )
+            try:
+                undo.callback(_forget, entry, state_dir)
+                _write_record(folder, entry)
+                made = not target.exists()
+                target.mkdir(parents=True, exist_ok=True)
+                if made:
+                    undo.callback(_quietly_rmdir, target)
+                mounted = tree.mount(
+                    store.url,
+                    record.tree,
+                    Path(entry.lower),
+                    cache_dir=cache_dir,
+                    state_dir=state_dir,
+                    profile=tree.ProfileKey(job) if job else tree.ProfileKey(),
+                    config=config,
+                    server=new,
+                    store=store,
+                )
+                undo.callback(mounted.unmount)
+                faults.point("image.mount.before-overlay")
+                if writable:
+                    private_folder(cache_dir, sub=f"overlays/{entry.id}")
+                    _mount_overlay(entry, target, privileged)
+                    undo.callback(mounts.unmount, target)
+                faults.point("image.mount.before-release")
+                release(folder)
+            except OSError as exc:
+                raise from_os_error(exc, f"mount {ref} on {target}") from exc
+            undo.pop_all()
     return ImageMount(entry, state_dir)
 
 

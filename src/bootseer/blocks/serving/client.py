@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import msgspec
 
@@ -47,7 +47,6 @@ _LOCK_SECONDS = 120.0
 _ATTEMPT_SECONDS = 8.0
 PATIENCE = 30.0
 """A server on an overloaded node, or one whose disk is stuck, may take this long to answer; it is not dead."""
-_LOG_BYTES = 4 << 20
 _LOOK_SECONDS = 0.005
 _TAKE_BACK_SECONDS = 1.0
 _OLD = ("pid", "targets.json", "targets.json.tmp")
@@ -145,7 +144,7 @@ class Server(NamedTuple):
     pid: int = 0
 
 
-def join_or_start(folder: Path, spec: ServerSpec, command: Sequence[str]) -> Server:
+def join_or_start(folder: Path, spec: ServerSpec, new: NewServer) -> Server:
     """See to it that a server for ``spec`` runs and knows its target. Raises what kept it from starting."""
     if folder.exists():
         try:
@@ -168,7 +167,7 @@ def join_or_start(folder: Path, spec: ServerSpec, command: Sequence[str]) -> Ser
         (folder / FUSE_FOLDER).mkdir(mode=0o700)
         with open(folder / SPEC, "wb", opener=_private) as out:
             out.write(msgspec.json.encode(spec))
-        return Server(_start(folder, command), spec.cache_dir)
+        return Server(new.serve(folder), spec.cache_dir)
     except BaseException as exc:
         clear(folder)
         if isinstance(exc, OSError):
@@ -180,39 +179,58 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
-def _start(folder: Path, command: Sequence[str]) -> str:
-    path = folder.with_suffix(".log")
-    if path.exists() and path.stat().st_size > _LOG_BYTES:
-        os.replace(path, path.with_suffix(".log.old"))
-    answer_fd, write_fd = os.pipe()
-    try:
+class NewServer:
+    """The process of a block server, started at once, so that it loads its modules while the caller fetches what it is
+    to serve. It ends with the ``with`` statement unless it was told to `serve`.
+    """
+
+    def __init__(self, command: Sequence[str]) -> None:
+        """Raises `UnavailableError` and the like when no process can be started."""
+        self._answer_fd, write_fd = os.pipe()
         try:
-            with open(path, "ab", opener=_private) as out:
-                process = subprocess.Popen(
-                    [*command, str(folder), str(write_fd)], stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-                    pass_fds=[write_fd], start_new_session=True,
-                )  # fmt: skip
+            self._process = subprocess.Popen(
+                [*command, str(write_fd)], stdin=subprocess.PIPE, pass_fds=[write_fd], start_new_session=True
+            )
+        except OSError as exc:
+            os.close(self._answer_fd)
+            raise from_os_error(exc, "start a block server") from exc
         finally:
             os.close(write_fd)
-        answer = _read_answer(answer_fd)
-    finally:
-        os.close(answer_fd)
-    started = answer.startswith(("ok ", "error "))
-    if not started:
+
+    def __enter__(self) -> NewServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """See out the process; a server goes on in a child of it."""
+        os.close(self._answer_fd)
+        if not self._input.closed:
+            self._process.kill()
+            self._input.close()
+        try:
+            self._process.wait(_REAP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(_REAP_SECONDS)
+
+    def serve(self, folder: Path) -> str:
+        """Have it serve what the spec in ``folder`` says. Returns its driver, raises what kept it from starting."""
+        with contextlib.suppress(BrokenPipeError), self._input as pipe:  # no answer says that it is dead
+            pipe.write(os.fsencode(folder))
+        answer = _read_answer(self._answer_fd)
+        word, _, rest = answer.partition(" ")
+        if word == "ok":
+            return rest
+        if word == "error":
+            code, _, text = rest.partition(" ")
+            raise _error(int(code), text)
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)  # all its processes: they share the group of the first one
-    try:
-        process.wait(_REAP_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait(_REAP_SECONDS)
-    if not started:
-        raise UnavailableError("the block server did not start", hint=f"see {path}")
-    word, _, rest = answer.partition(" ")
-    if word == "error":
-        code, _, text = rest.partition(" ")
-        raise _error(int(code), text)
-    return rest
+            os.killpg(self._process.pid, signal.SIGKILL)  # all its processes: they share the group of the first one
+        raise UnavailableError("the block server did not start", hint=f"see {folder.with_suffix('.log')}")
+
+    @property
+    def _input(self) -> IO[bytes]:
+        assert self._process.stdin is not None
+        return self._process.stdin
 
 
 def _read_answer(fd: int) -> str:

@@ -1,7 +1,7 @@
 """The block server: the program that serves one lazy tree on a node, as a supervisor, a FUSE server and a fetcher.
 
-``python -m bootseer.blocks.serving.server STATE_FOLDER ANSWER_FD``, with its `ServerSpec` in
-``STATE_FOLDER/spec.json``. It answers ``ok DRIVER`` when the tree may be mounted, or ``error CODE TEXT``.
+``python -m bootseer.blocks.serving.server ANSWER_FD``. Its standard input names the folder of its state, with its
+`ServerSpec` in ``spec.json``. It answers ``ok DRIVER`` when the tree may be mounted, or ``error CODE TEXT``.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ import msgspec
 from bootseer.blocks.serving import supervisor
 from bootseer.blocks.serving.log_limit import LogRateLimit
 from bootseer.blocks.serving.protocol import LOCK, SPEC, ServerSpec
-from bootseer.errors import BootseerError, UnavailableError
+from bootseer.errors import BootseerError, UnavailableError, from_os_error
 from bootseer.kernel import mount
 from bootseer.store import Store, open_store
 
 log = logging.getLogger(__name__)
 
+_LOG_BYTES = 4 << 20
 _LOCK_SECONDS = 0.1
 """Who looks whether a server lives holds the lock for a moment."""
 
@@ -33,12 +34,15 @@ _LOCK_SECONDS = 0.1
 def main(argv: list[str], *, store_for: Callable[[str], Store] = open_store) -> int:
     """Serve until the end. The first process returns at once: the server is nobody's child to wait for.
 
-    ``argv``: the folder with the spec, and the descriptor to answer on.
-    ``store_for`` opens the store, in the fetcher; benchmarks pass one that wraps it with a rate limit.
+    ``argv``: the descriptor to answer on. ``store_for`` opens the store, in the fetcher; benchmarks pass one that wraps
+    it with a rate limit.
     """
-    answer_fd = int(argv[1])
+    answer_fd = int(argv[0])
+    folder = Path(os.fsdecode(sys.stdin.buffer.read()))
+    if not folder.name:
+        return 0  # there is nothing to serve
     if os.fork():
-        return 0
+        os._exit(0)  # nobody has to wait for the end of an interpreter
 
     def answer(text: str) -> None:
         nonlocal answer_fd
@@ -54,7 +58,7 @@ def main(argv: list[str], *, store_for: Callable[[str], Store] = open_store) -> 
     for handler in logging.getLogger().handlers:
         handler.addFilter(LogRateLimit())
     try:
-        folder = Path(argv[0])
+        _write_to(folder.with_suffix(".log"))
         spec = msgspec.json.decode((folder / SPEC).read_bytes(), type=ServerSpec)
         os.chdir("/")
         if spec.config.server_cgroup:
@@ -70,6 +74,19 @@ def main(argv: list[str], *, store_for: Callable[[str], Store] = open_store) -> 
         return 70
     answer(f"ok {running.driver}\n")
     return running.run()
+
+
+def _write_to(path: Path) -> None:
+    """Standard output and errors go to the end of the file ``path``."""
+    try:
+        if path.exists() and path.stat().st_size > _LOG_BYTES:
+            os.replace(path, path.with_suffix(".log.old"))
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    except OSError as exc:
+        raise from_os_error(exc, f"write {path}") from exc
+    for number in (1, 2):
+        os.dup2(fd, number)
+    os.close(fd)
 
 
 def _go_to_cgroup(name: str) -> None:
