@@ -162,9 +162,14 @@ def remove_from_variable(name: str, value: str) -> str:
     return f"<digest {slow_digest(remove_credentials(value))[:32]}>"
 
 
+def only_credentials(name: str) -> bool:
+    """Whether a file called ``name`` holds nothing but credentials."""
+    return name in _BY_NAME and name != "config.json"
+
+
 def holds_credentials(name: str) -> bool:
-    """Whether a file called ``name`` is one of those that hold credentials and nothing else worth a text."""
-    return name in _BY_NAME.keys() - {"config.json"} or _is_dotenv(name) or name.endswith((".pem", ".key"))
+    """Whether a file called ``name`` is one of those of which no text is shown."""
+    return only_credentials(name) or _is_dotenv(name) or name.endswith((".pem", ".key"))
 
 
 def _is_dotenv(name: str) -> bool:

@@ -32,6 +32,10 @@ def changes(old: KeyDocument, new: KeyDocument) -> list[str]:
         before, after = getattr(old, field), getattr(new, field)
         if before != after:
             out.append(f"{field} changed: {_shown(before)} -> {_shown(after)}")
+    if old.cwd != new.cwd:
+        out.append(f"working folder changed: {_shown(old.cwd)} -> {_shown(new.cwd)}")
+    for path in sorted(set(old.mounts) ^ set(new.mounts)):
+        out.append(f"{path} is {'not ' if path in old.mounts else ''}mounted now")
     if old.targets != new.targets:
         out.append(f"targets changed: {' '.join(old.targets)} -> {' '.join(new.targets)}")
     return out

@@ -26,6 +26,7 @@ from bootseer.env.credentials import (
     slow_digest,
 )
 from bootseer.env.python import PythonInfo
+from bootseer.env.scan import mount_points_below
 from bootseer.env.spec import EnvSpec
 from bootseer.errors import ConfigError, DataError
 
@@ -52,6 +53,8 @@ class KeyDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     version: int = VERSION
     targets: list[str]
     command: list[str]
+    cwd: str = ""
+    mounts: list[str] = []
     files: dict[str, FileInput] = {}
     env: dict[str, str | None] = {}
     image: str = ""
@@ -92,6 +95,8 @@ def build(spec: EnvSpec) -> KeyDocument:
     return KeyDocument(
         targets=[target.path for target in spec.targets],
         command=remove_from_command(spec.command),
+        cwd=spec.cwd if contained else os.path.realpath(spec.folder),
+        mounts=_mounts(spec),
         files=_files(spec),
         env={name: _variable(spec, name) for name in sorted(set(spec.key_env))},
         image=spec.image_digest,
@@ -109,6 +114,18 @@ def libc_version() -> str:
         return os.confstr("CS_GNU_LIBC_VERSION") or "unknown"
     except (ValueError, OSError):
         return "unknown"
+
+
+def _mounts(spec: EnvSpec) -> list[str]:
+    """What is mounted below a target, whose content is not captured: by place, in a container also by source."""
+    if not spec.contained:
+        return sorted(path for target in spec.targets for path in mount_points_below(target.host))
+    below = [item for item in spec.mounts if any(_is_below(item[1], target.path) for target in spec.targets)]
+    return sorted(f"{source}:{path}" for source, path in below)
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return (path.rstrip("/") + "/").startswith(folder.rstrip("/") + "/")
 
 
 def _variable(spec: EnvSpec, name: str) -> str | None:
@@ -155,7 +172,7 @@ def _words(spec: EnvSpec) -> Iterator[str]:
 def _inside_target(spec: EnvSpec, path: Path) -> bool:
     # A file the command makes may be named in the command: absent before, there after, so never an input.
     whole = os.path.abspath(path)
-    return any(whole.startswith(prefix.rstrip("/") + "/") for t in spec.targets for prefix in (t.path, str(t.host)))
+    return any(_is_below(whole, prefix) for t in spec.targets for prefix in (t.path, str(t.host)))
 
 
 def _add(out: dict[str, FileInput], name: str, path: Path, *, required: bool) -> None:

@@ -49,6 +49,9 @@ class EnvSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Digest of the container image the command runs in; it stands for that image's Python and libc."""
     tenant: str = ""
     cwd: str = ""
+    """Working folder of the command, as the job sees it; empty: this process's, or the image's."""
+    mounts: tuple[tuple[str, str], ...] = ()
+    """(folder of this host, where the job sees it): what a container shows the command beside its image."""
     python: str = ""
     """Interpreter the environment is for, runnable on this host; empty: ``python3`` on PATH (none with an image)."""
     environ: Mapping[str, str] | None = None

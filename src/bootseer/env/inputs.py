@@ -1,0 +1,211 @@
+"""Observed inputs: the files that a set-up command read, by path and digest, beside the inputs that its key states.
+
+What counts: every regular file that the command opened, unless it made the file itself, or the file lies in a target, a
+folder of the system, a cache of packages or the standard library of an interpreter, or holds nothing but credentials.
+Of byte code its source counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+import bootseer
+from bootseer.config import Config
+from bootseer.env.credentials import holds_credentials, only_credentials, remove_credentials, slow_digest
+from bootseer.env.spec import EnvSpec
+from bootseer.errors import DataError
+from bootseer.kernel.opens import FileState, Opens, state_of
+
+MAX_FILES = 10_000
+MAX_BYTES = 1 << 30
+"""More than that is not hashed at each start: then the inputs count as not observed."""
+_TEXT = 1 << 20
+_SYSTEM = ["/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/etc", "/boot", "/proc", "/sys", "/dev", "/run"]
+_SYSTEM += ["/var/lib", "/var/cache"]
+_SHARED_MEMORY = "/dev/shm/"
+_STANDARD_LIBRARY = re.compile(r"/lib/python3\.\d+/(?!(?:site|dist)-packages/)")
+_BYTE_CODE = re.compile(r"__pycache__/([^/.]+)\.[^/]*\.pyc$")
+_GIT_STATE = re.compile(r"/\.git/(?:index|.*\.lock)$")
+_ELSEWHERE = {"docker", "podman", "apptainer", "singularity", "enroot", "bwrap", "unshare", "nsenter", "runc", "crun"}
+"""Programs that work where opens are not seen: in mounts of their own, or through a service."""
+_CLOCK_REALTIME_COARSE = 5
+
+
+class Observed(msgspec.Struct, frozen=True):
+    """Path -> digest (hex) of each file; ``unobserved`` says why the files are not known, and is else empty."""
+
+    files: dict[str, str] = {}
+    unobserved: str = ""
+
+    @property
+    def name(self) -> str:
+        """Names the inputs in the store: 64 hex digits."""
+        return hashlib.sha256(msgspec.json.encode([sorted(self.files.items()), bool(self.unobserved)])).hexdigest()
+
+
+class Digests:
+    """Digests of files on this node, each computed once."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, str] = {}
+        self._left = MAX_BYTES
+
+    def of(self, path: str) -> str:
+        """Empty when there is no such regular file, ``"?"`` when it cannot be read or is too large."""
+        if path not in self._known:
+            self._known[path] = self._compute(path)
+        return self._known[path]
+
+    def _compute(self, path: str) -> str:
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except (FileNotFoundError, NotADirectoryError):
+            return ""
+        except OSError:
+            return "?"
+        with open(fd, "rb") as file:
+            info = os.fstat(fd)
+            if not stat.S_ISREG(info.st_mode):
+                return ""
+            self._left -= info.st_size
+            if self._left < 0:
+                return "?"
+            try:
+                if info.st_size <= _TEXT:
+                    return _digest(os.path.basename(path), file.read())
+                return hashlib.file_digest(file, "sha256").hexdigest()
+            except OSError:
+                return "?"
+
+    def changed(self, files: Mapping[str, str]) -> str:
+        """The first of ``files`` that exists here with another content; empty when there is none."""
+        return next((path for path, digest in sorted(files.items()) if self.of(path) not in ("", digest)), "")
+
+
+def compared(files: Mapping[str, str]) -> list[tuple[str, str]]:
+    """(path, ``same``, ``changed`` or ``absent``) of each file on this node."""
+    digests = Digests()
+    states = {path: digests.of(path) for path in sorted(files)}
+    return [
+        (path, "same" if found == files[path] else "changed" if found else "absent") for path, found in states.items()
+    ]
+
+
+def _digest(name: str, data: bytes) -> str:
+    if holds_credentials(name):
+        return slow_digest(data)
+    if not name.endswith(".py") and b"\0" not in data[:8192]:
+        data = remove_credentials(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+    return hashlib.sha256(data).hexdigest()
+
+
+class Observer:
+    """Observes the command of ``spec``, which is run inside a ``with``; then `result` says what it read."""
+
+    def __init__(self, spec: EnvSpec, config: Config) -> None:
+        self.unobserved = ""
+        """Why it cannot; known before the command runs, except for what goes wrong meanwhile."""
+        self._opens: Opens | None = None
+        self._spec, self._began = spec, 0
+        self._excluded = _excluded(spec, config)
+        if spec.contained:
+            if spec.mounts:
+                self.unobserved = "the container shows folders of the host: " + ", ".join(to for _, to in spec.mounts)
+        elif os.geteuid() != 0:
+            self.unobserved = "that needs root"
+        else:
+            self._opens = Opens()
+
+    def __enter__(self) -> Observer:
+        if self._opens:
+            self._began = _next_tick()
+            try:
+                self._opens.begin()
+            except OSError as exc:
+                self._opens, self.unobserved = None, f"the kernel refused it: {exc.strerror}"
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+        if self._opens:
+            self._opens.end()
+
+    def result(self) -> Observed:
+        """Raises `DataError` when a file changed after the command had opened it: what it read is not known then."""
+        if self._opens is None:
+            return Observed(unobserved=self.unobserved)
+        seen = self._opens.seen
+        programs = {os.path.basename(path) for path in seen} & _ELSEWHERE
+        why = self._opens.failure or (f"it started {min(programs)}" if programs else "")
+        found = {} if why else self._inputs(self._opens)
+        if len(found) > MAX_FILES:
+            why = f"it read more than {MAX_FILES} files"
+        elif sum(state.size for state in found.values()) > MAX_BYTES:
+            why = f"it read more than {MAX_BYTES >> 20} MiB"
+        if why:
+            return Observed(unobserved=why)
+        digests = Digests()
+        files = {path: digests.of(path) for path in found}
+        for path, state in found.items():
+            if _state(path) != state:
+                raise DataError(f"{path} changed while the command ran")
+            if files[path] == "?":
+                return Observed(unobserved=f"{path} cannot be read")
+        return Observed(files)
+
+    def _inputs(self, opens: Opens) -> dict[str, FileState]:
+        out: dict[str, FileState] = {}
+        for path, state in opens.seen.items():
+            if not self._counts(path):
+                continue
+            is_written = state.file in opens.written
+            changed = _state(path) != state or (is_written and state.ctime >= self._began)
+            if changed and (state.born >= self._began or (is_written and state.file not in opens.read)):
+                continue  # the command made it, or only wrote to it, as to a log
+            if changed:
+                raise DataError(f"{path} changed while the command ran")
+            source = _BYTE_CODE.sub(r"\1.py", path)
+            if source != path and (origin := _state(source)):
+                out.setdefault(source, opens.seen.get(source, origin))
+            else:
+                out[path] = state
+        return out
+
+    def _counts(self, path: str) -> bool:
+        if path.startswith(self._excluded) and not path.startswith(_SHARED_MEMORY):
+            return False
+        own = _STANDARD_LIBRARY.search(path) or _GIT_STATE.search(path)
+        return not own and not only_credentials(os.path.basename(path))
+
+
+def _excluded(spec: EnvSpec, config: Config) -> tuple[str, ...]:
+    environ = spec.env
+    caches = [environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME", "/root"), ".cache")]
+    caches += [environ.get(name, "") for name in ("PIP_CACHE_DIR", "UV_CACHE_DIR")]
+    own = [config.cache_dir, config.state_dir, str(Path(bootseer.__file__).parent)]
+    folders = [*_SYSTEM, *caches, *own, *(str(target.host) for target in spec.targets)]
+    return tuple(os.path.realpath(folder).rstrip("/") + "/" for folder in folders if folder.startswith("/"))
+
+
+def _next_tick() -> int:
+    """A time (ns) that no file made before has, and every file made from now on has at least: clocks of file systems
+    move in ticks."""
+    before = time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
+    while (now := time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)) == before:
+        time.sleep(0.001)
+    return now
+
+
+def _state(path: str) -> FileState | None:
+    try:
+        return state_of(path)
+    except OSError:
+        return None
