@@ -241,6 +241,47 @@ def test_the_caller_keeps_its_mounts_and_its_folder(node: Node, thread: bool) ->
     assert finished
 
 
+@pytest.mark.runtime
+def test_what_a_container_reads_of_the_host_counts(node: Node, tmp_path: Path) -> None:
+    from bootseer import image, oci
+    from bootseer.oci.spec import RootFS
+
+    for folder in ("root", "up", "wk"):
+        (tmp_path / folder).mkdir()
+    root = tmp_path / "root"
+    mounts.mount_overlay([Path("/")], root, upper=tmp_path / "up", work=tmp_path / "wk")
+    node.write("other", "x")
+    script = "cat /bootseer-job/r.txt > /opt/bootseer-env/made"
+
+    def start() -> EnvResult:
+        def runner() -> int:
+            node.runs += 1
+            (node.work / "other").read_text()  # on this host, by somebody else
+            config = oci.ImageConfig("amd64", "linux", RootFS(()))
+            bind = image.runtime.Bind(str(node.work), "/bootseer-job", readonly=True)
+            return image.runtime.run(root, config, ["/bin/sh", "-c", script], cwd="/", mounts=[bind])
+
+        spec = EnvSpec(
+            targets=(Target("/opt/bootseer-env", str(root / "opt/bootseer-env")),),
+            command=("sh", "-c", script),
+            image_digest="sha256:1",
+            mounts=((str(node.work), "/bootseer-job"),),
+        )
+        return env.run(spec, runner, store_url=str(node.store), config=node.config)
+
+    try:
+        assert start().outcome is Outcome.RAN_AND_PUBLISHED
+        assert node.observed().unobserved == ""
+        assert set(node.observed().files) == {"/bootseer-job/r.txt"}
+        assert start().outcome is not Outcome.RAN_AND_PUBLISHED
+        node.write("r.txt", "torch==2.6\n")
+        assert start().reason == "missed because /bootseer-job/r.txt, which the command reads, changed"
+        assert node.runs == 2
+    finally:
+        node.release()
+        mounts.unmount(root)
+
+
 def test_the_command_line_names_the_file(node: Node) -> None:
     environ = {
         **{k: v for k, v in os.environ.items() if not k.startswith("BOOTSEER_")},

@@ -8,6 +8,7 @@ Of byte code its source counts.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import re
 import stat
@@ -24,6 +25,8 @@ from bootseer.env.credentials import holds_credentials, only_credentials, remove
 from bootseer.env.spec import EnvSpec
 from bootseer.errors import DataError
 from bootseer.kernel.opens import FileState, Opens, state_of
+
+log = logging.getLogger(__name__)
 
 MAX_FILES = 10_000
 MAX_BYTES = 1 << 30
@@ -53,16 +56,18 @@ class Observed(msgspec.Struct, frozen=True):
 
 
 class Digests:
-    """Digests of files on this node, each computed once."""
+    """Digests of files on this node, named as the job of ``spec`` sees them, each computed once."""
 
-    def __init__(self) -> None:
+    def __init__(self, spec: EnvSpec) -> None:
+        self._spec = spec
         self._known: dict[str, str] = {}
         self._left = MAX_BYTES
 
     def of(self, path: str) -> str:
         """Empty when there is no such regular file, ``"?"`` when it cannot be read or is too large."""
         if path not in self._known:
-            self._known[path] = self._compute(path)
+            host = self._spec.on_host(path)
+            self._known[path] = self._compute(host) if host else ""
         return self._known[path]
 
     def _compute(self, path: str) -> str:
@@ -91,9 +96,9 @@ class Digests:
         return next((path for path, digest in sorted(files.items()) if self.of(path) not in ("", digest)), "")
 
 
-def compared(files: Mapping[str, str]) -> list[tuple[str, str]]:
+def compared(spec: EnvSpec, files: Mapping[str, str]) -> list[tuple[str, str]]:
     """(path, ``same``, ``changed`` or ``absent``) of each file on this node."""
-    digests = Digests()
+    digests = Digests(spec)
     states = {path: digests.of(path) for path in sorted(files)}
     return [
         (path, "same" if found == files[path] else "changed" if found else "absent") for path, found in states.items()
@@ -113,17 +118,16 @@ class Observer:
 
     def __init__(self, spec: EnvSpec, config: Config) -> None:
         self.unobserved = ""
-        """Why it cannot; known before the command runs, except for what goes wrong meanwhile."""
+        """Why it cannot; `result` has what went wrong while the command ran, too."""
         self._opens: Opens | None = None
         self._spec, self._began = spec, 0
         self._excluded = _excluded(spec, config)
-        if spec.contained:
-            if spec.mounts:
-                self.unobserved = "the container shows folders of the host: " + ", ".join(to for _, to in spec.mounts)
-        elif os.geteuid() != 0:
+        if spec.contained and not spec.mounts:
+            return  # all it reads is in its image
+        if os.geteuid() != 0:
             self.unobserved = "that needs root"
         else:
-            self._opens = Opens()
+            self._opens = Opens(spec.mounts if spec.contained else ())
 
     def __enter__(self) -> Observer:
         if self._opens:
@@ -132,6 +136,8 @@ class Observer:
                 self._opens.begin()
             except OSError as exc:
                 self._opens, self.unobserved = None, f"the kernel refused it: {exc.strerror}"
+        if self.unobserved:
+            log.warning("what the command reads is not observed: %s; only its stated inputs count", self.unobserved)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
@@ -151,11 +157,12 @@ class Observer:
         elif sum(state.size for state in found.values()) > MAX_BYTES:
             why = f"it read more than {MAX_BYTES >> 20} MiB"
         if why:
+            log.warning("what the command read is not known: %s; only its stated inputs count", why)
             return Observed(unobserved=why)
-        digests = Digests()
+        digests = Digests(self._spec)
         files = {path: digests.of(path) for path in found}
         for path, state in found.items():
-            if _state(path) != state:
+            if self._state(path) != state:
                 raise DataError(f"{path} changed while the command ran")
             if files[path] == "?":
                 return Observed(unobserved=f"{path} cannot be read")
@@ -167,17 +174,23 @@ class Observer:
             if not self._counts(path):
                 continue
             is_written = state.file in opens.written
-            changed = _state(path) != state or (is_written and state.ctime >= self._began)
+            changed = self._state(path) != state or (is_written and state.ctime >= self._began)
             if changed and (state.born >= self._began or (is_written and state.file not in opens.read)):
                 continue  # the command made it, or only wrote to it, as to a log
             if changed:
                 raise DataError(f"{path} changed while the command ran")
             source = _BYTE_CODE.sub(r"\1.py", path)
-            if source != path and (origin := _state(source)):
+            if source != path and (origin := self._state(source)):
                 out.setdefault(source, opens.seen.get(source, origin))
             else:
                 out[path] = state
         return out
+
+    def _state(self, path: str) -> FileState | None:
+        try:
+            return state_of(self._spec.on_host(path))
+        except OSError:
+            return None
 
     def _counts(self, path: str) -> bool:
         if path.startswith(self._excluded) and not path.startswith(_SHARED_MEMORY):
@@ -191,7 +204,7 @@ def _excluded(spec: EnvSpec, config: Config) -> tuple[str, ...]:
     caches = [environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME", "/root"), ".cache")]
     caches += [environ.get(name, "") for name in ("PIP_CACHE_DIR", "UV_CACHE_DIR")]
     own = [config.cache_dir, config.state_dir, str(Path(bootseer.__file__).parent)]
-    folders = [*_SYSTEM, *caches, *own, *(str(target.host) for target in spec.targets)]
+    folders = [*_SYSTEM, *caches, *own, *(target.path for target in spec.targets)]
     return tuple(os.path.realpath(folder).rstrip("/") + "/" for folder in folders if folder.startswith("/"))
 
 
@@ -202,10 +215,3 @@ def _next_tick() -> int:
     while (now := time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)) == before:
         time.sleep(0.001)
     return now
-
-
-def _state(path: str) -> FileState | None:
-    try:
-        return state_of(path)
-    except OSError:
-        return None

@@ -112,7 +112,7 @@ class _Stage:
         for group in overlay.groups_on(self.spec.targets, Path(self.config.state_dir)):
             record = group.record
             if record.key == self.key and group.intact and group.untouched:
-                if not (path := inputs.Digests().changed(record.inputs.files)):
+                if not (path := inputs.Digests(self.spec).changed(record.inputs.files)):
                     return group
                 log.info("%s, which the command reads, changed", path)
             log.info("releasing the overlay of snapshot %s", record.key[:12])
@@ -184,11 +184,6 @@ class _Stage:
             return self._plain(f"{look.reason}; nothing captured: {exc}")
         mounts = [catch.group] if catch.group else []
         observer = inputs.Observer(self.spec, self.config)
-        if observer.unobserved:
-            log.warning(
-                "the files that the command reads are not observed (%s): only its stated inputs count",
-                observer.unobserved,
-            )
         with contextlib.ExitStack() as held:
             held.callback(catch.close)
             held.enter_context(lease.held(look.store, self.key, _node()))

@@ -117,6 +117,12 @@ def _unescape(text: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
 
 
+def identifiers() -> set[str]:
+    """The ids of the mounts this thread sees, as in ``/proc/<pid>/fdinfo``."""
+    with open("/proc/thread-self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
+        return {line.partition(" ")[0] for line in lines}
+
+
 def real(target: str | Path) -> str:
     """The path of ``target`` without symbolic links, as mount(2) follows them; its mount is never touched."""
     path = os.path.abspath(target)

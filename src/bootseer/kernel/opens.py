@@ -1,6 +1,8 @@
-"""Which files are opened by who sees a mount namespace of their own: fanotify marks on all its mounts.
+"""Which files are opened, by fanotify: all that a thread and its children open, or what a container opens of the host.
 
-Needs CAP_SYS_ADMIN. Concurrency: one thread reads events from `Opens.begin` to `Opens.end`.
+The first get a mount namespace of their own, whose mounts are marked. A container has one already, made by its runtime
+from host folders: the file systems of these are marked, and what is opened in mounts of the caller is left out. Needs
+CAP_SYS_ADMIN. Concurrency: one thread reads events from `Opens.begin` to `Opens.end`.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ import select
 import stat
 import struct
 import threading
+from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from bootseer.kernel import _libc
@@ -17,8 +21,9 @@ from bootseer.kernel import mount as mounts
 
 _EVENT = struct.Struct("=IBBHQii")
 _OPEN, _CLOSE_WRITE, _CLOSE_NOWRITE, _OVERFLOW = 0x20, 0x08, 0x10, 0x4000
-_CLASS = 0x01 | 0x02 | 0x10  # close on exec, do not block, no limit of the queue
-_ADD_MOUNT = 0x01 | 0x10
+_MASK = _OPEN | _CLOSE_WRITE | _CLOSE_NOWRITE
+_CLASS, _UNLIMITED = 0x01 | 0x02, 0x10  # close on exec, do not block; no limit of the queue
+_ADD_MOUNT, _ADD_FILE_SYSTEM = 0x01 | 0x10, 0x01 | 0x100
 _VIRTUAL = {"proc", "sysfs", "devtmpfs", "devpts", "mqueue", "cgroup", "cgroup2", "tracefs", "debugfs", "autofs"}
 _VIRTUAL |= {"securityfs", "pstore", "bpf", "hugetlbfs", "configfs", "fusectl", "binfmt_misc", "efivarfs", "nsfs"}
 _JOIN_SECONDS = 60.0
@@ -49,17 +54,22 @@ def state_of(file: int | str) -> FileState | None:
 
 
 class Opens:
-    """The calling thread and its children get mounts of their own between `begin` and `end`; ``seen`` then has the
-    state in which each path was first met, ``written`` and ``read`` (device, inode) of what was open for writing, and
-    only for reading."""
+    """Notes what is opened between `begin` and `end`: ``seen`` has the state in which each path was first met,
+    ``written`` and ``read`` (device, inode) of what was open for writing, and only for reading.
 
-    def __init__(self) -> None:
+    ``shown``: (host folder, path in the container); without it the calling thread and its children are observed.
+    """
+
+    def __init__(self, shown: Sequence[tuple[str, str]] = ()) -> None:
+        self._shown = shown
+        self._inside = tuple(path.rstrip("/") + "/" for _, path in shown)
+        self._ours: set[str] = set()
+        self._wake = -1
         self.seen: dict[str, FileState] = {}
         self.written: set[tuple[int, int]] = set()
         self.read: set[tuple[int, int]] = set()
         self.failure = ""
         """Why ``seen`` is not whole; empty when it is."""
-        self._stop = threading.Event()
         self._events = -1
         self._kept: list[int] = []
         self._thread: threading.Thread | None = None
@@ -67,16 +77,25 @@ class Opens:
 
     def begin(self) -> None:
         """Raises `OSError` when it is not allowed; nothing has changed then."""
-        self._events = _libc.fanotify_init(_CLASS, os.O_RDONLY | os.O_CLOEXEC | os.O_LARGEFILE)
+        # The queue of a namespace of its own grows with what its command does; that of a host has a limit.
+        kind = _CLASS if self._shown else _CLASS | _UNLIMITED
+        self._events = _libc.fanotify_init(kind, os.O_RDONLY | os.O_CLOEXEC | os.O_LARGEFILE)
+        self._wake = os.eventfd(0)
         try:
+            if self._shown:
+                self._ours = mounts.identifiers()
+                for source in (os.path.realpath(folder) for folder, _ in self._shown):
+                    for place in (source, *(entry.target for entry in mounts.below(source))):
+                        _libc.fanotify_mark(self._events, _ADD_FILE_SYSTEM, _MASK, place)
             self._kept = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in ("/proc/thread-self/ns/mnt", "/", ".")]
             # Before the namespace is: a thread shares its root and working directory with who starts it.
             self._thread = threading.Thread(target=self._watch, name="env-opens", daemon=True)
             self._thread.start()
-            mounts.unshare()
-            self._mounts = _mounts()
-            for _, target in self._mounts:
-                _libc.fanotify_mark(self._events, _ADD_MOUNT, _OPEN | _CLOSE_WRITE | _CLOSE_NOWRITE, target)
+            if not self._shown:
+                mounts.unshare()
+                self._mounts = _mounts()
+                for _, target in self._mounts:
+                    _libc.fanotify_mark(self._events, _ADD_MOUNT, _MASK, target)
         except BaseException:
             self.end()
             raise
@@ -96,27 +115,30 @@ class Opens:
             for fd in self._kept:
                 os.close(fd)
             self._kept = []
-        self._stop.set()
+        if self._wake >= 0:
+            os.eventfd_write(self._wake, 1)
         if self._thread:
             self._thread.join(_JOIN_SECONDS)
             if self._thread.is_alive():
                 self.failure = "a file system did not answer"
                 return  # the thread still uses the descriptor, and closes with the process
             self._thread = None
-        if self._events >= 0:
-            os.close(self._events)
-            self._events = -1
+        for fd in (self._events, self._wake):
+            if fd >= 0:
+                os.close(fd)
+        self._events = self._wake = -1
 
     def _watch(self) -> None:
         poll = select.poll()
         poll.register(self._events, select.POLLIN)
+        poll.register(self._wake, select.POLLIN)
         try:
             while True:
-                last = self._stop.is_set()  # what was opened before is in the queue by now
-                if poll.poll(0 if last else 50):
+                ready = {fd for fd, _ in poll.poll()}
+                if self._events in ready:
                     self._take(os.read(self._events, _READ))
-                elif last:
-                    return
+                elif ready:
+                    return  # what was opened before the end was in the queue by then
         except OSError as exc:
             self.failure = f"an event was lost: {exc.strerror}"
 
@@ -130,15 +152,23 @@ class Opens:
             if fd < 0:
                 continue
             try:
-                if found := state_of(fd):
+                path = os.readlink(f"/proc/self/fd/{fd}").removesuffix(" (deleted)")
+                if (found := state_of(fd)) and not self._is_of_others(fd, path):
                     if mask & _CLOSE_WRITE:
                         self.written.add(found.file)
                     if mask & _CLOSE_NOWRITE:
                         self.read.add(found.file)
-                    path = os.readlink(f"/proc/self/fd/{fd}").removesuffix(" (deleted)")
                     self.seen.setdefault(path, found)
             finally:
                 os.close(fd)
+
+    def _is_of_others(self, fd: int, path: str) -> bool:
+        if not self._shown:
+            return False
+        if not (path + "/").startswith(self._inside):
+            return True
+        text = Path(f"/proc/self/fdinfo/{fd}").read_text()
+        return text.partition("mnt_id:")[2].split(maxsplit=1)[0] in self._ours
 
 
 def _mounts() -> set[tuple[str, str]]:

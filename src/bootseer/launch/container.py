@@ -58,6 +58,12 @@ class Container:
                 return Path(mount.source + clean[len(mount.target.rstrip("/")) :])
         return env.resolve_in(self.rootfs, clean)
 
+    @property
+    def shown(self) -> tuple[tuple[str, str], ...]:
+        """The job's own mounts: (path on this host, where processes in the container see it, links followed)."""
+        targets = ((m.source, env.resolve_in(self.rootfs, m.target)) for m in self.job.mounts)
+        return tuple((source, "/" + os.path.relpath(target, self.rootfs)) for source, target in targets)
+
     def run(self, argv: Sequence[str], *, span: str = "") -> int:
         """Run ``argv`` to its end and return its exit code; ``span`` becomes the parent of what it emits."""
         return image.runtime.run(

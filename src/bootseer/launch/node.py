@@ -194,7 +194,7 @@ class _Node:
             key_files=tuple(str(container.host_path(path)) for path in table.key_files),
             key_env=tuple(table.key_env),
             cwd=self.job.job.cwd,
-            mounts=tuple((mount.source, mount.target) for mount in self.job.mounts),
+            mounts=container.shown,
             environ=self.job.job.env,
             salt=table.salt,
             max_age=env.parse_age(table.max_age) if table.max_age else None,
