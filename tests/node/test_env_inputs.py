@@ -130,6 +130,39 @@ def test_an_input_that_changes_meanwhile_stops_publication(node: Node, how: str)
     assert node.runs == 2
 
 
+def test_what_an_earlier_build_left_stops_publication(node: Node) -> None:
+    node.write(
+        "s.sh", "mkdir -p env build/lib; cp -n r.txt build/lib/r; cp build/lib/r env/made; echo x > a.egg-info/y\n"
+    )
+    node.write("a.egg-info/y", "x")
+    assert node.run().outcome is Outcome.RAN_AND_PUBLISHED
+    assert {os.path.basename(path) for path in node.observed().files} == {"s.sh", "r.txt"}
+    node.write("r.txt", "torch==2.6\n")
+    assert f"not published: {node.work}/build/lib/r is left from an earlier build" in node.run().reason
+
+
+def test_digests_of_large_files_are_remembered_while_they_are_as_they_were(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = EnvSpec(targets=(Target(str(node.target)),), command=("x",))
+    path = node.write("program", "x" * (5 << 20))
+
+    def digest() -> str:
+        return inputs.Digests(spec, node.config).of(str(path))
+
+    first = digest()
+    assert not (Path(node.config.cache_dir) / "env-digests").exists()  # it may change in the same tick
+    monkeypatch.setattr(inputs, "_SETTLED", -1.0)
+    assert digest() == first
+    assert len(list((Path(node.config.cache_dir) / "env-digests").iterdir())) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr("hashlib.file_digest", None)
+        assert digest() == first
+    os.utime(path)
+    path.write_text("y" * (5 << 20))
+    assert digest() != first
+
+
 def test_imports_count_by_their_source(node: Node) -> None:
     module = node.write("lib/m.py", "X = 1\n")
     node.write("s.sh", f"PYTHONPATH=lib {sys.executable} -c 'import m; print(m.X)' > env/made\n")

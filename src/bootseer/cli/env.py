@@ -94,7 +94,7 @@ def explain(
         typer.echo(
             f"files that the command read for snapshot {near.shown}: {near.inputs.unobserved or len(near.inputs.files)}"
         )
-        for path, state in compared(spec, near.inputs.files):
+        for path, state in compared(spec, config, near.inputs.files):
             typer.echo(f"{state:7} {path}")
     typer.echo(f"key {look.key}")
     typer.echo("hit" if look.found else look.reason)

@@ -7,6 +7,7 @@ Of byte code its source counts.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -16,6 +17,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import BinaryIO
 
 import msgspec
 
@@ -32,12 +34,18 @@ MAX_FILES = 10_000
 MAX_BYTES = 1 << 30
 """More than that is not hashed at each start: then the inputs count as not observed."""
 _TEXT = 1 << 20
+_LARGE = 4 << 20
+"""Digests of larger files, which are programs, are remembered on the node."""
+_SETTLED = 2.0
+"""Seconds after its last change from which on the state of a file tells its content: times are kept in ticks."""
 _SYSTEM = ["/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/etc", "/boot", "/proc", "/sys", "/dev", "/run"]
 _SYSTEM += ["/var/lib", "/var/cache"]
 _SHARED_MEMORY = "/dev/shm/"
 _STANDARD_LIBRARY = re.compile(r"/lib/python3\.\d+/(?!(?:site|dist)-packages/)")
 _BYTE_CODE = re.compile(r"__pycache__/([^/.]+)\.[^/]*\.pyc$")
-_GIT_STATE = re.compile(r"/\.git/(?:index|.*\.lock)$")
+_OF_TOOLS = re.compile(r"/\.git/(?:index|.*\.lock)$|/[^/]+\.egg-info/")
+"""What git and builds keep in a source tree for themselves, and change when they only look."""
+_BUILT = re.compile(r"/build/(?:lib|temp|bdist)\b[^/]*/")
 _ELSEWHERE = {"docker", "podman", "apptainer", "singularity", "enroot", "bwrap", "unshare", "nsenter", "runc", "crun"}
 """Programs that work where opens are not seen: in mounts of their own, or through a service."""
 _CLOCK_REALTIME_COARSE = 5
@@ -58,8 +66,9 @@ class Observed(msgspec.Struct, frozen=True):
 class Digests:
     """Digests of files on this node, named as the job of ``spec`` sees them, each computed once."""
 
-    def __init__(self, spec: EnvSpec) -> None:
+    def __init__(self, spec: EnvSpec, config: Config) -> None:
         self._spec = spec
+        self._memory = Path(config.cache_dir) / "env-digests"
         self._known: dict[str, str] = {}
         self._left = MAX_BYTES
 
@@ -87,18 +96,33 @@ class Digests:
             try:
                 if info.st_size <= _TEXT:
                     return _digest(os.path.basename(path), file.read())
-                return hashlib.file_digest(file, "sha256").hexdigest()
+                if info.st_size <= _LARGE:
+                    return hashlib.file_digest(file, "sha256").hexdigest()
+                return self._remembered(file, info)
             except OSError:
                 return "?"
+
+    def _remembered(self, file: BinaryIO, info: os.stat_result) -> str:
+        state = (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
+        note = self._memory / hashlib.sha256(repr(state).encode()).hexdigest()
+        with contextlib.suppress(OSError):
+            if re.fullmatch("[0-9a-f]{64}", text := note.read_text()):
+                return text
+        found = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+        if time.time() - max(info.st_mtime, info.st_ctime) > _SETTLED:
+            with contextlib.suppress(OSError):
+                self._memory.mkdir(parents=True, exist_ok=True)
+                note.write_text(found)
+        return found
 
     def changed(self, files: Mapping[str, str]) -> str:
         """The first of ``files`` that exists here with another content; empty when there is none."""
         return next((path for path, digest in sorted(files.items()) if self.of(path) not in ("", digest)), "")
 
 
-def compared(spec: EnvSpec, files: Mapping[str, str]) -> list[tuple[str, str]]:
+def compared(spec: EnvSpec, config: Config, files: Mapping[str, str]) -> list[tuple[str, str]]:
     """(path, ``same``, ``changed`` or ``absent``) of each file on this node."""
-    digests = Digests(spec)
+    digests = Digests(spec, config)
     states = {path: digests.of(path) for path in sorted(files)}
     return [
         (path, "same" if found == files[path] else "changed" if found else "absent") for path, found in states.items()
@@ -120,7 +144,7 @@ class Observer:
         self.unobserved = ""
         """Why it cannot; `result` has what went wrong while the command ran, too."""
         self._opens: Opens | None = None
-        self._spec, self._began = spec, 0
+        self._spec, self._config, self._began = spec, config, 0
         self._excluded = _excluded(spec, config)
         if spec.contained and not spec.mounts:
             return  # all it reads is in its image
@@ -159,7 +183,7 @@ class Observer:
         if why:
             log.warning("what the command read is not known: %s; only its stated inputs count", why)
             return Observed(unobserved=why)
-        digests = Digests(self._spec)
+        digests = Digests(self._spec, self._config)
         files = {path: digests.of(path) for path in found}
         for path, state in found.items():
             if self._state(path) != state:
@@ -179,6 +203,8 @@ class Observer:
                 continue  # the command made it, or only wrote to it, as to a log
             if changed:
                 raise DataError(f"{path} changed while the command ran")
+            if _BUILT.search(path):  # instead of its source, of which only the time was compared
+                raise DataError(f"{path} is left from an earlier build; remove the folder build")
             source = _BYTE_CODE.sub(r"\1.py", path)
             if source != path and (origin := self._state(source)):
                 out.setdefault(source, opens.seen.get(source, origin))
@@ -195,7 +221,7 @@ class Observer:
     def _counts(self, path: str) -> bool:
         if path.startswith(self._excluded) and not path.startswith(_SHARED_MEMORY):
             return False
-        own = _STANDARD_LIBRARY.search(path) or _GIT_STATE.search(path)
+        own = _STANDARD_LIBRARY.search(path) or _OF_TOOLS.search(path)
         return not own and not only_credentials(os.path.basename(path))
 
 

@@ -61,7 +61,7 @@ def look(spec: EnvSpec, inputs: KeyDocument, store_url: str, config: Config, *, 
 
 
 def _choose(out: Lookup, spec: EnvSpec, config: Config, store: Store, *, unpacking: bool) -> None:
-    digests = Digests(spec)
+    digests = Digests(spec, config)
     for found in _candidates(out, store):
         if found.inputs.unobserved and out.nearest:
             break  # others of this key, whose inputs are known, do not fit: this one need not either
