@@ -163,6 +163,22 @@ def test_digests_of_large_files_are_remembered_while_they_are_as_they_were(
     assert digest() != first
 
 
+def test_a_device_is_not_opened(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = EnvSpec(targets=(Target(str(node.target)),), command=("x",))
+    monkeypatch.setattr("os.open", None)
+    assert inputs.Digests(spec, node.config).of("/dev/null") == ""
+
+
+def test_a_namespace_that_cannot_be_left_again_is_not_entered(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(fd: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    before = os.readlink("/proc/thread-self/ns/mnt"), os.getcwd()
+    monkeypatch.setattr("bootseer.kernel._libc.setns", refuse)
+    assert node.run().outcome is Outcome.RAN_AND_PUBLISHED
+    assert (os.readlink("/proc/thread-self/ns/mnt"), os.getcwd()) == before
+
+
 def test_imports_count_by_their_source(node: Node) -> None:
     module = node.write("lib/m.py", "X = 1\n")
     node.write("s.sh", f"PYTHONPATH=lib {sys.executable} -c 'import m; print(m.X)' > env/made\n")
@@ -173,7 +189,7 @@ def test_imports_count_by_their_source(node: Node) -> None:
     assert not [path for path in found if path.startswith(str(node.work)) and path.endswith(".pyc")]
 
 
-@pytest.mark.parametrize("why", ["refused", "files", "bytes", "namespace", "mounted", "overflow"])
+@pytest.mark.parametrize("why", ["refused", "files", "bytes", "namespace", "mounted", "overflow", "name"])
 def test_what_cannot_be_observed_is_said(
     node: Node, why: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -182,7 +198,8 @@ def test_what_cannot_be_observed_is_said(
         "files": "it read more than 1 files",
         "bytes": "it read more than 0 MiB",
         "namespace": "it started unshare",
-        "mounted": "it changed what is mounted",
+        "mounted": f"{node.work}/mnt was mounted meanwhile",
+        "name": "it read a file whose name is not UTF-8",
         "overflow": "too many files were opened at once",
     }[why]
     if why == "refused":
@@ -191,6 +208,9 @@ def test_what_cannot_be_observed_is_said(
             raise PermissionError(1, "Operation not permitted")
 
         monkeypatch.setattr(Opens, "begin", refuse)
+    elif why == "name":
+        (node.work / "\udcff").write_text("x")
+        node.write("s.sh", "mkdir -p env; cat * > env/made 2> env/errors; :\n")
     elif why == "files":
         monkeypatch.setattr(inputs, "MAX_FILES", 1)
     elif why == "bytes":

@@ -81,6 +81,8 @@ class Digests:
 
     def _compute(self, path: str) -> str:
         try:
+            if not stat.S_ISREG(os.stat(path).st_mode):  # an open alone starts some devices
+                return ""
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except (FileNotFoundError, NotADirectoryError):
             return ""
@@ -88,8 +90,6 @@ class Digests:
             return "?"
         with open(fd, "rb") as file:
             info = os.fstat(fd)
-            if not stat.S_ISREG(info.st_mode):
-                return ""
             self._left -= info.st_size
             if self._left < 0:
                 return "?"
@@ -151,7 +151,7 @@ class Observer:
         if os.geteuid() != 0:
             self.unobserved = "that needs root"
         else:
-            self._opens = Opens(spec.mounts if spec.contained else ())
+            self._opens = Opens(spec.mounts if spec.contained else (), self._excluded)
 
     def __enter__(self) -> Observer:
         if self._opens:
@@ -176,7 +176,9 @@ class Observer:
         programs = {os.path.basename(path) for path in seen} & _ELSEWHERE
         why = self._opens.failure or (f"it started {min(programs)}" if programs else "")
         found = {} if why else self._inputs(self._opens)
-        if len(found) > MAX_FILES:
+        if any("\udc80" <= char <= "\udcff" for char in "".join(found)):
+            why = "it read a file whose name is not UTF-8"
+        elif len(found) > MAX_FILES:
             why = f"it read more than {MAX_FILES} files"
         elif sum(state.size for state in found.values()) > MAX_BYTES:
             why = f"it read more than {MAX_BYTES >> 20} MiB"

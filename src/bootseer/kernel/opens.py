@@ -57,10 +57,13 @@ class Opens:
     """Notes what is opened between `begin` and `end`: ``seen`` has the state in which each path was first met,
     ``written`` and ``read`` (device, inode) of what was open for writing, and only for reading.
 
-    ``shown``: (host folder, path in the container); without it the calling thread and its children are observed.
+    ``shown``: (host folder, path in the container); without it the calling thread and its children are observed. What
+    is mounted in the folders ``ignored`` (each with a ``/`` at its end) need not be seen.
     """
 
-    def __init__(self, shown: Sequence[tuple[str, str]] = ()) -> None:
+    def __init__(self, shown: Sequence[tuple[str, str]] = (), ignored: tuple[str, ...] = ()) -> None:
+        self._ignored = ignored
+        self._away = False
         self._shown = shown
         self._inside = tuple(path.rstrip("/") + "/" for _, path in shown)
         self._ours: set[str] = set()
@@ -92,29 +95,27 @@ class Opens:
             self._thread = threading.Thread(target=self._watch, name="env-opens", daemon=True)
             self._thread.start()
             if not self._shown:
+                self._return()  # whether it will be possible
+                self._away = True
                 mounts.unshare()
                 self._mounts = _mounts()
                 for _, target in self._mounts:
-                    _libc.fanotify_mark(self._events, _ADD_MOUNT, _MASK, target)
+                    self._mark(target)
         except BaseException:
             self.end()
             raise
 
     def end(self) -> None:
         """Back to the mounts of before. May be called twice."""
-        if self._kept:
-            if self._mounts:
-                if _mounts() != self._mounts:
-                    self.failure = self.failure or "it changed what is mounted"
-                home, root, folder = self._kept
-                _libc.unshare(_libc.CLONE_FS)
-                _libc.setns(home)
-                os.fchdir(root)
-                os.chroot(".")
-                os.fchdir(folder)
-            for fd in self._kept:
-                os.close(fd)
-            self._kept = []
+        if self._away:
+            new = {target for _, target in _mounts() - self._mounts if not self._is_ignored(target)}
+            if new:
+                self.failure = f"{min(new)} was mounted meanwhile"
+            self._return()
+            self._away = False
+        for fd in self._kept:
+            os.close(fd)
+        self._kept = []
         if self._wake >= 0:
             os.eventfd_write(self._wake, 1)
         if self._thread:
@@ -127,6 +128,24 @@ class Opens:
             if fd >= 0:
                 os.close(fd)
         self._events = self._wake = -1
+
+    def _return(self) -> None:
+        home, root, folder = self._kept
+        _libc.unshare(_libc.CLONE_FS)  # a namespace is not changed for who shares its working directory
+        _libc.setns(home)
+        os.fchdir(root)
+        os.chroot(".")
+        os.fchdir(folder)
+
+    def _mark(self, target: str) -> None:
+        try:
+            _libc.fanotify_mark(self._events, _ADD_MOUNT, _MASK, target)
+        except OSError:
+            if not self._is_ignored(target) and os.path.lexists(target):
+                raise
+
+    def _is_ignored(self, target: str) -> bool:
+        return (target + "/").startswith(self._ignored)
 
     def _watch(self) -> None:
         poll = select.poll()
