@@ -163,10 +163,51 @@ def test_digests_of_large_files_are_remembered_while_they_are_as_they_were(
     assert digest() != first
 
 
+def test_a_new_source_file_of_a_project_counts(node: Node) -> None:
+    node.write("proj/pyproject.toml", "")
+    node.write("proj/a.py", "")
+    node.write("b.py", "")
+    node.write(
+        "s.sh", "mkdir -p env; cat proj/pyproject.toml > env/made; ls . proj > env/list; : > proj/generated.py\n"
+    )
+    node.run()
+    node.write("proj/slurm.out", "")
+    node.write("c.py", "")  # not of the project
+    assert node.run().outcome is Outcome.RESTORED_MOUNT
+    node.release()
+    assert node.run().reason == "hit"
+    node.write("proj/new.py", "")
+    result = node.run()
+    assert result.reason == f"missed because {node.work}/proj/new.py is new"
+    assert result.outcome is Outcome.RAN_AND_PUBLISHED
+    assert node.run().outcome is Outcome.RESTORED_MOUNT
+    assert node.runs == 2
+
+
 def test_a_device_is_not_opened(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = EnvSpec(targets=(Target(str(node.target)),), command=("x",))
     monkeypatch.setattr("os.open", None)
     assert inputs.Digests(spec, node.config).of("/dev/null") == ""
+
+
+def test_opens_are_named_by_the_mounts_of_the_command(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when they are read late: paths of a mount that is gone begin at its root."""
+    take, late = Opens._take, threading.Event()
+
+    def slow(self: Opens, data: bytes) -> None:
+        late.wait(0.5)
+        take(self, data)
+
+    monkeypatch.setattr(Opens, "_take", slow)
+    (node.work / "mnt").mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "none", node.work / "mnt"], check=True)
+    try:
+        node.write("mnt/r.txt", "x")
+        node.write("s.sh", "cat mnt/r.txt > env/made")
+        node.run()
+        assert str(node.work / "mnt/r.txt") in node.observed().files
+    finally:
+        mounts.unmount(node.work / "mnt")
 
 
 def test_a_namespace_that_cannot_be_left_again_is_not_entered(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +239,7 @@ def test_what_cannot_be_observed_is_said(
         "files": "it read more than 1 files",
         "bytes": "it read more than 0 MiB",
         "namespace": "it started unshare",
-        "mounted": f"{node.work}/mnt was mounted meanwhile",
+        "mounted": f"{node.work}/mnt was mounted or unmounted meanwhile",
         "name": "it read a file whose name is not UTF-8",
         "overflow": "too many files were opened at once",
     }[why]
@@ -295,10 +336,17 @@ def test_the_caller_keeps_its_mounts_and_its_folder(node: Node, thread: bool) ->
 
 
 @pytest.mark.runtime
-def test_what_a_container_reads_of_the_host_counts(node: Node, tmp_path: Path) -> None:
+@pytest.mark.parametrize("late", [False, True])
+def test_what_a_container_reads_of_the_host_counts(
+    node: Node, tmp_path: Path, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from bootseer import image, oci
     from bootseer.oci.spec import RootFS
 
+    if late:  # events are read when the container has ended
+        drained, watch, ended = Opens._drained, Opens._watch, threading.Event()
+        monkeypatch.setattr(Opens, "_watch", lambda self: (ended.wait(60), watch(self)))
+        monkeypatch.setattr(Opens, "_drained", lambda self: (ended.set(), drained(self))[1])
     for folder in ("root", "up", "wk"):
         (tmp_path / folder).mkdir()
     root = tmp_path / "root"

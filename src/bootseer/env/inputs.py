@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import logging
 import os
 import re
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
@@ -48,6 +49,8 @@ _OF_TOOLS = re.compile(r"/\.git/(?:index|.*\.lock)$|/[^/]+\.egg-info/")
 _BUILT = re.compile(r"/build/(?:lib|temp|bdist)\b[^/]*/")
 _ELSEWHERE = {"docker", "podman", "apptainer", "singularity", "enroot", "bwrap", "unshare", "nsenter", "runc", "crun"}
 """Programs that work where opens are not seen: in mounts of their own, or through a service."""
+_PROJECT = {"pyproject.toml", "setup.py", "setup.cfg"}
+_SOURCES = (".py", ".pyi", ".pyx", ".pxd", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".rs")
 _CLOCK_REALTIME_COARSE = 5
 
 
@@ -55,12 +58,15 @@ class Observed(msgspec.Struct, frozen=True):
     """Path -> digest (hex) of each file; ``unobserved`` says why the files are not known, and is else empty."""
 
     files: dict[str, str] = {}
+    folders: dict[str, list[str]] = {}
+    """The source files in each folder of a project that the command listed: another one there is another input."""
     unobserved: str = ""
 
     @property
     def name(self) -> str:
         """Names the inputs in the store: 64 hex digits."""
-        return hashlib.sha256(msgspec.json.encode([sorted(self.files.items()), bool(self.unobserved)])).hexdigest()
+        known = [sorted(self.files.items()), sorted(self.folders.items()), bool(self.unobserved)]
+        return hashlib.sha256(msgspec.json.encode(known)).hexdigest()
 
 
 class Digests:
@@ -115,9 +121,15 @@ class Digests:
                 note.write_text(found)
         return found
 
-    def changed(self, files: Mapping[str, str]) -> str:
-        """The first of ``files`` that exists here with another content; empty when there is none."""
-        return next((path for path, digest in sorted(files.items()) if self.of(path) not in ("", digest)), "")
+    def difference(self, inputs: Observed) -> str:
+        """What of ``inputs`` is here otherwise than there; empty when nothing is."""
+        for path, digest in sorted(inputs.files.items()):
+            if self.of(path) not in ("", digest):
+                return f"{path}, which the command reads, changed"
+        for folder, known in sorted(inputs.folders.items()):
+            if new := set(_sources(self._spec.on_host(folder))) - set(known):
+                return f"{folder}/{min(new)} is new"
+        return ""
 
 
 def compared(spec: EnvSpec, config: Config, files: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -127,6 +139,15 @@ def compared(spec: EnvSpec, config: Config, files: Mapping[str, str]) -> list[tu
     return [
         (path, "same" if found == files[path] else "changed" if found else "absent") for path, found in states.items()
     ]
+
+
+def _sources(folder: str) -> list[str]:
+    """The source files in ``folder``, by name; none when there is no such folder."""
+    try:
+        with os.scandir(folder) as items:
+            return sorted(item.name for item in items if item.name.endswith(_SOURCES) and item.is_file())
+    except OSError:
+        return []
 
 
 def _digest(name: str, data: bytes) -> str:
@@ -176,9 +197,11 @@ class Observer:
         programs = {os.path.basename(path) for path in seen} & _ELSEWHERE
         why = self._opens.failure or (f"it started {min(programs)}" if programs else "")
         found = {} if why else self._inputs(self._opens)
-        if any("\udc80" <= char <= "\udcff" for char in "".join(found)):
+        folders = {} if why else self._folders(self._opens, found)
+        names = itertools.chain(found, folders, *folders.values())
+        if any("\udc80" <= char <= "\udcff" for char in "".join(names)):
             why = "it read a file whose name is not UTF-8"
-        elif len(found) > MAX_FILES:
+        elif max(len(found), sum(map(len, folders.values()))) > MAX_FILES:
             why = f"it read more than {MAX_FILES} files"
         elif sum(state.size for state in found.values()) > MAX_BYTES:
             why = f"it read more than {MAX_BYTES >> 20} MiB"
@@ -192,7 +215,7 @@ class Observer:
                 raise DataError(f"{path} changed while the command ran")
             if files[path] == "?":
                 return Observed(unobserved=f"{path} cannot be read")
-        return Observed(files)
+        return Observed(files, folders)
 
     def _inputs(self, opens: Opens) -> dict[str, FileState]:
         out: dict[str, FileState] = {}
@@ -214,6 +237,11 @@ class Observer:
                 out[path] = state
         return out
 
+    def _folders(self, opens: Opens, found: Iterable[str]) -> dict[str, list[str]]:
+        roots = tuple(os.path.dirname(path) + "/" for path in found if os.path.basename(path) in _PROJECT)
+        below = [folder for folder in opens.folders if (folder + "/").startswith(roots) and self._counts(folder + "/.")]
+        return {folder: names for folder in below if (names := _sources(self._spec.on_host(folder)))}
+
     def _state(self, path: str) -> FileState | None:
         try:
             return state_of(self._spec.on_host(path))
@@ -233,7 +261,8 @@ def _excluded(spec: EnvSpec, config: Config) -> tuple[str, ...]:
     caches += [environ.get(name, "") for name in ("PIP_CACHE_DIR", "UV_CACHE_DIR")]
     own = [config.cache_dir, config.state_dir, str(Path(bootseer.__file__).parent)]
     folders = [*_SYSTEM, *caches, *own, *(target.path for target in spec.targets)]
-    return tuple(os.path.realpath(folder).rstrip("/") + "/" for folder in folders if folder.startswith("/"))
+    named = [folder for folder in folders if folder.startswith("/")]
+    return tuple({folder.rstrip("/") + "/" for folder in (*named, *map(os.path.realpath, named))})
 
 
 def _next_tick() -> int:

@@ -65,9 +65,8 @@ def _choose(out: Lookup, spec: EnvSpec, config: Config, store: Store, *, unpacki
     for found in _candidates(out, store):
         if found.inputs.unobserved and out.nearest:
             break  # others of this key, whose inputs are known, do not fit: this one need not either
-        if path := digests.changed(found.inputs.files):
-            reason = f"{path}, which the command reads, changed"
-        elif not (reason := _failed_guard(spec, found, config, unpacking=unpacking)):
+        reason = digests.difference(found.inputs)
+        if not reason and not (reason := _failed_guard(spec, found, config, unpacking=unpacking)):
             out.found, out.nearest, out.reason = found, None, ""
             return
         out.replace = out.replace or _expired(spec, found)

@@ -99,6 +99,8 @@ def decode(data: bytes, name: str) -> SnapshotManifest:
         raise DataError(f"snapshot {key[:12]} names a bad digest", hint="it is not used")
     if not targets or len(found.base) != len(targets) or len(found.result) != len(targets) or found.size < 0:
         raise DataError(f"manifest of snapshot {key[:12]} contradicts itself", hint="it is not used")
-    if len(found.inputs.files) > MAX_FILES or any(not path.startswith("/") for path in found.inputs.files):
+    inputs = found.inputs
+    count = max(len(inputs.files), len(inputs.folders))
+    if count > MAX_FILES or any(not path.startswith("/") for path in (*inputs.files, *inputs.folders)):
         raise DataError(f"snapshot {key[:12]} has bad observed inputs", hint="it is not used")
     return found

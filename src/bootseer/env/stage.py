@@ -112,9 +112,9 @@ class _Stage:
         for group in overlay.groups_on(self.spec.targets, Path(self.config.state_dir)):
             record = group.record
             if record.key == self.key and group.intact and group.untouched:
-                if not (path := inputs.Digests(self.spec, self.config).changed(record.inputs.files)):
+                if not (reason := inputs.Digests(self.spec, self.config).difference(record.inputs)):
                     return group
-                log.info("%s, which the command reads, changed", path)
+                log.info("%s", reason)
             log.info("releasing the overlay of snapshot %s", record.key[:12])
             group.unmount()
         return None

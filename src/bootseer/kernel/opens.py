@@ -7,6 +7,7 @@ CAP_SYS_ADMIN. Concurrency: one thread reads events from `Opens.begin` to `Opens
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import stat
@@ -21,7 +22,7 @@ from bootseer.kernel import mount as mounts
 
 _EVENT = struct.Struct("=IBBHQii")
 _OPEN, _CLOSE_WRITE, _CLOSE_NOWRITE, _OVERFLOW = 0x20, 0x08, 0x10, 0x4000
-_MASK = _OPEN | _CLOSE_WRITE | _CLOSE_NOWRITE
+_MASK = _OPEN | _CLOSE_WRITE | _CLOSE_NOWRITE | 0x40000000  # of folders, too
 _CLASS, _UNLIMITED = 0x01 | 0x02, 0x10  # close on exec, do not block; no limit of the queue
 _ADD_MOUNT, _ADD_FILE_SYSTEM = 0x01 | 0x10, 0x01 | 0x100
 _VIRTUAL = {"proc", "sysfs", "devtmpfs", "devpts", "mqueue", "cgroup", "cgroup2", "tracefs", "debugfs", "autofs"}
@@ -55,7 +56,8 @@ def state_of(file: int | str) -> FileState | None:
 
 class Opens:
     """Notes what is opened between `begin` and `end`: ``seen`` has the state in which each path was first met,
-    ``written`` and ``read`` (device, inode) of what was open for writing, and only for reading.
+    ``written`` and ``read`` (device, inode) of what was open for writing, and only for reading, ``folders`` the paths
+    of folders.
 
     ``shown``: (host folder, path in the container); without it the calling thread and its children are observed. What
     is mounted in the folders ``ignored`` (each with a ``/`` at its end) need not be seen.
@@ -67,10 +69,11 @@ class Opens:
         self._shown = shown
         self._inside = tuple(path.rstrip("/") + "/" for _, path in shown)
         self._ours: set[str] = set()
-        self._wake = -1
+        self._wake = self._inner = -1
         self.seen: dict[str, FileState] = {}
         self.written: set[tuple[int, int]] = set()
         self.read: set[tuple[int, int]] = set()
+        self.folders: set[str] = set()
         self.failure = ""
         """Why ``seen`` is not whole; empty when it is."""
         self._events = -1
@@ -107,27 +110,29 @@ class Opens:
 
     def end(self) -> None:
         """Back to the mounts of before. May be called twice."""
+        stuck = not self._drained()  # before the mounts are gone, by which paths are named
         if self._away:
-            new = {target for _, target in _mounts() - self._mounts if not self._is_ignored(target)}
-            if new:
-                self.failure = f"{min(new)} was mounted meanwhile"
+            if others := [target for _, target in _mounts() ^ self._mounts if not self._is_ignored(target)]:
+                self.failure = f"{min(others)} was mounted or unmounted meanwhile"
             self._return()
             self._away = False
         for fd in self._kept:
             os.close(fd)
         self._kept = []
-        if self._wake >= 0:
-            os.eventfd_write(self._wake, 1)
-        if self._thread:
-            self._thread.join(_JOIN_SECONDS)
-            if self._thread.is_alive():
-                self.failure = "a file system did not answer"
-                return  # the thread still uses the descriptor, and closes with the process
-            self._thread = None
-        for fd in (self._events, self._wake):
+        if stuck:
+            self.failure = "a file system did not answer"
+            return  # the thread still uses the descriptors, which are closed with the process
+        for fd in (self._events, self._wake, self._inner):
             if fd >= 0:
                 os.close(fd)
-        self._events = self._wake = -1
+        self._events = self._wake = self._inner = -1
+
+    def _drained(self) -> bool:
+        if self._thread is None:
+            return True
+        os.eventfd_write(self._wake, 1)
+        self._thread.join(_JOIN_SECONDS)
+        return not self._thread.is_alive()
 
     def _return(self) -> None:
         home, root, folder = self._kept
@@ -164,7 +169,7 @@ class Opens:
     def _take(self, data: bytes) -> None:
         at = 0
         while at < len(data):
-            length, _, _, _, mask, fd, _ = _EVENT.unpack_from(data, at)
+            length, _, _, _, mask, fd, pid = _EVENT.unpack_from(data, at)
             at += length
             if mask & _OVERFLOW:
                 self.failure = "too many files were opened at once"
@@ -172,7 +177,13 @@ class Opens:
                 continue
             try:
                 path = os.readlink(f"/proc/self/fd/{fd}").removesuffix(" (deleted)")
-                if (found := state_of(fd)) and not self._is_of_others(fd, path):
+                if self._shown:
+                    path = self._inner_path(fd, pid, path)
+                if not path:
+                    continue
+                if (found := state_of(fd)) is None:
+                    self.folders.add(path)
+                else:
                     if mask & _CLOSE_WRITE:
                         self.written.add(found.file)
                     if mask & _CLOSE_NOWRITE:
@@ -181,13 +192,29 @@ class Opens:
             finally:
                 os.close(fd)
 
-    def _is_of_others(self, fd: int, path: str) -> bool:
-        if not self._shown:
-            return False
-        if not (path + "/").startswith(self._inside):
-            return True
-        text = Path(f"/proc/self/fdinfo/{fd}").read_text()
-        return text.partition("mnt_id:")[2].split(maxsplit=1)[0] in self._ours
+    def _inner_path(self, fd: int, pid: int, path: str) -> str:
+        """The path in the container of what is open as ``fd``, by the process ``pid``; empty when it is another's."""
+        if Path(f"/proc/self/fdinfo/{fd}").read_text().partition("mnt_id:")[2].split(maxsplit=1)[0] in self._ours:
+            return ""
+        if (path + "/").startswith(self._inside):
+            if self._inner < 0:  # while it is open, the container's mounts have their names
+                with contextlib.suppress(OSError):
+                    self._inner = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+            return path
+        info = os.fstat(fd)
+        for source, target in self._shown:  # the mount of a container that has ended: the path begins there
+            if _is(source + path.rstrip("/"), info):
+                return target.rstrip("/") + path.rstrip("/")
+        if not os.path.exists(f"/proc/{pid}") and any(os.path.isfile(source + path) for source, _ in self._shown):
+            self.failure = f"{path} was replaced, and who had opened it is gone"
+        return ""
+
+
+def _is(path: str, info: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), info)
+    except OSError:
+        return False
 
 
 def _mounts() -> set[tuple[str, str]]:

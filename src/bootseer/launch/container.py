@@ -60,8 +60,10 @@ class Container:
 
     @property
     def shown(self) -> tuple[tuple[str, str], ...]:
-        """The job's own mounts: (path on this host, where processes in the container see it, links followed)."""
-        targets = ((m.source, env.resolve_in(self.rootfs, m.target)) for m in self.job.mounts)
+        """(path on this host, where processes in the container see it, links followed); empty when the job mounts
+        nothing of its own."""
+        shown = self._mounts if self.job.mounts else []
+        targets = ((m.source, env.resolve_in(self.rootfs, m.target)) for m in shown)
         return tuple((source, "/" + os.path.relpath(target, self.rootfs)) for source, target in targets)
 
     def run(self, argv: Sequence[str], *, span: str = "") -> int:
