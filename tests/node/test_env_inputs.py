@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -393,17 +394,21 @@ def test_the_command_line_names_the_file(node: Node) -> None:
 
     def cli(*args: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "bootseer.cli.main", "env", *args, "--target", "env", "--", "sh", "s.sh"],
+            [sys.executable, "-m", "bootseer.cli.main", "env", *args],
             cwd=node.work, env=environ, capture_output=True, text=True, check=True, timeout=60,
         )  # fmt: skip
 
-    assert "env: ran-and-published" in cli("run").stderr
-    assert "already in place" in cli("run").stderr
-    told = cli("explain").stdout
+    command = ("--target", "env", "--", "sh", "s.sh")
+    assert "env: ran-and-published" in cli("run", *command).stderr
+    assert "already in place" in cli("run", *command).stderr
+    told = cli("explain", *command).stdout
     assert f"same    {node.work}/r.txt" in told
     node.write("r.txt", "torch==2.6\n")
-    told = cli("explain").stdout
+    told = cli("explain", *command).stdout
     assert f"changed {node.work}/r.txt" in told
     assert f"missed because {node.work}/r.txt, which the command reads, changed" in told
-    assert f"missed because {node.work}/r.txt, which the command reads, changed" in cli("run").stderr
+    assert f"missed because {node.work}/r.txt, which the command reads, changed" in cli("run", *command).stderr
     assert (node.target / "made").read_text() == "torch==2.6\n"
+    names = re.findall(r"\b[0-9a-f]{12}/[0-9a-f]{8}\b", cli("ls").stdout)
+    assert len(names) == 2
+    assert f"{node.work}/r.txt, which the command reads, changed" in cli("diff", *names).stdout

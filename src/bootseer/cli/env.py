@@ -157,11 +157,11 @@ def inspect(
 def diff(first: Key, second: Key, store: StoreUrl = "", as_json: AsJson = False) -> None:
     """Say in which inputs and in which files two snapshots differ."""
     from bootseer.env import snapshots
-    from bootseer.env.explain import changes, entry_changes
+    from bootseer.env.explain import changes, entry_changes, input_changes
 
     shared = _store(store)
     old, new = (snapshots.load(shared, key) for key in (first, second))
-    inputs = changes(old.document, new.document)
+    inputs = changes(old.document, new.document) + input_changes(old.inputs, new.inputs)
     entries = entry_changes(snapshots.entries(shared, old), snapshots.entries(shared, new))
     if as_json:
         print_json({"inputs": inputs, "files": entries})

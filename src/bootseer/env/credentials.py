@@ -37,7 +37,7 @@ _OPTION = re.compile(rf"(?i)^--?[a-z-]*{_SECRET_NAME}$")
 _OPTION_VALUE = re.compile(rf"(?is)^(--?[a-z-]*{_SECRET_NAME}=).+$")
 _SHOWN_SECRETS = (
     re.compile(
-        rf"(?i)((?:\b|_|--?)[\w.-]{{0,60}}{_SECRET_NAME}[\"']?\s*(?:=|:|\s)\s*)(\"[^\"\n]*\"|'[^'\n]*'|[^\s;&|]+)"
+        rf"(?i)((?:\b|_|--?)[\w.-]{{0,60}}{_SECRET_NAME}[\"']?[ \t]*[=: \t][ \t]*)(\"[^\"\n]*\"|'[^'\n]*'|[^\s;&|]+)"
     ),
     re.compile(r"(?i)(\b(?:authorization\s*:|bearer|basic)\s+)([^\"'\n]+)"),
     re.compile(r"(?m)((?:^|\s)(?:-u|--user|--proxy-user)[ =]?)(\S+:\S+)"),

@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 
+from bootseer.env.inputs import Observed
 from bootseer.env.inventory import Entry
 from bootseer.env.key import FileInput, KeyDocument
 
@@ -84,6 +85,14 @@ def _line_changes(old: str, new: str) -> list[str]:
 def _requirement(line: str) -> str:
     pin = _PIN.match(line)
     return f"{pin[1]} {pin[2]}" if pin else line.strip()[:120]
+
+
+def input_changes(old: Observed, new: Observed) -> list[str]:
+    """One phrase per file that the commands read and that differs."""
+    both = sorted(old.files.keys() & new.files.keys())
+    out = [f"{path}, which the command reads, changed" for path in both if old.files[path] != new.files[path]]
+    out += [f"{path} is read now" for path in sorted(new.files.keys() - old.files.keys())]
+    return out + [f"{path} is no longer read" for path in sorted(old.files.keys() - new.files.keys())]
 
 
 def entry_changes(old: Iterable[Entry], new: Iterable[Entry]) -> list[tuple[str, str]]:
