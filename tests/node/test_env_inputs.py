@@ -211,6 +211,14 @@ def test_opens_are_named_by_the_mounts_of_the_command(node: Node, monkeypatch: p
         mounts.unmount(node.work / "mnt")
 
 
+def test_a_lost_event_is_said(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose(self: Opens, data: bytes) -> None:
+        raise ValueError("no such event")
+
+    monkeypatch.setattr(Opens, "_take", lose)
+    assert node.run().reason.endswith("; only its stated inputs count: an event was lost: no such event")
+
+
 def test_a_namespace_that_cannot_be_left_again_is_not_entered(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(fd: int) -> None:
         raise PermissionError(1, "Operation not permitted")

@@ -28,7 +28,7 @@ _ADD_MOUNT, _ADD_FILE_SYSTEM = 0x01 | 0x10, 0x01 | 0x100
 _VIRTUAL = {"proc", "sysfs", "devtmpfs", "devpts", "mqueue", "cgroup", "cgroup2", "tracefs", "debugfs", "autofs"}
 _VIRTUAL |= {"securityfs", "pstore", "bpf", "hugetlbfs", "configfs", "fusectl", "binfmt_misc", "efivarfs", "nsfs"}
 _JOIN_SECONDS = 60.0
-_READ = 16 << 10  # 680 events, each with a descriptor
+_READ = 4 << 10  # 170 events, each with a descriptor
 
 
 class FileState(NamedTuple):
@@ -132,7 +132,10 @@ class Opens:
             return True
         os.eventfd_write(self._wake, 1)
         self._thread.join(_JOIN_SECONDS)
-        return not self._thread.is_alive()
+        if self._thread.is_alive():
+            return False
+        self._thread = None
+        return True
 
     def _return(self) -> None:
         home, root, folder = self._kept
@@ -163,8 +166,8 @@ class Opens:
                     self._take(os.read(self._events, _READ))
                 elif ready:
                     return  # what was opened before the end was in the queue by then
-        except OSError as exc:
-            self.failure = f"an event was lost: {exc.strerror}"
+        except Exception as exc:  # whatever it is, ``seen`` is not whole
+            self.failure = f"an event was lost: {exc}"
 
     def _take(self, data: bytes) -> None:
         at = 0
