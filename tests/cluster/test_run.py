@@ -149,6 +149,25 @@ def test_what_a_killed_start_left_is_ended_by_the_next(node: Place) -> None:
         assert str(node.here) not in mounts.read_text()
 
 
+def test_a_script_in_a_mount_counts_though_it_is_no_key_file(node: Place) -> None:
+    job = node.here / "files"
+    job.mkdir()
+    for name, text in (("train.sh", TRAIN), ("setup.sh", SETUP), ("requirements", b"package 1.0\n")):
+        (job / name).write_bytes(text)
+
+    def start() -> subprocess.CompletedProcess[str]:
+        argv = node.argv(WHICH="mount")
+        with open(node.here / "job.toml", "a") as file:
+            file.write(f'[[mounts]]\nsource = "{job}"\ntarget = "/job"\n')
+        return subprocess.run(argv, env=node.env, capture_output=True, text=True, timeout=120, check=True)
+
+    assert start().stdout.startswith("set-up ran\n")
+    assert start().stdout.startswith("package 1.0\n")
+    (job / "setup.sh").write_bytes(SETUP.replace(b"set-up ran", b"another set-up ran"))
+    assert start().stdout.startswith("another set-up ran\n")
+    assert node.summary()["env"]["reason"] == "missed because /job/setup.sh, which the command reads, changed"
+
+
 def test_everything_the_ordinary_way(node: Place) -> None:
     done = node.start("--without", "all", "--no-card", WHICH="b")
     assert done.returncode == 0, done.stderr

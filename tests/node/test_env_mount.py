@@ -17,7 +17,7 @@ import pytest
 
 from bootseer import env, faults
 from bootseer.config import Config
-from bootseer.env import EnvResult, EnvSpec, Outcome, Target, manifest, overlay, scan
+from bootseer.env import EnvResult, EnvSpec, Outcome, Target, overlay, scan, snapshots
 from bootseer.env.inventory import Entry
 from bootseer.env.unpack import check_mounts
 from bootseer.errors import BootseerError, UnsupportedError
@@ -190,7 +190,7 @@ def test_a_failed_command_leaves_the_target_as_it_left_it(nodes: Callable[[str],
     result = node.run(act)
     assert (result.outcome, result.exit_code) == (Outcome.RAN, 3)
     assert (node.host / "half").exists()
-    assert not list(node.store.glob("env/*.json"))
+    assert not list(node.store.glob("env/snapshots/*/*.json"))
     assert node.run(fill_plain).outcome is Outcome.RAN_AND_PUBLISHED
     assert not (node.host / "half").exists()
 
@@ -327,8 +327,7 @@ def test_what_an_earlier_boot_left_is_swept(nodes: Callable[[str], Node]) -> Non
 
 def test_damaged_tree_falls_back_and_is_quarantined(nodes: Callable[[str], Node]) -> None:
     one, two = nodes("one"), nodes("two")
-    key = one.run(fill_plain).key
-    found = manifest.decode(FolderStore(one.store).get(manifest.manifest_key(key)), key)
+    found = snapshots.load(FolderStore(one.store), one.run(fill_plain).key)
     path = one.store / "trees" / f"{found.tree}.json"
     path.write_bytes(path.read_bytes().replace(b"version", b"versiom"))
     result = two.run(fill_plain)
@@ -658,7 +657,7 @@ def test_a_cancelled_publication_publishes_nothing_and_is_waited_for(
     go_on.set()
     releasing.join(20)
     assert result.publication.wait(0) == (False, "not published: the publication was cancelled")
-    assert not list(node.store.glob("env/*.json"))
+    assert not list(node.store.glob("env/snapshots/*/*.json"))
     assert not group.area.exists()
 
 

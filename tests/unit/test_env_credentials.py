@@ -7,17 +7,17 @@ import hashlib
 
 import pytest
 
-from bootseer.env.credentials import SecretScan, remove_credentials, remove_from_command, remove_from_variable
+from bootseer.env.credentials import SecretScan, redact, remove_credentials, remove_from_command, remove_from_variable
 
 WORD = b"aB3dE5gH7jK9mN1pQ2sT4vW6xY8zA0cD5fG"
 """Looks like a token, opens nothing."""
 PEM = b"-----BEGIN RSA PRIVATE KEY-----\n" + b"MIIEowIBAAKCAQEA" * 4 + b"\n-----END RSA PRIVATE KEY-----\n"
 
 
-def find(**files: bytes) -> dict[str, str]:
+def find(*, pieces: bool = False, **files: bytes) -> dict[str, str]:
     scan = SecretScan()
     for path, data in files.items():
-        scan.look(path, data)
+        scan.look(path, [data[at : at + 50] for at in range(0, len(data), 50)] if pieces else [data])
     return dict(scan.findings())
 
 
@@ -34,7 +34,42 @@ def test_commands_and_variables() -> None:
     ]  # fmt: skip
     assert remove_from_variable("HF_TOKEN", "abc") == "<credential>"
     assert remove_from_variable("HF_TOKEN", "") == ""
-    assert remove_from_variable("PIP_INDEX_URL", "https://u:p@h") == "https://<credential>@h"
+    assert remove_from_variable("PGPASSWORD", "abc") == "<credential>"
+    assert remove_from_variable("CUDA_VERSION", "12.4") == "12.4"
+
+
+def test_values_of_variables_are_digests_unless_they_are_harmless() -> None:
+    shown = remove_from_variable("PIP_INDEX_URL", "https://u:p@h/simple")
+    assert shown == remove_from_variable("PIP_INDEX_URL", "https://u:rotated@h/simple")
+    assert shown != remove_from_variable("PIP_INDEX_URL", "https://u:p@h/other")
+    assert shown.startswith("<digest ")
+    # not the name of a secret, though a secret's name is in it: a new version is a new environment
+    assert remove_from_variable("TOKENIZERS_VERSION", "1") != remove_from_variable("TOKENIZERS_VERSION", "2")
+
+
+SCRIPT = f"""#!/bin/sh
+export HF_TOKEN=hf_{WORD.decode()} DB_PASSWORD=hunter2
+WANDB_THING={WORD.decode()[::-1]}
+machine h login me password hunter2
+curl -u me:hunter2 -H 'Authorization: Bearer hunter2' https://me:hunter2@h/x
+gcloud --key '{{"api_key": "hunter2"}}'
+pip install torch==2.5.0 tokenizers==0.19 --hash=sha256:{"ab12" * 16}
+"""
+
+
+def test_a_text_for_people_shows_no_secret() -> None:
+    shown = redact(SCRIPT)
+    for secret in ("hunter2", WORD.decode(), WORD.decode()[::-1], "me:"):
+        assert secret not in shown
+    assert "torch==2.5.0 tokenizers==0.19" in shown
+
+
+def test_a_command_shows_no_secret_but_a_change_of_it_counts() -> None:
+    one, two = (remove_from_command(["sh", "-c", f"DB_PASSWORD={word} make"]) for word in ("hunter2", "hunter3"))
+    assert "hunter2" not in str(one)
+    assert one != two
+    tokens = [remove_from_command(["sh", "-c", f"login hf_{word.decode()}"]) for word in (WORD, WORD[::-1])]
+    assert tokens[0] == tokens[1] == ["sh", "-c", "login <credential>"]
 
 
 @pytest.mark.parametrize(
@@ -56,10 +91,32 @@ def test_commands_and_variables() -> None:
         (".cache/token", b"hf_" + WORD, "access token"),
         ("credentials", b"aws_secret_access_key = " + WORD + b"/+" + WORD[:6] + b"\n", "cloud access key"),
         (".npmrc", b"//npm.corp/:_authToken=abc\n", "package registry token"),
+        (".env", b"A=1\nexport DB_PASSWORD='hunter2'\n", "secret variable"),
+        ("conf/prod.env", b"OPENAI_API_KEY=abc\n", "secret variable"),
+        ("sa.json", b'{"type":"service_account","private_key":"' + PEM.replace(b"\n", b"\\n") + b'"}', "private key"),
+        ("application_default_credentials.json", b'{"refresh_token": "1//0abc"}', "cloud credentials"),
+        ("x.py", b"AKIAZ7QX2LMN5PRS3TUV", "access token"),
+        ("x.py", b"k = 'AIza" + WORD + b"'", "access token"),
+        ("x.py", b"'sk-proj-" + WORD + b"'", "access token"),
+        ("x.py", b"xoxb-1234567890-" + WORD, "access token"),
+        ("x.json", b'"npm_' + WORD + b'x"', "access token"),
+        ("x.txt", b"dapi" + b"0123456789abcdef" * 2, "access token"),
+        ("x.txt", b"eyJ" + WORD + b".eyJ" + WORD + b"." + WORD, "access token"),
+        ("x.txt", b"DefaultEndpointsProtocol=https;AccountKey=" + (WORD * 3)[:86] + b"==;", "access token"),
+        ("kubeconfig", b"    client-key-data: " + WORD * 3, "private key"),
+        (".pgpass", b"h:5432:db:me:hunter2\n", "database password"),
     ],
 )
-def test_secrets_are_found(path: str, data: bytes, what: str) -> None:
-    assert find(**{path: data}) == {path: what}
+@pytest.mark.parametrize("pieces", [False, True])
+def test_secrets_are_found(path: str, data: bytes, what: str, pieces: bool) -> None:
+    assert find(pieces=pieces, **{path: data}) == {path: what}
+
+
+def test_a_secret_in_a_large_file_is_found() -> None:
+    data = b"nothing to see\n" * 200_000
+    scan = SecretScan()
+    scan.look("log", iter([data, data[:-4] + b" hf_", WORD + b"\n", data]))
+    assert dict(scan.findings()) == {"log": "access token"}
 
 
 @pytest.mark.parametrize(
@@ -76,6 +133,9 @@ def test_secrets_are_found(path: str, data: bytes, what: str) -> None:
         ("x.py", b"'https://a_quite_long_example_name@h' ghp_xxxxxxxxxxxxxxxxxxxxxxxx hf_transformers_model_name_of_x"),
         ("x.py", b"aws_secret_access_key=settings.AwsSecretKey1 aws_secret_access_key=wJalrXUtnFEMIbPxRfiCYEXAMPLEKEY"),
         (".npmrc", b"//npm.corp/:_authToken=${NPM_TOKEN}\n"),
+        (".env", b"PORT=8080\nDB_PASSWORD=${DB_PASSWORD}\nAPI_KEY=your-key-here\nTOKENIZERS_PARALLELISM=false\n"),
+        (".env.example", b"DB_PASSWORD=hunter2\n"),
+        ("x.py", b"npm_config_cache_maximum_age_9 sk-learn AKIAIOSFODNN7EXAMPLE"),
     ],
 )
 def test_examples_are_no_secrets(path: str, data: bytes) -> None:
@@ -90,6 +150,15 @@ def test_what_a_wheel_brought_is_public_while_unchanged() -> None:
     assert find(**{"lib/pkg/test.key": changed, "lib/pkg-1.dist-info/RECORD": record}) == {
         "lib/pkg/test.key": "private key"
     }
+
+
+def test_what_was_built_from_a_folder_is_not_public() -> None:
+    digest = base64.urlsafe_b64encode(hashlib.sha256(PEM).digest()).rstrip(b"=").decode()
+    record = f"pkg/test.key,sha256={digest},{len(PEM)}\n".encode()
+    files = {"pkg/test.key": PEM, "pkg-1.dist-info/RECORD": record}
+    for origin in (b'{"dir_info":{},"url":"file:///job"}', b'{"url":"https://h/r","vcs_info":{"vcs":"git"}}'):
+        assert find(**files, **{"pkg-1.dist-info/direct_url.json": origin}) == {"pkg/test.key": "private key"}
+    assert find(**files, **{"pkg-1.dist-info/direct_url.json": b'{"archive_info":{},"url":"https://h/a.whl"}'}) == {}
 
 
 def test_generated_files_are_no_part_of_a_wheel() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import msgspec
@@ -13,12 +12,14 @@ from hypothesis import strategies as st
 
 from bootseer.env import inventory, manifest
 from bootseer.env._json import canonical, sha256_of
+from bootseer.env.inputs import Observed
 from bootseer.env.inventory import Entry, sort_key
 from bootseer.env.key import KeyDocument
 from bootseer.env.manifest import SnapshotManifest
 from bootseer.errors import ConfigError, DataError
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "env"
+NAME = "10b0763f584e074f4da7b18469ab1b8747a1bebc67dea155cf72104d1a436775/4c04dcf0e1aade22b2c07540f3f53aaf831684c103ede3a0c431df09519b1c1f"  # noqa: E501
 ROOT = Entry("0", "d", 0o755, 0, 0, 0, 1)
 
 
@@ -27,6 +28,7 @@ def make_manifest(**changed: object) -> SnapshotManifest:
     base = SnapshotManifest(
         key=document.key,
         document=document,
+        inputs=Observed(),
         tree="ab" * 32,
         size=10,
         stored=5,
@@ -70,7 +72,7 @@ def test_golden_inventory() -> None:
 
 def test_golden_manifest() -> None:
     data = (GOLDEN / "manifest.json").read_bytes().rstrip(b"\n")
-    found = manifest.decode(data, json.loads(data)["key"])
+    found = manifest.decode(data, NAME)
     assert found.document.targets == ["/opt/env"]
     assert found.encode() == data
 
@@ -164,7 +166,7 @@ def forged(**changed: object) -> bytes:
 def with_targets(*targets: str) -> tuple[bytes, str]:
     document = KeyDocument(targets=list(targets), command=["x"])
     fields = msgspec.to_builtins(make_manifest(document=document, key=document.key))
-    return canonical({**fields, "sum": sha256_of(fields)}), document.key
+    return canonical({**fields, "sum": sha256_of(fields)}), f"{document.key}/{Observed().name}"
 
 
 @pytest.mark.parametrize(
@@ -172,9 +174,10 @@ def with_targets(*targets: str) -> tuple[bytes, str]:
     [
         ({"tree": "../../etc/passwd"}, "bad digest"),
         ({"inventory": "../x"}, "bad digest"),
-        ({"version": 2}, "unknown format"),
+        ({"version": 1}, "unknown format"),
         ({"magic": "other"}, "unknown format"),
         ({"key": "0" * 64}, "another key"),
+        ({"inputs": {"files": {"/job/r.txt": "00"}}}, "another key"),
         ({"base": []}, "contradicts itself"),
         ({"size": -1}, "contradicts itself"),
         ({"surprise": 1}, "cannot read the manifest"),
@@ -183,7 +186,7 @@ def with_targets(*targets: str) -> tuple[bytes, str]:
 )
 def test_hostile_manifests_are_refused(changed: dict[str, object], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        manifest.decode(forged(**changed), make_manifest().key)
+        manifest.decode(forged(**changed), make_manifest().name)
 
 
 @pytest.mark.parametrize("target", ["../x", "relative", "/a/../../etc", "/a/./b", "/a\0b"])
@@ -196,7 +199,7 @@ def test_hostile_targets_are_refused(target: str) -> None:
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"null", b"\xff", b'{"sum":1}', b"[" * 100_000])
 def test_junk_manifests_are_refused(data: bytes) -> None:
     with pytest.raises(DataError):
-        manifest.decode(data, "0" * 64)
+        manifest.decode(data, f"{0:064}/{0:064}")
 
 
 @given(st.integers(0, 10_000), st.integers(0, 7))
@@ -206,14 +209,15 @@ def test_any_flipped_bit_of_a_manifest_is_seen(position: int, bit: int) -> None:
     data = bytearray(good.encode())
     data[position % len(data)] ^= 1 << bit
     try:
-        found = manifest.decode(bytes(data), good.key)
+        found = manifest.decode(bytes(data), good.name)
     except DataError:
         return
     assert found == good  # a flip that JSON reads the same, such as the case of an escape
 
 
 def test_manifest_keys() -> None:
-    assert manifest.manifest_key("a" * 64) == f"env/{'a' * 64}.json"
-    for bad in ("../x", "A" * 64, "a" * 63, ""):
+    name = f"{'a' * 64}/{'b' * 64}"
+    assert manifest.manifest_key(name) == f"env/snapshots/{name}.json"
+    for bad in ("../x", "A" * 64, "a" * 64, f"{name}0", f"{'a' * 64}/../b", ""):
         with pytest.raises(ConfigError):
             manifest.manifest_key(bad)

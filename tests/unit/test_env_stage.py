@@ -19,6 +19,7 @@ import pytest
 from bootseer import env
 from bootseer.config import Config
 from bootseer.env import EnvResult, EnvSpec, Outcome, Target, inventory, lease, manifest
+from bootseer.env.manifest import SnapshotManifest
 from bootseer.errors import ConfigError, UnavailableError
 from bootseer.store import open_store
 from bootseer.store.folder import FolderStore
@@ -72,8 +73,12 @@ class Site:
         )
 
     def manifest_file(self) -> Path:
-        (found,) = self.store.glob("env/*.json")
+        (found,) = self.store.glob("env/snapshots/*/*.json")
         return found
+
+    def manifest(self) -> SnapshotManifest:
+        path = self.manifest_file()
+        return manifest.decode(path.read_bytes(), f"{path.parent.name}/{path.stem}")
 
 
 @pytest.fixture
@@ -112,7 +117,7 @@ def test_a_failing_command_keeps_its_exit_code_and_publishes_nothing(site: Site)
     result = site.run("a", code=7)
     assert (result.outcome, result.exit_code) == (Outcome.RAN, 7)
     assert "failed with exit code 7" in result.reason
-    assert not list(site.store.glob("env/*.json"))
+    assert not list(site.store.glob("env/snapshots/*/*.json"))
     assert not list(site.store.glob("env/leases/*"))
     assert (site.host("a") / "pkg" / "data").exists()
     assert site.run("a").outcome is Outcome.RAN_AND_PUBLISHED
@@ -137,6 +142,35 @@ def test_a_container_without_a_digest_gets_no_snapshot(site: Site) -> None:
     assert "not known by a digest" in result.reason
 
 
+def test_reads_that_cannot_be_observed_are_said_at_once(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    seen: list[str] = []
+
+    def runner() -> int:
+        seen.append(caplog.text)
+        return site.command("a")()
+
+    spec = site.spec("a", mounts=((str(site.root / "nothing"), "/data"),))
+    result = env.run(spec, runner, store_url=str(site.store), config=site.config("a"))
+    assert "what the command reads is not observed" in seen[0]
+    assert result.outcome is Outcome.RAN_AND_PUBLISHED
+    assert "only its stated inputs count" in result.reason
+    assert "only its stated inputs count" in site.run("b", mounts=((str(site.root / "nothing"), "/data"),)).reason
+
+
+def test_working_folder_and_mounts_below_a_target_count(site: Site) -> None:
+    keys = [
+        site.run("a", **changed).key
+        for changed in (
+            {},
+            {"cwd": "/job"},
+            {"mounts": (("/srv/driver", "/opt/env/driver"),)},
+            {"mounts": (("/srv/other", "/opt/env/driver"),)},
+        )
+    ]
+    assert len(set(keys)) == 4
+    assert site.run("a", mounts=(("/srv/data", "/opt/env-data"),)).key == keys[0]
+
+
 def test_a_wrong_spec_is_an_error(site: Site) -> None:
     with pytest.raises(ConfigError):
         site.run("a", key_files=("nope",))
@@ -153,8 +187,8 @@ def test_a_changed_file_is_a_miss_with_its_reason(site: Site, tmp_path: Path) ->
 
 
 def test_old_snapshots_are_replaced(site: Site) -> None:
-    first = site.run("a")
-    found = manifest.decode(site.manifest_file().read_bytes(), first.key)
+    site.run("a")
+    found = site.manifest()
     old = msgspec.structs.replace(found, created=int(time.time()) - 8 * 86400)
     site.manifest_file().write_bytes(old.encode())
     assert site.run("b").outcome is Outcome.RESTORED_UNPACK
@@ -214,7 +248,7 @@ def test_secrets_stop_publication_not_the_job(site: Site, caplog: pytest.LogCapt
     assert (result.outcome, result.exit_code) == (Outcome.RAN, 0)
     assert "not published: password in a URL in pip.conf" in result.reason
     assert "hunter2x" not in caplog.text + result.reason
-    assert not list(site.store.glob("env/*.json"))
+    assert not list(site.store.glob("env/snapshots/*/*.json"))
     assert not list(site.store.glob("trees/*"))
 
 
@@ -243,7 +277,7 @@ def test_store_full(site: Site, point: str, monkeypatch: pytest.MonkeyPatch, cap
     assert (result.outcome, result.exit_code) == (Outcome.RAN, 0)
     assert "No space left" in result.reason
     assert "was not published" in caplog.text
-    assert not list(site.store.glob("env/*.json"))
+    assert not list(site.store.glob("env/snapshots/*/*.json"))
     monkeypatch.delenv("BOOTSEER_FAULTS")
     assert site.run("b").outcome is Outcome.RAN_AND_PUBLISHED
     assert site.run("c").outcome is Outcome.RESTORED_UNPACK
@@ -259,8 +293,8 @@ def test_node_full_at_restore(site: Site, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_too_little_space_is_a_miss(site: Site) -> None:
-    key = site.run("a").key
-    found = manifest.decode(site.manifest_file().read_bytes(), key)
+    site.run("a")
+    found = site.manifest()
     site.manifest_file().write_bytes(msgspec.structs.replace(found, size=1 << 60).encode())
     result = site.run("b")
     assert result.outcome is Outcome.RAN
@@ -304,8 +338,8 @@ def test_a_missing_tree_is_no_disaster(site: Site) -> None:
 
 
 def test_a_hostile_inventory_is_refused_before_the_first_write(site: Site) -> None:
-    key = site.run("a").key
-    found = manifest.decode(site.manifest_file().read_bytes(), key)
+    site.run("a")
+    found = site.manifest()
     store = FolderStore(site.store)
     entries = inventory.decode(store.get(manifest.inventory_key(found.inventory)), targets=1)
     evil = [*entries[:1], msgspec.structs.replace(entries[1], path="0/../../evil"), *entries[1:]]
@@ -363,7 +397,7 @@ POINTS = [
 @pytest.mark.parametrize("point", POINTS)
 def test_a_killed_publisher_leaves_a_full_snapshot_or_none(site: Site, point: str) -> None:
     assert finish(child(site, "a", BOOTSEER_FAULTS=f"{point}=kill"))[0] == -signal.SIGKILL
-    whole = bool(list(site.store.glob("env/*.json")))
+    whole = bool(list(site.store.glob("env/snapshots/*/*.json")))
     assert whole == (point == "env.publish.after-manifest")
     result = site.run("b")
     assert result.outcome is (Outcome.RESTORED_UNPACK if whole else Outcome.RAN_AND_PUBLISHED)

@@ -72,6 +72,7 @@ def explain(
     import msgspec
 
     from bootseer.env import capture, key, lookup
+    from bootseer.env.inputs import compared
 
     spec = _spec(command, target, key_file, key_env, salt, max_age, restore, python, True, 0.0)
     spec.check()
@@ -80,12 +81,21 @@ def explain(
     unpacking = spec.restore == "unpack" or not capture.may_mount(spec)
     look = lookup.look(spec, document, url, config, unpacking=unpacking)
     shown = msgspec.to_builtins(document)
+    near = look.found or look.nearest
+    inputs = msgspec.to_builtins(near.inputs) if near else None
     if as_json:
-        print_json({"key": look.key, "hit": look.found is not None, "reason": look.reason, "document": shown})
+        answer = {"key": look.key, "hit": look.found is not None, "reason": look.reason, "document": shown}
+        print_json({**answer, "inputs": inputs})
         return
     for entry in shown["files"].values():
         entry.pop("text")
     print_json(shown)
+    if near:
+        typer.echo(
+            f"files that the command read for snapshot {near.shown}: {near.inputs.unobserved or len(near.inputs.files)}"
+        )
+        for path, state in compared(spec, config, near.inputs.files):
+            typer.echo(f"{state:7} {path}")
     typer.echo(f"key {look.key}")
     typer.echo("hit" if look.found else look.reason)
 
@@ -100,9 +110,9 @@ def ls(store: StoreUrl = "", as_json: AsJson = False) -> None:
 
     found = []
     shared = _store(store)
-    for key in snapshots.keys(shared):
+    for name in snapshots.names(shared):
         try:
-            found.append(snapshots.load(shared, key))
+            found.append(snapshots.load(shared, name))
         except BootseerError as exc:
             typer.echo(f"bootseer: {exc}", err=True)
     found.sort(key=lambda item: -item.created)
@@ -112,7 +122,7 @@ def ls(store: StoreUrl = "", as_json: AsJson = False) -> None:
     columns = ("key", "made", "by", "size", "stored", "entries", "took", "targets")
     rows = [
         (
-            item.key[:12],
+            item.shown,
             time.strftime("%Y-%m-%d %H:%M", time.localtime(item.created)),
             item.node,
             size_text(item.size),
@@ -147,11 +157,11 @@ def inspect(
 def diff(first: Key, second: Key, store: StoreUrl = "", as_json: AsJson = False) -> None:
     """Say in which inputs and in which files two snapshots differ."""
     from bootseer.env import snapshots
-    from bootseer.env.explain import changes, entry_changes
+    from bootseer.env.explain import changes, entry_changes, input_changes
 
     shared = _store(store)
     old, new = (snapshots.load(shared, key) for key in (first, second))
-    inputs = changes(old.document, new.document)
+    inputs = changes(old.document, new.document) + input_changes(old.inputs, new.inputs)
     entries = entry_changes(snapshots.entries(shared, old), snapshots.entries(shared, new))
     if as_json:
         print_json({"inputs": inputs, "files": entries})
@@ -277,6 +287,7 @@ def _execute(command: list[str], *, quiet: bool) -> int:
 def _brief(item: SnapshotManifest) -> dict[str, object]:
     return {
         "key": item.key,
+        "name": item.name,
         "created": item.created,
         "node": item.node,
         "size": item.size,

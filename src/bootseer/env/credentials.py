@@ -1,14 +1,15 @@
 """Credentials: keep them out of keys and documents, and find them in captured files.
 
-Removal is for text that is published as part of a key document. The scan reads captured files before publication; what
-a wheel brought itself (listed in a RECORD with the same hash) is public already and does not count, because packages
-ship example URLs and test keys that would otherwise stop every publication.
+Key documents hold digests of scripts, files and values, and texts only after `redact`. The scan reads captured files
+before publication; what a wheel from an index brought itself (listed in a RECORD with the same hash) is public already
+and does not count, because packages ship example URLs and test keys that would otherwise stop every publication.
 """
 
 from __future__ import annotations
 
 import base64
 import csv
+import fnmatch
 import hashlib
 import os
 import re
@@ -16,73 +17,174 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 REMOVED = "<credential>"
-SCAN_LIMIT = 1 << 20
-"""Larger files are not scanned: secrets sit in small text files."""
+HIDDEN = "<hidden>"
+WINDOW = 1 << 20
+"""Bytes of a file that are scanned at once."""
+_OVERLAP = 4096
+"""Bytes that windows share: longer than any pattern."""
+_ROUNDS = 50_000
 
+_TOOLS = {"CC", "CXX", "CUDA", "CUDA_HOME", "CUDA_VERSION", "TORCH_CUDA_ARCH_LIST", "MAX_JOBS"}
+HARMLESS = _TOOLS | {"LANG", "LC_ALL", "PYTHONHASHSEED", "PYTHON_VERSION", "TZ"}
+"""Variables whose values a key document shows."""
+
+_SECRET_NAME = r"(?:token|secret|passw(?:or)?d|passphrase|credentials?|(?:api|access|secret|private|account)[_-]?key)"
 _URL = re.compile(
     r"(?P<scheme>\b[a-zA-Z][a-zA-Z0-9+.-]{1,15}://)(?P<user>[^\s/@:\"'<>]*)(?::(?P<word>[^\s/@\"'<>]*))?@"
 )
-_NAMED = re.compile(r"(?i)(token|secret|passw(or)?d|passphrase|credential|api_?key|access_?key|private_?key)")
-_OPTION = re.compile(r"(?i)^--?[a-z-]*(token|secret|password|passphrase|api-?key|access-?key)$")
-_OPTION_VALUE = re.compile(r"(?i)^(--?[a-z-]*(?:token|secret|password|passphrase|api-?key|access-?key)=).+$", re.S)
+_NAMED = re.compile(rf"(?i){_SECRET_NAME}$")
+_OPTION = re.compile(rf"(?i)^--?[a-z-]*{_SECRET_NAME}$")
+_OPTION_VALUE = re.compile(rf"(?is)^(--?[a-z-]*{_SECRET_NAME}=).+$")
+_SHOWN_SECRETS = (
+    re.compile(
+        rf"(?i)((?:\b|_|--?)[\w.-]{{0,60}}{_SECRET_NAME}[\"']?[ \t]*[=: \t][ \t]*)(\"[^\"\n]*\"|'[^'\n]*'|[^\s;&|]+)"
+    ),
+    re.compile(r"(?i)(\b(?:authorization\s*:|bearer|basic)\s+)([^\"'\n]+)"),
+    re.compile(r"(?m)((?:^|\s)(?:-u|--user|--proxy-user)[ =]?)(\S+:\S+)"),
+)
+"""What is hidden in texts, though the digest covers it: the name of a secret, then its value."""
+_LONG_WORD = re.compile(r"[A-Za-z0-9_+=-]{20,}")
+_HEX = re.compile(r"[0-9a-f]{32,}")
 
-_PEM = re.compile(rb"-----BEGIN (?:[A-Z0-9]+ ){0,2}PRIVATE KEY-----\s+(?:[A-Za-z-]+: [^\n]*\n|\s)*[A-Za-z0-9+/=]{48}")
+_BODY = r"[A-Za-z0-9](?:_?[A-Za-z0-9]|-[A-Za-z0-9]){19,255}"
+_TOKENS = (  # (what every match contains, the published shape)
+    (("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_"), rf"(?:gh[pousr]_|github_pat_){_BODY}"),
+    (("glpat-", "gldt-", "glrt-"), rf"gl(?:pat|dt|rt)-{_BODY}"),
+    (("hf_", "api_org_"), rf"(?:hf_|api_org_){_BODY}"),
+    (("AKIA", "ASIA"), r"(?:AKIA|ASIA)[A-Z2-7]{16}"),
+    (("AIza",), r"AIza[\w-]{35}"),
+    (("ya29.",), r"ya29\.[\w-]{20,}"),
+    (("GOCSPX-",), r"GOCSPX-[\w-]{28}"),
+    (("AccountKey=",), r"AccountKey=[A-Za-z0-9+/]{86}=="),
+    (("LTAI",), r"LTAI[A-Za-z0-9]{16,20}"),
+    (("npm_",), r"npm_[A-Za-z0-9]{36}"),
+    (("pypi-AgE",), r"pypi-AgE[\w-]{50,}"),
+    (("dckr_pat_",), r"dckr_pat_[\w-]{20,}"),
+    (
+        ("sk-ant-", "sk-proj-", "sk-svcacct-", "T3BlbkFJ"),
+        r"sk-(?:(?:ant|proj|svcacct)-[\w-]{20,}|\w{20}T3BlbkFJ\w{20})",
+    ),
+    (("nvapi-",), r"nvapi-[\w-]{40,}"),
+    (("wandb_v1_",), r"wandb_v1_\w{40,}"),
+    (("dapi",), r"dapi[0-9a-f]{32}"),
+    (("xoxb-", "xoxp-", "xoxa-", "xoxr-", "xoxs-"), r"xox[abprs]-[\w-]{20,}"),
+    (("hvs.",), r"hvs\.[\w-]{24,}"),
+    (("sk_live_", "rk_live_"), r"[sr]k_live_[A-Za-z0-9]{20,}"),
+    (("dop_v1_",), r"dop_v1_[0-9a-f]{64}"),
+    (("eyJ",), r"eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,}"),
+)
+_EDGES = r"(?<![A-Za-z0-9]){}(?![\w(.])"
+_TOKEN_BYTES = [
+    ([mark.encode() for mark in marks], re.compile(_EDGES.format(f"({shape})").encode())) for marks, shape in _TOKENS
+]
+_TOKEN_TEXT = re.compile(_EDGES.format("(?:" + "|".join(shape for _, shape in _TOKENS) + ")"))
+_PEM_TEXT = re.compile(r"(?s)-----BEGIN (?:[A-Z0-9]+ ){0,2}PRIVATE KEY-----.*?(?:-----END [A-Z0-9 ]*KEY-----|$)")
+
+_PEM = re.compile(
+    rb"-----BEGIN (?:[A-Z0-9]+ ){0,2}PRIVATE KEY-----(?:\\[nr]|\s)+(?:[A-Za-z-]+: [^\n]*\n|\s)*[A-Za-z0-9+/=]{48}"
+)
 _URL_BYTES = re.compile(rb"\b[a-zA-Z][a-zA-Z0-9+.-]{1,15}://([^\s/@:\"'<>]{1,128}):([^\s/@\"'<>]{1,256})@[A-Za-z0-9\[]")
 _URL_TOKEN = re.compile(rb"://([A-Za-z0-9_.~%=+-]{20,256})@[A-Za-z0-9\[]")
-_TOKEN = re.compile(
-    rb"\b(?:gh[pousr]_|github_pat_|glpat-|hf_)([A-Za-z0-9](?:_?[A-Za-z0-9]|-[A-Za-z0-9]){19,255})(?![\w(.])"
-)
 _AWS = re.compile(rb"(?i)aws_secret_access_key[\"']?\s*[=:]\s*[\"']?([A-Za-z0-9/+=]{16,128})(?![\w(.])")
+_KUBE = re.compile(rb"client-key-data:\s*[A-Za-z0-9+/=]{64}")
 _NPM = re.compile(rb"(?m)^\s*\S*_(?:authToken|auth|password)\s*=\s*(?!\$\{)\S+")
 _NETRC = re.compile(rb"(?m)^\s*(?:machine\s+\S+|default)\b(?s:.){0,200}?\bpassword\s+\S+")
-_INI_PASSWORD = re.compile(rb"(?mi)^\s*password\s*[=:]\s*\S+")
+_INI_PASSWORD = re.compile(rb"(?mi)^\s*(?:password|secret_key|gs_oauth2_refresh_token)\s*[=:]\s*\S+")
+_PGPASS = re.compile(rb"(?m)^[^#\s:]+:[^:\n]*:[^:\n]*:[^:\n]*:\S+")
 _AUTH = re.compile(rb'"(?:auth|identitytoken)"\s*:\s*"[^"]+"')
+_REFRESH = re.compile(rb'"refresh_token"\s*:\s*"[^"]+"')
 _BY_NAME: dict[str, tuple[re.Pattern[bytes], str]] = {
     ".netrc": (_NETRC, "netrc password"),
     "_netrc": (_NETRC, "netrc password"),
     ".pypirc": (_INI_PASSWORD, "package index password"),
+    ".my.cnf": (_INI_PASSWORD, "database password"),
+    ".pgpass": (_PGPASS, "database password"),
+    ".s3cfg": (_INI_PASSWORD, "cloud access key"),
+    ".boto": (_INI_PASSWORD, "cloud access key"),
+    "application_default_credentials.json": (_REFRESH, "cloud credentials"),
     ".git-credentials": (_URL_BYTES, "git credentials"),
     ".dockerconfigjson": (_AUTH, "registry credentials"),
     ".npmrc": (_NPM, "package registry token"),
     "config.json": (_AUTH, "registry credentials"),
 }
+_DOTENV = re.compile(rb"(?mi)^\s*(?:export\s+)?\w*" + _SECRET_NAME.encode() + rb"\s*=\s*[\"']?([^\s\"'#]+)")
 _PLACEHOLDER = re.compile(
-    rb"(?i)^(?:p|pw|pass|passw(?:or)?d|pwd|user|token|secret|x+|\*+|\.\.\.|redacted|changeme"
+    rb"(?i)^(?:p|pw|pass|passw(?:or)?d|pwd|user|token|secret|x+|\*+|\.\.\.|redacted|changeme|your[-_]\S*"
     rb"|(?:[#$]?\{[^{}]*\}|\$\w+|\$\([^()]*\)|%\(\w+\)[a-z]|%[a-z]|%\w+%|<[^<>]*>|\[[^\[\]]*\][+*?]?|\([^()]*\)[+*?]?|\\.*)+)$"
 )
-_PREFIXES = (b"ghp_", b"gho_", b"ghu_", b"ghs_", b"ghr_", b"github_pat_", b"glpat-", b"hf_")
 _GENERATED = {"direct_url.json", "uv_cache.json", "REQUESTED", "INSTALLER"}
 
 
 def remove_credentials(text: str) -> str:
-    """``text`` with user names and passwords of URLs replaced by `REMOVED`."""
-    return _URL.sub(lambda found: f"{found['scheme']}{REMOVED}@", text)
+    """``text`` with user names and passwords of URLs, tokens of known shapes and private keys replaced by `REMOVED`:
+    what may change without another result of the command."""
+    text = _PEM_TEXT.sub(REMOVED, _URL.sub(lambda found: f"{found['scheme']}{REMOVED}@", text))
+    return _TOKEN_TEXT.sub(lambda found: REMOVED if _is_random(found[0].encode()) else found[0], text)
+
+
+def redact(text: str) -> str:
+    """``text`` for people: also what is assigned to names of secrets, and every long random word, is hidden."""
+    text = remove_credentials(text)
+    for pattern in _SHOWN_SECRETS:
+        text = pattern.sub(lambda found: found[0] if found[2] in (REMOVED, HIDDEN) else f"{found[1]}{HIDDEN}", text)
+    return _LONG_WORD.sub(lambda found: HIDDEN if _HEX.search(found[0]) or _is_mixed(found[0]) else found[0], text)
+
+
+def slow_digest(data: bytes | str) -> str:
+    """A digest (hex) of what may hold a secret: about 10 ms, so that a password is not guessed by it."""
+    if isinstance(data, str):
+        data = data.encode("utf-8", "surrogateescape")
+    return hashlib.pbkdf2_hmac("sha256", data, b"bootseer-env-key", _ROUNDS).hex()
 
 
 def remove_from_command(command: Iterable[str]) -> list[str]:
-    """The command with URL credentials and the values of options such as ``--token`` replaced."""
+    """The command without credentials and the values of options such as ``--token``; of a word in which more is hidden
+    a digest stands behind it."""
     out: list[str] = []
     hide = False
     for word in command:
         if hide and not word.startswith("-"):
             word = REMOVED
         hide = bool(_OPTION.match(word))
-        out.append(_OPTION_VALUE.sub(rf"\g<1>{REMOVED}", remove_credentials(word)))
+        clean = _OPTION_VALUE.sub(rf"\g<1>{REMOVED}", remove_credentials(word))
+        shown = redact(clean)
+        out.append(clean if shown == clean else f"{shown} <digest {slow_digest(clean)[:32]}>")
     return out
 
 
 def remove_from_variable(name: str, value: str) -> str:
-    """The value of a variable for a key document: nothing of it when its name says that it is a secret."""
-    return REMOVED if value and _NAMED.search(name) else remove_credentials(value)
+    """The value of a variable for a key document: as it is when the variable is `HARMLESS`, nothing of it when its name
+    says that it is a secret, else a digest without credentials of URLs."""
+    if not value or name in HARMLESS:
+        return remove_credentials(value)
+    if _NAMED.search(name):
+        return REMOVED
+    return f"<digest {slow_digest(remove_credentials(value))[:32]}>"
+
+
+def only_credentials(name: str) -> bool:
+    """Whether a file called ``name`` holds nothing but credentials."""
+    return name in _BY_NAME and name != "config.json"
+
+
+def holds_credentials(name: str) -> bool:
+    """Whether a file called ``name`` is one of those of which no text is shown."""
+    return only_credentials(name) or _is_dotenv(name) or name.endswith((".pem", ".key"))
+
+
+def _is_dotenv(name: str) -> bool:
+    return any(fnmatch.fnmatch(name, form) for form in (".env", ".env.*", "*.env")) and not name.endswith(
+        (".example", ".sample", ".template", ".dist")
+    )
 
 
 def _suspicion(name: str, data: bytes) -> str:
-    if b"\0" in data[:8192]:
-        return ""
     if named := _BY_NAME.get(name):
         pattern, what = named
         if pattern.search(data):
             return what
+    if _is_dotenv(name) and any(not _PLACEHOLDER.match(found[1]) for found in _DOTENV.finditer(data)):
+        return "secret variable"
     if b"PRIVATE KEY-----" in data and _PEM.search(data):
         return "private key"
     if b"://" in data and b"@" in data:
@@ -92,12 +194,21 @@ def _suspicion(name: str, data: bytes) -> str:
                 return "password in a URL"
         if any(_is_random(found[1]) for found in _URL_TOKEN.finditer(data)):
             return "token in a URL"
-    if any(prefix in data for prefix in _PREFIXES) and any(_is_random(found[1]) for found in _TOKEN.finditer(data)):
-        return "access token"
+    for marks, shape in _TOKEN_BYTES:
+        if any(mark in data for mark in marks):
+            for found in shape.finditer(data):
+                if _is_random(found[1]) and b"EXAMPLE" not in found[1]:
+                    return "access token"
     secret = b"secret_access_key" in data or b"SECRET_ACCESS_KEY" in data
     if secret and any(_is_random(found[1]) and b"EXAMPLE" not in found[1] for found in _AWS.finditer(data)):
         return "cloud access key"
+    if b"client-key-data" in data and _KUBE.search(data):
+        return "private key"
     return ""
+
+
+def _is_mixed(word: str) -> bool:
+    return all(any(map(kind, word)) for kind in (str.isdigit, str.isupper, str.islower)) and len(set(word)) >= 8
 
 
 def _is_random(word: bytes) -> bool:
@@ -112,23 +223,45 @@ class SecretScan:
 
     def __init__(self) -> None:
         self._suspects: dict[str, tuple[str, str]] = {}
-        self._records: list[tuple[str, bytes]] = []
+        self._records: dict[str, bytes] = {}
+        self._private: set[str] = set()
 
-    def look(self, path: str, data: bytes) -> None:
-        """``path`` is relative to the root of its tree, ``data`` its whole content (at most `SCAN_LIMIT`)."""
+    def look(self, path: str, windows: Iterable[bytes]) -> None:
+        """``path`` is relative to the root of its tree, ``windows`` its content in pieces, all of which are taken.
+
+        A file whose first 8 KiB hold a NUL is binary, and not scanned.
+        """
         folder, name = os.path.split(path)
-        if name == "RECORD" and folder.endswith(".dist-info"):
-            self._records.append((os.path.dirname(folder), data))
-        elif what := _suspicion(name, data):
-            digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-            self._suspects[path] = (what, digest)
+        installed = folder.endswith(".dist-info")
+        whole = hashlib.sha256()
+        record, tail, what, binary = b"", b"", "", None
+        for window in windows:
+            if binary is None:
+                binary = b"\0" in window[:8192]
+            if binary:
+                continue
+            whole.update(window)
+            if name == "RECORD" and installed:
+                record += window
+                continue
+            data = tail + window
+            what = what or _suspicion(name, data)
+            if name == "direct_url.json" and installed and (b'"dir_info"' in data or b'"vcs_info"' in data):
+                self._private.add(folder)
+            tail = data[-_OVERLAP:]
+        if record:
+            self._records[folder] = record
+        elif what:
+            self._suspects[path] = (what, base64.urlsafe_b64encode(whole.digest()).rstrip(b"=").decode())
 
     def findings(self) -> Iterator[tuple[str, str]]:
-        """Suspects that no installed wheel lists with the same content, in path order."""
+        """Suspects, in path order, that no wheel lists with the same content, unless it was built from a folder or a
+        repository, which need not be public."""
         known: dict[str, str] = {}
         if self._suspects:
-            for base, data in self._records:
-                known.update(_record(base, data))
+            for folder, data in self._records.items():
+                if folder not in self._private:
+                    known.update(_record(os.path.dirname(folder), data))
         for path, (what, digest) in sorted(self._suspects.items()):
             if Path(path).name in _GENERATED or known.get(path) != digest:
                 yield path, what

@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 
+from bootseer.env.inputs import Observed
 from bootseer.env.inventory import Entry
 from bootseer.env.key import FileInput, KeyDocument
 
@@ -32,6 +33,10 @@ def changes(old: KeyDocument, new: KeyDocument) -> list[str]:
         before, after = getattr(old, field), getattr(new, field)
         if before != after:
             out.append(f"{field} changed: {_shown(before)} -> {_shown(after)}")
+    if old.cwd != new.cwd:
+        out.append(f"working folder changed: {_shown(old.cwd)} -> {_shown(new.cwd)}")
+    for path in sorted(set(old.mounts) ^ set(new.mounts)):
+        out.append(f"{path} is {'not ' if path in old.mounts else ''}mounted now")
     if old.targets != new.targets:
         out.append(f"targets changed: {' '.join(old.targets)} -> {' '.join(new.targets)}")
     return out
@@ -80,6 +85,14 @@ def _line_changes(old: str, new: str) -> list[str]:
 def _requirement(line: str) -> str:
     pin = _PIN.match(line)
     return f"{pin[1]} {pin[2]}" if pin else line.strip()[:120]
+
+
+def input_changes(old: Observed, new: Observed) -> list[str]:
+    """One phrase per file that the commands read and that differs."""
+    both = sorted(old.files.keys() & new.files.keys())
+    out = [f"{path}, which the command reads, changed" for path in both if old.files[path] != new.files[path]]
+    out += [f"{path} is read now" for path in sorted(new.files.keys() - old.files.keys())]
+    return out + [f"{path} is no longer read" for path in sorted(old.files.keys() - new.files.keys())]
 
 
 def entry_changes(old: Iterable[Entry], new: Iterable[Entry]) -> list[tuple[str, str]]:

@@ -17,11 +17,20 @@ import msgspec
 
 from bootseer.env import python as interpreter
 from bootseer.env._json import sha256_of
-from bootseer.env.credentials import remove_credentials, remove_from_command, remove_from_variable
+from bootseer.env.credentials import (
+    holds_credentials,
+    redact,
+    remove_credentials,
+    remove_from_command,
+    remove_from_variable,
+    slow_digest,
+)
 from bootseer.env.python import PythonInfo
+from bootseer.env.scan import mount_points_below
 from bootseer.env.spec import EnvSpec
 from bootseer.errors import ConfigError, DataError
 
+VERSION = 2
 TEXT_LIMIT = 64 << 10
 _FOLDER_LIMIT = 10_000
 _INCLUDE = re.compile(r"(?m)^\s*(?:-r|-c|--requirement|--constraint)[ =]?\s*(\S+)")
@@ -29,9 +38,10 @@ _ATTACHED = re.compile(r"^(?:--[a-z-]+=|-[rc])(?=[^-])(.+)$", re.S)
 
 
 class FileInput(msgspec.Struct, frozen=True):
-    """Content of one script or key file; ``text`` (credentials removed) only when it is short text."""
+    """Content of one script or key file. ``digest`` is its SHA-256, without the credentials of URLs and the like, or a
+    slow hash where ``text``, which is for explanations and redacted, does not show all of it."""
 
-    sha256: str
+    digest: str
     size: int
     text: str = ""
 
@@ -40,9 +50,11 @@ class KeyDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """All inputs of a key. Equal documents, equal keys."""
 
     format: str = "bootseer-env-key"
-    version: int = 1
+    version: int = VERSION
     targets: list[str]
     command: list[str]
+    cwd: str = ""
+    mounts: list[str] = []
     files: dict[str, FileInput] = {}
     env: dict[str, str | None] = {}
     image: str = ""
@@ -64,12 +76,15 @@ class KeyDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 def document_from(raw: object) -> KeyDocument:
     """A document out of decoded JSON. Raises `DataError` when it is not one."""
+    version = raw.get("version", VERSION) if isinstance(raw, dict) else VERSION
+    if version != VERSION:
+        raise DataError(f"a key document of version {version}, not {VERSION}")
     try:
         document = msgspec.convert(raw, KeyDocument)
     except msgspec.ValidationError as exc:
         raise DataError(f"not a key document: {exc}") from None
-    if document.format != "bootseer-env-key" or document.version != 1:
-        raise DataError(f"unknown key document {document.format!r} version {document.version}")
+    if document.format != "bootseer-env-key":
+        raise DataError(f"not a key document: {document.format!r}")
     return document
 
 
@@ -80,6 +95,8 @@ def build(spec: EnvSpec) -> KeyDocument:
     return KeyDocument(
         targets=[target.path for target in spec.targets],
         command=remove_from_command(spec.command),
+        cwd=spec.cwd if contained else os.path.realpath(spec.folder),
+        mounts=_mounts(spec),
         files=_files(spec),
         env={name: _variable(spec, name) for name in sorted(set(spec.key_env))},
         image=spec.image_digest,
@@ -97,6 +114,18 @@ def libc_version() -> str:
         return os.confstr("CS_GNU_LIBC_VERSION") or "unknown"
     except (ValueError, OSError):
         return "unknown"
+
+
+def _mounts(spec: EnvSpec) -> list[str]:
+    """What is mounted below a target, whose content is not captured: by place, in a container also by source."""
+    if not spec.contained:
+        return sorted(path for target in spec.targets for path in mount_points_below(target.host))
+    below = [item for item in spec.mounts if any(_is_below(item[1], target.path) for target in spec.targets)]
+    return sorted(f"{source}:{path}" for source, path in below)
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return (path.rstrip("/") + "/").startswith(folder.rstrip("/") + "/")
 
 
 def _variable(spec: EnvSpec, name: str) -> str | None:
@@ -143,7 +172,7 @@ def _words(spec: EnvSpec) -> Iterator[str]:
 def _inside_target(spec: EnvSpec, path: Path) -> bool:
     # A file the command makes may be named in the command: absent before, there after, so never an input.
     whole = os.path.abspath(path)
-    return any(whole.startswith(prefix.rstrip("/") + "/") for t in spec.targets for prefix in (t.path, str(t.host)))
+    return any(_is_below(whole, prefix) for t in spec.targets for prefix in (t.path, str(t.host)))
 
 
 def _add(out: dict[str, FileInput], name: str, path: Path, *, required: bool) -> None:
@@ -153,23 +182,27 @@ def _add(out: dict[str, FileInput], name: str, path: Path, *, required: bool) ->
         if required:
             raise ConfigError(f"cannot read key file {path}: {exc.strerror}") from None
         return
-    out[name] = found = _content(data)
+    out[name] = found = _content(path.name, data)
     if path.suffix in (".txt", ".in") and found.text:
-        for include in _INCLUDE.findall(found.text):
+        for include in _INCLUDE.findall(data.decode()):
             inner = os.path.normpath(os.path.join(os.path.dirname(name), include))
             if inner not in out and "://" not in include and len(out) < 1000:
                 _add(out, inner, path.parent / include, required=False)
 
 
-def _content(data: bytes) -> FileInput:
+def _content(name: str, data: bytes) -> FileInput:
+    if holds_credentials(name):
+        return FileInput(slow_digest(data), len(data))
     try:
         text = remove_credentials(data.decode()) if b"\0" not in data[:8192] else None
     except UnicodeDecodeError:
         text = None
     if text is None:
         return FileInput(hashlib.sha256(data).hexdigest(), len(data))
-    clean = text.encode()
-    return FileInput(hashlib.sha256(clean).hexdigest(), len(clean), text if len(clean) <= TEXT_LIMIT else "")
+    size = len(text.encode())
+    shown = redact(text) if size <= TEXT_LIMIT else ""
+    plain = hashlib.sha256(text.encode()).hexdigest() if shown == text else slow_digest(text)
+    return FileInput(plain, size, shown)
 
 
 def _folder_input(folder: Path) -> FileInput:
@@ -185,7 +218,8 @@ def _folder_input(folder: Path) -> FileInput:
             except OSError as exc:
                 raise ConfigError(f"cannot read key file {path}: {exc.strerror}") from None
             size += len(data)
-            rows.append([str(path.relative_to(folder)), hashlib.sha256(data).hexdigest()])
+            found = slow_digest(data) if holds_credentials(name) else hashlib.sha256(data).hexdigest()
+            rows.append([str(path.relative_to(folder)), found])
             if len(rows) > _FOLDER_LIMIT:
                 raise ConfigError(f"key folder {folder} holds more than {_FOLDER_LIMIT} files", hint="name fewer files")
-    return FileInput(sha256_of(rows), size, "".join(f"{digest[:16]} {name}\n" for name, digest in rows)[:TEXT_LIMIT])
+    return FileInput(sha256_of(rows), size, "".join(f"{found[:16]} {name}\n" for name, found in rows)[:TEXT_LIMIT])

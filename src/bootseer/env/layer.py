@@ -7,14 +7,14 @@ import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 from blake3 import blake3
 
-from bootseer.env.credentials import SCAN_LIMIT, SecretScan
+from bootseer.env.credentials import WINDOW, SecretScan
 from bootseer.env.inventory import Entry, Kind, sort_key
 from bootseer.errors import DataError, UnsupportedError
 
@@ -140,12 +140,16 @@ def _xattrs(path: Path) -> dict[str, bytes]:
 
 
 def _digest(path: Path, inner: str, scan: SecretScan) -> str:
-    with open(path, "rb") as file:
-        data = file.read(SCAN_LIMIT + 1)
-        if len(data) <= SCAN_LIMIT:
-            scan.look(inner, data)
-            return blake3(data).hexdigest()
-    return _file_digest(path)
+    hasher = blake3()
+
+    def windows() -> Iterator[bytes]:
+        with open(path, "rb") as file:
+            while window := file.read(WINDOW):
+                hasher.update(window)
+                yield window
+
+    scan.look(inner, windows())
+    return str(hasher.hexdigest())
 
 
 def _entry(

@@ -13,17 +13,20 @@ from pathlib import Path
 import msgspec
 
 from bootseer.config import Config
-from bootseer.env import explain, key, manifest, quarantine, scan
+from bootseer.env import explain, key, manifest, quarantine, scan, snapshots
+from bootseer.env.inputs import Digests
 from bootseer.env.key import KeyDocument
 from bootseer.env.manifest import SnapshotManifest
 from bootseer.env.spec import EnvSpec
-from bootseer.errors import BootseerError, DataError, NotFoundError
+from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError
 from bootseer.store import Store, open_store
 from bootseer.units import age_text
 
 log = logging.getLogger(__name__)
 
 _COMPARED = 16
+_CANDIDATES = 32
+"""Snapshots of one key that are compared, the newest first."""
 _SLACK = 64 << 20
 """Bytes that stay free on the disk of the cache or of the targets."""
 
@@ -33,6 +36,8 @@ class Lookup(msgspec.Struct, kw_only=True):
 
     document: KeyDocument
     found: SnapshotManifest | None = None
+    nearest: SnapshotManifest | None = None
+    """Without a hit: the snapshot of this key that ``reason`` is about."""
     reason: str = ""
     replace: bool = False
     store: Store | None = None
@@ -47,25 +52,46 @@ def look(spec: EnvSpec, inputs: KeyDocument, store_url: str, config: Config, *, 
     out = Lookup(document=inputs)
     try:
         out.store = open_store(store_url)
-        name = manifest.manifest_key(inputs.key)
-        try:
-            found = manifest.decode(out.store.get(name), inputs.key)
-        except NotFoundError:
-            out.reason = _explained(out.store, inputs)
-            return out
-        if reason := _failed_guard(spec, found, config, unpacking=unpacking):
-            out.reason = f"missed because {reason}"
-            out.replace = _expired(spec, found)
-            return out
-        out.found = found
-    except DataError as exc:
-        log.warning("%s; running the command", exc)
-        out.reason, out.replace = f"missed because its manifest is damaged: {exc.message}", True
+        _choose(out, spec, config, out.store, unpacking=unpacking)
     except (BootseerError, OSError) as exc:
         log.warning("%s; running the command", exc)
         out.reason = f"missed because the store did not answer: {exc}"
         out.store = None
     return out
+
+
+def _choose(out: Lookup, spec: EnvSpec, config: Config, store: Store, *, unpacking: bool) -> None:
+    digests = Digests(spec, config)
+    for found in _candidates(out, store):
+        if found.inputs.unobserved and out.nearest:
+            break  # others of this key, whose inputs are known, do not fit: this one need not either
+        reason = digests.difference(found.inputs)
+        if not reason and not (reason := _failed_guard(spec, found, config, unpacking=unpacking)):
+            out.found, out.nearest, out.reason = found, None, ""
+            return
+        out.replace = out.replace or _expired(spec, found)
+        if out.nearest is None:
+            out.nearest, out.reason = found, f"missed because {reason}"
+    out.reason = out.reason or _explained(store, out.document)
+
+
+def _candidates(out: Lookup, store: Store) -> list[SnapshotManifest]:
+    """The snapshots of the key: those with known inputs first, the newest first."""
+    names = snapshots.names(store, out.key)
+    if len(names) > _CANDIDATES:  # the index tells their age without a look into each
+        order = [info.key.rpartition(f"{out.key}-")[2] for info in store.list(manifest.index_prefix(out.document))]
+        age = {inputs: number for number, inputs in enumerate(order)}
+        names = sorted(names, key=lambda name: -age.get(name.rpartition("/")[2], -1))[:_CANDIDATES]
+    found = []
+    for name in names:
+        try:
+            found.append(manifest.decode(store.get(manifest.manifest_key(name)), name))
+        except NotFoundError:
+            continue  # removed meanwhile
+        except (DataError, ConfigError) as exc:
+            log.warning("%s", exc)
+            out.reason, out.replace = f"missed because its manifest is damaged: {exc.message}", True
+    return sorted(found, key=lambda item: (bool(item.inputs.unobserved), -item.created))
 
 
 def _failed_guard(spec: EnvSpec, found: SnapshotManifest, config: Config, *, unpacking: bool) -> str:

@@ -1,4 +1,7 @@
-"""The snapshot manifest: one JSON object, ``env/<key>.json``; written last, so it means that all the rest is there."""
+"""The snapshot manifest: one JSON object, ``env/snapshots/<key>/<inputs>.json``.
+
+It is written last, so it means that all the rest is there.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,13 @@ import re
 import msgspec
 
 from bootseer.env._json import canonical, sha256_of
+from bootseer.env.inputs import MAX_FILES, Observed
 from bootseer.env.key import KeyDocument, document_from
 from bootseer.errors import ConfigError, DataError
 
+FOLDER = "env/snapshots"
 _HEX = re.compile(r"[0-9a-f]{64}")
+_NAME = re.compile(r"[0-9a-f]{64}/[0-9a-f]{64}")
 _DIGEST = re.compile(r"[0-9a-f]{32,128}")
 
 
@@ -19,9 +25,10 @@ class SnapshotManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """See ``docs/internals/snapshot.md``. Sizes in bytes, ``created`` in Unix seconds."""
 
     magic: str = "bootseer-env"
-    version: int = 1
+    version: int = 2
     key: str
     document: KeyDocument
+    inputs: Observed
     tree: str
     size: int
     stored: int
@@ -38,12 +45,22 @@ class SnapshotManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         fields = msgspec.to_builtins(self)
         return canonical({**fields, "sum": sha256_of(fields)})
 
+    @property
+    def name(self) -> str:
+        """Of all snapshots of a key each has its own observed inputs."""
+        return f"{self.key}/{self.inputs.name}"
 
-def manifest_key(key: str) -> str:
-    """Name of the manifest in the store. Raises `ConfigError` when ``key`` is not 64 hex digits."""
-    if not _HEX.fullmatch(key):
-        raise ConfigError(f"{key!r} is not a snapshot key", hint="bootseer env ls prints keys of 64 hex digits")
-    return f"env/{key}.json"
+    @property
+    def shown(self) -> str:
+        """The name for people; commands take it."""
+        return f"{self.key[:12]}/{self.inputs.name[:8]}"
+
+
+def manifest_key(name: str) -> str:
+    """Where the manifest called ``name`` (`SnapshotManifest.name`) is in the store. Raises `ConfigError`."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"{name!r} is not a snapshot", hint="bootseer env ls prints keys")
+    return f"{FOLDER}/{name}.json"
 
 
 def inventory_key(digest: str) -> str:
@@ -54,8 +71,12 @@ def index_prefix(document: KeyDocument) -> str:
     return f"env/index/{document.lineage}"
 
 
-def decode(data: bytes, key: str) -> SnapshotManifest:
-    """The manifest stored under ``key``. Raises `DataError` for damage, another key, or targets that are not plain."""
+def decode(data: bytes, name: str) -> SnapshotManifest:
+    """The manifest called ``name`` (see `manifest_key`).
+
+    Raises `DataError` for damage, another name, or targets that are not plain.
+    """
+    key = name.partition("/")[0]
     try:
         fields = json.loads(data)
         check = fields.pop("sum", None) if isinstance(fields, dict) else None
@@ -64,10 +85,10 @@ def decode(data: bytes, key: str) -> SnapshotManifest:
         found = msgspec.convert(fields, SnapshotManifest)
     except (ValueError, msgspec.ValidationError, RecursionError) as exc:
         raise DataError(f"cannot read the manifest of snapshot {key[:12]}: {exc}") from None
-    if found.magic != "bootseer-env" or found.version != 1:
+    if found.magic != "bootseer-env" or found.version != 2:
         raise DataError(f"snapshot {key[:12]} has the unknown format {found.magic!r} version {found.version}")
     document_from(msgspec.to_builtins(found.document))
-    if found.key != key or found.document.key != key:
+    if found.document.key != found.key or found.name != name:
         raise DataError(f"manifest of snapshot {key[:12]} belongs to another key")
     targets = found.document.targets
     for path in targets:
@@ -78,4 +99,8 @@ def decode(data: bytes, key: str) -> SnapshotManifest:
         raise DataError(f"snapshot {key[:12]} names a bad digest", hint="it is not used")
     if not targets or len(found.base) != len(targets) or len(found.result) != len(targets) or found.size < 0:
         raise DataError(f"manifest of snapshot {key[:12]} contradicts itself", hint="it is not used")
+    inputs = found.inputs
+    count = max(len(inputs.files), len(inputs.folders))
+    if count > MAX_FILES or any(not path.startswith("/") for path in (*inputs.files, *inputs.folders)):
+        raise DataError(f"snapshot {key[:12]} has bad observed inputs", hint="it is not used")
     return found

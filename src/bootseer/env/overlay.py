@@ -20,6 +20,7 @@ import msgspec
 from bootseer.blocks import tree
 from bootseer.config import Config
 from bootseer.env import quarantine, scan
+from bootseer.env.inputs import Observed
 from bootseer.env.manifest import SnapshotManifest
 from bootseer.env.publication import Publication
 from bootseer.env.spec import Target
@@ -50,6 +51,8 @@ class GroupRecord(msgspec.Struct, kw_only=True):
     """Names the snapshot for the quarantine."""
     frozen: bool = False
     """Nothing changes ``upper`` any more: the job writes to ``top``."""
+    inputs: Observed = Observed()
+    """What the command read besides what its key states."""
     marks: str = ""
     """What the writable directories held when the targets showed the result; empty before. See `Group.untouched`."""
 
@@ -252,7 +255,7 @@ def new_group(key: str, targets: tuple[Target, ...], config: Config, found: Snap
     area = Path(config.cache_dir).absolute() / "env" / ident
     record = GroupRecord(id=ident, key=key, targets=list(targets), area=str(area), boot=boot_id())
     if found:
-        record.tree, record.mark = found.tree, quarantine.mark_of(found)
+        record.tree, record.mark, record.inputs = found.tree, quarantine.mark_of(found), found.inputs
     group = Group(record, Path(config.state_dir).absolute())
     group.save()
     try:

@@ -13,6 +13,7 @@ from bootseer import erofs, faults
 from bootseer.blocks import tree
 from bootseer.env import inventory
 from bootseer.env._json import canonical
+from bootseer.env.inputs import Observed
 from bootseer.env.inventory import Entry
 from bootseer.env.key import KeyDocument
 from bootseer.env.layer import check_unchanged
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 def publish(
     store: Store,
     document: KeyDocument,
+    inputs: Observed,
     layers: Path,
     entries: list[Entry],
     *,
@@ -37,14 +39,14 @@ def publish(
     overwrite: bool,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Publish the layers in ``layers`` as the snapshot of ``document``. False: another node was first, its stays.
+    """Publish the layers in ``layers`` as the snapshot of ``document`` and ``inputs``. False: another was first.
 
     ``work`` gets the EROFS files (as large as the layers). ``overwrite`` replaces an expired or damaged snapshot.
     Raises `FullError`, `NotWritableError`, `UnavailableError`, `OSError`, `DataError` when the layers have changed
     since ``entries`` were read, `BootseerError` once ``cancelled`` says so; nothing half-published is visible then.
     """
-    key = document.key
-    if not overwrite and store.exists(manifest_key(key)):
+    name = manifest_key(f"{document.key}/{inputs.name}")
+    if not overwrite and store.exists(name):
         return False
     meta, data = work / "meta", work / "data"
     try:
@@ -62,8 +64,9 @@ def publish(
     digest = inventory.digest(stored)
     store.put(inventory_key(digest), stored)
     manifest = SnapshotManifest(
-        key=key,
+        key=document.key,
         document=document,
+        inputs=inputs,
         tree=ref.digest,
         size=ref.size,
         stored=ref.stored + len(stored),
@@ -78,7 +81,7 @@ def publish(
     faults.point("env.publish.before-manifest")
     check_unchanged(layers, entries)
     _go_on(cancelled)
-    if not store.put(manifest_key(key), manifest.encode(), overwrite=overwrite):
+    if not store.put(name, manifest.encode(), overwrite=overwrite):
         return False
     faults.point("env.publish.after-manifest")
     _index(store, manifest)
@@ -92,7 +95,7 @@ def _go_on(cancelled: Callable[[], bool]) -> None:
 
 def _index(store: Store, manifest: SnapshotManifest) -> None:
     """Only for explanations of later misses: a failure loses nothing else."""
-    name = f"{index_prefix(manifest.document)}/{manifest.created:012d}-{manifest.key}"
+    name = f"{index_prefix(manifest.document)}/{manifest.created:012d}-{manifest.name.replace('/', '-')}"
     try:
         store.put(name, canonical(msgspec.to_builtins(manifest.document)))
     except BootseerError as exc:

@@ -14,24 +14,26 @@ from bootseer.errors import ConfigError, NotFoundError
 from bootseer.store import Store
 
 
-def keys(store: Store) -> list[str]:
-    """The keys of all snapshots in ``store``."""
-    names = (info.key.removeprefix("env/").removesuffix(".json") for info in store.list("env"))
-    return sorted({name for name in names if "/" not in name})
+def names(store: Store, key: str = "") -> list[str]:
+    """The names (`SnapshotManifest.name`) of all snapshots in ``store``, or of those of ``key``."""
+    found = store.list(f"{manifest.FOLDER}/{key}".rstrip("/"))
+    return [info.key.removeprefix(f"{manifest.FOLDER}/").removesuffix(".json") for info in found]
 
 
 def load(store: Store, start: str) -> SnapshotManifest:
-    """The manifest of the one snapshot whose key begins with ``start``.
+    """The manifest of the one snapshot whose key begins with ``start``; ``KEY/INPUTS`` tells those of one key apart.
 
     Raises `NotFoundError` for none, `ConfigError` for several, `DataError`, `UnavailableError`.
     """
-    if not re.fullmatch(r"[0-9a-f]{1,64}", start):
+    if not re.fullmatch(r"[0-9a-f]{1,64}(/[0-9a-f]{0,64})?", start):
         raise ConfigError(f"{start!r} is not a snapshot key", hint="bootseer env ls prints keys")
-    found = [start] if len(start) == 64 else [key for key in keys(store) if key.startswith(start)]
+    key, _, inputs = start.partition("/")
+    listed = names(store, key if len(key) == 64 else "")
+    found = [name for name in listed if name.startswith(key) and name.partition("/")[2].startswith(inputs)]
     if not found:
         raise NotFoundError(f"no snapshot {start} in store {store.shown}", hint="bootseer env ls prints keys")
     if len(found) > 1:
-        raise ConfigError(f"{len(found)} snapshots begin with {start}", hint="give more digits")
+        raise ConfigError(f"{len(found)} snapshots begin with {start}", hint="give more digits of KEY/INPUTS")
     return manifest.decode(store.get(manifest.manifest_key(found[0])), found[0])
 
 

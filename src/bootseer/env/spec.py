@@ -49,6 +49,9 @@ class EnvSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Digest of the container image the command runs in; it stands for that image's Python and libc."""
     tenant: str = ""
     cwd: str = ""
+    """Working folder of the command, as the job sees it; empty: this process's, or the image's."""
+    mounts: tuple[tuple[str, str], ...] = ()
+    """(folder of this host, where the job sees it): what a container shows the command beside its image."""
     python: str = ""
     """Interpreter the environment is for, runnable on this host; empty: ``python3`` on PATH (none with an image)."""
     environ: Mapping[str, str] | None = None
@@ -75,6 +78,16 @@ class EnvSpec(msgspec.Struct, frozen=True, kw_only=True):
     def contained(self) -> bool:
         """Whether the command runs in a container, with an interpreter and a libc that are not this host's."""
         return bool(self.image_digest) or any(str(target.host) != target.path for target in self.targets)
+
+    def on_host(self, path: str) -> str:
+        """Where ``path``, as the job sees it, lies on this host; empty for what is in a container's image."""
+        if not self.contained:
+            return path
+        below = [
+            (source, to.rstrip("/")) for source, to in self.mounts if (path + "/").startswith(to.rstrip("/") + "/")
+        ]
+        source, to = max(below, key=lambda item: len(item[1]), default=("", path))
+        return source and source + path[len(to) :]
 
     def check(self) -> None:
         """Raise `ConfigError` for targets that are relative, the root, or inside one another, or for no command."""

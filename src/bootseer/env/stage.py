@@ -15,11 +15,13 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from bootseer.config import Config
-from bootseer.env import capture, key, lease, lookup, overlay, pyc, python, quarantine, scan, snapshots
+from bootseer.env import capture, inputs, key, lease, lookup, overlay, pyc, python, quarantine, scan, snapshots
 from bootseer.env import lock as locks
 from bootseer.env.capture import Capture
+from bootseer.env.inputs import Observed
 from bootseer.env.layer import read_layer
 from bootseer.env.lookup import Lookup
 from bootseer.env.manifest import SnapshotManifest
@@ -50,6 +52,17 @@ def run(spec: EnvSpec, runner: Callable[[], int], *, store_url: str, config: Con
     return result
 
 
+class Made(NamedTuple):
+    """What a command read, and the fingerprint of each target after it."""
+
+    inputs: Observed
+    result: list[str]
+
+
+def _hit(reason: str, found: Observed) -> str:
+    return f"{reason}; only its stated inputs count: {found.unobserved}" if found.unobserved else reason
+
+
 class _Stage:
     def __init__(self, spec: EnvSpec, runner: Callable[[], int], store_url: str, config: Config) -> None:
         self.spec, self.runner, self.store_url, self.config = spec, runner, store_url, config
@@ -65,20 +78,21 @@ class _Stage:
             log.warning("the container's image is not known by a digest: no snapshot is used or made")
             return self._plain("the container's image is not known by a digest")
         with self._timed("key"):
-            inputs = key.build(spec)
-            self.key = inputs.key
+            document = key.build(spec)
+            self.key = document.key
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(locks.locked(spec.targets, Path(self.config.state_dir)))
                 overlay.sweep(self.config)
                 if group := self._standing():
-                    return self._result(Outcome.RESTORED_MOUNT, "already in place on this node", mounts=[group])
+                    reason = _hit("already in place on this node", group.record.inputs)
+                    return self._result(Outcome.RESTORED_MOUNT, reason, mounts=[group])
             except (BootseerError, OSError) as exc:
                 log.warning("%s; running the command without a snapshot", exc)
                 return self._plain(str(exc))
             unpacking = spec.restore == "unpack" or not capture.may_mount(spec)
             with self._timed("lookup"):
-                look = lookup.look(spec, inputs, self.store_url, self.config, unpacking=unpacking)
+                look = lookup.look(spec, document, self.store_url, self.config, unpacking=unpacking)
             if look.found is None and look.store is not None and not look.replace and spec.wait > 0:
                 with self._timed("wait"):
                     look = lease.wait_for(look, lambda: self._look(look, unpacking), spec.wait)
@@ -98,7 +112,9 @@ class _Stage:
         for group in overlay.groups_on(self.spec.targets, Path(self.config.state_dir)):
             record = group.record
             if record.key == self.key and group.intact and group.untouched:
-                return group
+                if not (reason := inputs.Digests(self.spec, self.config).difference(record.inputs)):
+                    return group
+                log.info("%s", reason)
             log.info("releasing the overlay of snapshot %s", record.key[:12])
             group.unmount()
         return None
@@ -138,7 +154,7 @@ class _Stage:
         except BaseException:
             group.unmount()
             raise
-        return self._result(Outcome.RESTORED_MOUNT, "hit", mounts=[group])
+        return self._result(Outcome.RESTORED_MOUNT, _hit("hit", found.inputs), mounts=[group])
 
     def _unpack(self, store: Store, found: SnapshotManifest) -> EnvResult:
         entries = snapshots.entries(store, found)
@@ -147,7 +163,7 @@ class _Stage:
             unpack(store, found, entries, self.spec.targets, work)
         finally:
             shutil.rmtree(work, ignore_errors=True)
-        return self._result(Outcome.RESTORED_UNPACK, "hit")
+        return self._result(Outcome.RESTORED_UNPACK, _hit("hit", found.inputs))
 
     # -- run and publish --------------------------------------------------------------------------------------------
 
@@ -167,20 +183,25 @@ class _Stage:
             log.warning("cannot capture what the command does: %s; it runs without a snapshot", exc)
             return self._plain(f"{look.reason}; nothing captured: {exc}")
         mounts = [catch.group] if catch.group else []
+        observer = inputs.Observer(self.spec, self.config)
         with contextlib.ExitStack() as held:
             held.callback(catch.close)
             held.enter_context(lease.held(look.store, self.key, _node()))
-            if code := self._guarded_command(catch):
+            if code := self._guarded_command(catch, observer):
                 reason = f"{look.reason}; the command failed with exit code {code}, nothing is published"
                 return self._result(Outcome.RAN, reason, code=code, mounts=mounts)
-            made = self._finish(look, catch)
+            made = self._finish(look, catch, observer)
+            if isinstance(made, Made):
+                look.reason = _hit(look.reason, made.inputs)
             if catch.group:
                 try:
-                    frozen = self.spec.background and isinstance(made, list) and catch.group.freeze()
+                    frozen = self.spec.background and isinstance(made, Made) and catch.group.freeze()
                 except BootseerError as exc:
                     log.warning("%s; running the command again, without a snapshot", exc)
                     return self._plain(f"{look.reason}; the result was lost: {exc}")
-                self._completed(catch.group)
+                if isinstance(made, Made):
+                    catch.group.record.inputs = made.inputs
+                    self._completed(catch.group)
                 if frozen:
                     later = held.pop_all()
                     store = look.store
@@ -197,10 +218,10 @@ class _Stage:
             return self._result(Outcome.RAN_AND_PUBLISHED, look.reason, mounts=mounts)
         return self._result(Outcome.RAN, f"{look.reason}; {why}", mounts=mounts)
 
-    def _guarded_command(self, catch: Capture) -> int:
+    def _guarded_command(self, catch: Capture, observer: inputs.Observer) -> int:
         """Run the command; when it cannot even be run, or is interrupted, take the overlays down."""
         try:
-            with self._timed("command"):
+            with self._timed("command"), observer:
                 return self.runner()
         except BaseException:
             if catch.group:
@@ -213,12 +234,14 @@ class _Stage:
         except BootseerError as exc:
             log.warning("%s; the next start on this node will not find its result in place", exc)
 
-    def _finish(self, look: Lookup, catch: Capture) -> list[str] | str:
-        """What must be done before the job may write: byte code, and a fingerprint of each target (else why not)."""
+    def _finish(self, look: Lookup, catch: Capture, observer: inputs.Observer) -> Made | str:
+        """What must be done before the job may write: inputs, byte code, and a fingerprint of each target (else why
+        there can be no snapshot)."""
         try:
             with self._timed("finish"):
+                observed = observer.result()
                 self._compile(look, catch)
-                return [scan.fingerprint(target.host) for target in self.spec.targets]
+                return Made(observed, [scan.fingerprint(target.host) for target in self.spec.targets])
         except (BootseerError, OSError) as exc:
             log.warning("the snapshot was not published: %s", exc)
             return f"not published: {exc}"
@@ -229,12 +252,12 @@ class _Stage:
         store: Store,
         catch: Capture,
         base: list[str],
-        result: list[str] | str,
+        made: Made | str,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> tuple[bool, str]:
         """(published, why not). The command has succeeded; nothing in here may change that."""
-        if isinstance(result, str):
-            return False, result
+        if isinstance(made, str):
+            return False, made
         try:
             with self._timed("capture"):
                 layers = catch.layers()
@@ -247,11 +270,12 @@ class _Stage:
                 done = publish(
                     store,
                     look.document,
+                    made.inputs,
                     layers,
                     content.entries,
                     work=catch.work,
                     base=base,
-                    result=result,
+                    result=made.result,
                     node=_node(),
                     seconds=self.timings["command"],
                     overwrite=look.replace,

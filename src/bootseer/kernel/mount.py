@@ -25,7 +25,6 @@ _log = logging.getLogger(__name__)
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REC, MS_SLAVE = 1, 2, 4, 0x4000, 1 << 19
 _HARMLESS = MS_NOSUID | MS_NODEV
-_CLONE_NEWNS = 0x20000
 _MNT_FORCE, _MNT_DETACH, _UMOUNT_NOFOLLOW = 1, 2, 8
 
 _MOST_LINKS = 40
@@ -106,8 +105,8 @@ def _fusermount_unmount(target: str | Path, *, lazy: bool) -> None:
 
 
 def entries() -> Iterator[MountEntry]:
-    """The mounts this process sees, in mount order: of two on one target, the later one is on top."""
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
+    """The mounts this thread sees, in mount order: of two on one target, the later one is on top."""
+    with open("/proc/thread-self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
         for line in lines:
             left, _, right = line.partition(" - ")
             fields, tail = left.split(" "), right.split(" ")
@@ -116,6 +115,12 @@ def entries() -> Iterator[MountEntry]:
 
 def _unescape(text: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
+
+
+def identifiers() -> set[str]:
+    """The ids of the mounts this thread sees, as in ``/proc/<pid>/fdinfo``."""
+    with open("/proc/thread-self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
+        return {line.partition(" ")[0] for line in lines}
 
 
 def real(target: str | Path) -> str:
@@ -233,6 +238,12 @@ def mount_overlay(
         mount("bootseer", target, "overlay", flags=0 if privileged else _HARMLESS, data=data)
 
 
+def unshare() -> None:
+    """A copy of all mounts for the calling thread and the children it starts from now on. Raises `OSError`."""
+    _libc.unshare(_libc.CLONE_NEWNS)
+    _libc.mount("none", "/", "", MS_REC | MS_SLAVE, "")
+
+
 def private_namespace() -> bool:
     """Give this process (call it before it has threads) mounts of its own, that nobody else sees and that end with it
     and its children. False without the right to.
@@ -240,8 +251,7 @@ def private_namespace() -> bool:
     Mounts of others are copied too. Where they are shared (as systemd makes them) an unmount outside is one here as
     well; else what is unmounted outside, such as a FUSE mount, lives on until this process ends: be quick."""
     try:
-        _libc.unshare(_CLONE_NEWNS)
-        _libc.mount("none", "/", "", MS_REC | MS_SLAVE, "")
+        unshare()
     except OSError as exc:
         _log.info("no mount namespace of its own: %s", exc.strerror)
         return False

@@ -58,6 +58,14 @@ class Container:
                 return Path(mount.source + clean[len(mount.target.rstrip("/")) :])
         return env.resolve_in(self.rootfs, clean)
 
+    @property
+    def shown(self) -> tuple[tuple[str, str], ...]:
+        """(path on this host, where processes in the container see it, links followed); empty when the job mounts
+        nothing of its own."""
+        shown = self._mounts if self.job.mounts else []
+        targets = ((m.source, env.resolve_in(self.rootfs, m.target)) for m in shown)
+        return tuple((source, "/" + os.path.relpath(target, self.rootfs)) for source, target in targets)
+
     def run(self, argv: Sequence[str], *, span: str = "") -> int:
         """Run ``argv`` to its end and return its exit code; ``span`` becomes the parent of what it emits."""
         return image.runtime.run(

@@ -193,6 +193,8 @@ class _Node:
             command=tuple(table.command),
             key_files=tuple(str(container.host_path(path)) for path in table.key_files),
             key_env=tuple(table.key_env),
+            cwd=self.job.job.cwd,
+            mounts=container.shown,
             environ=self.job.job.env,
             salt=table.salt,
             max_age=env.parse_age(table.max_age) if table.max_age else None,

@@ -1,0 +1,274 @@
+"""Observed inputs: the files that a set-up command read, by path and digest, beside the inputs that its key states.
+
+What counts: every regular file that the command opened, unless it made the file itself, or the file lies in a target, a
+folder of the system, a cache of packages or the standard library of an interpreter, or holds nothing but credentials.
+Of byte code its source counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import logging
+import os
+import re
+import stat
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+import msgspec
+
+import bootseer
+from bootseer.config import Config
+from bootseer.env.credentials import holds_credentials, only_credentials, remove_credentials, slow_digest
+from bootseer.env.spec import EnvSpec
+from bootseer.errors import DataError
+from bootseer.kernel.opens import FileState, Opens, state_of
+
+log = logging.getLogger(__name__)
+
+MAX_FILES = 10_000
+MAX_BYTES = 1 << 30
+"""More than that is not hashed at each start: then the inputs count as not observed."""
+_TEXT = 1 << 20
+_LARGE = 4 << 20
+"""Digests of larger files, which are programs, are remembered on the node."""
+_SETTLED = 2.0
+"""Seconds after its last change from which on the state of a file tells its content: times are kept in ticks."""
+_SYSTEM = ["/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/etc", "/boot", "/proc", "/sys", "/dev", "/run"]
+_SYSTEM += ["/var/lib", "/var/cache"]
+_SHARED_MEMORY = "/dev/shm/"
+_STANDARD_LIBRARY = re.compile(r"/lib/python3\.\d+/(?!(?:site|dist)-packages/)")
+_BYTE_CODE = re.compile(r"__pycache__/([^/.]+)\.[^/]*\.pyc$")
+_OF_TOOLS = re.compile(r"/\.git/(?:index|.*\.lock)$|/[^/]+\.egg-info/")
+"""What git and builds keep in a source tree for themselves, and change when they only look."""
+_BUILT = re.compile(r"/build/(?:lib|temp|bdist)\b[^/]*/")
+_ELSEWHERE = {"docker", "podman", "apptainer", "singularity", "enroot", "bwrap", "unshare", "nsenter", "runc", "crun"}
+"""Programs that work where opens are not seen: in mounts of their own, or through a service."""
+_PROJECT = {"pyproject.toml", "setup.py", "setup.cfg"}
+_SOURCES = (".py", ".pyi", ".pyx", ".pxd", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".rs")
+_CLOCK_REALTIME_COARSE = 5
+
+
+class Observed(msgspec.Struct, frozen=True):
+    """Path -> digest (hex) of each file; ``unobserved`` says why the files are not known, and is else empty."""
+
+    files: dict[str, str] = {}
+    folders: dict[str, list[str]] = {}
+    """The source files in each folder of a project that the command listed: another one there is another input."""
+    unobserved: str = ""
+
+    @property
+    def name(self) -> str:
+        """Names the inputs in the store: 64 hex digits."""
+        known = [sorted(self.files.items()), sorted(self.folders.items()), bool(self.unobserved)]
+        return hashlib.sha256(msgspec.json.encode(known)).hexdigest()
+
+
+class Digests:
+    """Digests of files on this node, named as the job of ``spec`` sees them, each computed once."""
+
+    def __init__(self, spec: EnvSpec, config: Config) -> None:
+        self._spec = spec
+        self._memory = Path(config.cache_dir) / "env-digests"
+        self._known: dict[str, str] = {}
+        self._left = MAX_BYTES
+
+    def of(self, path: str) -> str:
+        """Empty when there is no such regular file, ``"?"`` when it cannot be read or is too large."""
+        if path not in self._known:
+            host = self._spec.on_host(path)
+            self._known[path] = self._compute(host) if host else ""
+        return self._known[path]
+
+    def _compute(self, path: str) -> str:
+        try:
+            if not stat.S_ISREG(os.stat(path).st_mode):  # an open alone starts some devices
+                return ""
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except (FileNotFoundError, NotADirectoryError):
+            return ""
+        except OSError:
+            return "?"
+        with open(fd, "rb") as file:
+            info = os.fstat(fd)
+            self._left -= info.st_size
+            if self._left < 0:
+                return "?"
+            try:
+                if info.st_size <= _TEXT:
+                    return _digest(os.path.basename(path), file.read())
+                if info.st_size <= _LARGE:
+                    return hashlib.file_digest(file, "sha256").hexdigest()
+                return self._remembered(file, info)
+            except OSError:
+                return "?"
+
+    def _remembered(self, file: BinaryIO, info: os.stat_result) -> str:
+        state = (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
+        note = self._memory / hashlib.sha256(repr(state).encode()).hexdigest()
+        with contextlib.suppress(OSError):
+            if re.fullmatch("[0-9a-f]{64}", text := note.read_text()):
+                return text
+        found = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+        if time.time() - max(info.st_mtime, info.st_ctime) > _SETTLED:
+            with contextlib.suppress(OSError):
+                self._memory.mkdir(parents=True, exist_ok=True)
+                note.write_text(found)
+        return found
+
+    def difference(self, inputs: Observed) -> str:
+        """What of ``inputs`` is here otherwise than there; empty when nothing is."""
+        for path, digest in sorted(inputs.files.items()):
+            if self.of(path) not in ("", digest):
+                return f"{path}, which the command reads, changed"
+        for folder, known in sorted(inputs.folders.items()):
+            if new := set(_sources(self._spec.on_host(folder))) - set(known):
+                return f"{folder}/{min(new)} is new"
+        return ""
+
+
+def compared(spec: EnvSpec, config: Config, files: Mapping[str, str]) -> list[tuple[str, str]]:
+    """(path, ``same``, ``changed`` or ``absent``) of each file on this node."""
+    digests = Digests(spec, config)
+    states = {path: digests.of(path) for path in sorted(files)}
+    return [
+        (path, "same" if found == files[path] else "changed" if found else "absent") for path, found in states.items()
+    ]
+
+
+def _sources(folder: str) -> list[str]:
+    """The source files in ``folder``, by name; none when there is no such folder."""
+    try:
+        with os.scandir(folder) as items:
+            return sorted(item.name for item in items if item.name.endswith(_SOURCES) and item.is_file())
+    except OSError:
+        return []
+
+
+def _digest(name: str, data: bytes) -> str:
+    if holds_credentials(name):
+        return slow_digest(data)
+    if not name.endswith(".py") and b"\0" not in data[:8192]:
+        data = remove_credentials(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+    return hashlib.sha256(data).hexdigest()
+
+
+class Observer:
+    """Observes the command of ``spec``, which is run inside a ``with``; then `result` says what it read."""
+
+    def __init__(self, spec: EnvSpec, config: Config) -> None:
+        self.unobserved = ""
+        """Why it cannot; `result` has what went wrong while the command ran, too."""
+        self._opens: Opens | None = None
+        self._spec, self._config, self._began = spec, config, 0
+        self._excluded = _excluded(spec, config)
+        if spec.contained and not spec.mounts:
+            return  # all it reads is in its image
+        if os.geteuid() != 0:
+            self.unobserved = "that needs root"
+        else:
+            self._opens = Opens(spec.mounts if spec.contained else (), self._excluded)
+
+    def __enter__(self) -> Observer:
+        if self._opens:
+            self._began = _next_tick()
+            try:
+                self._opens.begin()
+            except OSError as exc:
+                self._opens, self.unobserved = None, f"the kernel refused it: {exc.strerror}"
+        if self.unobserved:
+            log.warning("what the command reads is not observed: %s; only its stated inputs count", self.unobserved)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+        if self._opens:
+            self._opens.end()
+
+    def result(self) -> Observed:
+        """Raises `DataError` when a file changed after the command had opened it: what it read is not known then."""
+        if self._opens is None:
+            return Observed(unobserved=self.unobserved)
+        seen = self._opens.seen
+        programs = {os.path.basename(path) for path in seen} & _ELSEWHERE
+        why = self._opens.failure or (f"it started {min(programs)}" if programs else "")
+        found = {} if why else self._inputs(self._opens)
+        folders = {} if why else self._folders(self._opens, found)
+        names = itertools.chain(found, folders, *folders.values())
+        if any("\udc80" <= char <= "\udcff" for char in "".join(names)):
+            why = "it read a file whose name is not UTF-8"
+        elif max(len(found), sum(map(len, folders.values()))) > MAX_FILES:
+            why = f"it read more than {MAX_FILES} files"
+        elif sum(state.size for state in found.values()) > MAX_BYTES:
+            why = f"it read more than {MAX_BYTES >> 20} MiB"
+        if why:
+            log.warning("what the command read is not known: %s; only its stated inputs count", why)
+            return Observed(unobserved=why)
+        digests = Digests(self._spec, self._config)
+        files = {path: digests.of(path) for path in found}
+        for path, state in found.items():
+            if self._state(path) != state:
+                raise DataError(f"{path} changed while the command ran")
+            if files[path] == "?":
+                return Observed(unobserved=f"{path} cannot be read")
+        return Observed(files, folders)
+
+    def _inputs(self, opens: Opens) -> dict[str, FileState]:
+        out: dict[str, FileState] = {}
+        for path, state in opens.seen.items():
+            if not self._counts(path):
+                continue
+            is_written = state.file in opens.written
+            changed = self._state(path) != state or (is_written and state.ctime >= self._began)
+            if changed and (state.born >= self._began or (is_written and state.file not in opens.read)):
+                continue  # the command made it, or only wrote to it, as to a log
+            if changed:
+                raise DataError(f"{path} changed while the command ran")
+            if _BUILT.search(path):  # instead of its source, of which only the time was compared
+                raise DataError(f"{path} is left from an earlier build; remove the folder build")
+            source = _BYTE_CODE.sub(r"\1.py", path)
+            if source != path and (origin := self._state(source)):
+                out.setdefault(source, opens.seen.get(source, origin))
+            else:
+                out[path] = state
+        return out
+
+    def _folders(self, opens: Opens, found: Iterable[str]) -> dict[str, list[str]]:
+        roots = tuple(os.path.dirname(path) + "/" for path in found if os.path.basename(path) in _PROJECT)
+        below = [folder for folder in opens.folders if (folder + "/").startswith(roots) and self._counts(folder + "/.")]
+        return {folder: names for folder in below if (names := _sources(self._spec.on_host(folder)))}
+
+    def _state(self, path: str) -> FileState | None:
+        try:
+            return state_of(self._spec.on_host(path))
+        except OSError:
+            return None
+
+    def _counts(self, path: str) -> bool:
+        if path.startswith(self._excluded) and not path.startswith(_SHARED_MEMORY):
+            return False
+        own = _STANDARD_LIBRARY.search(path) or _OF_TOOLS.search(path)
+        return not own and not only_credentials(os.path.basename(path))
+
+
+def _excluded(spec: EnvSpec, config: Config) -> tuple[str, ...]:
+    environ = spec.env
+    caches = [environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME", "/root"), ".cache")]
+    caches += [environ.get(name, "") for name in ("PIP_CACHE_DIR", "UV_CACHE_DIR")]
+    own = [config.cache_dir, config.state_dir, str(Path(bootseer.__file__).parent)]
+    folders = [*_SYSTEM, *caches, *own, *(target.path for target in spec.targets)]
+    named = [folder for folder in folders if folder.startswith("/")]
+    return tuple({folder.rstrip("/") + "/" for folder in (*named, *map(os.path.realpath, named))})
+
+
+def _next_tick() -> int:
+    """A time (ns) that no file made before has, and every file made from now on has at least: clocks of file systems
+    move in ticks."""
+    before = time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
+    while (now := time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)) == before:
+        time.sleep(0.001)
+    return now

@@ -1,0 +1,224 @@
+"""Which files are opened, by fanotify: all that a thread and its children open, or what a container opens of the host.
+
+The first get a mount namespace of their own, whose mounts are marked. A container has one already, made by its runtime
+from host folders: the file systems of these are marked, and what is opened in mounts of the caller is left out. Needs
+CAP_SYS_ADMIN. Concurrency: one thread reads events from `Opens.begin` to `Opens.end`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import stat
+import struct
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from bootseer.kernel import _libc
+from bootseer.kernel import mount as mounts
+
+_EVENT = struct.Struct("=IBBHQii")
+_OPEN, _CLOSE_WRITE, _CLOSE_NOWRITE, _OVERFLOW = 0x20, 0x08, 0x10, 0x4000
+_MASK = _OPEN | _CLOSE_WRITE | _CLOSE_NOWRITE | 0x40000000  # of folders, too
+_CLASS, _UNLIMITED = 0x01 | 0x02, 0x10  # close on exec, do not block; no limit of the queue
+_ADD_MOUNT, _ADD_FILE_SYSTEM = 0x01 | 0x10, 0x01 | 0x100
+_VIRTUAL = {"proc", "sysfs", "devtmpfs", "devpts", "mqueue", "cgroup", "cgroup2", "tracefs", "debugfs", "autofs"}
+_VIRTUAL |= {"securityfs", "pstore", "bpf", "hugetlbfs", "configfs", "fusectl", "binfmt_misc", "efivarfs", "nsfs"}
+_JOIN_SECONDS = 60.0
+_READ = 4 << 10  # 170 events, each with a descriptor
+
+
+class FileState(NamedTuple):
+    """What is equal while nobody writes to a file. Times in nanoseconds since the epoch; ``born`` 0: not known."""
+
+    device: int
+    inode: int
+    size: int
+    mtime: int
+    ctime: int
+    born: int
+
+    @property
+    def file(self) -> tuple[int, int]:
+        return self.device, self.inode
+
+
+def state_of(file: int | str) -> FileState | None:
+    """Of a descriptor or a path (links are not followed); None for what is no regular file. Raises `OSError`."""
+    found = _libc.statx(file)
+    if not stat.S_ISREG(found.mode):
+        return None
+    return FileState(found.device, found.inode, found.size, found.mtime, found.ctime, found.born)
+
+
+class Opens:
+    """Notes what is opened between `begin` and `end`: ``seen`` has the state in which each path was first met,
+    ``written`` and ``read`` (device, inode) of what was open for writing, and only for reading, ``folders`` the paths
+    of folders.
+
+    ``shown``: (host folder, path in the container); without it the calling thread and its children are observed. What
+    is mounted in the folders ``ignored`` (each with a ``/`` at its end) need not be seen.
+    """
+
+    def __init__(self, shown: Sequence[tuple[str, str]] = (), ignored: tuple[str, ...] = ()) -> None:
+        self._ignored = ignored
+        self._away = False
+        self._shown = shown
+        self._inside = tuple(path.rstrip("/") + "/" for _, path in shown)
+        self._ours: set[str] = set()
+        self._wake = self._inner = -1
+        self.seen: dict[str, FileState] = {}
+        self.written: set[tuple[int, int]] = set()
+        self.read: set[tuple[int, int]] = set()
+        self.folders: set[str] = set()
+        self.failure = ""
+        """Why ``seen`` is not whole; empty when it is."""
+        self._events = -1
+        self._kept: list[int] = []
+        self._thread: threading.Thread | None = None
+        self._mounts: set[tuple[str, str]] = set()
+
+    def begin(self) -> None:
+        """Raises `OSError` when it is not allowed; nothing has changed then."""
+        # The queue of a namespace of its own grows with what its command does; that of a host has a limit.
+        kind = _CLASS if self._shown else _CLASS | _UNLIMITED
+        self._events = _libc.fanotify_init(kind, os.O_RDONLY | os.O_CLOEXEC | os.O_LARGEFILE)
+        self._wake = os.eventfd(0)
+        try:
+            if self._shown:
+                self._ours = mounts.identifiers()
+                for source in (os.path.realpath(folder) for folder, _ in self._shown):
+                    for place in (source, *(entry.target for entry in mounts.below(source))):
+                        _libc.fanotify_mark(self._events, _ADD_FILE_SYSTEM, _MASK, place)
+            self._kept = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in ("/proc/thread-self/ns/mnt", "/", ".")]
+            # Before the namespace is: a thread shares its root and working directory with who starts it.
+            self._thread = threading.Thread(target=self._watch, name="env-opens", daemon=True)
+            self._thread.start()
+            if not self._shown:
+                self._return()  # whether it will be possible
+                self._away = True
+                mounts.unshare()
+                self._mounts = _mounts()
+                for _, target in self._mounts:
+                    self._mark(target)
+        except BaseException:
+            self.end()
+            raise
+
+    def end(self) -> None:
+        """Back to the mounts of before. May be called twice."""
+        stuck = not self._drained()  # before the mounts are gone, by which paths are named
+        if self._away:
+            if others := [target for _, target in _mounts() ^ self._mounts if not self._is_ignored(target)]:
+                self.failure = f"{min(others)} was mounted or unmounted meanwhile"
+            self._return()
+            self._away = False
+        for fd in self._kept:
+            os.close(fd)
+        self._kept = []
+        if stuck:
+            self.failure = "a file system did not answer"
+            return  # the thread still uses the descriptors, which are closed with the process
+        for fd in (self._events, self._wake, self._inner):
+            if fd >= 0:
+                os.close(fd)
+        self._events = self._wake = self._inner = -1
+
+    def _drained(self) -> bool:
+        if self._thread is None:
+            return True
+        os.eventfd_write(self._wake, 1)
+        self._thread.join(_JOIN_SECONDS)
+        if self._thread.is_alive():
+            return False
+        self._thread = None
+        return True
+
+    def _return(self) -> None:
+        home, root, folder = self._kept
+        _libc.unshare(_libc.CLONE_FS)  # a namespace is not changed for who shares its working directory
+        _libc.setns(home)
+        os.fchdir(root)
+        os.chroot(".")
+        os.fchdir(folder)
+
+    def _mark(self, target: str) -> None:
+        try:
+            _libc.fanotify_mark(self._events, _ADD_MOUNT, _MASK, target)
+        except OSError:
+            if not self._is_ignored(target) and os.path.lexists(target):
+                raise
+
+    def _is_ignored(self, target: str) -> bool:
+        return (target + "/").startswith(self._ignored)
+
+    def _watch(self) -> None:
+        poll = select.poll()
+        poll.register(self._events, select.POLLIN)
+        poll.register(self._wake, select.POLLIN)
+        try:
+            while True:
+                ready = {fd for fd, _ in poll.poll()}
+                if self._events in ready:
+                    self._take(os.read(self._events, _READ))
+                elif ready:
+                    return  # what was opened before the end was in the queue by then
+        except Exception as exc:  # whatever it is, ``seen`` is not whole
+            self.failure = f"an event was lost: {exc}"
+
+    def _take(self, data: bytes) -> None:
+        at = 0
+        while at < len(data):
+            length, _, _, _, mask, fd, pid = _EVENT.unpack_from(data, at)
+            at += length
+            if mask & _OVERFLOW:
+                self.failure = "too many files were opened at once"
+            if fd < 0:
+                continue
+            try:
+                path = os.readlink(f"/proc/self/fd/{fd}").removesuffix(" (deleted)")
+                if self._shown:
+                    path = self._inner_path(fd, pid, path)
+                if not path:
+                    continue
+                if (found := state_of(fd)) is None:
+                    self.folders.add(path)
+                else:
+                    if mask & _CLOSE_WRITE:
+                        self.written.add(found.file)
+                    if mask & _CLOSE_NOWRITE:
+                        self.read.add(found.file)
+                    self.seen.setdefault(path, found)
+            finally:
+                os.close(fd)
+
+    def _inner_path(self, fd: int, pid: int, path: str) -> str:
+        """The path in the container of what is open as ``fd``, by the process ``pid``; empty when it is another's."""
+        if Path(f"/proc/self/fdinfo/{fd}").read_text().partition("mnt_id:")[2].split(maxsplit=1)[0] in self._ours:
+            return ""
+        if (path + "/").startswith(self._inside):
+            if self._inner < 0:  # while it is open, the container's mounts have their names
+                with contextlib.suppress(OSError):
+                    self._inner = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+            return path
+        info = os.fstat(fd)
+        for source, target in self._shown:  # the mount of a container that has ended: the path begins there
+            if _is(source + path.rstrip("/"), info):
+                return target.rstrip("/") + path.rstrip("/")
+        if not os.path.exists(f"/proc/{pid}") and any(os.path.isfile(source + path) for source, _ in self._shown):
+            self.failure = f"{path} was replaced, and who had opened it is gone"
+        return ""
+
+
+def _is(path: str, info: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), info)
+    except OSError:
+        return False
+
+
+def _mounts() -> set[tuple[str, str]]:
+    return {(entry.device, entry.target) for entry in mounts.entries() if entry.fstype not in _VIRTUAL}
