@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import subprocess
 import sys
 import threading
+import time
 import zipfile
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,10 +19,10 @@ import pytest
 
 from bootseer import env, faults
 from bootseer.config import Config
-from bootseer.env import EnvResult, EnvSpec, Outcome, Target, overlay, scan, snapshots
+from bootseer.env import EnvResult, EnvSpec, Outcome, Target, manifest, overlay, quarantine, scan, snapshots
 from bootseer.env.inventory import Entry
 from bootseer.env.unpack import check_mounts
-from bootseer.errors import BootseerError, UnsupportedError
+from bootseer.errors import BootseerError, NotWritableError, UnsupportedError
 from bootseer.kernel import mount as mounts
 from bootseer.store.folder import FolderStore
 
@@ -331,11 +333,13 @@ def test_damaged_tree_falls_back_and_is_quarantined(nodes: Callable[[str], Node]
     path = one.store / "trees" / f"{found.tree}.json"
     path.write_bytes(path.read_bytes().replace(b"version", b"versiom"))
     result = two.run(fill_plain)
-    assert (result.outcome, two.runs) == (Outcome.RAN, 1)
+    assert (result.outcome, two.runs) == (Outcome.RAN_AND_PUBLISHED, 1)
     assert "quarantined" in result.reason
     assert (two.host / "pkg" / "data").exists()
     two.release()
-    assert "quarantined on this node" in two.run(fill_plain).reason
+    for node in (two, nodes("three")):
+        assert node.run(fill_plain).reason == "hit"
+        assert (node.host / "pkg" / "data").read_bytes() == b"d" * 100_000
 
 
 def test_a_flipped_bit_under_a_mount_is_an_error_and_never_used_again(nodes: Callable[[str], Node]) -> None:
@@ -354,9 +358,33 @@ def test_a_flipped_bit_under_a_mount_is_an_error_and_never_used_again(nodes: Cal
     with pytest.raises(OSError, match="Input/output error"):
         (two.host / "data").read_bytes()
     result = two.run(act)  # a restart on the same node
-    assert (result.outcome, two.runs) == (Outcome.RAN, 1)
+    assert (result.outcome, two.runs) == (Outcome.RAN_AND_PUBLISHED, 1)
     assert "quarantined on this node" in result.reason
-    assert len((two.host / "data").read_bytes()) == 3_000_000
+    three = nodes("three")
+    assert three.run(act).reason == "hit"
+    assert (three.host / "data").read_bytes() == (two.host / "data").read_bytes()
+
+
+def test_damage_that_a_new_snapshot_needs_too_is_replaced(nodes: Callable[[str], Node]) -> None:
+    """The command makes the same again, to the nanosecond, so the new snapshot has the objects of the old one."""
+    one, two = nodes("one"), nodes("two")
+    content = os.urandom(3_000_000)
+
+    def act(host: Path) -> None:
+        host.mkdir(parents=True, exist_ok=True)
+        (host / "data").write_bytes(content)
+        for path in (host / "data", host):
+            os.utime(path, ns=(1, 1_600_000_000_000_000_000))
+
+    one.run(act)
+    for blob in (path for path in (one.store / "blobs").rglob("*") if path.is_file()):
+        data = bytearray(blob.read_bytes())
+        data[len(data) // 2] ^= 1
+        blob.write_bytes(bytes(data))
+    assert two.run(act, restore="unpack").outcome is Outcome.RAN_AND_PUBLISHED
+    three = nodes("three")
+    assert three.run(act).reason == "hit"
+    assert (three.host / "data").read_bytes() == content
 
 
 def test_a_dead_block_server_is_not_in_place(nodes: Callable[[str], Node]) -> None:
@@ -548,6 +576,58 @@ def test_verify_finds_a_flipped_bit(nodes: Callable[[str], Node]) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_removing_snapshots(nodes: Callable[[str], Node]) -> None:
+    node = nodes("one")
+    first, second = (node.run(fill_plain, salt=salt).key for salt in ("1", "2"))
+    assert len(list(node.store.glob("env/lists/*"))) == 2
+    removed = cli(node, "rm", first[:10]).stdout
+    assert removed == f"removed snapshot {first[:12]}\n"
+    left = [path.name for path in (node.store / "env").rglob("*") if path.is_file()]
+    assert len(left) == 3
+    assert not [name for name in left if first in name]
+    assert (node.host / "pkg" / "data").exists(), "what is mounted goes on"
+    assert "no snapshot" in cli(node, "rm", first[:10], check=False).stderr
+    assert cli(node, "gc", "--age", "1h").stdout == ""
+    (name,) = node.store.glob("env/snapshots/*/*.json")
+    found = manifest.decode(name.read_bytes(), f"{second}/{name.stem}")
+    name.write_bytes(msgspec.structs.replace(found, created=found.created - 7200).encode())
+    assert cli(node, "gc", "--age", "1h", "--dry-run").stdout == f"would remove snapshot {second[:12]}\n"
+    assert cli(node, "gc", "--age", "1h").stdout == f"removed snapshot {second[:12]}\n"
+    assert not list(node.store.glob("env/snapshots/*/*.json"))
+    node.release()
+    node.run(fill_plain, salt="1")
+    (name,) = node.store.glob("env/snapshots/*/*.json")
+    name.write_bytes(b"damaged")
+    cli(node, "rm", first)
+    assert node.run(fill_plain, salt="2").outcome is Outcome.RAN_AND_PUBLISHED
+
+
+def test_a_snapshot_that_verifies_is_used_again(nodes: Callable[[str], Node]) -> None:
+    one, two = nodes("one"), nodes("two")
+    key = one.run(fill_plain).key
+    found = snapshots.load(FolderStore(one.store), key)
+    cache = Path(two.config.cache_dir)
+    quarantine.put(cache, quarantine.mark_of(found), "its node had a bad disk")
+    cli(two, "verify", key)
+    assert quarantine.reason(cache, quarantine.mark_of(found)) == ""
+    assert two.run(fill_plain).reason == "hit"
+
+
+def test_gc_removes_what_a_killed_run_left(nodes: Callable[[str], Node], other: Callable[..., Other]) -> None:
+    one = nodes("one")
+    job = other(prefix=("unshare", "-m", "--propagation", "private"))
+    (area,) = Path(one.config.cache_dir, "env").iterdir()
+    os.utime(area / "boot", (0, 0))
+    cli(one, "gc")
+    assert area.exists()
+    job.process.kill()
+    job.process.wait(60)
+    until = time.monotonic() + 20
+    while area.exists() and time.monotonic() < until:
+        cli(one, "gc")
+    assert not area.exists()
+
+
 @pytest.fixture(autouse=True)
 def quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="bootseer")
@@ -723,3 +803,244 @@ def test_a_freeze_that_fails_keeps_the_job_going(
     assert node.host.stat().st_mode & 0o777 == 0o711
     assert mounts.is_mounted(node.host) is not worse
     assert len(overlay.groups(Path(node.config.state_dir))) == (0 if worse else 1)
+
+
+def test_folders_as_deep_as_a_job_likes_go_with_the_overlay(nodes: Callable[[str], Node]) -> None:
+    node = nodes("one")
+    node.run(fill_plain)
+    fd = os.open(node.host, os.O_RDONLY)
+    for _ in range(2500):  # deeper than Python recurses, and than a path may be long
+        os.mkdir("d", dir_fd=fd)
+        inner = os.open("d", os.O_RDONLY, dir_fd=fd)
+        os.close(fd)
+        fd = inner
+    os.close(fd)
+    try:
+        result = node.run(fill_plain)
+        assert (result.reason, node.runs) == ("hit", 1)
+        assert sorted(path.name for path in node.host.iterdir()) == ["pkg"]
+        for mount in result.mounts:
+            mount.unmount()
+        assert not mounts.is_mounted(node.host)
+        assert list(Path(node.config.cache_dir, "env").iterdir()) == []
+    finally:  # pytest could not
+        subprocess.run(["rm", "-rf", Path(node.config.cache_dir, "env")], check=True)
+
+
+# -- other processes: what they use is shared or left alone ----------------------------------------------------------
+
+OTHER = """
+import sys
+sys.path.insert(0, {folder!r})
+from pathlib import Path
+from test_env_mount import Node, fill_plain
+node = Node(Path({root!r}), "one", Path({root!r}) / "store")
+result = node.run(fill_plain, salt={salt!r})
+(node.host / "pkg" / "data").write_bytes(b"the job's")
+print(result.outcome.value, flush=True)
+for line in sys.stdin:
+    if line == "read\\n":
+        print((node.host / "pkg" / "data").read_bytes().decode(), flush=True)
+    else:
+        for mount in result.mounts:
+            mount.unmount()
+        print("unmounted", flush=True)
+"""
+
+
+class Other:
+    """Another process that set up the target of node ``one``, wrote to it and goes on; it has no file open there."""
+
+    def __init__(self, root: Path, salt: str = "", prefix: tuple[str, ...] = ()) -> None:
+        code = OTHER.format(folder=str(Path(__file__).parent), root=str(root), salt=salt)
+        self.process = subprocess.Popen(
+            [*prefix, sys.executable, "-c", code], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        self.outcome = self._line()
+
+    def _line(self) -> str:
+        assert self.process.stdout
+        return self.process.stdout.readline().strip()
+
+    def ask(self, what: str) -> str:
+        assert self.process.stdin
+        self.process.stdin.write(what + "\n")
+        self.process.stdin.flush()
+        return self._line()
+
+    def end(self) -> None:
+        assert self.process.stdin
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+        self.process.wait(60)
+        assert self.process.stdout
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[Callable[..., Other]]:
+    made: list[Other] = []
+
+    def start(**how: object) -> Other:
+        made.append(Other(tmp_path, **how))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield start
+    for item in made:
+        item.end()
+
+
+@pytest.fixture
+def one(nodes: Callable[[str], Node]) -> Node:
+    return nodes("one")
+
+
+def test_another_environment_never_replaces_one_in_use(
+    one: Node, other: Callable[..., Other], caplog: pytest.LogCaptureFixture
+) -> None:
+    job = other()
+    assert job.outcome == "ran-and-published"
+    with pytest.raises(NotWritableError, match=f"process {job.process.pid} .* uses the environment"):
+        one.run(fill_plain, salt="other")
+    assert (job.ask("read"), one.runs) == ("the job's", 0)
+    job.end()
+    assert one.run(fill_plain, salt="other").outcome is Outcome.RAN_AND_PUBLISHED
+    assert "with what was written to it" in caplog.text
+
+
+def test_a_rank_shares_what_another_uses_and_the_last_one_takes_it_down(
+    one: Node, other: Callable[..., Other], caplog: pytest.LogCaptureFixture
+) -> None:
+    job = other()
+    result = one.run(fill_plain)
+    assert (result.outcome, result.reason) == (Outcome.RESTORED_MOUNT, "already in place on this node")
+    assert "was changed since" in caplog.text
+    assert (one.host / "pkg" / "data").read_bytes() == b"the job's"
+    assert job.ask("unmount") == "unmounted"
+    assert (one.host / "pkg" / "data").read_bytes() == b"the job's"
+    job.end()
+    (group,) = result.mounts
+    group.unmount()
+    assert not mounts.is_mounted(one.host)
+    assert not list(Path(one.config.cache_dir, "env").iterdir())
+
+
+def test_who_has_files_open_is_left_alone(one: Node) -> None:
+    one.run(fill_plain)
+    with open(one.host / "pkg" / "data", "rb") as file:
+        with pytest.raises(NotWritableError, match="files open in"):
+            one.run(fill_plain, salt="other")
+        assert mounts.is_mounted(one.host)
+        assert len(file.read()) == 100_000
+        assert one.run(fill_plain).reason == "already in place on this node"
+    assert one.run(fill_plain, salt="other").outcome is Outcome.RAN_AND_PUBLISHED
+
+
+def test_two_pods_with_the_same_folders_leave_each_other_alone(one: Node, other: Callable[..., Other]) -> None:
+    job = other(prefix=("unshare", "-m", "--propagation", "private"))
+    (area,) = Path(one.config.cache_dir, "env").iterdir()
+    for salt in ("", "other", ""):
+        one.run(fill_plain, salt=salt)
+        assert len((one.host / "pkg" / "data").read_bytes()) == 100_000
+        assert area.exists()
+        assert job.ask("read") == "the job's"
+    cli(one, "release", "--all")
+    assert not mounts.is_mounted(one.host)
+    assert job.ask("read") == "the job's"
+    assert [path.name for path in area.parent.iterdir()] == [area.name]
+
+
+def test_two_pods_may_restore_one_snapshot(
+    one: Node,
+    nodes: Callable[[str], Node],
+    other: Callable[..., Other],
+) -> None:
+    nodes("zero").run(fill_plain)
+    job = other(prefix=("unshare", "-m", "--propagation", "private"))
+    assert job.outcome == "restored-mount"
+    (area,) = Path(one.config.cache_dir, "env").iterdir()
+    for _ in range(2):
+        assert one.run(fill_plain).outcome is Outcome.RESTORED_MOUNT
+        assert (one.host / "pkg" / "data").read_bytes() == b"d" * 100_000
+        one.release()
+        assert [path.name for path in area.parent.iterdir()] == [area.name]
+        assert job.ask("read") == "the job's"
+    assert job.ask("unmount") == "unmounted"
+    assert not list(area.parent.iterdir())
+
+
+def test_what_a_pod_left_that_was_killed_is_removed_a_day_later(one: Node, other: Callable[..., Other]) -> None:
+    job = other(prefix=("unshare", "-m", "--propagation", "private"))
+    (area,) = Path(one.config.cache_dir, "env").iterdir()
+    os.utime(area / "boot", (0, 0))
+    overlay.sweep(one.config)
+    assert area.exists(), "its overlay lives"
+    job.process.kill()
+    job.process.wait(60)
+    until = time.monotonic() + 20
+    while area.exists() and time.monotonic() < until:  # the kernel may take a moment to end the namespace
+        overlay.sweep(one.config)
+    assert not area.exists()
+    assert not list(Path(one.config.state_dir, "env").glob("*.json"))
+
+
+def test_files_that_another_namespace_shows_are_kept(one: Node) -> None:
+    """As a container does that was given the target: its mounts are copies."""
+    result = one.run(fill_plain)
+    (area,) = Path(one.config.cache_dir, "env").iterdir()
+    script = f"echo; read line; cat {one.host}/pkg/data"
+    with subprocess.Popen(
+        ["unshare", "-m", "--propagation", "private", "sh", "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as container:
+        assert container.stdout
+        container.stdout.readline()
+        for mount in result.mounts:
+            mount.unmount()
+        assert not mounts.is_mounted(one.host)
+        assert area.exists()
+        assert container.communicate(b"\n", timeout=20)[0] == b"d" * 100_000
+    overlay.sweep(one.config)
+    assert not area.exists()
+
+
+def test_a_target_may_have_another_name(one: Node, tmp_path: Path) -> None:
+    one.run(fill_plain)
+    (tmp_path / "link").symlink_to(one.host)
+    other_name = (Target("/opt/env", str(tmp_path / "link")),)
+    with open(one.host / "pkg" / "data", "rb"), pytest.raises(NotWritableError, match="files open in"):
+        one.run(fill_plain, targets=other_name, salt="other")
+    cli(one, "release", "--target", str(tmp_path / "link"))
+    assert not mounts.is_mounted(one.host)
+
+
+def test_the_script_that_ran_it_uses_it(one: Node) -> None:
+    one.host.parent.mkdir(parents=True)
+    run = f"{sys.executable} -m bootseer.cli.main env run --target {one.host}"
+    environ = {
+        "PATH": os.environ["PATH"],
+        "BOOTSEER_CACHE_DIR": one.config.cache_dir,
+        "BOOTSEER_STATE_DIR": one.config.state_dir,
+        "BOOTSEER_STORE": str(one.store),
+    }
+    script = f"{run} -- sh -c 'echo 1 > {one.host}/made'; echo ready; read line; cat {one.host}/made"
+    with subprocess.Popen(
+        ["sh", "-c", script], env=environ, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as job:
+        assert job.stdout
+        assert job.stdout.readline() == "ready\n"
+        done = cli(one, "run", "--target", str(one.host), "--", "true", check=False)
+        assert done.returncode == 73
+        assert f"process {job.pid} (sh) uses" in done.stderr
+        done = cli(one, "release", "--all", check=False)
+        assert done.returncode == 73
+        assert "still in use" in done.stderr
+        assert job.communicate("\n", timeout=20)[0] == "1\n"
+    assert "released" in cli(one, "release", "--all").stdout
+
+
+def test_release_by_force(one: Node, other: Callable[..., Other]) -> None:
+    other()
+    cli(one, "release", "--target", str(one.host), "--force")
+    assert not mounts.is_mounted(one.host)

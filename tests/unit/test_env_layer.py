@@ -38,6 +38,10 @@ def listing(root: Path) -> dict[str, tuple[object, ...]]:
     return out
 
 
+def _undo(tmp_path: Path) -> _Undo:
+    return _Undo(Path(tempfile.mkdtemp(dir=tmp_path)))
+
+
 def base(root: Path) -> None:
     (root / "lib" / "old-1.dist-info").mkdir(parents=True)
     (root / "lib" / "old-1.dist-info" / "RECORD").write_text("old")
@@ -91,7 +95,7 @@ def test_a_difference_makes_another_base_equal(tmp_path: Path) -> None:
     assert paths["0/turns"] == "f"
     assert "0/turns/deep" not in paths
     verify_stage(layers, entries)
-    _place(layers, entries, two, _Undo(tmp_path / "undo"))
+    _place(layers, entries, two, _undo(tmp_path))
     assert listing(two) == listing(one)
     assert os.lstat(two / "lib" / "edited.py").st_ino != inode
 
@@ -108,7 +112,7 @@ def test_a_difference_comes_from_another_file_system(tmp_path: Path) -> None:
         layers = capture(one, Path(work, "work"), act)
         entries = read_layer(layers, 1).entries
         verify_stage(layers, entries)
-        _place(layers, entries, two, _Undo(tmp_path / "undo"))
+        _place(layers, entries, two, _undo(tmp_path))
     assert listing(two) == listing(one)
 
 
@@ -121,7 +125,7 @@ def test_restoring_twice_changes_nothing(tmp_path: Path) -> None:
     entries = read_layer(layers, 1).entries
     for stage in (layers, tmp_path / "again"):
         verify_stage(stage, entries)
-        _place(stage, entries, two, _Undo(tmp_path / "undo"))
+        _place(stage, entries, two, _undo(tmp_path))
         assert listing(two) == listing(one)
 
 
@@ -131,9 +135,7 @@ def test_never_writes_through_a_hard_link(tmp_path: Path) -> None:
         base(root)
     os.link(two / "lib" / "edited.py", cache)
     layers = capture(one, tmp_path / "work", change)
-    _place(
-        layers, [entry for entry in read_layer(layers, 1).entries if entry.kind != "w"], two, _Undo(tmp_path / "undo")
-    )
+    _place(layers, [entry for entry in read_layer(layers, 1).entries if entry.kind != "w"], two, _undo(tmp_path))
     assert (two / "lib" / "edited.py").read_text() == "after"
     assert cache.read_text() == "before"
 
@@ -145,7 +147,7 @@ def test_never_writes_through_a_symbolic_link(tmp_path: Path) -> None:
         folder.mkdir()
     (two / "lib").symlink_to(outside)
     layers = capture(one, tmp_path / "work", lambda root: shutil.copytree(tmp_path / "some", root / "lib"))
-    _place(layers, read_layer(layers, 1).entries, two, _Undo(tmp_path / "undo"))
+    _place(layers, read_layer(layers, 1).entries, two, _undo(tmp_path))
     assert list(outside.iterdir()) == []
     assert not (two / "lib").is_symlink()
 
@@ -278,7 +280,7 @@ def test_placing_that_fails_midway_is_taken_back(tmp_path: Path, monkeypatch: py
 
         subprocess.run(["cp", "-a", str(layers), str(stage)], check=True)
         monkeypatch.setattr(unpacking, "_move", move)
-        undo = _Undo(tmp_path / f"undo{stop}")
+        undo = _undo(tmp_path)
         try:
             _place(stage, entries, two, undo)
         except OSError:
@@ -289,3 +291,40 @@ def test_placing_that_fails_midway_is_taken_back(tmp_path: Path, monkeypatch: py
         after = listing(two)
         assert {path: row[-2] for path, row in after.items()} == {path: row[-2] for path, row in before.items()}
     assert failed > 3
+
+
+@pytest.mark.root
+def test_a_restore_that_was_killed_anywhere_is_taken_back_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    for root in (one, two):
+        base(root)
+        os.chown(root / "lib", 7, 8)
+    before = listing(two)
+    layers = capture(one, tmp_path / "work", change)
+    entries = read_layer(layers, 1).entries
+    stop = visits = 0
+
+    def point(name: str) -> None:
+        nonlocal visits
+        visits += 1
+        if name == "env.unpack.noted" and visits == stop:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(unpacking.faults, "point", point)
+    while stop <= visits:
+        stop, visits = stop + 1, 0
+        stage, undo = tmp_path / f"stage{stop}", _undo(tmp_path)
+        subprocess.run(["cp", "-a", str(layers), str(stage)], check=True)
+        try:
+            _place(stage, entries, two, undo)
+        except KeyboardInterrupt:
+            with open(undo.folder / "journal", "ab") as file:
+                file.write(b'["' + os.fsencode(two))  # and the next line was not written to its end
+        undo = _Undo(undo.folder)  # as the next process has it
+        undo.roll_back()
+        assert listing(two) == before
+        undo.roll_back()
+        assert listing(two) == before
+    assert stop > 6

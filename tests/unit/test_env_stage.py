@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
@@ -11,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -20,8 +20,8 @@ from bootseer import env
 from bootseer.config import Config
 from bootseer.env import EnvResult, EnvSpec, Outcome, Target, inventory, lease, manifest
 from bootseer.env.manifest import SnapshotManifest
-from bootseer.errors import ConfigError, UnavailableError
-from bootseer.store import open_store
+from bootseer.env.unpack import _beside, recover
+from bootseer.errors import ConfigError, NotWritableError, UnavailableError
 from bootseer.store.folder import FolderStore
 
 
@@ -118,7 +118,7 @@ def test_a_failing_command_keeps_its_exit_code_and_publishes_nothing(site: Site)
     assert (result.outcome, result.exit_code) == (Outcome.RAN, 7)
     assert "failed with exit code 7" in result.reason
     assert not list(site.store.glob("env/snapshots/*/*.json"))
-    assert not list(site.store.glob("env/leases/*"))
+    assert not list(site.store.glob("env/leases/*/0"))
     assert (site.host("a") / "pkg" / "data").exists()
     assert site.run("a").outcome is Outcome.RAN_AND_PUBLISHED
 
@@ -321,12 +321,13 @@ def test_a_flipped_bit_is_seen_and_the_command_runs(site: Site, part: str, caplo
             data[len(data) // 2] ^= 4
             path.write_bytes(bytes(data))
     result = site.run("b")
-    assert (result.outcome, result.exit_code) == (Outcome.RAN, 0)
-    assert "damaged" in result.reason
+    assert (result.outcome, result.exit_code) == (Outcome.RAN_AND_PUBLISHED, 0)
+    assert "quarantined on this node" in result.reason
     assert files(site.host("b")) == files(site.host("a"))
+    for node in "bac":  # it has replaced the damaged one, also for who has not met that
+        assert site.run(node).outcome is Outcome.RESTORED_UNPACK
+        assert files(site.host(node)) == files(site.host("a"))
     assert site.runs == ["a", "b"]
-    again = site.run("b")
-    assert "quarantined on this node" in again.reason
 
 
 def test_a_missing_tree_is_no_disaster(site: Site) -> None:
@@ -334,7 +335,8 @@ def test_a_missing_tree_is_no_disaster(site: Site) -> None:
     for path in (site.store / "trees").iterdir():
         path.unlink()
     result = site.run("b")
-    assert (result.outcome, result.exit_code) == (Outcome.RAN, 0)
+    assert (result.outcome, result.exit_code) == (Outcome.RAN_AND_PUBLISHED, 0)
+    assert site.run("c").outcome is Outcome.RESTORED_UNPACK
 
 
 def test_a_hostile_inventory_is_refused_before_the_first_write(site: Site) -> None:
@@ -347,7 +349,7 @@ def test_a_hostile_inventory_is_refused_before_the_first_write(site: Site) -> No
     store.put(manifest.inventory_key(inventory.digest(data)), data)
     site.manifest_file().write_bytes(msgspec.structs.replace(found, inventory=inventory.digest(data)).encode())
     result = site.run("b")
-    assert result.outcome is Outcome.RAN
+    assert result.outcome is Outcome.RAN_AND_PUBLISHED  # in place of the bad one
     assert "not a plain relative path" in result.reason
     assert not (site.root / "evil").exists()
     assert not (site.root / "b" / "evil").exists()
@@ -361,12 +363,16 @@ from pathlib import Path
 sys.path.insert(0, {folder!r})
 import test_env_stage as t
 site = t.Site(Path({root!r}))
-print(site.run({node!r}).outcome.value)
+(site.root / "up-{node}").touch()
+while len(list(site.root.glob("up-*"))) < {together}:
+    t.time.sleep(0.01)
+print(site.run("{node}").outcome.value)
 """
 
 
-def child(site: Site, node: str, **environ: str) -> subprocess.Popen[str]:
-    code = CHILD.format(folder=str(Path(__file__).parent), root=str(site.root), node=node)
+def child(site: Site, node: str, together: int = 0, **environ: str) -> subprocess.Popen[str]:
+    """``together``: so many begin when all of them are there."""
+    code = CHILD.format(folder=str(Path(__file__).parent), root=str(site.root), node=node, together=together)
     return subprocess.Popen(
         [sys.executable, "-c", code],
         env={**os.environ, **environ},
@@ -395,7 +401,10 @@ POINTS = [
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_a_killed_publisher_leaves_a_full_snapshot_or_none(site: Site, point: str) -> None:
+def test_a_killed_publisher_leaves_a_full_snapshot_or_none(
+    site: Site, point: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "DEAD", 0.5)
     assert finish(child(site, "a", BOOTSEER_FAULTS=f"{point}=kill"))[0] == -signal.SIGKILL
     whole = bool(list(site.store.glob("env/snapshots/*/*.json")))
     assert whole == (point == "env.publish.after-manifest")
@@ -405,12 +414,63 @@ def test_a_killed_publisher_leaves_a_full_snapshot_or_none(site: Site, point: st
     assert len(files(site.host("c"))) >= 2
 
 
+@pytest.mark.parametrize("point", ["noted=kill@1", "noted=kill@3", "before-place=kill", "placed=kill"])
+@pytest.mark.parametrize("store", ["there", "gone"])
+def test_a_killed_restore_is_mended_by_the_next_start(
+    site: Site, point: str, store: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    site.run("a")
+    host = site.host("b")
+    (host / "pkg").mkdir(parents=True)
+    (host / "pkg" / "data").write_text("of the image")
+    host.chmod(0o711)
+    assert finish(child(site, "b", BOOTSEER_FAULTS=f"env.unpack.{point}"))[0] == -signal.SIGKILL
+    seen: list[object] = []
+
+    def runner() -> int:
+        seen.append((files(host), host.stat().st_mode & 0o777))
+        return 0
+
+    url = str(site.store) if store == "there" else "s3-nothing://bucket"
+    result = env.run(site.spec("b"), runner, store_url=url, config=site.config("b"))
+    if store == "gone":  # the command finds what was there before
+        assert seen == [({"pkg/data": b"of the image"}, 0o711)]
+    else:
+        assert result.outcome is Outcome.RESTORED_UNPACK
+        assert files(host) == files(site.host("a"))
+    assert "was killed" in caplog.text
+    assert sorted(path.name for path in host.parent.iterdir()) in (["state", "target"], ["cache", "state", "target"])
+
+
+def test_a_restore_that_still_runs_is_not_taken_back(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    """Of another node, into a target on a shared file system: it has another state folder, so no lock is in the way."""
+    site.run("a")
+    other = child(site, "b", BOOTSEER_FAULTS="env.unpack.placed=stop")
+    until = time.monotonic() + 60
+    while not (site.host("b") / "link").is_symlink() and time.monotonic() < until:
+        time.sleep(0.02)
+    recover(site.host("b"))
+    assert files(site.host("b")) == files(site.host("a"))
+    other.send_signal(signal.SIGCONT)
+    assert finish(other) == (0, "restored-unpack")
+
+
+@pytest.mark.root
+def test_what_another_user_left_beside_the_target_is_not_believed(site: Site) -> None:
+    site.run("a")
+    folder = _beside(site.host("b"))[0]
+    folder.mkdir()
+    (folder / (_beside(site.host("b"))[1] + "x")).mkdir()
+    os.chown(folder / (_beside(site.host("b"))[1] + "x"), 1234, 1234)
+    result = site.run("b")
+    assert (result.outcome, site.runs) == (Outcome.RAN, ["a", "b"])
+    assert "is of another user's restore" in result.reason
+
+
 def test_of_two_publishers_the_first_wins(site: Site) -> None:
     slow = child(site, "a", BOOTSEER_FAULTS="env.publish.before-manifest=sleep:2")
-    until = time.monotonic() + 20
-    while not list(site.store.glob("env/leases/*")) and time.monotonic() < until:
-        time.sleep(0.02)
-    fast = site.run("b")
+    await_lease(site)
+    fast = site.run("b", wait=0.0)
     assert fast.outcome is Outcome.RAN_AND_PUBLISHED, fast.reason
     before = site.manifest_file().read_bytes()
     assert finish(slow) == (0, "ran")
@@ -418,11 +478,10 @@ def test_of_two_publishers_the_first_wins(site: Site) -> None:
     assert site.run("c").outcome is Outcome.RESTORED_UNPACK
 
 
-def test_many_publishers_at_once(site: Site) -> None:
-    outcomes = [finish(process) for process in [child(site, f"n{number}") for number in range(4)]]
-    assert {code for code, _ in outcomes} == {0}
-    assert sum(text == "ran-and-published" for _, text in outcomes) == 1
-    assert site.run("z").outcome is Outcome.RESTORED_UNPACK
+def await_lease(site: Site) -> None:
+    until = time.monotonic() + 60
+    while not list(site.store.glob("env/leases/*/0")) and time.monotonic() < until:
+        time.sleep(0.02)
 
 
 def test_ranks_of_one_node_share_one_run(site: Site) -> None:
@@ -434,43 +493,140 @@ def test_ranks_of_one_node_share_one_run(site: Site) -> None:
 # -- leases ---------------------------------------------------------------------------------------------------------
 
 
-def test_waiting_for_the_node_that_runs(site: Site) -> None:
-    started = threading.Event()
+def test_sixteen_nodes_that_start_together_run_the_command_once(site: Site) -> None:
+    processes = [child(site, f"n{number}", together=16) for number in range(16)]
+    outcomes = sorted(finish(process) for process in processes)
+    assert outcomes == [(0, "ran-and-published")] + [(0, "restored-unpack")] * 15
+    assert not list(site.store.glob("env/leases/*/*"))
+    for number in range(16):
+        assert len(files(site.host(f"n{number}"))) >= 2
+
+
+def test_of_nodes_that_meet_a_damaged_snapshot_together_one_replaces_it(site: Site) -> None:
+    site.run("x")
+    for path in (site.store / "env/lists").iterdir():
+        path.write_bytes(b"damaged")
+    outcomes = sorted(finish(process) for process in [child(site, f"n{number}", together=6) for number in range(6)])
+    assert outcomes == [(0, "ran-and-published")] + [(0, "restored-unpack")] * 5
+
+
+def test_waiting_for_the_node_that_runs(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    started, go_on = threading.Event(), threading.Event()
     results: dict[str, EnvResult] = {}
 
     def slow() -> int:
         started.set()
-        time.sleep(1.0)
+        assert go_on.wait(60)
         return site.command("a")()
 
-    def first() -> None:
-        results["a"] = env.run(site.spec("a"), slow, store_url=str(site.store), config=site.config("a"))
+    def start(node: str, runner: Callable[[], int]) -> threading.Thread:
+        def go() -> None:
+            results[node] = env.run(site.spec(node), runner, store_url=str(site.store), config=site.config(node))
 
-    thread = threading.Thread(target=first)
-    thread.start()
-    assert started.wait(20)
-    waited = site.run("b", wait=30.0)
-    thread.join(30)
+        thread = threading.Thread(target=go)
+        thread.start()
+        return thread
+
+    threads = [start("a", slow)]
+    assert started.wait(60)
+    threads.append(start("b", site.command("b")))
+    until = time.monotonic() + 60
+    while "waiting for" not in caplog.text and time.monotonic() < until:
+        time.sleep(0.02)
+    go_on.set()
+    for thread in threads:
+        thread.join(60)
     assert results["a"].outcome is Outcome.RAN_AND_PUBLISHED
-    assert waited.outcome is Outcome.RESTORED_UNPACK
+    assert results["b"].outcome is Outcome.RESTORED_UNPACK
+    assert "wait" in results["b"].timings
     assert site.runs == ["a"]
-    assert not list(site.store.glob("env/leases/*"))
 
 
-def test_waits_are_bounded_and_stale_leases_count_for_nothing(site: Site) -> None:
-    store = open_store(str(site.store))
-    key = site.run("x", code=1).key
-    store.put(lease.lease_key(key), json.dumps({"node": "dead", "expires": time.time() + 600}).encode())
-    began = time.monotonic()
-    assert site.run("a", wait=0.5, code=1).outcome is Outcome.RAN
-    assert 0.5 <= time.monotonic() - began < 10
-    store.put(lease.lease_key(key), json.dumps({"node": "dead", "expires": time.time() - 1}).encode(), overwrite=True)
-    began = time.monotonic()
-    assert site.run("b", wait=30.0).outcome is Outcome.RAN_AND_PUBLISHED
-    assert time.monotonic() - began < 10
-    for junk in (b"", b"[]", b'{"node": 1}', json.dumps({"node": "x", "expires": time.time() + 10**9}).encode()):
-        store.put(lease.lease_key(key), junk, overwrite=True)
-        assert lease.current(store, key) is None
+@pytest.mark.parametrize("point", ["env.publish.before-build", "env.publish.after-manifest"])
+def test_a_leader_that_dies_is_replaced_by_one_other(site: Site, point: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "DEAD", 5.0)
+    monkeypatch.setattr(lease, "RENEWAL", 0.2)
+    died = child(site, "a", BOOTSEER_FAULTS=f"{point}=kill")
+    await_lease(site)
+    with ThreadPoolExecutor(6) as pool:
+        results = list(pool.map(site.run, "bcdefg"))
+    assert finish(died)[0] == -signal.SIGKILL
+    outcomes = sorted(result.outcome.value for result in results)
+    if point == "env.publish.after-manifest":
+        assert outcomes == ["restored-unpack"] * 6
+        assert site.runs == []
+    else:
+        assert outcomes == ["ran-and-published"] + ["restored-unpack"] * 5
+        assert len(site.runs) == 1
+        assert not list(site.store.glob("env/leases/*/*"))
+
+
+def test_what_a_dead_node_left_long_ago_is_not_watched(site: Site) -> None:
+    assert finish(child(site, "a", BOOTSEER_FAULTS="env.publish.before-build=kill"))[0] == -signal.SIGKILL
+    (left,) = site.store.glob("env/leases/*/0")
+    old = msgspec.json.decode(left.read_bytes(), type=lease.Lease)
+    for data in (msgspec.json.encode(msgspec.structs.replace(old, written=old.written - 3600.0)), b"", b"[]"):
+        left.write_bytes(data)
+        result = site.run("b", code=1)
+        assert result.timings["wait"] < lease.DEAD / 2
+        left.parent.mkdir(exist_ok=True)
+    assert site.runs == ["b"] * 3
+
+
+@pytest.mark.parametrize("trouble", ["exit code", "secret"])
+def test_when_the_leader_failed_the_others_run_at_once(
+    site: Site, trouble: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    waiting = threading.Barrier(4)
+
+    def runner(node: str) -> Callable[[], int]:
+        def run() -> int:
+            if trouble == "secret":
+                site.host(node).mkdir(parents=True, exist_ok=True)
+                (site.host(node) / ".netrc").write_text("machine x login y password z\n")
+            if not site.runs:
+                site.runs.append(node)
+                until = time.monotonic() + 60
+                while caplog.text.count("waiting for") < 4 and time.monotonic() < until:
+                    time.sleep(0.02)
+            else:
+                site.runs.append(node)
+                waiting.wait(60)  # only when all four run at the same time
+            return 3 if trouble == "exit code" else 0
+
+        return run
+
+    def start(node: str) -> EnvResult:
+        return env.run(site.spec(node), runner(node), store_url=str(site.store), config=site.config(node))
+
+    with ThreadPoolExecutor(5) as pool:
+        first = pool.submit(start, "a")
+        await_lease(site)
+        others = [pool.submit(start, node) for node in "bcde"]
+        results = [first.result(120), *(other.result(120) for other in others)]
+    assert {result.outcome for result in results} == {Outcome.RAN}
+    assert sorted(site.runs) == list("abcde")
+
+
+def test_waits_are_bounded(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    slow = child(site, "a", BOOTSEER_FAULTS="env.publish.before-manifest=stop")
+    await_lease(site)
+    assert site.run("b", wait=0.5).outcome is Outcome.RAN_AND_PUBLISHED
+    assert "waiting no longer" in caplog.text
+    slow.kill()
+    finish(slow)
+
+
+def test_a_store_that_takes_no_leases_never_stops_the_start(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(self: object, key: str, data: bytes, *, overwrite: bool = False) -> bool:
+        raise NotWritableError("read-only")
+
+    monkeypatch.setattr(FolderStore, "put", refuse)
+    result = site.run("a")
+    assert (result.outcome, result.exit_code) == (Outcome.RAN, 0)
+    assert "cannot agree with other nodes" in caplog.text
 
 
 def test_all_waits_on_a_held_target_end(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,9 @@ app = typer.Typer(
     no_args_is_help=True, help="Run a set-up command once per distinct input, restore its result elsewhere"
 )
 
+_RELEASE_SECONDS = 60.0
+"""How long a release waits for an `env run` on the same target."""
+
 Targets = Annotated[list[str], typer.Option("--target", help="Directory the command fills (repeatable)")]
 KeyFiles = Annotated[list[str], typer.Option("--key-file", help="File whose content decides the result")]
 KeyEnv = Annotated[list[str], typer.Option("--key-env", help="Variable whose value decides the result")]
@@ -28,6 +31,7 @@ Restore = Annotated[str, typer.Option(help="auto, mount or unpack")]
 Python = Annotated[str, typer.Option(help="Interpreter the environment is for; else python3 on PATH")]
 Command = Annotated[list[str], typer.Argument(metavar="CMD...", help="The command, after all options")]
 Key = Annotated[str, typer.Argument(help="Key, or its first digits")]
+Keys = Annotated[list[str], typer.Argument(metavar="KEY...", help="Keys, or their first digits")]
 
 
 @app.command(context_settings=COMMAND_LAST)
@@ -41,7 +45,7 @@ def run(
     store: StoreUrl = "",
     restore: Restore = "auto",
     python: Python = "",
-    wait: Annotated[float, typer.Option(help="Seconds to wait for another node that runs the command already")] = 0.0,
+    wait: Annotated[float, typer.Option(help="Most seconds to wait for another node that runs the command")] = 1800.0,
     snapshot: Annotated[bool, typer.Option("--snapshot/--no-snapshot", help="Use and make snapshots")] = True,
     as_json: AsJson = False,
 ) -> None:
@@ -106,16 +110,8 @@ def ls(store: StoreUrl = "", as_json: AsJson = False) -> None:
     import time
 
     from bootseer.env import snapshots
-    from bootseer.errors import BootseerError
 
-    found = []
-    shared = _store(store)
-    for name in snapshots.names(shared):
-        try:
-            found.append(snapshots.load(shared, name))
-        except BootseerError as exc:
-            typer.echo(f"bootseer: {exc}", err=True)
-    found.sort(key=lambda item: -item.created)
+    found = snapshots.everything(_store(store))
     if as_json:
         print_json([_brief(item) for item in found])
         return
@@ -174,13 +170,14 @@ def diff(first: Key, second: Key, store: StoreUrl = "", as_json: AsJson = False)
 
 @app.command()
 def verify(key: Key, store: StoreUrl = "", as_json: AsJson = False) -> None:
-    """Fetch a whole snapshot and check every block and every file of it. Exit code 65 when it is damaged."""
+    """Fetch a whole snapshot and check every block and every file of it. Exit code 65 when it is damaged; a good one
+    is used on this node again, if it was not."""
     import tempfile
     from pathlib import Path
 
     from rich.console import Console
 
-    from bootseer.env import snapshots
+    from bootseer.env import quarantine, snapshots
 
     shared = _store(store)
     found = snapshots.load(shared, key)
@@ -189,6 +186,7 @@ def verify(key: Key, store: StoreUrl = "", as_json: AsJson = False) -> None:
     base.mkdir(parents=True, exist_ok=True)
     with Console(stderr=True).status(f"verifying {found.key[:12]}"), tempfile.TemporaryDirectory(dir=base) as work:
         count = snapshots.verify(shared, found, Path(work))
+    quarantine.lift(base, quarantine.mark_of(found))
     if as_json:
         print_json({"key": found.key, "entries": count, "size": found.size, "good": True})
     else:
@@ -196,30 +194,80 @@ def verify(key: Key, store: StoreUrl = "", as_json: AsJson = False) -> None:
 
 
 @app.command()
+def rm(keys: Keys, store: StoreUrl = "") -> None:
+    """Remove snapshots from the store: the next start runs the command. What is mounted goes on.
+
+    Blocks stay in the store, because images and other snapshots may have them in common.
+    """
+    from bootseer.env import snapshots
+
+    shared = _store(store)
+    for key in [snapshots.resolve(shared, key) for key in keys]:
+        snapshots.remove(shared, key)
+        typer.echo(f"removed snapshot {key[:12]}")
+
+
+@app.command()
+def gc(
+    age: Annotated[str, typer.Option(help="Remove snapshots from the store that are older, e.g. 30d")] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which snapshots would be removed")] = False,
+    store: StoreUrl = "",
+) -> None:
+    """Remove what killed runs and earlier boots left on this node; with --age also old snapshots, as env rm does."""
+    import time
+
+    from bootseer.env import overlay, parse_age, snapshots
+
+    limit = time.time() - parse_age(age) if age else 0.0
+    if not dry_run:
+        overlay.sweep(_place(store)[0])
+    if not age:
+        return
+    shared = _store(store)
+    for found in snapshots.everything(shared):
+        if found.created < limit:
+            if not dry_run:
+                snapshots.remove(shared, found.name)
+            typer.echo(f"{'would remove' if dry_run else 'removed'} snapshot {found.key[:12]}")
+
+
+@app.command()
 def release(
     target: Annotated[list[str], typer.Option("--target", help="Directory under an overlay of env run")] = [],  # noqa: B006
     everything: Annotated[bool, typer.Option("--all", help="Everything env run mounted on this node")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also what running processes use")] = False,
 ) -> None:
-    """Unmount what env run left on targets; what was in them before the first run shows again."""
+    """Unmount what env run left on targets; what was in them before the first run shows again.
+
+    What other processes use stays, with exit code 73.
+    """
     import os
     from pathlib import Path
 
-    from bootseer.env import overlay
-    from bootseer.errors import ConfigError, NotFoundError
+    from bootseer.env import lock, overlay
+    from bootseer.errors import ConfigError, NotFoundError, NotWritableError
 
     config, _ = _place("")
     state = Path(config.state_dir)
     if everything:
-        found = overlay.groups(state)[::-1]
+        found = overlay.groups(state, os.getppid())[::-1]
     elif target:
-        found = overlay.groups_on([Path(os.path.abspath(item)) for item in target], state)
+        found = overlay.groups_on([Path(os.path.abspath(item)) for item in target], state, os.getppid())
         if not found:
             raise NotFoundError(f"nothing of bootseer is mounted on {' '.join(target)}")
     else:
         raise ConfigError("no target given", hint="name one with --target, or use --all")
+    left = []
     for group in found:
-        group.unmount()
-        typer.echo(f"released {' '.join(str(item.host) for item in group.record.targets)}")
+        shown = " ".join(str(item.host) for item in group.record.targets)
+        with lock.locked(tuple(group.record.targets), state, wait=_RELEASE_SECONDS):
+            if not force and (who := group.in_use):
+                left.append(f"{shown} ({who})")
+                continue
+            group.take_down()
+        typer.echo(f"released {shown}")
+    if left:
+        raise NotWritableError(f"still in use: {', '.join(left)}", hint="end that, or release it with --force")
 
 
 def _spec(
@@ -250,6 +298,7 @@ def _spec(
         max_age=parse_age(max_age) if max_age else None,
         python=python,
         restore=restore,  # type: ignore[arg-type]
+        caller=os.getppid(),
         snapshot=snapshot,
         wait=wait,
     )

@@ -164,7 +164,7 @@ def run(
     from bootseer import image
     from bootseer.image import cdi
     from bootseer.image.mount import RUNS
-    from bootseer.image.owned import owned_folder
+    from bootseer.owned import owned_folder
 
     if os.geteuid() != 0:
         raise PrivilegeError(f"running {ref} needs root", hint="run with sudo")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 import tempfile
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from bootseer.env import overlay, scan
 from bootseer.env.layer import stage_layer
 from bootseer.env.spec import EnvSpec, Target
 from bootseer.errors import BootseerError
+from bootseer.kernel.removal import discard_tree
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class ScanCapture:
         return base
 
     def close(self) -> None:
-        shutil.rmtree(self.work, ignore_errors=True)
+        discard_tree(self.work)
 
 
 Capture = OverlayCapture | ScanCapture
@@ -70,15 +70,15 @@ def begin(spec: EnvSpec, key: str, config: Config) -> Capture:
     Raises `BootseerError` or `OSError` when neither is possible; nothing is left mounted then.
     """
     if spec.restore != "unpack" and may_mount(spec):
-        group = overlay.new_group(key, spec.targets, config)
+        group = overlay.new_group(key, spec.targets, config, caller=spec.caller)
         try:
             group.mount_targets()
             return OverlayCapture(group)
         except BootseerError as exc:
-            group.unmount()
+            group.take_down()
             log.warning("%s; capturing by a scan of the targets", exc)
         except BaseException:
-            group.unmount()
+            group.take_down()
             raise
     return ScanCapture(spec.targets, Path(config.cache_dir))
 

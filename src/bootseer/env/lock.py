@@ -14,8 +14,9 @@ from bootseer.env.spec import Target
 from bootseer.errors import UnavailableError, from_os_error
 from bootseer.private import private_folder
 
-WAIT_SECONDS = 1800.0
-"""Longer than set-up commands usually take: the ranks of a node that start together all want the first one's result."""
+WAIT_SECONDS = 3600.0
+"""Longer than a wait for another node and set-up commands usually take: the ranks of a node that start together all
+want the first one's result."""
 
 
 @contextlib.contextmanager
@@ -27,7 +28,7 @@ def locked(targets: tuple[Target, ...], state_dir: Path, *, wait: float = WAIT_S
     folder = private_folder(state_dir, sub="env/locks")
     until = time.monotonic() + wait
     with contextlib.ExitStack() as stack:
-        for host in sorted({str(target.host) for target in targets}):
+        for host in sorted({os.path.realpath(target.host) for target in targets}):
             path = folder / hashlib.sha256(os.fsencode(host)).hexdigest()[:24]
             try:
                 fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

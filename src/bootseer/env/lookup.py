@@ -32,13 +32,15 @@ _SLACK = 64 << 20
 
 
 class Lookup(msgspec.Struct, kw_only=True):
-    """``found`` is set on a hit, else ``reason`` says why there is none. ``replace``: a publication may overwrite."""
+    """``found`` is set on a hit, else ``reason`` says why there is none. ``absent``: the store has no snapshot of this
+    key and these inputs; ``replace``: it has one of no use to any node, which a publication may overwrite."""
 
     document: KeyDocument
     found: SnapshotManifest | None = None
     nearest: SnapshotManifest | None = None
     """Without a hit: the snapshot of this key that ``reason`` is about."""
     reason: str = ""
+    absent: bool = False
     replace: bool = False
     store: Store | None = None
 
@@ -62,14 +64,17 @@ def look(spec: EnvSpec, inputs: KeyDocument, store_url: str, config: Config, *, 
 
 def _choose(out: Lookup, spec: EnvSpec, config: Config, store: Store, *, unpacking: bool) -> None:
     digests = Digests(spec, config)
+    out.absent = True
     for found in _candidates(out, store):
         if found.inputs.unobserved and out.nearest:
             break  # others of this key, whose inputs are known, do not fit: this one need not either
         reason = digests.difference(found.inputs)
-        if not reason and not (reason := _failed_guard(spec, found, config, unpacking=unpacking)):
-            out.found, out.nearest, out.reason = found, None, ""
-            return
-        out.replace = out.replace or _expired(spec, found)
+        if not reason:
+            if not (reason := _failed_guard(spec, found, config, unpacking=unpacking)):
+                out.found, out.nearest, out.reason, out.absent = found, None, "", False
+                return
+            out.absent = False
+        out.replace = out.replace or _expired(spec, found) or bool(_quarantined(found, config))
         if out.nearest is None:
             out.nearest, out.reason = found, f"missed because {reason}"
     out.reason = out.reason or _explained(store, out.document)
@@ -99,7 +104,7 @@ def _failed_guard(spec: EnvSpec, found: SnapshotManifest, config: Config, *, unp
     if _expired(spec, found):
         age = age_text(time.time() - found.created)
         return f"the snapshot is {age} old, the maximum is {age_text(spec.max_age or 0)}"
-    if reason := quarantine.reason(Path(config.cache_dir), quarantine.mark_of(found)):
+    if reason := _quarantined(found, config):
         return f"the snapshot is quarantined on this node: {reason}"
     if found.document.targets != [target.path for target in spec.targets]:
         return "the snapshot was made for other paths"
@@ -117,6 +122,10 @@ def _failed_guard(spec: EnvSpec, found: SnapshotManifest, config: Config, *, unp
 
 def _expired(spec: EnvSpec, found: SnapshotManifest) -> bool:
     return spec.max_age is not None and time.time() - found.created > spec.max_age
+
+
+def _quarantined(found: SnapshotManifest, config: Config) -> str:
+    return quarantine.reason(Path(config.cache_dir), quarantine.mark_of(found))
 
 
 def _free(path: Path) -> int:

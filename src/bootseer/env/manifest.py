@@ -71,6 +71,10 @@ def index_prefix(document: KeyDocument) -> str:
     return f"env/index/{document.lineage}"
 
 
+def index_key(found: SnapshotManifest) -> str:
+    return f"{index_prefix(found.document)}/{found.created:012d}-{found.name.replace('/', '-')}"
+
+
 def decode(data: bytes, name: str) -> SnapshotManifest:
     """The manifest called ``name`` (see `manifest_key`).
 

@@ -2,7 +2,8 @@
 
 A group's record is ``<state_dir>/env/<id>.json``, written before the first mount. Its area ``<cache_dir>/env/<id>/``
 (disk, not memory) holds ``upper/<n>`` and ``work/<n>`` per target and the mount point ``tree`` of the snapshot.
-Both go away with `Group.unmount`; what an earlier boot left is removed by `sweep`.
+Both go away with `Group.unmount` when no other process uses the group any more; what cannot go then is removed by the
+`sweep` of a later run. Groups of other mount namespaces (of other pods, with the same folders) are left alone.
 """
 
 from __future__ import annotations
@@ -11,30 +12,41 @@ import contextlib
 import hashlib
 import logging
 import os
-import shutil
+import time
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from bootseer.blocks import tree
 from bootseer.config import Config
-from bootseer.env import quarantine, scan
+from bootseer.env import lock as locks
+from bootseer.env import quarantine, scan, users
 from bootseer.env.inputs import Observed
 from bootseer.env.manifest import SnapshotManifest
 from bootseer.env.publication import Publication
 from bootseer.env.spec import Target
-from bootseer.errors import BootseerError, from_os_error
+from bootseer.errors import BootseerError, NotWritableError, from_os_error
 from bootseer.kernel import mount as mounts
+from bootseer.kernel.removal import discard_tree
 from bootseer.private import private_folder, trusted
 
 log = logging.getLogger(__name__)
 
 # What the upper directory means must not depend on the kernel's build options: no entry that another overlay
 # cannot read by itself.
+_OPTIONS = "redirect_dir=off,metacopy=off,index=off"
 _JOIN_SECONDS = 20.0
 """How long `Group.unmount` waits for a cancelled publication, which still reads what is to be deleted."""
-_OPTIONS = "redirect_dir=off,metacopy=off,index=off"
+_LOCK_SECONDS = 60.0
+"""How long it waits for a stage that may just be joining the group."""
+_MAKING_SECONDS = 86400.0
+"""So old is an area of another mount namespace before one that is not mounted counts as left, not as being made."""
+
+
+class InUseError(NotWritableError):
+    """Another process uses what covers a target."""
 
 
 class GroupRecord(msgspec.Struct, kw_only=True):
@@ -45,6 +57,10 @@ class GroupRecord(msgspec.Struct, kw_only=True):
     targets: list[Target]
     area: str
     boot: str
+    namespace: str = ""
+    """The mount namespace that the overlays are in."""
+    users: list[str] = []
+    """Processes (`users.users`) that the group was handed to."""
     tree: str = ""
     """Digest of the snapshot's tree; empty when the command filled the overlay."""
     mark: str = ""
@@ -58,10 +74,13 @@ class GroupRecord(msgspec.Struct, kw_only=True):
 
 
 class Group:
-    """The overlays of one run. Not safe for two threads; two processes are kept apart by the lock of the stage."""
+    """The overlays of one run. Not safe for two threads; two processes are kept apart by the lock of the stage, which
+    the caller of all methods but `unmount` holds."""
 
-    def __init__(self, record: GroupRecord, state_dir: Path) -> None:
+    def __init__(self, record: GroupRecord, state_dir: Path, mine: list[str] | None = None) -> None:
         self.record = record
+        self.mine = users.users() if mine is None else mine
+        """The processes (`users.users`) that this one speaks for."""
         self.publication: Publication | None = None
         """Reads ``upper`` in this process."""
         self._state_dir = state_dir
@@ -80,9 +99,44 @@ class Group:
         return self.area / "tree"
 
     @property
+    def here(self) -> bool:
+        """Whether it is of this mount namespace. (A number that is used again does no harm: nothing is mounted.)"""
+        return self.record.namespace == mounts.namespace() and self.record.boot == boot_id()
+
+    @property
+    def mounted(self) -> list[Path]:
+        """The targets that show this group, here."""
+        return [target.host for target in self.record.targets if self._shown(target.host)] if self.here else []
+
+    def _shown(self, host: Path) -> bool:
+        entry = mounts.find(host)
+        return entry is not None and entry.source == self._source
+
+    @property
+    def _source(self) -> str:
+        return f"bootseer-env-{self.record.id}"
+
+    def _others(self) -> list[str]:
+        """The other processes that it was handed to and that still run. A result that never was is nobody's."""
+        return users.alive(set(self.record.users) - set(self.mine)) if self.record.marks else []
+
+    @property
+    def in_use(self) -> str:
+        """Who uses it beside `mine`, or empty: who it was handed to, or has a file or a working directory in it."""
+        if others := self._others():
+            return users.shown(others[0])
+        busy = next((host for host in self.mounted if mounts.in_use(host)), None)
+        return f"a process that has files open in {busy}" if busy else ""
+
+    def join(self) -> None:
+        """Note that `mine` use it, too."""
+        self.record.users = [*users.alive(set(self.record.users) - set(self.mine)), *self.mine]
+        self.save()
+
+    @property
     def intact(self) -> bool:
         """Whether every target is still mounted as recorded, over a tree that has served every read."""
-        if not all(_is_ours(target.host) for target in self.record.targets):
+        if len(self.mounted) < len(self.record.targets):
             return False
         status = self._tree_status()
         return status.failed_reads == 0 if status else not self.record.tree
@@ -90,7 +144,11 @@ class Group:
     @property
     def untouched(self) -> bool:
         """Whether nobody has written to the targets since `complete`."""
-        return bool(self.record.marks) and self.record.marks == self._marks()
+        try:
+            return bool(self.record.marks) and self.record.marks == self._marks()
+        except OSError as exc:  # such as deeper than any path may be long
+            log.info("%s cannot be read: %s", self.area, exc.strerror)
+            return False
 
     def _marks(self) -> str:
         text = hashlib.sha256()
@@ -110,10 +168,6 @@ class Group:
     @property
     def _record_file(self) -> Path:
         return self._state_dir / "env" / f"{self.record.id}.json"
-
-    @property
-    def _left(self) -> Path:
-        return self.area / "left"
 
     def save(self) -> None:
         path = self._record_file
@@ -157,7 +211,9 @@ class Group:
         # Leaving out an empty directory saves a level: the kernel stacks no more than two (a container's root is one).
         if not scan.is_empty(host):
             lower.append(host)
-        mounts.mount_overlay(lower or [self.area / "empty"], host, upper=upper, work=work, options=_OPTIONS)
+        mounts.mount_overlay(
+            lower or [self.area / "empty"], host, upper=upper, work=work, options=_OPTIONS, source=self._source
+        )
 
     def freeze(self) -> bool:
         """Put a new upper directory on each target and the captured one, which nothing changes any more, beneath it.
@@ -177,7 +233,7 @@ class Group:
                 try:
                     self._overlay(number, target.host)
                 except (BootseerError, OSError) as worse:
-                    self.unmount()
+                    self.take_down()
                     raise BootseerError(f"cannot mount the overlay on {target.host} again: {worse}") from exc
                 log.warning("%s; publishing before the job goes on", exc)
                 return False
@@ -194,7 +250,7 @@ class Group:
         except OSError as exc:
             raise from_os_error(exc, f"prepare an overlay on {host}") from exc
         lower = [captured] if scan.is_empty(host) else [captured, host]
-        mounts.mount_overlay(lower, host, upper=upper, work=work, options=_OPTIONS)
+        mounts.mount_overlay(lower, host, upper=upper, work=work, options=_OPTIONS, source=self._source)
 
     def _tree(self) -> tree.TreeMount:
         return tree.mounted(self.tree_point, self.record.tree, self._state_dir)
@@ -216,31 +272,42 @@ class Group:
             quarantine.put(self.area.parent.parent, self.record.mark, why)
 
     def unmount(self) -> None:
-        """Take all down and delete what the overlays held. A target in use is detached lazily, with a log line.
+        """Give the group up for `mine`; take it down unless other processes use it. Safe to call twice."""
+        try:
+            with locks.locked(tuple(self.record.targets), self._state_dir, wait=_LOCK_SECONDS):
+                try:
+                    self.record = _read(self._record_file)
+                except FileNotFoundError:
+                    return
+                if others := self._others():
+                    self.record.users = others
+                    self.save()
+                    log.info("%s stays for %s", self.record.targets[0].host, users.shown(others[0]))
+                else:
+                    self.take_down()
+        except BootseerError as exc:
+            log.warning("%s; %s is left", exc, self.area)
 
-        What somebody still uses or reads is never deleted: such an area is left to the `sweep` after the next boot.
+    def take_down(self) -> None:
+        """Unmount all and delete what the overlays held. A target in use is detached lazily, with a log line.
+
+        What somebody still uses or reads is never deleted: such an area is left to a later `sweep`.
         """
-        if self._left.exists():
-            return
         self._note_damage()
-        in_use = "" if self._publication_ended() else "a publication still reads it"
-        for target in reversed(self.record.targets):
-            if _is_ours(target.host) and _detach(target.host):
-                in_use = f"{target.host} is in use"
+        published = self._publication_ended()
+        for host in reversed(self.mounted):
+            _detach(host)
         if self.record.tree:
             self._tree().unmount()
-        if in_use:
-            log.warning("%s is left until the next boot: %s", self.area, in_use)
-            # The targets are not ours any more: nothing else says that the area is not free.
-            with contextlib.suppress(OSError):
-                self._left.touch()
-            self._record_file.unlink(missing_ok=True)
-            return
-        if scan.mount_points_below(self.area):
-            log.warning("%s is left: something is still mounted there", self.area)
-            return
-        shutil.rmtree(self.area, ignore_errors=True)
-        self._record_file.unlink(missing_ok=True)
+        if not published:
+            log.warning("%s is left for now: a publication still reads it", self.area)
+        elif not self._free():
+            log.warning("%s is left for now: files in it are in use", self.area)
+            self.record.users = []  # only what is in use counts any more
+            with contextlib.suppress(BootseerError):
+                self.save()
+        else:
+            self._delete()
 
     def _publication_ended(self) -> bool:
         if self.publication is None:
@@ -248,33 +315,87 @@ class Group:
         self.publication.cancel()
         return self.publication.ended(_JOIN_SECONDS)
 
+    def _free(self) -> bool:
+        """Whether no overlay has its upper directories any more, in whichever mount namespace."""
+        try:
+            tops = [
+                (path, self.area / "spare" / name / path.name)
+                for name in ("top", "upper")
+                for path in (self.area / name).glob("*")
+            ]
+            return not any(mounts.upper_in_use(path, spare) for path, spare in tops)
+        except (BootseerError, OSError) as exc:
+            log.warning("%s; taking %s for in use", exc, self.area)
+            return False
 
-def new_group(key: str, targets: tuple[Target, ...], config: Config, found: SnapshotManifest | None = None) -> Group:
-    """A group with its record and area on disk, nothing mounted yet; ``found`` is the snapshot it is to show."""
+    def _delete(self) -> None:
+        discard_tree(self.area)
+        if not self.area.exists():
+            self._record_file.unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        """Delete it if it is left of processes that ended, or of an earlier boot."""
+        if self.record.boot == boot_id():
+            if self.here:
+                if not self.mounted and not users.alive(self.record.users):
+                    self.take_down()
+                return
+            try:
+                age = time.time() - (self.area / "boot").stat().st_mtime
+            except FileNotFoundError:  # of a pod with another cache
+                return
+            if age < _MAKING_SECONDS or not self._free():
+                return
+        self._delete()
+
+
+def new_group(
+    key: str, targets: tuple[Target, ...], config: Config, found: SnapshotManifest | None = None, caller: int = 0
+) -> Group:
+    """A group with its record and area on disk, nothing mounted yet; ``found`` is the snapshot it is to show, and
+    ``caller`` the process that uses it beside this one."""
     ident = uuid.uuid4().hex[:12]
     area = Path(config.cache_dir).absolute() / "env" / ident
-    record = GroupRecord(id=ident, key=key, targets=list(targets), area=str(area), boot=boot_id())
+    mine = users.users(caller)
+    record = GroupRecord(
+        id=ident,
+        key=key,
+        targets=list(targets),
+        area=str(area),
+        boot=boot_id(),
+        namespace=mounts.namespace(),
+        users=mine,
+    )
     if found:
         record.tree, record.mark, record.inputs = found.tree, quarantine.mark_of(found), found.inputs
-    group = Group(record, Path(config.state_dir).absolute())
+    group = Group(record, Path(config.state_dir).absolute(), mine)
     group.save()
     try:
         private_folder(area.parent.parent, sub=f"env/{ident}")
         (area / "boot").write_text(record.boot)
     except OSError as exc:
-        group.unmount()
+        group.take_down()
         raise from_os_error(exc, f"make {area}") from exc
     return group
 
 
-def groups(state_dir: Path) -> list[Group]:
-    """The groups recorded on this node, oldest first."""
+def groups(state_dir: Path, caller: int = 0) -> list[Group]:
+    """The groups of this mount namespace, oldest first, for this process and ``caller``."""
+    return [group for group in _recorded(state_dir, users.users(caller)) if group.here]
+
+
+def groups_on(targets: Sequence[Target] | Sequence[Path], state_dir: Path, caller: int = 0) -> list[Group]:
+    """The groups that cover one of ``targets``, newest first: the order in which they come off."""
+    hosts = {mounts.real(item.host if isinstance(item, Target) else item) for item in targets}
+    return [group for group in groups(state_dir, caller)[::-1] if hosts & {mounts.real(host) for host in group.mounted}]
+
+
+def _recorded(state_dir: Path, mine: list[str]) -> list[Group]:
     base = trusted(state_dir)
     out: list[tuple[int, Group]] = []
     for path in base.glob("env/*.json"):
         try:
-            record = msgspec.json.decode(path.read_bytes(), type=GroupRecord)
-            out.append((path.stat().st_mtime_ns, Group(record, base)))
+            out.append((path.stat().st_mtime_ns, Group(_read(path), base, mine)))
         except FileNotFoundError:
             continue
         except (OSError, msgspec.DecodeError) as exc:
@@ -282,45 +403,36 @@ def groups(state_dir: Path) -> list[Group]:
     return [group for _, group in sorted(out, key=lambda item: item[0])]
 
 
-def groups_on(targets: tuple[Target, ...] | list[Path], state_dir: Path) -> list[Group]:
-    """The groups that cover one of ``targets``, newest first: the order in which they come off."""
-    hosts = {str(item.host if isinstance(item, Target) else item) for item in targets}
-    found = [group for group in groups(state_dir) if hosts & {str(target.host) for target in group.record.targets}]
-    return found[::-1]
+def _read(path: Path) -> GroupRecord:
+    return msgspec.json.decode(path.read_bytes(), type=GroupRecord)
 
 
 def sweep(config: Config) -> None:
-    """Remove areas of an earlier boot, which no mount can use."""
+    """Remove what earlier boots left, and processes that ended: no mount uses it."""
     for folder in trusted(Path(config.cache_dir)).glob("env/*"):
         try:
             if (folder / "boot").read_text() == boot_id():
                 continue
         except OSError:
             continue
-        shutil.rmtree(folder, ignore_errors=True)
-    for group in groups(Path(config.state_dir)):
-        if group.record.boot != boot_id():
-            group.unmount()
+        discard_tree(folder)
+    for group in _recorded(Path(config.state_dir), users.users()):
+        try:
+            group.clear()
+        except BootseerError as exc:  # no reason not to start what is to start now
+            log.warning("%s; %s is left for now", exc, group.area)
 
 
 def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def _is_ours(path: Path) -> bool:
-    entry = mounts.find(path)
-    return entry is not None and entry.fstype == "overlay"
-
-
-def _detach(path: Path) -> bool:
-    """Whether it could only be detached lazily: its users keep it."""
+def _detach(path: Path) -> None:
     try:
         mounts.unmount(path)
     except BootseerError as exc:
         log.warning("%s; detached lazily", exc)
         mounts.unmount(path, lazy=True)
-        return True
-    return False
 
 
 def _copy_root(source: Path, upper: Path) -> None:

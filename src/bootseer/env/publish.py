@@ -17,7 +17,7 @@ from bootseer.env.inputs import Observed
 from bootseer.env.inventory import Entry
 from bootseer.env.key import KeyDocument
 from bootseer.env.layer import check_unchanged
-from bootseer.env.manifest import SnapshotManifest, index_prefix, inventory_key, manifest_key
+from bootseer.env.manifest import SnapshotManifest, index_key, inventory_key, manifest_key
 from bootseer.errors import BootseerError
 from bootseer.store import Store
 
@@ -41,7 +41,8 @@ def publish(
 ) -> bool:
     """Publish the layers in ``layers`` as the snapshot of ``document`` and ``inputs``. False: another was first.
 
-    ``work`` gets the EROFS files (as large as the layers). ``overwrite`` replaces an expired or damaged snapshot.
+    ``work`` gets the EROFS files (as large as the layers). ``overwrite`` replaces an expired or damaged snapshot,
+    and what is damaged of the objects that both need.
     Raises `FullError`, `NotWritableError`, `UnavailableError`, `OSError`, `DataError` when the layers have changed
     since ``entries`` were read, `BootseerError` once ``cancelled`` says so; nothing half-published is visible then.
     """
@@ -62,7 +63,7 @@ def publish(
     faults.point("env.publish.before-inventory")
     stored = inventory.encode(entries)
     digest = inventory.digest(stored)
-    store.put(inventory_key(digest), stored)
+    store.put(inventory_key(digest), stored, overwrite=overwrite)
     manifest = SnapshotManifest(
         key=document.key,
         document=document,
@@ -95,8 +96,7 @@ def _go_on(cancelled: Callable[[], bool]) -> None:
 
 def _index(store: Store, manifest: SnapshotManifest) -> None:
     """Only for explanations of later misses: a failure loses nothing else."""
-    name = f"{index_prefix(manifest.document)}/{manifest.created:012d}-{manifest.name.replace('/', '-')}"
     try:
-        store.put(name, canonical(msgspec.to_builtins(manifest.document)))
+        store.put(index_key(manifest), canonical(msgspec.to_builtins(manifest.document)))
     except BootseerError as exc:
         log.warning("%s; later misses will be explained less well", exc)

@@ -1,6 +1,6 @@
-"""Quarantine: published snapshots that turned out damaged on this node, which it never uses again.
+"""Quarantine: published snapshots that turned out damaged on this node, which it uses no more.
 
-A snapshot is named by a hash of its manifest, so a new one under the same key is not affected.
+A snapshot is named by a hash of its manifest, so the one that the next successful run publishes in its place is free.
 """
 
 from __future__ import annotations
@@ -35,6 +35,11 @@ def put(cache_dir: Path, mark: str, why: str) -> None:
         path.write_text(why + "\n")
     except OSError as exc:
         log.warning("cannot remember that a snapshot is damaged: %s", exc)
+
+
+def lift(cache_dir: Path, mark: str) -> None:
+    """Use the snapshot again. Raises `OSError`."""
+    _file(cache_dir, mark).unlink(missing_ok=True)
 
 
 def _file(cache_dir: Path, mark: str) -> Path:

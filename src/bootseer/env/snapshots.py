@@ -1,7 +1,8 @@
-"""Published snapshots as a whole: find one by the start of its key, read its inventory, verify it."""
+"""Published snapshots as a whole: find one by the start of its key, read its inventory, verify it, remove some."""
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 
@@ -10,8 +11,10 @@ from bootseer.env import inventory, manifest
 from bootseer.env.inventory import Entry
 from bootseer.env.manifest import SnapshotManifest, inventory_key
 from bootseer.env.unpack import verify_stage
-from bootseer.errors import ConfigError, NotFoundError
+from bootseer.errors import ConfigError, DataError, NotFoundError
 from bootseer.store import Store
+
+log = logging.getLogger(__name__)
 
 
 def names(store: Store, key: str = "") -> list[str]:
@@ -21,9 +24,15 @@ def names(store: Store, key: str = "") -> list[str]:
 
 
 def load(store: Store, start: str) -> SnapshotManifest:
-    """The manifest of the one snapshot whose key begins with ``start``; ``KEY/INPUTS`` tells those of one key apart.
+    """The manifest of the one snapshot that `resolve` finds. Raises as that does, and `DataError`."""
+    name = resolve(store, start)
+    return manifest.decode(store.get(manifest.manifest_key(name)), name)
 
-    Raises `NotFoundError` for none, `ConfigError` for several, `DataError`, `UnavailableError`.
+
+def resolve(store: Store, start: str) -> str:
+    """The name of the one snapshot whose key begins with ``start``; ``KEY/INPUTS`` tells those of one key apart.
+
+    Raises `NotFoundError` for none, `ConfigError` for several, `UnavailableError`.
     """
     if not re.fullmatch(r"[0-9a-f]{1,64}(/[0-9a-f]{0,64})?", start):
         raise ConfigError(f"{start!r} is not a snapshot key", hint="bootseer env ls prints keys")
@@ -34,7 +43,34 @@ def load(store: Store, start: str) -> SnapshotManifest:
         raise NotFoundError(f"no snapshot {start} in store {store.shown}", hint="bootseer env ls prints keys")
     if len(found) > 1:
         raise ConfigError(f"{len(found)} snapshots begin with {start}", hint="give more digits of KEY/INPUTS")
-    return manifest.decode(store.get(manifest.manifest_key(found[0])), found[0])
+    return found[0]
+
+
+def everything(store: Store) -> list[SnapshotManifest]:
+    """The manifests of all snapshots, newest first; a damaged one is left out, with a log line."""
+    found = []
+    for name in names(store):
+        try:
+            found.append(manifest.decode(store.get(manifest.manifest_key(name)), name))
+        except (ConfigError, DataError, NotFoundError) as exc:
+            log.warning("%s", exc)
+    return sorted(found, key=lambda item: -item.created)
+
+
+def remove(store: Store, name: str) -> None:
+    """Remove a snapshot, damaged or not: no node restores it from now on; mounts of it go on. Its blocks, which images
+    and other snapshots may have in common with it, stay. Raises `NotWritableError`, `UnavailableError`."""
+    path = manifest.manifest_key(name)
+    try:
+        found = manifest.decode(store.get(path), name)
+    except (DataError, NotFoundError) as exc:
+        log.info("%s", exc)
+        store.delete(path)
+        return
+    store.delete(path)
+    store.delete(manifest.index_key(found))
+    if found.inventory not in {other.inventory for other in everything(store)}:
+        store.delete(inventory_key(found.inventory))
 
 
 def entries(store: Store, found: SnapshotManifest) -> list[Entry]:

@@ -61,8 +61,10 @@ class EnvSpec(msgspec.Struct, frozen=True, kw_only=True):
     """False: only run the command."""
     background: bool = False
     """Publish while the caller goes on (see ``EnvResult.publication``); only where overlays capture."""
-    wait: float = 0.0
-    """Seconds to wait for another node that is running the same command already (advisory lease)."""
+    wait: float = 1800.0
+    """Longest wait, in seconds, for another node that runs the same command; it ends when that node is seen no more."""
+    caller: int = 0
+    """Process that uses the targets when this one has ended, such as the script that ran `bootseer env run`."""
     job: str = ""
     """Names the trace profile of the tree; empty: the default profile."""
 

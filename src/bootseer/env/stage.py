@@ -2,7 +2,7 @@
 
 Advisory throughout: whatever goes wrong with a snapshot is a log line and a reason, and the command runs. Concurrency:
 one thread, and with ``EnvSpec.background`` one more that publishes (`publication`); ranks of one node that ask for the
-same targets wait for each other (`lock`), nodes do not.
+same targets wait for each other (`lock`), nodes for the one that runs the command (`lease`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -22,14 +21,15 @@ from bootseer.env import capture, inputs, key, lease, lookup, overlay, pyc, pyth
 from bootseer.env import lock as locks
 from bootseer.env.capture import Capture
 from bootseer.env.inputs import Observed
+from bootseer.env.key import KeyDocument
 from bootseer.env.layer import read_layer
 from bootseer.env.lookup import Lookup
 from bootseer.env.manifest import SnapshotManifest
 from bootseer.env.publication import Publication
 from bootseer.env.publish import publish
 from bootseer.env.spec import EnvResult, EnvSpec, Outcome
-from bootseer.env.unpack import unpack
-from bootseer.errors import BootseerError, DataError
+from bootseer.env.unpack import recover, unpack
+from bootseer.errors import BootseerError, DataError, NotFoundError
 from bootseer.store import Store
 
 log = logging.getLogger(__name__)
@@ -40,8 +40,9 @@ def run(spec: EnvSpec, runner: Callable[[], int], *, store_url: str, config: Con
     (Once more, without a snapshot, in the rare case that the overlay with its result cannot be mounted again.)
 
     With mounts, the targets' overlays are there before ``runner`` is called and stay after it, until the result's
-    ``mounts`` are unmounted or ``bootseer env release`` is called. Raises `ConfigError` for a wrong ``spec`` and what
-    ``runner`` raises (nothing stays mounted then); snapshot trouble is only logged.
+    ``mounts`` are unmounted or ``bootseer env release`` is called. Raises `ConfigError` for a wrong ``spec``,
+    `NotWritableError` when other processes use another environment on the targets, and what ``runner`` raises (nothing
+    stays mounted then); snapshot trouble is only logged.
     """
     spec.check()
     began = time.monotonic()
@@ -68,7 +69,6 @@ class _Stage:
         self.spec, self.runner, self.store_url, self.config = spec, runner, store_url, config
         self.timings: dict[str, float] = {}
         self.key = ""
-        self.failure = ""
 
     def run(self) -> EnvResult:
         spec = self.spec
@@ -84,45 +84,68 @@ class _Stage:
             try:
                 stack.enter_context(locks.locked(spec.targets, Path(self.config.state_dir)))
                 overlay.sweep(self.config)
+                for target in spec.targets:
+                    recover(target.host)
                 if group := self._standing():
                     reason = _hit("already in place on this node", group.record.inputs)
                     return self._result(Outcome.RESTORED_MOUNT, reason, mounts=[group])
+            except overlay.InUseError:
+                raise
             except (BootseerError, OSError) as exc:
                 log.warning("%s; running the command without a snapshot", exc)
                 return self._plain(str(exc))
             unpacking = spec.restore == "unpack" or not capture.may_mount(spec)
             with self._timed("lookup"):
-                look = lookup.look(spec, document, self.store_url, self.config, unpacking=unpacking)
-            if look.found is None and look.store is not None and not look.replace and spec.wait > 0:
+                look = self._look(document, unpacking)
+            if result := self._restored(look, unpacking):
+                return result
+            lead = None
+            if look.absent or look.replace:
                 with self._timed("wait"):
-                    look = lease.wait_for(look, lambda: self._look(look, unpacking), spec.wait)
-            if look.found is not None and look.store is not None:
-                if result := self._restore(look.store, look.found, unpacking):
+                    look, lead = lease.take_turn(look, lambda: self._look(document, unpacking), _node(), spec.wait)
+                if result := self._restored(look, unpacking):
                     return result
-                look.reason = self.failure
-            return self._run_and_publish(look)
+            return self._run_and_publish(look, lead)
 
-    def _look(self, old: Lookup, unpacking: bool) -> Lookup:
-        return lookup.look(self.spec, old.document, self.store_url, self.config, unpacking=unpacking)
+    def _look(self, document: KeyDocument, unpacking: bool) -> Lookup:
+        return lookup.look(self.spec, document, self.store_url, self.config, unpacking=unpacking)
 
     # -- before -----------------------------------------------------------------------------------------------------
 
     def _standing(self) -> overlay.Group | None:
-        """The group that already shows this key's result; whatever else covers the targets is released."""
-        for group in overlay.groups_on(self.spec.targets, Path(self.config.state_dir)):
-            record = group.record
-            if record.key == self.key and group.intact and group.untouched:
-                if not (reason := inputs.Digests(self.spec, self.config).difference(record.inputs)):
-                    return group
+        """The group that already shows this key's result; another one that covers the targets is taken down.
+
+        Raises `InUseError` when other processes use that one.
+        """
+        spec = self.spec
+        for group in overlay.groups_on(spec.targets, Path(self.config.state_dir), spec.caller):
+            record, who, untouched = group.record, group.in_use, group.untouched
+            same = record.key == self.key and record.targets == list(spec.targets)
+            if same and (reason := inputs.Digests(spec, self.config).difference(record.inputs)):
                 log.info("%s", reason)
-            log.info("releasing the overlay of snapshot %s", record.key[:12])
-            group.unmount()
+                same = False
+            if same and group.intact and (untouched or (who and record.marks)):
+                if not untouched:
+                    log.warning("%s was changed since; it is shared as it is, %s uses it", group.mounted[0], who)
+                group.join()
+                return group
+            if who:
+                raise overlay.InUseError(
+                    f"cannot set up {group.mounted[0]}: {who} uses the environment {record.key[:12]} there",
+                    hint="end that, use another target, or run `bootseer env release --force --target DIR` first",
+                )
+            level = logging.INFO if untouched else logging.WARNING
+            log.log(level, "removing the overlay of snapshot %s, with what was written to it", record.key[:12])
+            group.take_down()
         return None
 
     # -- restore ----------------------------------------------------------------------------------------------------
 
-    def _restore(self, store: Store, found: SnapshotManifest, unpacking: bool) -> EnvResult | None:
-        """Restore ``found``; None, with the reason in ``failure``, when the command has to run instead."""
+    def _restored(self, look: Lookup, unpacking: bool) -> EnvResult | None:
+        """Restore what was found; None, with the reason in ``look``, when the command has to run instead."""
+        store, found = look.store, look.found
+        if store is None or found is None:
+            return None
         try:
             if not unpacking:
                 try:
@@ -139,30 +162,27 @@ class _Stage:
         except DataError as exc:
             quarantine.put(Path(self.config.cache_dir), quarantine.mark_of(found), exc.message)
             log.warning("%s; snapshot %s is quarantined on this node, running the command", exc, self.key[:12])
-            self.failure = f"the snapshot is damaged and quarantined on this node: {exc.message}"
+            look.reason, look.replace = f"the snapshot is damaged and quarantined on this node: {exc.message}", True
         except (BootseerError, OSError) as exc:
             log.warning("cannot restore snapshot %s: %s; running the command", self.key[:12], exc)
-            self.failure = f"the snapshot could not be restored: {exc}"
+            look.reason = f"the snapshot could not be restored: {exc}"
         return None
 
     def _mount(self, found: SnapshotManifest) -> EnvResult:
-        group = overlay.new_group(self.key, self.spec.targets, self.config, found)
+        group = overlay.new_group(self.key, self.spec.targets, self.config, found, self.spec.caller)
         try:
-            group.mount_tree(self.store_url, self.config, self.spec.job)
+            with _whole():
+                group.mount_tree(self.store_url, self.config, self.spec.job)
             group.mount_targets()
             group.complete()
         except BaseException:
-            group.unmount()
+            group.take_down()
             raise
         return self._result(Outcome.RESTORED_MOUNT, _hit("hit", found.inputs), mounts=[group])
 
     def _unpack(self, store: Store, found: SnapshotManifest) -> EnvResult:
-        entries = snapshots.entries(store, found)
-        work = capture.work_folder(self.spec.targets[0].host, Path(self.config.cache_dir))
-        try:
-            unpack(store, found, entries, self.spec.targets, work)
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
+        with _whole():
+            unpack(store, found, snapshots.entries(store, found), self.spec.targets)
         return self._result(Outcome.RESTORED_UNPACK, _hit("hit", found.inputs))
 
     # -- run and publish --------------------------------------------------------------------------------------------
@@ -172,22 +192,25 @@ class _Stage:
             code = self.runner()
         return self._result(Outcome.RAN, reason, code=code)
 
-    def _run_and_publish(self, look: Lookup) -> EnvResult:
+    def _run_and_publish(self, look: Lookup, lead: lease.Lead | None) -> EnvResult:
         if look.store is None:
             return self._plain(look.reason)
-        try:
-            with self._timed("prepare"):
-                base = [scan.fingerprint(target.host) for target in self.spec.targets]
-                catch = capture.begin(self.spec, self.key, self.config)
-        except (BootseerError, OSError) as exc:
-            log.warning("cannot capture what the command does: %s; it runs without a snapshot", exc)
-            return self._plain(f"{look.reason}; nothing captured: {exc}")
-        mounts = [catch.group] if catch.group else []
-        observer = inputs.Observer(self.spec, self.config)
         with contextlib.ExitStack() as held:
+            if lead:
+                held.enter_context(lead)
+            try:
+                with self._timed("prepare"):
+                    base = [scan.fingerprint(target.host) for target in self.spec.targets]
+                    catch = capture.begin(self.spec, self.key, self.config)
+            except (BootseerError, OSError) as exc:
+                log.warning("cannot capture what the command does: %s; it runs without a snapshot", exc)
+                held.close()  # so that another node captures it
+                return self._plain(f"{look.reason}; nothing captured: {exc}")
             held.callback(catch.close)
-            held.enter_context(lease.held(look.store, self.key, _node()))
+            mounts = [catch.group] if catch.group else []
+            observer = inputs.Observer(self.spec, self.config)
             if code := self._guarded_command(catch, observer):
+                _give_up(lead)
                 reason = f"{look.reason}; the command failed with exit code {code}, nothing is published"
                 return self._result(Outcome.RAN, reason, code=code, mounts=mounts)
             made = self._finish(look, catch, observer)
@@ -208,12 +231,17 @@ class _Stage:
 
                     def publish_later(cancelled: Callable[[], bool]) -> tuple[bool, str]:
                         with later:
-                            return self._publish(look, store, catch, base, made, cancelled)
+                            published, why = self._publish(look, store, catch, base, made, cancelled)
+                            if not published and not cancelled():
+                                _give_up(lead)
+                            return published, why
 
                     result = self._result(Outcome.RAN, look.reason, mounts=mounts)
                     result.publication = catch.group.publication = Publication(publish_later)
                     return result
             published, why = self._publish(look, look.store, catch, base, made)
+            if not published:
+                _give_up(lead)
         if published:
             return self._result(Outcome.RAN_AND_PUBLISHED, look.reason, mounts=mounts)
         return self._result(Outcome.RAN, f"{look.reason}; {why}", mounts=mounts)
@@ -225,7 +253,7 @@ class _Stage:
                 return self.runner()
         except BaseException:
             if catch.group:
-                catch.group.unmount()
+                catch.group.take_down()
             raise
 
     def _completed(self, group: overlay.Group) -> None:
@@ -311,6 +339,21 @@ class _Stage:
         return EnvResult(
             outcome=outcome, reason=reason, exit_code=code, seconds=0.0, key=self.key, mounts=[*(mounts or [])]
         )
+
+
+@contextlib.contextmanager
+def _whole() -> Iterator[None]:
+    """What the store lacks of a snapshot is damage, too."""
+    try:
+        yield
+    except NotFoundError as exc:
+        raise DataError(f"a part of the snapshot is missing: {exc.message}") from exc
+
+
+def _give_up(lead: lease.Lead | None) -> None:
+    """The nodes that wait are to run the command, all at once."""
+    if lead:
+        lead.failed = True
 
 
 def _node() -> str:

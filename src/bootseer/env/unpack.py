@@ -3,55 +3,105 @@
 Everything is extracted beside the target, checked against the inventory (hash of each file), and only then moved in by
 rename: new inodes always, so nothing is ever written through a hard link of a package cache, and nothing of a damaged
 snapshot gets in.
+
+What is replaced is kept in a folder ``.bootseer-restore-*`` beside the target (in it, when it is a mount of its own)
+until all is in place, with a journal that is written before each step. A restore that was killed is taken back by
+`recover`. A power failure may lose the end of the journal.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import hashlib
+import json
 import logging
 import os
-import shutil
+import stat
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bootseer import faults
+from bootseer import faults, owned
 from bootseer.blocks import tree
 from bootseer.env import scan
 from bootseer.env.inventory import Entry
 from bootseer.env.layer import first_difference
 from bootseer.env.manifest import SnapshotManifest
 from bootseer.env.spec import Target
-from bootseer.errors import DataError, UnsupportedError
+from bootseer.errors import BootseerError, DataError, UnsupportedError
+from bootseer.kernel.removal import remove_tree
 from bootseer.store import Store
 
 log = logging.getLogger(__name__)
 
 
-def unpack(
-    store: Store, found: SnapshotManifest, entries: list[Entry], targets: tuple[Target, ...], work: Path
-) -> None:
+_PREFIX = ".bootseer-restore-"
+_JOURNAL = "journal"
+
+
+def unpack(store: Store, found: SnapshotManifest, entries: list[Entry], targets: tuple[Target, ...]) -> None:
     """Make ``targets`` what they were after the command, given that they are what they were before it.
 
-    ``work`` is an empty folder, best on the file system of the targets. Raises `DataError`, `UnsupportedError` for a
-    mount in the way (the targets are untouched then), `UnavailableError`, `FullError`, `OSError`: what was moved in by
-    then is taken back, as far as what it replaced could be kept in ``work``.
+    Raises `DataError`, `UnsupportedError` for a mount in the way (the targets are untouched then), `UnavailableError`,
+    `FullError`, `OSError`: what was moved in by then is taken back, as far as what it replaced could be kept.
     """
-    stage = work / "tree"
-    tree.extract(store, found.tree, stage)
-    verify_stage(stage, entries)
-    faults.point("env.unpack.before-place")
-    own = [[entry for entry in entries if entry.target == number] for number in range(len(targets))]
-    for mine, target in zip(own, targets, strict=True):
-        check_mounts(mine, target.host)
-    undo = _Undo(work / "undo")
-    try:
+    with contextlib.ExitStack() as stack:
+        undo = [stack.enter_context(_undo(target.host)) for target in targets]
+        stage = undo[0].folder / "tree"
+        tree.extract(store, found.tree, stage)
+        verify_stage(stage, entries)
+        faults.point("env.unpack.before-place")
+        own = [[entry for entry in entries if entry.target == number] for number in range(len(targets))]
         for mine, target in zip(own, targets, strict=True):
-            target.host.mkdir(parents=True, exist_ok=True)
-            _place(stage, mine, target.host, undo)
-    except BaseException:
-        undo.roll_back()
-        raise
+            check_mounts(mine, target.host)
+        try:
+            for mine, target, steps in zip(own, targets, undo, strict=True):
+                target.host.mkdir(parents=True, exist_ok=True)
+                _place(stage, mine, target.host, steps)
+            faults.point("env.unpack.placed")
+        except BaseException:
+            for steps in reversed(undo):
+                steps.roll_back()
+            raise
+        for steps in undo:
+            steps.forget()
+
+
+def recover(host: Path) -> None:
+    """Take back what a restore into ``host`` did that was killed, and delete what it left. To be called while no other
+    one begins. Raises `BootseerError` when what lies there cannot be believed, `OSError`."""
+    base, prefix = _beside(host)
+    for folder in [path for path in base.iterdir() if path.name.startswith(prefix)] if base.is_dir() else []:
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            raise BootseerError(f"{folder} is of another user's restore", hint=f"look at {host}, then remove it")
+        with owned.adopted(folder) as ours:
+            if ours:
+                log.warning("a restore into %s was killed; taking back what it did", host)
+                _Undo(folder).roll_back()
+                owned.clear(folder)
+                owned.remove(folder)
+
+
+def _beside(host: Path) -> tuple[Path, str]:
+    """The folder on the file system of ``host`` that folders for its restore are made in, and how their names begin."""
+    real = Path(os.path.realpath(host))
+    base = real.parent
+    if real.is_dir() and (real.stat().st_dev != base.stat().st_dev or not os.access(base, os.W_OK)):
+        base = real
+    return base, f"{_PREFIX}{hashlib.sha256(os.fsencode(real)).hexdigest()[:16]}-"
+
+
+@contextlib.contextmanager
+def _undo(host: Path) -> Iterator[_Undo]:
+    base, prefix = _beside(host)
+    base.mkdir(parents=True, exist_ok=True)
+    with owned.owned_folder(base, prefix) as folder:
+        try:
+            yield _Undo(folder)
+        finally:
+            owned.clear(folder)
 
 
 def check_mounts(entries: Sequence[Entry], host: Path) -> None:
@@ -67,11 +117,13 @@ def check_mounts(entries: Sequence[Entry], host: Path) -> None:
 
 
 class _Undo:
-    """What was placed, and beside it, in ``folder``, what was there before."""
+    """What was placed in one target, and in ``folder`` what was there before: ``N`` is what line N of the journal tells
+    of, missing when it could not be kept."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._done: list[tuple[Path, Path | None]] = []
+        self.folder = folder
+        self._journal = folder / _JOURNAL
+        self._lines = 0
 
     def replace(self, dest: Path) -> None:
         """Take away what is at ``dest``; a file that another one is renamed over stays until then."""
@@ -82,31 +134,64 @@ class _Undo:
         """Get ready for a rename over ``dest``, which is no directory."""
         self._keep(dest, move=False)
 
+    def dress(self, dest: Path) -> None:
+        """Get ready for new attributes of the directory ``dest``, and for changes in it."""
+        found = os.lstat(dest)
+        times = [found.st_atime_ns, found.st_mtime_ns]
+        self._note(dest, [stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid, times])
+
     def _keep(self, dest: Path, *, move: bool) -> None:
-        if not os.path.lexists(dest):
-            self._done.append((dest, None))
+        kept = self.folder / str(self._lines)
+        there = os.path.lexists(dest)
+        self._note(dest, there)
+        if not there:
             return
-        kept = self._folder / str(len(self._done))
         try:
-            self._folder.mkdir(exist_ok=True)
             if move:
                 os.rename(dest, kept)
             else:
                 os.link(dest, kept, follow_symlinks=False)
         except OSError as exc:
             log.info("%s could not be taken back: %s", dest, exc.strerror)
-            return
-        self._done.append((dest, kept))
+
+    def _note(self, dest: Path, before: object) -> None:
+        with open(self._journal, "ab", buffering=0) as file:
+            file.write(json.dumps([str(dest), before]).encode() + b"\n")
+        self._lines += 1
+        faults.point("env.unpack.noted")
+
+    def forget(self) -> None:
+        """All is in place."""
+        self._journal.unlink(missing_ok=True)
 
     def roll_back(self) -> None:
-        for dest, kept in reversed(self._done):
+        if not self._journal.exists():
+            return
+        lines = self._journal.read_bytes().split(b"\n")[:-1]  # what has no end was not begun
+        for number, line in reversed(list(enumerate(lines))):
+            name, before = json.loads(line)
             try:
-                if kept is None or _is_real_dir(dest):
-                    _remove(dest)
-                if kept is not None:
-                    os.rename(kept, dest)
+                self._take_back(Path(name), self.folder / str(number), before)
             except OSError as exc:
-                log.warning("%s stays as the snapshot has it: %s", dest, exc.strerror)
+                log.warning("%s stays as the snapshot has it: %s", name, exc.strerror)
+        self.forget()
+
+    def _take_back(self, dest: Path, kept: Path, before: object) -> None:
+        if isinstance(before, list):
+            mode, uid, gid, times = before
+            if _is_real_dir(dest):
+                if os.geteuid() == 0:
+                    os.chown(dest, uid, gid)
+                os.chmod(dest, mode)
+                os.utime(dest, ns=(times[0], times[1]))
+            return
+        _remove(_near(dest))
+        if os.path.lexists(kept):
+            if _is_real_dir(dest) or _is_real_dir(kept):
+                _remove(dest)
+            os.rename(kept, dest)
+        elif not before:
+            _remove(dest)
 
 
 def verify_stage(stage: Path, entries: Sequence[Entry]) -> None:
@@ -162,6 +247,7 @@ def _place(stage: Path, entries: Sequence[Entry], host: Path, undo: _Undo) -> No
             _move(source, dest)
             moved = entry.path + "/"
         else:
+            undo.dress(dest)
             if entry.kind == "o":
                 _empty(dest, fence, undo)
             merged.append((dest, entry))
@@ -179,14 +265,14 @@ def _holds_mount(path: Path, fence: set[str]) -> bool:
 
 def _remove(path: Path) -> None:
     if _is_real_dir(path):
-        shutil.rmtree(path)
+        remove_tree(path)
     else:
         path.unlink(missing_ok=True)
 
 
 def _empty(folder: Path, fence: set[str], undo: _Undo) -> None:
     for item in sorted(folder.iterdir()):
-        if not _holds_mount(item, fence):
+        if item != undo.folder and not _holds_mount(item, fence):
             undo.replace(item)
 
 
@@ -197,7 +283,7 @@ def _move(source: Path, dest: Path) -> None:
         if exc.errno != errno.EXDEV:
             raise
         # Another file system: copy beside the destination first, so that the rename stays the only visible step.
-        near = dest.with_name(f".bootseer-{os.getpid()}-{dest.name}"[:255])
+        near = _near(dest)
         try:
             _remove(near)
             _copy(source, near)
@@ -205,6 +291,10 @@ def _move(source: Path, dest: Path) -> None:
         except BaseException:
             _remove(near)
             raise
+
+
+def _near(dest: Path) -> Path:
+    return dest.with_name(f".bootseer-{dest.name}"[:255])
 
 
 def _copy(source: Path, dest: Path) -> None:

@@ -6,12 +6,12 @@ import contextlib
 import fcntl
 import logging
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from bootseer.errors import from_os_error
+from bootseer.kernel.removal import discard_tree
 
 log = logging.getLogger(__name__)
 
@@ -37,13 +37,13 @@ def work_folder(parent: Path) -> Iterator[Path]:
             for old in parent.glob(f"{_DEAD}*"):
                 with contextlib.suppress(FileNotFoundError):  # another conversion was quicker
                     if old.lstat().st_uid == os.geteuid():
-                        shutil.rmtree(old, ignore_errors=True)
+                        discard_tree(old)
             while True:
                 folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
                 if (lock := _locked(folder, os.O_CREAT)) is not None:
                     break
             stack.callback(os.close, lock)
-            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            stack.callback(discard_tree, folder)
         except OSError as exc:
             raise from_os_error(exc, f"work in {parent}") from exc
         yield folder

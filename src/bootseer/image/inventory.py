@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from bootseer.image.mount import STARTS, recorded
-from bootseer.image.owned import adopted, is_owned
+from bootseer.owned import adopted, is_owned
 from bootseer.private import trusted
 
 STALE = "stale"

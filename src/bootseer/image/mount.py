@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -26,8 +25,9 @@ from bootseer.blocks import tree
 from bootseer.errors import BootseerError, ConfigError, NotFoundError, PrivilegeError, from_os_error
 from bootseer.image import runtime
 from bootseer.image.convert import resolve
-from bootseer.image.owned import adopted, clear, is_owned, owned_folder, release, remove
 from bootseer.kernel import mount as mounts
+from bootseer.kernel.removal import discard_tree
+from bootseer.owned import adopted, clear, is_owned, owned_folder, release, remove
 from bootseer.private import enterable, private_folder, trusted
 from bootseer.store import open_store
 
@@ -227,7 +227,7 @@ def end_left(folders: Iterable[Path], end: Callable[[Path], None], until: float)
                     log.warning("%s was left by a process that was killed", folder)
                     end(folder)
                     remove(folder)
-        except (BootseerError, OSError, RecursionError) as exc:  # shutil.rmtree of a deep tree
+        except (BootseerError, OSError) as exc:
             log.warning("cannot end what is left in %s: %s", folder, exc)
 
     threads = [threading.Thread(target=work, args=(folder,), name="sweep", daemon=True) for folder in folders]
@@ -272,14 +272,10 @@ def _write_record(folder: Path, entry: MountRecord) -> None:
 
 
 def _forget(entry: MountRecord, state_dir: Path) -> None:
-    """Delete the record and the overlay's folders; never crosses into something still mounted."""
+    """Delete the record and the overlay's folders; not what something is mounted in."""
     if entry.overlay:
-        shutil.rmtree(entry.overlay, ignore_errors=True)
-    folder = state_dir / "images" / entry.id
-    if entry.overlay and mounts.is_mounted(entry.lower):
-        log.warning("%s is still mounted, keeping %s", entry.lower, folder)
-        return
-    shutil.rmtree(folder, ignore_errors=True)
+        discard_tree(Path(entry.overlay))
+    discard_tree(state_dir / "images" / entry.id)
 
 
 def _sweep(cache_dir: Path) -> None:
@@ -291,7 +287,7 @@ def _sweep(cache_dir: Path) -> None:
             continue  # being made, or gone
         if stale:
             log.info("removing %s of an earlier boot", folder)
-            shutil.rmtree(folder, ignore_errors=True)
+            discard_tree(folder)
 
 
 def _boot_id() -> str:

@@ -32,7 +32,7 @@ from bootseer.errors import BootseerError, NotFoundError, PrivilegeError, Unavai
 from bootseer.image import container
 from bootseer.image.cdi import Selection
 from bootseer.image.container import Bind
-from bootseer.image.owned import clear, owned_folder
+from bootseer.owned import clear, owned_folder
 from bootseer.private import private_folder
 
 log = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REC, MS_SLAVE = 1, 2, 4, 0x4000, 1 << 19
 _HARMLESS = MS_NOSUID | MS_NODEV
-_MNT_FORCE, _MNT_DETACH, _UMOUNT_NOFOLLOW = 1, 2, 8
+_MNT_FORCE, _MNT_DETACH, _MNT_EXPIRE, _UMOUNT_NOFOLLOW = 1, 2, 4, 8
 
 _MOST_LINKS = 40
 _MAX_DATA = 4095  # mount(2) copies one page, and cuts what is longer without an error
@@ -40,6 +40,8 @@ class MountEntry(NamedTuple):
     target: str
     fstype: str
     source: str
+    options: tuple[str, ...] = ()
+    """Those of the file system."""
 
 
 def mount(source: str | Path, target: str | Path, fstype: str, *, flags: int = 0, data: str = "") -> None:
@@ -110,7 +112,9 @@ def entries() -> Iterator[MountEntry]:
         for line in lines:
             left, _, right = line.partition(" - ")
             fields, tail = left.split(" "), right.split(" ")
-            yield MountEntry(fields[2], _unescape(fields[4]), tail[0], _unescape(tail[1]))
+            yield MountEntry(
+                fields[2], _unescape(fields[4]), tail[0], _unescape(tail[1]), tuple(tail[2].strip().split(","))
+            )
 
 
 def _unescape(text: str) -> str:
@@ -154,6 +158,25 @@ def below(folder: str | Path) -> list[MountEntry]:
 def is_mounted(target: str | Path) -> bool:
     """Whether something is mounted on exactly ``target``."""
     return find(target) is not None
+
+
+def in_use(target: str | Path) -> bool:
+    """Whether a process that sees the mount on ``target`` has a file or a working directory in it, or something is
+    mounted on it. Raises `BootseerError` when it is no mount, `PrivilegeError` without the right to unmount."""
+    try:
+        _libc.umount2(real(target), _MNT_EXPIRE | _UMOUNT_NOFOLLOW)
+    except OSError as exc:
+        if exc.errno == errno.EAGAIN:  # it is marked as not in use, and would go if it were asked for again
+            os.close(os.open(target, os.O_PATH | os.O_CLOEXEC))
+        elif exc.errno != errno.EBUSY:
+            raise _translate(exc, f"look at {target}", "overlay") from exc
+        return exc.errno == errno.EBUSY
+    raise BootseerError(f"{target} was unmounted by another process")
+
+
+def namespace() -> str:
+    """The mount namespace of this process, such as ``mnt:[4026531841]``; the number of one that ended is used again."""
+    return os.readlink("/proc/self/ns/mnt")
 
 
 @contextmanager
@@ -224,18 +247,45 @@ def _check_superblock(meta: Path) -> None:
 
 
 def mount_overlay(
-    lower: Sequence[Path], target: Path, *, upper: Path, work: Path, options: str = "", privileged: bool = False
+    lower: Sequence[Path],
+    target: Path,
+    *,
+    upper: Path,
+    work: Path,
+    options: str = "",
+    privileged: bool = False,
+    source: str = "bootseer",
 ) -> None:
     """Mount a writable overlayfs on ``target``: ``lower`` topmost first.
 
     ``upper`` and ``work`` are two empty folders of one file system (not overlayfs). ``options`` are added as they are
     (``"xino=off"``). ``privileged``: set-uid programs and device nodes work in it, which only a folder may show that no
-    other user of the node can enter.
+    other user of the node can enter. ``source`` is what the list of mounts calls it.
     """
     with _plain([path.absolute() for path in (*lower, upper, work)]) as names:
         parts = ["lowerdir=" + ":".join(names[:-2]), f"upperdir={names[-2]}", f"workdir={names[-1]}"]
         data = ",".join(parts + ([options] if options else []))
-        mount("bootseer", target, "overlay", flags=0 if privileged else _HARMLESS, data=data)
+        mount(source, target, "overlay", flags=0 if privileged else _HARMLESS, data=data)
+
+
+def upper_in_use(upper: Path, spare: Path) -> bool:
+    """Whether an overlay with this upper directory still lives, in whichever mount namespace, or only in the hands of
+    processes that have files of it. Also true where the kernel does not tell. ``spare``: a folder for this ``upper``
+    alone, made when missing, on the same file system. Only for an ``upper`` that is mounted no more. Raises `OSError`.
+    """
+    lower, point, work = (spare / name for name in ("lower", "point", "work"))
+    for folder in (lower, point, work):
+        folder.mkdir(parents=True, exist_ok=True)
+    try:  # with an index no two overlays may have one upper directory
+        mount_overlay([lower], point, upper=upper, work=work, options="redirect_dir=off,metacopy=off,index=on")
+    except BootseerError as exc:
+        if not isinstance(exc.__cause__, OSError) or exc.__cause__.errno != errno.EBUSY:
+            _log.warning("%s; taking %s for in use", exc, upper)
+        return True
+    try:
+        return not any(entry.target == os.path.realpath(point) and "index=on" in entry.options for entry in entries())
+    finally:
+        unmount(point)
 
 
 def unshare() -> None:

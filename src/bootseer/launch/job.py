@@ -71,6 +71,8 @@ class EnvTable(_Table, frozen=True, kw_only=True):
     salt: str = ""
     max_age: str = ""
     """Oldest snapshot to accept, such as ``7d``; for set-up commands that do not pin versions."""
+    wait: Annotated[float, msgspec.Meta(ge=0)] = 1800.0
+    """Most seconds to wait for another node that runs the command; 0: do not."""
     enabled: bool = True
     """False: run the command on this node, as today."""
 

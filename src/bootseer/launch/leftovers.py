@@ -13,8 +13,8 @@ from bootseer import image, stripefs
 from bootseer.config import Config
 from bootseer.env import overlay
 from bootseer.image.mount import STARTS, SWEEP_SECONDS, end_left, unmount_in
-from bootseer.image.owned import clear
 from bootseer.kernel import mount as mounts
+from bootseer.owned import clear
 from bootseer.private import trusted
 
 CHECKPOINT = "checkpoint"

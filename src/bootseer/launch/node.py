@@ -22,7 +22,6 @@ from bootseer.config import Config
 from bootseer.errors import BootseerError, from_os_error
 from bootseer.image import cdi
 from bootseer.image.mount import STARTS
-from bootseer.image.owned import clear, owned_folder
 from bootseer.launch.checkpoint import CheckpointStage
 from bootseer.launch.container import Container
 from bootseer.launch.identity import Identity
@@ -30,6 +29,7 @@ from bootseer.launch.job import EnvTable, Job
 from bootseer.launch.leftovers import CHECKPOINT, ROOTFS, sweep
 from bootseer.launch.ordinary import ContainerdRootfs
 from bootseer.launch.ready import ReadyWatch
+from bootseer.owned import clear, owned_folder
 from bootseer.private import private_folder
 from bootseer.profile import emit
 
@@ -200,6 +200,7 @@ class _Node:
             max_age=env.parse_age(table.max_age) if table.max_age else None,
             image_digest=self.image_digest,
             snapshot=table.enabled,
+            wait=table.wait,
             job=self.job.job.name,
             background=True,
         )

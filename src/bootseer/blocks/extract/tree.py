@@ -31,6 +31,7 @@ from bootseer.blocks.profiles.merge import merge
 from bootseer.blocks.publish.packs import Progress
 from bootseer.erofs import Inode, Reader
 from bootseer.errors import BootseerError, DataError, from_os_error
+from bootseer.kernel.removal import discard_tree
 from bootseer.store import Store
 
 log = logging.getLogger(__name__)
@@ -99,14 +100,9 @@ def _in_bytes(progress: Progress | None, blocks: BlockMap) -> Progress | None:
 
 
 def _empty(folder: Path) -> None:
-    for inside, _, _ in os.walk(folder, onerror=lambda _: None):
-        for name in os.listdir(inside):
-            path = os.path.join(inside, name)
-            if os.path.isdir(path) and not os.path.islink(path):
-                os.chmod(path, 0o700)  # extracted folders may be closed, and to their owner too
     for item in folder.iterdir():
         if item.is_dir() and not item.is_symlink():
-            shutil.rmtree(item, ignore_errors=True)
+            discard_tree(item)
         else:
             item.unlink(missing_ok=True)
 

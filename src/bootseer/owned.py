@@ -6,12 +6,12 @@ import contextlib
 import fcntl
 import logging
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from bootseer.kernel import mount as mounts
+from bootseer.kernel.removal import discard_tree
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ def clear(folder: Path) -> None:
         return
     for path in folder.iterdir() if folder.exists() else ():
         if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
+            discard_tree(path)
         elif path.name != _LOCK:
             path.unlink(missing_ok=True)
 

@@ -1,0 +1,74 @@
+"""Nodes that start together, against real stores: one runs the command, the others restore what it published."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from bootseer import env
+from bootseer.config import Config
+from bootseer.env import EnvResult, EnvSpec, Target
+from bootseer.testing import hadoop
+from bootseer.testing.objectserver import BUCKET, ObjectServer
+
+NODES = 16
+
+
+@pytest.fixture(params=["folder", "s3", pytest.param("hdfs", marks=pytest.mark.hdfs)])
+def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    if request.param == "folder":
+        yield str(tmp_path / "store")
+    elif request.param == "hdfs":
+        yield f"{hadoop.shared().url}/{uuid.uuid4().hex}"
+    else:
+        import fsspec.config
+
+        with ObjectServer() as server:
+            monkeypatch.setitem(fsspec.config.conf, "s3", server.options)
+            yield f"s3://{BUCKET}/{uuid.uuid4().hex}"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_sixteen_nodes_run_the_command_once(url: str, tmp_path: Path, fails: bool) -> None:
+    """Each with its own folders; or, when it fails on the first, each of them."""
+    together, lock, runs = threading.Barrier(NODES), threading.Lock(), []
+
+    def start(number: int) -> EnvResult:
+        home = tmp_path / f"node{number}"
+
+        def runner() -> int:
+            with lock:
+                runs.append(number)
+            time.sleep(0.5)  # so that all others have come
+            (home / "target").mkdir(parents=True)
+            (home / "target" / "made").write_text("made")
+            return int(fails)
+
+        spec = EnvSpec(
+            targets=(Target("/opt/env", str(home / "target")),),
+            command=("make-env",),
+            image_digest="sha256:1",
+            restore="unpack",
+        )
+        config = Config(cache_dir=str(home / "cache"), state_dir=str(home / "state"))
+        together.wait(60)
+        return env.run(spec, runner, store_url=url, config=config)
+
+    with ThreadPoolExecutor(NODES) as pool:
+        results = list(pool.map(start, range(NODES)))
+    outcomes = sorted(result.outcome.value for result in results)
+    if fails:
+        assert outcomes == ["ran"] * NODES
+        assert {result.exit_code for result in results} == {1}
+        assert len(set(runs)) == len(runs) == NODES
+    else:
+        assert outcomes == ["ran-and-published"] + ["restored-unpack"] * (NODES - 1)
+        assert len(runs) == 1
+    for number in range(NODES):
+        assert (tmp_path / f"node{number}" / "target" / "made").read_text() == "made"
