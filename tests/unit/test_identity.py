@@ -22,6 +22,8 @@ def test_slurm_torchrun_and_kubernetes():
         ({"SLURM_JOB_ID": "48", "SLURM_STEP_ID": "1", "SLURM_RESTART_COUNT": "2"}, "48.2.1"),
         ({"SLURM_JOB_ID": "48", "SLURM_RESTART_COUNT": "2"}, ""),  # a batch script may start it twice
         ({"TORCHELASTIC_RUN_ID": "a/b:c", "TORCHELASTIC_RESTART_COUNT": "3"}, "a_b_c.3"),
+        ({"TORCHELASTIC_RUN_ID": "/nfs/rdzv"}, "9c8e360502eb8e8c"),
+        ({"TORCHELASTIC_RUN_ID": "r" * 110}, "b269299bc36af221"),
         ({"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "3"}, ""),
         ({"SLURM_JOB_ID": "48", "SLURM_STEP_ID": "1", "BOOTSEER_ATTEMPT": "mine"}, "mine"),
         ({}, ""),
