@@ -51,6 +51,13 @@ def test_nodes_that_start_together_agree_on_the_attempt(tmp_path):
     assert starts(tmp_path, "n1", "n2", "n3") == ["3", "3", "3"]
 
 
+@pytest.mark.timeout(10)
+def test_a_link_to_nothing_in_the_place_of_a_nodes_events_is_no_reason_to_look_for_ever(tmp_path):
+    (tmp_path / "j/attempt-0").mkdir(parents=True)
+    (tmp_path / "j/attempt-0/n1.jsonl").symlink_to("nowhere")
+    assert starts(tmp_path, "n1") == ["1"]
+
+
 def test_many_nodes_that_start_at_once_agree(tmp_path):
     with ThreadPoolExecutor(16) as pool:
         for number in range(3):

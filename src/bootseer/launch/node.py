@@ -75,7 +75,7 @@ def _join_attempt(folder: Path, identity: Identity) -> str:
         found = [path.name.removeprefix("attempt-") for path in attempts.glob("attempt-*")]
         newest = max((int(number) for number in found if number.isdecimal()), default=-1)
         place = attempts / f"attempt-{newest}"
-        if newest < 0 or abs(time.time() - place.stat().st_mtime) > _TOGETHER or (place / name).exists():
+        if newest < 0 or abs(time.time() - place.stat().st_mtime) > _TOGETHER or os.path.lexists(place / name):
             place = attempts / f"attempt-{newest + 1}"
             place.mkdir(exist_ok=True)
         with contextlib.suppress(FileExistsError):  # another start on this node was quicker
