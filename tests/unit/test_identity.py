@@ -58,6 +58,15 @@ def test_a_link_to_nothing_in_the_place_of_a_nodes_events_is_no_reason_to_look_f
     assert starts(tmp_path, "n1") == ["1"]
 
 
+def test_a_start_that_has_all_its_nodes_is_joined_by_none(tmp_path):
+    def attempts(nodes):
+        found = (identify(f"j{nodes}", {"BOOTSEER_NODE": f"n{i}", "BOOTSEER_NODES": nodes}) for i in range(4))
+        return [_join_attempt(tmp_path, one) for one in found]
+
+    assert attempts("1") == ["0", "1", "2", "3"]
+    assert attempts("2") == ["0", "0", "1", "1"]
+
+
 def test_many_nodes_that_start_at_once_agree(tmp_path):
     with ThreadPoolExecutor(16) as pool:
         for number in range(3):
