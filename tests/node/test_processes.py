@@ -336,6 +336,34 @@ def test_a_server_in_another_mount_namespace_is_joined(node: Node) -> None:
     assert right(node, other.target)
 
 
+_LOCAL = """
+from bootseer.blocks import tree
+import sys
+from pathlib import Path
+store, digest, folder = sys.argv[1:]
+where = {"cache_dir": Path(folder, "cache"), "state_dir": Path(folder, "state")}
+tree.prefetch(store, digest, cache_dir=where["cache_dir"])
+assert tree.mount(store, digest, Path(folder, "mnt"), **where).status().driver == "local"
+"""
+"""Mounts a tree that is whole in its cache folder, and ends."""
+
+
+def test_the_file_of_a_server_in_another_mount_namespace_is_not_that_of_the_same_name(node: Node) -> None:
+    node.mount(slow=False).unmount()  # a cache with holes
+    (node.folder / "theirs").mkdir(mode=0o700)
+    script = 'mount --bind "$3/theirs" "$3/cache" && exec "$0" -c "$4" "$1" "$2" "$3"'
+    command = ["unshare", "-m", "--propagation", "private", "sh", "-c", script, sys.executable]
+    subprocess.run([*command, str(node.store), node.digest, str(node.folder), _LOCAL], timeout=60, check=True)
+    first = tree.attach(node.folder / "mnt", node.folder / "state")
+    try:
+        other = node.mount("other", slow=False)
+        assert other.status().pid == first.status().pid
+        assert right(node, other.target)
+    finally:
+        subprocess.run(["nsenter", "-t", str(first.status().pid), "-m", "umount", str(first.target)], check=True)
+        first.unmount()
+
+
 def test_a_mount_and_an_unmount_while_the_fetcher_is_dead(node: Node) -> None:
     made = node.mount(slow=False)
     pid = made.status().pid

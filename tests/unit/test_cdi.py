@@ -75,6 +75,18 @@ def test_named_gpus(folder: Path) -> None:
         chosen(folder, ["0"])
 
 
+def test_gpus_that_uuids_name_are_counted_by_their_nodes(tmp_path: Path) -> None:
+    """As ``nvidia-ctk cdi generate --device-name-strategy=uuid`` describes them."""
+    for number in (0, 1, 2, 10):
+        (tmp_path / f"gpu{number}").touch()
+    named = {"GPU-d": "gpu0", "GPU-b": "gpu1", "GPU-c": "gpu2", "GPU-a": "gpu10"}
+    describe(tmp_path / "cdi/v.json", "v.com/gpu", {uuid: nodes(tmp_path / file) for uuid, file in named.items()})
+    folder = tmp_path / "cdi"
+    assert chosen(folder, "all") == (["0", "1", "2", "10"], None)
+    assert chosen(folder, "all", "0") == (["0"], "0")
+    assert chosen(folder, "all", "3,1") == (["10", "1"], "1,0")
+
+
 def test_nothing_is_wanted_or_described(tmp_path: Path) -> None:
     assert cdi.select(None) is None
     for gpus, devices in (("all", []), (["0"], []), (None, ["v.com/net=1"])):

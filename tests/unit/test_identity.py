@@ -22,6 +22,8 @@ def test_slurm_torchrun_and_kubernetes():
         ({"SLURM_JOB_ID": "48", "SLURM_STEP_ID": "1", "SLURM_RESTART_COUNT": "2"}, "48.2.1"),
         ({"SLURM_JOB_ID": "48", "SLURM_RESTART_COUNT": "2"}, ""),  # a batch script may start it twice
         ({"TORCHELASTIC_RUN_ID": "a/b:c", "TORCHELASTIC_RESTART_COUNT": "3"}, "a_b_c.3"),
+        ({"TORCHELASTIC_RUN_ID": "/nfs/rdzv"}, "9c8e360502eb8e8c"),
+        ({"TORCHELASTIC_RUN_ID": "r" * 110}, "b269299bc36af221"),
         ({"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "3"}, ""),
         ({"SLURM_JOB_ID": "48", "SLURM_STEP_ID": "1", "BOOTSEER_ATTEMPT": "mine"}, "mine"),
         ({}, ""),
@@ -47,6 +49,22 @@ def test_nodes_that_start_together_agree_on_the_attempt(tmp_path):
     assert starts(tmp_path, "n2", "n2") == ["1", "2"]  # n2 alone
     os.utime(tmp_path / "j/attempt-2", (1, 1))
     assert starts(tmp_path, "n1", "n2", "n3") == ["3", "3", "3"]
+
+
+@pytest.mark.timeout(10)
+def test_a_link_to_nothing_in_the_place_of_a_nodes_events_is_no_reason_to_look_for_ever(tmp_path):
+    (tmp_path / "j/attempt-0").mkdir(parents=True)
+    (tmp_path / "j/attempt-0/n1.jsonl").symlink_to("nowhere")
+    assert starts(tmp_path, "n1") == ["1"]
+
+
+def test_a_start_that_has_all_its_nodes_is_joined_by_none(tmp_path):
+    def attempts(nodes):
+        found = (identify(f"j{nodes}", {"BOOTSEER_NODE": f"n{i}", "BOOTSEER_NODES": nodes}) for i in range(4))
+        return [_join_attempt(tmp_path, one) for one in found]
+
+    assert attempts("1") == ["0", "1", "2", "3"]
+    assert attempts("2") == ["0", "0", "1", "1"]
 
 
 def test_many_nodes_that_start_at_once_agree(tmp_path):

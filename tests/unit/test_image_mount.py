@@ -15,6 +15,7 @@ from bootseer import image, oci
 from bootseer.blocks import tree
 from bootseer.config import Config
 from bootseer.errors import NotFoundError, PrivilegeError
+from bootseer.image import inventory
 from bootseer.image.mount import MountRecord
 
 _REF = "registry.example/x:v1"
@@ -99,3 +100,19 @@ def test_the_servers_of_other_images_are_not_asked(tmp_path: Path, monkeypatch: 
     (mounted,) = image.mounts(tmp_path)
     mounted.status()
     assert asked == [f"{'aaa':0>64}"[:16]]
+
+
+def test_a_file_or_folder_called_lock_beside_a_mount_is_somebody_elses(tmp_path: Path) -> None:
+    """As /run/lock, beside a mount on /run/image."""
+    state, cache = tmp_path / "state", tmp_path / "cache"
+    left(state, "one")
+    cache.mkdir(mode=0o700)
+    (kept,) = (state / "images").iterdir()
+    record = kept / "mount.json"
+    for number, make in enumerate((Path.mkdir, Path.touch)):
+        other = tmp_path / f"other{number}"
+        other.mkdir()
+        make(other / "lock")
+        found = msgspec.structs.replace(msgspec.json.decode(record.read_bytes(), type=MountRecord), target=f"{other}/m")
+        record.write_bytes(msgspec.json.encode(found))
+        assert [item.state for item in inventory.listing(state, cache) if item.kind == "mount"] == ["mounted"]

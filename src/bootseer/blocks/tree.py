@@ -28,7 +28,7 @@ from bootseer.blocks.serving.client import SERVER, NewServer
 from bootseer.blocks.serving.mount_readahead import note_mount
 from bootseer.blocks.serving.protocol import FUSE_FOLDER, SPEC, GoneError, Request, ServerSpec, TreeStatus
 from bootseer.config import Config
-from bootseer.errors import BootseerError, NotFoundError, from_os_error
+from bootseer.errors import BootseerError, NotFoundError, UnavailableError, from_os_error
 from bootseer.kernel import mount as mounts
 from bootseer.private import private_folder
 from bootseer.store import Store, open_store
@@ -156,11 +156,9 @@ def mount(
                 target.mkdir(parents=True, exist_ok=True)
                 meta.result()
                 place = folder / FUSE_FOLDER if lazy else Path(served.cache_dir, *tree.cache.parts[-2:])
-                if served.pid and not (place / DATA).exists():  # it has mounts of its own
-                    place = Path(f"/proc/{served.pid}/root{place}")
-                data = place / DATA
+                data = _as_served(place / DATA, served, folder) if tree.manifest.data_size else None
                 with note_mount(folder) if lazy else contextlib.nullcontext():
-                    mounts.mount_erofs(tree.meta, data if tree.manifest.data_size else None, target, direct=lazy)
+                    mounts.mount_erofs(tree.meta, data, target, direct=lazy)
             except BaseException as exc:
                 try:
                     made._leave(_EXIT_SECONDS)
@@ -170,6 +168,30 @@ def mount(
                     raise from_os_error(exc, f"mount tree {id} on {target}") from exc
                 raise
     return made
+
+
+def _as_served(data: Path, served: client.Server, folder: Path) -> Path:
+    """Where the file is that the server calls ``data``. It may have mounts of its own, and this process another file by
+    that name; in another pid namespace its number is somebody else's, who does not see its ``folder``."""
+    root = f"/proc/{served.pid}/root"
+    if not served.pid or _is(data, served.file):
+        return data
+    same = os.path.exists(f"{root}{folder}") and os.path.samefile(f"{root}{folder}", folder)
+    if same and _is(theirs := Path(f"{root}{data}"), served.file):
+        return theirs
+    raise UnavailableError(
+        f"the block server {served.pid} of {folder} reads {data}, which is not seen from here",
+        hint="it is in other namespaces: unmount there, or use another state_dir",
+    )
+
+
+def _is(path: Path, file: tuple[int, int]) -> bool:
+    """Whether ``path`` exists and, if that is known, is the file with this device and number."""
+    try:
+        found = path.stat()
+    except OSError:
+        return False
+    return file in ((0, 0), (found.st_dev, found.st_ino))
 
 
 def mounted(target: str | Path, digest: str, state_dir: Path) -> TreeMount:

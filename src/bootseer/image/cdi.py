@@ -199,8 +199,14 @@ class _Known:
     def _gpus(self) -> list[str]:
         every = [name for name in self._devices if name.partition("=")[0].endswith("/gpu")]
         single = [name for name in every if not name.endswith("=all")]
-        return sorted(single or every, key=lambda name: [int(part) if part.isdecimal() else part
-                                                         for part in re.split(r"(\d+)", name)])  # fmt: skip
+        return sorted(single or every, key=self._order)
+
+    def _order(self, name: str) -> tuple[bool, list[int | str]]:
+        """As the driver counts GPUs: by the numbers that name them, else, as with UUIDs, by those of their nodes."""
+        numbered = name.partition("=")[2][:1].isdecimal()
+        nodes = ",".join(node.path for node in self._devices[name][1].container_edits.device_nodes)
+        parts = re.split(r"(\d+)", name if numbered else f"{nodes},{name}")
+        return not numbered, [int(part) if part.isdecimal() else part for part in parts]
 
     def named_gpus(self, names: Sequence[str], visible: str | None) -> tuple[list[str], str | None]:
         """Their CDI names, and `_VISIBLE` in the container."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from bootseer.image.mount import STARTS, recorded
+from bootseer.image.mount import RUNS, STARTS, recorded
 from bootseer.owned import adopted, is_owned
 from bootseer.private import trusted
 
@@ -32,6 +32,7 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
 def listing(state_dir: Path, cache_dir: Path) -> list[Item]:
     """Containers first, then starts, then mounts."""
     state_dir, cache_dir = trusted(state_dir), trusted(cache_dir)
+    ours = (state_dir / RUNS, cache_dir / STARTS)
     found = []
     for kind, folders in (("container", state_dir / "containers"), ("start", cache_dir / STARTS)):
         for folder in sorted(folders.glob("[!.]*")):
@@ -41,7 +42,8 @@ def listing(state_dir: Path, cache_dir: Path) -> list[Item]:
     for mounted in recorded(state_dir):
         record = mounted.record
         own, above = state_dir / "images" / record.id, mounted.rootfs.parent
-        state = STALE if _is_left(own) or _is_left(above) else "mounting" if is_owned(own) else "mounted"
+        left = _is_left(own) or (above.parent in ours and _is_left(above))  # elsewhere a file "lock" is somebody's
+        state = STALE if left else "mounting" if is_owned(own) else "mounted"
         found.append(Item(kind="mount", id=record.id, state=state, what=record.reference, folder=record.target))
     return found
 

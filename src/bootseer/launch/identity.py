@@ -5,6 +5,7 @@ Sources: Slurm, torchrun, Kubernetes indexed jobs (``JOB_COMPLETION_INDEX``), Op
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import socket
@@ -70,7 +71,8 @@ def _attempt(environ: Mapping[str, str]) -> str:
     ):
         first, *more = (environ.get(name, "") for name in ids)
         if all((first, *more)) and first != "none":  # torchrun's run id where nobody chose one
-            return re.sub(r"[^A-Za-z0-9.-]", "_", ".".join((first, environ.get(restart) or "0", *more)))
+            name = re.sub(r"[^A-Za-z0-9.-]", "_", ".".join((first, environ.get(restart) or "0", *more)))
+            return name if _NAME.fullmatch(name) else hashlib.sha256(name.encode()).hexdigest()[:16]
     return ""
 
 

@@ -137,11 +137,12 @@ def _error(code: int, text: str) -> BootseerError:
 
 
 class Server(NamedTuple):
-    """``driver``: as in `TreeStatus`. ``pid``: 0 when it was started here."""
+    """``driver`` and ``file``: as in `TreeStatus`. ``pid``: 0 when it was started here."""
 
     driver: str
     cache_dir: str
     pid: int = 0
+    file: tuple[int, int] = (0, 0)
 
 
 def join_or_start(folder: Path, spec: ServerSpec, new: NewServer) -> Server:
@@ -161,7 +162,7 @@ def join_or_start(folder: Path, spec: ServerSpec, new: NewServer) -> Server:
                 raise BootseerError(f"tree id {spec.id} is taken by {status.digest}")
             if status.cache_dir != spec.cache_dir:
                 log.warning("tree %s is served out of %s until all its mounts end", spec.id, status.cache_dir)
-            return Server(status.driver, status.cache_dir, status.pid)
+            return Server(status.driver, status.cache_dir, status.pid, status.file)
     try:
         folder.mkdir(mode=0o700)
         (folder / FUSE_FOLDER).mkdir(mode=0o700)

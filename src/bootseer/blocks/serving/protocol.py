@@ -52,6 +52,8 @@ class TreeStatus(msgspec.Struct, kw_only=True):
     driver: str = "fuse"
     """``fuse``, or ``local``: everything was on this node when the tree was mounted, the kernel reads it by itself."""
     cache_dir: str = ""
+    file: tuple[int, int] = (0, 0)
+    """Of the driver ``local``: device and number of the data file, which may have another name elsewhere."""
     server_restarts: int = 0
     fetcher_restarts: int = 0
     supervisor_restarts: int = 0

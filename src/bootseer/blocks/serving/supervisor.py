@@ -373,6 +373,7 @@ class Supervisor:
 
     def _status(self) -> TreeStatus:
         counts, shared = self._counts, self._inherited.shared
+        data = os.fstat(self._inherited.cache.fileno())
         fetched: dict[str, Any] = {cell.name.lower(): counts[Count.FETCHED + cell] for cell in Fetched}
         fetched["cache_full"] = bool(fetched["cache_full"])
         ready = bytes(shared.ready[:]).count(1)
@@ -384,6 +385,7 @@ class Supervisor:
             fetcher_pid=counts[Count.FETCHER_PID],
             driver=self.driver,
             cache_dir=self._spec.cache_dir,
+            file=(data.st_dev, data.st_ino) if self._device is None else (0, 0),
             server_restarts=max(0, counts[Count.SERVER_STARTS] - 1),
             fetcher_restarts=max(0, counts[Count.FETCHER_STARTS] - 1),
             supervisor_restarts=counts[Count.SUPERVISOR_STARTS] - 1,
