@@ -258,6 +258,18 @@ def test_a_commit_that_failed_may_be_tried_again(fs):
     assert committed(save.commit()) == ["a"]
 
 
+def test_a_commit_that_failed_after_its_claim_may_be_tried_again(fs, monkeypatch):
+    save = fs.save("f")
+    put(save, "a")
+    monkeypatch.setenv("BOOTSEER_FAULTS", "stripefs.save.claim=eio")
+    with pytest.raises(OSError, match=r"stripefs\.save\.claim"):
+        save.commit()
+    monkeypatch.delenv("BOOTSEER_FAULTS")
+    with pytest.raises(NotWritableError, match="is being committed"):
+        put(save, "b")
+    assert committed(save.commit()) == ["a"]
+
+
 def test_a_file_that_is_still_being_written_is_not_committed(fs, monkeypatch):
     def unfinished(self, path, *, pinned=False):
         source = real(self, path, pinned=pinned)

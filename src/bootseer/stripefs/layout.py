@@ -32,6 +32,8 @@ _POINTER_BODY = b'{"digest":"'
 MEND = "run `bootseer fs fsck --repair` on its folder"
 MAX_TEXT = 1 << 20
 """Largest pointer."""
+MAX_REMNANT = 4096
+"""Largest file that may be what is left of a pointer."""
 MAX_NAME = 1024
 """Longest file name, in bytes, that a header holds."""
 

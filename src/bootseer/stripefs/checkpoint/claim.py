@@ -10,6 +10,7 @@ numbers begin again. Why this leaves no gap: docs/internals/stripe.md.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import re
 import time
@@ -60,6 +61,8 @@ class Save:
         self._backend = backend
         self._left: Mapping[str, Entry] | None = None
         """What earlier saves left in the folder; None in a process that joined."""
+        self._closing = _new_token()
+        """Of the claim that `commit` takes."""
         self._closed: Save | None = None
         self._token = token or self._claimed()
         if len(self._token) != _TOKEN:
@@ -110,17 +113,22 @@ class Save:
         `NotWritableError` also in a process that joined the save.
         """
         if self._closed is None:
-            self.check()
-            if self._left is None:
-                raise NotWritableError(
-                    f"save {self.epoch} of {self._shown} was begun by another process", hint="commit it there"
-                )
-            try:
-                if _highest(self._backend, self.folder) > self.epoch:
-                    raise self._overtaken()
-                self._closed = _take(self._backend, self.folder, self.epoch + 1)
-            except FileExistsError:
-                raise self._overtaken() from None
+            closed = Save(self._backend, self.folder, self.epoch + 1, self._closing)
+            if closed._claimed() == self._closing:  # an earlier call took it, and failed after that
+                _end_writes(closed)
+            else:
+                self.check()
+                if self._left is None:
+                    raise NotWritableError(
+                        f"save {self.epoch} of {self._shown} was begun by another process", hint="commit it there"
+                    )
+                try:
+                    if _highest(self._backend, self.folder) > self.epoch:
+                        raise self._overtaken()
+                    _take(closed)
+                except FileExistsError:
+                    raise self._overtaken() from None
+            self._closed = closed
         only = None
         if left := self._left:
             only = {path for path, entry in _listed(self._backend, self.folder).items() if left.get(path) != entry}
@@ -163,6 +171,9 @@ class Save:
         return made
 
     def _files(self, found: Mapping[str, Entry], only: Collection[str] | None) -> Iterator[CommittedFile]:
+        from bootseer.stripefs.maintenance.scan import lost_sets, refuse_lost  # which knows claims
+
+        lost = functools.cache(functools.partial(lost_sets, self._backend))
         for path, entry in sorted(found.items()):
             full = join(self.folder, clean_new(path))
             if entry.name == newest.NAME and newest.is_hint(read_all(self._backend, full, limit=64)):
@@ -173,6 +184,7 @@ class Save:
             if (pointer := read_pointer(self._backend, full)) is None:
                 with PlainFile(self._backend, full) as file:
                     refuse_unfinished(file)
+                    refuse_lost(file, lost)
                     yield CommittedFile(path=path, size=file.size, digest=commit.digest_of_open(file), uuid="")
             else:
                 yield CommittedFile(path=path, size=pointer.size, digest=pointer.digest, uuid=pointer.uuid)
@@ -215,7 +227,7 @@ def begin(backend: Backend, folder: str) -> Save:
     epoch = _highest(backend, folder) + 1
     while True:
         try:
-            save = _take(backend, folder, epoch)
+            _take(save := Save(backend, folder, epoch, _new_token()))
             break
         except FileExistsError:
             epoch += 1
@@ -223,17 +235,24 @@ def begin(backend: Backend, folder: str) -> Save:
     return save
 
 
-def _take(backend: Backend, folder: str, epoch: int) -> Save:
-    """Claim ``folder`` under the number ``epoch`` and end the writes into it. `FileExistsError` when that is taken."""
-    token = uuid.uuid4().hex.encode()
+def _new_token() -> bytes:
+    return uuid.uuid4().hex.encode()
+
+
+def _take(save: Save) -> None:
+    """Make the claim of ``save``, and end the writes into its folder. `FileExistsError` when its number is taken."""
     # It counts from its creation on, and stays after an error: `Save.check` looks at the next number only.
-    sink = backend.create(_claim(folder, epoch))
+    sink = save._backend.create(_claim(save.folder, save.epoch))
     try:
-        sink.write(token)
+        sink.write(save._token)
     finally:
         sink.close()
     faults.point("stripefs.save.claim")
-    save = Save(backend, folder, epoch, token)
+    _end_writes(save)
+
+
+def _end_writes(save: Save) -> None:
+    backend, folder = save._backend, save.folder
     # In this order: a save that claims after the list was made has none of its files in it.
     unfinished = [join(folder, path) for path, _ in commit.walk(backend, folder, temporary=True)]
     save.check()
@@ -242,7 +261,6 @@ def _take(backend: Backend, folder: str, epoch: int) -> Save:
             backend.rename(path, path + layout.ENDED, overwrite=True)
             _log.info("a write into %s that was under way has been ended by a save or a commit", folder)
     save.check()
-    return save
 
 
 def _listed(backend: Backend, folder: str) -> dict[str, Entry]:
