@@ -157,7 +157,8 @@ def _patiently(step: Callable[[], T]) -> T:
 def remove_stripes(backend: Backend, path: str, pointer: Pointer, *, replaced: bool = False) -> bool:
     """Remove the stripes of the file that had ``pointer`` at ``path``, which is not there any more.
 
-    ``replaced``: by a rename, just before which another process may have given it another name. They stay when it was written under another name and is not the last file of the folder that names them (one of the
+    ``replaced``: by a rename, just before which another process may have given it another name.
+    They stay when it was written under another name and is not the last file of the folder that names them (one of the
     two is a copy of the pointer), or a damaged pointer may name them. Then the answer is False: the temporary file that
     calls them garbage is to stay too.
     """
