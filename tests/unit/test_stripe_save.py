@@ -1,12 +1,15 @@
 """Saves, their claims, and what may not be written into a folder that is a checkpoint already."""
 
 import shutil
+import uuid
 from pathlib import Path
 
 import pytest
 
 from bootseer import faults
 from bootseer.errors import DataError, NotWritableError
+from bootseer.storage import fsspec
+from bootseer.storage.interface import Entry
 from bootseer.stripefs import layout, open_fs
 from bootseer.stripefs.checkpoint.claim import Save
 from bootseer.stripefs.files.copy import copy_tree
@@ -181,6 +184,20 @@ def test_what_a_killed_save_left_is_not_committed_by_the_next_one(fs, caplog):
     assert "step-1/rank-1 was not written by this save" in caplog.text
     assert "step-1/sub/rank-2 was not written by this save" in caplog.text
     fs.verify("step-1")
+
+
+def test_what_a_save_wrote_again_is_committed_where_versions_are_not_told(monkeypatch):
+    def sizes_only(name: str, info: dict[str, object]) -> Entry:
+        return real(name, {key: info[key] for key in ("size", "type")})
+
+    real = fsspec.entry_of
+    monkeypatch.setattr(fsspec, "entry_of", sizes_only)
+    fs = open_fs(f"memory://{uuid.uuid4().hex}")
+    for seed in (b"a", b"b"):
+        save = fs.save("f")
+        with save.create("plain") as out:
+            out.write(seed)
+    assert committed(save.commit()) == ["plain"]
 
 
 def test_what_was_in_the_folder_before_its_first_save_is_committed(fs):

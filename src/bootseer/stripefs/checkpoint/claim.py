@@ -109,7 +109,8 @@ class Save:
     def commit(self, *, hint: bool = True, before: Callable[[Commit], None] | None = None) -> Commit:
         """End this save, and the writes of it that are under way, and publish the manifest of the folder.
 
-        What an earlier save left there and this one did not replace is not listed. Arguments and errors of `publish`;
+        What an earlier save left there and this one did not replace is not listed, where the storage tells one version
+        of a file from another. Arguments and errors of `publish`;
         `NotWritableError` also in a process that joined the save.
         """
         if self._closed is None:
@@ -131,7 +132,9 @@ class Save:
             self._closed = closed
         only = None
         if left := self._left:
-            only = {path for path, entry in _listed(self._backend, self.folder).items() if left.get(path) != entry}
+            now = _listed(self._backend, self.folder)
+            # without a version another file may look the same
+            only = {path for path, entry in now.items() if left.get(path) != entry or not entry.version}
         return self._closed.publish(hint=hint, before=before, only=only)
 
     def publish(
