@@ -809,6 +809,20 @@ def test_small_files_that_only_look_like_what_is_left_of_a_pointer(fs, remnant):
     assert fs.fsck().findings == ()
 
 
+def test_an_empty_file_is_opened_without_a_look_into_the_others(fs, monkeypatch):
+    def count(self, path: str, **kwargs: bool) -> Source:
+        opened.append(path)
+        return real(self, path, **kwargs)
+
+    write(fs, "f")
+    for index in range(10):
+        fs.create(f"empty-{index}").finish()
+    real, opened = type(fs.backend).open, list[str]()
+    monkeypatch.setattr(type(fs.backend), "open", count)
+    assert content(fs, "empty-0") == b""
+    assert set(opened) == {"empty-0", "f"}
+
+
 def test_an_empty_file_whose_name_other_stripes_say_is_empty(fs):
     write(fs, "f")
     fs.rename("f", "g")

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import re
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -35,15 +34,10 @@ from bootseer.stripefs.checkpoint.commit import Commit, CommittedFile
 from bootseer.stripefs.files.reader import PlainFile, read_pointer, refuse_unfinished
 from bootseer.stripefs.files.writer import StripeWriter
 from bootseer.stripefs.layout import clean_new
+from bootseer.stripefs.maintenance.scan import lost_sets, refuse_lost
 
 _log = logging.getLogger(__name__)
-_CLAIM = re.compile(r"save\.([1-9][0-9]{0,17})")
 _TOKEN = 32
-
-
-def is_claim(name: str) -> bool:
-    """Whether a name in ``.bsx`` is that of a claim."""
-    return _CLAIM.fullmatch(name) is not None
 
 
 class Save:
@@ -174,8 +168,6 @@ class Save:
         return made
 
     def _files(self, found: Mapping[str, Entry], only: Collection[str] | None) -> Iterator[CommittedFile]:
-        from bootseer.stripefs.maintenance.scan import lost_sets, refuse_lost  # which knows claims
-
         lost = functools.cache(functools.partial(lost_sets, self._backend))
         for path, entry in sorted(found.items()):
             full = join(self.folder, clean_new(path))
@@ -280,4 +272,4 @@ def _highest(backend: Backend, folder: str) -> int:
         names = [entry.name for entry in backend.list(join(folder, layout.FOLDER))]
     except NotFoundError:
         return 0
-    return max((int(found[1]) for name in names if (found := _CLAIM.fullmatch(name))), default=0)
+    return max((int(found[1]) for name in names if (found := layout.CLAIM.fullmatch(name))), default=0)

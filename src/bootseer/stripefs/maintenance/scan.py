@@ -20,7 +20,6 @@ from bootseer.storage.interface import Backend, Entry, Source, exists, join, rea
 from bootseer.storage.pool import parallel
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit
-from bootseer.stripefs.checkpoint.claim import is_claim
 from bootseer.stripefs.files.reader import PlainFile, StripedFile, read_pointer
 from bootseer.stripefs.layout import Footer, Header, Pointer
 
@@ -118,7 +117,8 @@ def folder(backend: Backend, path: str, *, known: Folder | None = None, stripes:
 def _file(backend: Backend, found: Folder, entry: Entry) -> None:
     full = join(found.path, entry.name)
     try:
-        pointer = read_pointer(backend, full) if entry.size <= layout.MAX_TEXT else None
+        small = len(layout.POINTER_LINE) <= entry.size <= layout.MAX_TEXT
+        pointer = read_pointer(backend, full) if small else None
     except NotFoundError:
         return  # gone since it was listed
     except DataError as exc:
@@ -137,7 +137,7 @@ def _stripes(backend: Backend, found: Folder) -> None:
         match = _STRIPE.fullmatch(entry.name.removeprefix(TRASH))
         if match and not entry.is_dir:
             (found.trash if trash else found.stripes).setdefault(match[1], {})[int(match[2])] = entry
-        elif not is_claim(entry.name):
+        elif not layout.CLAIM.fullmatch(entry.name):
             found.unknown[join(found.store, entry.name)] = entry
 
 
