@@ -779,6 +779,26 @@ def test_nothing_takes_what_is_left_of_a_pointer_for_the_file(fs, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["store"]
 
 
+def test_what_is_left_of_a_pointer_is_not_committed(fs):
+    write(fs, "step-1/f")
+    os.truncate(local(fs, "step-1/f"), 0)
+    with pytest.raises(DataError, match="the pointer step-1/f is damaged"):
+        fs.commit("step-1")
+    (mended,) = fs.repair(fs.fsck())
+    fs.rename(mended.path, "step-1/f")  # as the hint says
+    assert [(file.path, file.size) for file in fs.commit("step-1").files] == [("f", len(DATA))]
+
+
+@pytest.mark.parametrize("remnant", [b"", b"boot", bytes(290)])
+def test_stripes_stay_when_a_file_may_be_left_of_their_pointer(fs, remnant):
+    write(fs, "f")
+    fs.rename("f", "g")
+    write(fs, "f", DATA[:UNIT])
+    local(fs, "g").write_bytes(remnant)
+    assert kinds(fs) == ["kept-stripes"]
+    assert fs.gc(age=0) == []
+
+
 @pytest.mark.parametrize("remnant", [b"", b"boot", bytes(290)])
 def test_small_files_that_only_look_like_what_is_left_of_a_pointer(fs, remnant):
     for path in ("d/small", "beside/small"):
@@ -787,6 +807,20 @@ def test_small_files_that_only_look_like_what_is_left_of_a_pointer(fs, remnant):
     write(fs, "beside/f")
     assert content(fs, "d/small") == content(fs, "beside/small") == remnant
     assert fs.fsck().findings == ()
+
+
+def test_an_empty_file_is_opened_without_a_look_into_the_others(fs, monkeypatch):
+    def count(self, path: str, **kwargs: bool) -> Source:
+        opened.append(path)
+        return real(self, path, **kwargs)
+
+    write(fs, "f")
+    for index in range(10):
+        fs.create(f"empty-{index}").finish()
+    real, opened = type(fs.backend).open, list[str]()
+    monkeypatch.setattr(type(fs.backend), "open", count)
+    assert content(fs, "empty-0") == b""
+    assert set(opened) == {"empty-0", "f"}
 
 
 def test_an_empty_file_whose_name_other_stripes_say_is_empty(fs):

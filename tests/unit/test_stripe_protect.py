@@ -126,6 +126,21 @@ def test_a_commit_with_a_damaged_byte_still_protects(tmp_path):
                 fs.get("step-1/conf", tmp_path / "got")
 
 
+@pytest.mark.parametrize("left", [b"", bytes(300)])
+def test_a_commit_of_which_nothing_is_left_still_protects(tmp_path, left):
+    fs = open_fs(str(tmp_path))
+    checkpoint(fs, "step-1")
+    (tmp_path / "step-1/COMMIT").write_bytes(left)
+    with pytest.raises(NotWritableError):
+        fs.remove("step-1/a")
+    with pytest.raises(NotWritableError):
+        fs.refuse_committed("step-1/sub/c")
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain/COMMIT").write_bytes(left)  # somebody else's
+    fs.refuse_committed("plain/sub/c")
+    fs.remove("plain/COMMIT")
+
+
 def test_a_checkpoint_in_a_checkpoint_is_named_by_the_outer_one(fs):
     checkpoint(fs, "outer/inner")
     fs.commit("outer")

@@ -150,3 +150,21 @@ def test_stripes_stay_beside_a_damaged_pointer_that_may_name_them(fs, how):
     fs.gc(age=0)
     assert stripes(fs) == (0 if how == "removed" else 3)
     assert fs.fsck().findings == ()
+
+
+@pytest.mark.parametrize("how", ["write", "rename"])
+def test_a_file_that_is_renamed_just_before_it_is_replaced_keeps_its_stripes(fs, monkeypatch, how):
+    def act() -> None:
+        monkeypatch.undo()
+        fs.rename("latest", "kept")
+
+    write(fs, "latest")
+    write(fs, "next", NEW)
+    at(monkeypatch, ("write.rename", "rename.rename"), act)
+    if how == "write":
+        write(fs, "latest", NEW)
+    else:
+        fs.rename("next", "latest")
+    assert content(fs, "kept") == OLD
+    assert content(fs, "latest") == NEW
+    assert fs.fsck().findings == ()

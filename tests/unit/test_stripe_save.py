@@ -1,12 +1,15 @@
 """Saves, their claims, and what may not be written into a folder that is a checkpoint already."""
 
 import shutil
+import uuid
 from pathlib import Path
 
 import pytest
 
 from bootseer import faults
 from bootseer.errors import DataError, NotWritableError
+from bootseer.storage import fsspec
+from bootseer.storage.interface import Entry
 from bootseer.stripefs import layout, open_fs
 from bootseer.stripefs.checkpoint.claim import Save
 from bootseer.stripefs.files.copy import copy_tree
@@ -183,6 +186,20 @@ def test_what_a_killed_save_left_is_not_committed_by_the_next_one(fs, caplog):
     fs.verify("step-1")
 
 
+def test_what_a_save_wrote_again_is_committed_where_versions_are_not_told(monkeypatch):
+    def sizes_only(name: str, info: dict[str, object]) -> Entry:
+        return real(name, {key: info[key] for key in ("size", "type")})
+
+    real = fsspec.entry_of
+    monkeypatch.setattr(fsspec, "entry_of", sizes_only)
+    fs = open_fs(f"memory://{uuid.uuid4().hex}")
+    for seed in (b"a", b"b"):
+        save = fs.save("f")
+        with save.create("plain") as out:
+            out.write(seed)
+    assert committed(save.commit()) == ["plain"]
+
+
 def test_what_was_in_the_folder_before_its_first_save_is_committed(fs):
     with fs.create("step-1/tokenizer") as out:
         out.write(b"t")
@@ -253,6 +270,18 @@ def test_a_commit_that_failed_may_be_tried_again(fs):
     put(save, "a")
     with pytest.raises(DataError, match="not yet"):
         save.commit(before=refuse)
+    with pytest.raises(NotWritableError, match="is being committed"):
+        put(save, "b")
+    assert committed(save.commit()) == ["a"]
+
+
+def test_a_commit_that_failed_after_its_claim_may_be_tried_again(fs, monkeypatch):
+    save = fs.save("f")
+    put(save, "a")
+    monkeypatch.setenv("BOOTSEER_FAULTS", "stripefs.save.claim=eio")
+    with pytest.raises(OSError, match=r"stripefs\.save\.claim"):
+        save.commit()
+    monkeypatch.delenv("BOOTSEER_FAULTS")
     with pytest.raises(NotWritableError, match="is being committed"):
         put(save, "b")
     assert committed(save.commit()) == ["a"]

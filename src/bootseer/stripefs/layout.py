@@ -5,6 +5,7 @@ Nothing here does input or output. Every decoder raises `DataError` for bytes th
 
 from __future__ import annotations
 
+import re
 import struct
 from typing import NamedTuple
 
@@ -26,12 +27,16 @@ FOLDER = ".bsx"
 TEMPORARY = interface.TEMPORARY
 ENDED = ".ended"
 """Suffix of the temporary file of a writer that a later save ended."""
+CLAIM = re.compile(r"save\.([1-9][0-9]{0,17})")
+"""In `FOLDER`: the claim of a save, with its number (`bootseer.stripefs.checkpoint.claim`)."""
 HEADER_SIZE = 4096
 POINTER_LINE = b"bootseer striped file 1\n"
 _POINTER_BODY = b'{"digest":"'
 MEND = "run `bootseer fs fsck --repair` on its folder"
 MAX_TEXT = 1 << 20
 """Largest pointer."""
+MAX_REMNANT = 4096
+"""Largest file that may be what is left of a pointer."""
 MAX_NAME = 1024
 """Longest file name, in bytes, that a header holds."""
 

@@ -29,7 +29,7 @@ from bootseer.stripefs.layout import Pointer, clean_new
 from bootseer.stripefs.maintenance.check import Report, fsck
 from bootseer.stripefs.maintenance.collect import AGE, Removal, gc
 from bootseer.stripefs.maintenance.repair import Repair, repair
-from bootseer.stripefs.maintenance.scan import lost_set
+from bootseer.stripefs.maintenance.scan import lost_sets, refuse_lost
 from bootseer.stripefs.open import open_backend
 
 _log = logging.getLogger(__name__)
@@ -177,18 +177,12 @@ class StripeFS:
             if exists(self.backend, path) and self.backend.stat(path).is_dir:
                 raise NotFoundError(f"{join(self.url, path)} is a folder, not a file") from None
             raise NotFoundError(f"no file {path} in {self.url}") from exc
-        if isinstance(file, PlainFile) and file.size == len(file.head) and layout.is_remnant(file.head):
+        if isinstance(file, PlainFile):
             try:
-                lost = lost_set(self.backend, path)
+                refuse_lost(file, lambda parent: lost_sets(self.backend, parent))
             except BaseException:
                 file.close()
                 raise
-            if lost:
-                file.close()
-                raise DataError(
-                    f"the pointer {path} is damaged: nothing of it is left, and its stripes are there ({lost})",
-                    hint=layout.MEND,
-                )
         return file
 
     def stat(self, path: str) -> FileStat:

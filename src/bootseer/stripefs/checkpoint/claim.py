@@ -10,8 +10,8 @@ numbers begin again. Why this leaves no gap: docs/internals/stripe.md.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
-import re
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -34,15 +34,10 @@ from bootseer.stripefs.checkpoint.commit import Commit, CommittedFile
 from bootseer.stripefs.files.reader import PlainFile, read_pointer, refuse_unfinished
 from bootseer.stripefs.files.writer import StripeWriter
 from bootseer.stripefs.layout import clean_new
+from bootseer.stripefs.maintenance.scan import lost_sets, refuse_lost
 
 _log = logging.getLogger(__name__)
-_CLAIM = re.compile(r"save\.([1-9][0-9]{0,17})")
 _TOKEN = 32
-
-
-def is_claim(name: str) -> bool:
-    """Whether a name in ``.bsx`` is that of a claim."""
-    return _CLAIM.fullmatch(name) is not None
 
 
 class Save:
@@ -60,6 +55,8 @@ class Save:
         self._backend = backend
         self._left: Mapping[str, Entry] | None = None
         """What earlier saves left in the folder; None in a process that joined."""
+        self._closing = _new_token()
+        """Of the claim that `commit` takes."""
         self._closed: Save | None = None
         self._token = token or self._claimed()
         if len(self._token) != _TOKEN:
@@ -106,24 +103,32 @@ class Save:
     def commit(self, *, hint: bool = True, before: Callable[[Commit], None] | None = None) -> Commit:
         """End this save, and the writes of it that are under way, and publish the manifest of the folder.
 
-        What an earlier save left there and this one did not replace is not listed. Arguments and errors of `publish`;
+        What an earlier save left there and this one did not replace is not listed, where the storage tells one version
+        of a file from another. Arguments and errors of `publish`;
         `NotWritableError` also in a process that joined the save.
         """
         if self._closed is None:
-            self.check()
-            if self._left is None:
-                raise NotWritableError(
-                    f"save {self.epoch} of {self._shown} was begun by another process", hint="commit it there"
-                )
-            try:
-                if _highest(self._backend, self.folder) > self.epoch:
-                    raise self._overtaken()
-                self._closed = _take(self._backend, self.folder, self.epoch + 1)
-            except FileExistsError:
-                raise self._overtaken() from None
+            closed = Save(self._backend, self.folder, self.epoch + 1, self._closing)
+            if closed._claimed() == self._closing:  # an earlier call took it, and failed after that
+                _end_writes(closed)
+            else:
+                self.check()
+                if self._left is None:
+                    raise NotWritableError(
+                        f"save {self.epoch} of {self._shown} was begun by another process", hint="commit it there"
+                    )
+                try:
+                    if _highest(self._backend, self.folder) > self.epoch:
+                        raise self._overtaken()
+                    _take(closed)
+                except FileExistsError:
+                    raise self._overtaken() from None
+            self._closed = closed
         only = None
         if left := self._left:
-            only = {path for path, entry in _listed(self._backend, self.folder).items() if left.get(path) != entry}
+            now = _listed(self._backend, self.folder)
+            # without a version another file may look the same
+            only = {path for path, entry in now.items() if left.get(path) != entry or not entry.version}
         return self._closed.publish(hint=hint, before=before, only=only)
 
     def publish(
@@ -163,6 +168,7 @@ class Save:
         return made
 
     def _files(self, found: Mapping[str, Entry], only: Collection[str] | None) -> Iterator[CommittedFile]:
+        lost = functools.cache(functools.partial(lost_sets, self._backend))
         for path, entry in sorted(found.items()):
             full = join(self.folder, clean_new(path))
             if entry.name == newest.NAME and newest.is_hint(read_all(self._backend, full, limit=64)):
@@ -173,6 +179,7 @@ class Save:
             if (pointer := read_pointer(self._backend, full)) is None:
                 with PlainFile(self._backend, full) as file:
                     refuse_unfinished(file)
+                    refuse_lost(file, lost)
                     yield CommittedFile(path=path, size=file.size, digest=commit.digest_of_open(file), uuid="")
             else:
                 yield CommittedFile(path=path, size=pointer.size, digest=pointer.digest, uuid=pointer.uuid)
@@ -215,7 +222,7 @@ def begin(backend: Backend, folder: str) -> Save:
     epoch = _highest(backend, folder) + 1
     while True:
         try:
-            save = _take(backend, folder, epoch)
+            _take(save := Save(backend, folder, epoch, _new_token()))
             break
         except FileExistsError:
             epoch += 1
@@ -223,17 +230,24 @@ def begin(backend: Backend, folder: str) -> Save:
     return save
 
 
-def _take(backend: Backend, folder: str, epoch: int) -> Save:
-    """Claim ``folder`` under the number ``epoch`` and end the writes into it. `FileExistsError` when that is taken."""
-    token = uuid.uuid4().hex.encode()
+def _new_token() -> bytes:
+    return uuid.uuid4().hex.encode()
+
+
+def _take(save: Save) -> None:
+    """Make the claim of ``save``, and end the writes into its folder. `FileExistsError` when its number is taken."""
     # It counts from its creation on, and stays after an error: `Save.check` looks at the next number only.
-    sink = backend.create(_claim(folder, epoch))
+    sink = save._backend.create(_claim(save.folder, save.epoch))
     try:
-        sink.write(token)
+        sink.write(save._token)
     finally:
         sink.close()
     faults.point("stripefs.save.claim")
-    save = Save(backend, folder, epoch, token)
+    _end_writes(save)
+
+
+def _end_writes(save: Save) -> None:
+    backend, folder = save._backend, save.folder
     # In this order: a save that claims after the list was made has none of its files in it.
     unfinished = [join(folder, path) for path, _ in commit.walk(backend, folder, temporary=True)]
     save.check()
@@ -242,7 +256,6 @@ def _take(backend: Backend, folder: str, epoch: int) -> Save:
             backend.rename(path, path + layout.ENDED, overwrite=True)
             _log.info("a write into %s that was under way has been ended by a save or a commit", folder)
     save.check()
-    return save
 
 
 def _listed(backend: Backend, folder: str) -> dict[str, Entry]:
@@ -259,4 +272,4 @@ def _highest(backend: Backend, folder: str) -> int:
         names = [entry.name for entry in backend.list(join(folder, layout.FOLDER))]
     except NotFoundError:
         return 0
-    return max((int(found[1]) for name in names if (found := _CLAIM.fullmatch(name))), default=0)
+    return max((int(found[1]) for name in names if (found := layout.CLAIM.fullmatch(name))), default=0)

@@ -148,6 +148,8 @@ def _manifest(store: Backend, folder: str) -> Entry | None:
         return None
     # also one with a damaged first line, and what is left of one
     ours = head.startswith(_OURS) or head.startswith(_BODY, len(_LINE)) or (head and _OURS.startswith(head))
+    if not found.is_dir and not head.strip(b"\0"):  # or a user's: every commit leaves a claim
+        ours = exists(store, join(folder, layout.FOLDER))
     return found if ours else None
 
 

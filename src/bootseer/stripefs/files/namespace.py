@@ -112,7 +112,7 @@ def rename(backend: Backend, src: str, dst: str, *, overwrite: bool = True) -> N
         raise NotWritableError(f"cannot rename {src} to {dst}: that exists") from None
     faults.point("stripefs.rename.cleanup")
     if replaced is not None:
-        _discard(backend, dst, replaced)
+        _discard(backend, dst, replaced, replaced=True)
 
 
 def copy_into(backend: Backend, path: str, writer: StripeWriter) -> None:
@@ -167,9 +167,9 @@ def _is_checkpoint(backend: Backend, path: str) -> bool:
         return True
 
 
-def _discard(backend: Backend, path: str, pointer: Pointer) -> None:
-    """Remove what is left of the file that ``pointer`` was at ``path``."""
-    if remove_stripes(backend, path, pointer):
+def _discard(backend: Backend, path: str, pointer: Pointer, *, replaced: bool = False) -> None:
+    """Remove what is left of the file that ``pointer`` was at ``path``; arguments of `remove_stripes`."""
+    if remove_stripes(backend, path, pointer, replaced=replaced):
         backend.delete(_temporary(path, pointer.uuid))
 
 

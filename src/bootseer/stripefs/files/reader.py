@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 _PLAIN_UNIT = 1 << 20
 """What read-ahead and node cache know as a chunk of a plain file; a request may be cut at its multiples."""
-_POINTER_READ = 4096
+_POINTER_READ = layout.MAX_REMNANT
 """Bytes of a small file that are read to see whether it is a pointer: nearly always all of one."""
 _OPEN_TRIES = 3
 

@@ -154,9 +154,10 @@ def _patiently(step: Callable[[], T]) -> T:
         pause = min(2 * pause, 5.0)
 
 
-def remove_stripes(backend: Backend, path: str, pointer: Pointer) -> bool:
+def remove_stripes(backend: Backend, path: str, pointer: Pointer, *, replaced: bool = False) -> bool:
     """Remove the stripes of the file that had ``pointer`` at ``path``, which is not there any more.
 
+    ``replaced``: by a rename, just before which another process may have given it another name.
     They stay when it was written under another name and is not the last file of the folder that names them (one of the
     two is a copy of the pointer), or a damaged pointer may name them. Then the answer is False: the temporary file that
     calls them garbage is to stay too.
@@ -172,11 +173,14 @@ def remove_stripes(backend: Backend, path: str, pointer: Pointer) -> bool:
             return None
         return found is not None and found.uuid == pointer.uuid
 
-    if pointer.name != name:
+    if replaced or pointer.name != name:
+        # one that was renamed just now is as it was
+        size = len(layout.encode_pointer(pointer)) if pointer.name == name else None
         others = [
             entry
             for entry in backend.list(parent)
             if not entry.is_dir and entry.size <= layout.MAX_TEXT and not entry.name.startswith(layout.TEMPORARY)
+            if size is None or entry.size == size
         ]
         found = parallel([lambda entry=entry: names_them(entry) for entry in others])  # type: ignore[misc]
         if True in found or None in found:
@@ -445,7 +449,7 @@ class StripeWriter:
         faults.point("stripefs.write.cleanup")
         if self._old is not None:
             try:
-                if remove_stripes(self._backend, self.path, self._old):
+                if remove_stripes(self._backend, self.path, self._old, replaced=True):
                     self._remove_temporary(self._marker)
             except (BootseerError, OSError) as exc:  # the mark says that they are garbage
                 _log.warning("stripes of the replaced %s are left behind: %s", self.path, exc)

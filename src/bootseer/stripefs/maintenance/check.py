@@ -251,10 +251,11 @@ class _Check:
         return f"an older version of {whole.name}" if pointer is not None and pointer.epoch >= whole.epoch else ""
 
     def _has_remnants(self, folder: Folder) -> bool:
-        """Whether a plain file of ``folder`` may be a pointer that was cut off in its first line."""
-        short = [name for name, entry in folder.plain.items() if entry.size < len(layout.POINTER_LINE)]
+        """Whether a plain file of ``folder`` may be all that is left of a pointer."""
+        limit = layout.MAX_REMNANT
+        short = [name for name, entry in folder.plain.items() if entry.size <= limit]
         with contextlib.suppress(NotFoundError):
-            return any(layout.is_remnant(read_all(self._backend, join(folder.path, it), limit=64)) for it in short)
+            return any(layout.is_remnant(read_all(self._backend, join(folder.path, it), limit=limit)) for it in short)
         return True  # one has changed since it was listed
 
     def _temporaries(self, folder: Folder, unsure: str) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -20,8 +20,7 @@ from bootseer.storage.interface import Backend, Entry, Source, exists, join, rea
 from bootseer.storage.pool import parallel
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit
-from bootseer.stripefs.checkpoint.claim import is_claim
-from bootseer.stripefs.files.reader import StripedFile, read_pointer
+from bootseer.stripefs.files.reader import PlainFile, StripedFile, read_pointer
 from bootseer.stripefs.layout import Footer, Header, Pointer
 
 TRASH = f"{layout.TEMPORARY}gc-"
@@ -118,7 +117,8 @@ def folder(backend: Backend, path: str, *, known: Folder | None = None, stripes:
 def _file(backend: Backend, found: Folder, entry: Entry) -> None:
     full = join(found.path, entry.name)
     try:
-        pointer = read_pointer(backend, full) if entry.size <= layout.MAX_TEXT else None
+        small = len(layout.POINTER_LINE) <= entry.size <= layout.MAX_TEXT
+        pointer = read_pointer(backend, full) if small else None
     except NotFoundError:
         return  # gone since it was listed
     except DataError as exc:
@@ -137,7 +137,7 @@ def _stripes(backend: Backend, found: Folder) -> None:
         match = _STRIPE.fullmatch(entry.name.removeprefix(TRASH))
         if match and not entry.is_dir:
             (found.trash if trash else found.stripes).setdefault(match[1], {})[int(match[2])] = entry
-        elif not is_claim(entry.name):
+        elif not layout.CLAIM.fullmatch(entry.name):
             found.unknown[join(found.store, entry.name)] = entry
 
 
@@ -243,18 +243,30 @@ def inspect(backend: Backend, folder: str, uuid: str, indices: Iterable[int]) ->
     return pointer
 
 
-def lost_set(backend: Backend, path: str) -> str:
-    """uuid of a whole set of stripes that was written as the file at ``path`` and that nothing names, "" for none."""
-    parent, _, name = path.rpartition("/")
+def lost_sets(backend: Backend, parent: str) -> dict[str, str]:
+    """The whole sets of stripes in the folder ``parent`` that nothing names: uuid by the name of the file written."""
+    found: dict[str, str] = {}
     if not exists(backend, join(parent, layout.FOLDER)):
-        return ""
+        return found
     seen = folder(backend, parent)
     for uuid, stripes in seen.stripes.items():
         if not seen.owners(uuid) and uuid not in seen.temporaries:
             with contextlib.suppress(DataError, ConfigError):
-                if inspect(backend, parent, uuid, stripes).name == name:
-                    return uuid
-    return ""
+                found[inspect(backend, parent, uuid, stripes).name] = uuid
+    if found:  # they may have been completed and published since the folder was listed
+        seen = folder(backend, parent, known=seen)
+    return {name: uuid for name, uuid in found.items() if not seen.owners(uuid) and uuid not in seen.temporaries}
+
+
+def refuse_lost(file: PlainFile, lost: Callable[[str], dict[str, str]]) -> None:
+    """Raise `DataError` when ``file`` is what is left of a pointer; ``lost``: `lost_sets` of a folder."""
+    if file.size == len(file.head) and layout.is_remnant(file.head):
+        parent, _, name = file.path.rpartition("/")
+        if uuid := lost(parent).get(name):
+            raise DataError(
+                f"the pointer {file.path} is damaged: nothing of it is left, and its stripes are there ({uuid})",
+                hint=f"{layout.MEND}, then `bootseer fs mv` what that recovers over it",
+            )
 
 
 def check_content(backend: Backend, folder: str, pointer: Pointer) -> str:

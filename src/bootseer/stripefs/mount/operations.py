@@ -93,12 +93,13 @@ class StripeOperations(fuse.Operations):
                 del self._nodes[node], self._numbers[known.path, known.content]
 
     def getattr(self, node: int, ctx: fuse.Context) -> fuse.Attr:
-        if node == fuse.ROOT and self._shared:  # it is never looked up
+        known = self._nodes[node]
+        if self._shared and not known.content:  # the root, and the folder that a process is in, are not looked up again
             try:
-                self._nodes[node].attr = self._attr(self._fs.stat(""))
+                known.attr = self._attr(self._fs.stat(known.path))
             except BootseerError as exc:
-                raise _os_error_of(exc, "") from None
-        return self._nodes[node].attr
+                raise _os_error_of(exc, known.path) from None
+        return known.attr
 
     def readdir(self, node: int, ctx: fuse.Context) -> Iterable[fuse.DirEntry]:
         path = self._nodes[node].path

@@ -1,0 +1,32 @@
+"""What the mount of a striped store says of files and folders to the kernel."""
+
+import stat
+from typing import cast
+
+import msgspec
+import pytest
+
+from bootseer.kernel import fuse
+from bootseer.storage.interface import Permissions
+from bootseer.stripefs import open_fs
+from bootseer.stripefs.files.readahead import ReadAhead
+from bootseer.stripefs.mount.operations import StripeOperations
+from bootseer.stripefs.store import FileStat, StripeFS
+
+CONTEXT = cast(fuse.Context, None)
+
+
+@pytest.mark.parametrize("folder", ["", "private"])
+def test_a_folder_that_a_process_is_in_becomes_private(tmp_path, monkeypatch, folder):
+    def told(self: StripeFS, path: str) -> FileStat:
+        mode = modes.get(path, 0o755)
+        return msgspec.structs.replace(real(self, path), permissions=Permissions(1, 1, mode))
+
+    real, modes = StripeFS.stat, dict[str, int]()
+    monkeypatch.setattr(StripeFS, "stat", told)
+    (tmp_path / "private").mkdir()
+    ops = StripeOperations(open_fs(str(tmp_path)), cast(ReadAhead, None), shared=True)
+    node = ops.lookup(fuse.ROOT, folder, CONTEXT).node if folder else fuse.ROOT
+    assert stat.S_IMODE(ops.getattr(node, CONTEXT).mode) == 0o755
+    modes[folder] = 0o700
+    assert stat.S_IMODE(ops.getattr(node, CONTEXT).mode) == 0o700
