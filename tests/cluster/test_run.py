@@ -251,9 +251,6 @@ def test_the_newest_complete_checkpoint_or_none(site: Path, node: Place) -> None
     assert "the job starts without a checkpoint" in done.stderr
     assert node.summary()["checkpoint"] == {"how": "none"}
     assert "cat: /checkpoint/weights" in done.stderr  # the job's own affair
-    done = node.start("--no-card", checkpoint="lief/checkpoints", latest="true", WHICH="e")
-    assert done.returncode == 66
-    assert f"no folder {site}/striped/lief; correct the URL" in done.stderr
     fs = stripefs.open_fs(str(site / "striped"))
     (node.here / "old").write_bytes(b"of step 100")
     for step, file in ((100, node.here / "old"), (200, site / "plain/weights")):

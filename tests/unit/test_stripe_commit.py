@@ -208,27 +208,3 @@ def test_latest_while_retention_removes_checkpoints(fs, monkeypatch):
 
     monkeypatch.setattr(commit, "read", read)
     assert fs.latest("") == "c"
-
-
-def test_the_latest_of_a_job_that_has_none_yet(fs, tmp_path):
-    """Its folder may be missing; one above it that is missing too is a mistake in the URL."""
-
-    def latest(url: str) -> str:
-        return open_fs(url).latest_if_any()
-
-    with pytest.raises(NotFoundError, match=f"no folder {fs.url}"):
-        latest(f"{fs.url}/run")
-    Path(fs.url).mkdir()
-    assert latest(f"{fs.url}/run") == ""
-    save(fs, "run/step-1", finish=False)
-    assert latest(f"{fs.url}/run") == ""
-    fs.commit("run/step-1")
-    assert latest(f"{fs.url}/run") == "step-1"
-    assert fs.latest_if_any("run") == "run/step-1"
-    with pytest.raises(NotFoundError, match=f"no folder {fs.url}/rum"):
-        latest(f"{fs.url}/rum/checkpoints")
-    with pytest.raises(NotFoundError, match=r"no folder .*/rum"):
-        fs.latest_if_any("rum/checkpoints")
-    with pytest.raises(NotFoundError, match="is a file"):
-        latest(f"{fs.url}/run/step-1/state.pt")
-    assert latest("memory://none/of/these") == ""  # an object store has no folders

@@ -9,7 +9,7 @@ import msgspec
 
 from bootseer import stripefs
 from bootseer.config import Config
-from bootseer.errors import BootseerError
+from bootseer.errors import BootseerError, NotFoundError
 from bootseer.launch.job import CheckpointTable
 from bootseer.launch.ordinary import copy_checkpoint
 from bootseer.profile import emit
@@ -47,9 +47,10 @@ class CheckpointStage:
     def _look(self) -> bool:
         """Whether there is a checkpoint; asked once: what the job saves from now on is for the next start."""
         if self._name is None and not self._none:
-            self._name = stripefs.open_fs(self.table.url).latest_if_any() or None
-            if self._name is None:
-                log.warning("no complete checkpoint in the folder of [checkpoint]; the job starts without a checkpoint")
+            try:
+                self._name = stripefs.open_fs(self.table.url).latest()
+            except NotFoundError as exc:
+                log.warning("%s; the job starts without a checkpoint", exc)
                 self._none = True
         return not self._none
 

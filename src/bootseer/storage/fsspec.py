@@ -362,9 +362,6 @@ class FsspecBackend(FsspecPlace, Backend):
         with contextlib.suppress(NotFoundError):
             self.call(f"delete {self.name(path)}", lambda fs: fs.rm_file(self.full(path)))
 
-    def has_folders(self) -> bool:
-        return bool(self.protocols & RENAMING)
-
     def make_folder(self, path: str) -> None:
         if not self.memory and self.objects():
             return  # and s3fs would make a bucket

@@ -177,10 +177,6 @@ class Backend(abc.ABC):
     def delete(self, path: str) -> None:
         """Remove a file; no error when it is gone already."""
 
-    def has_folders(self) -> bool:
-        """Whether a folder can be there without a file in it."""
-        return True
-
     @abc.abstractmethod
     def make_folder(self, path: str) -> None:
         """A folder and those above it; no error when it is there. Object stores have none: there it does nothing."""

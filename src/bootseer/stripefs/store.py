@@ -336,23 +336,6 @@ class StripeFS:
             raise NotFoundError(f"{path} is a file, not a folder of checkpoints")
         return newest.find(self.backend, path)
 
-    def latest_if_any(self, path: str = "") -> str:
-        """As `latest`, but "" when there is none yet, also while the folder ``path`` is still to be made.
-
-        Where the storage has folders, the one above must be there: else `NotFoundError`.
-        """
-        path = clean(path)
-        if exists(self.backend, path):
-            if not self.stat(path).is_dir:
-                return self.latest(path)  # which says so
-            name = newest.name_of_newest(self.backend, path, level=logging.WARNING)
-            return join(path, name) if name else ""
-        store, above, _ = next(commit.above(self.backend, path), (self.backend, "", ""))
-        if store.has_folders() and not exists(store, above):
-            where = commit.shown(store, above)
-            raise NotFoundError(f"no folder {where}", hint="correct the URL of the checkpoints, or make the folder")
-        return ""
-
     def refuse_removal(self, path: str) -> None:
         """Raise `NotWritableError` when a COMMIT names ``path`` or what is in it: it would be one of missing files."""
         commit.refuse_removal(self.backend, clean(path))
