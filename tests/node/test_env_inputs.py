@@ -392,6 +392,34 @@ def test_what_a_container_reads_of_the_host_counts(
         mounts.unmount(root)
 
 
+def test_a_container_of_another_job_does_not_count(node: Node, tmp_path: Path) -> None:
+    """One that shows other folders of the same file system at the same path."""
+
+    def box(source: Path, script: str) -> int:
+        script = f"mount --bind {source} /mnt && {script}"
+        return subprocess.run(["unshare", "-m", "sh", "-c", script], check=False).returncode
+
+    def runner() -> int:
+        deep = "import os; [(os.path.isdir('d' * 250) or os.mkdir('d' * 250), os.chdir('d' * 250)) for _ in range(20)]"
+        deep = f'cd /mnt && {sys.executable} -c "{deep}; os.listdir()"'
+        assert box(tmp_path / "theirs", f"cat /mnt/r.txt /mnt/x; sleep 0.3; {deep}") == 0
+        return box(node.work, f"cat /mnt/r.txt > {tmp_path}/target/made; sleep 0.3")
+
+    for name in ("theirs", "target"):
+        (tmp_path / name).mkdir()
+    for name in ("r.txt", "x"):
+        (tmp_path / "theirs" / name).write_text("theirs\n")
+    spec = EnvSpec(
+        targets=(Target("/opt/bootseer-env", str(tmp_path / "target")),),
+        command=("sh", "-c", "x"),
+        image_digest="sha256:1",
+        mounts=((str(node.work), "/mnt"),),
+    )
+    result = env.run(spec, runner, store_url=str(node.store), config=node.config)
+    assert result.outcome is Outcome.RAN_AND_PUBLISHED, result.reason
+    assert set(node.observed().files) == {"/mnt/r.txt"}
+
+
 def test_the_command_line_names_the_file(node: Node) -> None:
     environ = {
         **{k: v for k, v in os.environ.items() if not k.startswith("BOOTSEER_")},

@@ -69,6 +69,7 @@ class Opens:
         self._shown = shown
         self._inside = tuple(path.rstrip("/") + "/" for _, path in shown)
         self._ours: set[str] = set()
+        self._known: set[str] = set()
         self._wake = self._inner = -1
         self.seen: dict[str, FileState] = {}
         self.written: set[tuple[int, int]] = set()
@@ -179,9 +180,7 @@ class Opens:
             if fd < 0:
                 continue
             try:
-                path = os.readlink(f"/proc/self/fd/{fd}").removesuffix(" (deleted)")
-                if self._shown:
-                    path = self._inner_path(fd, pid, path)
+                path = self._path(fd, pid)
                 if not path:
                     continue
                 if (found := state_of(fd)) is None:
@@ -195,11 +194,26 @@ class Opens:
             finally:
                 os.close(fd)
 
-    def _inner_path(self, fd: int, pid: int, path: str) -> str:
-        """The path in the container of what is open as ``fd``, by the process ``pid``; empty when it is another's."""
-        if Path(f"/proc/self/fdinfo/{fd}").read_text().partition("mnt_id:")[2].split(maxsplit=1)[0] in self._ours:
-            return ""
+    def _path(self, fd: int, pid: int) -> str:
+        """Of what is open as ``fd``, by the process ``pid``; empty when it is not to be noted."""
+        ident = ""
+        if self._shown:
+            ident = Path(f"/proc/self/fdinfo/{fd}").read_text().partition("mnt_id:")[2].split(maxsplit=1)[0]
+            if ident in self._ours:
+                return ""
+        try:
+            path = os.readlink(f"/proc/self/fd/{fd}").removesuffix(" (deleted)")
+        except OSError:  # longer than any path may be
+            if self._shown and ident not in self._known:
+                return ""
+            raise
+        return self._inner_path(fd, pid, path, ident) if self._shown else path
+
+    def _inner_path(self, fd: int, pid: int, path: str, ident: str) -> str:
+        """The path in the container of what is open as ``fd``, in the mount ``ident``; empty when it is another's."""
         if (path + "/").startswith(self._inside):
+            if not self._is_shown(ident, pid, path, os.fstat(fd)):
+                return ""
             if self._inner < 0:  # while it is open, the container's mounts have their names
                 with contextlib.suppress(OSError):
                     self._inner = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
@@ -211,6 +225,31 @@ class Opens:
         if not os.path.exists(f"/proc/{pid}") and any(os.path.isfile(source + path) for source, _ in self._shown):
             self.failure = f"{path} was replaced, and who had opened it is gone"
         return ""
+
+    def _is_shown(self, ident: str, pid: int, path: str, info: os.stat_result) -> bool:
+        """Whether the mount ``ident`` is of ``shown``: another job's container may have its own at the same path."""
+        if ident in self._known:
+            return True
+        below = [item for item in self._shown if (path + "/").startswith(item[1].rstrip("/") + "/")]
+        source, target = max(below, key=lambda item: len(item[1]))
+        is_shown = _is(source + path[len(target.rstrip("/")) :], info)
+        if not is_shown:  # another's, or replaced since; which is not kept: the next mount may have this number
+            if holder := _who_sees(ident, pid):
+                is_shown = _is(f"/proc/{holder}/root{target}", os.stat(source))
+            else:
+                self.failure = f"{path} was replaced, and who had opened it is gone"
+        if is_shown:
+            self._known.add(ident)
+        return is_shown
+
+
+def _who_sees(ident: str, pid: int) -> str:
+    """A process in whose namespace the mount ``ident`` is, ``pid`` before others; empty when there is none."""
+    for name in (str(pid), *filter(str.isdigit, os.listdir("/proc"))):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/mountinfo", "rb") as lines:
+            if any(line.startswith(f"{ident} ".encode()) for line in lines):
+                return name
+    return ""
 
 
 def _is(path: str, info: os.stat_result) -> bool:
