@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -217,6 +219,50 @@ def test_a_lost_event_is_said(node: Node, monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(Opens, "_take", lose)
     assert node.run().reason.endswith("; only its stated inputs count: an event was lost: no such event")
+
+
+def test_the_reader_of_events_does_not_wait_for_who_holds_a_lease(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, ready = Opens._watch, threading.Event()
+    monkeypatch.setattr(Opens, "_watch", lambda self: (ready.wait(60), watch(self)))
+    monkeypatch.setattr("bootseer.kernel.opens._JOIN_SECONDS", 2.0)
+    before = signal.signal(signal.SIGIO, signal.SIG_IGN)
+    opens = Opens()
+    opens.begin()
+    held = os.open(node.work / "r.txt", os.O_RDWR)
+    try:
+        fcntl.fcntl(held, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        ready.set()
+        opens.end()
+    finally:
+        os.close(held)
+        signal.signal(signal.SIGIO, before)
+    assert opens.failure.startswith("an event was lost")
+
+
+def test_without_a_thread_the_command_runs(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: threading.Thread) -> None:
+        if self.name == "env-opens":
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    start = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    result = node.run()
+    assert result.outcome is Outcome.RAN_AND_PUBLISHED
+    assert "only its stated inputs count: the kernel refused it: can't start new thread" in result.reason
+
+
+def test_without_its_reader_nothing_is_queued(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Opens, "_take", None)
+    opens = Opens()
+    opens.begin()
+    try:
+        assert opens._thread
+        os.listdir()
+        opens._thread.join(10)
+        assert os.readlink(f"/proc/self/fd/{opens._events}") == "anon_inode:[eventfd]"
+    finally:
+        opens.end()
 
 
 def test_a_namespace_that_cannot_be_left_again_is_not_entered(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ CAP_SYS_ADMIN. Concurrency: one thread reads events from `Opens.begin` to `Opens
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import stat
@@ -86,7 +87,8 @@ class Opens:
         """Raises `OSError` when it is not allowed; nothing has changed then."""
         # The queue of a namespace of its own grows with what its command does; that of a host has a limit.
         kind = _CLASS if self._shown else _CLASS | _UNLIMITED
-        self._events = _libc.fanotify_init(kind, os.O_RDONLY | os.O_CLOEXEC | os.O_LARGEFILE)
+        # Without waiting: for who holds a lease on the file, for the other end of a FIFO.
+        self._events = _libc.fanotify_init(kind, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_LARGEFILE)
         self._wake = os.eventfd(0)
         try:
             if self._shown:
@@ -96,8 +98,12 @@ class Opens:
                         _libc.fanotify_mark(self._events, _ADD_FILE_SYSTEM, _MASK, place)
             self._kept = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in ("/proc/thread-self/ns/mnt", "/", ".")]
             # Before the namespace is: a thread shares its root and working directory with who starts it.
-            self._thread = threading.Thread(target=self._watch, name="env-opens", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._watch, name="env-opens", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as exc:
+                raise OSError(errno.EAGAIN, str(exc)) from exc
+            self._thread = thread
             if not self._shown:
                 self._return()  # whether it will be possible
                 self._away = True
@@ -169,6 +175,7 @@ class Opens:
                     return  # what was opened before the end was in the queue by then
         except Exception as exc:  # whatever it is, ``seen`` is not whole
             self.failure = f"an event was lost: {exc}"
+            os.dup2(self._wake, self._events, inheritable=False)  # else the queue grows as long as the command runs
 
     def _take(self, data: bytes) -> None:
         at = 0
