@@ -144,6 +144,24 @@ def test_what_an_earlier_build_left_stops_publication(node: Node) -> None:
     assert f"not published: {node.work}/build/lib/r is left from an earlier build" in node.run().reason
 
 
+def test_where_files_have_no_time_of_birth_what_is_made_stops_no_publication(node: Node) -> None:
+    (node.work / "tmp").mkdir()
+    subprocess.run(["mount", "-t", "ramfs", "none", node.work / "tmp"], check=True)
+    try:
+        node.write("s.sh", "mkdir -p env; cat r.txt > tmp/made; cat tmp/made > env/made\n")
+        result = node.run()
+    finally:
+        mounts.unmount(node.work / "tmp")
+    assert result.outcome is Outcome.RAN_AND_PUBLISHED, result.reason
+    assert result.reason.endswith(f"the file system of {node.work}/tmp/made does not tell what the command made")
+
+
+def test_a_file_without_an_end_is_not_read(node: Node) -> None:
+    digests = inputs.Digests(EnvSpec(targets=(Target(str(node.target)),), command=("x",)), node.config)
+    assert digests.of("/proc/kallsyms") == "?"
+    assert digests.of("/proc/self/status") == "?"
+
+
 def test_digests_of_large_files_are_remembered_while_they_are_as_they_were(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
