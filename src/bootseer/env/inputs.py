@@ -24,7 +24,13 @@ import msgspec
 
 import bootseer
 from bootseer.config import Config
-from bootseer.env.credentials import holds_credentials, only_credentials, remove_credentials, slow_digest
+from bootseer.env.credentials import (
+    holds_credentials,
+    holds_password,
+    only_credentials,
+    remove_credentials,
+    slow_digest,
+)
 from bootseer.env.spec import EnvSpec
 from bootseer.errors import DataError
 from bootseer.kernel.opens import FileState, Opens, state_of
@@ -152,10 +158,10 @@ def _sources(folder: str) -> list[str]:
 
 
 def _digest(name: str, data: bytes) -> str:
-    if holds_credentials(name):
-        return slow_digest(data)
-    if not name.endswith(".py") and b"\0" not in data[:8192]:
+    if not holds_credentials(name) and not name.endswith(".py") and b"\0" not in data[:8192]:
         data = remove_credentials(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+    if holds_password(name, data):
+        return slow_digest(data)
     return hashlib.sha256(data).hexdigest()
 
 
