@@ -484,6 +484,30 @@ def test_a_container_of_another_job_does_not_count(node: Node, tmp_path: Path) -
     assert set(node.observed().files) == {"/mnt/r.txt"}
 
 
+def test_a_mount_with_the_number_of_one_that_is_gone_is_seen(node: Node, tmp_path: Path) -> None:
+    """Of many that are gone, as when another job ends: the container's own mounts get their numbers."""
+    target, places = tmp_path / "target", [tmp_path / f"m{number}" for number in range(90)]
+    target.mkdir()
+
+    def runner() -> int:
+        for place in places:
+            mounts.unmount(place)
+        script = f"mount --bind {node.work} /mnt && cat /mnt/r.txt > {target}/made; sleep 0.3"
+        return subprocess.run(["unshare", "-m", "sh", "-c", script], check=False).returncode
+
+    for place in places:
+        place.mkdir()
+        mounts.mount("none", place, "tmpfs")
+    spec = EnvSpec(
+        targets=(Target("/opt/bootseer-env", str(target)),),
+        command=("sh", "-c", "x"),
+        image_digest="sha256:1",
+        mounts=((str(node.work), "/mnt"),),
+    )
+    assert env.run(spec, runner, store_url=str(node.store), config=node.config).exit_code == 0
+    assert set(node.observed().files) == {"/mnt/r.txt"}
+
+
 def test_the_command_line_names_the_file(node: Node) -> None:
     environ = {
         **{k: v for k, v in os.environ.items() if not k.startswith("BOOTSEER_")},

@@ -167,12 +167,17 @@ class Opens:
         poll.register(self._events, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
         try:
-            while True:
-                ready = {fd for fd, _ in poll.poll()}
-                if self._events in ready:
-                    self._take(os.read(self._events, _READ))
-                elif ready:
-                    return  # what was opened before the end was in the queue by then
+            with open("/proc/thread-self/mountinfo") as table:
+                if self._shown:
+                    poll.register(table, select.POLLPRI)
+                while True:
+                    ready = {fd for fd, _ in poll.poll()}
+                    if table.fileno() in ready:  # the number of a mount that is gone is soon another's
+                        self._ours = mounts.identifiers()
+                    if self._events in ready:
+                        self._take(os.read(self._events, _READ))
+                    elif self._wake in ready:
+                        return  # what was opened before the end was in the queue by then
         except Exception as exc:  # whatever it is, ``seen`` is not whole
             self.failure = f"an event was lost: {exc}"
             os.dup2(self._wake, self._events, inheritable=False)  # else the queue grows as long as the command runs
