@@ -257,6 +257,27 @@ def test_the_reader_of_events_does_not_wait_for_who_holds_a_lease(node: Node, mo
     assert opens.failure.startswith("an event was lost")
 
 
+def test_a_mount_whose_server_does_not_answer_stops_no_start(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bootseer.kernel.opens._MARK_SECONDS", 0.5, raising=False)
+    place = node.work / "hung"
+    place.mkdir()
+    device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    options = f"fd={device},rootmode=40000,user_id=0,group_id=0,default_permissions"
+    mounts.mount("hung", place, "fuse", data=options)
+    late = threading.Timer(15, lambda: mounts.unmount(place, force=True, lazy=True))
+    late.start()
+    try:
+        result = node.run()
+        assert late.is_alive()
+    finally:
+        late.cancel()
+        os.close(device)
+        if mounts.is_mounted(place):
+            mounts.unmount(place, force=True, lazy=True)
+    assert result.outcome is Outcome.RAN_AND_PUBLISHED
+    assert result.reason.endswith("only its stated inputs count: the kernel refused it: a file system did not answer")
+
+
 def test_without_a_thread_the_command_runs(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: threading.Thread) -> None:
         if self.name == "env-opens":

@@ -14,7 +14,7 @@ import select
 import stat
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +29,7 @@ _ADD_MOUNT, _ADD_FILE_SYSTEM = 0x01 | 0x10, 0x01 | 0x100
 _VIRTUAL = {"proc", "sysfs", "devtmpfs", "devpts", "mqueue", "cgroup", "cgroup2", "tracefs", "debugfs", "autofs"}
 _VIRTUAL |= {"securityfs", "pstore", "bpf", "hugetlbfs", "configfs", "fusectl", "binfmt_misc", "efivarfs", "nsfs"}
 _JOIN_SECONDS = 60.0
+_MARK_SECONDS = 5.0
 _READ = 4 << 10  # 170 events, each with a descriptor
 
 
@@ -93,24 +94,18 @@ class Opens:
         try:
             if self._shown:
                 self._ours = mounts.identifiers()
-                for source in (os.path.realpath(folder) for folder, _ in self._shown):
-                    for place in (source, *(entry.target for entry in mounts.below(source))):
-                        _libc.fanotify_mark(self._events, _ADD_FILE_SYSTEM, _MASK, place)
+                _in_time(self._mark_shown)
             self._kept = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in ("/proc/thread-self/ns/mnt", "/", ".")]
             # Before the namespace is: a thread shares its root and working directory with who starts it.
             thread = threading.Thread(target=self._watch, name="env-opens", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError as exc:
-                raise OSError(errno.EAGAIN, str(exc)) from exc
+            _start(thread)
             self._thread = thread
             if not self._shown:
                 self._return()  # whether it will be possible
                 self._away = True
                 mounts.unshare()
                 self._mounts = _mounts()
-                for _, target in self._mounts:
-                    self._mark(target)
+                _in_time(self._mark_mounts)
         except BaseException:
             self.end()
             raise
@@ -151,6 +146,15 @@ class Opens:
         os.fchdir(root)
         os.chroot(".")
         os.fchdir(folder)
+
+    def _mark_shown(self) -> None:
+        for source in (os.path.realpath(folder) for folder, _ in self._shown):
+            for place in (source, *(entry.target for entry in mounts.below(source))):
+                _libc.fanotify_mark(self._events, _ADD_FILE_SYSTEM, _MASK, place)
+
+    def _mark_mounts(self) -> None:
+        for _, target in self._mounts:
+            self._mark(target)
 
     def _mark(self, target: str) -> None:
         try:
@@ -253,6 +257,32 @@ class Opens:
         if is_shown:
             self._known.add(ident)
         return is_shown
+
+
+def _start(thread: threading.Thread) -> None:
+    try:
+        thread.start()
+    except RuntimeError as exc:
+        raise OSError(errno.EAGAIN, str(exc)) from exc
+
+
+def _in_time(work: Callable[[], object]) -> None:
+    """``work`` in a thread with the mounts of this one: whoever serves one of them may never answer."""
+
+    def run() -> None:
+        try:
+            work()
+        except OSError as exc:
+            failed.append(exc)
+
+    failed: list[OSError] = []
+    thread = threading.Thread(target=run, name="env-marks", daemon=True)
+    _start(thread)
+    thread.join(_MARK_SECONDS)
+    if thread.is_alive():
+        raise OSError(errno.ETIMEDOUT, "a file system did not answer")
+    if failed:
+        raise failed[0]
 
 
 def _who_sees(ident: str, pid: int) -> str:
