@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -142,6 +144,24 @@ def test_what_an_earlier_build_left_stops_publication(node: Node) -> None:
     assert f"not published: {node.work}/build/lib/r is left from an earlier build" in node.run().reason
 
 
+def test_where_files_have_no_time_of_birth_what_is_made_stops_no_publication(node: Node) -> None:
+    (node.work / "tmp").mkdir()
+    subprocess.run(["mount", "-t", "ramfs", "none", node.work / "tmp"], check=True)
+    try:
+        node.write("s.sh", "mkdir -p env; cat r.txt > tmp/made; cat tmp/made > env/made\n")
+        result = node.run()
+    finally:
+        mounts.unmount(node.work / "tmp")
+    assert result.outcome is Outcome.RAN_AND_PUBLISHED, result.reason
+    assert result.reason.endswith(f"the file system of {node.work}/tmp/made does not tell what the command made")
+
+
+def test_a_file_without_an_end_is_not_read(node: Node) -> None:
+    digests = inputs.Digests(EnvSpec(targets=(Target(str(node.target)),), command=("x",)), node.config)
+    assert digests.of("/proc/kallsyms") == "?"
+    assert digests.of("/proc/self/status") == "?"
+
+
 def test_digests_of_large_files_are_remembered_while_they_are_as_they_were(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,6 +237,71 @@ def test_a_lost_event_is_said(node: Node, monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(Opens, "_take", lose)
     assert node.run().reason.endswith("; only its stated inputs count: an event was lost: no such event")
+
+
+def test_the_reader_of_events_does_not_wait_for_who_holds_a_lease(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, ready = Opens._watch, threading.Event()
+    monkeypatch.setattr(Opens, "_watch", lambda self: (ready.wait(60), watch(self)))
+    monkeypatch.setattr("bootseer.kernel.opens._JOIN_SECONDS", 2.0)
+    before = signal.signal(signal.SIGIO, signal.SIG_IGN)
+    opens = Opens()
+    opens.begin()
+    held = os.open(node.work / "r.txt", os.O_RDWR)
+    try:
+        fcntl.fcntl(held, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        ready.set()
+        opens.end()
+    finally:
+        os.close(held)
+        signal.signal(signal.SIGIO, before)
+    assert opens.failure.startswith("an event was lost")
+
+
+def test_a_mount_whose_server_does_not_answer_stops_no_start(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bootseer.kernel.opens._MARK_SECONDS", 0.5, raising=False)
+    place = node.work / "hung"
+    place.mkdir()
+    device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    options = f"fd={device},rootmode=40000,user_id=0,group_id=0,default_permissions"
+    mounts.mount("hung", place, "fuse", data=options)
+    late = threading.Timer(15, lambda: mounts.unmount(place, force=True, lazy=True))
+    late.start()
+    try:
+        result = node.run()
+        assert late.is_alive()
+    finally:
+        late.cancel()
+        os.close(device)
+        if mounts.is_mounted(place):
+            mounts.unmount(place, force=True, lazy=True)
+    assert result.outcome is Outcome.RAN_AND_PUBLISHED
+    assert result.reason.endswith("only its stated inputs count: the kernel refused it: a file system did not answer")
+
+
+def test_without_a_thread_the_command_runs(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: threading.Thread) -> None:
+        if self.name == "env-opens":
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    start = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    result = node.run()
+    assert result.outcome is Outcome.RAN_AND_PUBLISHED
+    assert "only its stated inputs count: the kernel refused it: can't start new thread" in result.reason
+
+
+def test_without_its_reader_nothing_is_queued(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Opens, "_take", None)
+    opens = Opens()
+    opens.begin()
+    try:
+        assert opens._thread
+        os.listdir()
+        opens._thread.join(10)
+        assert os.readlink(f"/proc/self/fd/{opens._events}") == "anon_inode:[eventfd]"
+    finally:
+        opens.end()
 
 
 def test_a_namespace_that_cannot_be_left_again_is_not_entered(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -390,6 +475,58 @@ def test_what_a_container_reads_of_the_host_counts(
     finally:
         node.release()
         mounts.unmount(root)
+
+
+def test_a_container_of_another_job_does_not_count(node: Node, tmp_path: Path) -> None:
+    """One that shows other folders of the same file system at the same path."""
+
+    def box(source: Path, script: str) -> int:
+        script = f"mount --bind {source} /mnt && {script}"
+        return subprocess.run(["unshare", "-m", "sh", "-c", script], check=False).returncode
+
+    def runner() -> int:
+        deep = "import os; [(os.path.isdir('d' * 250) or os.mkdir('d' * 250), os.chdir('d' * 250)) for _ in range(20)]"
+        deep = f'cd /mnt && {sys.executable} -c "{deep}; os.listdir()"'
+        assert box(tmp_path / "theirs", f"cat /mnt/r.txt /mnt/x; sleep 0.3; {deep}") == 0
+        return box(node.work, f"cat /mnt/r.txt > {tmp_path}/target/made; sleep 0.3")
+
+    for name in ("theirs", "target"):
+        (tmp_path / name).mkdir()
+    for name in ("r.txt", "x"):
+        (tmp_path / "theirs" / name).write_text("theirs\n")
+    spec = EnvSpec(
+        targets=(Target("/opt/bootseer-env", str(tmp_path / "target")),),
+        command=("sh", "-c", "x"),
+        image_digest="sha256:1",
+        mounts=((str(node.work), "/mnt"),),
+    )
+    result = env.run(spec, runner, store_url=str(node.store), config=node.config)
+    assert result.outcome is Outcome.RAN_AND_PUBLISHED, result.reason
+    assert set(node.observed().files) == {"/mnt/r.txt"}
+
+
+def test_a_mount_with_the_number_of_one_that_is_gone_is_seen(node: Node, tmp_path: Path) -> None:
+    """Of many that are gone, as when another job ends: the container's own mounts get their numbers."""
+    target, places = tmp_path / "target", [tmp_path / f"m{number}" for number in range(90)]
+    target.mkdir()
+
+    def runner() -> int:
+        for place in places:
+            mounts.unmount(place)
+        script = f"mount --bind {node.work} /mnt && cat /mnt/r.txt > {target}/made; sleep 0.3"
+        return subprocess.run(["unshare", "-m", "sh", "-c", script], check=False).returncode
+
+    for place in places:
+        place.mkdir()
+        mounts.mount("none", place, "tmpfs")
+    spec = EnvSpec(
+        targets=(Target("/opt/bootseer-env", str(target)),),
+        command=("sh", "-c", "x"),
+        image_digest="sha256:1",
+        mounts=((str(node.work), "/mnt"),),
+    )
+    assert env.run(spec, runner, store_url=str(node.store), config=node.config).exit_code == 0
+    assert set(node.observed().files) == {"/mnt/r.txt"}
 
 
 def test_the_command_line_names_the_file(node: Node) -> None:

@@ -7,7 +7,15 @@ import hashlib
 
 import pytest
 
-from bootseer.env.credentials import SecretScan, redact, remove_credentials, remove_from_command, remove_from_variable
+from bootseer.env import inputs
+from bootseer.env.credentials import (
+    SecretScan,
+    holds_password,
+    redact,
+    remove_credentials,
+    remove_from_command,
+    remove_from_variable,
+)
 
 WORD = b"aB3dE5gH7jK9mN1pQ2sT4vW6xY8zA0cD5fG"
 """Looks like a token, opens nothing."""
@@ -55,6 +63,37 @@ curl -u me:hunter2 -H 'Authorization: Bearer hunter2' https://me:hunter2@h/x
 gcloud --key '{{"api_key": "hunter2"}}'
 pip install torch==2.5.0 tokenizers==0.19 --hash=sha256:{"ab12" * 16}
 """
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "export DB_PASS=hunter2", "MYSQL_PWD=hunter2 mysql", "mysql -u me -phunter2", "sshpass -p hunter2 ssh h",
+        "x --key 1b4e28ba-2fa1-11d2-883f-0016d3cca427", f"x {'AB12' * 8}", "registry_auth: 'hunter2'",
+    ],
+)  # fmt: skip
+def test_short_names_and_plain_numbers_are_hidden(text: str) -> None:
+    for secret in ("hunter2", "1b4e28ba", "AB12"):
+        assert secret not in redact(text)
+    assert redact("mkdir -p a; compass=1; mysql --port=1") == "mkdir -p a; compass=1; mysql --port=1"
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "slow"),
+    [
+        ("db_password", b"hunter2\n", True),
+        ("hub-token.txt", b"hunter2\n", True),
+        ("app.ini", b"[db]\npassword = hunter2\n", True),
+        ("a.yaml", b"  apiKey: hunter2\n", True),
+        ("a.py", b"PASSWORD = 'hunter2'\n", True),
+        ("a.py", b"token = next(tokens)\ntoken: str\n", False),
+        ("tokenizer.json", b"{}", False),
+        ("r.txt", b"torch==2.5\n", False),
+    ],
+)
+def test_digests_of_what_may_hold_a_weak_password_are_slow(name: str, data: bytes, slow: bool) -> None:
+    assert holds_password(name, data) is slow
+    assert (inputs._digest(name, data) != hashlib.sha256(data).hexdigest()) is slow
 
 
 def test_a_text_for_people_shows_no_secret() -> None:

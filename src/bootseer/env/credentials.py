@@ -39,12 +39,14 @@ _SHOWN_SECRETS = (
     re.compile(
         rf"(?i)((?:\b|_|--?)[\w.-]{{0,60}}{_SECRET_NAME}[\"']?[ \t]*[=: \t][ \t]*)(\"[^\"\n]*\"|'[^'\n]*'|[^\s;&|]+)"
     ),
+    re.compile(r"(?i)((?:\b|_)(?:pass|pwd|auth)[\"']?[ \t]*[=:][ \t]*)(\"[^\"\n]*\"|'[^'\n]*'|[^\s;&|]+)"),
+    re.compile(r"(\bsshpass\s+-p[ ]?|\bmysql\w*\s[^\n;&|]*?\s-p)(\"[^\"\n]*\"|'[^'\n]*'|[^\s;&|]+)"),
     re.compile(r"(?i)(\b(?:authorization\s*:|bearer|basic)\s+)([^\"'\n]+)"),
     re.compile(r"(?m)((?:^|\s)(?:-u|--user|--proxy-user)[ =]?)(\S+:\S+)"),
 )
 """What is hidden in texts, though the digest covers it: the name of a secret, then its value."""
 _LONG_WORD = re.compile(r"[A-Za-z0-9_+=-]{20,}")
-_HEX = re.compile(r"[0-9a-f]{32,}")
+_HEX = re.compile(r"(?i)[0-9a-f]{32,}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 _BODY = r"[A-Za-z0-9](?:_?[A-Za-z0-9]|-[A-Za-z0-9]){19,255}"
 _TOKENS = (  # (what every match contains, the published shape)
@@ -108,6 +110,11 @@ _BY_NAME: dict[str, tuple[re.Pattern[bytes], str]] = {
     "config.json": (_AUTH, "registry credentials"),
 }
 _DOTENV = re.compile(rb"(?mi)^\s*(?:export\s+)?\w*" + _SECRET_NAME.encode() + rb"\s*=\s*[\"']?([^\s\"'#]+)")
+_ASSIGNED = re.compile(
+    rb"(?mi)^[ \t]*(?:export[ \t]+)?[\"']?[\w.-]{0,60}" + _SECRET_NAME.encode() + rb"[\"']?[ \t]*[=:][ \t]*([^\s#])"
+)
+_CODE = (".py", ".pyi", ".pyx", ".c", ".cc", ".cpp", ".cu", ".h", ".hpp", ".rs", ".js", ".ts", ".go")
+_SECRET_FILE = re.compile(rf"(?i)(?:^|[_.-]){_SECRET_NAME}s?(?:\.[a-z]{{1,5}})?$")
 _PLACEHOLDER = re.compile(
     rb"(?i)^(?:p|pw|pass|passw(?:or)?d|pwd|user|token|secret|x+|\*+|\.\.\.|redacted|changeme|your[-_]\S*"
     rb"|(?:[#$]?\{[^{}]*\}|\$\w+|\$\([^()]*\)|%\(\w+\)[a-z]|%[a-z]|%\w+%|<[^<>]*>|\[[^\[\]]*\][+*?]?|\([^()]*\)[+*?]?|\\.*)+)$"
@@ -170,6 +177,13 @@ def only_credentials(name: str) -> bool:
 def holds_credentials(name: str) -> bool:
     """Whether a file called ``name`` is one of those of which no text is shown."""
     return only_credentials(name) or _is_dotenv(name) or name.endswith((".pem", ".key"))
+
+
+def holds_password(name: str, data: bytes) -> bool:
+    """Whether the file may hold a secret of no known shape, so that its digest is to be a slow one."""
+    if holds_credentials(name) or _SECRET_FILE.search(name):
+        return True
+    return any(found[1] in b"\"'" or not name.endswith(_CODE) for found in _ASSIGNED.finditer(data))
 
 
 def _is_dotenv(name: str) -> bool:

@@ -24,7 +24,13 @@ import msgspec
 
 import bootseer
 from bootseer.config import Config
-from bootseer.env.credentials import holds_credentials, only_credentials, remove_credentials, slow_digest
+from bootseer.env.credentials import (
+    holds_credentials,
+    holds_password,
+    only_credentials,
+    remove_credentials,
+    slow_digest,
+)
 from bootseer.env.spec import EnvSpec
 from bootseer.errors import DataError
 from bootseer.kernel.opens import FileState, Opens, state_of
@@ -101,7 +107,8 @@ class Digests:
                 return "?"
             try:
                 if info.st_size <= _TEXT:
-                    return _digest(os.path.basename(path), file.read())
+                    data = file.read(info.st_size + 1)  # in /proc there are files without an end, and without a size
+                    return _digest(os.path.basename(path), data) if len(data) == info.st_size else "?"
                 if info.st_size <= _LARGE:
                     return hashlib.file_digest(file, "sha256").hexdigest()
                 return self._remembered(file, info)
@@ -151,10 +158,10 @@ def _sources(folder: str) -> list[str]:
 
 
 def _digest(name: str, data: bytes) -> str:
-    if holds_credentials(name):
-        return slow_digest(data)
-    if not name.endswith(".py") and b"\0" not in data[:8192]:
+    if not holds_credentials(name) and not name.endswith(".py") and b"\0" not in data[:8192]:
         data = remove_credentials(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+    if holds_password(name, data):
+        return slow_digest(data)
     return hashlib.sha256(data).hexdigest()
 
 
@@ -199,7 +206,9 @@ class Observer:
         found = {} if why else self._inputs(self._opens)
         folders = {} if why else self._folders(self._opens, found)
         names = itertools.chain(found, folders, *folders.values())
-        if any("\udc80" <= char <= "\udcff" for char in "".join(names)):
+        if self.unobserved:
+            why = self.unobserved
+        elif any("\udc80" <= char <= "\udcff" for char in "".join(names)):
             why = "it read a file whose name is not UTF-8"
         elif max(len(found), sum(map(len, folders.values()))) > MAX_FILES:
             why = f"it read more than {MAX_FILES} files"
@@ -226,6 +235,9 @@ class Observer:
             changed = self._state(path) != state or (is_written and state.ctime >= self._began)
             if changed and (state.born >= self._began or (is_written and state.file not in opens.read)):
                 continue  # the command made it, or only wrote to it, as to a log
+            if is_written and not state.born:  # NFS, ramfs, tmpfs of old kernels
+                self.unobserved = f"the file system of {path} does not tell what the command made"
+                continue
             if changed:
                 raise DataError(f"{path} changed while the command ran")
             if _BUILT.search(path):  # instead of its source, of which only the time was compared

@@ -19,6 +19,7 @@ from bootseer.env import python as interpreter
 from bootseer.env._json import sha256_of
 from bootseer.env.credentials import (
     holds_credentials,
+    holds_password,
     redact,
     remove_credentials,
     remove_from_command,
@@ -218,7 +219,7 @@ def _folder_input(folder: Path) -> FileInput:
             except OSError as exc:
                 raise ConfigError(f"cannot read key file {path}: {exc.strerror}") from None
             size += len(data)
-            found = slow_digest(data) if holds_credentials(name) else hashlib.sha256(data).hexdigest()
+            found = slow_digest(data) if holds_password(name, data) else hashlib.sha256(data).hexdigest()
             rows.append([str(path.relative_to(folder)), found])
             if len(rows) > _FOLDER_LIMIT:
                 raise ConfigError(f"key folder {folder} holds more than {_FOLDER_LIMIT} files", hint="name fewer files")

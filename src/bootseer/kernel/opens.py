@@ -8,12 +8,13 @@ CAP_SYS_ADMIN. Concurrency: one thread reads events from `Opens.begin` to `Opens
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import stat
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ _ADD_MOUNT, _ADD_FILE_SYSTEM = 0x01 | 0x10, 0x01 | 0x100
 _VIRTUAL = {"proc", "sysfs", "devtmpfs", "devpts", "mqueue", "cgroup", "cgroup2", "tracefs", "debugfs", "autofs"}
 _VIRTUAL |= {"securityfs", "pstore", "bpf", "hugetlbfs", "configfs", "fusectl", "binfmt_misc", "efivarfs", "nsfs"}
 _JOIN_SECONDS = 60.0
+_MARK_SECONDS = 5.0
 _READ = 4 << 10  # 170 events, each with a descriptor
 
 
@@ -69,6 +71,7 @@ class Opens:
         self._shown = shown
         self._inside = tuple(path.rstrip("/") + "/" for _, path in shown)
         self._ours: set[str] = set()
+        self._known: set[str] = set()
         self._wake = self._inner = -1
         self.seen: dict[str, FileState] = {}
         self.written: set[tuple[int, int]] = set()
@@ -85,25 +88,24 @@ class Opens:
         """Raises `OSError` when it is not allowed; nothing has changed then."""
         # The queue of a namespace of its own grows with what its command does; that of a host has a limit.
         kind = _CLASS if self._shown else _CLASS | _UNLIMITED
-        self._events = _libc.fanotify_init(kind, os.O_RDONLY | os.O_CLOEXEC | os.O_LARGEFILE)
+        # Without waiting: for who holds a lease on the file, for the other end of a FIFO.
+        self._events = _libc.fanotify_init(kind, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_LARGEFILE)
         self._wake = os.eventfd(0)
         try:
             if self._shown:
                 self._ours = mounts.identifiers()
-                for source in (os.path.realpath(folder) for folder, _ in self._shown):
-                    for place in (source, *(entry.target for entry in mounts.below(source))):
-                        _libc.fanotify_mark(self._events, _ADD_FILE_SYSTEM, _MASK, place)
+                _in_time(self._mark_shown)
             self._kept = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in ("/proc/thread-self/ns/mnt", "/", ".")]
             # Before the namespace is: a thread shares its root and working directory with who starts it.
-            self._thread = threading.Thread(target=self._watch, name="env-opens", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._watch, name="env-opens", daemon=True)
+            _start(thread)
+            self._thread = thread
             if not self._shown:
                 self._return()  # whether it will be possible
                 self._away = True
                 mounts.unshare()
                 self._mounts = _mounts()
-                for _, target in self._mounts:
-                    self._mark(target)
+                _in_time(self._mark_mounts)
         except BaseException:
             self.end()
             raise
@@ -145,6 +147,15 @@ class Opens:
         os.chroot(".")
         os.fchdir(folder)
 
+    def _mark_shown(self) -> None:
+        for source in (os.path.realpath(folder) for folder, _ in self._shown):
+            for place in (source, *(entry.target for entry in mounts.below(source))):
+                _libc.fanotify_mark(self._events, _ADD_FILE_SYSTEM, _MASK, place)
+
+    def _mark_mounts(self) -> None:
+        for _, target in self._mounts:
+            self._mark(target)
+
     def _mark(self, target: str) -> None:
         try:
             _libc.fanotify_mark(self._events, _ADD_MOUNT, _MASK, target)
@@ -160,14 +171,20 @@ class Opens:
         poll.register(self._events, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
         try:
-            while True:
-                ready = {fd for fd, _ in poll.poll()}
-                if self._events in ready:
-                    self._take(os.read(self._events, _READ))
-                elif ready:
-                    return  # what was opened before the end was in the queue by then
+            with open("/proc/thread-self/mountinfo") as table:
+                if self._shown:
+                    poll.register(table, select.POLLPRI)
+                while True:
+                    ready = {fd for fd, _ in poll.poll()}
+                    if table.fileno() in ready:  # the number of a mount that is gone is soon another's
+                        self._ours = mounts.identifiers()
+                    if self._events in ready:
+                        self._take(os.read(self._events, _READ))
+                    elif self._wake in ready:
+                        return  # what was opened before the end was in the queue by then
         except Exception as exc:  # whatever it is, ``seen`` is not whole
             self.failure = f"an event was lost: {exc}"
+            os.dup2(self._wake, self._events, inheritable=False)  # else the queue grows as long as the command runs
 
     def _take(self, data: bytes) -> None:
         at = 0
@@ -179,9 +196,7 @@ class Opens:
             if fd < 0:
                 continue
             try:
-                path = os.readlink(f"/proc/self/fd/{fd}").removesuffix(" (deleted)")
-                if self._shown:
-                    path = self._inner_path(fd, pid, path)
+                path = self._path(fd, pid)
                 if not path:
                     continue
                 if (found := state_of(fd)) is None:
@@ -195,11 +210,26 @@ class Opens:
             finally:
                 os.close(fd)
 
-    def _inner_path(self, fd: int, pid: int, path: str) -> str:
-        """The path in the container of what is open as ``fd``, by the process ``pid``; empty when it is another's."""
-        if Path(f"/proc/self/fdinfo/{fd}").read_text().partition("mnt_id:")[2].split(maxsplit=1)[0] in self._ours:
-            return ""
+    def _path(self, fd: int, pid: int) -> str:
+        """Of what is open as ``fd``, by the process ``pid``; empty when it is not to be noted."""
+        ident = ""
+        if self._shown:
+            ident = Path(f"/proc/self/fdinfo/{fd}").read_text().partition("mnt_id:")[2].split(maxsplit=1)[0]
+            if ident in self._ours:
+                return ""
+        try:
+            path = os.readlink(f"/proc/self/fd/{fd}").removesuffix(" (deleted)")
+        except OSError:  # longer than any path may be
+            if self._shown and ident not in self._known:
+                return ""
+            raise
+        return self._inner_path(fd, pid, path, ident) if self._shown else path
+
+    def _inner_path(self, fd: int, pid: int, path: str, ident: str) -> str:
+        """The path in the container of what is open as ``fd``, in the mount ``ident``; empty when it is another's."""
         if (path + "/").startswith(self._inside):
+            if not self._is_shown(ident, pid, path, os.fstat(fd)):
+                return ""
             if self._inner < 0:  # while it is open, the container's mounts have their names
                 with contextlib.suppress(OSError):
                     self._inner = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
@@ -211,6 +241,57 @@ class Opens:
         if not os.path.exists(f"/proc/{pid}") and any(os.path.isfile(source + path) for source, _ in self._shown):
             self.failure = f"{path} was replaced, and who had opened it is gone"
         return ""
+
+    def _is_shown(self, ident: str, pid: int, path: str, info: os.stat_result) -> bool:
+        """Whether the mount ``ident`` is of ``shown``: another job's container may have its own at the same path."""
+        if ident in self._known:
+            return True
+        below = [item for item in self._shown if (path + "/").startswith(item[1].rstrip("/") + "/")]
+        source, target = max(below, key=lambda item: len(item[1]))
+        is_shown = _is(source + path[len(target.rstrip("/")) :], info)
+        if not is_shown:  # another's, or replaced since; which is not kept: the next mount may have this number
+            if holder := _who_sees(ident, pid):
+                is_shown = _is(f"/proc/{holder}/root{target}", os.stat(source))
+            else:
+                self.failure = f"{path} was replaced, and who had opened it is gone"
+        if is_shown:
+            self._known.add(ident)
+        return is_shown
+
+
+def _start(thread: threading.Thread) -> None:
+    try:
+        thread.start()
+    except RuntimeError as exc:
+        raise OSError(errno.EAGAIN, str(exc)) from exc
+
+
+def _in_time(work: Callable[[], object]) -> None:
+    """``work`` in a thread with the mounts of this one: whoever serves one of them may never answer."""
+
+    def run() -> None:
+        try:
+            work()
+        except OSError as exc:
+            failed.append(exc)
+
+    failed: list[OSError] = []
+    thread = threading.Thread(target=run, name="env-marks", daemon=True)
+    _start(thread)
+    thread.join(_MARK_SECONDS)
+    if thread.is_alive():
+        raise OSError(errno.ETIMEDOUT, "a file system did not answer")
+    if failed:
+        raise failed[0]
+
+
+def _who_sees(ident: str, pid: int) -> str:
+    """A process in whose namespace the mount ``ident`` is, ``pid`` before others; empty when there is none."""
+    for name in (str(pid), *filter(str.isdigit, os.listdir("/proc"))):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/mountinfo", "rb") as lines:
+            if any(line.startswith(f"{ident} ".encode()) for line in lines):
+                return name
+    return ""
 
 
 def _is(path: str, info: os.stat_result) -> bool:
