@@ -18,7 +18,7 @@ import pytest
 
 from bootseer import env
 from bootseer.config import Config
-from bootseer.env import EnvResult, EnvSpec, Outcome, Target, inventory, lease, manifest
+from bootseer.env import EnvResult, EnvSpec, Outcome, Target, inputs, inventory, lease, manifest
 from bootseer.env.manifest import SnapshotManifest
 from bootseer.env.unpack import _beside, recover
 from bootseer.errors import ConfigError, NotWritableError, UnavailableError
@@ -606,6 +606,43 @@ def test_when_the_leader_failed_the_others_run_at_once(
         results = [first.result(120), *(other.result(120) for other in others)]
     assert {result.outcome for result in results} == {Outcome.RAN}
     assert sorted(site.runs) == list("abcde")
+
+
+def test_nodes_with_inputs_of_their_own_do_not_take_turns(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    together = threading.Barrier(4)
+
+    def observed(self: inputs.Observer) -> inputs.Observed:
+        return inputs.Observed({"/job/conf": inputs.Digests(self._spec, self._config).of("/job/conf")})
+
+    monkeypatch.setattr(inputs.Observer, "result", observed)
+
+    def start(node: str) -> EnvResult:
+        job = site.root / node / "job"
+        job.mkdir(parents=True)
+        (job / "conf").write_text(node)
+
+        def run() -> int:
+            site.runs.append(node)
+            until = time.monotonic() + 60
+            while node == "a" and caplog.text.count("waiting for") < 4 and time.monotonic() < until:
+                time.sleep(0.02)
+            if node != "a":
+                together.wait(60)  # only when all four run at the same time
+            return site.command(node)()
+
+        spec = site.spec(node, mounts=((str(job), "/job"),))
+        return env.run(spec, run, store_url=str(site.store), config=site.config(node))
+
+    with ThreadPoolExecutor(5) as pool:
+        first = pool.submit(start, "a")
+        await_lease(site)
+        others = [pool.submit(start, node) for node in "bcde"]
+        outcomes = {first.result(120).outcome, *(other.result(120).outcome for other in others)}
+    assert outcomes == {Outcome.RAN_AND_PUBLISHED}
+    assert len(list(site.store.glob("env/snapshots/*/*.json"))) == 5
 
 
 def test_waits_are_bounded(site: Site, caplog: pytest.LogCaptureFixture) -> None:
