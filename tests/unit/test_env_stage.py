@@ -467,6 +467,21 @@ def test_what_another_user_left_beside_the_target_is_not_believed(site: Site) ->
     assert "is of another user's restore" in result.reason
 
 
+def test_a_journal_of_another_user_moves_nothing(site: Site) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs another user's file")
+    base, prefix = _beside(site.host("a"))
+    folder = base / f"{prefix}x"  # as if the owner of its parent had renamed a folder of ours that all may write to
+    folder.mkdir(parents=True)
+    ours = site.root / "ours"
+    ours.write_text("ours")
+    for name, text in (("lock", ""), ("0", "planted"), ("journal", f'["{ours}", true]\n')):
+        (folder / name).write_text(text)
+        os.chown(folder / name, 65534, 65534)
+    assert site.run("a").exit_code == 0
+    assert ours.read_text() == "ours"
+
+
 def test_of_two_publishers_the_first_wins(site: Site) -> None:
     slow = child(site, "a", BOOTSEER_FAULTS="env.publish.before-manifest=sleep:2")
     await_lease(site)
