@@ -19,10 +19,10 @@ import pytest
 
 from bootseer import env, faults
 from bootseer.config import Config
-from bootseer.env import EnvResult, EnvSpec, Outcome, Target, manifest, overlay, quarantine, scan, snapshots
+from bootseer.env import EnvResult, EnvSpec, Outcome, Target, inputs, manifest, overlay, quarantine, scan, snapshots
 from bootseer.env.inventory import Entry
 from bootseer.env.unpack import check_mounts
-from bootseer.errors import BootseerError, NotWritableError, UnsupportedError
+from bootseer.errors import BootseerError, DataError, FullError, NotWritableError, UnsupportedError
 from bootseer.kernel import mount as mounts
 from bootseer.store.folder import FolderStore
 
@@ -923,6 +923,49 @@ def test_a_rank_shares_what_another_uses_and_the_last_one_takes_it_down(
     group.unmount()
     assert not mounts.is_mounted(one.host)
     assert not list(Path(one.config.cache_dir, "env").iterdir())
+
+
+def test_what_is_not_published_is_shared_while_it_is_used_and_then_made_anew(
+    one: Node, other: Callable[..., Other], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def changed(self: object) -> None:
+        raise DataError("/job/x changed while the command ran")
+
+    monkeypatch.setattr(inputs.Observer, "result", changed)
+    assert one.run(fill_plain).outcome is Outcome.RAN
+    rank = other()
+    assert rank.outcome == "restored-mount"
+    assert other(salt="other").outcome == ""  # refused
+    rank.end()
+    assert (one.run(fill_plain).outcome, one.runs) == (Outcome.RAN, 2)
+
+
+def test_who_looks_at_what_a_failed_command_left_may_try_again(one: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(host: Path) -> int:
+        fill_plain(host)
+        return 1
+
+    assert one.run(fail).exit_code == 1
+    monkeypatch.chdir(one.host)
+    try:
+        assert one.run(fill_plain).outcome is Outcome.RAN_AND_PUBLISHED
+    finally:
+        os.chdir("/")
+
+
+def test_a_rank_that_cannot_note_itself_shares_all_the_same(
+    one: Node, other: Callable[..., Other], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    other()
+
+    def full(self: object) -> None:
+        raise FullError("no space is left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(overlay.Group, "save", full)
+        assert one.run(fill_plain).outcome is Outcome.RESTORED_MOUNT
+    assert one.runs == 0
+    assert "no space is left" in caplog.text
 
 
 def test_who_has_files_open_is_left_alone(one: Node) -> None:

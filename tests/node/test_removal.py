@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,27 @@ def test_who_still_uses_an_overlay_is_known(tmp_path: Path) -> None:
     finally:
         if mounts.is_mounted(target):
             mounts.unmount(target)
+
+
+def test_a_look_that_was_killed_leaves_nothing_in_use(tmp_path: Path) -> None:
+    upper, spare = tmp_path / "upper", tmp_path / "spare"
+    upper.mkdir()
+    code = f"""
+import os
+from pathlib import Path
+from bootseer.kernel import mount
+mount.entries = lambda: os._exit(9)
+mount.unmount = lambda point: None
+mount.upper_in_use(Path({str(upper)!r}), Path({str(spare)!r}))
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
+    try:
+        assert mounts.below(spare)
+        assert not mounts.upper_in_use(upper, spare)
+        assert not mounts.below(spare)
+    finally:
+        for entry in mounts.below(spare):
+            mounts.unmount(entry.target)
 
 
 def test_an_ordinary_user_removes_closed_folders_too(tmp_path: Path) -> None:

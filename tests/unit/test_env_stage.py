@@ -18,7 +18,7 @@ import pytest
 
 from bootseer import env
 from bootseer.config import Config
-from bootseer.env import EnvResult, EnvSpec, Outcome, Target, inventory, lease, manifest
+from bootseer.env import EnvResult, EnvSpec, Outcome, Target, inputs, inventory, lease, manifest
 from bootseer.env.manifest import SnapshotManifest
 from bootseer.env.unpack import _beside, recover
 from bootseer.errors import ConfigError, NotWritableError, UnavailableError
@@ -467,6 +467,21 @@ def test_what_another_user_left_beside_the_target_is_not_believed(site: Site) ->
     assert "is of another user's restore" in result.reason
 
 
+def test_a_journal_of_another_user_moves_nothing(site: Site) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs another user's file")
+    base, prefix = _beside(site.host("a"))
+    folder = base / f"{prefix}x"  # as if the owner of its parent had renamed a folder of ours that all may write to
+    folder.mkdir(parents=True)
+    ours = site.root / "ours"
+    ours.write_text("ours")
+    for name, text in (("lock", ""), ("0", "planted"), ("journal", f'["{ours}", true]\n')):
+        (folder / name).write_text(text)
+        os.chown(folder / name, 65534, 65534)
+    assert site.run("a").exit_code == 0
+    assert ours.read_text() == "ours"
+
+
 def test_of_two_publishers_the_first_wins(site: Site) -> None:
     slow = child(site, "a", BOOTSEER_FAULTS="env.publish.before-manifest=sleep:2")
     await_lease(site)
@@ -606,6 +621,43 @@ def test_when_the_leader_failed_the_others_run_at_once(
         results = [first.result(120), *(other.result(120) for other in others)]
     assert {result.outcome for result in results} == {Outcome.RAN}
     assert sorted(site.runs) == list("abcde")
+
+
+def test_nodes_with_inputs_of_their_own_do_not_take_turns(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    together = threading.Barrier(4)
+
+    def observed(self: inputs.Observer) -> inputs.Observed:
+        return inputs.Observed({"/job/conf": inputs.Digests(self._spec, self._config).of("/job/conf")})
+
+    monkeypatch.setattr(inputs.Observer, "result", observed)
+
+    def start(node: str) -> EnvResult:
+        job = site.root / node / "job"
+        job.mkdir(parents=True)
+        (job / "conf").write_text(node)
+
+        def run() -> int:
+            site.runs.append(node)
+            until = time.monotonic() + 60
+            while node == "a" and caplog.text.count("waiting for") < 4 and time.monotonic() < until:
+                time.sleep(0.02)
+            if node != "a":
+                together.wait(60)  # only when all four run at the same time
+            return site.command(node)()
+
+        spec = site.spec(node, mounts=((str(job), "/job"),))
+        return env.run(spec, run, store_url=str(site.store), config=site.config(node))
+
+    with ThreadPoolExecutor(5) as pool:
+        first = pool.submit(start, "a")
+        await_lease(site)
+        others = [pool.submit(start, node) for node in "bcde"]
+        outcomes = {first.result(120).outcome, *(other.result(120).outcome for other in others)}
+    assert outcomes == {Outcome.RAN_AND_PUBLISHED}
+    assert len(list(site.store.glob("env/snapshots/*/*.json"))) == 5
 
 
 def test_waits_are_bounded(site: Site, caplog: pytest.LogCaptureFixture) -> None:

@@ -107,7 +107,8 @@ def take_turn(look: Lookup, again: Callable[[], Lookup], node: str, seconds: flo
     """Become the one node that runs the command, or wait for the one that does, at most ``seconds``.
 
     Returns what is known then, and the `Lead` of this node, to be left as a context manager. Without it there is
-    something to restore, or the command is to be run all the same: nothing was published, or not in time.
+    something to restore, or the command is to be run all the same: nothing was published, or not in time, or for
+    other inputs (nodes of which each has its own would take turns).
     """
     if look.store is None:
         return look, None
@@ -122,8 +123,11 @@ def take_turn(look: Lookup, again: Callable[[], Lookup], node: str, seconds: flo
                 if lead.taken():
                     return _first_look(lead, again)
                 end = _watch(store, key, number, until)
-            look = again()  # it may have published and left between two looks
+            nearest, look = look.nearest, again()  # it may have published and left between two looks
             if look.found is not None or look.store is None or end != "gone":
+                return look, None
+            if look.nearest != nearest:
+                log.info("another node published what does not fit here; waiting for no other")
                 return look, None
     except (BootseerError, OSError) as exc:
         log.warning("cannot agree with other nodes on who runs the command: %s; running it", exc)

@@ -45,6 +45,10 @@ _MAKING_SECONDS = 86400.0
 """So old is an area of another mount namespace before one that is not mounted counts as left, not as being made."""
 
 
+_UNKNOWN = "unknown"
+"""For the marks of a result that is in place, but not to be found later."""
+
+
 class InUseError(NotWritableError):
     """Another process uses what covers a target."""
 
@@ -122,7 +126,10 @@ class Group:
 
     @property
     def in_use(self) -> str:
-        """Who uses it beside `mine`, or empty: who it was handed to, or has a file or a working directory in it."""
+        """Who uses it beside `mine`, or empty: who it was handed to, or has a file or a working directory in it. Not
+        who only looks at what a command left that failed, or was killed."""
+        if not self.record.marks:
+            return ""
         if others := self._others():
             return users.shown(others[0])
         busy = next((host for host in self.mounted if mounts.in_use(host)), None)
@@ -157,13 +164,17 @@ class Group:
                 text.update(os.fsencode(f"{name}/{path}\0{tuple(mark)}\n"))
         return text.hexdigest()
 
-    def complete(self) -> None:
-        """Note that the targets show the result now. Raises `BootseerError`; the mounts are as good without it."""
+    def complete(self, *, known: bool = True) -> None:
+        """Note that the targets show the result now; when it is not ``known`` what that depends on, it is shared while
+        it is in use, and not taken for the result afterwards. Raises `BootseerError`; the mounts are as good then."""
+        self.record.marks = _UNKNOWN
         try:
-            self.record.marks = self._marks()
+            if known:
+                self.record.marks = self._marks()
         except OSError as exc:
             raise from_os_error(exc, f"read {self.area}") from exc
-        self.save()
+        finally:
+            self.save()
 
     @property
     def _record_file(self) -> Path:

@@ -127,7 +127,10 @@ class _Stage:
             if same and group.intact and (untouched or (who and record.marks)):
                 if not untouched:
                     log.warning("%s was changed since; it is shared as it is, %s uses it", group.mounted[0], who)
-                group.join()
+                try:
+                    group.join()
+                except BootseerError as exc:
+                    log.warning("%s; when its other users end, it is taken down", exc)
                 return group
             if who:
                 raise overlay.InUseError(
@@ -222,9 +225,8 @@ class _Stage:
                 except BootseerError as exc:
                     log.warning("%s; running the command again, without a snapshot", exc)
                     return self._plain(f"{look.reason}; the result was lost: {exc}")
-                if isinstance(made, Made):
-                    catch.group.record.inputs = made.inputs
-                    self._completed(catch.group)
+                catch.group.record.inputs = made.inputs if isinstance(made, Made) else Observed(unobserved=made)
+                self._completed(catch.group, known=isinstance(made, Made))
                 if frozen:
                     later = held.pop_all()
                     store = look.store
@@ -256,9 +258,9 @@ class _Stage:
                 catch.group.take_down()
             raise
 
-    def _completed(self, group: overlay.Group) -> None:
+    def _completed(self, group: overlay.Group, *, known: bool) -> None:
         try:
-            group.complete()
+            group.complete(known=known)
         except BootseerError as exc:
             log.warning("%s; the next start on this node will not find its result in place", exc)
 

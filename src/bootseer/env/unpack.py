@@ -155,7 +155,7 @@ class _Undo:
             log.info("%s could not be taken back: %s", dest, exc.strerror)
 
     def _note(self, dest: Path, before: object) -> None:
-        with open(self._journal, "ab", buffering=0) as file:
+        with open(self._journal, "ab", buffering=0, opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
             file.write(json.dumps([str(dest), before]).encode() + b"\n")
         self._lines += 1
         faults.point("env.unpack.noted")
@@ -165,9 +165,15 @@ class _Undo:
         self._journal.unlink(missing_ok=True)
 
     def roll_back(self) -> None:
-        if not self._journal.exists():
+        try:
+            fd = os.open(self._journal, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:
             return
-        lines = self._journal.read_bytes().split(b"\n")[:-1]  # what has no end was not begun
+        with open(fd, "rb") as file:
+            found = os.fstat(fd)
+            if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+                raise BootseerError(f"{self._journal} is not of a restore by this user", hint="remove its folder")
+            lines = file.read().split(b"\n")[:-1]  # what has no end was not begun
         for number, line in reversed(list(enumerate(lines))):
             name, before = json.loads(line)
             try:

@@ -276,6 +276,8 @@ def upper_in_use(upper: Path, spare: Path) -> bool:
     lower, point, work = (spare / name for name in ("lower", "point", "work"))
     for folder in (lower, point, work):
         folder.mkdir(parents=True, exist_ok=True)
+    with suppress(BootseerError):  # else one that was killed here would keep it for ever
+        unmount(point)
     try:  # with an index no two overlays may have one upper directory
         mount_overlay([lower], point, upper=upper, work=work, options="redirect_dir=off,metacopy=off,index=on")
     except BootseerError as exc:
