@@ -328,3 +328,24 @@ def test_a_restore_that_was_killed_anywhere_is_taken_back_whole(
         undo.roll_back()
         assert listing(two) == before
     assert stop > 6
+
+
+@pytest.mark.root
+def test_what_cannot_be_taken_back_is_kept_for_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "target"
+    target.mkdir()
+    file = target / "a"
+    file.write_text("old")
+
+    def full(steps: _Undo, dest: Path, kept: Path, before: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with unpacking._undo(target) as steps, monkeypatch.context() as patch:
+        steps.replace(file)
+        file.write_text("new")
+        patch.setattr(_Undo, "_take_back", full)
+        steps.roll_back()
+    assert file.read_text() == "new"
+    unpacking.recover(target)
+    assert file.read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["target"]

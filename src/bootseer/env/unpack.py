@@ -79,8 +79,9 @@ def recover(host: Path) -> None:
         with owned.adopted(folder) as ours:
             if ours:
                 log.warning("a restore into %s was killed; taking back what it did", host)
-                _Undo(folder).roll_back()
-                owned.clear(folder)
+                steps = _Undo(folder)
+                steps.roll_back()
+                steps.clear()
                 owned.remove(folder)
 
 
@@ -98,10 +99,11 @@ def _undo(host: Path) -> Iterator[_Undo]:
     base, prefix = _beside(host)
     base.mkdir(parents=True, exist_ok=True)
     with owned.owned_folder(base, prefix) as folder:
+        steps = _Undo(folder)
         try:
-            yield _Undo(folder)
+            yield steps
         finally:
-            owned.clear(folder)
+            steps.clear()
 
 
 def check_mounts(entries: Sequence[Entry], host: Path) -> None:
@@ -164,7 +166,13 @@ class _Undo:
         """All is in place."""
         self._journal.unlink(missing_ok=True)
 
+    def clear(self) -> None:
+        """Empty the folder, unless something of it could not be taken back: the next start tries again."""
+        if not self._journal.exists():
+            owned.clear(self.folder)
+
     def roll_back(self) -> None:
+        """Take back what was noted. What cannot be taken back stays noted, with a line in the log."""
         try:
             fd = os.open(self._journal, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -174,13 +182,16 @@ class _Undo:
             if found.st_uid != os.geteuid() or found.st_mode & 0o077:
                 raise BootseerError(f"{self._journal} is not of a restore by this user", hint="remove its folder")
             lines = file.read().split(b"\n")[:-1]  # what has no end was not begun
+        whole = True
         for number, line in reversed(list(enumerate(lines))):
             name, before = json.loads(line)
             try:
                 self._take_back(Path(name), self.folder / str(number), before)
             except OSError as exc:
-                log.warning("%s stays as the snapshot has it: %s", name, exc.strerror)
-        self.forget()
+                whole = False
+                log.warning("%s stays as the snapshot has it, %s as it was: %s", name, self.folder, exc.strerror)
+        if whole:
+            self.forget()
 
     def _take_back(self, dest: Path, kept: Path, before: object) -> None:
         if isinstance(before, list):
