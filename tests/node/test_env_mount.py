@@ -1087,3 +1087,34 @@ def test_release_by_force(one: Node, other: Callable[..., Other]) -> None:
     other()
     cli(one, "release", "--target", str(one.host), "--force")
     assert not mounts.is_mounted(one.host)
+
+
+def test_an_environment_on_two_targets_is_taken_down_by_one_start(
+    nodes: Callable[[str], Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = nodes("one")
+    first, second = (Target(f"/opt/{name}", str(tmp_path / name)) for name in ("first", "second"))
+    for target in (first, second):
+        target.host.mkdir()
+    both = node.run(lambda host: 0, targets=(first, second)).mounts[0]
+    taken: list[str] = []
+    real = overlay.Group.take_down
+
+    def slow(group: overlay.Group) -> None:
+        taken.append(group.record.id)
+        time.sleep(0.3)
+        real(group)
+
+    monkeypatch.setattr(overlay.Group, "take_down", slow)
+    starts = [
+        threading.Thread(target=node.run, args=(lambda host: 0,), kwargs={"targets": (target,), "command": (name,)})
+        for target, name in ((first, "a"), (second, "b"))
+    ]
+    for start in starts:
+        start.start()
+    for start in starts:
+        start.join()
+    assert taken.count(both.record.id) == 1
+    assert node.runs == 3
+    assert mounts.is_mounted(first.host)
+    assert mounts.is_mounted(second.host)

@@ -260,7 +260,7 @@ def release(
     left = []
     for group in found:
         shown = " ".join(str(item.host) for item in group.record.targets)
-        with lock.locked(tuple(group.record.targets), state, wait=_RELEASE_SECONDS):
+        with lock.locked(tuple(group.record.targets), state, wait=_RELEASE_SECONDS), lock.groups_locked(state):
             if not force and (who := group.in_use):
                 left.append(f"{shown} ({who})")
                 continue

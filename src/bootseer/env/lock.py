@@ -17,6 +17,7 @@ from bootseer.private import private_folder
 WAIT_SECONDS = 3600.0
 """Longer than a wait for another node and set-up commands usually take: the ranks of a node that start together all
 want the first one's result."""
+_LOOK_SECONDS = 300.0
 
 
 @contextlib.contextmanager
@@ -25,21 +26,39 @@ def locked(targets: tuple[Target, ...], state_dir: Path, *, wait: float = WAIT_S
 
     Raises `UnavailableError` when another stage holds one for longer than ``wait`` seconds.
     """
-    folder = private_folder(state_dir, sub="env/locks")
     until = time.monotonic() + wait
     with contextlib.ExitStack() as stack:
         for host in sorted({os.path.realpath(target.host) for target in targets}):
-            path = folder / hashlib.sha256(os.fsencode(host)).hexdigest()[:24]
-            try:
-                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            except OSError as exc:
-                raise from_os_error(exc, f"lock {path}") from exc
-            stack.callback(os.close, fd)
-            while not _try(fd):
-                if time.monotonic() >= until:
-                    raise UnavailableError(f"another environment stage works on {host} for too long")
-                time.sleep(0.05)
+            name = hashlib.sha256(os.fsencode(host)).hexdigest()[:24]
+            stack.enter_context(_held(state_dir, name, until, f"another environment stage works on {host}"))
         yield
+
+
+@contextlib.contextmanager
+def groups_locked(state_dir: Path) -> Iterator[None]:
+    """One process at a time looks which environments are in use, and takes them down: one may have several targets.
+
+    Raises `UnavailableError` when another one does so for too long.
+    """
+    with _held(state_dir, "groups", time.monotonic() + _LOOK_SECONDS, "another start removes an environment"):
+        yield
+
+
+@contextlib.contextmanager
+def _held(state_dir: Path, name: str, until: float, busy: str) -> Iterator[None]:
+    path = private_folder(state_dir, sub="env/locks") / name
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as exc:
+        raise from_os_error(exc, f"lock {path}") from exc
+    try:
+        while not _try(fd):
+            if time.monotonic() >= until:
+                raise UnavailableError(f"{busy} for too long")
+            time.sleep(0.05)
+        yield
+    finally:
+        os.close(fd)
 
 
 def _try(fd: int) -> bool:

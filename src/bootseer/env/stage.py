@@ -86,7 +86,9 @@ class _Stage:
                 overlay.sweep(self.config)
                 for target in spec.targets:
                     recover(target.host)
-                if group := self._standing():
+                with locks.groups_locked(Path(self.config.state_dir)):
+                    group = self._standing()
+                if group:
                     reason = _hit("already in place on this node", group.record.inputs)
                     return self._result(Outcome.RESTORED_MOUNT, reason, mounts=[group])
             except overlay.InUseError:
