@@ -99,8 +99,10 @@ class Lead:
     def _renew(self) -> None:
         while not self._ended.wait(RENEWAL):
             self._lease = msgspec.structs.replace(self._lease, count=self._lease.count + 1, written=time.time())
-            with contextlib.suppress(BootseerError, OSError):
+            try:
                 self._put(overwrite=True)
+            except (BootseerError, OSError) as exc:
+                log.info("cannot renew the lease of %s; another node may run the command, too: %s", self._key[:12], exc)
 
 
 def take_turn(look: Lookup, again: Callable[[], Lookup], node: str, seconds: float) -> tuple[Lookup, Lead | None]:

@@ -17,7 +17,8 @@ from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit, newest
 from bootseer.stripefs.files.readahead import in_order
 from bootseer.stripefs.files.reader import ChunkFile, open_file, read_pointer, refuse_unfinished
-from bootseer.stripefs.files.writer import StripeWriter, remove_stripes
+from bootseer.stripefs.files.removal import remove_stripes
+from bootseer.stripefs.files.writer import StripeWriter
 from bootseer.stripefs.layout import Pointer
 
 _log = logging.getLogger(__name__)

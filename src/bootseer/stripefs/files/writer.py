@@ -37,10 +37,10 @@ from bootseer.errors import (
 )
 from bootseer.hdfs.pieces import cut, kept
 from bootseer.hdfs.placement import Placement
-from bootseer.storage.interface import DEADLINE, Backend, Entry, Sink, holds, is_folder, join, read_all
-from bootseer.storage.pool import parallel
+from bootseer.storage.interface import DEADLINE, Backend, Sink, holds, is_folder, join, read_all
 from bootseer.stripefs import layout
 from bootseer.stripefs.files.reader import read_pointer
+from bootseer.stripefs.files.removal import remove_stripes
 from bootseer.stripefs.layout import Footer, Geometry, Header, Pointer
 
 _DEPTH = 4
@@ -152,43 +152,6 @@ def _patiently(step: Callable[[], T]) -> T:
             _log.warning("publishing goes on when the storage answers: %s", exc)
         time.sleep(pause)
         pause = min(2 * pause, 5.0)
-
-
-def remove_stripes(backend: Backend, path: str, pointer: Pointer, *, replaced: bool = False) -> bool:
-    """Remove the stripes of the file that had ``pointer`` at ``path``, which is not there any more.
-
-    ``replaced``: by a rename, just before which another process may have given it another name.
-    They stay when it was written under another name and is not the last file of the folder that names them (one of the
-    two is a copy of the pointer), or a damaged pointer may name them. Then the answer is False: the temporary file that
-    calls them garbage is to stay too.
-    """
-    parent, _, name = path.rpartition("/")
-
-    def names_them(entry: Entry) -> bool | None:
-        try:
-            found = read_pointer(backend, join(parent, entry.name))
-        except NotFoundError:
-            return False
-        except DataError:
-            return None
-        return found is not None and found.uuid == pointer.uuid
-
-    if replaced or pointer.name != name:
-        # one that was renamed just now is as it was
-        size = len(layout.encode_pointer(pointer)) if pointer.name == name else None
-        others = [
-            entry
-            for entry in backend.list(parent)
-            if not entry.is_dir and entry.size <= layout.MAX_TEXT and not entry.name.startswith(layout.TEMPORARY)
-            if size is None or entry.size == size
-        ]
-        found = parallel([lambda entry=entry: names_them(entry) for entry in others])  # type: ignore[misc]
-        if True in found or None in found:
-            _log.warning("the stripes of %s are left in place: another file may name them", path)
-            return True in found
-    for index in range(pointer.width):
-        backend.delete(pointer.stripe_path(path, index))
-    return True
 
 
 class Written(NamedTuple):
