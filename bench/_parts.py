@@ -16,12 +16,12 @@ from pathlib import Path
 import _peers
 from bootseer import image as images
 from bootseer import oci
-from bootseer.demo import image as builder
-from bootseer.demo.recipe import Recipe
 from bootseer.errors import BootseerError, FullError
 from bootseer.oci import spec
 from bootseer.oci.registry import Registry
-from bootseer.testing.registry import DockerRegistry
+from comparison import image as builder
+from comparison.recipe import Recipe
+from support.registry import DockerRegistry
 
 Say = Callable[[str], None]
 REPOSITORY = "bench/image"

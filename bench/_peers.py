@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bootseer.errors import BootseerError, UnavailableError, UnsupportedError
 from bootseer.kernel import mount as mounts
-from bootseer.testing.service import service
+from support.service import service
 
 NYDUS = "2.2.0"
 _START_SECONDS = 30.0

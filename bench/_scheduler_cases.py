@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from bootseer.stripefs.scheduler.model import Attempt, BlockRange, Outcome, Place, Request
 from bootseer.stripefs.scheduler.policy import Scheduler
-from bootseer.testing.readsim import Cluster, SimNode
+from support.readsim import Cluster, SimNode
 
 MIB = 1 << 20
 RATE = 60 * MIB

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import _parts
-from bootseer.demo import workplace
 from bootseer.errors import BootseerError, FullError, PrivilegeError, UnsupportedError
-from bootseer.testing.hadoop import HadoopCluster
-from bootseer.testing.latency import LatencyProxy
-from bootseer.testing.netns import Node, ShapedNetwork
-from bootseer.testing.registry import DockerRegistry, without_tls
+from comparison import workplace
+from support.hadoop import HadoopCluster
+from support.latency import LatencyProxy
+from support.netns import Node, ShapedNetwork
+from support.registry import DockerRegistry, without_tls
 
 PREFIX, SUBNET = "bsimg", "10.78.0.0/24"
 STORES = ("registry", "hdfs")

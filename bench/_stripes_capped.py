@@ -15,8 +15,8 @@ from _stripes_run import Runner
 from bootseer import hdfs
 from bootseer.errors import BootseerError
 from bootseer.report import Report
-from bootseer.testing.replicas import Replicas
-from bootseer.testing.shapedhdfs import ShapedHadoop
+from support.replicas import Replicas
+from support.shapedhdfs import ShapedHadoop
 
 CAP = 60.0
 """MiB/s of each DataNode's link, in each direction."""

@@ -20,8 +20,8 @@ from bootseer.hdfs.records import DataNode
 from bootseer.storage.interface import Sink
 from bootseer.stripefs import StripeFS
 from bootseer.stripefs.hdfs import HdfsBackend
-from bootseer.testing.hadoop import HadoopCluster
-from bootseer.testing.replicas import Replicas
+from support.hadoop import HadoopCluster
+from support.replicas import Replicas
 
 FOLDER, PLAIN, STRIPED = "/collide", "plain", "striped"
 FIRST, OTHERS = 0, (1, 2, 3)

@@ -10,7 +10,7 @@ from functools import partial
 
 from _stripes_client import Task
 from _stripes_run import Runner
-from bootseer.testing.shapedhdfs import ShapedHadoop
+from support.shapedhdfs import ShapedHadoop
 
 SHARE = 0.1
 """What is left of a slow DataNode's link."""

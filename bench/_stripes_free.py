@@ -12,7 +12,7 @@ from pathlib import Path
 from _stripes_run import Runner, say
 from bootseer.errors import BootseerError
 from bootseer.report import Report
-from bootseer.testing.hadoop import HadoopCluster
+from support.hadoop import HadoopCluster
 
 _WARM = 2
 """Reads of each kind, before those that count, for each of these."""

@@ -17,7 +17,7 @@ from _stripes_client import Answer, Task, digest
 from bootseer import hdfs
 from bootseer.errors import BootseerError, UnavailableError
 from bootseer.report import Report, Run
-from bootseer.testing.hadoop import HadoopCluster
+from support.hadoop import HadoopCluster
 
 CLIENT = Path(__file__).with_name("_stripes_client.py")
 _PIECE = 1 << 20

@@ -30,7 +30,7 @@ from bootseer.blocks.serving.protocol import TreeStatus
 from bootseer.config import Config
 from bootseer.kernel import mount as mounts
 from bootseer.store import Store, open_store
-from bootseer.testing.source import RateLimitedStore
+from bootseer.testing import RateLimitedStore
 
 MIB = 1 << 20
 Spans = list[tuple[str, int, int]]

@@ -29,7 +29,7 @@ from bootseer.hdfs import checksum, datanode
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.output import FileOutput
 from bootseer.hdfs.records import Located
-from bootseer.testing.hadoop import HadoopCluster
+from support.hadoop import HadoopCluster
 
 MIB = 1 << 20
 RANGE = 8 * MIB

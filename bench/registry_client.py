@@ -22,7 +22,7 @@ import urllib3
 from bootseer import oci, report
 from bootseer.oci.registry import Registry
 from bootseer.oci.spec import Descriptor, digest_of
-from bootseer.testing.registry import DockerRegistry
+from support.registry import DockerRegistry
 
 MIB = 1 << 20
 SIZE = 64 * MIB

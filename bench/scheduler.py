@@ -2,7 +2,7 @@
 
     python bench/scheduler.py [--quick] [--parts A,B,...] [--runs N] [--append] [--out report.json]
 
-The real scheduler decides; DataNodes and time are simulated (`bootseer.testing.readsim`), so that a busy machine
+The real scheduler decides; DataNodes and time are simulated (`support.readsim`), so that a busy machine
 disturbs only the case ``cpu``. A run is one seed: its ``stages`` are the seconds of all cases of `_scheduler_cases`.
 ``gain_PART`` is the percentage of its time that the case which needs the part most saves by it: the median over seeds.
 `_scheduler_parts` lists the parts. The table also tells what is worse with a part.

@@ -22,7 +22,7 @@ def pytest_configure() -> None:
 
 def _hadoop() -> str:
     from bootseer.errors import BootseerError
-    from bootseer.testing import hadoop
+    from support import hadoop
 
     try:
         hadoop.jars()

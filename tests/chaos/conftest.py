@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.testing import torture
-from bootseer.testing.node import Node
-from bootseer.testing.torture import Site
+from support import torture
+from support.node import Node
+from support.torture import Site
 
 
 def made(entries: int, bulk: int) -> Iterator[Site]:

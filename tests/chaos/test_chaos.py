@@ -14,13 +14,13 @@ import pytest
 
 from bootseer.errors import BootseerError
 from bootseer.kernel import mount as mounts
-from bootseer.testing import ways
-from bootseer.testing.chaos import Chaos, Plan
-from bootseer.testing.crowd import Crowd, files_of
-from bootseer.testing.node import Node, pids
-from bootseer.testing.torture import Site
-from bootseer.testing.waits import until
-from bootseer.testing.weather import Weather
+from support import ways
+from support.chaos import Chaos, Plan
+from support.crowd import Crowd, files_of
+from support.node import Node, pids
+from support.torture import Site
+from support.waits import until
+from support.weather import Weather
 
 pytestmark = pytest.mark.root
 

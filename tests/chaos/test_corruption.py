@@ -24,11 +24,11 @@ from bootseer.blocks.tree import ProfileKey, TreeMount
 from bootseer.errors import DataError
 from bootseer.image import record as records
 from bootseer.store import open_store
-from bootseer.testing.crowd import Crowd, Tally, files_of
-from bootseer.testing.node import Node, damage
-from bootseer.testing.torture import Site
-from bootseer.testing.waits import until
-from bootseer.testing.weather import Weather
+from support.crowd import Crowd, Tally, files_of
+from support.node import Node, damage
+from support.torture import Site
+from support.waits import until
+from support.weather import Weather
 
 pytestmark = pytest.mark.root
 

@@ -15,13 +15,13 @@ import pytest
 
 from bootseer import image, oci
 from bootseer.errors import BootseerError
-from bootseer.testing.crowd import Crowd, Tally, files_of
-from bootseer.testing.node import Node, alive, damage
-from bootseer.testing.registry import PASSWORD, USER, DockerRegistry
-from bootseer.testing.registryproxy import RegistryProxy
-from bootseer.testing.tokens import TokenServer
-from bootseer.testing.torture import Site
-from bootseer.testing.waits import until
+from support.crowd import Crowd, Tally, files_of
+from support.node import Node, alive, damage
+from support.registry import PASSWORD, USER, DockerRegistry
+from support.registryproxy import RegistryProxy
+from support.tokens import TokenServer
+from support.torture import Site
+from support.waits import until
 
 pytestmark = [pytest.mark.root, pytest.mark.registry]
 

@@ -9,7 +9,7 @@ import pytest
 
 from bootseer.errors import NotWritableError, UnavailableError
 from bootseer.stripefs import open_fs
-from bootseer.testing.stripecrowd import Sample, StripeCrowd, Task, content
+from support.stripecrowd import Sample, StripeCrowd, Task, content
 
 SAMPLES = [Sample("a", 700_001), Sample("b", 5_000)]
 

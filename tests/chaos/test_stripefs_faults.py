@@ -26,10 +26,10 @@ from bootseer.hdfs import placement
 from bootseer.hdfs.namenode import NameNode
 from bootseer.stripefs import FsMount, StripeFS, layout, mount, open_fs
 from bootseer.stripefs.files import reader
-from bootseer.testing import stripechaos
-from bootseer.testing.replicas import Replicas
-from bootseer.testing.shapedhdfs import ShapedHadoop
-from bootseer.testing.stripecrowd import StripeCrowd
+from support import stripechaos
+from support.replicas import Replicas
+from support.shapedhdfs import ShapedHadoop
+from support.stripecrowd import StripeCrowd
 
 pytestmark = [pytest.mark.hdfs, pytest.mark.root]
 

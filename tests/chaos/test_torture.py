@@ -14,12 +14,12 @@ import pytest
 from bootseer.blocks import tree
 from bootseer.kernel import mount as mounts
 from bootseer.store import open_store
-from bootseer.testing import torture, ways
-from bootseer.testing.crowd import Crowd, Tally, files_of
-from bootseer.testing.node import Node
-from bootseer.testing.torture import Site
-from bootseer.testing.trees import Found, scan
-from bootseer.testing.waits import until
+from support import torture, ways
+from support.crowd import Crowd, Tally, files_of
+from support.node import Node
+from support.torture import Site
+from support.trees import Found, scan
+from support.waits import until
 
 pytestmark = pytest.mark.root
 

@@ -19,7 +19,7 @@ from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.records import Located
 from bootseer.hdfs.replica_errors import Cancelled, StaleReplica
-from bootseer.testing.hadoop import HadoopCluster
+from support.hadoop import HadoopCluster
 
 pytestmark = pytest.mark.hdfs
 

@@ -22,7 +22,7 @@ from bootseer.hdfs.output import FileOutput
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.replica_errors import StaleReplica
 from bootseer.stripefs import mount, open_fs
-from bootseer.testing.hadoop import HadoopCluster
+from support.hadoop import HadoopCluster
 
 pytestmark = pytest.mark.hdfs
 SETTINGS = {"dfs.block.access.token.enable": "true", "dfs.permissions.enabled": "true", "dfs.ls.limit": "5"}

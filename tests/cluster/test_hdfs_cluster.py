@@ -17,8 +17,8 @@ from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritable
 from bootseer.stripefs import open_fs
 from bootseer.stripefs.scheduler import threads
 from bootseer.stripefs.scheduler.model import Tuning
-from bootseer.testing import hadoop
-from bootseer.testing.hadoop import HadoopCluster
+from support import hadoop
+from support.hadoop import HadoopCluster
 
 pytestmark = pytest.mark.hdfs
 
@@ -196,7 +196,7 @@ def test_a_pausing_datanode_comes_back(cluster, folder):
 OWNER = """
 import sys, time
 from pathlib import Path
-from bootseer.testing.hadoop import HadoopCluster
+from support.hadoop import HadoopCluster
 with HadoopCluster(Path(sys.argv[1]), 1) as cluster:
     print(cluster.namenode.pid, cluster.datanodes[0].pid, flush=True)
     time.sleep(100)

@@ -15,8 +15,8 @@ import pytest
 from bootseer import config as settings
 from bootseer import image, oci
 from bootseer.kernel import mount as mounts
-from bootseer.testing.images import Member, write_image
-from bootseer.testing.registry import DockerRegistry
+from support.images import Member, write_image
+from support.registry import DockerRegistry
 
 pytestmark = [pytest.mark.root, pytest.mark.registry]
 

@@ -24,8 +24,8 @@ from bootseer.blocks.formats.manifest import tree_key
 from bootseer.errors import DataError, NotFoundError
 from bootseer.image.record import key_of
 from bootseer.store import open_store
-from bootseer.testing.images import CHANGES, Member, folder, one_of_each, write_image
-from bootseer.testing.registry import DockerRegistry
+from support.images import CHANGES, Member, folder, one_of_each, write_image
+from support.registry import DockerRegistry
 
 pytestmark = [pytest.mark.root, pytest.mark.registry]
 

@@ -21,8 +21,8 @@ from bootseer import config as settings
 from bootseer import image, oci
 from bootseer.errors import ConfigError, NotFoundError, PrivilegeError, UnsupportedError
 from bootseer.image import cdi, runtime
-from bootseer.testing.images import Member, folder, programs, write_image
-from bootseer.testing.node import alive
+from support.images import Member, folder, programs, write_image
+from support.node import alive
 
 pytestmark = [pytest.mark.root, pytest.mark.runtime]
 

@@ -14,7 +14,7 @@ from bootseer import config as settings
 from bootseer import image, oci
 from bootseer.errors import ConfigError
 from bootseer.image import runtime
-from bootseer.testing.images import Member, folder, programs, write_image
+from support.images import Member, folder, programs, write_image
 
 pytestmark = [pytest.mark.root, pytest.mark.runtime]
 

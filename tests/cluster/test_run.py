@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bootseer import image, oci, stripefs
-from bootseer.testing.images import Member, folder, programs, write_image
+from support.images import Member, folder, programs, write_image
 
 pytestmark = [pytest.mark.root, pytest.mark.runtime, pytest.mark.timeout(180)]
 

@@ -18,8 +18,8 @@ from bootseer.blocks.cache.metadata import localize
 from bootseer.kernel import mount
 from bootseer.oci.write import Compression
 from bootseer.store import open_store
-from bootseer.testing.images import CHANGES, Member, one_of_each, write_image
-from bootseer.testing.trees import Found, scan
+from support.images import CHANGES, Member, one_of_each, write_image
+from support.trees import Found, scan
 
 pytestmark = pytest.mark.root
 

@@ -16,7 +16,7 @@ import pytest
 from bootseer import erofs
 from bootseer.errors import BootseerError, DataError, FullError, NotFoundError
 from bootseer.kernel import mount
-from bootseer.testing.trees import scan
+from support.trees import scan
 
 CAPABILITY = bytes.fromhex("0100000200200000000000000000000000000000")
 

@@ -24,8 +24,8 @@ from bootseer.kernel import mount
 from bootseer.oci import open_in_root, tar
 from bootseer.oci.folder import FolderTree
 from bootseer.oci.layers import LayeredTree
-from bootseer.testing.images import Member, folder, tar_of, write_image
-from bootseer.testing.trees import Found, scan
+from support.images import Member, folder, tar_of, write_image
+from support.trees import Found, scan
 
 pytestmark = pytest.mark.root
 

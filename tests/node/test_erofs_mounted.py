@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from bootseer import erofs
 from bootseer.erofs import Attrs, Buffer, Hole, Writer
 from bootseer.kernel import mount
-from bootseer.testing.trees import Found, scan
+from support.trees import Found, scan
 
 pytestmark = pytest.mark.root
 

@@ -21,7 +21,7 @@ from bootseer.blocks.serving import fuse_server
 from bootseer.blocks.serving.ipc import Came, Channel, Message, Repeat, Wanted
 from bootseer.blocks.serving.shared_memory import Count, SharedMemory
 from bootseer.kernel import fuse, mount
-from bootseer.testing.waits import until
+from support.waits import until
 
 pytestmark = pytest.mark.root
 

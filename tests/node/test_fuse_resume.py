@@ -16,7 +16,7 @@ import pytest
 
 from bootseer.errors import DataError, UnsupportedError
 from bootseer.kernel import fuse, mount
-from bootseer.testing.waits import read_later, until
+from support.waits import read_later, until
 
 pytestmark = pytest.mark.root
 

@@ -21,7 +21,7 @@ from bootseer.blocks.tree import TreeMount
 from bootseer.config import Config
 from bootseer.kernel import mount as mounts
 from bootseer.store.folder import FolderStore
-from bootseer.testing.waits import until
+from support.waits import until
 
 pytestmark = pytest.mark.root
 

@@ -27,7 +27,7 @@ from bootseer.config import Config
 from bootseer.errors import BootseerError, UnavailableError
 from bootseer.kernel import mount as mounts
 from bootseer.store.folder import FolderStore
-from bootseer.testing.waits import until
+from support.waits import until
 
 pytestmark = pytest.mark.root
 
@@ -36,7 +36,7 @@ SLOW = (
     sys.executable,
     "-c",
     "import sys; from bootseer.blocks.serving.server import main; from bootseer.store import open_store\n"
-    "from bootseer.testing.source import RateLimitedStore\n"
+    "from bootseer.testing import RateLimitedStore\n"
     f"sys.exit(main(sys.argv[1:], store_for=lambda url: RateLimitedStore(open_store(url), rate={RATE}, latency=0.01)))",
 )
 TROUBLED = (

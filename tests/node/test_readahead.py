@@ -19,7 +19,7 @@ from bootseer.blocks.formats.trace import UNIT
 from bootseer.blocks.tree import ProfileKey, TreeMount
 from bootseer.config import Config
 from bootseer.store.folder import FolderStore
-from bootseer.testing.waits import until
+from support.waits import until
 
 pytestmark = pytest.mark.root
 

@@ -17,7 +17,7 @@ from bootseer.config import Config
 from bootseer.errors import PrivilegeError
 from bootseer.oci.registry import Registry
 from bootseer.store import open_store
-from bootseer.testing.registry import PASSWORD, USER, DockerRegistry
+from support.registry import PASSWORD, USER, DockerRegistry
 
 pytestmark = [pytest.mark.root, pytest.mark.registry]
 
@@ -72,7 +72,7 @@ from pathlib import Path
 from bootseer import image, oci
 from bootseer.config import Config
 from bootseer.errors import UnavailableError
-from bootseer.testing.registry import DockerRegistry, without_tls
+from support.registry import DockerRegistry, without_tls
 
 here = Path(sys.argv[1])
 subprocess.run("ip link set lo up && ip addr add 10.77.9.1/32 dev lo", shell=True, check=True)

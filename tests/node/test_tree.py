@@ -28,7 +28,7 @@ from bootseer.config import Config
 from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError
 from bootseer.kernel import mount as mounts
 from bootseer.store.folder import FolderStore
-from bootseer.testing.waits import until
+from support.waits import until
 
 pytestmark = pytest.mark.root
 

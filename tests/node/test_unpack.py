@@ -14,7 +14,7 @@ import pytest
 
 from bootseer import oci
 from bootseer.errors import DataError, FullError, PrivilegeError
-from bootseer.testing.images import Member, folder, write_image
+from support.images import Member, folder, write_image
 
 pytestmark = pytest.mark.root
 

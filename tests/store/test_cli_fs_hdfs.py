@@ -13,7 +13,7 @@ import pytest
 from bootseer import hdfs
 from bootseer.errors import BootseerError, NotWritableError
 from bootseer.stripefs import open_fs
-from bootseer.testing import hadoop
+from support import hadoop
 
 pytestmark = pytest.mark.hdfs
 

@@ -23,7 +23,7 @@ from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.output import FileOutput
 from bootseer.hdfs.records import FileBlocks, Located
 from bootseer.hdfs.replica_errors import CorruptReplica, StaleReplica, UncheckedReplica
-from bootseer.testing import hadoop
+from support import hadoop
 
 pytestmark = pytest.mark.hdfs
 

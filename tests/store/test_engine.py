@@ -13,8 +13,8 @@ from bootseer.stripefs import open_fs
 from bootseer.stripefs.explain import explain
 from bootseer.stripefs.scheduler.threads import Engine, shared
 from bootseer.stripefs.store import StripeFS
-from bootseer.testing import hadoop
-from bootseer.testing.replicas import Replicas
+from support import hadoop
+from support.replicas import Replicas
 
 pytestmark = pytest.mark.hdfs
 

@@ -14,8 +14,8 @@ import pytest
 from bootseer import env
 from bootseer.config import Config
 from bootseer.env import EnvResult, EnvSpec, Target
-from bootseer.testing import hadoop
-from bootseer.testing.objectserver import BUCKET, ObjectServer
+from support import hadoop
+from support.objectserver import BUCKET, ObjectServer
 
 NODES = 16
 

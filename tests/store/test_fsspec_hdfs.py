@@ -14,7 +14,7 @@ from fsspec.tests import abstract
 
 from bootseer.stripefs.fsspec.filesystem import StripeFileSystem
 from bootseer.stripefs.fsspec.paths import PROTOCOLS
-from bootseer.testing import hadoop
+from support import hadoop
 
 DATA = os.urandom((9 << 20) + 123)
 

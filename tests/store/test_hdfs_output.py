@@ -18,8 +18,8 @@ from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.output import FileOutput
 from bootseer.hdfs.placement import Placement
 from bootseer.stripefs import open_fs
-from bootseer.testing import hadoop
-from bootseer.testing.hadoop import HadoopCluster
+from support import hadoop
+from support.hadoop import HadoopCluster
 
 pytestmark = pytest.mark.hdfs
 

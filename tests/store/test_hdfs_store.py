@@ -9,7 +9,7 @@ import pytest
 
 from bootseer.errors import BootseerError, ConfigError, NotWritableError, UnavailableError
 from bootseer.store import Store, open_store
-from bootseer.testing import hadoop
+from support import hadoop
 
 pytestmark = pytest.mark.hdfs
 

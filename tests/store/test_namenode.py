@@ -15,7 +15,7 @@ from bootseer.hdfs import access
 from bootseer.hdfs.errors import RemoteError
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.records import Block, DataNode, FileBlocks
-from bootseer.testing import hadoop
+from support import hadoop
 
 pytestmark = pytest.mark.hdfs
 MIB = 1 << 20

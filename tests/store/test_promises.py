@@ -16,9 +16,9 @@ from bootseer.errors import ConfigError, DataError, NotFoundError
 from bootseer.storage.fsspec import FsspecBackend
 from bootseer.store import ObjectInfo, Store, open_store
 from bootseer.store.objects import ObjectStore
-from bootseer.testing import hadoop
-from bootseer.testing.objectserver import BUCKET, ObjectServer
-from bootseer.testing.registry import DockerRegistry
+from support import hadoop
+from support.objectserver import BUCKET, ObjectServer
+from support.registry import DockerRegistry
 
 
 @pytest.fixture(scope="module")

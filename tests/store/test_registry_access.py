@@ -21,9 +21,9 @@ from bootseer import oci
 from bootseer.errors import BootseerError, DataError, NotFoundError, PrivilegeError, UnavailableError, UnsupportedError
 from bootseer.oci import auth, blobs, connect, credentials, endpoint, spec
 from bootseer.oci.registry import Registry
-from bootseer.testing.registry import PASSWORD, USER, DockerRegistry
-from bootseer.testing.registryproxy import Fault, RegistryProxy
-from bootseer.testing.tokens import TokenServer
+from support.registry import PASSWORD, USER, DockerRegistry
+from support.registryproxy import Fault, RegistryProxy
+from support.tokens import TokenServer
 
 pytestmark = pytest.mark.registry
 

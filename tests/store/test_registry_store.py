@@ -29,9 +29,9 @@ from bootseer.oci.registry import Registry
 from bootseer.store import Store, open_store
 from bootseer.store._artifact import ARTIFACT, KEY, tag_of, tag_prefix
 from bootseer.store.registry import RegistryStore
-from bootseer.testing.images import Member, write_image
-from bootseer.testing.registry import DockerRegistry
-from bootseer.testing.registryproxy import Fault, RegistryProxy
+from support.images import Member, write_image
+from support.registry import DockerRegistry
+from support.registryproxy import Fault, RegistryProxy
 
 pytestmark = pytest.mark.registry
 

@@ -19,7 +19,7 @@ import pytest
 from bootseer.errors import DataError, NotFoundError, NotWritableError
 from bootseer.stripefs import open_fs
 from bootseer.stripefs.store import StripeFS
-from bootseer.testing import hadoop
+from support import hadoop
 
 UNIT, WIDTH = 4096, 3
 OLD, NEW = b"old." * 9000, b"new!" * 9000

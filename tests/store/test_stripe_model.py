@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError
 from bootseer.stripefs import open_fs
-from bootseer.testing import hadoop
+from support import hadoop
 
 UNIT = 4096
 FOLDERS = ["run/step-1", "run/step-2", "run/step-30", "run/last"]

@@ -11,7 +11,7 @@ import pytest
 from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError
 from bootseer.stripefs import open_fs
 from bootseer.stripefs.store import StripeFS
-from bootseer.testing import hadoop
+from support import hadoop
 
 
 @pytest.fixture(params=["folder", pytest.param("hdfs", marks=pytest.mark.hdfs)])

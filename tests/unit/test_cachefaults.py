@@ -13,8 +13,8 @@ import pytest
 
 from bootseer.blocks.cache.cachefile import CacheFile
 from bootseer.errors import BootseerError
-from bootseer.testing import lazy
-from bootseer.testing.lazy import LazyBlob
+from support import lazy
+from support.lazy import LazyBlob
 
 SIZE = 24 * 4096 + 100
 SITES = [
@@ -114,7 +114,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from test_cachefaults import SIZE, fill
-from bootseer.testing import lazy
+from support import lazy
 fill(lazy.make(Path(sys.argv[2]) / "again", lazy.content(SIZE)), Path(sys.argv[2]) / "c")
 """
 

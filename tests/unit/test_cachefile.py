@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from bootseer.blocks.cache.cachefile import CacheFile, in_use
 from bootseer.errors import UnavailableError
-from bootseer.testing import lazy
-from bootseer.testing.lazy import LazyBlob
+from support import lazy
+from support.lazy import LazyBlob
 
 
 @pytest.fixture
@@ -191,7 +191,7 @@ def test_no_space_leaves_the_block_missing(tmp_path: Path, blob: LazyBlob, monke
 _CRASH = """
 import sys
 from pathlib import Path
-from bootseer.testing import lazy
+from support import lazy
 folder = Path(sys.argv[1])
 data = lazy.content(20 * 4096 + 100)
 blob = lazy.make(folder / "blob2", data)

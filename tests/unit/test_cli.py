@@ -43,7 +43,7 @@ def test_importing_bootseer_takes_less_than_50_ms():
 
 @pytest.mark.parametrize(
     "verb",
-    ["", "doctor", "run", "demo", "completion", "image", "image convert", "image run", "image mount", "image ls",
+    ["", "doctor", "run", "completion", "image", "image convert", "image run", "image mount", "image ls",
      "image cat", "image extract", "image profile", "image profile show", "image profile diff", "image profile explain",
      "env", "env run", "fs", "fs put", "fs mount", "profile", "profile show", "profile wrap"],
 )  # fmt: skip

@@ -21,7 +21,7 @@ from bootseer.image.record import key_of
 from bootseer.oci.write import Compression
 from bootseer.store import open_store
 from bootseer.store.folder import FolderStore
-from bootseer.testing.images import Member, folder, tar_of, write_image
+from support.images import Member, folder, tar_of, write_image
 
 BLOCK = 65536
 

@@ -18,7 +18,7 @@ from bootseer.errors import FullError
 from bootseer.image import _work
 from bootseer.image._work import work_folder
 from bootseer.oci import pipeline
-from bootseer.testing.images import Member, write_image
+from support.images import Member, write_image
 
 
 def test_too_little_space_is_one_clear_error(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from bootseer.hdfs.connection import Connection, Transfer
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.records import DataNode
 from bootseer.hdfs.replica_errors import Cancelled, CorruptReplica, StaleReplica, UncheckedReplica
-from bootseer.testing.fakedatanode import FakeBlock, FakeDataNode, Script, agreed, packet, refused
+from support.fakedatanode import FakeBlock, FakeDataNode, Script, agreed, packet, refused
 
 GUARD = 64
 ZEROS = checksum.function(checksum.CRC32C)(bytes(512), 0).to_bytes(4, "big")
@@ -501,7 +501,7 @@ import atexit
 made = []
 atexit.register(lambda: print([sock.fileno() for sock in made]))  # runs last
 from bootseer.hdfs import datanode, dial
-from bootseer.testing.fakedatanode import FakeBlock, FakeDataNode
+from support.fakedatanode import FakeBlock, FakeDataNode
 block = FakeBlock(bytes(10))
 fake = FakeDataNode(block.answer).__enter__()
 datanode.read(fake.node, block.located, 0, [memoryview(bytearray(10))], deadline=5, verify=True)
@@ -520,7 +520,7 @@ def test_the_end_of_a_process_closes_its_connections():
 
 _FORK = """
 import os, sys
-from bootseer.testing.fakedatanode import FakeBlock, FakeDataNode
+from support.fakedatanode import FakeBlock, FakeDataNode
 from bootseer.hdfs import datanode
 block = FakeBlock(bytes(range(200)))
 def read():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bootseer.blocks._zstd import compress
 from bootseer.blocks.formats.frames import opened
-from bootseer.testing import lazy
+from support import lazy
 
 COUNT = 12
 SHORT = 100

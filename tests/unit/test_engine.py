@@ -16,7 +16,7 @@ from bootseer.hdfs.replica_errors import OwnLimit, UncheckedReplica
 from bootseer.storage.interface import DEADLINE, Piece
 from bootseer.stripefs.scheduler.model import Tuning
 from bootseer.stripefs.scheduler.threads import Engine
-from bootseer.testing.datanodes import FakeHdfs
+from support.datanodes import FakeHdfs
 
 MB = 1 << 20
 UNIT = 256 << 10

@@ -14,10 +14,10 @@ from bootseer.blocks.cache.cachefile import CacheFile
 from bootseer.blocks.fetch.fetcher import Fetched, Fetcher
 from bootseer.blocks.fetch.source import Source, StoreSource
 from bootseer.errors import BootseerError, DataError, NotFoundError, PrivilegeError, UnavailableError
-from bootseer.testing import lazy
-from bootseer.testing.lazy import LazyBlob
-from bootseer.testing.source import FlakyStore
-from bootseer.testing.waits import until
+from bootseer.testing import FlakyStore
+from support import lazy
+from support.lazy import LazyBlob
+from support.waits import until
 
 COUNT = 64
 

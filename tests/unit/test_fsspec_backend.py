@@ -27,7 +27,7 @@ from bootseer.stripefs import open_fs
 from bootseer.stripefs.fsspec.filesystem import StripeFileSystem
 from bootseer.stripefs.fsspec.paths import PROTOCOLS
 from bootseer.stripefs.store import StripeFS
-from bootseer.testing.objectserver import BUCKET, ObjectServer
+from support.objectserver import BUCKET, ObjectServer
 
 DATA = os.urandom(700_001)
 

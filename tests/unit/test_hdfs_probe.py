@@ -13,7 +13,7 @@ from bootseer.errors import UnavailableError
 from bootseer.hdfs import datanode, dial, probe
 from bootseer.hdfs.records import DataNode
 from bootseer.hdfs.replica_errors import OwnLimit
-from bootseer.testing.fakedatanode import FakeBlock, FakeDataNode, refused
+from support.fakedatanode import FakeBlock, FakeDataNode, refused
 
 NOBODY = "x" * 64 + ".example"
 

@@ -23,8 +23,8 @@ from bootseer.blocks.formats.hotpack import HotPack
 from bootseer.blocks.profiles import hotpack_builder, library
 from bootseer.blocks.profiles.library import StoredPack, Target
 from bootseer.errors import DataError, FullError
-from bootseer.testing import lazy
-from bootseer.testing.source import FlakyStore
+from bootseer.testing import FlakyStore
+from support import lazy
 
 TREE = "ab" * 32
 COUNT = 40

@@ -26,9 +26,9 @@ from bootseer.blocks.profiles import hotpack_builder
 from bootseer.blocks.profiles.library import Target, newest_pack
 from bootseer.errors import BootseerError, DataError, UnavailableError
 from bootseer.store import RangeReader
-from bootseer.testing import lazy
-from bootseer.testing.source import FlakyStore
-from bootseer.testing.waits import until
+from bootseer.testing import FlakyStore
+from support import lazy
+from support.waits import until
 
 TREE = "ab" * 32
 COUNT = 400

@@ -20,7 +20,7 @@ from bootseer.cli.image import app
 from bootseer.errors import BootseerError
 from bootseer.image import record as records
 from bootseer.store.folder import FolderStore
-from bootseer.testing.images import Member, folder, write_image
+from support.images import Member, folder, write_image
 
 BIG = os.urandom(300_000)
 LAYER = [

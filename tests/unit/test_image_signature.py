@@ -35,7 +35,7 @@ from bootseer.image import signature
 from bootseer.image.record import ImageRecord
 from bootseer.image.signature import UnsignedError
 from bootseer.store.folder import FolderStore
-from bootseer.testing.images import Member, folder, write_image
+from support.images import Member, folder, write_image
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "image"
 ONE = [folder("bin"), Member("bin/train", data=b"train the model" * 9_000)]

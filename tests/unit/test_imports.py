@@ -102,8 +102,8 @@ def test_the_three_parts_do_not_know_each_other(part: str) -> None:
     assert not packages()[part] & (PARTS - {part})
 
 
-def test_doubles_are_for_tests_and_the_demo() -> None:
-    assert {name for name, used in packages().items() if "testing" in used} <= {"demo"}
+def test_doubles_are_for_tests() -> None:
+    assert {name for name, used in packages().items() if "testing" in used} <= set()
 
 
 def test_blocks_point_down() -> None:

@@ -4,9 +4,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bootseer.demo import starts
 from bootseer.errors import ConfigError, NotFoundError
 from bootseer.launch import job
+from comparison import starts
 
 PAGE = Path(__file__).parents[2] / "docs/reference/job-file.md"
 SMALL = """

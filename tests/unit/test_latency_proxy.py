@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from bootseer.testing.latency import LatencyProxy
+from support.latency import LatencyProxy
 
 RTT = 0.05
 

@@ -16,7 +16,7 @@ from bootseer.erofs import Buffer, Node, Reader, Writer
 from bootseer.errors import DataError
 from bootseer.oci import tar
 from bootseer.oci.layers import LayeredTree
-from bootseer.testing.images import Member, folder, tar_of
+from support.images import Member, folder, tar_of
 
 Layers = Sequence[Sequence[Member]]
 

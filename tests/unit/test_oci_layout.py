@@ -16,7 +16,7 @@ import zstandard
 from bootseer import oci
 from bootseer.errors import ConfigError, DataError, NotFoundError
 from bootseer.oci.inflate import inflate
-from bootseer.testing.images import Member, write_image
+from support.images import Member, write_image
 
 
 def plain(layout: Path, tag: str, index: int = 0) -> bytes:

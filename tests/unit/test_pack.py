@@ -24,8 +24,8 @@ from bootseer.blocks.publish.packs import Packed, PackWriter
 from bootseer.blocks.publish.tree import TreeWriter
 from bootseer.errors import DataError, FullError, UnavailableError
 from bootseer.store.folder import FolderStore
-from bootseer.testing import lazy
-from bootseer.testing.source import FlakyStore
+from bootseer.testing import FlakyStore
+from support import lazy
 
 BLOCK = 4096
 

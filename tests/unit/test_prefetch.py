@@ -19,8 +19,8 @@ from bootseer.blocks.fetch.source import StoreSource
 from bootseer.blocks.formats.trace import UNIT, Touch, Trace
 from bootseer.blocks.profiles import hotpack_builder, library
 from bootseer.blocks.profiles.library import ProfileKey
-from bootseer.testing import lazy
-from bootseer.testing.source import FlakyStore
+from bootseer.testing import FlakyStore
+from support import lazy
 
 TREE = "ab" * 32
 KEY = ProfileKey("train")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from bootseer.errors import BootseerError
 from bootseer.profile import analysis, events, intervals
 from bootseer.profile.analysis import analyse
-from bootseer.testing.startups import StartUp
+from support.startups import StartUp
 
 SECONDS = st.floats(-50, 200, allow_nan=False).map(lambda x: round(x, 3))
 SPAN = st.tuples(

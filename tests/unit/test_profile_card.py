@@ -9,7 +9,7 @@ from rich.console import Console
 from bootseer.errors import NotFoundError
 from bootseer.profile import card, chrome
 from bootseer.profile.analysis import analyse
-from bootseer.testing.startups import StartUp
+from support.startups import StartUp
 
 
 def text(renderable, width=80):

@@ -13,7 +13,7 @@ import time
 import pytest
 
 from bootseer.profile import events
-from bootseer.testing.startups import StartUp
+from support.startups import StartUp
 
 CLI = [sys.executable, "-m", "bootseer.cli.main", "profile"]
 

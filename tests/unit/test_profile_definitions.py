@@ -9,7 +9,7 @@ import pytest
 from bootseer.errors import NotFoundError
 from bootseer.profile import events
 from bootseer.profile.analysis import analyse, find_stragglers, repeat_offenders
-from bootseer.testing.startups import StartUp
+from support.startups import StartUp
 
 PAGE = Path(__file__).parents[2] / "docs/reference/definitions.md"
 

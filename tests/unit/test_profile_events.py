@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bootseer.errors import DataError, NotFoundError
 from bootseer.profile import events
 from bootseer.profile.events import State, parse, read
-from bootseer.testing.startups import StartUp
+from support.startups import StartUp
 
 GOLDEN = Path(__file__).parents[1] / "golden/events"
 

@@ -15,8 +15,8 @@ from bootseer.blocks.profiles import library
 from bootseer.blocks.profiles.library import ProfileKey
 from bootseer.blocks.profiles.merge import HotUse, hot_use, merge
 from bootseer.store.folder import FolderStore
-from bootseer.testing import lazy
-from bootseer.testing.source import FlakyStore
+from bootseer.testing import FlakyStore
+from support import lazy
 
 TREE = "cd" * 32
 BLOCKS = 16

@@ -28,7 +28,7 @@ from bootseer.errors import (
 from bootseer.oci import credentials, endpoint, pipeline, spec, transport
 from bootseer.oci.image import verified
 from bootseer.oci.registry import Registry
-from bootseer.testing.images import Member, write_image
+from support.images import Member, write_image
 
 BLOB = hashlib.shake_256(b"blob").digest(1_500_000)
 

@@ -11,7 +11,7 @@ from bootseer.stripefs.scheduler.hedging import BURST, SHARE
 from bootseer.stripefs.scheduler.memory import ByteBudget
 from bootseer.stripefs.scheduler.model import BlockRange, Join, Outcome, Place, Request, Tuning
 from bootseer.stripefs.scheduler.policy import Scheduler
-from bootseer.testing.readsim import Cluster, SimNode
+from support.readsim import Cluster, SimNode
 
 MB = 1 << 20
 AROUND = ["abc", "bcd", "cda", "dab"]

@@ -15,8 +15,8 @@ from bootseer.blocks.formats.blockmap import BlockMap, ObjectRef
 from bootseer.errors import DataError, NotFoundError, UnavailableError
 from bootseer.store import RangeReader, Store, base
 from bootseer.store.folder import FolderStore
-from bootseer.testing import lazy
-from bootseer.testing.source import FlakyStore
+from bootseer.testing import FlakyStore
+from support import lazy
 
 
 class Counting(FlakyStore):

@@ -11,7 +11,7 @@ import pytest
 from bootseer.blocks.fetch.source import StoreSource
 from bootseer.errors import DataError, UnavailableError
 from bootseer.store.folder import FolderStore
-from bootseer.testing.source import FlakyStore, RateLimitedStore
+from bootseer.testing import FlakyStore, RateLimitedStore
 
 
 @pytest.fixture

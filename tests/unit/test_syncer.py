@@ -14,7 +14,7 @@ import pytest
 
 from bootseer.blocks.serving import syncer
 from bootseer.blocks.serving.shared_memory import Count
-from bootseer.testing.waits import until
+from support.waits import until
 
 
 class Cache:

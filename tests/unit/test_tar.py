@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from bootseer.errors import DataError
 from bootseer.oci import tar
-from bootseer.testing.images import Member, folder, tar_of
+from support.images import Member, folder, tar_of
 
 
 def chunks(data: bytes, size: int) -> Iterator[bytes]:

@@ -21,8 +21,8 @@ from bootseer.blocks.publish.tree import publish
 from bootseer.errors import DataError, FullError, NotFoundError, UnavailableError
 from bootseer.store import RangeReader, Store
 from bootseer.store.folder import FolderStore
-from bootseer.testing import lazy
-from bootseer.testing.source import FlakyStore
+from bootseer.testing import FlakyStore
+from support import lazy
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "blocks"
 

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -45,18 +46,22 @@ def _root(
 @functools.cache
 def assemble() -> typer.Typer:
     """The whole command line, with all verbs; they are imported here, and not with this module."""
-    from bootseer.cli import completion, demo, doctor, env, fs, image, profile, run
+    from bootseer.cli import completion, doctor, env, fs, image, profile, run
 
     for module, name in ((profile, "profile"), (image, "image"), (env, "env"), (fs, "fs")):
         app.add_typer(module.app, name=name)
-    for module in (run, demo, doctor, completion):
+    for module in (run, doctor, completion):
         module.register(app)
     return app
 
 
 def main() -> None:
     """Entry point. Exit codes: ``docs/reference/exit-codes.md``."""
-    command = assemble()
+    carry_out(assemble())
+
+
+def carry_out(command: Callable[[], object]) -> None:
+    """Run a command line: signals end it by an exception, errors become one line and their exit code."""
     for number in _ENDINGS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
             signal.signal(number, _end)

@@ -12,8 +12,8 @@ from pathlib import Path
 from types import TracebackType
 
 from bootseer.errors import UnsupportedError
-from bootseer.testing.service import service, wait_for_port
-from bootseer.testing.tokens import ISSUER, SERVICE, TokenServer
+from support.service import service, wait_for_port
+from support.tokens import ISSUER, SERVICE, TokenServer
 
 _CONFIG = """\
 version: 0.1

@@ -7,7 +7,7 @@ import re
 import shutil
 from pathlib import Path
 
-from bootseer.testing.service import run
+from support.service import run
 
 
 def fill(folder: Path, requirements: Path) -> None:

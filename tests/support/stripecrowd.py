@@ -4,7 +4,7 @@ Processes, not threads, so that one that hangs does not hang the test, and one t
 line for every operation it ends (`Done`); an operation that takes longer than a limit is a hang. The content of a file
 follows from its name and version (`content`), so that everybody knows the right bytes.
 
-    python -m bootseer.testing.stripecrowd TASK
+    python -m support.stripecrowd TASK
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class _Worker:
         self.task, self.done, self.since = task, list[Done](), time.monotonic()
         with open(log, "ab") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "bootseer.testing.stripecrowd", msgspec.json.encode(task).decode()],
+                [sys.executable, "-m", "support.stripecrowd", msgspec.json.encode(task).decode()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

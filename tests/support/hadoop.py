@@ -6,7 +6,7 @@ come from ``scripts/hadoop-jars``. Ready means that every DataNode has registere
 The JVMs run in sessions of their own, so that Ctrl-C reaches only their owner, which stops them; and they die with
 their owner (``PR_SET_PDEATHSIG``), so that not even SIGKILL leaves one behind.
 
-    python -m bootseer.testing.hadoop start --root DIR [--bind ADDRESS]
+    python -m support.hadoop start --root DIR [--bind ADDRESS]
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from types import TracebackType
 
 from bootseer import hdfs
 from bootseer.errors import BootseerError, NotFoundError, UnavailableError
-from bootseer.testing._hadoopsite import Daemon, Site, free_ports, jars
-from bootseer.testing.waits import until
-from bootseer.testing.webhdfs import WebHdfs
+from support._hadoopsite import Daemon, Site, free_ports, jars
+from support.waits import until
+from support.webhdfs import WebHdfs
 
 __all__ = ["Daemon", "HadoopCluster", "jars", "shared"]
 
@@ -325,7 +325,7 @@ def shared() -> HadoopCluster:
 def _main(argv: Sequence[str]) -> int:
     import argparse
 
-    parser = argparse.ArgumentParser(prog="python -m bootseer.testing.hadoop", description="A stock HDFS for trying")
+    parser = argparse.ArgumentParser(prog="python -m support.hadoop", description="A stock HDFS for trying")
     verb = parser.add_subparsers(dest="verb", required=True).add_parser("start", help="run until Ctrl-C or SIGTERM")
     verb.add_argument("--root", type=Path, required=True, help="folder for its data and logs")
     verb.add_argument("--bind", default="127.0.0.1", help="address to listen on and to advertise")

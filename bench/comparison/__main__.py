@@ -1,4 +1,4 @@
-"""``bootseer demo``: one real training job, started the ordinary way and the bootseer way, side by side."""
+"""``python -m comparison``: one real training job, started the ordinary way and the bootseer way, side by side."""
 
 from __future__ import annotations
 
@@ -11,12 +11,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from bootseer.demo.comparison import Demo
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the application."""
-    app.command("demo")(demo)
+    from comparison.comparison import Demo
 
 
 def demo(
@@ -40,9 +35,9 @@ def demo(
     from rich.console import Console
 
     from bootseer import config
-    from bootseer.demo.comparison import Demo
-    from bootseer.demo.recipe import RECIPES
     from bootseer.errors import ConfigError, DataError
+    from comparison.comparison import Demo
+    from comparison.recipe import RECIPES
 
     if job not in RECIPES:
         raise ConfigError(f"--job {job} is none of {', '.join(RECIPES)}")
@@ -90,3 +85,9 @@ def _show(run: Demo, console: Console) -> None:
         shown = str(figure.value) if isinstance(figure.value, bool) else f"{figure.value:g} {figure.unit}"
         table.add_row(figure.name, shown, figure.target, "yes" if figure.met else "NO")
     console.print(table)
+
+
+if __name__ == "__main__":
+    from bootseer.cli.main import carry_out
+
+    carry_out(lambda: typer.run(demo))

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bootseer import oci
-from bootseer.demo.recipe import Recipe
 from bootseer.errors import UnsupportedError
-from bootseer.testing.service import run
+from comparison.recipe import Recipe
+from support.service import run
 
 _PIP = "pip==26.3"
 _VERSION = 1

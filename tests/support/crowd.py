@@ -1,6 +1,6 @@
 """A crowd of readers: processes that read all files of a mount in random order and compare every byte.
 
-``python -m bootseer.testing.crowd SPEC`` forks ``readers`` processes and ends with them, or when its standard input
+``python -m support.crowd SPEC`` forks ``readers`` processes and ends with them, or when its standard input
 ends. What they find is in shared memory (a file), so that it is known also of readers that hang. Each kills itself
 when its parent is gone. `Crowd` runs one.
 """
@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from bootseer.testing import ways
+from support import ways
 
 _PAGE = 4096
 
@@ -243,7 +243,7 @@ class Crowd:
         with open(folder / "tally", "r+b") as file:
             self._memory = mmap.mmap(file.fileno(), 0)
         self._readers = readers
-        self._argv = [*prefix, sys.executable, "-m", "bootseer.testing.crowd", str(folder)]
+        self._argv = [*prefix, sys.executable, "-m", "support.crowd", str(folder)]
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Crowd:

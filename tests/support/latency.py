@@ -1,6 +1,6 @@
 """A TCP proxy that adds a round-trip time, for links of machines whose kernel has no netem.
 
-``python -m bootseer.testing.latency HOST PORT TARGET_HOST TARGET_PORT SECONDS`` serves until it is ended. Each
+``python -m support.latency HOST PORT TARGET_HOST TARGET_PORT SECONDS`` serves until it is ended. Each
 direction holds its bytes for half the round trip, and a connection's first bytes for one round trip more, which its
 handshake would take. What it does not imitate: a congestion window that grows by round trips, so a long transfer is
 at full rate at once. One process, one thread (asyncio).
@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from types import TracebackType
 
-from bootseer.testing.service import service, wait_for_port
+from support.service import service, wait_for_port
 
 _PIECE = 256 << 10
 _HELD = 32

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bootseer import image, oci
-from bootseer.testing.images import Member, folder, programs, tar_of
+from support.images import Member, folder, programs, tar_of
 
 SIZES = (0, 1, 4095, 4096, 4097, 65535, 65536, 65537, (1 << 20) + 1)
 """Around the borders of pages, EROFS chunks and blocks."""

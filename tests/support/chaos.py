@@ -26,14 +26,14 @@ from bootseer.blocks.tree import TreeMount, TreeStatus
 from bootseer.errors import BootseerError, UnavailableError
 from bootseer.kernel import mount as mounts
 from bootseer.store import open_store
-from bootseer.testing import torture
-from bootseer.testing.crowd import Crowd, Tally, files_of
-from bootseer.testing.node import Node, alive, damage, pids, restarts
-from bootseer.testing.registry import DockerRegistry
-from bootseer.testing.tokens import TokenServer
-from bootseer.testing.torture import Site
-from bootseer.testing.waits import until
-from bootseer.testing.weather import Weather
+from support import torture
+from support.crowd import Crowd, Tally, files_of
+from support.node import Node, alive, damage, pids, restarts
+from support.registry import DockerRegistry
+from support.tokens import TokenServer
+from support.torture import Site
+from support.waits import until
+from support.weather import Weather
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from bootseer.testing import trees
+from support import trees
 
 _MOST = 20
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.demo import workplace
+from comparison import workplace
 
 pytestmark = [pytest.mark.root, pytest.mark.runtime, pytest.mark.registry, pytest.mark.hdfs, pytest.mark.timeout(400)]
 
@@ -25,7 +25,7 @@ def cache() -> Path:
 
 
 def argv(cache: Path, here: Path) -> list[str]:
-    return [sys.executable, "-m", "bootseer.cli.main", "demo", "--job", "small", "--cache", str(cache), "--subnet",
+    return [sys.executable, "-m", "comparison", "--job", "small", "--cache", str(cache), "--subnet",
             "10.79.0.0/24", "--out", str(here / "report.json"), "--results", str(here / "results")]  # fmt: skip
 
 

@@ -15,8 +15,8 @@ from bootseer.blocks.tree import ProfileKey, TreeMount, TreeStatus
 from bootseer.config import Config
 from bootseer.errors import BootseerError, UnavailableError
 from bootseer.kernel import mount as mounts
-from bootseer.testing.waits import until
-from bootseer.testing.weather import Weather, server
+from support.waits import until
+from support.weather import Weather, server
 
 
 def alive(pid: int) -> bool:

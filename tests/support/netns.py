@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 
 from bootseer.errors import BootseerError, PrivilegeError
-from bootseer.testing.service import run
+from support.service import run
 
 
 def _ip(*args: str, tool: str = "ip") -> str:

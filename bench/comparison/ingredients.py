@@ -16,11 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bootseer import oci
-from bootseer.demo import image, index
-from bootseer.demo.recipe import Recipe
 from bootseer.errors import FullError
-from bootseer.testing.registry import DockerRegistry
-from bootseer.testing.service import run
+from comparison import image, index
+from comparison.recipe import Recipe
+from support.registry import DockerRegistry
+from support.service import run
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 
-from bootseer.testing.hadoop import HadoopCluster
-from bootseer.testing.netns import ShapedNetwork
+from support.hadoop import HadoopCluster
+from support.netns import ShapedNetwork
 
 
 class ShapedHadoop:

@@ -1,7 +1,7 @@
 import os
 
-from bootseer.demo import index, tree
-from bootseer.demo.ingredients import losses
+from comparison import index, tree
+from comparison.ingredients import losses
 
 
 def test_every_project_of_the_index_has_the_wheels(tmp_path):

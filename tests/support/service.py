@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from bootseer.errors import BootseerError, UnsupportedError
-from bootseer.testing.waits import until
+from support.waits import until
 
 log = logging.getLogger(__name__)
 

@@ -18,15 +18,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bootseer import report, stripefs
-from bootseer.demo import starts, tree, workplace
-from bootseer.demo.ingredients import Ingredients
-from bootseer.demo.recipe import Recipe
-from bootseer.demo.site import containerd, file_server
 from bootseer.errors import PrivilegeError
-from bootseer.testing.hadoop import HadoopCluster
-from bootseer.testing.netns import ShapedNetwork
-from bootseer.testing.registry import DockerRegistry, without_tls
-from bootseer.testing.service import BOOTSEER, run
+from comparison import starts, tree, workplace
+from comparison.ingredients import Ingredients
+from comparison.recipe import Recipe
+from comparison.site import containerd, file_server
+from support.hadoop import HadoopCluster
+from support.netns import ShapedNetwork
+from support.registry import DockerRegistry, without_tls
+from support.service import BOOTSEER, run
 
 log = logging.getLogger(__name__)
 

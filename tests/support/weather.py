@@ -18,7 +18,7 @@ import msgspec
 
 from bootseer.errors import UnavailableError
 from bootseer.store import RangeReader, Store
-from bootseer.testing.source import CheckedStore, RateLimitedStore, WrappedReader
+from bootseer.testing import CheckedStore, RateLimitedStore, WrappedReader
 
 
 class Weather(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,7 +110,7 @@ def server(path: Path, *, rate: float = 0.0, before: str = "") -> list[str]:
     """A command for `tree.mount(server=...)`. ``before``: Python statements it begins with."""
     code = (
         "import sys; from pathlib import Path; from bootseer.blocks.serving.server import main\n"
-        "from bootseer.testing.weather import store_for\n"
+        "from support.weather import store_for\n"
         f"{before}\n"
         f"sys.exit(main(sys.argv[1:], store_for=lambda url: store_for(url, Path({str(path)!r}), {rate!r})))"
     )

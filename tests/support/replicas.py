@@ -12,9 +12,9 @@ from google.protobuf.message import Message
 
 from bootseer.errors import BootseerError, UnavailableError
 from bootseer.hdfs.proto import hdfs_pb2 as wire
-from bootseer.testing.hadoop import HadoopCluster
-from bootseer.testing.waits import until
-from bootseer.testing.webhdfs import BlockAt, Holder
+from support.hadoop import HadoopCluster
+from support.waits import until
+from support.webhdfs import BlockAt, Holder
 
 _META_HEADER = 7
 """Of a ``.meta`` file: version (2 bytes), checksum type (1), bytes per checksum (4); then a CRC for each piece."""

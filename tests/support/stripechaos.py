@@ -26,10 +26,10 @@ from bootseer import hdfs
 from bootseer.config import Config
 from bootseer.errors import BootseerError
 from bootseer.stripefs import layout, mount, open_fs
-from bootseer.testing.replicas import Replicas
-from bootseer.testing.shapedhdfs import ShapedHadoop
-from bootseer.testing.stripecrowd import Sample, StripeCrowd, Tally, Task, content
-from bootseer.testing.webhdfs import BlockAt
+from support.replicas import Replicas
+from support.shapedhdfs import ShapedHadoop
+from support.stripecrowd import Sample, StripeCrowd, Tally, Task, content
+from support.webhdfs import BlockAt
 
 SETTINGS = {
     "dfs.replication": "2",

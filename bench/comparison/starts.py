@@ -15,7 +15,6 @@ from pathlib import Path
 
 import msgspec
 
-from bootseer.demo.ingredients import losses
 from bootseer.errors import BootseerError
 from bootseer.launch.job import CheckpointTable, EnvTable, ImageTable, Job, JobTable, MountTable
 from bootseer.launch.node import Start
@@ -23,8 +22,9 @@ from bootseer.launch.ready import ReadyWatch
 from bootseer.profile import analysis
 from bootseer.profile import events as event_files
 from bootseer.profile.report import JobReport
-from bootseer.testing.netns import Node
-from bootseer.testing.service import BOOTSEER, WITH_US
+from comparison.ingredients import losses
+from support.netns import Node
+from support.service import BOOTSEER, WITH_US
 
 JOB_ENV = "/opt/job-env"
 CHECKPOINT = "/checkpoint"

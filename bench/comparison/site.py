@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bootseer.errors import UnavailableError, UnsupportedError
-from bootseer.testing.service import service, wait_for_port
-from bootseer.testing.waits import until
+from support.service import service, wait_for_port
+from support.waits import until
 
 
 @contextlib.contextmanager
