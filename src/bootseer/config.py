@@ -1,4 +1,4 @@
-"""Settings of this node: one typed object, one TOML file, environment overrides; ``bootseer doctor`` prints it.
+"""Settings of this node: one typed object, one TOML file, environment overrides; ``bootseer config show`` prints it.
 
 Order, later wins: defaults, the file (``$BOOTSEER_CONFIG`` or ``/etc/bootseer.toml``), environment variables
 (``BOOTSEER_CACHE_DIR`` and so on: the field's name in capitals).
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,6 +16,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from bootseer.errors import ConfigError
+from bootseer.profile.emit import redact
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +101,11 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 def load(environ: Mapping[str, str] | None = None) -> Config:
     """Read the settings. Raises `ConfigError` for an unreadable file, an unknown key or a bad value."""
+    return trace(environ)[0]
+
+
+def trace(environ: Mapping[str, str] | None = None) -> tuple[Config, dict[str, str]]:
+    """As `load`; also where each setting comes from: ``default``, a file's path or an environment variable's name."""
     import tomllib  # block servers get their settings from who starts them
 
     env = os.environ if environ is None else environ
@@ -110,14 +117,25 @@ def load(environ: Mapping[str, str] | None = None) -> Config:
             values.update(tomllib.loads(path.read_text()))
         except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
             raise ConfigError(f"cannot read settings from {path}: {exc}") from None
+    sources = dict.fromkeys(Config.__struct_fields__, "default") | dict.fromkeys(values, str(path))
     for name in Config.__struct_fields__:
-        if (text := env.get(f"BOOTSEER_{name.upper()}")) is not None:
+        if (text := env.get(variable := f"BOOTSEER_{name.upper()}")) is not None:
+            sources[name] = variable
             values[name] = _LISTS[name](text) if name in _LISTS else text
     _check_driver(env.get("BOOTSEER_DRIVER", values.pop("driver", None)))
     try:
-        return msgspec.convert(values, Config, strict=False)
+        return msgspec.convert(values, Config, strict=False), sources
     except msgspec.ValidationError as exc:
         raise ConfigError(f"settings in {path} or BOOTSEER_*: {exc}") from None
+
+
+def shown(value: Any) -> Any:
+    """A setting's value as it may be printed: without the logins and secrets of URLs."""
+    if isinstance(value, str):
+        return redact("", re.sub(r"(^|//)[^/]+@", r"\1[redacted]@", value))
+    if isinstance(value, Mapping):
+        return {key: shown(item) for key, item in value.items()}
+    return [shown(item) for item in value] if isinstance(value, tuple | list) else value
 
 
 def _check_driver(wish: Any) -> None:

@@ -437,7 +437,7 @@ def test_the_guard_stays_when_every_process_gets_a_signal(place: Path, environ: 
     while alive(command):
         assert time.monotonic() < end, "the container outlived its launcher"
         time.sleep(0.05)
-    assert cli(environ, "image", "rm", "--stale").returncode == 0
+    assert cli(environ, "image", "gc").returncode == 0
 
 
 def test_the_cgroup_of_what_a_scheduler_killed_whole_goes_with_the_next_start(
@@ -477,7 +477,7 @@ def test_what_is_stale_is_shown_and_ended(place: Path, environ: dict[str, str], 
         shown = cli(environ, "image", "ps").stdout
         assert "sh -c echo up; exec sleep 500" in shown
         assert str(tmp_path / "mine") in shown
-        done = cli(environ, "image", "rm", "--stale")
+        done = cli(environ, "image", "gc")
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("ended ") == 2
         assert states() == ["mounted", "mounted", "running"]

@@ -514,12 +514,12 @@ def test_the_command_line(nodes: Callable[[str], Node], tmp_path: Path) -> None:
     assert "env: ran-and-published (missed because no snapshot of these targets exists yet)" in first.stderr
     answer = msgspec.json.decode(cli(node, *run, "--json", "--", "sh", "setup.sh").stdout)
     assert answer["reason"] == "already in place on this node"
-    assert "released" in cli(node, "release", "--target", "env").stdout
+    assert "unmounted" in cli(node, "unmount", "env").stdout
     assert not (node.host / "made").exists()
     answer = msgspec.json.decode(cli(node, *run, "--json", "--", "sh", "setup.sh").stdout)
     assert (answer["outcome"], answer["exit_code"]) == ("restored-mount", 0)
     assert (node.host / "made").read_text() == "made\n"
-    cli(node, "release", "--all")
+    cli(node, "unmount", "--all")
 
     script.write_text("echo working; echo other > env/made; echo more > env/more\n")
     told = cli(node, "explain", "--target", "env", "--key-env", "HOME", "--", "sh", "setup.sh").stdout
@@ -533,7 +533,7 @@ def test_the_command_line(nodes: Callable[[str], Node], tmp_path: Path) -> None:
     told = cli(node, "diff", old, new).stdout
     assert "+ 0/more" in told
     assert "~ 0/made" in told
-    assert msgspec.json.decode(cli(node, "inspect", new, "--files").stdout)["key"] == new
+    assert msgspec.json.decode(cli(node, "inspect", new, "--files", "--json").stdout)["key"] == new
     shown = cli(node, "ls").stdout.splitlines()
     rows = [line for line in shown if line.strip()[:12] in (old[:12], new[:12])]
     assert len(rows) == 2
@@ -551,8 +551,8 @@ def test_the_command_line(nodes: Callable[[str], Node], tmp_path: Path) -> None:
         (("run", "--target", "env", "--restore", "magic", "--", "true"), 78, "unknown"),
         (("inspect", "abc"), 66, "no snapshot abc"),
         (("inspect", "../x"), 78, "not a snapshot key"),
-        (("release",), 78, "no target given"),
-        (("release", "--target", "env"), 66, "nothing of bootseer is mounted"),
+        (("unmount",), 78, "no target is named"),
+        (("unmount", "env"), 66, "nothing of bootseer is mounted"),
     ],
 )
 def test_exit_codes(nodes: Callable[[str], Node], args: tuple[str, ...], code: int, text: str) -> None:
@@ -987,7 +987,7 @@ def test_two_pods_with_the_same_folders_leave_each_other_alone(one: Node, other:
         assert len((one.host / "pkg" / "data").read_bytes()) == 100_000
         assert area.exists()
         assert job.ask("read") == "the job's"
-    cli(one, "release", "--all")
+    cli(one, "unmount", "--all")
     assert not mounts.is_mounted(one.host)
     assert job.ask("read") == "the job's"
     assert [path.name for path in area.parent.iterdir()] == [area.name]
@@ -1054,7 +1054,7 @@ def test_a_target_may_have_another_name(one: Node, tmp_path: Path) -> None:
     other_name = (Target("/opt/env", str(tmp_path / "link")),)
     with open(one.host / "pkg" / "data", "rb"), pytest.raises(NotWritableError, match="files open in"):
         one.run(fill_plain, targets=other_name, salt="other")
-    cli(one, "release", "--target", str(tmp_path / "link"))
+    cli(one, "unmount", str(tmp_path / "link"))
     assert not mounts.is_mounted(one.host)
 
 
@@ -1076,16 +1076,16 @@ def test_the_script_that_ran_it_uses_it(one: Node) -> None:
         done = cli(one, "run", "--target", str(one.host), "--", "true", check=False)
         assert done.returncode == 73
         assert f"process {job.pid} (sh) uses" in done.stderr
-        done = cli(one, "release", "--all", check=False)
+        done = cli(one, "unmount", "--all", check=False)
         assert done.returncode == 73
         assert "still in use" in done.stderr
         assert job.communicate("\n", timeout=20)[0] == "1\n"
-    assert "released" in cli(one, "release", "--all").stdout
+    assert "unmounted" in cli(one, "unmount", "--all").stdout
 
 
 def test_release_by_force(one: Node, other: Callable[..., Other]) -> None:
     other()
-    cli(one, "release", "--target", str(one.host), "--force")
+    cli(one, "unmount", str(one.host), "--force")
     assert not mounts.is_mounted(one.host)
 
 

@@ -430,7 +430,7 @@ def test_the_commands(fs, tmp_path, config):
     assert [(row["path"], row["striped"]) for row in listing] == [("step-1/COMMIT", False), ("step-1/state.pt", True)]
     assert cli("ls", url, config=config).stdout.split()[-1] == "step-2/"
     assert cli("latest", url, config=config).stdout.strip() == f"{url}/step-1"
-    assert "no COMMIT" in json.loads(cli("stat", f"{url}/step-2", "--json", config=config).stdout)["checkpoint"]
+    assert "no COMMIT" in json.loads(cli("inspect", f"{url}/step-2", "--json", config=config).stdout)["checkpoint"]
     assert json.loads(cli("verify", url, "--json", config=config).stdout)["ok"]
     assert cli("commit", f"{url}/step-2", config=config).returncode == 0
     assert cli("get", f"{url}/step-2", tmp_path / "back", config=config).returncode == 0
@@ -447,7 +447,7 @@ def test_the_commands(fs, tmp_path, config):
     ("args", "code", "says"),
     [
         (("get", "S/none", "T/x"), 66, "no file or folder none"),
-        (("stat", "S/none"), 66, "no file or folder none"),
+        (("inspect", "S/none"), 66, "no file or folder none"),
         (("ls", "S/step-1/none"), 66, "no file or folder none"),
         (("put", "T/none", "S/x"), 66, "no file or folder"),
         (("put", "S/step-1/config.json", "S/x", "--unit", "5"), 78, "stripe unit 5"),

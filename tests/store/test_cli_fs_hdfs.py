@@ -68,7 +68,7 @@ def test_a_plain_file_is_imported_in_place_but_not_while_it_is_written(call, bas
     plain(f"{base}/model", BIG)
     done = json.loads(call("import", base, "--width", "3", "--json").stdout)
     assert [(file["striped"], file["skipped"]) for file in done["files"]] == [(True, "")]
-    assert json.loads(call("stat", f"{base}/model", "--json").stdout)["width"] == 3
+    assert json.loads(call("inspect", f"{base}/model", "--json").stdout)["width"] == 3
     call("verify", base)
     with hdfs.connect(base).create(f"{hdfs.split(base)[1]}/open", block_size=1 << 20) as writer:
         writer.write(BIG + BIG)  # its full blocks count as its size already

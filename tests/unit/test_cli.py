@@ -1,5 +1,6 @@
 """The command line as a whole: what it costs to start, that help is everywhere, and what a mistake looks like."""
 
+import json
 import os
 import statistics
 import subprocess
@@ -45,7 +46,7 @@ def test_importing_bootseer_takes_less_than_50_ms():
     "verb",
     ["", "doctor", "run", "completion", "image", "image convert", "image run", "image mount", "image ls",
      "image cat", "image extract", "image profile", "image profile show", "image profile diff", "image profile explain",
-     "env", "env run", "fs", "fs put", "fs mount", "profile", "profile show", "profile wrap"],
+     "env", "env run", "fs", "fs put", "fs mount", "config", "config show", "profile", "profile show", "profile wrap"],
 )  # fmt: skip
 def test_every_verb_has_help(verb):
     done = call(*verb.split(), "--help")
@@ -53,19 +54,101 @@ def test_every_verb_has_help(verb):
     assert "Usage" in done.stdout
 
 
+def verbs():
+    """Name -> command, of every verb that is not hidden."""
+
+    def walk(command, name):
+        if inner := getattr(command, "commands", None):
+            for sub, verb in inner.items():
+                yield from walk(verb, f"{name} {sub}".strip())
+        elif not command.hidden:
+            yield name, command
+
+    return dict(walk(typer.main.get_command(assemble()), ""))
+
+
+def options(verb):
+    return {option: parameter.name for parameter in verb.params for option in parameter.opts}
+
+
 def test_a_command_keeps_its_own_options():
     """From the first word of the command on, nothing is an option of ours."""
-
-    def commands(verb, name):
-        for sub, inner in getattr(verb, "commands", {}).items():
-            yield from commands(inner, f"{name} {sub}")
-        if any(parameter.name == "command" and parameter.nargs == -1 for parameter in verb.params):
-            yield name, verb
-
-    found = dict(commands(typer.main.get_command(assemble()), ""))
-    assert found.keys() == {" image run", " env run", " env explain", " profile wrap"}
+    found = {
+        name: verb
+        for name, verb in verbs().items()
+        if any(parameter.name == "command" and parameter.nargs == -1 for parameter in verb.params)
+    }
+    assert found.keys() == {"image run", "env run", "env explain", "profile wrap"}
     for name, verb in found.items():
         assert verb.context_settings["allow_interspersed_args"] is False, name
+
+
+def test_an_option_means_the_same_at_every_verb():
+    """`-n` and its like have one long name each; what removes says before what would go; what tells has JSON."""
+    short = {}
+    for name, verb in verbs().items():
+        for option, parameter in options(verb).items():
+            if option in ("-n", "-q", "-o", "-e", "-w", "-r", "-R"):
+                assert short.setdefault(option, parameter) == parameter, name
+        last = name.split()[-1]
+        if last in ("rm", "gc"):
+            assert {"--dry-run", "-n", "--json"} <= options(verb).keys(), name
+        if last in ("ls", "ps", "inspect", "show", "diff", "explain", "verify", "status", "mount", "unmount"):
+            assert "--json" in options(verb), name
+    assert short["-n"] == "dry_run"
+    assert {"image unmount", "env unmount", "fs unmount"} <= verbs().keys()
+    for group in ("image", "env", "fs"):
+        assert {f"{group} {verb}" for verb in ("ls", "inspect", "rm", "gc")} <= verbs().keys()
+
+
+def test_every_verb_says_in_a_sentence_what_it_does():
+    for name, verb in verbs().items():
+        first = verb.help.strip().split("\n\n")[0]
+        assert first[0].isupper(), name
+        assert first.rstrip().endswith("."), name
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("fs stat x", "fs inspect"), ("env release --all", "env unmount"), ("image rm --stale", "image gc"),
+     ("profile show --max-nodes 3", "--limit"), ("image profile show oci:none -n=3", "--limit")],
+)  # fmt: skip
+def test_an_old_name_works_with_a_notice(old, new, tmp_path, monkeypatch):
+    for name in ("cache", "state"):
+        monkeypatch.setenv(f"BOOTSEER_{name.upper()}_DIR", str(tmp_path / name))
+    done = call(*old.split())
+    assert f"is now `{new}" in done.stderr.splitlines()[0]
+    assert done.returncode != 2
+    assert "is now" not in call("-q", *old.split()).stderr
+
+
+def test_settings_are_shown_with_their_sources(tmp_path, monkeypatch):
+    file = tmp_path / "site.toml"
+    file.write_text('store = "s3://name:word@bucket/x?token=abc"\nfetch_streams = 3\n')
+    monkeypatch.setenv("BOOTSEER_FETCH_STREAMS", "4")
+    monkeypatch.setenv("BOOTSEER_REGISTRY_MIRRORS", "docker.io=name:word@mirror:5000")
+    done = call("--config", str(file), "config", "show", "--json")
+    found = {one["name"]: one for one in json.loads(done.stdout)}
+    assert found["fetch_streams"] == {"name": "fetch_streams", "value": 4, "source": "BOOTSEER_FETCH_STREAMS"}
+    assert found["store"]["source"] == str(file)
+    assert found["record_seconds"]["source"] == "default"
+    table = call("--config", str(file), "config", "show").stdout
+    assert "BOOTSEER_FETCH_STREAMS" in table
+    for text in (done.stdout, table):
+        assert "bucket/x" in text
+        assert "mirror:5000" in text
+        assert "word" not in text
+        assert "abc" not in text
+
+
+def test_a_settings_file_that_is_not_there():
+    done = call("--config", "none.toml", "config", "show")
+    assert (done.returncode, len(done.stderr.splitlines())) == (78, 1)
+    assert "none.toml" in done.stderr
+
+
+def test_quiet_and_verbose_together():
+    assert call("-q", "-v", "config", "show").returncode == 2
 
 
 def test_env_run_leaves_the_options_of_the_command_alone(tmp_path, monkeypatch):

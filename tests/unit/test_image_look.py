@@ -117,7 +117,7 @@ def test_what_a_record_says_moves_no_cursor(tmp_path: Path) -> None:
     assert records.save(site.store, hostile)
     text = site.text("ls")
     assert "\x1b" not in text
-    assert len(text.splitlines()) == 3
+    assert len(text.splitlines()) == 5  # with two of the head
 
 
 def test_a_conversion_says_what_it_did(site: Site, tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_what_is_there(node: Node) -> None:
         assert node.part(node.trees[2]).owner == os.getpid()
         assert str(os.getpid()) in node.call("ls")
     assert inventory.parts(node.cache / "nothing") == []
-    rows = json.loads(node.call("ls", "--json"))["parts"]
+    rows = json.loads(node.call("ls", "--json"))
     assert [row["trees"] for row in rows] == [[tree] for tree in node.trees]
     assert rows[1]["hot_ready"] == 10
 
@@ -460,7 +460,7 @@ def test_the_commands(node: Node) -> None:
     assert "gave back" in node.call("gc", BOOTSEER_CACHE_LIMIT="1900000", BOOTSEER_CACHE_KEEP_FREE="0")
     assert len(inventory.parts(node.cache)) == 2
     found = json.loads(node.call("gc", "--to", "0.7M", "--json"))
-    assert [one["whole"] for one in found["gone"]] == [True]
+    assert [one["whole"] for one in found["removed"]] == [True]
     node.call("gc", "--all")
     assert inventory.parts(node.cache) == []
     assert "gave back 0 B" in node.call("gc", "--all")

@@ -1,44 +1,26 @@
-"""What the verbs of ``bootseer fs`` share: URLs, sizes and ages as options."""
+"""What the verbs of ``bootseer fs`` share: URLs and sizes as options."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
 import typer
 
-from bootseer.cli._shared import Bars
+from bootseer.cli._shared import Bars, understood
 from bootseer.errors import ConfigError, NotFoundError
-from bootseer.units import parse_age, parse_size
+from bootseer.units import parse_size
 
 if TYPE_CHECKING:
     from bootseer.stripefs import FileStat, StripeFS
 
-FILES, CHECKPOINTS, CARE, MOUNTS = "Files", "Checkpoints", "Care and measurement", "Mounts"
+FILES, CHECKPOINTS, CARE, MOUNTS = "Files", "Checkpoints", "Maintenance and measurement", "Mounts"
 """Panels of the help."""
 
-Value = TypeVar("Value")
-
-
-def _understood(parse: Callable[[str], Value]) -> Callable[[str | Value], Value]:
-    """``parse`` for an option: what it does not understand is a mistake in the command line (exit code 2)."""
-
-    def parser(value: str | Value) -> Value:
-        if not isinstance(value, str):
-            return value  # the option's default
-        try:
-            return parse(value)
-        except ConfigError as exc:
-            raise typer.BadParameter(str(exc)) from None
-
-    return parser
-
-
-size_value, age_value = _understood(parse_size), _understood(parse_age)
-"""Parsers of options."""
+size_value = understood(parse_size)
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="A path, file://PATH, hdfs://HOST:PORT/PATH or an fsspec URL")]
 Width = Annotated[int, typer.Option(help="Stripe width: storage files per file, 1 to 256")]

@@ -1,25 +1,56 @@
-"""What the verbs share: options, progress bars, tables and JSON on stdout."""
+"""What the verbs share: options, settings with what the options change, tables, JSON, progress bars, old names."""
 
 from __future__ import annotations
 
+import functools
 import json
+import logging
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
+from typer.core import TyperCommand
+
+from bootseer import config as node_settings
+from bootseer.errors import ConfigError
+from bootseer.units import parse_age
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from rich.progress import TaskID
 
-Ref = Annotated[str, typer.Argument(metavar="REF", help="HOST[:PORT]/NAME[:TAG] or oci:DIR[:TAG]")]
+    from bootseer.config import Config
+    from bootseer.store import Store
+
+log = logging.getLogger("bootseer")
+Value = TypeVar("Value")
+
+
+def understood(parse: Callable[[str], Value]) -> Callable[[str | Value], Value]:
+    """``parse`` for an option: what it does not understand is a mistake in the command line (exit code 2)."""
+
+    def parser(value: str | Value) -> Value:
+        if not isinstance(value, str):
+            return value  # the option's default
+        try:
+            return parse(value)
+        except ConfigError as exc:
+            raise typer.BadParameter(str(exc)) from None
+
+    return parser
+
+
+age_value = understood(parse_age)
+
+Ref = Annotated[str, typer.Argument(metavar="REF", help="Image: HOST[:PORT]/NAME[:TAG|@DIGEST] or oci:DIR[:TAG]")]
 StoreUrl = Annotated[
     str, typer.Option("--store", metavar="URL", help="Folder, hdfs://, s3:// or registry:// (default: settings)")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout")]
+DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Only say what would go; change nothing")]
+Limit = Annotated[int, typer.Option("--limit", min=0, metavar="N", help="Print at most N rows (0: all)")]
 PlainHttp = Annotated[
     bool | None,
     typer.Option("--plain-http/--https", help="Ask REF's registry without TLS (default: at loopback)"),
@@ -36,6 +67,60 @@ COMMAND_LAST = {"allow_interspersed_args": False}
 """For verbs that run a command: from its first word on, all options are its own."""
 
 
+class Renamed(TyperCommand):
+    """A verb some of whose options had other names in the version before: ``old`` name -> name."""
+
+    old: dict[str, str] = {}  # noqa: RUF012
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        for place, arg in enumerate(args):
+            name, sign, value = arg.partition("=")
+            if name in self.old:
+                old_name(name, self.old[name])
+                args[place] = self.old[name] + sign + value
+        return super().parse_args(ctx, args)
+
+
+def old_options(**old: str) -> type[TyperCommand]:
+    """The class of a verb whose options ``max_nodes="--limit"`` and so on were renamed."""
+    return type("Renamed", (Renamed,), {"old": {_dashed(name): new for name, new in old.items()}})
+
+
+def old_verb(app: typer.Typer, old: str, new: str, verb: Callable[..., None]) -> None:
+    """Keep the name ``old`` for one version: hidden, and with a notice. ``new`` is said whole: ``env unmount``."""
+
+    @functools.wraps(verb)
+    def noticed(*args: object, **options: object) -> None:
+        old_name(f"{new.rpartition(' ')[0]} {old}".strip(), new)
+        verb(*args, **options)
+
+    app.command(old, hidden=True)(noticed)
+
+
+def _dashed(name: str) -> str:
+    return f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}"
+
+
+def old_name(old: str, new: str) -> None:
+    """Say once that ``old`` was renamed."""
+    log.warning("`%s` is now `%s`: the next version does not know the old name", old, new)
+
+
+def settings(store: str = "", verify_key: str = "", require_signature: bool = False) -> Config:
+    """The settings of this node, with what the command line says instead."""
+    import msgspec
+
+    found = node_settings.load().trusting(verify_key, require_signature)
+    return msgspec.structs.replace(found, store=store or found.store)
+
+
+def open_shared(store: str = "") -> Store:
+    """The store that ``--store`` names, or the settings."""
+    from bootseer.store import open_store
+
+    return open_store(settings(store).store_url)
+
+
 class Bars:
     """Progress bars on stderr for steps of more than two seconds; safe to update from any thread."""
 
@@ -50,7 +135,7 @@ class Bars:
             TransferSpeedColumn(),
             console=Console(stderr=True),
             transient=True,
-            disable=quiet or not sys.stderr.isatty(),
+            disable=quiet or not log.isEnabledFor(logging.WARNING) or not sys.stderr.isatty(),
         )
         self._lock = threading.Lock()
         self._tasks: dict[str, TaskID] = {}
@@ -84,7 +169,8 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, title_style="bold")
+    table = Table(title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    table.pad_edge = table.show_edge = False
     for name in columns:
         table.add_column(name, justify="left" if name in left else "right", overflow="fold", no_wrap=name not in left)
     for row in rows:
@@ -106,6 +192,20 @@ def print_json(value: object) -> None:
     import msgspec
 
     typer.echo(json.dumps(msgspec.to_builtins(value), indent=2))
+
+
+def answer(value: object, as_json: bool, *lines: str) -> None:
+    """``value`` as JSON, or the ``lines`` that say the same."""
+    if as_json:
+        print_json(value)
+    else:
+        for line in lines:
+            typer.echo(line)
+
+
+def time_text(seconds: float) -> str:
+    """A time in seconds since 1970, in local time."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
 def share_text(share: float) -> str:

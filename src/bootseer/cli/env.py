@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bootseer.cli._shared import COMMAND_LAST, AsJson, StoreUrl, print_json, print_table
+from bootseer.cli._shared import (
+    COMMAND_LAST,
+    AsJson,
+    DryRun,
+    Limit,
+    StoreUrl,
+    age_value,
+    answer,
+    old_name,
+    open_shared,
+    print_json,
+    print_table,
+    settings,
+    time_text,
+)
 from bootseer.units import size_text
 
 if TYPE_CHECKING:
-    from bootseer.config import Config
     from bootseer.env import EnvResult, EnvSpec
     from bootseer.env.manifest import SnapshotManifest
     from bootseer.store import Store
@@ -19,19 +33,23 @@ app = typer.Typer(
     no_args_is_help=True, help="Run a set-up command once per distinct input, restore its result elsewhere"
 )
 
-_RELEASE_SECONDS = 60.0
-"""How long a release waits for an `env run` on the same target."""
+_UNMOUNT_SECONDS = 60.0
+"""How long an unmount waits for an `env run` on the same target."""
 
 Targets = Annotated[list[str], typer.Option("--target", help="Directory the command fills (repeatable)")]
 KeyFiles = Annotated[list[str], typer.Option("--key-file", help="File whose content decides the result")]
 KeyEnv = Annotated[list[str], typer.Option("--key-env", help="Variable whose value decides the result")]
 Salt = Annotated[str, typer.Option(help="Any text; another salt is another key")]
-MaxAge = Annotated[str, typer.Option(help="Do not use older snapshots, e.g. 7d; for unpinned requirements")]
+MaxAge = Annotated[
+    float | None,
+    typer.Option(
+        parser=age_value, metavar="AGE", help="Use no snapshot that is older: 12h, 7d; for unpinned requirements"
+    ),
+]
 Restore = Annotated[str, typer.Option(help="auto, mount or unpack")]
 Python = Annotated[str, typer.Option(help="Interpreter the environment is for; else python3 on PATH")]
 Command = Annotated[list[str], typer.Argument(metavar="CMD...", help="The command, after all options")]
 Key = Annotated[str, typer.Argument(help="Key, or its first digits")]
-Keys = Annotated[list[str], typer.Argument(metavar="KEY...", help="Keys, or their first digits")]
 
 
 @app.command(context_settings=COMMAND_LAST)
@@ -41,7 +59,7 @@ def run(
     key_file: KeyFiles = [],  # noqa: B006
     key_env: KeyEnv = [],  # noqa: B006
     salt: Salt = "",
-    max_age: MaxAge = "",
+    max_age: MaxAge = None,
     store: StoreUrl = "",
     restore: Restore = "auto",
     python: Python = "",
@@ -49,12 +67,15 @@ def run(
     snapshot: Annotated[bool, typer.Option("--snapshot/--no-snapshot", help="Use and make snapshots")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Restore the command's result, or run it and publish what it made. The exit code is the command's."""
+    """Restore the command's result, or run it and publish what it made. The exit code is the command's.
+
+    Example: bootseer env run --target /opt/env pip install --target /opt/env -r requirements.txt
+    """
     from bootseer import env
 
     spec = _spec(command, target, key_file, key_env, salt, max_age, restore, python, snapshot, wait)
-    config, url = _place(store)
-    result = env.run(spec, lambda: _execute(command, quiet=as_json), store_url=url, config=config)
+    config = settings(store)
+    result = env.run(spec, lambda: _execute(command, quiet=as_json), store_url=config.store_url, config=config)
     _print_result(result, as_json)
     raise typer.Exit(result.exit_code)
 
@@ -66,7 +87,7 @@ def explain(
     key_file: KeyFiles = [],  # noqa: B006
     key_env: KeyEnv = [],  # noqa: B006
     salt: Salt = "",
-    max_age: MaxAge = "",
+    max_age: MaxAge = None,
     store: StoreUrl = "",
     restore: Restore = "auto",
     python: Python = "",
@@ -80,10 +101,10 @@ def explain(
 
     spec = _spec(command, target, key_file, key_env, salt, max_age, restore, python, True, 0.0)
     spec.check()
-    config, url = _place(store)
+    config = settings(store)
     document = key.build(spec)
     unpacking = spec.restore == "unpack" or not capture.may_mount(spec)
-    look = lookup.look(spec, document, url, config, unpacking=unpacking)
+    look = lookup.look(spec, document, config.store_url, config, unpacking=unpacking)
     shown = msgspec.to_builtins(document)
     near = look.found or look.nearest
     inputs = msgspec.to_builtins(near.inputs) if near else None
@@ -95,9 +116,8 @@ def explain(
         entry.pop("text")
     print_json(shown)
     if near:
-        typer.echo(
-            f"files that the command read for snapshot {near.shown}: {near.inputs.unobserved or len(near.inputs.files)}"
-        )
+        count = near.inputs.unobserved or len(near.inputs.files)
+        typer.echo(f"files that the command read for snapshot {near.shown}: {count}")
         for path, state in compared(spec, config, near.inputs.files):
             typer.echo(f"{state:7} {path}")
     typer.echo(f"key {look.key}")
@@ -105,13 +125,12 @@ def explain(
 
 
 @app.command()
-def ls(store: StoreUrl = "", as_json: AsJson = False) -> None:
+def ls(store: StoreUrl = "", limit: Limit = 0, as_json: AsJson = False) -> None:
     """List the snapshots in the store, newest first."""
-    import time
-
     from bootseer.env import snapshots
 
-    found = snapshots.everything(_store(store))
+    found = snapshots.everything(open_shared(store))
+    found = found[:limit] if limit else found
     if as_json:
         print_json([_brief(item) for item in found])
         return
@@ -119,7 +138,7 @@ def ls(store: StoreUrl = "", as_json: AsJson = False) -> None:
     rows = [
         (
             item.shown,
-            time.strftime("%Y-%m-%d %H:%M", time.localtime(item.created)),
+            time_text(item.created),
             item.node,
             size_text(item.size),
             size_text(item.stored),
@@ -134,19 +153,29 @@ def ls(store: StoreUrl = "", as_json: AsJson = False) -> None:
 
 @app.command()
 def inspect(
-    key: Key, store: StoreUrl = "", files: Annotated[bool, typer.Option(help="List entries too")] = False
+    key: Key,
+    store: StoreUrl = "",
+    files: Annotated[bool, typer.Option("--files", help="List its files too")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Print a snapshot's manifest as JSON; with --files also its inventory."""
+    """Show a snapshot: who made it, from what, and with --files what is in it. --json prints the whole manifest."""
     import msgspec
 
     from bootseer.env import snapshots
 
-    shared = _store(store)
+    shared = open_shared(store)
     found = snapshots.load(shared, key)
-    answer = msgspec.to_builtins(found)
+    entries = [[e.kind, oct(e.mode), e.size, e.path] for e in snapshots.entries(shared, found)] if files else []
+    if as_json:
+        print_json(msgspec.to_builtins(found) | ({"files": entries} if files else {}))
+        return
+    made = f"{time_text(found.created)} by {found.node} in {found.seconds:.1f} s"
+    typer.echo(f"snapshot {found.key}\n  made     {made}\n  command  {shlex.join(found.document.command)}")
+    typer.echo(f"  targets  {' '.join(found.document.targets)}")
+    typer.echo(f"  size     {size_text(found.size)} in {found.entries} entries, {size_text(found.stored)} stored")
     if files:
-        answer["files"] = [[e.kind, oct(e.mode), e.size, e.path] for e in snapshots.entries(shared, found)]
-    print_json(answer)
+        rows = [(str(kind), str(mode), str(size), str(path)) for kind, mode, size, path in entries]
+        print_table("", ("kind", "mode", "size", "path"), rows, left=("kind", "path"))
 
 
 @app.command()
@@ -155,23 +184,20 @@ def diff(first: Key, second: Key, store: StoreUrl = "", as_json: AsJson = False)
     from bootseer.env import snapshots
     from bootseer.env.explain import changes, entry_changes, input_changes
 
-    shared = _store(store)
+    shared = open_shared(store)
     old, new = (snapshots.load(shared, key) for key in (first, second))
     inputs = changes(old.document, new.document) + input_changes(old.inputs, new.inputs)
     entries = entry_changes(snapshots.entries(shared, old), snapshots.entries(shared, new))
-    if as_json:
-        print_json({"inputs": inputs, "files": entries})
-        return
-    for line in inputs:
-        typer.echo(line)
-    for sign, path in entries:
-        typer.echo(f"{sign} {path}")
+    lines = [*inputs, *(f"{sign} {path}" for sign, path in entries)]
+    answer({"inputs": inputs, "files": entries}, as_json, *lines)
 
 
 @app.command()
 def verify(key: Key, store: StoreUrl = "", as_json: AsJson = False) -> None:
-    """Fetch a whole snapshot and check every block and every file of it. Exit code 65 when it is damaged; a good one
-    is used on this node again, if it was not."""
+    """Fetch a whole snapshot and check every block and every file of it.
+
+    Exit code 65 when it is damaged. A good one that was in quarantine on this node is used again.
+    """
     import tempfile
     from pathlib import Path
 
@@ -179,63 +205,76 @@ def verify(key: Key, store: StoreUrl = "", as_json: AsJson = False) -> None:
 
     from bootseer.env import quarantine, snapshots
 
-    shared = _store(store)
+    shared = open_shared(store)
     found = snapshots.load(shared, key)
-    config, _ = _place(store)
-    base = Path(config.cache_dir)
+    base = Path(settings().cache_dir)
     base.mkdir(parents=True, exist_ok=True)
     with Console(stderr=True).status(f"verifying {found.key[:12]}"), tempfile.TemporaryDirectory(dir=base) as work:
         count = snapshots.verify(shared, found, Path(work))
     quarantine.lift(base, quarantine.mark_of(found))
-    if as_json:
-        print_json({"key": found.key, "entries": count, "size": found.size, "good": True})
-    else:
-        typer.echo(f"snapshot {found.key[:12]} is good: {count} entries")
+    line = f"snapshot {found.key[:12]} is good: {count} entries"
+    answer({"ok": True, "key": found.key, "entries": count, "size": found.size}, as_json, line)
 
 
 @app.command()
-def rm(keys: Keys, store: StoreUrl = "") -> None:
+def rm(
+    keys: Annotated[list[str], typer.Argument(metavar="KEY...", help="Keys, or their first digits")],
+    dry_run: DryRun = False,
+    store: StoreUrl = "",
+    as_json: AsJson = False,
+) -> None:
     """Remove snapshots from the store: the next start runs the command. What is mounted goes on.
 
     Blocks stay in the store, because images and other snapshots may have them in common.
     """
     from bootseer.env import snapshots
 
-    shared = _store(store)
-    for key in [snapshots.resolve(shared, key) for key in keys]:
-        snapshots.remove(shared, key)
-        typer.echo(f"removed snapshot {key[:12]}")
+    shared = open_shared(store)
+    _remove(shared, [snapshots.resolve(shared, key) for key in keys], dry_run, as_json)
 
 
 @app.command()
 def gc(
-    age: Annotated[str, typer.Option(help="Remove snapshots from the store that are older, e.g. 30d")] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which snapshots would be removed")] = False,
+    age: Annotated[
+        float | None,
+        typer.Option(parser=age_value, metavar="AGE", help="Remove snapshots from the store that are older: 30d"),
+    ] = None,
+    dry_run: DryRun = False,
     store: StoreUrl = "",
+    as_json: AsJson = False,
 ) -> None:
-    """Remove what killed runs and earlier boots left on this node; with --age also old snapshots, as env rm does."""
+    """Remove what killed runs and earlier boots left on this node; with --age also old snapshots, as env rm does.
+
+    Example: bootseer env gc --age 30d --dry-run
+    """
     import time
 
-    from bootseer.env import overlay, parse_age, snapshots
+    from bootseer.env import overlay, snapshots
 
-    limit = time.time() - parse_age(age) if age else 0.0
     if not dry_run:
-        overlay.sweep(_place(store)[0])
-    if not age:
-        return
-    shared = _store(store)
-    for found in snapshots.everything(shared):
-        if found.created < limit:
-            if not dry_run:
-                snapshots.remove(shared, found.name)
-            typer.echo(f"{'would remove' if dry_run else 'removed'} snapshot {found.key[:12]}")
+        overlay.sweep(settings(store))
+    shared = open_shared(store)
+    limit = time.time() - age if age is not None else 0.0
+    found = snapshots.everything(shared) if age is not None else []
+    _remove(shared, [one.name for one in found if one.created < limit], dry_run, as_json)
+
+
+def _remove(shared: Store, keys: list[str], dry_run: bool, as_json: bool) -> None:
+    from bootseer.env import snapshots
+
+    if not dry_run:
+        for key in keys:
+            snapshots.remove(shared, key)
+    lines = [f"{'would remove' if dry_run else 'removed'} snapshot {key[:12]}" for key in keys]
+    answer({"dry_run": dry_run, "removed": [{"key": key} for key in keys]}, as_json, *lines)
 
 
 @app.command()
-def release(
-    target: Annotated[list[str], typer.Option("--target", help="Directory under an overlay of env run")] = [],  # noqa: B006
-    everything: Annotated[bool, typer.Option("--all", help="Everything env run mounted on this node")] = False,
+def unmount(
+    target: Annotated[list[str] | None, typer.Argument(metavar="DIR...", help="Targets of env run")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Everything that env run mounted on this node")] = False,
     force: Annotated[bool, typer.Option("--force", help="Also what running processes use")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Unmount what env run left on targets; what was in them before the first run shows again.
 
@@ -247,8 +286,7 @@ def release(
     from bootseer.env import lock, overlay
     from bootseer.errors import ConfigError, NotFoundError, NotWritableError
 
-    config, _ = _place("")
-    state = Path(config.state_dir)
+    state = Path(settings().state_dir)
     if everything:
         found = overlay.groups(state, os.getppid())[::-1]
     elif target:
@@ -256,18 +294,30 @@ def release(
         if not found:
             raise NotFoundError(f"nothing of bootseer is mounted on {' '.join(target)}")
     else:
-        raise ConfigError("no target given", hint="name one with --target, or use --all")
-    left = []
+        raise ConfigError("no target is named to unmount", hint="name its folder, or say --all")
+    done, left = [], []
     for group in found:
         shown = " ".join(str(item.host) for item in group.record.targets)
-        with lock.locked(tuple(group.record.targets), state, wait=_RELEASE_SECONDS), lock.groups_locked(state):
+        with lock.locked(tuple(group.record.targets), state, wait=_UNMOUNT_SECONDS), lock.groups_locked(state):
             if not force and (who := group.in_use):
                 left.append(f"{shown} ({who})")
                 continue
             group.take_down()
-        typer.echo(f"released {shown}")
+        done.append(shown)
+    answer([{"target": shown, "mounted": False} for shown in done], as_json, *(f"unmounted {shown}" for shown in done))
     if left:
-        raise NotWritableError(f"still in use: {', '.join(left)}", hint="end that, or release it with --force")
+        raise NotWritableError(f"still in use: {', '.join(left)}", hint="end that, or unmount it with --force")
+
+
+@app.command(hidden=True)
+def release(
+    target: Annotated[list[str], typer.Option("--target")] = [],  # noqa: B006
+    everything: Annotated[bool, typer.Option("--all")] = False,
+    force: Annotated[bool, typer.Option("--force")] = False,
+) -> None:
+    """The old name of `bootseer env unmount`, until the next version."""
+    old_name("env release --target DIR", "env unmount DIR")
+    unmount(target, everything, force)
 
 
 def _spec(
@@ -276,7 +326,7 @@ def _spec(
     key_files: list[str],
     key_env: list[str],
     salt: str,
-    max_age: str,
+    max_age: float | None,
     restore: str,
     python: str,
     snapshot: bool,
@@ -284,7 +334,7 @@ def _spec(
 ) -> EnvSpec:
     import os
 
-    from bootseer.env import EnvSpec, Target, parse_age
+    from bootseer.env import EnvSpec, Target
     from bootseer.errors import ConfigError
 
     if restore not in ("auto", "mount", "unpack"):
@@ -295,26 +345,13 @@ def _spec(
         key_files=tuple(key_files),
         key_env=tuple(key_env),
         salt=salt,
-        max_age=parse_age(max_age) if max_age else None,
+        max_age=max_age,
         python=python,
         restore=restore,  # type: ignore[arg-type]
         caller=os.getppid(),
         snapshot=snapshot,
         wait=wait,
     )
-
-
-def _place(store: str) -> tuple[Config, str]:
-    from bootseer import config
-
-    settings = config.load()
-    return settings, store or settings.store_url
-
-
-def _store(store: str) -> Store:
-    from bootseer.store import open_store
-
-    return open_store(_place(store)[1])
 
 
 def _execute(command: list[str], *, quiet: bool) -> int:

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from bootseer.cli._fs import CARE, Url, age_value, binary_text, place, progress, size_value
-from bootseer.cli._shared import AsJson, count_text, one_line, print_json, print_table
+from bootseer.cli._fs import CARE, Url, binary_text, place, progress, size_value
+from bootseer.cli._shared import AsJson, DryRun, age_value, count_text, one_line, print_json, print_table
 from bootseer.units import age_text, size_text
 
 
@@ -37,7 +37,7 @@ def fsck(
         repairs = fs.repair(report)
         report = fs.fsck(path)
     if as_json:
-        print_json({"report": report, "repairs": repairs})
+        print_json({"ok": not report.errors, "report": report, "repairs": repairs})
     else:
         for made in repairs:
             typer.echo(f"{made.path}: {made.done or f'not repaired: {made.failed}'}")
@@ -75,7 +75,7 @@ def gc(
             parser=age_value, metavar="AGE", help="Leave alone what is younger: 90s, 12h, 7d", show_default="1d"
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only say what would be removed")] = False,
+    dry_run: DryRun = False,
     lost: Annotated[
         bool, typer.Option("--lost", help="Also whole stripes whose pointer is gone, as after `hdfs dfs -rm` of a file")
     ] = False,
@@ -93,7 +93,8 @@ def gc(
     gone = [removal for removal in found if not removal.kept]
     size = sum(removal.size for removal in gone)
     if as_json:
-        print_json({"url": url, "dry_run": dry_run, "removed": len(gone), "bytes": size, "garbage": found})
+        kept = [removal for removal in found if removal.kept]
+        print_json({"url": url, "dry_run": dry_run, "removed": gone, "bytes": size, "kept": kept})
         return
     rows = [
         [removal.kind, removal.path, size_text(removal.size), age_text(removal.age), removal.kept or "remove"]

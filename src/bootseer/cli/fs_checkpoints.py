@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from bootseer.cli._fs import CHECKPOINTS, Url, place, progress
-from bootseer.cli._shared import AsJson, print_json
+from bootseer.cli._shared import AsJson, answer
 
 
 def register(app: typer.Typer) -> None:
@@ -26,10 +26,7 @@ def commit(
     """
     fs, path = place(url)
     made = fs.commit(path, hint=hint)
-    if as_json:
-        print_json(made)
-    else:
-        typer.echo(f"{url}: {len(made.files)} files, {made.size} bytes committed")
+    answer(made, as_json, f"{url}: {len(made.files)} files, {made.size} bytes committed")
 
 
 def latest(url: Url, as_json: AsJson = False) -> None:
@@ -37,10 +34,7 @@ def latest(url: Url, as_json: AsJson = False) -> None:
     fs, path = place(url)
     found = fs.latest(path)
     full = f"{fs.url.rstrip('/')}/{found}"
-    if as_json:
-        print_json({"path": found, "url": full})
-    else:
-        typer.echo(full)
+    answer({"path": found, "url": full}, as_json, full)
 
 
 def verify(url: Url, as_json: AsJson = False) -> None:
@@ -49,7 +43,5 @@ def verify(url: Url, as_json: AsJson = False) -> None:
     with progress("verify", as_json) as report:
         found = fs.verify(path, progress=report)
     total = sum(stat.size for stat in found)
-    if as_json:
-        print_json({"url": url, "files": len(found), "bytes": total, "ok": True})
-    else:
-        typer.echo(f"{len(found)} files, {total} bytes: all right")
+    line = f"{len(found)} files, {total} bytes: all right"
+    answer({"ok": True, "url": url, "files": len(found), "bytes": total}, as_json, line)

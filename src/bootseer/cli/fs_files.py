@@ -1,4 +1,4 @@
-"""``bootseer fs put|get|cp|import|ls|stat|mv|rm``: files of a striped store."""
+"""``bootseer fs put|get|cp|import|ls|inspect|mv|rm``: files of a striped store."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from bootseer.cli._fs import FILES, Unit, Url, Width, inside, place, place_both, progress, row, size_value
-from bootseer.cli._shared import AsJson, Bars, count_text, one_line, print_json
+from bootseer.cli._shared import AsJson, Bars, DryRun, answer, count_text, old_verb, one_line, print_json
 from bootseer.units import size_text
 
 if TYPE_CHECKING:
@@ -29,10 +29,9 @@ Moved = Annotated[bool, typer.Option("--force", help="Also out of or into a chec
 
 
 def register(app: typer.Typer) -> None:
-    for verb, name in ((put, "put"), (get, "get"), (cp, "cp"), (import_, "import"), (ls, "ls"), (stat, "stat")):
-        app.command(name, rich_help_panel=FILES)(verb)
-    app.command("mv", rich_help_panel=FILES)(mv)
-    app.command("rm", rich_help_panel=FILES)(rm)
+    for verb in (put, get, cp, import_, ls, inspect, mv, rm):
+        app.command(verb.__name__.rstrip("_"), rich_help_panel=FILES)(verb)
+    old_verb(app, "stat", "fs inspect", inspect)
 
 
 def put(
@@ -47,6 +46,8 @@ def put(
     """Store a file, or every file of a folder; each appears whole or not at all.
 
     A file goes to URL itself, or into it when URL ends with a slash or is a folder.
+
+    Example: bootseer fs put ckpt/ hdfs://namenode:8020/run/step-200 --commit
     """
     from bootseer.errors import ConfigError, DataError, NotFoundError
     from bootseer.stripefs.checkpoint.commit import NAME as COMMIT
@@ -82,11 +83,9 @@ def put(
             written = fs.put(file, target, width=width, unit=unit, progress=report, before=before)
         stored.append({"path": target, "size": written.size, "digest": written.digest, "striped": bool(written.uuid)})
     made = saving.commit() if saving else None
-    if as_json:
-        print_json({"url": url, "files": stored, "committed": commit})
-    else:
-        size = sum(file.stat().st_size for file in files) if made is None else made.size
-        typer.echo(f"{url}: {_count(len(stored), size)} {'committed' if made else 'stored'}")
+    size = sum(file.stat().st_size for file in files) if made is None else made.size
+    line = f"{url}: {_count(len(stored), size)} {'committed' if made else 'stored'}"
+    answer({"url": url, "files": stored, "committed": commit}, as_json, line)
 
 
 def get(
@@ -125,10 +124,7 @@ def get(
         with progress(name, as_json) as report:
             copied.append({"path": str(target), "size": fs.get(name, target, progress=report)})
             size += fs.stat(name).size
-    if as_json:
-        print_json({"url": url, "files": copied})
-    else:
-        typer.echo(f"{local}: {_count(len(copied), size)} copied")
+    answer({"url": url, "files": copied}, as_json, f"{local}: {_count(len(copied), size)} copied")
 
 
 def _is_ours(fs: StripeFS, name: str) -> bool:
@@ -221,7 +217,7 @@ def ls(url: Url, as_json: AsJson = False) -> None:
         typer.echo(f"{stat.size:>15} {kind:>14}  {name}{'/' if stat.is_dir else ''}")
 
 
-def stat(url: Url, as_json: AsJson = False) -> None:
+def inspect(url: Url, as_json: AsJson = False) -> None:
     """Show what is known of a file, or whether a folder is a complete checkpoint."""
     from bootseer.errors import DataError
 
@@ -261,8 +257,7 @@ def mv(
     src.stat(path)
     there = inside(dst, there, target, path.rpartition("/")[2])
     src.rename(path, there, force=force)
-    if as_json:
-        print_json({"url": source, "path": there})
+    answer({"url": source, "path": there}, as_json)
 
 
 def rm(
@@ -271,6 +266,7 @@ def rm(
     force: Annotated[
         bool, typer.Option("--force", help="Also what a COMMIT names: that breaks the checkpoint")
     ] = False,
+    dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Remove a file with its stripes, or a folder; it vanishes in one step.
@@ -282,14 +278,16 @@ def rm(
     fs, path = place(url)
     if not path:
         raise ConfigError(f"{url} is the root of a storage", hint="name a file or folder in it")
-    if fs.stat(path).is_dir:
-        if not recursive:
-            raise ConfigError(f"{url} is a folder", hint="remove it with --recursive")
+    if (is_dir := fs.stat(path).is_dir) and not recursive:
+        raise ConfigError(f"{url} is a folder", hint="remove it with --recursive")
+    names, lines = fs.files(path), list[str]()
+    if dry_run:
+        lines = [f"would remove {one_line(name)}" for name in names]
+    elif is_dir:
         fs.remove_tree(path, force=force)
     else:
         fs.remove(path, force=force)
-    if as_json:
-        print_json({"url": url, "removed": True})
+    answer({"dry_run": dry_run, "removed": [{"path": name} for name in names]}, as_json, *lines)
 
 
 def _count(files: int, size: int) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bootseer.cli._fs import MOUNTS, Url
-from bootseer.cli._shared import AsJson, print_json
+from bootseer.cli._shared import AsJson, answer
 
 if TYPE_CHECKING:
     from bootseer.stripefs import FsMount
@@ -31,15 +31,16 @@ def mount(
     commit: Annotated[bool, typer.Option("--commit", help="Refuse a folder that is no complete checkpoint")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Mount a folder of the store, read-only, in the background."""
+    """Mount a folder of the store, read-only, in the background.
+
+    Example: bootseer fs mount hdfs://namenode:8020/run /mnt/run --prefetch @latest
+    """
     from bootseer.stripefs.mount.client import start
 
     wanted = ["" if item == "." else item for item in prefetch or ()]
     started = start(url, target, prefetch=wanted, commit=commit)
-    if as_json:
-        print_json(started.status())
-    else:
-        typer.echo(f"{started.url} is mounted on {started.mountpoint} (server {started.pid})")
+    line = f"mounted {started.url} on {started.mountpoint} (server {started.pid})"
+    answer(started.status(), as_json, line)
 
 
 def status(target: Target, as_json: AsJson = False) -> None:
@@ -47,18 +48,13 @@ def status(target: Target, as_json: AsJson = False) -> None:
     import msgspec
 
     found = _find(target).status()
-    if as_json:
-        print_json(found)
-        return
-    for key, value in msgspec.to_builtins(found).items():
-        typer.echo(f"{key:>15}: {value}")
+    answer(found, as_json, *(f"{key:>15}: {value}" for key, value in msgspec.to_builtins(found).items()))
 
 
 def unmount(target: Target, as_json: AsJson = False) -> None:
-    """End a mount."""
+    """Unmount a folder of the store and end its server."""
     _find(target).unmount()
-    if as_json:
-        print_json({"mountpoint": str(target), "mounted": False})
+    answer({"target": str(target), "mounted": False}, as_json)
 
 
 def _find(target: Path) -> FsMount:

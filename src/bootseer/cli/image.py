@@ -10,22 +10,25 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bootseer import config as settings
 from bootseer.cli import image_cache, image_look, image_profile
 from bootseer.cli._shared import (
     COMMAND_LAST,
     AsJson,
     Bars,
+    DryRun,
     JobName,
     PlainHttp,
     Ref,
     RequireSignature,
     StoreUrl,
     VerifyKey,
+    answer,
     count_text,
+    old_name,
     one_line,
     print_json,
     print_table,
+    settings,
 )
 from bootseer.errors import BootseerError, ConfigError, NotFoundError, PrivilegeError
 from bootseer.private import private_folder
@@ -33,6 +36,7 @@ from bootseer.units import size_text
 
 if TYPE_CHECKING:
     from bootseer.blocks.tree import TreeStatus
+    from bootseer.config import Config
     from bootseer.image import ImageMount
     from bootseer.image.inventory import Item
     from bootseer.image.runtime import Bind
@@ -58,15 +62,17 @@ def convert(
 ) -> None:
     """Convert an image into the store, once per image; layers stream, nothing is unpacked, no root is needed.
 
-    Blocks that images converted before have already are shared with them, not stored again.
+    Blocks that the store has already, from other images, are shared and not stored again.
+
+    Example: bootseer image convert registry:5000/team/torch:2.6 --store /shared/bootseer
     """
     from bootseer import image
 
-    config = settings.load()
+    config = settings(store)
     with Bars(quiet=as_json) as bars:
         record, fresh = image.ensure(
             ref,
-            store or config.store_url,
+            config.store_url,
             work_dir=work_dir or Path(config.cache_dir, "work"),
             progress=bars.update,
             platform=platform,
@@ -74,18 +80,19 @@ def convert(
             repair=repair,
             sign_key=Path(key) if (key := sign_key or config.sign_key) else None,
         )
-    if as_json:
-        print_json(record)
-        return
     steps = ", ".join(f"{step} {seconds:.1f} s" for step, seconds in record.seconds.items())
-    typer.echo(f"{'converted' if fresh else 'converted before'}: {ref}")
-    typer.echo(f"  image   {record.image} ({one_line(record.platform)})")
-    typer.echo(f"  tree    {record.tree}")
     shared = f"{size_text(record.shared_bytes)} shared with other images"
     packs = f" in {count_text(record.packs, 'pack', 'packs')}" if record.packs else ""
     sizes = f"{size_text(record.tree_bytes)} of data{packs}, {size_text(record.stored_bytes)} stored, {shared}"
-    typer.echo(f"  size    {sizes}, layers {size_text(record.layer_bytes)}")
-    typer.echo(f"  took    {steps}")
+    answer(
+        record,
+        as_json,
+        f"{'converted' if fresh else 'converted before'}: {ref}",
+        f"  image   {record.image} ({one_line(record.platform)})",
+        f"  tree    {record.tree}",
+        f"  size    {sizes}, layers {size_text(record.layer_bytes)}",
+        f"  took    {steps}",
+    )
 
 
 @app.command()
@@ -107,30 +114,30 @@ def mount(
     """Mount a converted image on DIR; its bytes arrive as they are read."""
     from bootseer import image
 
-    config = settings.load().trusting(verify_key, require_signature)
+    config = settings(store, verify_key, require_signature)
     _sweep(config)
     mounted = image.mount(
         ref,
         target,
-        store_url=store or config.store_url,
+        store_url=config.store_url,
         config=config,
         job=job or None,
         writable=not read_only,
         privileged=privileged,
         plain_http=plain_http,
     )
-    if as_json:
-        print_json(mounted.record)
-    else:
-        typer.echo(f"mounted {ref} on {mounted.rootfs}")
+    answer(mounted.record, as_json, f"mounted {ref} on {mounted.rootfs}")
 
 
 @app.command()
-def unmount(target: Annotated[str, typer.Argument(metavar="DIR", help="Mount point or id")]) -> None:
+def unmount(
+    target: Annotated[str, typer.Argument(metavar="DIR", help="Mount point or id")], as_json: AsJson = False
+) -> None:
     """Unmount an image and delete what was written on top of it."""
     from bootseer import image
 
-    image.unmount(target, settings.load().state_dir)
+    image.unmount(target, settings().state_dir)
+    answer({"target": target, "mounted": False}, as_json)
 
 
 @app.command(context_settings=COMMAND_LAST)
@@ -157,7 +164,9 @@ def run(
 ) -> None:
     """Run a command in a container of a converted image and exit with its exit code.
 
-    Options go before REF: what follows it is the command.
+    Options go before REF: what follows REF is the command. Root is needed.
+
+    Example: bootseer image run --job bert -v /data:/data:ro registry:5000/team/torch:2.6 python train.py
     """
     import logging
 
@@ -168,7 +177,7 @@ def run(
 
     if os.geteuid() != 0:
         raise PrivilegeError(f"running {ref} needs root", hint="run with sudo")
-    config = settings.load().trusting(verify_key, require_signature)
+    config = settings(store, verify_key, require_signature)
     variables = dict(_variable(item) for item in env or [])
     binds = [_bind(item) for item in volume or []]
     wanted = None if not gpus else "all" if gpus == "all" else [name for name in gpus.split(",") if name]
@@ -182,7 +191,7 @@ def run(
         mounted = image.mount(
             ref,
             folder / "rootfs",
-            store_url=store or config.store_url,
+            store_url=config.store_url,
             config=config,
             job=job or None,
             privileged=True,
@@ -218,7 +227,7 @@ def status(
 
     from bootseer import image
 
-    state = Path(settings.load().state_dir)
+    state = Path(settings().state_dir)
     mounts = [image.attach(target, state)] if target else image.mounts(state)
     if as_json:
         found = [{"mount": msgspec.to_builtins(m.record), "status": msgspec.to_builtins(m.status())} for m in mounts]
@@ -232,11 +241,11 @@ def status(
 
 @app.command()
 def ps(as_json: AsJson = False) -> None:
-    """List containers, starts and mounted images; `stale` is what killed processes left.
+    """List containers, starts and mounted images of this node; `stale` is what killed processes left.
 
-    The next start ends what is stale, or `bootseer image rm --stale`.
+    The next start ends what is stale. So does `bootseer image gc`.
     """
-    found = _inventory(settings.load())
+    found = _inventory(settings())
     if as_json:
         print_json(found)
         return
@@ -246,31 +255,60 @@ def ps(as_json: AsJson = False) -> None:
 
 @app.command()
 def rm(
-    stale: Annotated[bool, typer.Option("--stale", help="What killed processes left: all that this removes")] = False,
+    refs: Annotated[list[str] | None, typer.Argument(metavar="REF...", help="Converted images")] = None,
+    stale: Annotated[bool, typer.Option("--stale", hidden=True)] = False,
+    dry_run: DryRun = False,
+    store: StoreUrl = "",
+    plain_http: PlainHttp = None,
+    as_json: AsJson = False,
 ) -> None:
+    """Remove converted images from the store: REF must be converted again before its next start.
+
+    What is mounted goes on. Blocks stay in the store, because other images and snapshots may share them.
+    """
+    from bootseer import image
+
+    if stale:  # until the next version
+        old_name("image rm --stale", "image gc")
+        gc(dry_run, as_json)
+        return
+    if not refs:
+        raise ConfigError("no image is named to remove", hint="name one; bootseer image ls lists them")
+    config = settings(store)
+    found = [image.resolve(ref, config.store_url, plain_http=plain_http, config=config) for ref in refs]
+    if not dry_run:
+        image.remove(config.store_url, found)
+    done = "would remove" if dry_run else "removed"
+    lines = [f"{done} {one_line(record.reference)} ({record.image[7:19]})" for record in found]
+    answer({"dry_run": dry_run, "removed": found}, as_json, *lines)
+
+
+@app.command()
+def gc(dry_run: DryRun = False, as_json: AsJson = False) -> None:
     """End and remove the containers, starts and mounts that killed processes left on this node."""
     from bootseer.image.inventory import STALE
 
-    if not stale:
-        raise ConfigError("nothing is named to remove", hint="say --stale; bootseer image unmount DIR for a mount")
-    config = settings.load()
+    config = settings()
     before = [item for item in _inventory(config) if item.state == STALE]
-    _sweep(config, 120.0)
-    left = {item.id for item in _inventory(config) if item.state == STALE}
-    for item in before:
-        if item.id not in left:
-            typer.echo(f"ended {item.kind} {item.id}: {item.folder}")
+    left: set[str] = set()
+    if not dry_run:
+        _sweep(config, 120.0)
+        left = {item.id for item in _inventory(config) if item.state == STALE}
+    gone = [item for item in before if item.id not in left]
+    done = "would end" if dry_run else "ended"
+    lines = [f"{done} {item.kind} {item.id}: {item.folder}" for item in gone]
+    answer({"dry_run": dry_run, "removed": gone}, as_json, *lines)
     if left:
         raise BootseerError(f"{count_text(len(left), 'item is', 'items are')} still stale", hint="run it again later")
 
 
-def _inventory(config: settings.Config) -> list[Item]:
+def _inventory(config: Config) -> list[Item]:
     from bootseer.image import inventory
 
     return inventory.listing(Path(config.state_dir), Path(config.cache_dir))
 
 
-def _sweep(config: settings.Config, seconds: float = 10.0) -> None:
+def _sweep(config: Config, seconds: float = 10.0) -> None:
     """End what killed processes left. Only where starts are left are their parts imported."""
     from bootseer import image
     from bootseer.image.mount import STARTS

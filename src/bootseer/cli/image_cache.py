@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bootseer import config as settings
-from bootseer.cli._shared import AsJson, Bars, StoreUrl, count_text, print_json, print_table
+from bootseer.cli._shared import (
+    AsJson,
+    Bars,
+    DryRun,
+    StoreUrl,
+    answer,
+    count_text,
+    open_shared,
+    print_json,
+    print_table,
+    settings,
+    time_text,
+)
 from bootseer.errors import ConfigError, DataError, NotFoundError
 from bootseer.units import parse_size, size_text
 
@@ -32,7 +42,7 @@ def ls(as_json: AsJson = False) -> None:
     found = inventory.parts(cache)
     extra = {name: inventory.disk_bytes([cache / name]) for name in ("overlays", "work")}
     if as_json:
-        print_json({"folder": str(cache), "disk_bytes": inventory.used(cache), "other_bytes": extra, "parts": found})
+        print_json(found)
         return
     names = ("tree", "on disk", "blocks", "hot", "last use", "in use by")
     total = f"{cache}: {size_text(inventory.used(cache))}"
@@ -46,18 +56,20 @@ def ls(as_json: AsJson = False) -> None:
 def gc(
     to: Annotated[str, typer.Option("--to", metavar="SIZE", help="Size to come down to, such as 50G")] = "",
     everything: Annotated[bool, typer.Option("--all", help="Whatever is not in use")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go")] = False,
+    dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Give disk space back: cold blocks first, then whole trees, longest unused first; nothing that is in use.
 
     Without --to or --all only what the limits in the settings ask for (cache_limit, cache_keep_free).
+
+    Example: bootseer image cache gc --to 50G --dry-run
     """
     from bootseer.blocks.cache import eviction, inventory
 
     if to and everything:
         raise ConfigError("--to and --all contradict each other")
-    cache, config = _cache(), settings.load()
+    cache, config = _cache(), settings()
     before = inventory.used(cache)
     if everything:
         need = before + 1
@@ -69,7 +81,7 @@ def gc(
     if need > 0:
         done = eviction.collect(cache, need, dry_run=dry_run, patience=_PATIENCE, whole=everything)
     if as_json:
-        print_json({"before": before, "bytes": done.bytes, "busy": done.busy, "dry_run": dry_run, "gone": done.gone})
+        print_json({"dry_run": dry_run, "removed": done.gone, "bytes": done.bytes, "before": before, "busy": done.busy})
         return
     would = "would give back" if dry_run else "gave back"
     for one in done.gone:
@@ -97,33 +109,20 @@ def verify(
     """
     from bootseer.blocks import check
     from bootseer.blocks.cache import inventory
-    from bootseer.store import open_store
 
     cache = _cache()
     found = [part for part in inventory.parts(cache) if not tree or any(one.startswith(tree) for one in part.trees)]
     if tree and not found:
         raise NotFoundError(f"no tree {tree} is in the cache {cache}", hint="bootseer image cache ls lists them")
-    source = open_store(store) if store and repair else None
+    source = open_shared(store) if store and repair else None
     checks = []
     with Bars(quiet=as_json) as bars:
         for part in found:
             name = (part.trees[0] if part.trees else part.map)[:12]
-            checks.append(
-                check.check(
-                    cache,
-                    part,
-                    repair=repair,
-                    store=source,
-                    progress=partial(bars.update, name),
-                )
-            )
-    if as_json:
-        print_json(checks)
-    else:
-        for one in checks:
-            for line in _lines(one):
-                typer.echo(line)
+            progress = partial(bars.update, name)
+            checks.append(check.check(cache, part, repair=repair, store=source, progress=progress))
     left = [one for one in checks if one.damaged]
+    answer({"ok": not left, "trees": checks}, as_json, *(line for one in checks for line in _lines(one)))
     if left:
         blocks = count_text(sum(len(one.bad) - one.dropped for one in left), "block", "blocks")
         files = count_text(sum(len(one.bad_files) - one.dropped_files for one in left), "file", "files")
@@ -132,7 +131,7 @@ def verify(
 
 
 def _cache() -> Path:
-    return Path(settings.load().cache_dir).absolute()
+    return Path(settings().cache_dir).absolute()
 
 
 def _row(part: Part) -> tuple[str, ...]:
@@ -143,7 +142,7 @@ def _row(part: Part) -> tuple[str, ...]:
         size_text(part.disk_bytes),
         f"{part.blocks_ready}/{part.blocks_total}",
         hot,
-        time.strftime("%Y-%m-%d %H:%M", time.localtime(part.last_use)),
+        time_text(part.last_use),
         " ".join(users),
     )
 

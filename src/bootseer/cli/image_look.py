@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import sys
@@ -11,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bootseer import config as settings
 from bootseer.cli._shared import (
     AsJson,
     Bars,
@@ -21,8 +21,12 @@ from bootseer.cli._shared import (
     RequireSignature,
     StoreUrl,
     VerifyKey,
+    answer,
     one_line,
+    open_shared,
     print_json,
+    print_table,
+    settings,
 )
 from bootseer.errors import BootseerError, NotFoundError
 from bootseer.units import size_text
@@ -34,6 +38,7 @@ if TYPE_CHECKING:
     from bootseer.erofs import Inode, Reader
 
 _PIECE = 4 << 20
+_LEFT = ("image", "platform", "converted from")
 _KINDS = {
     stat.S_IFREG: "file",
     stat.S_IFDIR: "folder",
@@ -46,9 +51,8 @@ _KINDS = {
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(ls)
-    app.command()(cat)
-    app.command()(extract)
+    for verb in (ls, cat, extract, inspect):
+        app.command()(verb)
 
 
 def ls(
@@ -61,7 +65,7 @@ def ls(
 ) -> None:
     """List the converted images of a store, or the files of one of them without mounting it."""
     if not ref:
-        _list_images(store or settings.load().store_url, as_json)
+        _list_images(store, as_json)
         return
     with opened(ref, store, plain_http) as tree:
         reader = tree.reader
@@ -72,6 +76,18 @@ def ls(
             return
         for name, inode in rows:
             typer.echo(_line(reader, name, inode))
+
+
+def inspect(ref: Ref, store: StoreUrl = "", plain_http: PlainHttp = None, as_json: AsJson = False) -> None:
+    """Show what the store knows of a converted image: digests, sizes, start command."""
+    import msgspec
+
+    from bootseer import image
+
+    config = settings(store)
+    record = image.resolve(ref, config.store_url, plain_http=plain_http, config=config)
+    fields = msgspec.to_builtins(record)
+    answer(record, as_json, *(f"{name:>12}: {_value(value)}" for name, value in fields.items()))
 
 
 def cat(
@@ -110,13 +126,12 @@ def extract(
     from bootseer.blocks.profiles.library import ProfileKey
     from bootseer.store import open_store
 
-    config = settings.load().trusting(verify_key, require_signature)
-    url = store or config.store_url
-    record = image.resolve(ref, url, plain_http=plain_http, config=config)
+    config = settings(store, verify_key, require_signature)
+    record = image.resolve(ref, config.store_url, plain_http=plain_http, config=config)
     began = time.monotonic()
     with Bars(quiet=False) as bars:
         bring(
-            open_store(url),
+            open_store(config.store_url),
             record.tree,
             target,
             profile=ProfileKey(job or "default"),
@@ -132,23 +147,23 @@ def opened(ref: str, store: str, plain_http: bool | None) -> OpenTree:
     from bootseer.blocks.offline import look
     from bootseer.store import open_store
 
-    config = settings.load()
-    url = store or config.store_url
-    record = image.resolve(ref, url, plain_http=plain_http, config=config)
-    return look(open_store(url), record.tree, Path(config.cache_dir))
+    config = settings(store)
+    record = image.resolve(ref, config.store_url, plain_http=plain_http, config=config)
+    return look(open_store(config.store_url), record.tree, Path(config.cache_dir))
 
 
-def _list_images(url: str, as_json: bool) -> None:
+def _list_images(store: str, as_json: bool) -> None:
     from bootseer import image
-    from bootseer.store import open_store
 
-    records = list(image.records(open_store(url)))
+    records = list(image.records(open_shared(store)))
     if as_json:
         print_json(records)
         return
-    for record in records:
-        sizes = f"{size_text(record.tree_bytes):>9} {size_text(record.stored_bytes):>9}"
-        typer.echo(f"{record.image[7:19]} {one_line(record.platform):<12} {sizes}  {one_line(record.reference)}")
+    rows = [
+        (one.image[7:19], one.platform, size_text(one.tree_bytes), size_text(one.stored_bytes), one.reference)
+        for one in records
+    ]
+    print_table("", ("image", "platform", "size", "stored", "converted from"), rows, left=_LEFT)
 
 
 def _find(reader: Reader, path: str) -> tuple[bytes, Inode]:
@@ -172,6 +187,10 @@ def _rows(reader: Reader, where: bytes, top: Inode, recursive: bool) -> Iterator
     else:
         for entry in reader.entries(top):
             yield (where + b"/" + entry.name if where else entry.name), reader.inode(entry.nid)
+
+
+def _value(value: object) -> str:
+    return one_line(value if isinstance(value, str) else json.dumps(value))
 
 
 def _text(path: bytes) -> str:

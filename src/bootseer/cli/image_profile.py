@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bootseer import config as settings
 from bootseer.cli import _profile_text as text
 from bootseer.cli._shared import (
     AsJson,
+    Limit,
     PlainHttp,
     Ref,
     StoreUrl,
     count_text,
+    old_options,
     one_line,
+    open_shared,
     print_json,
     print_table,
     share_text,
@@ -36,15 +38,15 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="What earlier starts of an image touched")
 
 Job = Annotated[str, typer.Option("--job", metavar="NAME", help="Only starts of this job (default: all)")]
-Limit = Annotated[int, typer.Option("--limit", "-n", min=0, help="Rows per table (0: all)")]
+TraceName = Annotated[str, typer.Option("--trace", metavar="DIGEST", help="This start (default: the newest)")]
 Selector = Annotated[str, typer.Argument(metavar="REF[#JOB|#TRACE]", help="All starts of REF, a job's, or one")]
 
 
-@app.command()
+@app.command(cls=old_options(n="--limit"))
 def show(
     ref: Ref,
     job: Job = "",
-    trace: Annotated[str, typer.Option("--trace", metavar="DIGEST", help="This start (default: the newest)")] = "",
+    trace: TraceName = "",
     files: Annotated[bool, typer.Option("--files", help="Only the files that it touched")] = False,
     folders: Annotated[bool, typer.Option("--folders", help="Only the folders")] = False,
     processes: Annotated[bool, typer.Option("--processes", help="Only the processes that touched something")] = False,
@@ -85,7 +87,7 @@ def show(
         text.print_processes(found, limit)
 
 
-@app.command()
+@app.command(cls=old_options(n="--limit"))
 def diff(
     a: Selector,
     b: Selector,
@@ -120,11 +122,11 @@ def diff(
         print_table("what differs", ("only A", "only B", "both", "file"), rows, left=("file",))
 
 
-@app.command()
+@app.command(cls=old_options(n="--limit", run="--trace"))
 def explain(
     ref: Ref,
     job: Job = "",
-    run: Annotated[str, typer.Option("--run", metavar="TRACE", help="This start (default: the newest)")] = "",
+    trace: TraceName = "",
     last_run: Annotated[
         Path | None, typer.Option(metavar="STATUS.json", help="What image status --json said at the end of the run")
     ] = None,
@@ -148,7 +150,7 @@ def explain(
         of_job = explain.choose(starts, job)
         if not of_job:
             raise NotFoundError(f"no start of {ref} has been recorded yet", hint="run it once with image run --job")
-        chosen = explain.choose(of_job, run)[-1] if run else _newest(of_job)
+        chosen = explain.choose(of_job, trace)[-1] if trace else _newest(of_job)
         before = _before(chosen, starts)
         found = judge(chosen.trace, before, tree.map, tree.reader.owner_index())
     if as_json:
@@ -175,9 +177,8 @@ def explain(
 
 def _recorded(tree: OpenTree, store: str) -> list[Recorded]:
     from bootseer.blocks.profiles import explain
-    from bootseer.store import open_store
 
-    return explain.recorded(open_store(store or settings.load().store_url), tree.digest, tree.map.size)
+    return explain.recorded(open_shared(store), tree.digest, tree.map.size)
 
 
 def _newest(starts: Sequence[Recorded]) -> Recorded:

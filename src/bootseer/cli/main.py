@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -37,18 +38,26 @@ def _version(value: bool) -> None:
 @app.callback()
 def _root(
     verbose: Annotated[int, typer.Option("--verbose", "-v", count=True, help="Say more on stderr (twice: debug)")] = 0,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing on stderr but errors")] = False,
+    config: Annotated[
+        Path | None, typer.Option("--config", metavar="FILE", help="Settings file (default: /etc/bootseer.toml)")
+    ] = None,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it")] = False,
 ) -> None:
-    level = {0: logging.WARNING, 1: logging.INFO}.get(verbose, logging.DEBUG)
+    if quiet and verbose:
+        raise typer.BadParameter("--quiet and --verbose contradict each other")
+    if config is not None:
+        os.environ["BOOTSEER_CONFIG"] = str(config.absolute())  # also for the servers that a verb starts
+    level = logging.ERROR if quiet else {0: logging.WARNING, 1: logging.INFO}.get(verbose, logging.DEBUG)
     logging.basicConfig(level=level, format="bootseer: %(levelname)s: %(name)s: %(message)s", stream=sys.stderr)
 
 
 @functools.cache
 def assemble() -> typer.Typer:
     """The whole command line, with all verbs; they are imported here, and not with this module."""
-    from bootseer.cli import completion, doctor, env, fs, image, profile, run
+    from bootseer.cli import completion, config, doctor, env, fs, image, profile, run
 
-    for module, name in ((profile, "profile"), (image, "image"), (env, "env"), (fs, "fs")):
+    for module, name in ((profile, "profile"), (image, "image"), (env, "env"), (fs, "fs"), (config, "config")):
         app.add_typer(module.app, name=name)
     for module in (run, doctor, completion):
         module.register(app)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bootseer.cli._shared import COMMAND_LAST, print_json
+from bootseer.cli._shared import COMMAND_LAST, AsJson, Limit, old_options, print_json
 from bootseer.errors import ConfigError, from_os_error
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ Attempt = Annotated[str | None, typer.Option("--attempt", help="This attempt; de
 Cycle = Annotated[int | None, typer.Option("--cycle", help="This cycle; default: the last")]
 
 
-@app.command()
+@app.command(cls=old_options(max_nodes="--limit"))
 def show(
     events: Events = None,
     job: JobName = None,
@@ -33,10 +33,13 @@ def show(
     cycle: Cycle = None,
     every: Annotated[bool, typer.Option("--all", help="Every start-up in the events, the oldest first")] = False,
     nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="How many nodes the job has")] = None,
-    max_nodes: Annotated[int, typer.Option("--max-nodes", min=1, help="Rows of the node x stage table")] = 20,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON (with --all: a list)")] = False,
+    limit: Limit = 20,
+    as_json: AsJson = False,
 ) -> None:
-    """Show the start-up card and the node x stage table of a job."""
+    """Show the start-up card and the node x stage table of a job. --json prints a report, with --all a list of them.
+
+    Example: bootseer profile show /shared/jobs/llama-7b/events
+    """
     from rich.console import Console
     from rich.text import Text
 
@@ -52,7 +55,7 @@ def show(
     for place, report in enumerate(reports):
         if place:
             console.print()
-        console.print(card.render(report, max_nodes=max_nodes))
+        console.print(card.render(report, max_nodes=limit or sys.maxsize))
     others = len(log.identities()) - len(chosen)
     if others:
         console.print(Text(f"{others} more in these events: see --all, --job, --attempt, --cycle"))

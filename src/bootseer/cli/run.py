@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bootseer.cli._shared import StoreUrl, settings
+
 if TYPE_CHECKING:
     from bootseer.launch.node import Start
 
@@ -23,7 +25,7 @@ def run(
         str,
         typer.Option(metavar="LIST", help="Do these the ordinary way: image,env,checkpoint (comma-separated), or all"),
     ] = "",
-    store: Annotated[str, typer.Option(help="Store of images, snapshots and traces (default: the settings')")] = "",
+    store: StoreUrl = "",
     events: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder for start-up events (default: in the cache)")
     ] = None,
@@ -37,10 +39,12 @@ def run(
     The exit code is the training command's, or the set-up command's when that failed. The node's number, how
     many nodes there are and the attempt come from Slurm, torchrun, Kubernetes or BOOTSEER_NODE_RANK, BOOTSEER_NODES
     and BOOTSEER_ATTEMPT.
+
+    Example: bootseer run job.toml --without env
     """
     import msgspec
 
-    from bootseer import config, launch
+    from bootseer import launch
     from bootseer.errors import ConfigError, from_os_error
 
     job = launch.job.load(job_file)
@@ -49,9 +53,7 @@ def run(
         raise ConfigError(
             f"--without {','.join(sorted(unknown))} names no technique", hint="there are image, env and checkpoint"
         )
-    settings = config.load()
-    if store:
-        settings = msgspec.structs.replace(settings, store=store)
+    config = settings(store)
     identity = launch.identity.identify(job.job.name)
 
     def ready(record: Start) -> None:
@@ -60,9 +62,9 @@ def run(
 
     done = launch.node.start(
         job.without(chosen),
-        config=settings,
+        config=config,
         identity=identity,
-        events_dir=events or Path(settings.cache_dir, "events"),
+        events_dir=events or Path(config.cache_dir, "events"),
         on_ready=ready,
     )
     if summary:

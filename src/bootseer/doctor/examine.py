@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from bootseer import __version__
-from bootseer.config import Config
+from bootseer.config import Config, shown
 from bootseer.doctor import canary, checks
 from bootseer.doctor.checks import Found
 from bootseer.doctor.report import Check, Report
@@ -61,6 +61,7 @@ def examine(config: Config, *, progress: Callable[[Check], None] | None = None) 
     finally:
         _remove(folder)
     settings = {**msgspec.structs.asdict(config), "store_url": config.store_url}
+    settings = {name: shown(value) for name, value in settings.items()}
     return Report(version=__version__, checks=tuple(found.values()), settings=settings)
 
 

@@ -4,7 +4,7 @@ from bootseer.image import runtime
 from bootseer.image.convert import Ensured, convert, ensure, resolve
 from bootseer.image.mount import ImageMount, attach, mount, sweep
 from bootseer.image.mount import listing as mounts
-from bootseer.image.record import ImageRecord
+from bootseer.image.record import ImageRecord, remove
 from bootseer.image.record import listing as records
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "mount",
     "mounts",
     "records",
+    "remove",
     "resolve",
     "runtime",
     "sweep",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from bootseer.blocks import _hash
 from bootseer.errors import BootseerError, DataError, NotFoundError
 from bootseer.image import signature
 from bootseer.oci import ImageConfig, Reference
-from bootseer.store import Store
+from bootseer.store import Store, open_store
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -94,6 +94,13 @@ def save(store: Store, record: ImageRecord, *, overwrite: bool = False, key: Ed2
         raw = raw[:-1] + _SIGNATURE + signature.sign(key, raw) + b'"}'
     raw = raw[:-1] + _CHECK + _hash.hexdigest(raw).encode() + b'"}'
     return store.put(key_of(record.image, record.platform), raw, overwrite=overwrite)
+
+
+def remove(store: Store | str, records: Iterable[ImageRecord]) -> None:
+    """Forget conversions; their trees and blocks stay, as others may share them."""
+    store = open_store(store) if isinstance(store, str) else store
+    for record in records:
+        store.delete(key_of(record.image, record.platform))
 
 
 def listing(store: Store) -> Iterator[ImageRecord]:
