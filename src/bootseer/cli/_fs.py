@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 
 import typer
 
-from bootseer.cli._shared import Bars, understood
+from bootseer.cli._shared import Bars, count_text, understood
 from bootseer.errors import ConfigError, NotFoundError
-from bootseer.units import parse_size
+from bootseer.units import parse_size, size_text
 
 if TYPE_CHECKING:
     from bootseer.stripefs import FileStat, StripeFS
@@ -95,6 +95,10 @@ def row(stat: FileStat) -> dict[str, object]:
     found = msgspec.to_builtins(stat)
     del found["permissions"]  # in numbers of this node: not what the store says
     return {**found, "striped": stat.striped}
+
+
+def files_text(files: int, size: int) -> str:
+    return f"{count_text(files, 'file', 'files')}, {size_text(size)}"
 
 
 def binary_text(count: int) -> str:

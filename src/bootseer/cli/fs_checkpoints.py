@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from bootseer.cli._fs import CHECKPOINTS, Url, place, progress
+from bootseer.cli._fs import CHECKPOINTS, Url, files_text, place, progress
 from bootseer.cli._shared import AsJson, answer
 
 
@@ -26,7 +26,7 @@ def commit(
     """
     fs, path = place(url)
     made = fs.commit(path, hint=hint)
-    answer(made, as_json, f"{url}: {len(made.files)} files, {made.size} bytes committed")
+    answer(made, as_json, f"{url}: {files_text(len(made.files), made.size)} committed")
 
 
 def latest(url: Url, as_json: AsJson = False) -> None:
@@ -43,5 +43,5 @@ def verify(url: Url, as_json: AsJson = False) -> None:
     with progress("verify", as_json) as report:
         found = fs.verify(path, progress=report)
     total = sum(stat.size for stat in found)
-    line = f"{len(found)} files, {total} bytes: all right"
+    line = f"{url}: {files_text(len(found), total)}, all right"
     answer({"ok": True, "url": url, "files": len(found), "bytes": total}, as_json, line)

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from bootseer.cli._fs import FILES, Unit, Url, Width, inside, place, place_both, progress, row, size_value
-from bootseer.cli._shared import AsJson, Bars, DryRun, answer, count_text, old_verb, one_line, print_json
-from bootseer.units import size_text
+from bootseer.cli._fs import FILES, Unit, Url, Width, files_text, inside, place, place_both, progress, row, size_value
+from bootseer.cli._shared import AsJson, Bars, DryRun, answer, old_verb, one_line, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,7 +83,7 @@ def put(
         stored.append({"path": target, "size": written.size, "digest": written.digest, "striped": bool(written.uuid)})
     made = saving.commit() if saving else None
     size = sum(file.stat().st_size for file in files) if made is None else made.size
-    line = f"{url}: {_count(len(stored), size)} {'committed' if made else 'stored'}"
+    line = f"{url}: {files_text(len(stored), size)} {'committed' if made else 'stored'}"
     answer({"url": url, "files": stored, "committed": commit}, as_json, line)
 
 
@@ -124,7 +123,7 @@ def get(
         with progress(name, as_json) as report:
             copied.append({"path": str(target), "size": fs.get(name, target, progress=report)})
             size += fs.stat(name).size
-    answer({"url": url, "files": copied}, as_json, f"{local}: {_count(len(copied), size)} copied")
+    answer({"url": url, "files": copied}, as_json, f"{local}: {files_text(len(copied), size)} copied")
 
 
 def _is_ours(fs: StripeFS, name: str) -> bool:
@@ -198,10 +197,10 @@ def _print_copied(url: str, made: Sequence[Copied], what: str, as_json: bool) ->
         print_json({"url": url, "files": made})
         return
     new = [copied for copied in made if not copied.skipped]
-    typer.echo(f"{url}: {_count(len(new), sum(copied.size for copied in new))} {what}")
+    typer.echo(f"{url}: {files_text(len(new), sum(copied.size for copied in new))} {what}")
     for why in sorted({copied.skipped for copied in made} - {""}):
         same = [copied for copied in made if copied.skipped == why]
-        typer.echo(f"{_count(len(same), sum(copied.size for copied in same))} left alone: {why}")
+        typer.echo(f"{files_text(len(same), sum(copied.size for copied in same))} left alone: {why}")
 
 
 def ls(url: Url, as_json: AsJson = False) -> None:
@@ -288,7 +287,3 @@ def rm(
     else:
         fs.remove(path, force=force)
     answer({"dry_run": dry_run, "removed": [{"path": name} for name in names]}, as_json, *lines)
-
-
-def _count(files: int, size: int) -> str:
-    return f"{count_text(files, 'file', 'files')}, {size_text(size)}"
