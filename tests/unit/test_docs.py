@@ -19,13 +19,16 @@ PAGES = [
 FENCE = re.compile(r"^```(?:sh|bash)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`(bootseer [^`]+)`")
 LINE = re.compile(r"^(?:sudo |[A-Z_]+=\S* )*(?:\S*/)?(bootseer(?: .*)?)$", re.MULTILINE)
+FIRST_LINE = re.compile(r"bootseer [a-z ]+ \d")
+"""Of a stored format, such as a pointer."""
 LINK = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)")
 
 
 def commands(text: str) -> list[str]:
     fenced = [line for block in FENCE.findall(text) for line in LINE.findall(block.replace("\\\n", " "))]
     outside = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
-    return [*fenced, *(" ".join(found.split()) for found in INLINE.findall(outside))]
+    found = [*fenced, *(" ".join(found.split()) for found in INLINE.findall(outside))]
+    return [line for line in found if not FIRST_LINE.fullmatch(line)]
 
 
 def trouble(line: str) -> str:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import socket
 
 import pytest
 
@@ -147,3 +148,21 @@ def test_a_link_to_a_folder_is_removed_not_what_it_points_to(tmp_path, rename):
     assert not os.path.lexists(store / "link")
     assert (there / "f").read_bytes() == b"keep"
     assert os.listdir(store) == []
+
+
+def bind(path):
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(path)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, bind])
+def test_what_is_no_plain_file_is_not_replaced(tmp_path, monkeypatch, make):
+    """Root that names a device by mistake keeps the device."""
+    monkeypatch.chdir(tmp_path)  # the path of a socket is short
+    make("special")
+    mode = (tmp_path / "special").stat().st_mode
+    (tmp_path / "f").write_bytes(b"x")
+    with pytest.raises(NotWritableError, match="special is no plain file"):
+        open_fs(str(tmp_path)).put(tmp_path / "f", "special")
+    assert (tmp_path / "special").stat().st_mode == mode
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != ".bsx") == ["f", "special"]

@@ -109,6 +109,14 @@ class _Sink:
             self._path.unlink(missing_ok=True)
 
 
+def _refuse_special(path: Path) -> None:
+    """Raise `NotWritableError` for a device, a pipe or a socket: opening may never end, and none is ever replaced."""
+    with contextlib.suppress(OSError):
+        mode = path.stat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise NotWritableError(f"{path} is no plain file but a device, a pipe or a socket", hint="name another one")
+
+
 def _rename_new(source: Path, target: Path) -> None:
     """rename(2) that fails when ``target`` exists: in one step, but for a folder where the storage cannot do that."""
     # NFS answers EINVAL to renameat2 with flags, FUSE and old file systems too; a hard link is as good for a file
@@ -166,6 +174,7 @@ class FolderBackend(Backend):
         return sorted(found)
 
     def open(self, path: str, *, pinned: bool = False) -> _Source:
+        _refuse_special(self._path(path))
         try:
             return _Source(self._path(path), pinned)
         except OSError as exc:
@@ -203,6 +212,7 @@ class FolderBackend(Backend):
         source, target = self._path(src), self._path(dst)
         try:
             if overwrite:
+                _refuse_special(target)
                 os.replace(source, target)
             else:
                 _rename_new(source, target)
