@@ -116,7 +116,8 @@ def trace(environ: Mapping[str, str] | None = None) -> tuple[Config, dict[str, s
         try:
             values.update(tomllib.loads(path.read_text()))
         except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
-            raise ConfigError(f"cannot read settings from {path}: {exc}") from None
+            why = exc.strerror if isinstance(exc, OSError) else exc
+            raise ConfigError(f"cannot read settings from {path}: {why}") from None
     sources = dict.fromkeys(Config.__struct_fields__, "default") | dict.fromkeys(values, str(path))
     for name in Config.__struct_fields__:
         if (text := env.get(variable := f"BOOTSEER_{name.upper()}")) is not None:

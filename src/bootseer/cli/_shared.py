@@ -103,7 +103,13 @@ def _dashed(name: str) -> str:
 
 def old_name(old: str, new: str) -> None:
     """Say once that ``old`` was renamed."""
-    log.warning("`%s` is now `%s`: the next version does not know the old name", old, new)
+    notice(f"`{old}` is now `{new}`: the next version does not know the old name")
+
+
+def notice(text: str) -> None:
+    """A line on stderr, but for ``--quiet``."""
+    if log.isEnabledFor(logging.WARNING):
+        typer.echo(f"bootseer: {text}", err=True)
 
 
 def settings(store: str = "", verify_key: str = "", require_signature: bool = False) -> Config:
@@ -201,6 +207,18 @@ def answer(value: object, as_json: bool, *lines: str) -> None:
     else:
         for line in lines:
             typer.echo(line)
+
+
+def answer_table(
+    value: object, as_json: bool, columns: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[str], empty: str
+) -> None:
+    """``value`` as JSON, or a table that says the same; without rows ``empty``, a line on stderr."""
+    if as_json:
+        print_json(value)
+    elif rows:
+        print_table("", columns, rows, left=left)
+    else:
+        notice(empty)
 
 
 def time_text(seconds: float) -> str:

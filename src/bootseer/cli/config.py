@@ -7,7 +7,7 @@ import json
 import typer
 
 from bootseer import config as node_settings
-from bootseer.cli._shared import AsJson, print_json, print_table
+from bootseer.cli._shared import AsJson, answer_table
 
 app = typer.Typer(no_args_is_help=True, help="The settings of this node")
 
@@ -29,8 +29,7 @@ def show(as_json: AsJson = False) -> None:
     values = {name: node_settings.shown(getattr(config, name)) for name in config.__struct_fields__}
     if not config.store:
         values["store"], sources["store"] = node_settings.shown(config.store_url), "default (in cache_dir)"
-    if as_json:
-        print_json([{"name": name, "value": value, "source": sources[name]} for name, value in values.items()])
-        return
+    found = [{"name": name, "value": value, "source": sources[name]} for name, value in values.items()]
     rows = [(name, json.dumps(value), sources[name]) for name, value in values.items()]
-    print_table("", ("setting", "value", "from"), rows, left=("setting", "value", "from"))
+    columns = ("setting", "value", "from")
+    answer_table(found, as_json, columns, rows, columns, "")

@@ -15,6 +15,7 @@ from bootseer.cli._shared import (
     StoreUrl,
     age_value,
     answer,
+    answer_table,
     old_name,
     open_shared,
     print_json,
@@ -129,11 +130,8 @@ def ls(store: StoreUrl = "", limit: Limit = 0, as_json: AsJson = False) -> None:
     """List the snapshots in the store, newest first."""
     from bootseer.env import snapshots
 
-    found = snapshots.everything(open_shared(store))
-    found = found[:limit] if limit else found
-    if as_json:
-        print_json([_brief(item) for item in found])
-        return
+    shared = open_shared(store)
+    found = snapshots.everything(shared)[: limit or None]
     columns = ("key", "made", "by", "size", "stored", "entries", "took", "targets")
     rows = [
         (
@@ -148,7 +146,9 @@ def ls(store: StoreUrl = "", limit: Limit = 0, as_json: AsJson = False) -> None:
         )
         for item in found
     ]
-    print_table("", columns, rows, left=("key", "made", "by", "targets"))
+    brief = [_brief(item) for item in found]
+    empty = f"no snapshot is in store {shared.shown} yet: bootseer env run makes them"
+    answer_table(brief, as_json, columns, rows, ("key", "made", "by", "targets"), empty)
 
 
 @app.command()
@@ -304,7 +304,8 @@ def unmount(
                 continue
             group.take_down()
         done.append(shown)
-    answer([{"target": shown, "mounted": False} for shown in done], as_json, *(f"unmounted {shown}" for shown in done))
+    lines = [f"unmounted {shown}" for shown in done] or ["nothing was unmounted"]
+    answer([{"target": shown, "mounted": False} for shown in done], as_json, *lines)
     if left:
         raise NotWritableError(f"still in use: {', '.join(left)}", hint="end that, or unmount it with --force")
 

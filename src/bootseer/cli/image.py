@@ -23,11 +23,11 @@ from bootseer.cli._shared import (
     StoreUrl,
     VerifyKey,
     answer,
+    answer_table,
     count_text,
     old_name,
     one_line,
     print_json,
-    print_table,
     settings,
 )
 from bootseer.errors import BootseerError, ConfigError, NotFoundError, PrivilegeError
@@ -246,11 +246,9 @@ def ps(as_json: AsJson = False) -> None:
     The next start ends what is stale. So does `bootseer image gc`.
     """
     found = _inventory(settings())
-    if as_json:
-        print_json(found)
-        return
     columns = ("kind", "id", "state", "image or command", "folder")
-    print_table("", columns, [(x.kind, x.id, x.state, x.what, x.folder) for x in found], left=columns)
+    rows = [(x.kind, x.id, x.state, x.what, x.folder) for x in found]
+    answer_table(found, as_json, columns, rows, columns, "nothing of bootseer runs or is mounted on this node")
 
 
 @app.command()
@@ -296,7 +294,7 @@ def gc(dry_run: DryRun = False, as_json: AsJson = False) -> None:
         left = {item.id for item in _inventory(config) if item.state == STALE}
     gone = [item for item in before if item.id not in left]
     done = "would end" if dry_run else "ended"
-    lines = [f"{done} {item.kind} {item.id}: {item.folder}" for item in gone]
+    lines = [f"{done} {item.kind} {item.id}: {item.folder}" for item in gone] or ["nothing was left over"]
     answer({"dry_run": dry_run, "removed": gone}, as_json, *lines)
     if left:
         raise BootseerError(f"{count_text(len(left), 'item is', 'items are')} still stale", hint="run it again later")

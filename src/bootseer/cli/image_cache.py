@@ -20,6 +20,7 @@ from bootseer.cli._shared import (
     print_table,
     settings,
     time_text,
+    understood,
 )
 from bootseer.errors import ConfigError, DataError, NotFoundError
 from bootseer.units import parse_size, size_text
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="The node cache: blocks of images on this node's disk")
 
 _PATIENCE = 30.0
+_decimal = understood(partial(parse_size, kilo=1000))
 
 
 @app.command()
@@ -54,7 +56,9 @@ def ls(as_json: AsJson = False) -> None:
 
 @app.command()
 def gc(
-    to: Annotated[str, typer.Option("--to", metavar="SIZE", help="Size to come down to, such as 50G")] = "",
+    to: Annotated[
+        int | None, typer.Option("--to", parser=_decimal, metavar="SIZE", help="Size to come down to, such as 50G")
+    ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Whatever is not in use")] = False,
     dry_run: DryRun = False,
     as_json: AsJson = False,
@@ -67,14 +71,14 @@ def gc(
     """
     from bootseer.blocks.cache import eviction, inventory
 
-    if to and everything:
+    if to is not None and everything:
         raise ConfigError("--to and --all contradict each other")
     cache, config = _cache(), settings()
     before = inventory.used(cache)
     if everything:
         need = before + 1
-    elif to:
-        need = before - parse_size(to, kilo=1000)
+    elif to is not None:
+        need = before - to
     else:
         need = eviction.Limits(config.cache_limit, config.cache_keep_free).excess(cache)
     done = eviction.Collection()

@@ -22,10 +22,10 @@ from bootseer.cli._shared import (
     StoreUrl,
     VerifyKey,
     answer,
+    answer_table,
     one_line,
     open_shared,
     print_json,
-    print_table,
     settings,
 )
 from bootseer.errors import BootseerError, NotFoundError
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from bootseer.erofs import Inode, Reader
 
 _PIECE = 4 << 20
-_LEFT = ("image", "platform", "converted from")
 _KINDS = {
     stat.S_IFREG: "file",
     stat.S_IFDIR: "folder",
@@ -155,15 +154,15 @@ def opened(ref: str, store: str, plain_http: bool | None) -> OpenTree:
 def _list_images(store: str, as_json: bool) -> None:
     from bootseer import image
 
-    records = list(image.records(open_shared(store)))
-    if as_json:
-        print_json(records)
-        return
+    shared = open_shared(store)
+    records = list(image.records(shared))
     rows = [
         (one.image[7:19], one.platform, size_text(one.tree_bytes), size_text(one.stored_bytes), one.reference)
         for one in records
     ]
-    print_table("", ("image", "platform", "size", "stored", "converted from"), rows, left=_LEFT)
+    columns = ("image", "platform", "size", "stored", "converted from")
+    empty = f"no image is in store {shared.shown} yet: bootseer image convert REF puts one there"
+    answer_table(records, as_json, columns, rows, ("image", "platform", "converted from"), empty)
 
 
 def _find(reader: Reader, path: str) -> tuple[bytes, Inode]:
