@@ -477,6 +477,8 @@ def test_what_is_stale_is_shown_and_ended(place: Path, environ: dict[str, str], 
         shown = cli(environ, "image", "ps").stdout
         assert "sh -c echo up; exec sleep 500" in shown
         assert str(tmp_path / "mine") in shown
+        said = json.loads(cli(environ, "image", "gc", "--dry-run", "--json").stdout)
+        assert [said["dry_run"], len(said["removed"]), states().count("stale")] == [True, 2, 2]
         done = cli(environ, "image", "gc")
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("ended ") == 2

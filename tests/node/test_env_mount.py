@@ -547,7 +547,7 @@ def test_the_command_line(nodes: Callable[[str], Node], tmp_path: Path) -> None:
         (("run", "--target", "env", "--", "no-such-command"), 127, "no such command"),
         (("run", "--target", "/", "--", "true"), 78, "not a plain absolute path"),
         (("run", "--target", "env", "--key-file", "nope", "--", "true"), 78, "cannot read key file"),
-        (("run", "--target", "env", "--max-age", "soon", "--", "true"), 78, "is not an age"),
+        (("run", "--target", "env", "--max-age", "soon", "--", "true"), 2, "is not an age"),
         (("run", "--target", "env", "--restore", "magic", "--", "true"), 78, "unknown"),
         (("inspect", "abc"), 66, "no snapshot abc"),
         (("inspect", "../x"), 78, "not a snapshot key"),

@@ -198,6 +198,9 @@ def test_names_are_changed_and_removed(run):
     assert run("mv", "store/new", "store/d/").code == 0
     assert [row["path"] for row in run("ls", "store/d", "--json").json] == ["d/big", "d/new"]
     assert run("rm", "store/d").code == 78
+    said = run("rm", "-r", "-n", "store/d", "--json").json
+    assert (said["dry_run"], [one["path"] for one in said["removed"]]) == (True, ["d/big", "d/new"])
+    assert run("ls", "store/d").code == 0
     assert run("rm", "-r", "store/d").code == 0
     assert run("rm", "store/none").code == 66
     assert run("fsck", "store").code == 0

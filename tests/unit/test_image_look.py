@@ -17,7 +17,7 @@ from bootseer.blocks.offline import look
 from bootseer.blocks.profiles import library
 from bootseer.blocks.profiles.library import ProfileKey
 from bootseer.cli.image import app
-from bootseer.errors import BootseerError
+from bootseer.errors import BootseerError, ConfigError, NotFoundError
 from bootseer.image import record as records
 from bootseer.store.folder import FolderStore
 from support.images import Member, folder, write_image
@@ -118,6 +118,22 @@ def test_what_a_record_says_moves_no_cursor(tmp_path: Path) -> None:
     text = site.text("ls")
     assert "\x1b" not in text
     assert len(text.splitlines()) == 5  # with two of the head
+
+
+def test_an_image_is_inspected_and_removed(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    assert site.json("inspect", site.ref)["tree"] == site.record.tree
+    assert site.record.image in site.text("inspect", site.ref)
+    said = site.json("rm", site.ref, "--dry-run")
+    assert (said["dry_run"], [one["image"] for one in said["removed"]]) == (True, [site.record.image])
+    assert len(site.json("ls")) == 2
+    assert site.text("rm", site.ref).startswith(f"removed {site.ref} (")
+    assert [one["reference"] for one in site.json("ls")] == [site.other]
+    assert site.text("ls", site.other, "/bin")  # what the two share is there
+    with pytest.raises(NotFoundError, match="is not converted"):
+        site.text("inspect", site.ref)
+    with pytest.raises(ConfigError, match="no image is named"):
+        site.text("rm")
 
 
 def test_a_conversion_says_what_it_did(site: Site, tmp_path: Path) -> None:
