@@ -88,10 +88,10 @@ def test_garbage_that_a_living_writer_has_open_is_kept(call, base, access):
     writer.write(BIG)
     before = sorted((entry.name, entry.version) for entry in fs.backend.list(".bsx"))
     dry = json.loads(call("gc", base, "--age", "0", "--json", "--dry-run", BOOTSEER_HDFS_ACCESS=access).stdout)
-    assert ["it may be open" in removal["kept"] for removal in dry["garbage"]] == [True]
+    assert ["it may be open" in removal["kept"] for removal in dry["kept"]] == [True]
     assert sorted((entry.name, entry.version) for entry in fs.backend.list(".bsx")) == before
     kept = json.loads(call("gc", base, "--age", "0", "--json", BOOTSEER_HDFS_ACCESS=access).stdout)
-    assert {removal["kept"] for removal in kept["garbage"]} == {"a writer has it open"}
+    assert {removal["kept"] for removal in kept["kept"]} == {"a writer has it open"}
     assert {removal.kept for removal in fs.gc(age=0)} == {"a writer has it open"}  # the writer is of this process
     writer.finish()
     with fs.open("f") as file:
