@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from bootseer import hdfs
 from bootseer.config import Config
 from bootseer.errors import FullError, NotWritableError, UnavailableError
 from bootseer.hdfs import access, datanode
+from bootseer.hdfs import client as hdfs
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.output import FileOutput
 from bootseer.hdfs.proto import hdfs_pb2 as wire

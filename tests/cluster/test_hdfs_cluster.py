@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from bootseer import hdfs
 from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError, UnavailableError
+from bootseer.hdfs import client as hdfs
 from bootseer.stripefs import open_fs
 from bootseer.stripefs.scheduler import threads
 from bootseer.stripefs.scheduler.model import Tuning

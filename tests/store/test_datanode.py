@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from bootseer import hdfs
 from bootseer.errors import UnavailableError
+from bootseer.hdfs import client as hdfs
 from bootseer.hdfs import datanode
 from bootseer.hdfs.connection import Connection
 from bootseer.hdfs.namenode import NameNode

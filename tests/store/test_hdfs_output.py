@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from bootseer import hdfs
 from bootseer.errors import NotFoundError, NotWritableError, UnsupportedError
+from bootseer.hdfs import client as hdfs
 from bootseer.hdfs import lease
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.output import FileOutput

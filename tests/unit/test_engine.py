@@ -31,7 +31,7 @@ def hdfs() -> FakeHdfs:
 
 @pytest.fixture
 def engine(hdfs) -> Engine:
-    return Engine(hdfs, tuning=QUICK)
+    return Engine(lambda *args, **more: hdfs.read(*args, **more), tuning=QUICK)
 
 
 class Wanted:
@@ -253,7 +253,9 @@ def test_no_datanode_at_all(hdfs, engine):
 
 
 def test_trouble_of_our_own_opens_no_breaker(hdfs, caplog, monkeypatch):
-    engine = Engine(hdfs, tuning=replace(QUICK, stall=30.0))  # a busy machine may well be silent for a moment
+    engine = Engine(
+        lambda *args, **more: hdfs.read(*args, **more), tuning=replace(QUICK, stall=30.0)
+    )  # a busy machine may well be silent for a moment
     wanted = Wanted(hdfs, striped(hdfs))
 
     def no_socket(*args, **more):

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from bootseer.errors import DataError, NotWritableError
-from bootseer.hdfs import FileStatus
 from bootseer.hdfs.proto.hdfs_pb2 import Token
-from bootseer.hdfs.records import Block, DataNode, FileBlocks, Located
+from bootseer.hdfs.records import Block, DataNode, FileBlocks, FileStatus, Located
 from bootseer.storage.hdfs import READERS
 from bootseer.storage.interface import Backend, Source
 from bootseer.stripefs import hdfs, open_fs
@@ -204,7 +203,7 @@ def test_readers_of_one_hdfs_file_have_one_version(monkeypatch, late):
                 seen.append(file.read(0, 1))
 
     monkeypatch.setenv("BOOTSEER_HDFS_ACCESS", "native")
-    monkeypatch.setattr("bootseer.hdfs.connect", lambda url: client)
+    monkeypatch.setattr("bootseer.hdfs.client.connect", lambda url: client)
     store = StripeFS(hdfs.HdfsBackend("hdfs://n:1/base"))
     with pytest.raises(DataError, match="replaced while it was read"):
         read()
@@ -214,7 +213,7 @@ def test_readers_of_one_hdfs_file_have_one_version(monkeypatch, late):
 def test_unchanged_hdfs_files_are_read_through_several_readers(monkeypatch):
     client = Client()
     monkeypatch.setenv("BOOTSEER_HDFS_ACCESS", "native")
-    monkeypatch.setattr("bootseer.hdfs.connect", lambda url: client)
+    monkeypatch.setattr("bootseer.hdfs.client.connect", lambda url: client)
     with StripeFS(hdfs.HdfsBackend("hdfs://n:1/base")).open("f") as file:
         assert b"".join(file.read(0, 1) for _ in range(9)) == b"a" * 9
     assert client.opened == 1 + READERS

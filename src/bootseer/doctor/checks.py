@@ -188,7 +188,7 @@ def hdfs(config: Config) -> str:
         raise UnsupportedError(f"cannot be loaded: {exc}", hint="pip install hdfs-native") from None
     if not in_hdfs(config):
         return f"hdfs-native {version}; the store is not in HDFS"
-    from bootseer import hdfs as client
+    from bootseer.hdfs import client
 
     client.connect(config.store).info("/")
     return f"hdfs-native {version}, {config.store} answers"

@@ -12,11 +12,12 @@ import ctypes
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar, cast
 from urllib.parse import urlsplit
 
 from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, UnavailableError
+from bootseer.hdfs import extra
 from bootseer.hdfs.deadline import Workers
 from bootseer.hdfs.dial import dial
 from bootseer.hdfs.errors import REACH, translate
@@ -86,7 +87,8 @@ class HdfsClient:
 
     def _native(self) -> Client:
         if self._client is None:
-            import hdfs_native
+            with extra():
+                import hdfs_native
 
             # hdfs-native tries a refused connection again for minutes; a wrong port or host name should fail at once
             parts = urlsplit(self.url)
@@ -225,12 +227,3 @@ class HdfsWriter(NewFile):
     def _remove(self) -> None:
         self._writer = None
         self._client.delete(self.path)
-
-
-def walk(client: HdfsClient, path: str) -> Iterator[FileStatus]:
-    """Every file below ``path``, in path order; nothing when the folder does not exist."""
-    try:
-        found = client.list(path, recursive=True)
-    except NotFoundError:
-        return
-    yield from (info for info in found if not info.is_dir)

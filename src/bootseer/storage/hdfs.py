@@ -8,15 +8,16 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from bootseer import hdfs
 from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError
+from bootseer.hdfs import client as hdfs
 from bootseer.storage.interface import DEADLINE, PIECE, SLOWEST, Backend, Entry, Piece, Sink, Source, clean
 from bootseer.storage.pool import read_each
 
 if TYPE_CHECKING:
-    from bootseer.hdfs import FileStatus, HdfsClient
+    from bootseer.hdfs.client import HdfsClient
     from bootseer.hdfs.namenode import NameNode
     from bootseer.hdfs.placement import Placement
+    from bootseer.hdfs.records import FileStatus
 
 _log = logging.getLogger(__name__)
 
@@ -129,6 +130,10 @@ class NativeBackend(Backend):
         self.base = hdfs.split(url)[1].rstrip("/")
         self._client = hdfs.connect(url)
         self._said: set[str] = set()
+
+    @property
+    def access(self) -> tuple[str, str]:
+        return "native", "the store is reached through hdfs-native"
 
     def full(self, path: str) -> str:
         """``path`` as HDFS knows it."""

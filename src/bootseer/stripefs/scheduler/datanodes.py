@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+import msgspec
+
 State = Literal["closed", "open", "half-open"]
 
 FIRST = 0.25
@@ -127,6 +129,20 @@ class Meter:
         return max(1.0, self._bytes / self._seconds) if self._seconds >= _ENOUGH else None
 
 
+class NodeLook(msgspec.Struct, frozen=True, kw_only=True):
+    """One DataNode as this process has seen it. ``state`` of its breaker: ``closed`` (used), ``open`` (left alone for
+    ``open_seconds`` more), ``half-open`` (being probed). ``rate``: bytes a second, None while unknown."""
+
+    address: str
+    state: str
+    open_seconds: float
+    failures: int
+    rate: float | None
+    latency: float
+    flying: int
+    served: int
+
+
 class NodeState:
     """One DataNode. ``key``: its uuid; ``address``: for messages.
 
@@ -184,3 +200,15 @@ class NodeState:
     def rate(self) -> float | None:
         """Bytes a second measured, None while unknown."""
         return self._meter.rate
+
+    def look(self, now: float) -> NodeLook:
+        return NodeLook(
+            address=self.address,
+            state=self.breaker.state,
+            open_seconds=max(0.0, self.breaker.until - now) if self.breaker.state == "open" else 0.0,
+            failures=self.breaker.failures,
+            rate=self.rate,
+            latency=self.latency,
+            flying=self.flying,
+            served=self.served,
+        )
