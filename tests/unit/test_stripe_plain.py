@@ -13,8 +13,8 @@ from bootseer.storage.hdfs import READERS
 from bootseer.storage.interface import Backend, Source
 from bootseer.stripefs import hdfs, open_fs
 from bootseer.stripefs.files.copy import copy_file
+from bootseer.stripefs.files.nodecache import NodeCache
 from bootseer.stripefs.files.readahead import ReadAhead
-from bootseer.stripefs.mount.nodecache import NodeCache
 from bootseer.stripefs.mount.operations import StripeOperations
 from bootseer.stripefs.scheduler.transport import BlockFile
 from bootseer.stripefs.store import StripeFS

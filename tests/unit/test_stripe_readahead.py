@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from bootseer.errors import DataError
 from bootseer.stripefs import open_fs
 from bootseer.stripefs.files import readahead as loader_module
+from bootseer.stripefs.files.nodecache import NodeCache
 from bootseer.stripefs.files.readahead import ReadAhead, in_order
-from bootseer.stripefs.mount.nodecache import NodeCache
 from bootseer.stripefs.store import StripeFS
 
 UNIT = 65536

@@ -16,10 +16,11 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from bootseer.errors import BootseerError, UnavailableError
 from bootseer.storage.interface import DEADLINE, SLOWEST
+from bootseer.stripefs.files.nodecache import NodeCache
 from bootseer.stripefs.files.reader import ChunkFile
 from bootseer.stripefs.scheduler.memory import ByteBudget
 from bootseer.stripefs.scheduler.memory import process as process_budget
@@ -42,24 +43,6 @@ _THREADS = 3
 Key = tuple[str, int]
 Target = Callable[[int], memoryview | None]
 """The caller's own memory for a chunk; None where it wants only a part of the chunk."""
-
-
-class CachedFile(Protocol):
-    """Chunks of one file on disk: those that are ``ready`` may be read from ``fd``, ``load`` gives the others."""
-
-    fd: int
-
-    def ready(self, chunk: int) -> bool: ...
-
-    def has(self, chunk: int) -> bool: ...
-
-    def load(self, chunk: int) -> memoryview | None: ...
-
-    def store(self, chunk: int, data: memoryview) -> bool: ...
-
-
-class Cache(Protocol):
-    def find(self, identity: str) -> CachedFile | None: ...
 
 
 class ReadAheadStats(NamedTuple):
@@ -97,7 +80,7 @@ class ReadAhead:
     """
 
     def __init__(
-        self, cache: Cache | None = None, *, memory: int = MEMORY, step: int | None = None, far: int | None = None
+        self, cache: NodeCache | None = None, *, memory: int = MEMORY, step: int | None = None, far: int | None = None
     ) -> None:
         self._cache, self._memory = cache, memory
         self._step, self._far = step or _STEP, min(far or _FAR, memory // 2)

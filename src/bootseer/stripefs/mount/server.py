@@ -24,9 +24,9 @@ from bootseer.kernel import fuse
 from bootseer.private import enterable
 from bootseer.storage.interface import clean, join
 from bootseer.stripefs.checkpoint import commit
+from bootseer.stripefs.files.nodecache import NodeCache
 from bootseer.stripefs.files.readahead import MEMORY, ReadAhead
 from bootseer.stripefs.files.reader import ChunkFile
-from bootseer.stripefs.mount.nodecache import NodeCache
 from bootseer.stripefs.mount.operations import StripeOperations
 from bootseer.stripefs.store import StripeFS, open_fs
 

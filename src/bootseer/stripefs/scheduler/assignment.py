@@ -93,8 +93,6 @@ class Assignment:
         self._nodes, self._tuning = nodes, tuning
         self._version = 0
         self._forget_at = 0.0
-        self.left = False
-        """A DataNode has left something to others since the scheduler looked at this last."""
         self._usual = float(UNKNOWN)
         """What a DataNode that was not measured yet is believed to give: as much as the best."""
 
@@ -105,7 +103,6 @@ class Assignment:
             for key in span.place.keys:
                 request.spans_of.setdefault(key, []).append(span)
         request.nodes, request.seen = [self._nodes[key] for key in request.spans_of], -1
-        request.slots = max(2, min(4, self._tuning.streams // max(1, len(request.nodes))))
         self._plan(request, now)
 
     def rates_changed(self, requests: Sequence[Request], now: float) -> None:
@@ -173,7 +170,6 @@ class Assignment:
                 run = span.cut(size)
                 span.quota[node.key] = span.quota.get(node.key, 0.0) - run.size
                 return run
-            self.left = True
         return None
 
     def _pick_again(self, span: BlockRange, node: NodeState, now: float) -> Run | None:
@@ -191,7 +187,7 @@ class Assignment:
         return self._rank(run, node) == best
 
     def _rank(self, run: Run | None, node: NodeState) -> tuple[bool, int]:
-        return (not node.breaker.closed, run.failures.get(node.key, 0) if run is not None else 0)
+        return (node.breaker.open, run.failures.get(node.key, 0) if run is not None else 0)
 
     def able(self, span: BlockRange, run: Run | None) -> list[NodeState]:
         """The DataNodes that may still be asked."""
@@ -200,13 +196,14 @@ class Assignment:
         return [self._nodes[key] for key in usable]
 
     def _run_size(self, request: Request, node: NodeState) -> int:
-        streams = max(1, request.slots * len(self.healthy(request)))
         tuning, least, most = self._tuning, self._tuning.min_run, self._tuning.max_run
+        if not node.breaker.closed:
+            return least
+        streams = max(1, tuning.streams * len(self.healthy(request)))
         size = request.pending // (2 * min(streams, tuning.total))
         if node.rate is not None:
             quick = int(node.rate * tuning.quick_seconds)
             least, most = max(least, min(quick // 4, most)), max(most, min(quick, tuning.long_run))
-            size = min(size, int(node.rate * tuning.run_seconds))
         return max(least, min(most, size))
 
     def _leaves(self, request: Request, span: BlockRange, node: NodeState, size: int) -> bool:
@@ -238,7 +235,7 @@ class Assignment:
 
     def seconds(self, node: NodeState, size: int) -> float:
         """Seconds after which ``node`` would have given ``size`` bytes more."""
-        return node.latency + (node.bytes + size) / self.rate(node)
+        return (node.bytes + size) / self.rate(node)
 
     def _plan(self, request: Request, now: float) -> None:
         request.planned_at = None

@@ -136,17 +136,12 @@ class HedgePolicy:
 
     def _stuck(self, attempt: Attempt, late: float) -> float:
         """Seconds without a byte after which it is stopped."""
-        node = attempt.node
-        if not node.breaker.closed:
-            return late  # known to be in trouble
-        stuck = max(self._tuning.stall, 2 * late)
-        if node.rate is not None and attempt.received:
-            stuck = max(stuck, 2.5 * self._tuning.batch * node.flying / node.rate)
-        return stuck
+        # one that is known to be in trouble is given less time
+        return max(self._tuning.stall, 2 * late) if attempt.node.breaker.closed else late
 
     def _hedge(self, attempt: Attempt, run: Run, others: Sequence[NodeState], late: float, now: float) -> Hedge | None:
         request = run.span.request
-        free = [node for node in others if node.flying < request.slots + 1]
+        free = [node for node in others if node.flying <= self._tuning.streams]
         if not free:
             return None
         other = min(free, key=lambda node: self._assignment.seconds(node, attempt.size))

@@ -150,7 +150,7 @@ class Engine:
         with self._lock:
             now, places = time.monotonic(), [place for file in files for place in file.places]
             self._know(places)
-            shares, seconds = self.scheduler.preview(
+            shares, seconds = self.scheduler.assignment.preview(
                 [(place, replicas_of(place).located.block.length) for place in places]
             )
             nodes = {

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from bootseer.errors import BootseerError, DataError, NotFoundError
 from bootseer.hdfs.replica_errors import Cancelled, CorruptReplica, OwnLimit, StaleReplica, UncheckedReplica
-from bootseer.storage.interface import DEADLINE, Piece
+from bootseer.storage.interface import DEADLINE, SLOWEST, Piece
 from bootseer.stripefs.scheduler.model import (
-    SLOWEST,
     Attempt,
     BlockRange,
     CheckJoined,
@@ -175,9 +174,6 @@ def _starts(blocks: Sequence[Located]) -> list[int]:
     return found
 
 
-PROBE_DEADLINE = 2.0
-
-
 Read = Callable[..., None]
 """How bytes of a block are had; arguments of `bootseer.hdfs.datanode.read`."""
 
@@ -195,7 +191,7 @@ def transfer(attempt: Attempt, read: Read) -> tuple[Outcome, BootseerError | Non
             where.located,
             attempt.offset,
             parts,
-            deadline=PROBE_DEADLINE if attempt.kind == "probe" else DEADLINE + attempt.size / SLOWEST,
+            deadline=DEADLINE + attempt.size / SLOWEST,
             verify=attempt.verify,
             transfer=attempt.handle,
         )
