@@ -397,22 +397,6 @@ def test_an_unmount_of_a_busy_mount_ends_anyway(fs, tmp_path, config, caplog, mo
             os.pread(file.fileno(), 1000, 8 << 20)
 
 
-def test_serve_in_this_process(fs, tmp_path):
-    ready, stop = threading.Event(), threading.Event()
-    (tmp_path / "mnt").mkdir()
-    thread = threading.Thread(
-        target=mount.serve, args=(fs.url, tmp_path / "mnt"), kwargs={"ready": ready, "stop": stop}
-    )
-    thread.start()
-    assert ready.wait(20)
-    # read by another process: this one would have to answer itself while it holds the interpreter
-    done = subprocess.run(["cat", tmp_path / "mnt/step-1/config.json"], capture_output=True, timeout=20)
-    stop.set()
-    thread.join(20)
-    assert done.stdout == b"{}"
-    assert not mounts.is_mounted(tmp_path / "mnt")
-
-
 def cli(*args: object, config: Config) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "BOOTSEER_CACHE_DIR": config.cache_dir, "BOOTSEER_STATE_DIR": config.state_dir}
     argv = [sys.executable, "-m", "bootseer.cli.main", "fs", *map(str, args)]

@@ -58,10 +58,10 @@ def fs(url) -> StripeFileSystem:
     return StripeFileSystem(url=url, unit=UNIT)
 
 
-class FolderSuite(abstract.AbstractFixtures):
-    @pytest.fixture
-    def fs(self, tmp_path) -> StripeFileSystem:
-        return StripeFileSystem(url=str(tmp_path / "store"))
+class Suite(abstract.AbstractFixtures):
+    @pytest.fixture(params=["folder", "memory"])
+    def fs(self, request, tmp_path, memory) -> StripeFileSystem:
+        return StripeFileSystem(url=str(tmp_path / "store") if request.param == "folder" else "memory://")
 
     @pytest.fixture
     def fs_path(self, fs) -> str:
@@ -69,53 +69,23 @@ class FolderSuite(abstract.AbstractFixtures):
         return "/base"
 
 
-class MemorySuite(abstract.AbstractFixtures):
-    @pytest.fixture
-    def fs(self, memory) -> StripeFileSystem:
-        return StripeFileSystem(url="memory://")
-
-    @pytest.fixture
-    def fs_path(self, fs) -> str:
-        return "/base"
-
-
-class TestFolderCopy(abstract.AbstractCopyTests, FolderSuite):
+class TestCopy(abstract.AbstractCopyTests, Suite):
     pass
 
 
-class TestFolderGet(abstract.AbstractGetTests, FolderSuite):
+class TestGet(abstract.AbstractGetTests, Suite):
     pass
 
 
-class TestFolderPut(abstract.AbstractPutTests, FolderSuite):
+class TestPut(abstract.AbstractPutTests, Suite):
     pass
 
 
-class TestFolderOpen(abstract.AbstractOpenTests, FolderSuite):
+class TestOpen(abstract.AbstractOpenTests, Suite):
     pass
 
 
-class TestFolderPipe(abstract.AbstractPipeTests, FolderSuite):
-    pass
-
-
-class TestMemoryCopy(abstract.AbstractCopyTests, MemorySuite):
-    pass
-
-
-class TestMemoryGet(abstract.AbstractGetTests, MemorySuite):
-    pass
-
-
-class TestMemoryPut(abstract.AbstractPutTests, MemorySuite):
-    pass
-
-
-class TestMemoryOpen(abstract.AbstractOpenTests, MemorySuite):
-    pass
-
-
-class TestMemoryPipe(abstract.AbstractPipeTests, MemorySuite):
+class TestPipe(abstract.AbstractPipeTests, Suite):
     pass
 
 

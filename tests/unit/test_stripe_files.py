@@ -1,8 +1,6 @@
 """Writing and reading striped files over a folder: exact, atomic, and never other bytes than were written."""
 
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -159,18 +157,6 @@ def test_a_file_replaced_while_open_is_an_error_not_other_bytes(fs):
         file.read(0, 10)
 
 
-def test_an_overtaken_writer_gives_up(fs):
-    store(fs, "f", pattern(9 * UNIT))
-    late = fs.create("f", unit=UNIT, striped=True)
-    late.write(pattern(4 * UNIT, 5))
-    store(fs, "f", pattern(9 * UNIT, 3))
-    with pytest.raises(NotWritableError, match="another writer"):
-        late.finish()
-    assert content(fs, "f") == pattern(9 * UNIT, 3)
-    assert len(stripes(fs)) == 3
-    assert leftovers(fs) == []
-
-
 def test_an_abandoned_write_leaves_nothing(fs):
     def interrupted() -> None:
         with fs.create("f", unit=UNIT, striped=True) as out:
@@ -319,47 +305,6 @@ def test_a_full_store_is_one_line_and_leaves_the_old_version(fs, monkeypatch, po
     assert content(fs, "f") == pattern(9 * UNIT)
     assert len(stripes(fs)) == 3
     assert leftovers(fs) == []
-
-
-WRITER = """
-import sys
-from bootseer.stripefs import open_fs
-fs = open_fs(sys.argv[1])
-with fs.create("ck/f", striped=True, unit=4096, width=3) as out:
-    out.write(b"new!" * 9000)
-if sys.argv[2:]:
-    fs.commit("ck")
-"""
-STEPS = ["stripe@1", "stripe@5", "close@2", "verify", "pointer", "rename", "cleanup"]
-
-
-@pytest.mark.parametrize("step", STEPS)
-def test_kill_9_at_every_step_leaves_the_old_version_or_the_new(fs, step):
-    store(fs, "ck/f", b"old." * 9000)
-    name, _, nth = step.partition("@")
-    fault = f"stripefs.write.{name}=kill{'@' + nth if nth else ''}"
-    done = subprocess.run(
-        [sys.executable, "-c", WRITER, fs.url], env={**os.environ, "BOOTSEER_FAULTS": fault}, timeout=60
-    )
-    assert done.returncode == -9
-    expected = b"new!" if step == "cleanup" else b"old."
-    assert content(fs, "ck/f") == expected * 9000
-    store(fs, "ck/f", b"next" * 9000)  # what was left does not stand in the way
-    assert content(fs, "ck/f") == b"next" * 9000
-    fs.verify("")
-
-
-@pytest.mark.parametrize("step", ["commit.write", "commit.rename"])
-def test_kill_9_in_commit_is_no_checkpoint(fs, step):
-    fault = f"stripefs.{step}=kill"
-    done = subprocess.run(
-        [sys.executable, "-c", WRITER, fs.url, "commit"], env={**os.environ, "BOOTSEER_FAULTS": fault}, timeout=60
-    )
-    assert done.returncode == -9
-    with pytest.raises(DataError, match="has no COMMIT"):
-        fs.checkpoint("ck")
-    fs.commit("ck")
-    assert [file.path for file in fs.checkpoint("ck").files] == ["f"]
 
 
 def test_remove(fs):

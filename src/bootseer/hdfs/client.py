@@ -125,9 +125,9 @@ class HdfsClient:
             return False
         return True
 
-    def list(self, path: str, *, recursive: bool = False) -> list[FileStatus]:
-        """The entries below the folder ``path`` in path order; a file lists itself."""
-        found = self.call(lambda client: list(client.list_status(path, recursive)), f"list {path}")
+    def list(self, path: str) -> list[FileStatus]:
+        """The entries of the folder ``path`` in path order; a file lists itself."""
+        found = self.call(lambda client: list(client.list_status(path, False)), f"list {path}")
         return sorted((_status(status, status.path) for status in found), key=lambda status: status.path)
 
     def open(self, path: str) -> HdfsReader:

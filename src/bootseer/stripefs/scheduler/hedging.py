@@ -70,14 +70,13 @@ class Durations:
 class HedgeBudget:
     """Bytes that may be read twice: `SHARE` of what was read, and `BURST` in advance."""
 
-    def __init__(self, share: float = SHARE, burst: int = BURST) -> None:
-        self._share, self._burst = share, burst
-        self.left = float(burst)
+    def __init__(self) -> None:
+        self.left = float(BURST)
         self.spent = 0
         """In all, for `explain`."""
 
     def earn(self, count: int) -> None:
-        self.left = min(self.left + count * self._share, float(self._burst))
+        self.left = min(self.left + count * SHARE, float(BURST))
 
     def spend(self, count: int) -> bool:
         """Take ``count`` bytes; False when there are not so many."""

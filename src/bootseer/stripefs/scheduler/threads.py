@@ -54,11 +54,11 @@ class Snapshot(NamedTuple):
     hedge_bytes: int
 
 
-class Report:
+class Report(NamedTuple):
     """Tell the NameNode that a replica is damaged."""
 
-    def __init__(self, file: BlockFile, replica: Located) -> None:
-        self.file, self.replica = file, replica
+    file: BlockFile
+    replica: Located
 
 
 _Job = Attempt | Relocate | Report
