@@ -10,7 +10,7 @@ from unittest import mock
 
 from bootseer.stripefs.scheduler.assignment import Assignment
 from bootseer.stripefs.scheduler.datanodes import Breaker, NodeState
-from bootseer.stripefs.scheduler.hedging import Durations, Hedge, HedgePolicy
+from bootseer.stripefs.scheduler.hedging import Durations, HedgePolicy
 from bootseer.stripefs.scheduler.model import Request, Tuning
 from bootseer.stripefs.scheduler.policy import Scheduler
 
@@ -53,7 +53,7 @@ def _fixed_size(most: int) -> Callable[[Assignment, Request, NodeState], int]:
 
 def _no_stop(policy: HedgePolicy, *args: Any) -> Any:
     verdict = _verdict(policy, *args)
-    return verdict if isinstance(verdict, Hedge) else None
+    return verdict if isinstance(verdict, NodeState) else None
 
 
 _verdict = HedgePolicy.verdict

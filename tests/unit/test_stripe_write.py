@@ -16,8 +16,8 @@ import pytest
 from bootseer.errors import BootseerError, FullError, NotWritableError, UnavailableError
 from bootseer.storage import folder
 from bootseer.stripefs import layout, open_fs
-from bootseer.stripefs.files import writer
-from bootseer.stripefs.files.writer import StripeLost
+from bootseer.stripefs.files import stripe, writer
+from bootseer.stripefs.files.stripe import StripeLost
 from bootseer.stripefs.layout import POINTER_LINE
 from bootseer.stripefs.store import StripeFS
 
@@ -115,7 +115,7 @@ def test_a_storage_that_stays_away_is_an_error_in_time(fs, monkeypatch):
 
 
 def test_a_storage_that_hangs_is_an_error_in_time(fs, monkeypatch):
-    monkeypatch.setattr(writer, "STALL", 0.5)
+    monkeypatch.setattr(stripe, "STALL", 0.5)
     release = threading.Event()
 
     def hanging(sink: folder._Sink, data: bytes | memoryview) -> None:
@@ -132,7 +132,7 @@ def test_a_storage_that_hangs_is_an_error_in_time(fs, monkeypatch):
 
 
 def test_a_stripe_that_hangs_hides_no_error_and_keeps_no_other_from_going(fs, monkeypatch):
-    monkeypatch.setattr(writer, "STALL", 0.5)
+    monkeypatch.setattr(stripe, "STALL", 0.5)
     release, real = threading.Event(), folder._Sink.write
 
     def hanging(sink: folder._Sink, data: bytes | memoryview) -> None:

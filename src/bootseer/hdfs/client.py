@@ -33,6 +33,9 @@ T = TypeVar("T")
 DEADLINE = 30.0
 """Seconds a call may take: one NameNode operation, or one read or write of at most a few MiB."""
 
+_PIECE = 4 << 20
+"""One write: long enough to keep a pipeline busy, short enough for the deadline of one call."""
+
 _workers = Workers()
 _clients: dict[str, HdfsClient] = {}
 _all: weakref.WeakSet[HdfsClient | HdfsWriter] = weakref.WeakSet()
@@ -213,10 +216,12 @@ class HdfsWriter(NewFile):
         self._writer = None
 
     def _write(self, data: bytes | bytearray | memoryview) -> int:
-        # hdfs-native takes any buffer, but all except bytes are copied element by element
-        whole = data if isinstance(data, bytes) else bytes(data)
         writer = cast("FileWriter", self._writer)
-        self._client.call(lambda client: writer.write(whole), f"write {self.path}")
+        whole = data if isinstance(data, bytes) else memoryview(data).cast("B")
+        for offset in range(0, len(whole), _PIECE):
+            # hdfs-native takes any buffer, but all except bytes are copied element by element
+            piece = bytes(whole[offset : offset + _PIECE])
+            self._client.call(lambda client, piece=piece: writer.write(piece), f"write {self.path}")  # type: ignore[misc]
         return len(whole)
 
     def _finish(self) -> None:

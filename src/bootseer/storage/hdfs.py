@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError
 from bootseer.hdfs import client as hdfs
-from bootseer.storage.interface import DEADLINE, PIECE, SLOWEST, Backend, Entry, Piece, Sink, Source, clean
+from bootseer.storage.interface import DEADLINE, SLOWEST, Backend, Entry, Piece, Sink, Source, clean
 from bootseer.storage.pool import read_each
 
 if TYPE_CHECKING:
@@ -102,21 +102,6 @@ def still_written(client: hdfs.HdfsClient, path: str, size: int) -> bool | None:
     return None
 
 
-class NativeSink:
-    def __init__(self, writer: hdfs.HdfsWriter) -> None:
-        self._writer = writer
-
-    def write(self, data: bytes | memoryview) -> None:
-        for offset in range(0, len(data), PIECE):
-            self._writer.write(data[offset : offset + PIECE])
-
-    def close(self) -> None:
-        self._writer.close()
-
-    def abandon(self) -> None:
-        self._writer.abandon()
-
-
 def native_version(info: FileStatus) -> str:
     """As in `Source`. hdfs-native does not tell a file's id."""
     return f"{info.size}-{info.mtime_ms}"
@@ -177,7 +162,7 @@ class NativeBackend(Backend):
         read_each(pieces)
 
     def create(self, path: str, *, placement: Placement | None = None) -> Sink:
-        return NativeSink(self._client.create(self.full(path)))
+        return self._client.create(self.full(path))
 
     def _names(self) -> HdfsClient | NameNode:
         """What changes names of files and folders."""

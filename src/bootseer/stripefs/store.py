@@ -24,7 +24,8 @@ from bootseer.stripefs.checkpoint.commit import Commit
 from bootseer.stripefs.files import namespace
 from bootseer.stripefs.files.readahead import in_order
 from bootseer.stripefs.files.reader import ChunkFile, PlainFile, StripedFile, open_file, read_pointer, refuse_unfinished
-from bootseer.stripefs.files.writer import StripeLost, StripeWriter, Written
+from bootseer.stripefs.files.stripe import StripeLost
+from bootseer.stripefs.files.writer import StripeWriter, Written
 from bootseer.stripefs.layout import Pointer, clean_new
 from bootseer.stripefs.maintenance.check import Report, fsck
 from bootseer.stripefs.maintenance.collect import AGE, Removal, gc
@@ -235,7 +236,7 @@ class StripeFS:
                 return None  # gone since
 
         # side by side: a small file is read, to see whether it is a pointer
-        found_entries = parallel([lambda entry=entry: look(entry) for entry in entries])  # type: ignore[misc]
+        found_entries = parallel(look, entries)
         return [stat for stat in found_entries if stat is not None]
 
     def files(self, path: str = "") -> list[str]:

@@ -66,20 +66,6 @@ def _level(nodes: Sequence[int], row: list[float], rates: Sequence[float], load:
     return gap
 
 
-def makespan(
-    shares: Sequence[Sequence[float]],
-    replicas: Sequence[Sequence[int]],
-    rates: Sequence[float],
-    backlog: Sequence[float],
-) -> float:
-    """Seconds until the last DataNode has given its shares and its backlog."""
-    load = [count / rate for count, rate in zip(backlog, rates, strict=True)]
-    for nodes, row in zip(replicas, shares, strict=True):
-        for node, share in zip(nodes, row, strict=True):
-            load[node] += share / rates[node]
-    return max(load, default=0.0)
-
-
 _SETTLED = 0.05
 """Seconds for which a plan is kept in any case."""
 _WRONG = 1.5
@@ -239,9 +225,11 @@ class Assignment:
 
     def _plan(self, request: Request, now: float) -> None:
         request.planned_at = None
-        if request.size < self._tuning.plan_from or len(request.nodes) < 2 or len(request.spans) < 2:
-            return
-        request.planned_at = now
+        if request.size >= self._tuning.plan_from and len(request.nodes) >= 2 and len(request.spans) >= 2:
+            request.planned_at = now
+            self._share(request)
+
+    def _share(self, request: Request) -> None:
         able = self.healthy(request) or request.nodes
         index = {node.key: number for number, node in enumerate(able)}
         spans = [(span, [key for key in span.place.usable if key in index]) for span in request.spans if span.fresh]
@@ -256,21 +244,19 @@ class Assignment:
         for (span, keys), row in zip(spans, shares, strict=True):
             span.quota = dict(zip(keys, row, strict=True))
 
-    def preview(self, sizes: Sequence[tuple[Place, int]]) -> tuple[dict[Place, dict[str, int]], float | None]:
+    def preview(
+        self, sizes: Sequence[tuple[Place, int]], now: float
+    ) -> tuple[dict[Place, dict[str, int]], float | None]:
         """Bytes that each DataNode would be planned to give of each place, and the seconds that all would take.
 
         None for the seconds while no rate of these DataNodes is known. Every DataNode of the places must be known.
         """
-        keys = {key: None for place, _ in sizes for key in place.usable}
-        able = [key for key in keys if self._nodes[key].breaker.closed] or list(keys)
-        index = {key: number for number, key in enumerate(able)}
-        found = [(place, size, [key for key in place.usable if key in index]) for place, size in sizes]
-        readable = [(place, size, usable) for place, size, usable in found if usable]
-        replicas = [[index[key] for key in usable] for _, _, usable in readable]
-        rates, backlog = [self.rate(self._nodes[key]) for key in able], [float(self._nodes[key].bytes) for key in able]
-        rows = plan([size for _, size, _ in readable], replicas, rates, backlog)
-        shares: dict[Place, dict[str, int]] = {place: {} for place, _ in sizes}
-        for (place, _, usable), row in zip(readable, rows, strict=True):
-            shares[place] = {key: round(share) for key, share in zip(usable, row, strict=True)}
-        known = any(self._nodes[key].rate is not None for key in able)
-        return shares, makespan(rows, replicas, rates, backlog) if known else None
+        request = Request([BlockRange(place, [0, size]) for place, size in sizes])
+        self.route(request, now)
+        self._share(request)
+        shares = {span.place: {key: round(share) for key, share in span.quota.items()} for span in request.spans}
+        able = self.healthy(request) or request.nodes
+        if all(node.rate is None for node in able):
+            return shares, None
+        given = {node: sum(span.quota.get(node.key, 0.0) for span in request.spans) for node in able}
+        return shares, max((node.bytes + count) / self.rate(node) for node, count in given.items())

@@ -82,39 +82,6 @@ _ENOUGH = 0.005
 """Seconds of measurement before a rate is believed."""
 
 
-class Meter:
-    """Bytes a second while something was being transferred."""
-
-    def __init__(self) -> None:
-        self._bytes, self._seconds = 0.0, 0.0
-        self._since: float | None = None
-
-    def start(self, now: float) -> None:
-        self._settle(now)
-        self._since = now
-
-    def stop(self, now: float) -> None:
-        self._settle(now)
-        self._since = None
-
-    def add(self, count: int, now: float) -> None:
-        self._settle(now)
-        self._bytes += count
-
-    def _settle(self, now: float) -> None:
-        if self._since is not None:
-            self._seconds += max(0.0, now - self._since)
-            self._since = now
-        if self._seconds > WINDOW:
-            self._bytes *= WINDOW / self._seconds
-            self._seconds = WINDOW
-
-    @property
-    def rate(self) -> float | None:
-        """Bytes a second, None while unknown. At least 1, so that it can divide."""
-        return max(1.0, self._bytes / self._seconds) if self._seconds >= _ENOUGH else None
-
-
 class NodeLook(msgspec.Struct, frozen=True, kw_only=True):
     """One DataNode as this process has seen it. ``state`` of its breaker: ``closed`` (used), ``open`` (left alone for
     ``open_seconds`` more), ``half-open`` (being probed). ``rate``: bytes a second, None while unknown."""
@@ -144,7 +111,8 @@ class NodeState:
         self.latency = 0.0
         self.served = 0
         self.used_at: float | None = None
-        self._meter = Meter()
+        self._bytes, self._seconds = 0.0, 0.0  # of bulk transfers lately
+        self._since: float | None = None  # from when on the time is not counted yet; None while there are none
 
     def begin(self, size: int, now: float) -> None:
         self.flying += 1
@@ -153,14 +121,15 @@ class NodeState:
         if size >= BULK:
             self.bulk += 1
             if self.bulk == 1:
-                self._meter.start(now)
+                self._since = now
 
     def credit(self, count: int, size: int, now: float) -> None:
         """``count`` more bytes of a transfer of ``size`` have come."""
         self.bytes -= count
         self.served += count
         if size >= BULK:
-            self._meter.add(count, now)
+            self._settle(now)
+            self._bytes += count
 
     def end(self, size: int, missing: int, now: float) -> None:
         """A transfer of ``size`` bytes is over; ``missing`` of them have not come."""
@@ -170,7 +139,8 @@ class NodeState:
         if size >= BULK:
             self.bulk -= 1
             if not self.bulk:
-                self._meter.stop(now)
+                self._settle(now)
+                self._since = None
 
     def took(self, size: int, seconds: float) -> None:
         if size < BULK:
@@ -178,14 +148,21 @@ class NodeState:
 
     def renew(self, now: float) -> None:
         """It works again: what was measured while it did not says nothing."""
-        self._meter = Meter()
-        if self.bulk:
-            self._meter.start(now)
+        self._bytes = self._seconds = 0.0
+        self._since = now if self.bulk else None
 
     @property
     def rate(self) -> float | None:
-        """Bytes a second measured, None while unknown."""
-        return self._meter.rate
+        """Bytes a second while something bulky was transferred, None while unknown. At least 1, so that it divides."""
+        return max(1.0, self._bytes / self._seconds) if self._seconds >= _ENOUGH else None
+
+    def _settle(self, now: float) -> None:
+        if self._since is not None:
+            self._seconds += max(0.0, now - self._since)
+            self._since = now
+        if self._seconds > WINDOW:
+            self._bytes *= WINDOW / self._seconds
+            self._seconds = WINDOW
 
     def look(self, now: float) -> NodeLook:
         return NodeLook(

@@ -24,7 +24,7 @@ from collections import deque
 from bootseer.errors import BootseerError, UnavailableError
 from bootseer.stripefs.scheduler.assignment import Assignment
 from bootseer.stripefs.scheduler.datanodes import NodeState
-from bootseer.stripefs.scheduler.hedging import Durations, Hedge, HedgeBudget, HedgePolicy, OnlyReplica, Stop
+from bootseer.stripefs.scheduler.hedging import Durations, HedgeBudget, HedgePolicy
 from bootseer.stripefs.scheduler.memory import ByteBudget
 from bootseer.stripefs.scheduler.model import (
     Attempt,
@@ -401,16 +401,15 @@ class Scheduler:
 
     def _watch(self, attempt: Attempt, run: Run, now: float) -> None:
         verdict = self._hedging.verdict(attempt, run, now)
-        if isinstance(verdict, Hedge):
-            self._hedge(attempt, run, verdict.node, now)
-        elif isinstance(verdict, Stop):
-            attempt.rescued = True
-            self._node_failed(attempt.node, now, verdict.why, hard=True)
-            self._cancel(attempt)
-        elif isinstance(verdict, OnlyReplica):
+        if isinstance(verdict, NodeState):
+            self._hedge(attempt, run, verdict, now)
+        elif verdict is not None:
             node = attempt.node
             self._node_failed(node, now, verdict.why, hard=True)
-            if attempt.size <= self.tuning.long_run and any(one.silent and one.node is node for one in self._flying):
+            if verdict.others:
+                attempt.rescued = True
+                self._cancel(attempt)
+            elif attempt.size <= self.tuning.long_run and any(one.silent and one.node is node for one in self._flying):
                 self._cancel(attempt)  # one is enough to wait with; this is no failure of the run
             else:
                 self._set_silent(attempt, True)

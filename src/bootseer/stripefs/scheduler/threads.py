@@ -150,9 +150,8 @@ class Engine:
         with self._lock:
             now, places = time.monotonic(), [place for file in files for place in file.places]
             self._know(places)
-            shares, seconds = self.scheduler.assignment.preview(
-                [(place, replicas_of(place).located.block.length) for place in places]
-            )
+            sizes = [(place, replicas_of(place).located.block.length) for place in places]
+            shares, seconds = self.scheduler.assignment.preview(sizes, now)
             nodes = {
                 key: node.look(now)
                 for key, node in self.scheduler.nodes.items()
