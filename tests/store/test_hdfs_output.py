@@ -20,6 +20,7 @@ from bootseer.hdfs.placement import Placement
 from bootseer.stripefs import open_fs
 from support import hadoop
 from support.hadoop import HadoopCluster
+from support.waits import together
 
 pytestmark = pytest.mark.hdfs
 
@@ -201,11 +202,7 @@ def test_two_writers_of_one_name_at_once(cluster, namenode, folder):
         except FileExistsError:
             pass
 
-    threads = [threading.Thread(target=writer, args=(mark,)) for mark in (b"a", b"b", b"c", b"d")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    together(writer, (b"a", b"b", b"c", b"d"))
     assert len(outcomes) == 1
     assert native(cluster, f"{folder}/f") == outcomes[0] * (MIB + 5)
 

@@ -17,6 +17,7 @@ from bootseer.storage.interface import DEADLINE, Piece
 from bootseer.stripefs.scheduler.model import Tuning
 from bootseer.stripefs.scheduler.threads import Engine
 from support.datanodes import FakeHdfs
+from support.waits import together
 
 MB = 1 << 20
 UNIT = 256 << 10
@@ -339,22 +340,15 @@ def test_a_stopped_transfer_may_write_once_more(hdfs, engine):
 
 def test_many_callers_and_few_threads(hdfs, engine):
     files = striped(hdfs)
-    wrong = []
 
     def reader(seed: int) -> None:
         for step in range(4):
             some = dict(list(files.items())[(seed + step) % 3 :])
             wanted = Wanted(hdfs, some)
             engine.read(wanted.pieces)
-            if not wanted.right():
-                wrong.append(seed)
+            assert wanted.right()
 
-    threads = [threading.Thread(target=reader, args=(seed,)) for seed in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    together(reader, range(16))
     assert engine.threads <= QUICK.total + QUICK.small_total
 
 
@@ -382,7 +376,7 @@ def test_reads_outside_of_the_file(hdfs, engine):
 def test_chance_faults(hdfs, engine):
     """DataNodes freeze, die, and lose and damage replicas at random under many readers; one good one is always left."""
     files = striped(hdfs, replicas=["abd", "bcd", "cda", "dab"])
-    stop, problems = threading.Event(), []
+    stop = threading.Event()
     for node in hdfs.nodes.values():
         node.rate = 200 * MB
 
@@ -397,26 +391,19 @@ def test_chance_faults(hdfs, engine):
             if step % 4 == 0:
                 hdfs.gone = {("abc"[step % 3], 1 + step % 4)}
 
-    def reader() -> None:
-        try:
-            for _ in range(5):
-                wanted = Wanted(hdfs, files)
-                engine.read(wanted.pieces)
-                if not wanted.right():
-                    problems.append("wrong bytes")
-        except BaseException as exc:
-            problems.append(exc)
+    def reader(seed: int) -> None:
+        for _ in range(5):
+            wanted = Wanted(hdfs, files)
+            engine.read(wanted.pieces)
+            assert wanted.right()
 
-    threads = [threading.Thread(target=reader) for _ in range(4)]
     troubling = threading.Thread(target=trouble)
     troubling.start()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    stop.set()
-    troubling.join()
-    assert problems == []
+    try:
+        together(reader, range(4))
+    finally:
+        stop.set()
+        troubling.join()
     for node in hdfs.nodes.values():
         node.frozen = False
     assert nothing_under_way(engine)

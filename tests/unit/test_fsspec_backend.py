@@ -28,6 +28,7 @@ from bootseer.stripefs.fsspec.filesystem import StripeFileSystem
 from bootseer.stripefs.fsspec.paths import PROTOCOLS
 from bootseer.stripefs.store import StripeFS
 from support.objectserver import BUCKET, ObjectServer
+from support.waits import together
 
 DATA = os.urandom(700_001)
 
@@ -162,11 +163,7 @@ def test_one_of_many_claims_a_name(fs):
 
     if not fs.backend.objects():
         pytest.skip("only a store that takes conditions decides this")
-    threads = [threading.Thread(target=claim, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
+    together(claim, range(6))
     assert (len(won), len(lost)) == (1, 5)
 
 

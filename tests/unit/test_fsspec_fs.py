@@ -8,7 +8,6 @@ import os
 import pickle
 import subprocess
 import sys
-import threading
 import time
 import tomllib
 from pathlib import Path
@@ -26,6 +25,7 @@ from bootseer.stripefs.fsspec.file import merge
 from bootseer.stripefs.fsspec.filesystem import StripeFileSystem
 from bootseer.stripefs.fsspec.paths import PROTOCOLS, Location, split
 from bootseer.stripefs.scheduler import memory as budget
+from support.waits import together
 
 UNIT = 4096
 DATA = bytes((i * 7 + i // 251) % 256 for i in range(200 * UNIT + 123))
@@ -190,27 +190,18 @@ def test_instances_are_cached_and_pickled(fs):
 
 def test_one_instance_serves_many_threads(fs):
     store(fs, "x")
-    wrong: list[object] = []
 
     def work(number: int) -> None:
-        try:
-            with fs.open("x", block_size=4 * UNIT) as file:
-                for turn in range(20):
-                    place = number * 77_777 * turn % len(DATA)
-                    file.seek(place)
-                    assert file.read(50_000) == DATA[place : place + 50_000]
-            fs.pipe(f"d/{number}", DATA[: number * 1000])
-            assert fs.cat(f"d/{number}") == DATA[: number * 1000]
-            assert f"/d/{number}" in fs.ls("d", detail=False)
-        except BaseException as exc:
-            wrong.append(exc)
+        with fs.open("x", block_size=4 * UNIT) as file:
+            for turn in range(20):
+                place = number * 77_777 * turn % len(DATA)
+                file.seek(place)
+                assert file.read(50_000) == DATA[place : place + 50_000]
+        fs.pipe(f"d/{number}", DATA[: number * 1000])
+        assert fs.cat(f"d/{number}") == DATA[: number * 1000]
+        assert f"/d/{number}" in fs.ls("d", detail=False)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert wrong == []
+    together(work, range(8))
 
 
 def test_wrong_options_are_errors(tmp_path):

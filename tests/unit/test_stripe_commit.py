@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import threading
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritable
 from bootseer.stripefs import open_fs
 from bootseer.stripefs.checkpoint import commit
 from bootseer.stripefs.store import StripeFS
+from support.waits import together
 
 
 @pytest.fixture
@@ -58,20 +58,15 @@ def test_the_first_commit_wins(fs):
     with pytest.raises(NotWritableError, match="has a COMMIT already"):
         fs.commit("step-1")
     save(fs, "step-2", finish=False)
-    outcomes = []
 
-    def race() -> None:
+    def race(number: int) -> bool:
         try:
-            outcomes.append(fs.commit("step-2"))
+            fs.commit("step-2")
         except NotWritableError:
-            outcomes.append(None)
+            return False
+        return True
 
-    threads = [threading.Thread(target=race) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sum(outcome is not None for outcome in outcomes) == 1
+    assert together(race, range(8)).count(True) == 1
     assert not list(Path(fs.url).rglob(".tmp-*"))
 
 

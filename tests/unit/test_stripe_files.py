@@ -1,7 +1,6 @@
 """Writing and reading striped files over a folder: exact, atomic, and never other bytes than were written."""
 
 import os
-import threading
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from bootseer.storage import pool
 from bootseer.stripefs import layout, open_fs
 from bootseer.stripefs.layout import POINTER_LINE
 from bootseer.stripefs.store import StripeFS
+from support.waits import together
 
 UNIT = 4096
 
@@ -278,21 +278,14 @@ def test_one_bad_read_is_tried_again(fs, monkeypatch, caplog):
 def test_many_threads_read_one_file(fs):
     data = pattern(200 * UNIT)
     store(fs, "f", data)
-    wrong = []
 
     def reader(seed: int) -> None:
         for step in range(30):
             offset = (seed * 7919 + step * 104729) % (len(data) - 9000)
-            if file.read(offset, 9000) != data[offset : offset + 9000]:
-                wrong.append(offset)
+            assert file.read(offset, 9000) == data[offset : offset + 9000]
 
     with fs.open("f") as file:
-        threads = [threading.Thread(target=reader, args=(seed,)) for seed in range(12)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert wrong == []
+        together(reader, range(12))
 
 
 @pytest.mark.parametrize("point", ["write.stripe", "write.close", "write.verify", "write.pointer", "write.rename"])

@@ -84,7 +84,7 @@ _ENOUGH = 0.005
 
 class NodeLook(msgspec.Struct, frozen=True, kw_only=True):
     """One DataNode as this process has seen it. ``state`` of its breaker: ``closed`` (used), ``open`` (left alone for
-    ``open_seconds`` more), ``half-open`` (being probed). ``rate``: bytes a second, None while unknown."""
+    ``open_seconds`` more), ``half-open`` (one transfer tries). ``rate``: bytes a second, None while unknown."""
 
     address: str
     state: str

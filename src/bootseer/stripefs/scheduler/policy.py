@@ -42,8 +42,6 @@ from bootseer.stripefs.scheduler.retry import RetryPolicy
 
 _log = logging.getLogger(__name__)
 
-Work = Attempt | Relocate
-"""What the engine does when it has a thread free."""
 FollowUp = CopyBack | CheckJoined | None
 """What the engine does after an attempt has ended."""
 
@@ -89,7 +87,7 @@ class Scheduler:
             if not span.place.usable:
                 self._retry.cut_rest(span, now)
 
-    def take(self, now: float) -> Work | None:
+    def take(self, now: float) -> Attempt | Relocate | None:
         """The next thing to do, if there is any: start the attempt (and call `ended`), or ask for locations."""
         if (question := self._retry.question(now)) is not None:
             return question
