@@ -9,6 +9,7 @@ from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritable
 from bootseer.stripefs import open_fs
 from bootseer.stripefs.store import StripeFS
 from support import hadoop
+from support.stripes import content
 
 
 @pytest.fixture(params=["folder", pytest.param("hdfs", marks=pytest.mark.hdfs)])
@@ -21,11 +22,6 @@ def fs(request, tmp_path) -> StripeFS:
 def write(fs: StripeFS, path: str, data: bytes, **options: int) -> None:
     with fs.create(path, striped=True, **{"unit": 65536, **options}) as out:
         out.write(data)
-
-
-def content(fs: StripeFS, path: str) -> bytes:
-    with fs.open(path) as file:
-        return file.read(0, file.size)
 
 
 def names(fs: StripeFS, folder: str) -> list[str]:

@@ -28,6 +28,7 @@ from bootseer.stripefs.fsspec.filesystem import StripeFileSystem
 from bootseer.stripefs.fsspec.paths import PROTOCOLS
 from bootseer.stripefs.store import StripeFS
 from support.objectserver import BUCKET, ObjectServer
+from support.stripes import content
 from support.waits import together
 
 DATA = os.urandom(700_001)
@@ -69,11 +70,6 @@ def fs(request, tmp_path, memory) -> StripeFS:
 def write(fs: StripeFS, path: str, data: bytes = DATA, **options: int) -> None:
     with fs.create(path, striped=True, **{"unit": 65536, **options}) as out:
         out.write(data)
-
-
-def content(fs: StripeFS, path: str) -> bytes:
-    with fs.open(path) as file:
-        return file.read(0, file.size)
 
 
 def test_files_of_all_kinds(fs, tmp_path):

@@ -25,6 +25,7 @@ from bootseer.stripefs.fsspec.file import merge
 from bootseer.stripefs.fsspec.filesystem import StripeFileSystem
 from bootseer.stripefs.fsspec.paths import PROTOCOLS, Location, split
 from bootseer.stripefs.scheduler import memory as budget
+from support.stripes import flip
 from support.waits import together
 
 UNIT = 4096
@@ -342,9 +343,7 @@ def test_merged_ranges_cover_what_is_wanted_and_lie_apart(ranges, gap):
 
 def damage(fs: StripeFileSystem, offset: int) -> None:
     stripe = sorted(Path(fs.url.removeprefix("file://"), ".bsx").iterdir())[0]
-    content = bytearray(stripe.read_bytes())
-    content[offset] ^= 1
-    stripe.write_bytes(content)
+    flip(stripe, offset)
 
 
 def test_damaged_bytes_are_an_error_and_never_read(tmp_path, caplog):

@@ -7,15 +7,9 @@ from pathlib import Path
 import pytest
 
 from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError, UnavailableError
-from bootseer.stripefs import open_fs
 from bootseer.stripefs.checkpoint import commit
 from bootseer.stripefs.store import StripeFS
 from support.waits import together
-
-
-@pytest.fixture
-def fs(tmp_path) -> StripeFS:
-    return open_fs(str(tmp_path / "store"))
 
 
 def save(fs: StripeFS, folder: str, seed: bytes = b"x", *, finish: bool = True) -> None:

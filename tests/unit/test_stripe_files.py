@@ -12,14 +12,10 @@ from bootseer.storage import pool
 from bootseer.stripefs import layout, open_fs
 from bootseer.stripefs.layout import POINTER_LINE
 from bootseer.stripefs.store import StripeFS
+from support.stripes import content, flip
 from support.waits import together
 
 UNIT = 4096
-
-
-@pytest.fixture
-def fs(tmp_path) -> StripeFS:
-    return open_fs(str(tmp_path / "store"))
 
 
 def pattern(length: int, seed: int = 1) -> bytes:
@@ -29,11 +25,6 @@ def pattern(length: int, seed: int = 1) -> bytes:
 def store(fs: StripeFS, path: str, data: bytes, **options: int) -> None:
     with fs.create(path, striped=True, **{"unit": UNIT, "width": 3, **options}) as out:
         out.write(data)
-
-
-def content(fs: StripeFS, path: str) -> bytes:
-    with fs.open(path) as file:
-        return file.read(0, file.size)
 
 
 def stripes(fs: StripeFS) -> list[Path]:
@@ -169,16 +160,10 @@ def test_an_abandoned_write_leaves_nothing(fs):
     assert not (Path(fs.url) / "f").exists()
 
 
-def damage(path: Path, offset: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[offset] ^= 1
-    path.write_bytes(data)
-
-
 def test_every_damaged_chunk_is_seen_and_named(fs, caplog):
     data = pattern(10 * UNIT)
     store(fs, "f", data)
-    damage(stripes(fs)[1], 4096 + UNIT + 7)  # second chunk of stripe 1: chunk 4
+    flip(stripes(fs)[1], 4096 + UNIT + 7)  # second chunk of stripe 1: chunk 4
     with fs.open("f") as file:
         assert file.read(0, 4 * UNIT) == data[: 4 * UNIT]
         with pytest.raises(DataError, match="chunk 4 of f is damaged"):
@@ -192,7 +177,7 @@ def test_every_damaged_chunk_is_seen_and_named(fs, caplog):
 
 def test_a_damaged_header_is_seen_by_verify(fs):
     store(fs, "f", pattern(10 * UNIT))
-    damage(stripes(fs)[2], 20)
+    flip(stripes(fs)[2], 20)
     with pytest.raises(DataError, match="header"):
         fs.verify("f")
 
@@ -202,7 +187,7 @@ def test_damage_that_opening_sees(fs, how):
     store(fs, "f", pattern(10 * UNIT))
     parts = stripes(fs)
     if how == "footer":
-        damage(parts[0], parts[0].stat().st_size - 3)
+        flip(parts[0], parts[0].stat().st_size - 3)
     elif how == "short":  # a writer killed with -9 leaves a shorter file that reads cleanly
         os.truncate(parts[1], 4096 + UNIT)
     elif how == "missing":
@@ -216,14 +201,14 @@ def test_damage_that_opening_sees(fs, how):
         store(fs, "f", pattern(10 * UNIT, 7))
         stripes(fs)[0].write_bytes(old[0])
     else:
-        damage(Path(fs.url) / "f", 40)
+        flip(Path(fs.url) / "f", 40)
     with pytest.raises(DataError):
         fs.open("f")
 
 
 def test_a_damaged_file_can_be_replaced(fs, caplog):
     store(fs, "f", pattern(10 * UNIT))
-    damage(Path(fs.url) / "f", 40)
+    flip(Path(fs.url) / "f", 40)
     store(fs, "f", pattern(3 * UNIT))
     assert content(fs, "f") == pattern(3 * UNIT)
     assert "replacing f" in caplog.text

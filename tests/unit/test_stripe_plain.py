@@ -23,11 +23,6 @@ TIME = 1_750_000_000_000_000_000
 SIZE = 10_000
 
 
-@pytest.fixture
-def fs(tmp_path) -> StripeFS:
-    return open_fs(str(tmp_path / "store"))
-
-
 def place(fs: StripeFS, name: str, data: bytes, time: int = TIME) -> None:
     """A new file at ``name``, by a rename as other tools do it, with a modification time of its own choice."""
     target = Path(fs.url, name)

@@ -20,22 +20,13 @@ from bootseer.stripefs.files import stripe, writer
 from bootseer.stripefs.files.stripe import StripeLost
 from bootseer.stripefs.layout import POINTER_LINE
 from bootseer.stripefs.store import StripeFS
+from support.stripes import content
 
 UNIT = 4096
 
 
-@pytest.fixture
-def fs(tmp_path) -> StripeFS:
-    return open_fs(str(tmp_path / "store"))
-
-
 def stripes(fs: StripeFS) -> list[str]:
     return [path.name for path in Path(fs.url).rglob("*") if path.parent.name == ".bsx" and path.suffix]
-
-
-def content(fs: StripeFS, path: str) -> bytes:
-    with fs.open(path) as file:
-        return file.read(0, file.size)
 
 
 class Flaky:
