@@ -10,7 +10,7 @@ from unittest import mock
 
 from bootseer.stripefs.scheduler.assignment import Assignment
 from bootseer.stripefs.scheduler.datanodes import Breaker, NodeState
-from bootseer.stripefs.scheduler.hedging import Durations, Hedge, HedgePolicy
+from bootseer.stripefs.scheduler.hedging import Durations, HedgePolicy
 from bootseer.stripefs.scheduler.model import Request, Tuning
 from bootseer.stripefs.scheduler.policy import Scheduler
 
@@ -44,36 +44,19 @@ class Part(NamedTuple):
 
 def _fixed_size(most: int) -> Callable[[Assignment, Request, NodeState], int]:
     def size(assignment: Assignment, request: Request, node: NodeState) -> int:
-        streams = max(1, request.slots * len(assignment.healthy(request)))
-        share = request.pending // (2 * min(streams, assignment._tuning.total))
-        if node.rate is not None:
-            share = min(share, int(node.rate * assignment._tuning.run_seconds))
-        return max(assignment._tuning.min_run, min(most, share))
+        tuning = assignment._tuning
+        streams = max(1, tuning.streams * len(assignment.healthy(request)))
+        return max(tuning.min_run, min(most, request.pending // (2 * min(streams, tuning.total))))
 
     return size
 
 
-def _everywhere(scheduler: Scheduler, now: float) -> Any:
-    scheduler._everywhere = True
-    return _take(scheduler, now)
-
-
 def _no_stop(policy: HedgePolicy, *args: Any) -> Any:
     verdict = _verdict(policy, *args)
-    return verdict if isinstance(verdict, Hedge) else None
+    return verdict if isinstance(verdict, NodeState) else None
 
 
-def _no_probe(scheduler: Scheduler, now: float) -> None:
-    """The next transfer of any size is the probe."""
-    for request in scheduler.requests:
-        for node in request.nodes:
-            if node.breaker.probe_due(now):
-                node.breaker.state = "closed"
-                node.renew(now)
-                scheduler._everywhere = True
-
-
-_take, _verdict = Scheduler._take, HedgePolicy.verdict
+_verdict = HedgePolicy.verdict
 
 PARTS = [
     Part("plan", "a DataNode takes from the block with most left", {(Assignment, "_plan"): lambda *args: None}),
@@ -81,33 +64,19 @@ PARTS = [
     Part("replan", "the first plan is kept", {(Assignment, "_settled"): lambda *args: False}),
     Part("run-quick", "runs of 4 MiB at most for all", {(Assignment, "_run_size"): _fixed_size(4 << 20)}),
     Part("run-quick-8", "runs of 8 MiB at most for all", {(Assignment, "_run_size"): _fixed_size(8 << 20)}),
-    Part("run-slow", "a slow DataNode's runs are as large as others'", tuning={"run_seconds": 60.0}),
     Part("run-end", "runs of 4 MiB until the end", tuning={"min_run": 4 << 20}),
     Part("leave", "no run is left to others", {(Assignment, "_leaves"): lambda *args: False}),
     Part("hedge", "no second request", {(HedgePolicy, "_hedge"): lambda *args: None}),
     Part("stop", "a silent transfer ends with its deadline", {(HedgePolicy, "verdict"): _no_stop}),
     Part("hedge-stop", "neither", {(HedgePolicy, "verdict"): lambda *args: None}),
-    Part("probe", "the next transfer of any size is the probe", {(Scheduler, "_probe"): _no_probe}),
     Part("breaker", "a DataNode that failed is asked as before", {(Breaker, "failed"): lambda *args, **more: False}),
     Part("small-slots", "small reads have no slots of their own", tuning={"small_slots": 0}),
     Part("small-first", "small reads wait their turn", tuning={"small": 0}),
-    Part("slots", "two transfers for each DataNode", tuning={"streams": 2}),
-    Part("look", "every request is looked at after each transfer", {(Scheduler, "_take"): _everywhere}),
     Part("durations", "late is a constant of the size",
          {(Durations, "late"): lambda self, size: 0.1 + 2 * size / (100 << 20)}),
     Part("buckets", "late is a larger constant of the size",
          {(Durations, "late"): lambda self, size: 0.1 + 2 * size / (20 << 20)}),
     Part("usual", "an unknown DataNode is believed to give 200 MiB/s",
          {(Assignment, "rate"): lambda self, node: node.rate or float(200 << 20)}),
-    Part("latency", "latency is not measured", {(NodeState, "took"): lambda *args: None}),
-    Part("progress", "a stalled transfer is stopped after a time that its DataNode's rate does not change",
-         {(HedgePolicy, "_stuck"): lambda self, attempt, late: max(self._tuning.stall, 2 * late)}),
-    Part("calm", "a breaker is open as long at first whenever", {(Breaker, "succeeded"): lambda self: _short(self)}),
     Part("silent", "transfers without a byte count as all", {(Scheduler, "_set_silent"): lambda *args: None}),
 ]  # fmt: skip
-
-
-def _short(breaker: Breaker) -> bool:
-    closed = breaker.closed
-    breaker.__init__()  # type: ignore[misc]
-    return not closed

@@ -12,8 +12,8 @@ from _stripes_client import Answer
 from _stripes_collide import FIRST, FOLDER, PLAIN, STRIPED, Collision
 from _stripes_faults import Faults
 from _stripes_run import Runner
-from bootseer import hdfs
 from bootseer.errors import BootseerError
+from bootseer.hdfs import client as hdfs
 from bootseer.report import Report
 from support.replicas import Replicas
 from support.shapedhdfs import ShapedHadoop

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 from blake3 import blake3
 
-from bootseer import hdfs
+from bootseer.hdfs import client as hdfs
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.placement import Placement
 from bootseer.hdfs.records import DataNode

@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterator, Sequence
 
 from _stripes_run import say
-from bootseer import hdfs
 from bootseer.errors import BootseerError
+from bootseer.hdfs import client as hdfs
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.output import FileOutput
 from bootseer.hdfs.placement import Placement

@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 
 from _stripes_client import Answer, Task, digest
-from bootseer import hdfs
 from bootseer.errors import BootseerError, UnavailableError
+from bootseer.hdfs import client as hdfs
 from bootseer.report import Report, Run
 from support.hadoop import HadoopCluster
 

@@ -24,8 +24,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from bootseer import hdfs, report
+from bootseer import report
 from bootseer.hdfs import checksum, datanode
+from bootseer.hdfs import client as hdfs
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.output import FileOutput
 from bootseer.hdfs.records import Located

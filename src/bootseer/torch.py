@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, UnsupportedError
 from bootseer.stripefs import ChunkFile, StripeFS, StripeWriter, layout, open_fs, split_url
 from bootseer.stripefs.files.reader import PlainFile
-from bootseer.stripefs.files.writer import StripeLost
+from bootseer.stripefs.files.stripe import StripeLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable

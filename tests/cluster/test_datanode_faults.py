@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from bootseer import hdfs
 from bootseer.errors import UnavailableError
+from bootseer.hdfs import client as hdfs
 from bootseer.hdfs import datanode
 from bootseer.hdfs.connection import Transfer
 from bootseer.hdfs.namenode import NameNode

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from bootseer import hdfs
-from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError, UnavailableError
+from bootseer.errors import BootseerError, NotFoundError, NotWritableError, UnavailableError
+from bootseer.hdfs import client as hdfs
 from bootseer.stripefs import open_fs
 from bootseer.stripefs.scheduler import threads
 from bootseer.stripefs.scheduler.model import Tuning
@@ -138,20 +138,6 @@ def test_every_call_ends_when_the_namenode_does_not_answer(cluster, folder):
     assert client.info(folder).is_dir
 
 
-def test_striped_reads_survive_a_killed_datanode(cluster, folder):
-    fs = open_fs(f"{cluster.url}{folder}")
-    data = os.urandom(6 << 20)
-    with fs.create("f", striped=True, unit=1 << 18) as out:
-        out.write(data)
-    with fs.open("f") as file:
-        for index in (0, 2):
-            cluster.kill(index)
-            try:
-                assert file.read(0, len(data)) == data
-            finally:
-                cluster.restart(index)
-
-
 def test_a_frozen_storage_is_an_error_in_time_and_not_other_bytes(cluster, folder, monkeypatch):
     monkeypatch.setattr(threads, "_engine", threads.Engine(tuning=Tuning(patience=8.0)))
     fs = open_fs(f"{cluster.url}{folder}")
@@ -165,32 +151,6 @@ def test_a_frozen_storage_is_an_error_in_time_and_not_other_bytes(cluster, folde
                 file.read(0, len(data))
             assert time.monotonic() - begin < 20
         assert file.read(0, len(data)) == data
-
-
-def test_a_block_damaged_on_every_disk_is_an_error(cluster, folder):
-    """HDFS keeps its own checksums; when all replicas are damaged the read fails, whoever notices first."""
-    fs = open_fs(f"{cluster.url}{folder}")
-    marker = os.urandom(64)
-    data = marker + os.urandom((1 << 20) - 64)
-    with fs.create("f", striped=True, unit=1 << 18, width=1) as out:
-        out.write(data)
-    found = 0
-    for block in cluster.root.glob("dn*/current/BP-*/current/finalized/**/blk_*"):
-        content = block.read_bytes() if block.suffix != ".meta" else b""
-        if marker in content:
-            found += 1
-            broken = bytearray(content)
-            broken[content.index(marker) + 70] ^= 1
-            block.write_bytes(broken)
-    assert found == 3
-    with pytest.raises((DataError, UnavailableError)), fs.open("f") as file:
-        file.read(0, len(data))
-
-
-def test_a_pausing_datanode_comes_back(cluster, folder):
-    with frozen(cluster, 2):
-        cluster.wait_live(3, deadline=40)
-    assert cluster.web.live_datanodes() == 4
 
 
 OWNER = """

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from bootseer import hdfs
 from bootseer.errors import BootseerError, UnavailableError
 from bootseer.hdfs import access
+from bootseer.hdfs import client as hdfs
 from bootseer.hdfs.namenode import NameNode, login_user
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.rpc import Channel

@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from bootseer import hdfs
 from bootseer.errors import BootseerError, UnavailableError
 from bootseer.hdfs import blockwriter, lease, pipeline, placement, probe
+from bootseer.hdfs import client as hdfs
 from bootseer.hdfs.blockwriter import BlockLost
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.output import FileOutput

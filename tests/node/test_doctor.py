@@ -151,8 +151,8 @@ def test_without_tools(place: Path) -> None:
 
 
 def test_store_in_an_hdfs_that_does_not_answer(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bootseer import hdfs
     from bootseer.errors import UnavailableError
+    from bootseer.hdfs import client as hdfs
 
     def refuse(url: str) -> None:
         raise UnavailableError("cannot reach the NameNode of hdfs://nowhere:1", hint="check that it runs")

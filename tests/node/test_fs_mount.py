@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from bootseer.kernel import mount as mounts
 from bootseer.stripefs import FsMount, StripeFS, mount, open_fs
 from bootseer.stripefs.mount import FsStatus, client
 from bootseer.stripefs.mount.server import Record, Server, ServerSpec, born
+from support.waits import together
 
 pytestmark = pytest.mark.root
 
@@ -103,7 +103,6 @@ def test_it_cannot_be_written_to(mounted):
 
 
 def test_mmap_from_many_threads(mounted):
-    wrong = []
     with (
         open(mounted.mountpoint / "step-1/state.pt", "rb") as file,
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as pages,
@@ -112,15 +111,9 @@ def test_mmap_from_many_threads(mounted):
         def reader(seed: int) -> None:
             for step in range(200):
                 offset = (seed * 7919 * 4096 + step * 104729) % (len(DATA) - 5000)
-                if pages[offset : offset + 5000] != DATA[offset : offset + 5000]:
-                    wrong.append(offset)
+                assert pages[offset : offset + 5000] == DATA[offset : offset + 5000]
 
-        threads = [threading.Thread(target=reader, args=(seed,)) for seed in range(32)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert wrong == []
+        together(reader, range(32))
 
 
 def test_cp_and_tar(mounted, tmp_path):
@@ -395,22 +388,6 @@ def test_an_unmount_of_a_busy_mount_ends_anyway(fs, tmp_path, config, caplog, mo
         assert not made.status().alive
         with pytest.raises(OSError, match=r"Transport endpoint|connection abort"):
             os.pread(file.fileno(), 1000, 8 << 20)
-
-
-def test_serve_in_this_process(fs, tmp_path):
-    ready, stop = threading.Event(), threading.Event()
-    (tmp_path / "mnt").mkdir()
-    thread = threading.Thread(
-        target=mount.serve, args=(fs.url, tmp_path / "mnt"), kwargs={"ready": ready, "stop": stop}
-    )
-    thread.start()
-    assert ready.wait(20)
-    # read by another process: this one would have to answer itself while it holds the interpreter
-    done = subprocess.run(["cat", tmp_path / "mnt/step-1/config.json"], capture_output=True, timeout=20)
-    stop.set()
-    thread.join(20)
-    assert done.stdout == b"{}"
-    assert not mounts.is_mounted(tmp_path / "mnt")
 
 
 def cli(*args: object, config: Config) -> subprocess.CompletedProcess[str]:

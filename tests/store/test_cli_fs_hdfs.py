@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bootseer import hdfs
 from bootseer.errors import BootseerError, NotWritableError
+from bootseer.hdfs import client as hdfs
 from bootseer.stripefs import open_fs
 from support import hadoop
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from bootseer import hdfs
 from bootseer.errors import UnavailableError
+from bootseer.hdfs import client as hdfs
 from bootseer.hdfs import datanode
 from bootseer.hdfs.connection import Connection
 from bootseer.hdfs.namenode import NameNode
@@ -24,6 +24,7 @@ from bootseer.hdfs.output import FileOutput
 from bootseer.hdfs.records import FileBlocks, Located
 from bootseer.hdfs.replica_errors import CorruptReplica, StaleReplica, UncheckedReplica
 from support import hadoop
+from support.waits import together
 
 pytestmark = pytest.mark.hdfs
 
@@ -106,29 +107,19 @@ def test_a_file_without_checksums_is_read_only_unverified(files):
 def test_many_threads_and_parts(files):
     path, content = files[512, "CRC32C", SIZES[-1]]
     found = blocks(path).blocks
-    wrong: list[object] = []
 
     def work(seed: int) -> None:
         chance = random.Random(seed)
-        try:
-            for _ in range(25):
-                located = chance.choice(found)
-                data = content[located.offset : located.offset + located.block.length]
-                begin = chance.randrange(len(data))
-                count = chance.choice([1, 3, 700])
-                sizes = [(len(data) - begin) // count] * count
-                got = fetch(located, begin, sizes, chance.random() < 0.5, chance.randrange(2))
-                if got != data[begin : begin + sum(sizes)]:
-                    wrong.append((seed, begin, sizes))
-        except Exception as exc:
-            wrong.append(exc)
+        for _ in range(25):
+            located = chance.choice(found)
+            data = content[located.offset : located.offset + located.block.length]
+            begin = chance.randrange(len(data))
+            count = chance.choice([1, 3, 700])
+            sizes = [(len(data) - begin) // count] * count
+            got = fetch(located, begin, sizes, chance.random() < 0.5, chance.randrange(2))
+            assert got == data[begin : begin + sum(sizes)]
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    together(work, range(8))
 
 
 def test_a_connection_is_kept_and_replaced_when_the_datanode_closed_it(files, monkeypatch):

@@ -15,6 +15,7 @@ from bootseer.stripefs.scheduler.threads import Engine, shared
 from bootseer.stripefs.store import StripeFS
 from support import hadoop
 from support.replicas import Replicas
+from support.stripes import content
 
 pytestmark = pytest.mark.hdfs
 
@@ -50,11 +51,6 @@ def plain(fs: StripeFS, name: str, data: bytes, *, block_size: int = 1 << 20, re
 
 def _stripe(fs: StripeFS, index: int) -> str:
     return f".bsx/{fs.backend.list('.bsx')[index].name}"
-
-
-def content(fs: StripeFS, path: str) -> bytes:
-    with fs.open(path) as file:
-        return file.read(0, file.size)
 
 
 def on_disk(replicas: Replicas, cluster: hadoop.HadoopCluster, path: str):

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from bootseer import hdfs
 from bootseer.errors import NotFoundError, NotWritableError, UnsupportedError
+from bootseer.hdfs import client as hdfs
 from bootseer.hdfs import lease
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.output import FileOutput
@@ -20,6 +20,7 @@ from bootseer.hdfs.placement import Placement
 from bootseer.stripefs import open_fs
 from support import hadoop
 from support.hadoop import HadoopCluster
+from support.waits import together
 
 pytestmark = pytest.mark.hdfs
 
@@ -201,11 +202,7 @@ def test_two_writers_of_one_name_at_once(cluster, namenode, folder):
         except FileExistsError:
             pass
 
-    threads = [threading.Thread(target=writer, args=(mark,)) for mark in (b"a", b"b", b"c", b"d")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    together(writer, (b"a", b"b", b"c", b"d"))
     assert len(outcomes) == 1
     assert native(cluster, f"{folder}/f") == outcomes[0] * (MIB + 5)
 

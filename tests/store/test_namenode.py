@@ -9,9 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from bootseer import faults, hdfs
+from bootseer import faults
 from bootseer.errors import ConfigError, NotFoundError, NotWritableError, UnavailableError
 from bootseer.hdfs import access
+from bootseer.hdfs import client as hdfs
 from bootseer.hdfs.errors import RemoteError
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.records import Block, DataNode, FileBlocks

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from bootseer.store.objects import ObjectStore
 from support import hadoop
 from support.objectserver import BUCKET, ObjectServer
 from support.registry import DockerRegistry
+from support.waits import together
 
 
 @pytest.fixture(scope="module")
@@ -55,13 +55,6 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     return open_store(f"memory://{name}" if request.param == "memory" else str(tmp_path / name))
 
 
-def all_at_once(threads: list[threading.Thread]) -> None:
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
 def test_put_then_read_whole_and_in_ranges(store: Store, tmp_path: Path) -> None:
     data = os.urandom(9 << 20)
     (tmp_path / "big").write_bytes(data)
@@ -83,17 +76,14 @@ def test_put_then_read_whole_and_in_ranges(store: Store, tmp_path: Path) -> None
 def test_one_reader_serves_many_threads(store: Store) -> None:
     data = os.urandom(1 << 20)
     store.put("k", data)
-    wrong = []
     with store.open("k") as reader:
 
         def read(seed: int) -> None:
             for step in range(20):
                 offset = (seed * 7919 + step * 104729) % (len(data) - 5000)
-                if reader.read(offset, 5000) != data[offset : offset + 5000]:
-                    wrong.append(offset)
+                assert reader.read(offset, 5000) == data[offset : offset + 5000]
 
-        all_at_once([threading.Thread(target=read, args=(seed,)) for seed in range(8)])
-    assert wrong == []
+        together(read, range(8))
 
 
 def test_the_first_publication_wins(store: Store) -> None:
@@ -102,9 +92,7 @@ def test_the_first_publication_wins(store: Store) -> None:
     assert store.get("k") == b"one"
     assert store.put("k", b"three", overwrite=True)
     assert store.get("k") == b"three"
-    outcomes: list[bool] = []
-    all_at_once([threading.Thread(target=lambda i=i: outcomes.append(store.put("race", b"%d" % i))) for i in range(6)])
-    assert outcomes.count(True) == 1
+    assert together(lambda i: store.put("race", b"%d" % i), range(6)).count(True) == 1
     assert [info.key for info in store.list("")] == ["k", "race"]
 
 

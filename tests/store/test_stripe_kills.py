@@ -20,6 +20,7 @@ from bootseer.errors import DataError, NotFoundError, NotWritableError
 from bootseer.stripefs import open_fs
 from bootseer.stripefs.store import StripeFS
 from support import hadoop
+from support.stripes import content
 
 UNIT, WIDTH = 4096, 3
 OLD, NEW = b"old." * 9000, b"new!" * 9000
@@ -148,11 +149,6 @@ def fs(request, tmp_path) -> StripeFS:
 def write(fs: StripeFS, path: str, data: bytes = OLD) -> None:
     with fs.create(path, striped=True, unit=UNIT, width=WIDTH) as out:
         out.write(data)
-
-
-def content(fs: StripeFS, path: str) -> bytes:
-    with fs.open(path) as file:
-        return file.read(0, file.size)
 
 
 def on_storage(fs: StripeFS, folder: str = "") -> set[str]:

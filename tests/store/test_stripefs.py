@@ -1,9 +1,6 @@
 """The striped store, the same promises over a folder and over real HDFS."""
 
 import os
-import random
-import subprocess
-import sys
 import uuid
 
 import pytest
@@ -12,6 +9,7 @@ from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritable
 from bootseer.stripefs import open_fs
 from bootseer.stripefs.store import StripeFS
 from support import hadoop
+from support.stripes import content
 
 
 @pytest.fixture(params=["folder", pytest.param("hdfs", marks=pytest.mark.hdfs)])
@@ -24,11 +22,6 @@ def fs(request, tmp_path) -> StripeFS:
 def write(fs: StripeFS, path: str, data: bytes, **options: int) -> None:
     with fs.create(path, striped=True, **{"unit": 65536, **options}) as out:
         out.write(data)
-
-
-def content(fs: StripeFS, path: str) -> bytes:
-    with fs.open(path) as file:
-        return file.read(0, file.size)
 
 
 def names(fs: StripeFS, folder: str) -> list[str]:
@@ -53,32 +46,6 @@ def test_round_trip_of_files_of_all_kinds(fs, tmp_path):
         data = (tmp_path / "large").read_bytes()
         for offset in (0, 1, 1 << 20, (5 << 20) - 1, sizes["large"] - 10):
             assert file.read(offset, 10) == data[offset : offset + 10]
-
-
-def test_a_random_history_against_a_model(fs):
-    """Writes, replacements, removals and reads in random order; a dictionary says what must be there."""
-    rng, model = random.Random(5), dict[str, bytes]()
-    for _ in range(40):
-        path = rng.choice(["a", "b", "d/c"])
-        action = rng.choice(["write", "write", "read", "read", "remove"])
-        if action == "write":
-            data = rng.randbytes(rng.choice([0, 10, 65536, 65537, 400_000]))
-            width = rng.choice([1, 2, 5])
-            with fs.create(path, striped=rng.random() < 0.7, unit=65536, width=width) as out:
-                out.write(data)
-            model[path] = data
-        elif action == "remove" and path in model:
-            fs.remove(path)
-            del model[path]
-        elif path in model:
-            assert content(fs, path) == model[path]
-        else:
-            with pytest.raises(NotFoundError):
-                fs.open(path)
-    for folder in ("", "d"):
-        kept = sum(fs.stat(path).width for path in model if path.rpartition("/")[0] == folder)
-        stripes = names(fs, f"{folder}/.bsx".lstrip("/")) if ".bsx" in names(fs, folder) else []
-        assert len(stripes) == kept
 
 
 def test_checkpoints(fs):
@@ -118,30 +85,3 @@ def test_names_in_the_way(fs):
         write(fs, "d/f/g", b"x")
     with pytest.raises(NotFoundError):
         fs.ls("none")
-
-
-WRITER = """
-import sys
-from bootseer.stripefs import open_fs
-fs = open_fs(sys.argv[1])
-with fs.create("ck/f", striped=True, unit=65536, width=3) as out:
-    out.write(b"new!" * 90_000)
-fs.commit("ck")
-"""
-
-
-@pytest.mark.parametrize("point", ["write.stripe", "write.close", "write.pointer", "write.rename", "write.cleanup"])
-def test_kill_9_at_every_step_leaves_the_old_version_or_the_new(fs, point):
-    write(fs, "ck/f", b"old." * 90_000)
-    done = subprocess.run(
-        [sys.executable, "-c", WRITER, fs.url],
-        env={**os.environ, "BOOTSEER_FAULTS": f"stripefs.{point}=kill"},
-        timeout=60,
-    )
-    assert done.returncode == -9
-    assert content(fs, "ck/f") == (b"new!" if point == "write.cleanup" else b"old.") * 90_000
-    with pytest.raises(DataError, match="no COMMIT"):
-        fs.checkpoint("ck")
-    write(fs, "ck/f", b"next" * 90_000)
-    fs.commit("ck")
-    fs.verify("ck")

@@ -1,7 +1,7 @@
 """DataNodes and a NameNode in memory, for the read engine: rates, freezes, deaths, lost and damaged replicas.
 
-`FakeHdfs` is a `Transport` and a `Files` (`bootseer.stripefs.scheduler.transport`). Its
-transfers write into the caller's memory piece by piece, as real ones do.
+`FakeHdfs` has a `read` and is a `Files` (`bootseer.stripefs.scheduler.transport`). Its transfers
+write into the caller's memory piece by piece, as real ones do.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bootseer.errors import NotFoundError, UnavailableError
+from bootseer.hdfs.connection import Transfer
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.records import Block, DataNode, FileBlocks, Located
 from bootseer.hdfs.replica_errors import Cancelled, CorruptReplica, StaleReplica, UncheckedReplica
@@ -31,18 +32,13 @@ class FakeNode:
     dead: bool = False
 
 
-class FakeTransfer:
-    def __init__(self) -> None:
-        self.received = 0
-        self._cancelled = threading.Event()
-
-    def cancel(self) -> None:
-        self._cancelled.set()
-
-    def wait(self, seconds: float) -> None:
-        """Sleep, unless cancelled."""
-        if self._cancelled.wait(seconds):
-            raise Cancelled("the read was cancelled")
+def _sleep(transfer: Transfer, seconds: float) -> None:
+    """Sleep, unless cancelled."""
+    until = time.monotonic() + seconds
+    while not transfer.cancelled and (left := until - time.monotonic()) > 0:
+        time.sleep(min(left, 0.002))
+    if transfer.cancelled:
+        raise Cancelled("the read was cancelled")
 
 
 class FakeHdfs:
@@ -99,10 +95,7 @@ class FakeHdfs:
     def report(self, replica: Located) -> None:
         self.reported |= {(node.uuid, replica.block.id) for node in replica.nodes}
 
-    # -- Transport ------------------------------------------------------------------------------------------------
-
-    def transfer(self) -> FakeTransfer:
-        return FakeTransfer()
+    # -- transfers ------------------------------------------------------------------------------------------------
 
     def read(
         self,
@@ -113,12 +106,12 @@ class FakeHdfs:
         *,
         deadline: float,
         verify: bool,
-        transfer: FakeTransfer,
+        transfer: Transfer,
     ) -> None:
         state, until = self.nodes[node.uuid], time.monotonic() + deadline
         if state.dead:
             raise UnavailableError(f"{node.uuid} refuses")
-        transfer.wait(state.latency)
+        _sleep(transfer, state.latency)
         if (node.uuid, located.block.id) in self.gone:
             raise StaleReplica(f"{node.uuid} has no block {located.block.id}")
         if verify and (node.uuid, located.block.id) in self.without_checksums:
@@ -146,20 +139,20 @@ class FakeHdfs:
         with self._lock:
             self.served[node.uuid] += transfer.received
 
-    def _wait(self, name: str, state: FakeNode, transfer: FakeTransfer, until: float) -> None:
+    def _wait(self, name: str, state: FakeNode, transfer: Transfer, until: float) -> None:
         while state.frozen:
-            transfer.wait(0.002)
+            _sleep(transfer, 0.002)
             if time.monotonic() > until:
                 raise UnavailableError(f"no answer from {name} in time")
-        transfer.wait(0)
+        _sleep(transfer, 0)
         if state.dead:
             raise UnavailableError(f"{name} broke off")
 
-    def _pace(self, name: str, state: FakeNode, count: int, transfer: FakeTransfer) -> None:
+    def _pace(self, name: str, state: FakeNode, count: int, transfer: Transfer) -> None:
         if not state.rate:
             return
         with self._lock:
             begin = max(self._free_at[name], time.monotonic() - 0.01)
             self._free_at[name] = free_at = begin + count / state.rate
         if (ahead := free_at - time.monotonic()) > 0.002:
-            transfer.wait(ahead)
+            _sleep(transfer, ahead)

@@ -24,8 +24,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from bootseer import hdfs
 from bootseer.errors import BootseerError, NotFoundError, UnavailableError
+from bootseer.hdfs import client as hdfs
 from support._hadoopsite import Daemon, Site, free_ports, jars
 from support.waits import until
 from support.webhdfs import WebHdfs

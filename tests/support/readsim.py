@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bootseer.errors import BootseerError, DataError, UnavailableError
-from bootseer.stripefs.scheduler.model import SLOWEST, Attempt, CheckJoined, CopyBack, Outcome, Place, Relocate, Request
+from bootseer.storage.interface import SLOWEST
+from bootseer.stripefs.scheduler.model import Attempt, CheckJoined, CopyBack, Outcome, Place, Relocate, Request
 from bootseer.stripefs.scheduler.policy import Scheduler
 
 STEP = 0.002
@@ -148,7 +149,7 @@ class Cluster:
         )
 
     def _deadline(self, attempt: Attempt) -> float:
-        return 2.0 if attempt.kind == "probe" else self.deadline + attempt.size / SLOWEST
+        return self.deadline + attempt.size / SLOWEST
 
     def _refusal(self, attempt: Attempt) -> tuple[Outcome, BootseerError | None]:
         where = attempt.node.key, attempt.place

@@ -22,9 +22,9 @@ from pathlib import Path
 
 import msgspec
 
-from bootseer import hdfs
 from bootseer.config import Config
 from bootseer.errors import BootseerError
+from bootseer.hdfs import client as hdfs
 from bootseer.stripefs import layout, mount, open_fs
 from support.replicas import Replicas
 from support.shapedhdfs import ShapedHadoop

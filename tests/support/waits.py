@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
 from bootseer.errors import UnavailableError
 
+A = TypeVar("A")
 T = TypeVar("T")
 
 
@@ -33,6 +34,13 @@ def until(
         if time.monotonic() > end:
             raise UnavailableError(f"{what} did not happen within {seconds:g} s{problem}")
         time.sleep(step)
+
+
+def together(work: Callable[[A], T], of: Iterable[A]) -> list[T]:
+    """``work`` of each, all at once in threads; the results in order, or the first error."""
+    items = list(of)
+    with ThreadPoolExecutor(len(items)) as pool:
+        return list(pool.map(work, items))
 
 
 def later(call: Callable[[], T]) -> Future[T]:

@@ -26,6 +26,7 @@ from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.records import DataNode
 from bootseer.hdfs.replica_errors import Cancelled, CorruptReplica, StaleReplica, UncheckedReplica
 from support.fakedatanode import FakeBlock, FakeDataNode, Script, agreed, packet, refused
+from support.waits import together
 
 GUARD = 64
 ZEROS = checksum.function(checksum.CRC32C)(bytes(512), 0).to_bytes(4, "big")
@@ -466,17 +467,13 @@ def test_idle_connections_are_few_and_forgotten_in_time(monkeypatch):
     block = FakeBlock(noise(10))
     gate = threading.Barrier(datanode.idle.most + 3)
 
-    def together(request: wire.ReadBlock) -> Iterator[bytes]:
+    def at_once(request: wire.ReadBlock) -> Iterator[bytes]:
         gate.wait(20)
         yield from block.answer(request)
 
-    with FakeDataNode(together) as fake:
+    with FakeDataNode(at_once) as fake:
         address = (fake.node.host, fake.node.port)
-        threads = [threading.Thread(target=read, args=(fake, block, 0, Memory(10, []))) for _ in range(gate.parties)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        together(lambda number: read(fake, block, 0, Memory(10, [])), range(gate.parties))
         assert fake.connections == gate.parties
         assert datanode.idle.count(address) == datanode.idle.most
         fake.script = block.answer

@@ -28,6 +28,8 @@ from bootseer.stripefs.fsspec.filesystem import StripeFileSystem
 from bootseer.stripefs.fsspec.paths import PROTOCOLS
 from bootseer.stripefs.store import StripeFS
 from support.objectserver import BUCKET, ObjectServer
+from support.stripes import content
+from support.waits import together
 
 DATA = os.urandom(700_001)
 
@@ -68,11 +70,6 @@ def fs(request, tmp_path, memory) -> StripeFS:
 def write(fs: StripeFS, path: str, data: bytes = DATA, **options: int) -> None:
     with fs.create(path, striped=True, **{"unit": 65536, **options}) as out:
         out.write(data)
-
-
-def content(fs: StripeFS, path: str) -> bytes:
-    with fs.open(path) as file:
-        return file.read(0, file.size)
 
 
 def test_files_of_all_kinds(fs, tmp_path):
@@ -162,11 +159,7 @@ def test_one_of_many_claims_a_name(fs):
 
     if not fs.backend.objects():
         pytest.skip("only a store that takes conditions decides this")
-    threads = [threading.Thread(target=claim, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
+    together(claim, range(6))
     assert (len(won), len(lost)) == (1, 5)
 
 

@@ -8,7 +8,6 @@ import os
 import pickle
 import subprocess
 import sys
-import threading
 import time
 import tomllib
 from pathlib import Path
@@ -26,6 +25,8 @@ from bootseer.stripefs.fsspec.file import merge
 from bootseer.stripefs.fsspec.filesystem import StripeFileSystem
 from bootseer.stripefs.fsspec.paths import PROTOCOLS, Location, split
 from bootseer.stripefs.scheduler import memory as budget
+from support.stripes import flip
+from support.waits import together
 
 UNIT = 4096
 DATA = bytes((i * 7 + i // 251) % 256 for i in range(200 * UNIT + 123))
@@ -58,10 +59,10 @@ def fs(url) -> StripeFileSystem:
     return StripeFileSystem(url=url, unit=UNIT)
 
 
-class FolderSuite(abstract.AbstractFixtures):
-    @pytest.fixture
-    def fs(self, tmp_path) -> StripeFileSystem:
-        return StripeFileSystem(url=str(tmp_path / "store"))
+class Suite(abstract.AbstractFixtures):
+    @pytest.fixture(params=["folder", "memory"])
+    def fs(self, request, tmp_path, memory) -> StripeFileSystem:
+        return StripeFileSystem(url=str(tmp_path / "store") if request.param == "folder" else "memory://")
 
     @pytest.fixture
     def fs_path(self, fs) -> str:
@@ -69,53 +70,23 @@ class FolderSuite(abstract.AbstractFixtures):
         return "/base"
 
 
-class MemorySuite(abstract.AbstractFixtures):
-    @pytest.fixture
-    def fs(self, memory) -> StripeFileSystem:
-        return StripeFileSystem(url="memory://")
-
-    @pytest.fixture
-    def fs_path(self, fs) -> str:
-        return "/base"
-
-
-class TestFolderCopy(abstract.AbstractCopyTests, FolderSuite):
+class TestCopy(abstract.AbstractCopyTests, Suite):
     pass
 
 
-class TestFolderGet(abstract.AbstractGetTests, FolderSuite):
+class TestGet(abstract.AbstractGetTests, Suite):
     pass
 
 
-class TestFolderPut(abstract.AbstractPutTests, FolderSuite):
+class TestPut(abstract.AbstractPutTests, Suite):
     pass
 
 
-class TestFolderOpen(abstract.AbstractOpenTests, FolderSuite):
+class TestOpen(abstract.AbstractOpenTests, Suite):
     pass
 
 
-class TestFolderPipe(abstract.AbstractPipeTests, FolderSuite):
-    pass
-
-
-class TestMemoryCopy(abstract.AbstractCopyTests, MemorySuite):
-    pass
-
-
-class TestMemoryGet(abstract.AbstractGetTests, MemorySuite):
-    pass
-
-
-class TestMemoryPut(abstract.AbstractPutTests, MemorySuite):
-    pass
-
-
-class TestMemoryOpen(abstract.AbstractOpenTests, MemorySuite):
-    pass
-
-
-class TestMemoryPipe(abstract.AbstractPipeTests, MemorySuite):
+class TestPipe(abstract.AbstractPipeTests, Suite):
     pass
 
 
@@ -220,27 +191,18 @@ def test_instances_are_cached_and_pickled(fs):
 
 def test_one_instance_serves_many_threads(fs):
     store(fs, "x")
-    wrong: list[object] = []
 
     def work(number: int) -> None:
-        try:
-            with fs.open("x", block_size=4 * UNIT) as file:
-                for turn in range(20):
-                    place = number * 77_777 * turn % len(DATA)
-                    file.seek(place)
-                    assert file.read(50_000) == DATA[place : place + 50_000]
-            fs.pipe(f"d/{number}", DATA[: number * 1000])
-            assert fs.cat(f"d/{number}") == DATA[: number * 1000]
-            assert f"/d/{number}" in fs.ls("d", detail=False)
-        except BaseException as exc:
-            wrong.append(exc)
+        with fs.open("x", block_size=4 * UNIT) as file:
+            for turn in range(20):
+                place = number * 77_777 * turn % len(DATA)
+                file.seek(place)
+                assert file.read(50_000) == DATA[place : place + 50_000]
+        fs.pipe(f"d/{number}", DATA[: number * 1000])
+        assert fs.cat(f"d/{number}") == DATA[: number * 1000]
+        assert f"/d/{number}" in fs.ls("d", detail=False)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert wrong == []
+    together(work, range(8))
 
 
 def test_wrong_options_are_errors(tmp_path):
@@ -381,9 +343,7 @@ def test_merged_ranges_cover_what_is_wanted_and_lie_apart(ranges, gap):
 
 def damage(fs: StripeFileSystem, offset: int) -> None:
     stripe = sorted(Path(fs.url.removeprefix("file://"), ".bsx").iterdir())[0]
-    content = bytearray(stripe.read_bytes())
-    content[offset] ^= 1
-    stripe.write_bytes(content)
+    flip(stripe, offset)
 
 
 def test_damaged_bytes_are_an_error_and_never_read(tmp_path, caplog):

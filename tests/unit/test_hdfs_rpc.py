@@ -31,6 +31,7 @@ from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.rpc import Channel, frame, parse_answer
 from bootseer.storage.hdfs import NativeBackend
+from support.waits import together
 
 
 class Call:
@@ -368,21 +369,14 @@ def test_many_threads_share_few_connections():
         number = int(wire.DeleteRequest.FromString(call.body).src)
         call.answer(wire.RecoverLeaseRequest(src=str(number), client=""))
 
-    found: list[bool] = []
-
     def work(start: int) -> None:
         for number in range(start, start + 20):
             request = wire.DeleteRequest(src=str(number), recursive=False)
             answer = channel.call("delete", request, wire.RecoverLeaseRequest, "try", deadline=30.0)
-            found.append(answer.src == str(number))
+            assert answer.src == str(number)
 
     with serving(act) as (server, channel):
-        threads = [threading.Thread(target=work, args=(i * 100,)) for i in range(20)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-        assert found == [True] * 400
+        together(work, range(0, 2000, 100))
         assert len(server.connections) <= rpc.CONNECTIONS
         assert len({call.header.call_id for call in server.calls}) == 400
 

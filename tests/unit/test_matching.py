@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bootseer.stripefs.scheduler.assignment import makespan, plan
+from bootseer.stripefs.scheduler.assignment import plan
 
 
 def bound(sizes, replicas, rates, backlog) -> float:
@@ -26,6 +26,15 @@ def bound(sizes, replicas, rates, backlog) -> float:
                         break
                     left -= (until - level) * rate
     return max(best, max((backlog[n] / rates[n] for n in range(len(rates))), default=0.0))
+
+
+def makespan(shares, replicas, rates, backlog) -> float:
+    """Seconds until the last DataNode has given its shares and its backlog."""
+    load = [count / rate for count, rate in zip(backlog, rates, strict=True)]
+    for nodes, row in zip(replicas, shares, strict=True):
+        for node, share in zip(nodes, row, strict=True):
+            load[node] += share / rates[node]
+    return max(load, default=0.0)
 
 
 NODES = 5

@@ -26,46 +26,23 @@ def test_a_breaker_opens_at_the_second_failure_in_a_row_or_a_hard_one():
     assert Breaker().failed(0.0, hard=True)
 
 
-def test_a_probe_decides_and_each_failed_one_doubles_the_wait():
+def test_one_transfer_decides_and_each_failed_one_doubles_the_wait():
     one, now, waits = Breaker(), 0.0, []
     one.failed(now, hard=True)
     for _ in range(9):
-        assert not one.probe_due(one.until - 0.01)
+        assert not one.half_open(one.until - 0.01)
         waits.append(one.until - now)
         now = one.until
-        assert one.probe_due(now)
-        one.probe()
-        assert not one.probe_due(now)  # one at a time
-        one.failed(now, hard=True)
+        assert one.half_open(now)
+        assert not one.half_open(now)  # one at a time
+        assert one.failed(now)
     assert waits[:4] == pytest.approx([datanodes.FIRST * 2**i for i in range(4)])
     assert waits[-1] == pytest.approx(datanodes.LONGEST)
-    one.probe()
+    assert one.half_open(one.until)
     assert one.succeeded()
     assert one.closed
-
-
-def test_a_datanode_that_comes_and_goes_is_left_alone_for_longer_until_it_was_calm():
-    one, waits = Breaker(), []
-    for round in range(4):
-        one.failed(float(round), hard=True)
-        waits.append(one.until - round)
-        one.probe()
-        one.succeeded()
-    assert waits == sorted(waits)
-    assert waits[-1] > waits[0]
-    for _ in range(datanodes.CALM):
-        one.succeeded()
-    one.failed(9.0, hard=True)
-    assert one.until == pytest.approx(9.0 + datanodes.FIRST)
-
-
-def test_a_probe_that_told_nothing_is_made_again():
-    one = Breaker()
-    one.failed(0.0, hard=True)
-    one.probe()
-    one.forget_probe(5.0)
-    assert one.state == "open"
-    assert one.probe_due(one.until)
+    assert one.failed(now, hard=True)
+    assert one.until == pytest.approx(now + datanodes.FIRST)
 
 
 # -- rates ------------------------------------------------------------------------------------------------------------

@@ -349,7 +349,7 @@ def test_frozen_datanodes_with_only_replicas_keep_no_others_waiting(unit):
     assert max(took[one] for one in well) < 1.0
     assert all(isinstance(one.error, UnavailableError) for one in stuck)
     assert not scheduler.nodes["f0"].breaker.closed
-    assert cluster.most_flying <= 2 * Tuning().total + len(frozen)  # these are probes
+    assert cluster.most_flying <= 2 * Tuning().total
     assert not any(scheduler._silent.values())
 
 
@@ -370,7 +370,7 @@ def test_a_request_that_is_given_up_is_finished_when_its_last_transfer_has_ended
     assert not scheduler.busy
 
 
-def test_a_datanode_that_was_frozen_is_probed_and_used_again():
+def test_a_datanode_that_was_frozen_is_used_again():
     scheduler = Scheduler()
     cluster = Cluster(nodes(a=SimNode(60 * MB, frozen=(0.2, 3.0))))
     for _ in range(6):

@@ -2,20 +2,14 @@
 
 import os
 import shutil
-import threading
 from pathlib import Path
 
 import pytest
 
 from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError, UnavailableError
-from bootseer.stripefs import open_fs
 from bootseer.stripefs.checkpoint import commit
 from bootseer.stripefs.store import StripeFS
-
-
-@pytest.fixture
-def fs(tmp_path) -> StripeFS:
-    return open_fs(str(tmp_path / "store"))
+from support.waits import together
 
 
 def save(fs: StripeFS, folder: str, seed: bytes = b"x", *, finish: bool = True) -> None:
@@ -58,20 +52,15 @@ def test_the_first_commit_wins(fs):
     with pytest.raises(NotWritableError, match="has a COMMIT already"):
         fs.commit("step-1")
     save(fs, "step-2", finish=False)
-    outcomes = []
 
-    def race() -> None:
+    def race(number: int) -> bool:
         try:
-            outcomes.append(fs.commit("step-2"))
+            fs.commit("step-2")
         except NotWritableError:
-            outcomes.append(None)
+            return False
+        return True
 
-    threads = [threading.Thread(target=race) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sum(outcome is not None for outcome in outcomes) == 1
+    assert together(race, range(8)).count(True) == 1
     assert not list(Path(fs.url).rglob(".tmp-*"))
 
 

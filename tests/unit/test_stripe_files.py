@@ -1,9 +1,6 @@
 """Writing and reading striped files over a folder: exact, atomic, and never other bytes than were written."""
 
 import os
-import subprocess
-import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -15,13 +12,10 @@ from bootseer.storage import pool
 from bootseer.stripefs import layout, open_fs
 from bootseer.stripefs.layout import POINTER_LINE
 from bootseer.stripefs.store import StripeFS
+from support.stripes import content, flip
+from support.waits import together
 
 UNIT = 4096
-
-
-@pytest.fixture
-def fs(tmp_path) -> StripeFS:
-    return open_fs(str(tmp_path / "store"))
 
 
 def pattern(length: int, seed: int = 1) -> bytes:
@@ -31,11 +25,6 @@ def pattern(length: int, seed: int = 1) -> bytes:
 def store(fs: StripeFS, path: str, data: bytes, **options: int) -> None:
     with fs.create(path, striped=True, **{"unit": UNIT, "width": 3, **options}) as out:
         out.write(data)
-
-
-def content(fs: StripeFS, path: str) -> bytes:
-    with fs.open(path) as file:
-        return file.read(0, file.size)
 
 
 def stripes(fs: StripeFS) -> list[Path]:
@@ -159,18 +148,6 @@ def test_a_file_replaced_while_open_is_an_error_not_other_bytes(fs):
         file.read(0, 10)
 
 
-def test_an_overtaken_writer_gives_up(fs):
-    store(fs, "f", pattern(9 * UNIT))
-    late = fs.create("f", unit=UNIT, striped=True)
-    late.write(pattern(4 * UNIT, 5))
-    store(fs, "f", pattern(9 * UNIT, 3))
-    with pytest.raises(NotWritableError, match="another writer"):
-        late.finish()
-    assert content(fs, "f") == pattern(9 * UNIT, 3)
-    assert len(stripes(fs)) == 3
-    assert leftovers(fs) == []
-
-
 def test_an_abandoned_write_leaves_nothing(fs):
     def interrupted() -> None:
         with fs.create("f", unit=UNIT, striped=True) as out:
@@ -183,16 +160,10 @@ def test_an_abandoned_write_leaves_nothing(fs):
     assert not (Path(fs.url) / "f").exists()
 
 
-def damage(path: Path, offset: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[offset] ^= 1
-    path.write_bytes(data)
-
-
 def test_every_damaged_chunk_is_seen_and_named(fs, caplog):
     data = pattern(10 * UNIT)
     store(fs, "f", data)
-    damage(stripes(fs)[1], 4096 + UNIT + 7)  # second chunk of stripe 1: chunk 4
+    flip(stripes(fs)[1], 4096 + UNIT + 7)  # second chunk of stripe 1: chunk 4
     with fs.open("f") as file:
         assert file.read(0, 4 * UNIT) == data[: 4 * UNIT]
         with pytest.raises(DataError, match="chunk 4 of f is damaged"):
@@ -206,7 +177,7 @@ def test_every_damaged_chunk_is_seen_and_named(fs, caplog):
 
 def test_a_damaged_header_is_seen_by_verify(fs):
     store(fs, "f", pattern(10 * UNIT))
-    damage(stripes(fs)[2], 20)
+    flip(stripes(fs)[2], 20)
     with pytest.raises(DataError, match="header"):
         fs.verify("f")
 
@@ -216,7 +187,7 @@ def test_damage_that_opening_sees(fs, how):
     store(fs, "f", pattern(10 * UNIT))
     parts = stripes(fs)
     if how == "footer":
-        damage(parts[0], parts[0].stat().st_size - 3)
+        flip(parts[0], parts[0].stat().st_size - 3)
     elif how == "short":  # a writer killed with -9 leaves a shorter file that reads cleanly
         os.truncate(parts[1], 4096 + UNIT)
     elif how == "missing":
@@ -230,14 +201,14 @@ def test_damage_that_opening_sees(fs, how):
         store(fs, "f", pattern(10 * UNIT, 7))
         stripes(fs)[0].write_bytes(old[0])
     else:
-        damage(Path(fs.url) / "f", 40)
+        flip(Path(fs.url) / "f", 40)
     with pytest.raises(DataError):
         fs.open("f")
 
 
 def test_a_damaged_file_can_be_replaced(fs, caplog):
     store(fs, "f", pattern(10 * UNIT))
-    damage(Path(fs.url) / "f", 40)
+    flip(Path(fs.url) / "f", 40)
     store(fs, "f", pattern(3 * UNIT))
     assert content(fs, "f") == pattern(3 * UNIT)
     assert "replacing f" in caplog.text
@@ -292,21 +263,14 @@ def test_one_bad_read_is_tried_again(fs, monkeypatch, caplog):
 def test_many_threads_read_one_file(fs):
     data = pattern(200 * UNIT)
     store(fs, "f", data)
-    wrong = []
 
     def reader(seed: int) -> None:
         for step in range(30):
             offset = (seed * 7919 + step * 104729) % (len(data) - 9000)
-            if file.read(offset, 9000) != data[offset : offset + 9000]:
-                wrong.append(offset)
+            assert file.read(offset, 9000) == data[offset : offset + 9000]
 
     with fs.open("f") as file:
-        threads = [threading.Thread(target=reader, args=(seed,)) for seed in range(12)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert wrong == []
+        together(reader, range(12))
 
 
 @pytest.mark.parametrize("point", ["write.stripe", "write.close", "write.verify", "write.pointer", "write.rename"])
@@ -319,47 +283,6 @@ def test_a_full_store_is_one_line_and_leaves_the_old_version(fs, monkeypatch, po
     assert content(fs, "f") == pattern(9 * UNIT)
     assert len(stripes(fs)) == 3
     assert leftovers(fs) == []
-
-
-WRITER = """
-import sys
-from bootseer.stripefs import open_fs
-fs = open_fs(sys.argv[1])
-with fs.create("ck/f", striped=True, unit=4096, width=3) as out:
-    out.write(b"new!" * 9000)
-if sys.argv[2:]:
-    fs.commit("ck")
-"""
-STEPS = ["stripe@1", "stripe@5", "close@2", "verify", "pointer", "rename", "cleanup"]
-
-
-@pytest.mark.parametrize("step", STEPS)
-def test_kill_9_at_every_step_leaves_the_old_version_or_the_new(fs, step):
-    store(fs, "ck/f", b"old." * 9000)
-    name, _, nth = step.partition("@")
-    fault = f"stripefs.write.{name}=kill{'@' + nth if nth else ''}"
-    done = subprocess.run(
-        [sys.executable, "-c", WRITER, fs.url], env={**os.environ, "BOOTSEER_FAULTS": fault}, timeout=60
-    )
-    assert done.returncode == -9
-    expected = b"new!" if step == "cleanup" else b"old."
-    assert content(fs, "ck/f") == expected * 9000
-    store(fs, "ck/f", b"next" * 9000)  # what was left does not stand in the way
-    assert content(fs, "ck/f") == b"next" * 9000
-    fs.verify("")
-
-
-@pytest.mark.parametrize("step", ["commit.write", "commit.rename"])
-def test_kill_9_in_commit_is_no_checkpoint(fs, step):
-    fault = f"stripefs.{step}=kill"
-    done = subprocess.run(
-        [sys.executable, "-c", WRITER, fs.url, "commit"], env={**os.environ, "BOOTSEER_FAULTS": fault}, timeout=60
-    )
-    assert done.returncode == -9
-    with pytest.raises(DataError, match="has no COMMIT"):
-        fs.checkpoint("ck")
-    fs.commit("ck")
-    assert [file.path for file in fs.checkpoint("ck").files] == ["f"]
 
 
 def test_remove(fs):

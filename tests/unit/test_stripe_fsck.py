@@ -21,24 +21,15 @@ from bootseer.stripefs.fsspec.filesystem import StripeFileSystem
 from bootseer.stripefs.maintenance import collect, repair, scan
 from bootseer.stripefs.maintenance.check import Finding
 from bootseer.stripefs.store import StripeFS
+from support.stripes import content, flip
 
 UNIT, WIDTH = 4096, 3
 DATA = bytes(i % 251 for i in range(10 * UNIT + 5))
 
 
-@pytest.fixture
-def fs(tmp_path) -> StripeFS:
-    return open_fs(str(tmp_path / "store"))
-
-
 def write(fs: StripeFS, path: str, data: bytes = DATA) -> None:
     with fs.create(path, striped=True, unit=UNIT, width=WIDTH) as out:
         out.write(data)
-
-
-def content(fs: StripeFS, path: str) -> bytes:
-    with fs.open(path) as file:
-        return file.read(0, file.size)
 
 
 def local(fs: StripeFS, path: str) -> Path:
@@ -56,12 +47,6 @@ def kinds(fs: StripeFS, level: str = "") -> list[str]:
 def only(fs: StripeFS) -> Finding:
     (found,) = fs.fsck().findings
     return found
-
-
-def flip(path: Path, offset: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[offset] ^= 1
-    path.write_bytes(data)
 
 
 def test_a_sound_store_has_no_findings(fs):

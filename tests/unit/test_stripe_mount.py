@@ -8,10 +8,9 @@ import pytest
 
 from bootseer.kernel import fuse
 from bootseer.storage.interface import Permissions
-from bootseer.stripefs import open_fs
+from bootseer.stripefs import FileStat, StripeFS, open_fs
 from bootseer.stripefs.files.readahead import ReadAhead
 from bootseer.stripefs.mount.operations import StripeOperations
-from bootseer.stripefs.store import FileStat, StripeFS
 
 CONTEXT = cast(fuse.Context, None)
 

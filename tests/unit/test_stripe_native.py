@@ -6,7 +6,8 @@ from typing import cast
 import pytest
 
 from bootseer.errors import BootseerError, NotFoundError, NotWritableError, UnavailableError
-from bootseer.hdfs import FileStatus, HdfsClient
+from bootseer.hdfs.client import HdfsClient
+from bootseer.hdfs.records import FileStatus
 from bootseer.storage.hdfs import still_written
 
 BLOCK = 1 << 20

@@ -7,26 +7,20 @@ from pathlib import Path
 import pytest
 
 from bootseer.errors import DataError, NotWritableError
-from bootseer.hdfs import FileStatus
 from bootseer.hdfs.proto.hdfs_pb2 import Token
-from bootseer.hdfs.records import Block, DataNode, FileBlocks, Located
+from bootseer.hdfs.records import Block, DataNode, FileBlocks, FileStatus, Located
 from bootseer.storage.hdfs import READERS
 from bootseer.storage.interface import Backend, Source
 from bootseer.stripefs import hdfs, open_fs
 from bootseer.stripefs.files.copy import copy_file
+from bootseer.stripefs.files.nodecache import NodeCache
 from bootseer.stripefs.files.readahead import ReadAhead
-from bootseer.stripefs.mount.nodecache import NodeCache
 from bootseer.stripefs.mount.operations import StripeOperations
 from bootseer.stripefs.scheduler.transport import BlockFile
 from bootseer.stripefs.store import StripeFS
 
 TIME = 1_750_000_000_000_000_000
 SIZE = 10_000
-
-
-@pytest.fixture
-def fs(tmp_path) -> StripeFS:
-    return open_fs(str(tmp_path / "store"))
 
 
 def place(fs: StripeFS, name: str, data: bytes, time: int = TIME) -> None:
@@ -204,7 +198,7 @@ def test_readers_of_one_hdfs_file_have_one_version(monkeypatch, late):
                 seen.append(file.read(0, 1))
 
     monkeypatch.setenv("BOOTSEER_HDFS_ACCESS", "native")
-    monkeypatch.setattr("bootseer.hdfs.connect", lambda url: client)
+    monkeypatch.setattr("bootseer.hdfs.client.connect", lambda url: client)
     store = StripeFS(hdfs.HdfsBackend("hdfs://n:1/base"))
     with pytest.raises(DataError, match="replaced while it was read"):
         read()
@@ -214,7 +208,7 @@ def test_readers_of_one_hdfs_file_have_one_version(monkeypatch, late):
 def test_unchanged_hdfs_files_are_read_through_several_readers(monkeypatch):
     client = Client()
     monkeypatch.setenv("BOOTSEER_HDFS_ACCESS", "native")
-    monkeypatch.setattr("bootseer.hdfs.connect", lambda url: client)
+    monkeypatch.setattr("bootseer.hdfs.client.connect", lambda url: client)
     with StripeFS(hdfs.HdfsBackend("hdfs://n:1/base")).open("f") as file:
         assert b"".join(file.read(0, 1) for _ in range(9)) == b"a" * 9
     assert client.opened == 1 + READERS

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from bootseer.errors import DataError
 from bootseer.stripefs import open_fs
 from bootseer.stripefs.files import readahead as loader_module
+from bootseer.stripefs.files.nodecache import NodeCache
 from bootseer.stripefs.files.readahead import ReadAhead, in_order
-from bootseer.stripefs.mount.nodecache import NodeCache
 from bootseer.stripefs.store import StripeFS
+from support.waits import together
 
 UNIT = 65536
 DATA = os.urandom(40 * UNIT + 11)
@@ -73,7 +74,7 @@ def test_a_file_read_in_order_is_fetched_once_and_ahead(fs, loader, monkeypatch)
             size = min(16384, len(DATA) - offset)
             assert get(loader, file, offset, size) == DATA[offset : offset + size]
         assert sum(length for _, length in calls) == len(DATA)
-        assert loader.stats.ahead > len(DATA) // 2
+        assert loader.ahead > len(DATA) // 2
         loader.close()
 
 
@@ -89,13 +90,7 @@ def test_readers_of_one_chunk_share_one_fetch(fs, loader, monkeypatch):
 
         monkeypatch.setattr(file, "read_chunks", slow)
         monkeypatch.setattr(loader, "_plan", lambda *args: None)
-        found = []
-        threads = [threading.Thread(target=lambda: found.append(get(loader, file, 100, 50))) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert found == [DATA[100:150]] * 8
+        assert together(lambda number: get(loader, file, 100, 50), range(8)) == [DATA[100:150]] * 8
         assert calls == [0]
 
 
@@ -112,20 +107,12 @@ def test_an_error_reaches_every_reader_and_the_next_read_tries_again(fs, loader,
 
         monkeypatch.setattr(file, "read_chunks", read_chunks)
         monkeypatch.setattr(loader, "_plan", lambda *args: None)
-        outcomes = []
 
-        def reader() -> None:
-            try:
-                outcomes.append(get(loader, file, 0, 10))
-            except DataError:
-                outcomes.append(b"error")
+        def reader(number: int) -> None:
+            with pytest.raises(DataError):
+                get(loader, file, 0, 10)
 
-        threads = [threading.Thread(target=reader) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert outcomes == [b"error"] * 4
+        together(reader, range(4))
         broken.clear()
         assert get(loader, file, 0, 10) == DATA[:10]
 

@@ -7,25 +7,15 @@ import pytest
 
 from bootseer import faults
 from bootseer.errors import NotFoundError, NotWritableError
-from bootseer.stripefs import open_fs
 from bootseer.stripefs.store import StripeFS
+from support.stripes import content
 
 OLD, NEW = b"old." * 9000, b"new!" * 9000
-
-
-@pytest.fixture
-def fs(tmp_path) -> StripeFS:
-    return open_fs(str(tmp_path / "store"))
 
 
 def write(fs: StripeFS, path: str, data: bytes = OLD) -> None:
     with fs.create(path, striped=True, unit=4096, width=3) as out:
         out.write(data)
-
-
-def content(fs: StripeFS, path: str) -> bytes:
-    with fs.open(path) as file:
-        return file.read(0, file.size)
 
 
 def stripes(fs: StripeFS, folder: str = "") -> int:

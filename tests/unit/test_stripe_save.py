@@ -17,11 +17,6 @@ from bootseer.stripefs.fsspec.filesystem import StripeFileSystem
 from bootseer.stripefs.store import StripeFS
 
 
-@pytest.fixture
-def fs(tmp_path) -> StripeFS:
-    return open_fs(str(tmp_path / "store"))
-
-
 def put(save: Save, name: str, seed: bytes = b"x") -> None:
     with save.create(name, striped=True, unit=4096, width=2) as out:
         out.write(seed * 20000)

@@ -16,26 +16,17 @@ import pytest
 from bootseer.errors import BootseerError, FullError, NotWritableError, UnavailableError
 from bootseer.storage import folder
 from bootseer.stripefs import layout, open_fs
-from bootseer.stripefs.files import writer
-from bootseer.stripefs.files.writer import StripeLost
+from bootseer.stripefs.files import stripe, writer
+from bootseer.stripefs.files.stripe import StripeLost
 from bootseer.stripefs.layout import POINTER_LINE
 from bootseer.stripefs.store import StripeFS
+from support.stripes import content
 
 UNIT = 4096
 
 
-@pytest.fixture
-def fs(tmp_path) -> StripeFS:
-    return open_fs(str(tmp_path / "store"))
-
-
 def stripes(fs: StripeFS) -> list[str]:
     return [path.name for path in Path(fs.url).rglob("*") if path.parent.name == ".bsx" and path.suffix]
-
-
-def content(fs: StripeFS, path: str) -> bytes:
-    with fs.open(path) as file:
-        return file.read(0, file.size)
 
 
 class Flaky:
@@ -115,7 +106,7 @@ def test_a_storage_that_stays_away_is_an_error_in_time(fs, monkeypatch):
 
 
 def test_a_storage_that_hangs_is_an_error_in_time(fs, monkeypatch):
-    monkeypatch.setattr(writer, "STALL", 0.5)
+    monkeypatch.setattr(stripe, "STALL", 0.5)
     release = threading.Event()
 
     def hanging(sink: folder._Sink, data: bytes | memoryview) -> None:
@@ -132,7 +123,7 @@ def test_a_storage_that_hangs_is_an_error_in_time(fs, monkeypatch):
 
 
 def test_a_stripe_that_hangs_hides_no_error_and_keeps_no_other_from_going(fs, monkeypatch):
-    monkeypatch.setattr(writer, "STALL", 0.5)
+    monkeypatch.setattr(stripe, "STALL", 0.5)
     release, real = threading.Event(), folder._Sink.write
 
     def hanging(sink: folder._Sink, data: bytes | memoryview) -> None:

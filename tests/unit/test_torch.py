@@ -10,7 +10,7 @@ import pytest
 from bootseer.errors import ConfigError, DataError, FullError, NotFoundError, NotWritableError, UnavailableError
 from bootseer.storage import folder
 from bootseer.stripefs import open_fs
-from bootseer.stripefs.files.writer import StripeLost
+from bootseer.stripefs.files.stripe import StripeLost
 
 torch = pytest.importorskip("torch")
 

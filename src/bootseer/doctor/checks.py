@@ -183,13 +183,13 @@ def hdfs(config: Config) -> str:
     try:
         import hdfs_native  # noqa: F401
 
+        from bootseer.hdfs import client
+
         version = importlib.metadata.version("hdfs-native")
     except Exception as exc:  # a binary wheel fails to load in many ways
-        raise UnsupportedError(f"cannot be loaded: {exc}", hint="pip install hdfs-native") from None
+        raise UnsupportedError(f"cannot be loaded: {exc}", hint="pip install 'bootseer[hdfs]'") from None
     if not in_hdfs(config):
         return f"hdfs-native {version}; the store is not in HDFS"
-    from bootseer import hdfs as client
-
     client.connect(config.store).info("/")
     return f"hdfs-native {version}, {config.store} answers"
 

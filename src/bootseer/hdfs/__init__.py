@@ -1,9 +1,20 @@
 """HDFS: transfers of our own, and a typed client with deadlines over ``hdfs-native``. Formats and protocols, no policy.
 
-`bootseer.hdfs.access` says which of the two a cluster needs; what is exported here is the second.
+`bootseer.hdfs.access` says which of the two a cluster needs. Most modules need the extra ``hdfs`` (`extra`).
 """
 
-from bootseer.hdfs.client import DEADLINE, HdfsClient, HdfsReader, HdfsWriter, connect, split, walk
-from bootseer.hdfs.records import FileStatus
+from __future__ import annotations
 
-__all__ = ["DEADLINE", "FileStatus", "HdfsClient", "HdfsReader", "HdfsWriter", "connect", "split", "walk"]
+import contextlib
+from collections.abc import Iterator
+
+from bootseer.errors import UnsupportedError
+
+
+@contextlib.contextmanager
+def extra() -> Iterator[None]:
+    """An import inside that fails because the extra ``hdfs`` is not installed is an `UnsupportedError`."""
+    try:
+        yield
+    except ImportError as exc:
+        raise UnsupportedError(f"HDFS needs more packages: {exc}", hint="pip install 'bootseer[hdfs]'") from None

@@ -7,8 +7,7 @@ without wire encryption only. A single file may need native all the same: `FileB
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from bootseer import config
 from bootseer.errors import UnsupportedError
@@ -18,8 +17,7 @@ from bootseer.hdfs.namenode import NameNode
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
+class Access(NamedTuple):
     """``reason``: one line for `explain`, without a full stop."""
 
     kind: Literal["direct", "native"]

@@ -12,11 +12,12 @@ import ctypes
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar, cast
 from urllib.parse import urlsplit
 
 from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, UnavailableError
+from bootseer.hdfs import extra
 from bootseer.hdfs.deadline import Workers
 from bootseer.hdfs.dial import dial
 from bootseer.hdfs.errors import REACH, translate
@@ -31,6 +32,9 @@ T = TypeVar("T")
 
 DEADLINE = 30.0
 """Seconds a call may take: one NameNode operation, or one read or write of at most a few MiB."""
+
+_PIECE = 4 << 20
+"""One write: long enough to keep a pipeline busy, short enough for the deadline of one call."""
 
 _workers = Workers()
 _clients: dict[str, HdfsClient] = {}
@@ -86,7 +90,8 @@ class HdfsClient:
 
     def _native(self) -> Client:
         if self._client is None:
-            import hdfs_native
+            with extra():
+                import hdfs_native
 
             # hdfs-native tries a refused connection again for minutes; a wrong port or host name should fail at once
             parts = urlsplit(self.url)
@@ -123,9 +128,9 @@ class HdfsClient:
             return False
         return True
 
-    def list(self, path: str, *, recursive: bool = False) -> list[FileStatus]:
-        """The entries below the folder ``path`` in path order; a file lists itself."""
-        found = self.call(lambda client: list(client.list_status(path, recursive)), f"list {path}")
+    def list(self, path: str) -> list[FileStatus]:
+        """The entries of the folder ``path`` in path order; a file lists itself."""
+        found = self.call(lambda client: list(client.list_status(path, False)), f"list {path}")
         return sorted((_status(status, status.path) for status in found), key=lambda status: status.path)
 
     def open(self, path: str) -> HdfsReader:
@@ -211,10 +216,12 @@ class HdfsWriter(NewFile):
         self._writer = None
 
     def _write(self, data: bytes | bytearray | memoryview) -> int:
-        # hdfs-native takes any buffer, but all except bytes are copied element by element
-        whole = data if isinstance(data, bytes) else bytes(data)
         writer = cast("FileWriter", self._writer)
-        self._client.call(lambda client: writer.write(whole), f"write {self.path}")
+        whole = data if isinstance(data, bytes) else memoryview(data).cast("B")
+        for offset in range(0, len(whole), _PIECE):
+            # hdfs-native takes any buffer, but all except bytes are copied element by element
+            piece = bytes(whole[offset : offset + _PIECE])
+            self._client.call(lambda client, piece=piece: writer.write(piece), f"write {self.path}")  # type: ignore[misc]
         return len(whole)
 
     def _finish(self) -> None:
@@ -225,12 +232,3 @@ class HdfsWriter(NewFile):
     def _remove(self) -> None:
         self._writer = None
         self._client.delete(self.path)
-
-
-def walk(client: HdfsClient, path: str) -> Iterator[FileStatus]:
-    """Every file below ``path``, in path order; nothing when the folder does not exist."""
-    try:
-        found = client.list(path, recursive=True)
-    except NotFoundError:
-        return
-    yield from (info for info in found if not info.is_dir)

@@ -30,8 +30,8 @@ class CorruptReplica(DataError):
     ``offset``: where in the block the first damaged chunk begins.
     """
 
-    def __init__(self, message: str, *, hint: str = "", offset: int = 0) -> None:
-        super().__init__(message, hint=hint)
+    def __init__(self, message: str, *, offset: int = 0) -> None:
+        super().__init__(message)
         self.offset = offset
 
 

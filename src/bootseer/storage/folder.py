@@ -139,6 +139,8 @@ def _rename_new(source: Path, target: Path) -> None:
 class FolderBackend(Backend):
     """Files below ``root``, which the first write makes."""
 
+    access = ("folder", "the store is a folder of this machine")
+
     def __init__(self, root: Path) -> None:
         self.root = root
         self.url = str(root)

@@ -198,6 +198,8 @@ _LOOKED = "it cannot refuse to replace a file; looking before is not the same wh
 class FsspecBackend(FsspecPlace, Backend):
     """Files below ``url``; arguments and errors of `FsspecPlace`. Touches no storage yet."""
 
+    access = ("fsspec", "the store is reached through fsspec")
+
     def whole(self) -> tuple[FsspecBackend, str]:
         """The whole storage (of an object store: the bucket), and the path of this store in it.
 

@@ -8,15 +8,16 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from bootseer import hdfs
 from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError
-from bootseer.storage.interface import DEADLINE, PIECE, SLOWEST, Backend, Entry, Piece, Sink, Source, clean
+from bootseer.hdfs import client as hdfs
+from bootseer.storage.interface import DEADLINE, SLOWEST, Backend, Entry, Piece, Sink, Source, clean
 from bootseer.storage.pool import read_each
 
 if TYPE_CHECKING:
-    from bootseer.hdfs import FileStatus, HdfsClient
+    from bootseer.hdfs.client import HdfsClient
     from bootseer.hdfs.namenode import NameNode
     from bootseer.hdfs.placement import Placement
+    from bootseer.hdfs.records import FileStatus
 
 _log = logging.getLogger(__name__)
 
@@ -101,21 +102,6 @@ def still_written(client: hdfs.HdfsClient, path: str, size: int) -> bool | None:
     return None
 
 
-class NativeSink:
-    def __init__(self, writer: hdfs.HdfsWriter) -> None:
-        self._writer = writer
-
-    def write(self, data: bytes | memoryview) -> None:
-        for offset in range(0, len(data), PIECE):
-            self._writer.write(data[offset : offset + PIECE])
-
-    def close(self) -> None:
-        self._writer.close()
-
-    def abandon(self) -> None:
-        self._writer.abandon()
-
-
 def native_version(info: FileStatus) -> str:
     """As in `Source`. hdfs-native does not tell a file's id."""
     return f"{info.size}-{info.mtime_ms}"
@@ -129,6 +115,10 @@ class NativeBackend(Backend):
         self.base = hdfs.split(url)[1].rstrip("/")
         self._client = hdfs.connect(url)
         self._said: set[str] = set()
+
+    @property
+    def access(self) -> tuple[str, str]:
+        return "native", "the store is reached through hdfs-native"
 
     def full(self, path: str) -> str:
         """``path`` as HDFS knows it."""
@@ -172,7 +162,7 @@ class NativeBackend(Backend):
         read_each(pieces)
 
     def create(self, path: str, *, placement: Placement | None = None) -> Sink:
-        return NativeSink(self._client.create(self.full(path)))
+        return self._client.create(self.full(path))
 
     def _names(self) -> HdfsClient | NameNode:
         """What changes names of files and folders."""

@@ -118,6 +118,11 @@ class Backend(abc.ABC):
 
     url: str
 
+    @property
+    @abc.abstractmethod
+    def access(self) -> tuple[str, str]:
+        """How the storage is reached, and why, for `bootseer.stripefs.explain`."""
+
     @abc.abstractmethod
     def stat(self, path: str) -> Entry: ...
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from bootseer.hdfs import extra
 from bootseer.storage.folder import FolderBackend
 from bootseer.storage.interface import Backend
 
@@ -15,7 +16,8 @@ def open_storage(url: str) -> Backend:
     if not sep or scheme == "file":
         return FolderBackend(Path(os.path.abspath(rest if sep else url)))
     if scheme == "hdfs":
-        from bootseer.storage.hdfs import NativeBackend  # loads the HDFS client
+        with extra():
+            from bootseer.storage.hdfs import NativeBackend
 
         return NativeBackend(url)
     from bootseer.storage.fsspec import FsspecBackend

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import NamedTuple, TypeVar
 
@@ -19,6 +19,7 @@ from bootseer.errors import DataError, UnavailableError
 from bootseer.storage.interface import Piece
 
 _log = logging.getLogger(__name__)
+A = TypeVar("A")
 T = TypeVar("T")
 
 RUN = 4 << 20
@@ -26,12 +27,13 @@ RUN = 4 << 20
 _THREADS = 16
 
 
-def parallel(tasks: Sequence[Callable[[], T]]) -> list[T]:
-    """Run ``tasks`` side by side; their results in order, or the first error after all have ended."""
-    if len(tasks) <= 1:
-        return [task() for task in tasks]
-    with ThreadPoolExecutor(min(_THREADS, len(tasks)), thread_name_prefix="bootseer-stripe") as pool:
-        futures = [pool.submit(task) for task in tasks]
+def parallel(function: Callable[[A], T], of: Iterable[A]) -> list[T]:
+    """``function`` of each, side by side; their results in order, or the first error after all have ended."""
+    items = list(of)
+    if len(items) <= 1:
+        return [function(item) for item in items]
+    with ThreadPoolExecutor(min(_THREADS, len(items)), thread_name_prefix="bootseer-stripe") as pool:
+        futures = [pool.submit(function, item) for item in items]
         try:
             return [future.result() for future in futures]
         except BaseException:
@@ -87,4 +89,4 @@ def read_each(pieces: Sequence[Piece]) -> None:
     """What `Backend.read_many` promises, by ``readinto`` of each piece's source."""
     # in turn, so that the first runs of all pieces come first
     turns = itertools.zip_longest(*map(_runs, pieces))
-    parallel([run.read for turn in turns for run in turn if run is not None])
+    parallel(_Run.read, (run for turn in turns for run in turn if run is not None))

@@ -7,13 +7,14 @@ from bootseer.stripefs import mount
 from bootseer.stripefs.checkpoint.claim import Save
 from bootseer.stripefs.checkpoint.commit import Commit, CommittedFile
 from bootseer.stripefs.files.reader import ChunkFile, StripedFile
+from bootseer.stripefs.files.stat import FileStat
 from bootseer.stripefs.files.writer import StripeWriter, Written
 from bootseer.stripefs.maintenance.check import Finding, Report
 from bootseer.stripefs.maintenance.collect import Removal
 from bootseer.stripefs.maintenance.repair import Repair
 from bootseer.stripefs.mount import FsMount, FsStatus
 from bootseer.stripefs.open import split_url
-from bootseer.stripefs.store import FileStat, StripeFS, open_fs
+from bootseer.stripefs.store import StripeFS, open_fs
 
 __all__ = [
     "ChunkFile",

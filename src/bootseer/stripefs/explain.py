@@ -5,14 +5,13 @@ from __future__ import annotations
 import msgspec
 
 from bootseer.errors import BootseerError, NotFoundError
-from bootseer.storage.folder import FolderBackend
 from bootseer.storage.interface import Backend, Source, clean
 from bootseer.stripefs.files.reader import read_pointer
-from bootseer.stripefs.hdfs import DirectSource, HdfsBackend
 from bootseer.stripefs.scheduler import threads
+from bootseer.stripefs.scheduler.datanodes import NodeLook
 from bootseer.stripefs.scheduler.model import Place
-from bootseer.stripefs.scheduler.threads import NodeLook, Snapshot
-from bootseer.stripefs.scheduler.transport import replicas_of
+from bootseer.stripefs.scheduler.threads import Snapshot
+from bootseer.stripefs.scheduler.transport import BlockFile, replicas_of
 from bootseer.stripefs.store import StripeFS
 
 
@@ -41,7 +40,9 @@ class StripeLook(msgspec.Struct, frozen=True, kw_only=True):
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """``hedge_seconds``: after how long a read of 1 MiB would be tried at another replica too; ``hedge_bytes``: how
-    many bytes may be read twice now. ``seconds``: how long the whole file would take, None while no rate is known."""
+    many bytes may be read twice now;
+    both 0 where no DataNodes are read. ``seconds``: how long the whole file would take, None while no rate is known.
+    """
 
     url: str
     path: str
@@ -67,12 +68,12 @@ def explain(fs: StripeFS, path: str) -> Explanation:
     backend, path = fs.backend, clean(path)
     if backend.stat(path).is_dir:
         raise NotFoundError(f"{path} is a folder, not a file")
-    access, reason = _access(backend)
+    access, reason = backend.access
     pointer = read_pointer(backend, path)
     names = [path] if pointer is None else [pointer.stripe_path(path, index) for index in range(pointer.width)]
     opened = [_open(backend, name) for name in names]
-    files = [found.file for found, _ in opened if isinstance(found, DirectSource)]
-    view = threads.shared().look(files)
+    files = [file for found, _ in opened if (file := _file_of(found)) is not None]
+    view = threads.shared().look(files) if files else Snapshot({}, {}, None, 0.0, 0)
     stripes = tuple(
         _stripe(index, name, found, problem, access, view)
         for index, (name, (found, problem)) in enumerate(zip(names, opened, strict=True))
@@ -93,12 +94,10 @@ def explain(fs: StripeFS, path: str) -> Explanation:
     )
 
 
-def _access(backend: Backend) -> tuple[str, str]:
-    if isinstance(backend, HdfsBackend):
-        return backend.access.kind, backend.access.reason
-    if isinstance(backend, FolderBackend):
-        return "folder", "the store is a folder of this machine"
-    return "fsspec", "the store is reached through fsspec"
+def _file_of(source: Source | None) -> BlockFile | None:
+    """What is read from DataNodes directly, as `bootseer.stripefs.hdfs.DirectSource` is."""
+    file = getattr(source, "file", None)
+    return file if isinstance(file, BlockFile) else None
 
 
 def _open(backend: Backend, path: str) -> tuple[Source | None, str]:
@@ -110,8 +109,8 @@ def _open(backend: Backend, path: str) -> tuple[Source | None, str]:
 
 def _stripe(index: int, name: str, found: Source | None, problem: str, access: str, view: Snapshot) -> StripeLook:
     blocks: tuple[BlockLook, ...] = ()
-    if isinstance(found, DirectSource):
-        blocks = tuple(_block(place, view) for place in found.file.places)
+    if (file := _file_of(found)) is not None:
+        blocks = tuple(_block(place, view) for place in file.places)
     elif found is not None:
         found.close()
         access = "native" if access == "direct" else access

@@ -27,7 +27,7 @@ from bootseer.stripefs.scheduler import threads
 from bootseer.stripefs.scheduler.transport import BlockFile
 
 if TYPE_CHECKING:
-    from bootseer.hdfs import HdfsClient
+    from bootseer.hdfs.client import HdfsClient
     from bootseer.hdfs.placement import Placement
 
 _log = logging.getLogger(__name__)

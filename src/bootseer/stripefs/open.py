@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from bootseer.errors import ConfigError
+from bootseer.hdfs import extra
 from bootseer.storage.interface import Backend
 from bootseer.storage.open import open_storage
 
@@ -25,7 +26,8 @@ def open_backend(url: str) -> Backend:
     if not url:
         raise ConfigError("no striped store given", hint="name a folder or hdfs://host:port/path")
     if url.startswith("hdfs://"):
-        from bootseer.stripefs.hdfs import HdfsBackend  # loads the HDFS client
+        with extra():
+            from bootseer.stripefs.hdfs import HdfsBackend
 
         return HdfsBackend(url)
     return open_storage(url)

@@ -11,11 +11,10 @@ import uuid
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-import msgspec
 from blake3 import blake3
 
 from bootseer.errors import DataError, NotFoundError, NotWritableError, from_os_error
-from bootseer.storage.interface import Backend, Entry, Permissions, clean, exists, join
+from bootseer.storage.interface import Backend, Entry, clean, exists, join
 from bootseer.storage.pool import parallel
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit, newest
@@ -24,7 +23,9 @@ from bootseer.stripefs.checkpoint.commit import Commit
 from bootseer.stripefs.files import namespace
 from bootseer.stripefs.files.readahead import in_order
 from bootseer.stripefs.files.reader import ChunkFile, PlainFile, StripedFile, open_file, read_pointer, refuse_unfinished
-from bootseer.stripefs.files.writer import StripeLost, StripeWriter, Written
+from bootseer.stripefs.files.stat import FileStat, of_entry
+from bootseer.stripefs.files.stripe import StripeLost
+from bootseer.stripefs.files.writer import StripeWriter, Written
 from bootseer.stripefs.layout import Pointer, clean_new
 from bootseer.stripefs.maintenance.check import Report, fsck
 from bootseer.stripefs.maintenance.collect import AGE, Removal, gc
@@ -36,29 +37,6 @@ _log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
-
-
-class FileStat(msgspec.Struct, frozen=True, kw_only=True):
-    """One file or folder. ``width``, ``unit`` and ``uuid`` are 0 and "" for plain files and folders.
-
-    ``version`` changes when the file below the path is replaced (`bootseer.storage.interface.Source`); ``permissions``:
-    None where the storage does not tell.
-    """
-
-    path: str
-    size: int
-    is_dir: bool
-    mtime: float
-    width: int = 0
-    unit: int = 0
-    uuid: str = ""
-    digest: str = ""
-    version: str = ""
-    permissions: Permissions | None = None
-
-    @property
-    def striped(self) -> bool:
-        return bool(self.width)
 
 
 class StripeFS:
@@ -193,30 +171,7 @@ class StripeFS:
             where = f"/{path}" if self.url == "/" else f"{path} in {self.url}"
             what = f"no file or folder {where}" if path else f"no folder {self.url}"
             raise NotFoundError(what) from None
-        if entry.is_dir:
-            return FileStat(path=path, size=0, is_dir=True, mtime=entry.mtime, permissions=entry.permissions)
-        return self._file_stat(path, entry)
-
-    def _file_stat(self, path: str, entry: Entry) -> FileStat:
-        pointer = read_pointer(self.backend, path) if entry.size <= layout.MAX_TEXT else None
-        found = FileStat(
-            path=path,
-            size=entry.size,
-            is_dir=False,
-            mtime=entry.mtime,
-            version=entry.version,
-            permissions=entry.permissions,
-        )
-        if pointer is None:
-            return found
-        return msgspec.structs.replace(
-            found,
-            size=pointer.size,
-            width=pointer.width,
-            unit=pointer.unit,
-            uuid=pointer.uuid,
-            digest=pointer.digest,
-        )
+        return of_entry(self.backend, path, entry)
 
     def ls(self, path: str = "") -> list[FileStat]:
         """The entries of a folder in name order; a file lists itself. Sizes are those of the contents."""
@@ -226,16 +181,13 @@ class StripeFS:
         entries = [entry for entry in self.backend.list(path) if not commit.is_hidden(entry.name)]
 
         def look(entry: Entry) -> FileStat | None:
-            name = join(path, entry.name)
-            if entry.is_dir:
-                return FileStat(path=name, size=0, is_dir=True, mtime=entry.mtime, permissions=entry.permissions)
             try:
-                return self._file_stat(name, entry)
+                return of_entry(self.backend, join(path, entry.name), entry)
             except NotFoundError:
                 return None  # gone since
 
         # side by side: a small file is read, to see whether it is a pointer
-        found_entries = parallel([lambda entry=entry: look(entry) for entry in entries])  # type: ignore[misc]
+        found_entries = parallel(look, entries)
         return [stat for stat in found_entries if stat is not None]
 
     def files(self, path: str = "") -> list[str]:

@@ -18,10 +18,11 @@ from bootseer.stripefs.checkpoint import commit, newest
 from bootseer.stripefs.checkpoint.commit import Commit
 from bootseer.stripefs.files.readahead import in_order
 from bootseer.stripefs.files.reader import StripedFile, refuse_unfinished
+from bootseer.stripefs.files.stat import FileStat
 from bootseer.stripefs.layout import Pointer
 
 if TYPE_CHECKING:
-    from bootseer.stripefs.store import FileStat, StripeFS
+    from bootseer.stripefs.store import StripeFS
 
 Progress = Callable[[int, int], None]
 

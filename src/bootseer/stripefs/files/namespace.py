@@ -116,12 +116,6 @@ def rename(backend: Backend, src: str, dst: str, *, overwrite: bool = True) -> N
         _discard(backend, dst, replaced, replaced=True)
 
 
-def copy_into(backend: Backend, path: str, writer: StripeWriter) -> None:
-    """Write the content of the file at ``path`` to ``writer``."""
-    with open_file(backend, path) as file:
-        copy_open(file, writer)
-
-
 def copy_open(file: ChunkFile, writer: StripeWriter) -> None:
     """Write the content of ``file`` to ``writer``; `NotWritableError` when its own writer has not finished it."""
     refuse_unfinished(file)
@@ -138,8 +132,12 @@ def _move(backend: Backend, src: str, dst: str, pointer: Pointer, *, overwrite: 
         if _pointer(backend, src) != pointer:
             raise written
 
-    with StripeWriter(backend, dst, width=pointer.width, unit=pointer.unit, striped=True, before=unchanged) as writer:
-        copy_into(backend, src, writer)
+    shape = {"width": pointer.width, "unit": pointer.unit}
+    with (
+        StripeWriter(backend, dst, **shape, striped=True, before=unchanged) as writer,
+        open_file(backend, src) as file,
+    ):
+        copy_open(file, writer)
     tmp = _temporary(src, pointer.uuid)
     faults.point("stripefs.move.remove")
     backend.rename(src, tmp, overwrite=True)

@@ -16,10 +16,10 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, Protocol
 
 from bootseer.errors import BootseerError, UnavailableError
 from bootseer.storage.interface import DEADLINE, SLOWEST
+from bootseer.stripefs.files.nodecache import NodeCache
 from bootseer.stripefs.files.reader import ChunkFile
 from bootseer.stripefs.scheduler.memory import ByteBudget
 from bootseer.stripefs.scheduler.memory import process as process_budget
@@ -42,31 +42,6 @@ _THREADS = 3
 Key = tuple[str, int]
 Target = Callable[[int], memoryview | None]
 """The caller's own memory for a chunk; None where it wants only a part of the chunk."""
-
-
-class CachedFile(Protocol):
-    """Chunks of one file on disk: those that are ``ready`` may be read from ``fd``, ``load`` gives the others."""
-
-    fd: int
-
-    def ready(self, chunk: int) -> bool: ...
-
-    def has(self, chunk: int) -> bool: ...
-
-    def load(self, chunk: int) -> memoryview | None: ...
-
-    def store(self, chunk: int, data: memoryview) -> bool: ...
-
-
-class Cache(Protocol):
-    def find(self, identity: str) -> CachedFile | None: ...
-
-
-class ReadAheadStats(NamedTuple):
-    """Bytes fetched from the store because a reader waited for them, and ahead of readers."""
-
-    demand: int
-    ahead: int
 
 
 class _Fetch:
@@ -93,11 +68,12 @@ class ReadAhead:
 
     Read-ahead stays below it; what a reader waits for is fetched in any case, and what is held makes room for it.
     ``step``, ``far``: smallest and largest distance of read-ahead; a read that begins within ``step`` bytes of the end
-    of the one before is in order. ``cache``: where chunks are looked for and kept on disk.
+    of the one before is in order. ``cache``: where chunks are looked for and kept on disk. ``demand``, ``ahead``: bytes
+    fetched from the store because a reader waited for them, and ahead of readers.
     """
 
     def __init__(
-        self, cache: Cache | None = None, *, memory: int = MEMORY, step: int | None = None, far: int | None = None
+        self, cache: NodeCache | None = None, *, memory: int = MEMORY, step: int | None = None, far: int | None = None
     ) -> None:
         self._cache, self._memory = cache, memory
         self._step, self._far = step or _STEP, min(far or _FAR, memory // 2)
@@ -106,13 +82,9 @@ class ReadAhead:
         self._held: OrderedDict[Key, memoryview] = OrderedDict()
         self._flying: dict[Key, tuple[_Fetch, int]] = {}  # with the first chunk of its run
         self._orders: OrderedDict[str, _Order] = OrderedDict()
-        self._demand = self._ahead = 0
+        self.demand = self.ahead = 0
         self._closed = False
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="bootseer-ahead")
-
-    @property
-    def stats(self) -> ReadAheadStats:
-        return ReadAheadStats(self._demand, self._ahead)
 
     def close(self) -> None:
         """Stop fetching ahead and wait for what is under way."""
@@ -179,7 +151,7 @@ class ReadAhead:
             return found
         buffer = bytearray(file.geometry.chunk_length(chunk))
         file.read_chunks(chunk, [memoryview(buffer)])
-        self._demand += len(buffer)
+        self.demand += len(buffer)
         return memoryview(buffer)
 
     def prefetch(self, file: ChunkFile, first: int, last: int) -> None:
@@ -265,9 +237,9 @@ class ReadAhead:
             }
             file.read_chunks(run[0], list(parts.values()))
             if demand:
-                self._demand += total
+                self.demand += total
             else:
-                self._ahead += total
+                self.ahead += total
             cached = self._cache.find(file.identity) if self._cache else None
             for chunk, part in parts.items():
                 if chunk not in targets and (cached is None or not cached.store(chunk, part)):

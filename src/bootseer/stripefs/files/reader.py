@@ -253,7 +253,7 @@ class StripedFile(ChunkFile):
             offset = self.geometry.footer_offset(stripe)
             return Piece(self._source(stripe), offset, [buffer], check, self._reopened(stripe), self.path)
 
-        parallel([lambda i=i: self._source(i) for i in stripes])  # type: ignore[misc]
+        parallel(self._source, stripes)
         self._backend.read_many([piece(i) for i in stripes])
         return tuple(footers[i] for i in stripes)
 

@@ -43,7 +43,7 @@ def remove_stripes(backend: Backend, path: str, pointer: Pointer, *, replaced: b
             if not entry.is_dir and entry.size <= layout.MAX_TEXT and not entry.name.startswith(layout.TEMPORARY)
             if size is None or entry.size == size
         ]
-        found = parallel([lambda entry=entry: names_them(entry) for entry in others])  # type: ignore[misc]
+        found = parallel(names_them, others)
         if True in found or None in found:
             _log.warning("the stripes of %s are left in place: another file may name them", path)
             return True in found

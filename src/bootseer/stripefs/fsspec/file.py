@@ -275,5 +275,5 @@ def gather(
         for number, found in zip(numbers, data, strict=True):
             out[number] = found
 
-    parallel([lambda path=path: read(path) for path in by_path])  # type: ignore[misc]
+    parallel(read, by_path)
     return out

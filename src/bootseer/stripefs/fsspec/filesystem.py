@@ -27,9 +27,9 @@ from bootseer.errors import BootseerError, NotWritableError, UnsupportedError
 from bootseer.stripefs.checkpoint.commit import is_manifest
 from bootseer.stripefs.files.copy import commit_copy, copy_tree
 from bootseer.stripefs.files.namespace import copy_open
+from bootseer.stripefs.files.stat import FileStat
 from bootseer.stripefs.fsspec.file import WINDOW, StripeFile, StripeOutput, Wanted, gather
 from bootseer.stripefs.fsspec.paths import StripePaths, absolute, os_error, os_errors
-from bootseer.stripefs.store import FileStat
 
 Info = dict[str, object]
 

@@ -291,8 +291,7 @@ class _Check:
         if pointer.name != name and pointer.name in owners:
             detail = f"reads the stripes of {pointer.name}, and only as long as that is there"
             yield _finding("pointer-copy", path, detail, pointer.uuid)
-        indices = range(pointer.width)
-        found = parallel([lambda i=i: self._stripe(folder, path, pointer, i) for i in indices])  # type: ignore[misc]
+        found = parallel(lambda index: self._stripe(folder, path, pointer, index), range(pointer.width))
         if any(found) and self._is_still(path, pointer):  # else it was replaced or removed meanwhile
             yield from filter(None, found)
 

@@ -154,7 +154,8 @@ class _Collector:
         for uuid in aside:
             if not kept[uuid]:
                 with _kept_on_error(kept, uuid):
-                    self._delete(folder, uuid)
+                    for index in folder.trash.get(uuid, {}):
+                        self._backend.delete(folder.trash_path(uuid, index))
 
     def _fence(self, folder: Folder, aside: list[str], kept: dict[str, str]) -> None:
         """Remove the temporary files from which a writer could still publish a set, and see whether one has."""
@@ -190,10 +191,6 @@ class _Collector:
             except NotFoundError:
                 if before is None:
                     del trash[index]
-
-    def _delete(self, folder: Folder, uuid: str) -> None:
-        for index in folder.trash.get(uuid, {}):
-            self._backend.delete(folder.trash_path(uuid, index))
 
     def temporary(self, path: str) -> str:
         """Remove a temporary file or folder. Returns why it is kept, "" when it is gone."""

@@ -223,8 +223,7 @@ def inspect(backend: Backend, folder: str, uuid: str, indices: Iterable[int]) ->
         layout.check_shape(width, first.header.unit)
         if missing := set(range(width)).difference(there):
             raise DataError(f"{store}/{uuid}: {len(missing)} of {width} stripes are missing")
-        rest = [f"{store}/{uuid}.{index}" for index in there[1:]]
-        stripes = [first, *parallel([lambda name=name: _read(backend, name) for name in rest])]  # type: ignore[misc]
+        stripes = [first, *parallel(lambda index: _read(backend, f"{store}/{uuid}.{index}"), there[1:])]
     except NotFoundError as exc:
         raise DataError(exc.message) from None
     pointer = Pointer(

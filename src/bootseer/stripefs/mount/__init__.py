@@ -1,6 +1,6 @@
-"""Striped files as a FUSE mount: `start` one in a process of its own, `serve` one in this process, `find` one."""
+"""Striped files as a FUSE mount: `start` one in a process of its own, `find` one."""
 
-from bootseer.stripefs.mount.client import FsMount, find, serve, start
+from bootseer.stripefs.mount.client import FsMount, find, start
 from bootseer.stripefs.mount.server import LATEST, FsStatus
 
-__all__ = ["LATEST", "FsMount", "FsStatus", "find", "serve", "start"]
+__all__ = ["LATEST", "FsMount", "FsStatus", "find", "start"]

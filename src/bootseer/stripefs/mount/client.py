@@ -1,4 +1,4 @@
-"""Mounting a striped store: `start` (a background process), `serve` (this process), `find` and `FsMount.unmount`.
+"""Mounting a striped store: `start` (a background process), `find` and `FsMount.unmount`.
 
 The server process has a session of its own and outlives its starter. When it dies, every access fails with ENOTCONN:
 the mount never shows wrong bytes.
@@ -13,7 +13,6 @@ import select
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +26,7 @@ from bootseer.errors import BootseerError, NotFoundError, NotWritableError, Unav
 from bootseer.kernel import mount as mounts
 from bootseer.private import private_folder, trusted
 from bootseer.stripefs.files.readahead import MEMORY
-from bootseer.stripefs.mount.server import FsStatus, Record, Server, ServerSpec, born
+from bootseer.stripefs.mount.server import FsStatus, Record, ServerSpec, born
 from bootseer.stripefs.store import open_fs
 
 _log = logging.getLogger(__name__)
@@ -171,19 +170,6 @@ def find(mountpoint: Path, *, config: Config | None = None) -> FsMount | None:
     path = Record.path(trusted(Path((config or settings.load()).state_dir)), os.path.abspath(mountpoint))
     record = Record.read(path)
     return FsMount(record, path) if record else None
-
-
-def serve(
-    url: str,
-    mountpoint: Path,
-    *,
-    prefetch: Sequence[str] = (),
-    ready: threading.Event | None = None,
-    stop: threading.Event | None = None,
-) -> None:
-    """Mount and serve in this process until it is unmounted or ``stop`` is set. ``ready`` is set once it works."""
-    server = Server(ServerSpec(url, str(mountpoint), tuple(prefetch)))
-    server.run(stop or threading.Event(), lambda record: (ready or threading.Event()).set())
 
 
 def _log_of(record: Path) -> Path:

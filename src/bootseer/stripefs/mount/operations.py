@@ -23,7 +23,8 @@ from bootseer.storage.interface import join
 from bootseer.stripefs.checkpoint.commit import is_hidden
 from bootseer.stripefs.files.readahead import ReadAhead
 from bootseer.stripefs.files.reader import ChunkFile, plain_identity
-from bootseer.stripefs.store import FileStat, StripeFS
+from bootseer.stripefs.files.stat import FileStat
+from bootseer.stripefs.store import StripeFS
 
 _log = logging.getLogger(__name__)
 

@@ -24,9 +24,9 @@ from bootseer.kernel import fuse
 from bootseer.private import enterable
 from bootseer.storage.interface import clean, join
 from bootseer.stripefs.checkpoint import commit
+from bootseer.stripefs.files.nodecache import NodeCache
 from bootseer.stripefs.files.readahead import MEMORY, ReadAhead
 from bootseer.stripefs.files.reader import ChunkFile
-from bootseer.stripefs.mount.nodecache import NodeCache
 from bootseer.stripefs.mount.operations import StripeOperations
 from bootseer.stripefs.store import StripeFS, open_fs
 
@@ -191,14 +191,13 @@ class Server:
         return list(found)
 
     def _write_record(self) -> Record:
-        stats = self._ahead.stats
         status = FsStatus(
             url=self._fs.url,
             mountpoint=self._spec.mountpoint,
             pid=os.getpid(),
             bytes_read=self._ops.bytes_read,
-            fetched_demand=stats.demand,
-            fetched_ahead=stats.ahead,
+            fetched_demand=self._ahead.demand,
+            fetched_ahead=self._ahead.ahead,
             prefetch=self._prefetch,
             prefetch_total=self._total,
             prefetch_done=self._done,

@@ -66,20 +66,6 @@ def _level(nodes: Sequence[int], row: list[float], rates: Sequence[float], load:
     return gap
 
 
-def makespan(
-    shares: Sequence[Sequence[float]],
-    replicas: Sequence[Sequence[int]],
-    rates: Sequence[float],
-    backlog: Sequence[float],
-) -> float:
-    """Seconds until the last DataNode has given its shares and its backlog."""
-    load = [count / rate for count, rate in zip(backlog, rates, strict=True)]
-    for nodes, row in zip(replicas, shares, strict=True):
-        for node, share in zip(nodes, row, strict=True):
-            load[node] += share / rates[node]
-    return max(load, default=0.0)
-
-
 _SETTLED = 0.05
 """Seconds for which a plan is kept in any case."""
 _WRONG = 1.5
@@ -93,8 +79,6 @@ class Assignment:
         self._nodes, self._tuning = nodes, tuning
         self._version = 0
         self._forget_at = 0.0
-        self.left = False
-        """A DataNode has left something to others since the scheduler looked at this last."""
         self._usual = float(UNKNOWN)
         """What a DataNode that was not measured yet is believed to give: as much as the best."""
 
@@ -105,7 +89,6 @@ class Assignment:
             for key in span.place.keys:
                 request.spans_of.setdefault(key, []).append(span)
         request.nodes, request.seen = [self._nodes[key] for key in request.spans_of], -1
-        request.slots = max(2, min(4, self._tuning.streams // max(1, len(request.nodes))))
         self._plan(request, now)
 
     def rates_changed(self, requests: Sequence[Request], now: float) -> None:
@@ -173,7 +156,6 @@ class Assignment:
                 run = span.cut(size)
                 span.quota[node.key] = span.quota.get(node.key, 0.0) - run.size
                 return run
-            self.left = True
         return None
 
     def _pick_again(self, span: BlockRange, node: NodeState, now: float) -> Run | None:
@@ -191,7 +173,7 @@ class Assignment:
         return self._rank(run, node) == best
 
     def _rank(self, run: Run | None, node: NodeState) -> tuple[bool, int]:
-        return (not node.breaker.closed, run.failures.get(node.key, 0) if run is not None else 0)
+        return (node.breaker.open, run.failures.get(node.key, 0) if run is not None else 0)
 
     def able(self, span: BlockRange, run: Run | None) -> list[NodeState]:
         """The DataNodes that may still be asked."""
@@ -200,13 +182,14 @@ class Assignment:
         return [self._nodes[key] for key in usable]
 
     def _run_size(self, request: Request, node: NodeState) -> int:
-        streams = max(1, request.slots * len(self.healthy(request)))
         tuning, least, most = self._tuning, self._tuning.min_run, self._tuning.max_run
+        if not node.breaker.closed:
+            return least
+        streams = max(1, tuning.streams * len(self.healthy(request)))
         size = request.pending // (2 * min(streams, tuning.total))
         if node.rate is not None:
             quick = int(node.rate * tuning.quick_seconds)
             least, most = max(least, min(quick // 4, most)), max(most, min(quick, tuning.long_run))
-            size = min(size, int(node.rate * tuning.run_seconds))
         return max(least, min(most, size))
 
     def _leaves(self, request: Request, span: BlockRange, node: NodeState, size: int) -> bool:
@@ -238,13 +221,15 @@ class Assignment:
 
     def seconds(self, node: NodeState, size: int) -> float:
         """Seconds after which ``node`` would have given ``size`` bytes more."""
-        return node.latency + (node.bytes + size) / self.rate(node)
+        return (node.bytes + size) / self.rate(node)
 
     def _plan(self, request: Request, now: float) -> None:
         request.planned_at = None
-        if request.size < self._tuning.plan_from or len(request.nodes) < 2 or len(request.spans) < 2:
-            return
-        request.planned_at = now
+        if request.size >= self._tuning.plan_from and len(request.nodes) >= 2 and len(request.spans) >= 2:
+            request.planned_at = now
+            self._share(request)
+
+    def _share(self, request: Request) -> None:
         able = self.healthy(request) or request.nodes
         index = {node.key: number for number, node in enumerate(able)}
         spans = [(span, [key for key in span.place.usable if key in index]) for span in request.spans if span.fresh]
@@ -259,21 +244,19 @@ class Assignment:
         for (span, keys), row in zip(spans, shares, strict=True):
             span.quota = dict(zip(keys, row, strict=True))
 
-    def preview(self, sizes: Sequence[tuple[Place, int]]) -> tuple[dict[Place, dict[str, int]], float | None]:
+    def preview(
+        self, sizes: Sequence[tuple[Place, int]], now: float
+    ) -> tuple[dict[Place, dict[str, int]], float | None]:
         """Bytes that each DataNode would be planned to give of each place, and the seconds that all would take.
 
         None for the seconds while no rate of these DataNodes is known. Every DataNode of the places must be known.
         """
-        keys = {key: None for place, _ in sizes for key in place.usable}
-        able = [key for key in keys if self._nodes[key].breaker.closed] or list(keys)
-        index = {key: number for number, key in enumerate(able)}
-        found = [(place, size, [key for key in place.usable if key in index]) for place, size in sizes]
-        readable = [(place, size, usable) for place, size, usable in found if usable]
-        replicas = [[index[key] for key in usable] for _, _, usable in readable]
-        rates, backlog = [self.rate(self._nodes[key]) for key in able], [float(self._nodes[key].bytes) for key in able]
-        rows = plan([size for _, size, _ in readable], replicas, rates, backlog)
-        shares: dict[Place, dict[str, int]] = {place: {} for place, _ in sizes}
-        for (place, _, usable), row in zip(readable, rows, strict=True):
-            shares[place] = {key: round(share) for key, share in zip(usable, row, strict=True)}
-        known = any(self._nodes[key].rate is not None for key in able)
-        return shares, makespan(rows, replicas, rates, backlog) if known else None
+        request = Request([BlockRange(place, [0, size]) for place, size in sizes])
+        self.route(request, now)
+        self._share(request)
+        shares = {span.place: {key: round(share) for key, share in span.quota.items()} for span in request.spans}
+        able = self.healthy(request) or request.nodes
+        if all(node.rate is None for node in able):
+            return shares, None
+        given = {node: sum(span.quota.get(node.key, 0.0) for span in request.spans) for node in able}
+        return shares, max((node.bytes + count) / self.rate(node) for node, count in given.items())

@@ -7,23 +7,23 @@ from __future__ import annotations
 
 from typing import Literal
 
+import msgspec
+
 State = Literal["closed", "open", "half-open"]
 
 FIRST = 0.25
-"""Seconds for which a breaker is open at first; doubled for each failed probe, up to `LONGEST`."""
+"""Seconds for which a breaker is open at first; doubled each time it opens again at once, up to `LONGEST`."""
 LONGEST = 15.0
 FAILURES = 2
 """Failures in a row that open it; a hard one (frozen, refused) does so alone."""
-CALM = 8
-"""Successes in a row after which an earlier failure is forgotten, and the next time open is short again."""
 
 
 class Breaker:
-    """A circuit breaker: a server that failed is left alone, and one small probe finds out when it is back.
+    """A circuit breaker: a server that failed is left alone, then one transfer finds out whether it is back.
 
-    closed --failures--> open --time passes, a probe starts--> half-open --it works--> closed
-                          ^                                        |
-                          +------ it fails: for twice as long -----+
+    closed --failures--> open --time passes--> half-open --the transfer works--> closed
+                          ^                        |
+                          +------ it fails --------+
     """
 
     def __init__(self) -> None:
@@ -31,53 +31,41 @@ class Breaker:
         self.until = 0.0
         self.failures = 0
         """In all, for `explain`."""
-        self._row, self._calm = 0, 0
+        self._row = 0
         self._seconds = FIRST
 
     @property
     def closed(self) -> bool:
         return self.state == "closed"
 
+    @property
+    def open(self) -> bool:
+        return self.state == "open"
+
     def failed(self, now: float, *, hard: bool = False) -> bool:
         """A transfer failed; True when that opened the breaker."""
         self.failures += 1
-        self._row, self._calm = self._row + 1, 0
-        if self.state == "closed":
-            if not hard and self._row < FAILURES:
-                return False
-            self._open(now)
-            return True
-        if self.state == "half-open":
-            self._seconds = min(self._seconds * 2, LONGEST)
-            self._open(now)
-        return False
-
-    def _open(self, now: float) -> None:
+        self._row += 1
+        if self.open or (self.closed and not hard and self._row < FAILURES):
+            return False
+        self._seconds = FIRST if self.closed else min(self._seconds * 2, LONGEST)
         self.state, self.until = "open", now + self._seconds
+        return True
 
     def succeeded(self) -> bool:
         """A transfer worked; True when that closed the breaker."""
-        self._row, self._calm = 0, self._calm + 1
-        if self._calm >= CALM:
-            self._seconds = FIRST
-        if self.state == "closed":
+        self._row = 0
+        if self.closed:
             return False
-        # short quarrels in a row grow longer too: only `CALM` successes reset the time
-        self.state, self._seconds = "closed", min(self._seconds * 2, LONGEST)
-        self._calm = 1
+        self.state = "closed"
         return True
 
-    def probe_due(self, now: float) -> bool:
-        return self.state == "open" and now >= self.until
-
-    def probe(self) -> None:
-        """A probe starts: `failed` or `succeeded` follows, or `forget_probe`."""
+    def half_open(self, now: float) -> bool:
+        """Whether it was open for long enough, and the next transfer may try."""
+        if not self.open or now < self.until:
+            return False
         self.state = "half-open"
-
-    def forget_probe(self, now: float) -> None:
-        """The probe ended without telling anything."""
-        if self.state == "half-open":
-            self._open(now)
+        return True
 
 
 WINDOW = 2.0
@@ -94,37 +82,18 @@ _ENOUGH = 0.005
 """Seconds of measurement before a rate is believed."""
 
 
-class Meter:
-    """Bytes a second while something was being transferred."""
+class NodeLook(msgspec.Struct, frozen=True, kw_only=True):
+    """One DataNode as this process has seen it. ``state`` of its breaker: ``closed`` (used), ``open`` (left alone for
+    ``open_seconds`` more), ``half-open`` (one transfer tries). ``rate``: bytes a second, None while unknown."""
 
-    def __init__(self) -> None:
-        self._bytes, self._seconds = 0.0, 0.0
-        self._since: float | None = None
-
-    def start(self, now: float) -> None:
-        self._settle(now)
-        self._since = now
-
-    def stop(self, now: float) -> None:
-        self._settle(now)
-        self._since = None
-
-    def add(self, count: int, now: float) -> None:
-        self._settle(now)
-        self._bytes += count
-
-    def _settle(self, now: float) -> None:
-        if self._since is not None:
-            self._seconds += max(0.0, now - self._since)
-            self._since = now
-        if self._seconds > WINDOW:
-            self._bytes *= WINDOW / self._seconds
-            self._seconds = WINDOW
-
-    @property
-    def rate(self) -> float | None:
-        """Bytes a second, None while unknown. At least 1, so that it can divide."""
-        return max(1.0, self._bytes / self._seconds) if self._seconds >= _ENOUGH else None
+    address: str
+    state: str
+    open_seconds: float
+    failures: int
+    rate: float | None
+    latency: float
+    flying: int
+    served: int
 
 
 class NodeState:
@@ -142,7 +111,8 @@ class NodeState:
         self.latency = 0.0
         self.served = 0
         self.used_at: float | None = None
-        self._meter = Meter()
+        self._bytes, self._seconds = 0.0, 0.0  # of bulk transfers lately
+        self._since: float | None = None  # from when on the time is not counted yet; None while there are none
 
     def begin(self, size: int, now: float) -> None:
         self.flying += 1
@@ -151,14 +121,15 @@ class NodeState:
         if size >= BULK:
             self.bulk += 1
             if self.bulk == 1:
-                self._meter.start(now)
+                self._since = now
 
     def credit(self, count: int, size: int, now: float) -> None:
         """``count`` more bytes of a transfer of ``size`` have come."""
         self.bytes -= count
         self.served += count
         if size >= BULK:
-            self._meter.add(count, now)
+            self._settle(now)
+            self._bytes += count
 
     def end(self, size: int, missing: int, now: float) -> None:
         """A transfer of ``size`` bytes is over; ``missing`` of them have not come."""
@@ -168,7 +139,8 @@ class NodeState:
         if size >= BULK:
             self.bulk -= 1
             if not self.bulk:
-                self._meter.stop(now)
+                self._settle(now)
+                self._since = None
 
     def took(self, size: int, seconds: float) -> None:
         if size < BULK:
@@ -176,11 +148,30 @@ class NodeState:
 
     def renew(self, now: float) -> None:
         """It works again: what was measured while it did not says nothing."""
-        self._meter = Meter()
-        if self.bulk:
-            self._meter.start(now)
+        self._bytes = self._seconds = 0.0
+        self._since = now if self.bulk else None
 
     @property
     def rate(self) -> float | None:
-        """Bytes a second measured, None while unknown."""
-        return self._meter.rate
+        """Bytes a second while something bulky was transferred, None while unknown. At least 1, so that it divides."""
+        return max(1.0, self._bytes / self._seconds) if self._seconds >= _ENOUGH else None
+
+    def _settle(self, now: float) -> None:
+        if self._since is not None:
+            self._seconds += max(0.0, now - self._since)
+            self._since = now
+        if self._seconds > WINDOW:
+            self._bytes *= WINDOW / self._seconds
+            self._seconds = WINDOW
+
+    def look(self, now: float) -> NodeLook:
+        return NodeLook(
+            address=self.address,
+            state=self.breaker.state,
+            open_seconds=max(0.0, self.breaker.until - now) if self.breaker.state == "open" else 0.0,
+            failures=self.breaker.failures,
+            rate=self.rate,
+            latency=self.latency,
+            flying=self.flying,
+            served=self.served,
+        )

@@ -70,14 +70,13 @@ class Durations:
 class HedgeBudget:
     """Bytes that may be read twice: `SHARE` of what was read, and `BURST` in advance."""
 
-    def __init__(self, share: float = SHARE, burst: int = BURST) -> None:
-        self._share, self._burst = share, burst
-        self.left = float(burst)
+    def __init__(self) -> None:
+        self.left = float(BURST)
         self.spent = 0
         """In all, for `explain`."""
 
     def earn(self, count: int) -> None:
-        self.left = min(self.left + count * self._share, float(self._burst))
+        self.left = min(self.left + count * SHARE, float(BURST))
 
     def spend(self, count: int) -> bool:
         """Take ``count`` bytes; False when there are not so many."""
@@ -88,22 +87,11 @@ class HedgeBudget:
         return True
 
 
-class Stop(NamedTuple):
-    """Nothing comes: its run had better go to others."""
+class Silence(NamedTuple):
+    """Nothing comes, and whether there are others to which its run can go."""
 
     why: str
-
-
-class OnlyReplica(NamedTuple):
-    """Nothing comes, and there are no others."""
-
-    why: str
-
-
-class Hedge(NamedTuple):
-    """The request would wait for it: ``node`` should be asked for the same run."""
-
-    node: NodeState
+    others: bool
 
 
 class HedgePolicy:
@@ -112,8 +100,11 @@ class HedgePolicy:
     def __init__(self, durations: Durations, chooser: Assignment, tuning: Tuning) -> None:
         self._durations, self._assignment, self._tuning = durations, chooser, tuning
 
-    def verdict(self, attempt: Attempt, run: Run, now: float) -> Stop | OnlyReplica | Hedge | None:
-        """What ``attempt``, one of those at ``run``, needs; None while it is well, or nothing would help."""
+    def verdict(self, attempt: Attempt, run: Run, now: float) -> Silence | NodeState | None:
+        """What is to be done about ``attempt``, one of those at ``run``; None while it is well, or nothing would help.
+
+        A `NodeState` should be asked for the same run as well, because the request would wait for ``attempt``.
+        """
         if run.span.request.over or run.done or run.won is not None:
             return None
         late = self._durations.late(attempt.size)
@@ -122,9 +113,9 @@ class HedgePolicy:
         others = self._others(attempt, run)
         if (silence := now - attempt.progress_at) > self._stuck(attempt, late):
             if others or run.hedge is not None:
-                return Stop(f"nothing came for {silence:.2g} s")
+                return Silence(f"nothing came for {silence:.2g} s", others=True)
             if not attempt.silent:
-                return OnlyReplica(f"nothing came for {silence:.2g} s, and there is no other replica")
+                return Silence(f"nothing came for {silence:.2g} s, and there is no other replica", others=False)
         if run.hedge is None and attempt.kind == "primary" and others:
             return self._hedge(attempt, run, others, late, now)
         return None
@@ -136,17 +127,14 @@ class HedgePolicy:
 
     def _stuck(self, attempt: Attempt, late: float) -> float:
         """Seconds without a byte after which it is stopped."""
-        node = attempt.node
-        if not node.breaker.closed:
-            return late  # known to be in trouble
-        stuck = max(self._tuning.stall, 2 * late)
-        if node.rate is not None and attempt.received:
-            stuck = max(stuck, 2.5 * self._tuning.batch * node.flying / node.rate)
-        return stuck
+        # one that is known to be in trouble is given less time
+        return max(self._tuning.stall, 2 * late) if attempt.node.breaker.closed else late
 
-    def _hedge(self, attempt: Attempt, run: Run, others: Sequence[NodeState], late: float, now: float) -> Hedge | None:
+    def _hedge(
+        self, attempt: Attempt, run: Run, others: Sequence[NodeState], late: float, now: float
+    ) -> NodeState | None:
         request = run.span.request
-        free = [node for node in others if node.flying < request.slots + 1]
+        free = [node for node in others if node.flying <= self._tuning.streams]
         if not free:
             return None
         other = min(free, key=lambda node: self._assignment.seconds(node, attempt.size))
@@ -158,4 +146,4 @@ class HedgePolicy:
         rates = request.rates - (self._assignment.rate(attempt.node) if attempt.node.breaker.closed else 0.0)
         if left <= max(request.pending / max(rates, 1.0), self._assignment.seconds(other, attempt.size)):
             return None  # the request waits for others, or it would be no sooner
-        return Hedge(other)
+        return other

@@ -19,16 +19,13 @@ from typing import Protocol
 from bootseer.errors import BootseerError
 from bootseer.stripefs.scheduler.datanodes import NodeState
 
-SLOWEST = 512 << 10
-"""Bytes a second that one transfer must give on average: a chunk of 64 MiB over a slow, shared link is no failure."""
-
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
     """Sizes in bytes, times in seconds."""
 
-    streams: int = 8
-    """Bulk transfers that one request has under way where its DataNodes are few; else 2 per DataNode."""
+    streams: int = 2
+    """Bulk transfers that may be under way at one DataNode."""
     total: int = 32
     """Bulk transfers under way in the process, not counting as many from which nothing comes; each has a thread."""
     small: int = 256 << 10
@@ -38,8 +35,6 @@ class Tuning:
     min_run: int = 1 << 20
     max_run: int = 4 << 20
     """Of a DataNode that is not known yet, or not quick."""
-    run_seconds: float = 0.25
-    """What a slow DataNode is given at once."""
     quick_seconds: float = 0.06
     """What a quick DataNode is given at once: the more, the fewer requests, which cost both sides CPU time."""
     long_run: int = 8 << 20
@@ -48,15 +43,12 @@ class Tuning:
     """Requests from this size on have a plan."""
     stall: float = 0.25
     """An attempt that gets nothing for so long, and for 4 times the 95th percentile, is stopped."""
-    batch: int = 1 << 20
-    """A transfer tells of its bytes in steps of about this size."""
     patience: float = 60.0
     """A request fails when nothing of it has come for so long."""
     rounds: int = 4
     """How often fresh locations are asked for on behalf of one run."""
     round_wait: float = 0.25
     """Seconds before the second of these rounds is tried; three times as many before each one after it."""
-    probe: int = 64 << 10
     tries: int = 2
     """How often one DataNode is asked for one run between fresh locations."""
 
@@ -206,8 +198,6 @@ class Request:
         self.nodes: list[NodeState] = []
         self.spans_of: dict[str, list[BlockRange]] = {}
         self.small = False
-        self.slots = 2
-        self.number = 0
         self.progress_at = 0.0
         self.planned_at: float | None = None
         self.planned_with: dict[str, float] = {}  # the rates, by DataNode
@@ -225,8 +215,8 @@ class Request:
 class Attempt:
     """One transfer. ``kind``: ``primary`` writes into the caller's memory, the others into scratch memory.
 
-    ``probe``: asks a DataNode whether it is back; ``confirm``: whether a replica is damaged. ``size`` bytes from
-    ``offset`` of the block at ``place``. ``silent``: nothing has come for long, and there is nobody else to ask.
+    ``confirm``: asks whether a replica is damaged. ``size`` bytes from ``offset`` of the block at ``place``.
+    ``silent``: nothing has come for long, and there is nobody else to ask.
     """
 
     kind: str

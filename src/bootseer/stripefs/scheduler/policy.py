@@ -20,12 +20,11 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
 
 from bootseer.errors import BootseerError, UnavailableError
 from bootseer.stripefs.scheduler.assignment import Assignment
 from bootseer.stripefs.scheduler.datanodes import NodeState
-from bootseer.stripefs.scheduler.hedging import Durations, Hedge, HedgeBudget, HedgePolicy, OnlyReplica, Stop
+from bootseer.stripefs.scheduler.hedging import Durations, HedgeBudget, HedgePolicy
 from bootseer.stripefs.scheduler.memory import ByteBudget
 from bootseer.stripefs.scheduler.model import (
     Attempt,
@@ -33,7 +32,6 @@ from bootseer.stripefs.scheduler.model import (
     CopyBack,
     Join,
     Outcome,
-    Place,
     Relocate,
     Request,
     Run,
@@ -44,8 +42,6 @@ from bootseer.stripefs.scheduler.retry import RetryPolicy
 
 _log = logging.getLogger(__name__)
 
-Work = Attempt | Relocate
-"""What the engine does when it has a thread free."""
 FollowUp = CopyBack | CheckJoined | None
 """What the engine does after an attempt has ended."""
 
@@ -62,17 +58,12 @@ class Scheduler:
         self._flying: dict[Attempt, None] = {}
         self._urgent: deque[Attempt] = deque()
         self._cancels: list[Attempt] = []
-        self._number = 0
         # The transfers under way of bulk requests (False) and of small ones (True), and how many of them are silent.
         self._under_way, self._silent = {False: 0, True: 0}, {False: 0, True: 0}
-        self._assignment = Assignment(self.nodes, self.tuning)
-        # Where there may be something to take since the last look: to look at every request and DataNode after each
-        # transfer would cost more than the transfers of small reads.
-        self._everywhere = False
-        self._new: deque[Request] = deque()
-        self._freed: deque[NodeState] = deque()
-        self._hedging = HedgePolicy(self.durations, self._assignment, self.tuning)
-        self._retry = RetryPolicy(self.requests, self._assignment, self.tuning, self.fail)
+        self.assignment = Assignment(self.nodes, self.tuning)
+        self._changed = False  # whether there may be something to take since the last look
+        self._hedging = HedgePolicy(self.durations, self.assignment, self.tuning)
+        self._retry = RetryPolicy(self.requests, self.assignment, self.tuning, self.fail)
         self.hedged = self.hedges_won = 0
 
     # -- what the engine asks -------------------------------------------------------------------------------------
@@ -87,17 +78,16 @@ class Scheduler:
         """Every DataNode of its places must be known (`node`)."""
         if request.over:
             return
-        self._number += 1
-        request.number, request.progress_at = self._number, now
+        request.progress_at = now
         request.small = request.size <= self.tuning.small
         self.requests.append(request)
-        self._assignment.route(request, now)
-        self._new.append(request)
+        self.assignment.route(request, now)
+        self._changed = True
         for span in request.spans:
             if not span.place.usable:
                 self._retry.cut_rest(span, now)
 
-    def take(self, now: float) -> Work | None:
+    def take(self, now: float) -> Attempt | Relocate | None:
         """The next thing to do, if there is any: start the attempt (and call `ended`), or ask for locations."""
         if (question := self._retry.question(now)) is not None:
             return question
@@ -112,10 +102,7 @@ class Scheduler:
         """The attempt is over: nothing writes to its memory any more. What is to be done next, before others."""
         if self._flying.pop(attempt, False) is False:
             return None
-        # a total that was reached kept every DataNode from taking; one that left something to others may want it now
-        if self._full(False) or self._full(True) or outcome is not Outcome.DONE or self._assignment.left:
-            self._everywhere, self._assignment.left = True, False
-        self._freed.append(attempt.node)
+        self._changed = True
         self._under_way[_small(attempt)] -= 1
         self._set_silent(attempt, False)
         if outcome is Outcome.DONE:
@@ -179,17 +166,18 @@ class Scheduler:
 
     def relocated(self, file: object, error: BootseerError | None, now: float) -> None:
         """The places of ``file`` have fresh locations, or that failed."""
-        self._everywhere = True
+        self._changed = True
         self._retry.relocated(file, error, now)
 
     def tick(self, now: float) -> None:
         """Look at everything under way: what is late, stuck or given up."""
-        self._everywhere = True
+        self._changed = True
         for attempt in list(self._flying):
             if attempt.handle is not None:
                 self._credit(attempt, attempt.handle.received, now)
-        self._assignment.rates_changed(self.requests, now)
-        self._assignment.forget(self.requests, now)
+        self.assignment.rates_changed(self.requests, now)
+        self._try_again(now)
+        self.assignment.forget(self.requests, now)
         for attempt in list(self._flying):
             if attempt.run is not None and not attempt.cancelled:
                 self._watch(attempt, attempt.run, now)
@@ -202,6 +190,12 @@ class Scheduler:
                         hint="check that the DataNodes run and are reachable from here",
                     ),
                 )
+
+    def _try_again(self, now: float) -> None:
+        """DataNodes that were left alone for long enough get one transfer; what was measured before says nothing."""
+        for node in {node for request in self.requests for node in request.nodes}:
+            if node.breaker.half_open(now):
+                node.renew(now)
 
     def fail(self, request: Request, error: BaseException) -> None:
         """Give the request up; it is `finished` when its last attempt has ended."""
@@ -229,10 +223,6 @@ class Scheduler:
                 )
             )
 
-    def preview(self, sizes: Sequence[tuple[Place, int]]) -> tuple[dict[Place, dict[str, int]], float | None]:
-        """As `Assignment.preview`."""
-        return self._assignment.preview(sizes)
-
     @property
     def busy(self) -> bool:
         """Whether anything is under way or waits."""
@@ -252,58 +242,29 @@ class Scheduler:
             self._silent[_small(attempt)] += 1 if silent else -1
 
     def _take(self, now: float) -> Attempt | None:
-        """An attempt, begun: a run of a request for a free slot, or a probe. None when there is nothing to take."""
-        while self._everywhere or self._new or self._freed:
-            if self._everywhere:
-                for request in sorted(self.requests, key=_turn):
-                    if (attempt := self._take_of(request, request.nodes, now)) is not None:
-                        return attempt
-                self._everywhere = False
-                self._new.clear()
-                self._freed.clear()
-                if (attempt := self._probe(now)) is not None:
-                    return attempt
-            elif self._new:
-                if (attempt := self._take_of(self._new[0], self._new[0].nodes, now)) is not None:
-                    return attempt
-                self._new.popleft()
-            else:
-                node = self._freed[0]
-                for request in sorted(self.requests, key=_turn):
-                    if node.key in request.spans_of and (attempt := self._take_of(request, [node], now)) is not None:
-                        return attempt
-                self._freed.popleft()
+        """An attempt, begun: a run of a request for a free slot. None when there is nothing to take."""
+        for request in sorted(self.requests, key=_turn) if self._changed else ():
+            if (attempt := self._take_of(request, now)) is not None:
+                return attempt
+        self._changed = False
         return None
 
-    def _take_of(self, request: Request, nodes: Sequence[NodeState], now: float) -> Attempt | None:
+    def _take_of(self, request: Request, now: float) -> Attempt | None:
         if request.over or not request.pending or self._full(request.small):
             return None
-        slots = request.slots + (self.tuning.small_slots if request.small else 0)
-        for node in sorted(nodes, key=lambda node: node.flying) if len(nodes) > 1 else nodes:
+        slots = self.tuning.streams + (self.tuning.small_slots if request.small else 0)
+        for node in sorted(request.nodes, key=lambda node: node.flying):
             if node.breaker.closed:
                 if (node.flying if request.small else node.bulk) >= slots:
                     continue
             elif node.flying:
                 continue
-            if (run := self._assignment.pick(request, node, now)) is not None:
+            if (run := self.assignment.pick(request, node, now)) is not None:
                 request.pending -= run.size
                 request.flying += run.size
                 request.touching += 1
                 run.primary = attempt_at("primary", node, run)
                 return self._begin(run.primary, now)
-        return None
-
-    def _probe(self, now: float) -> Attempt | None:
-        """A small transfer from a DataNode that was left alone, to see whether it works again."""
-        for request in self.requests:
-            for node in request.nodes:
-                if not node.breaker.probe_due(now):
-                    continue
-                for span in request.spans_of.get(node.key, ()):
-                    size = min(self.tuning.probe, span.starts[-1] - span.starts[0])
-                    if node.key not in span.place.bad and self._scratch.try_take(size):
-                        node.breaker.probe()
-                        return self._begin(Attempt("probe", node, span.place, span.starts[0], size, None, False), now)
         return None
 
     # -- beginning ------------------------------------------------------------------------------------------------
@@ -335,22 +296,18 @@ class Scheduler:
         """What the result says of the DataNode."""
         node = attempt.node
         if outcome is Outcome.FAILED:
-            self._node_failed(node, now, str(error), hard=attempt.kind == "probe" or not attempt.received)
-        elif outcome in (Outcome.CANCELLED, Outcome.UNASKED):
-            if attempt.kind == "probe":
-                node.breaker.forget_probe(now)
-        else:  # it answers
+            self._node_failed(node, now, str(error), hard=not attempt.received)
+        elif outcome not in (Outcome.CANCELLED, Outcome.UNASKED):  # it answers
             if outcome is Outcome.DONE and attempt.kind != "confirm":
                 self.durations.add(attempt.size, now - attempt.started)
                 node.took(attempt.size, now - attempt.started)
             if node.breaker.succeeded():
-                node.renew(now)
                 _log.info("DataNode %s works again", node.address)
-                self._everywhere = True
-                self._assignment.breakers_changed(self.requests, now)
+                self._changed = True
+                self.assignment.breakers_changed(self.requests, now)
             if outcome is Outcome.CORRUPT or (attempt.verify and outcome in (Outcome.DONE, Outcome.DAMAGED)):
                 attempt.place.checksums.seen = True
-            if outcome in (Outcome.REFUSED, Outcome.CORRUPT) and attempt.kind != "probe":
+            if outcome in (Outcome.REFUSED, Outcome.CORRUPT):
                 attempt.place.bad[node.key] = outcome
                 self._retry.lost(attempt.place, now)
             elif outcome is Outcome.UNCHECKED and node.key not in attempt.place.unchecked:
@@ -359,10 +316,11 @@ class Scheduler:
                     self._retry.without_checksums(attempt.place)
 
     def _node_failed(self, node: NodeState, now: float, why: str, *, hard: bool) -> None:
+        level = logging.WARNING if node.breaker.closed else logging.DEBUG
         if node.breaker.failed(now, hard=hard):
-            _log.warning("DataNode %s is left alone for %.2g s: %s", node.address, node.breaker.until - now, why)
-            self._everywhere = True
-            self._assignment.breakers_changed(self.requests, now)
+            _log.log(level, "DataNode %s is left alone for %.2g s: %s", node.address, node.breaker.until - now, why)
+            self._changed = True
+            self.assignment.breakers_changed(self.requests, now)
 
     def _hedge_ended(
         self, run: Run, attempt: Attempt, outcome: Outcome, error: BootseerError | None, now: float
@@ -429,7 +387,7 @@ class Scheduler:
             self.requests.remove(request)
 
     def _requeue(self, run: Run, now: float) -> None:
-        self._everywhere = True
+        self._changed = True
         self._retry.requeue(run, now)
 
     def _cancel(self, attempt: Attempt) -> None:
@@ -441,20 +399,19 @@ class Scheduler:
 
     def _watch(self, attempt: Attempt, run: Run, now: float) -> None:
         verdict = self._hedging.verdict(attempt, run, now)
-        if isinstance(verdict, Hedge):
-            self._hedge(attempt, run, verdict.node, now)
-        elif isinstance(verdict, Stop):
-            attempt.rescued = True
-            self._node_failed(attempt.node, now, verdict.why, hard=True)
-            self._cancel(attempt)
-        elif isinstance(verdict, OnlyReplica):
+        if isinstance(verdict, NodeState):
+            self._hedge(attempt, run, verdict, now)
+        elif verdict is not None:
             node = attempt.node
             self._node_failed(node, now, verdict.why, hard=True)
-            if attempt.size <= self.tuning.long_run and any(one.silent and one.node is node for one in self._flying):
+            if verdict.others:
+                attempt.rescued = True
+                self._cancel(attempt)
+            elif attempt.size <= self.tuning.long_run and any(one.silent and one.node is node for one in self._flying):
                 self._cancel(attempt)  # one is enough to wait with; this is no failure of the run
             else:
                 self._set_silent(attempt, True)
-            self._everywhere = True
+            self._changed = True
 
     def _hedge(self, attempt: Attempt, run: Run, node: NodeState, now: float) -> None:
         """Ask ``node`` as well, if memory and budget allow it."""
@@ -469,9 +426,9 @@ class Scheduler:
         self._urgent.append(self._begin(run.hedge, now))
 
 
-def _turn(request: Request) -> tuple[bool, int, int, int]:
+def _turn(request: Request) -> tuple[bool, int, int]:
     """Small requests first, then who has the least under way, then who has had the least so far."""
-    return (not request.small, request.flying, request.size - request.pending, request.number)
+    return (not request.small, request.flying, request.size - request.pending)
 
 
 def _small(attempt: Attempt) -> bool:

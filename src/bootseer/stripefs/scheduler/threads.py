@@ -14,21 +14,19 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
-
-import msgspec
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from bootseer.errors import BootseerError, UnavailableError
-from bootseer.hdfs.records import FileBlocks, Located
+from bootseer.hdfs.connection import Transfer
 from bootseer.storage.interface import Piece
 from bootseer.stripefs.scheduler import memory
+from bootseer.stripefs.scheduler.datanodes import NodeLook
 from bootseer.stripefs.scheduler.model import Attempt, CheckJoined, CopyBack, Outcome, Place, Relocate, Request, Tuning
 from bootseer.stripefs.scheduler.policy import FollowUp, Scheduler
 from bootseer.stripefs.scheduler.transport import (
     BlockFile,
-    DataNodes,
-    Transport,
+    Read,
     check_joined,
     land,
     let_go,
@@ -37,24 +35,13 @@ from bootseer.stripefs.scheduler.transport import (
     views,
 )
 
+if TYPE_CHECKING:
+    from bootseer.hdfs.records import FileBlocks, Located
+
 _log = logging.getLogger(__name__)
 
 TICK = 0.010
 _IDLE = 10.0
-
-
-class NodeLook(msgspec.Struct, frozen=True, kw_only=True):
-    """One DataNode as this process has seen it. ``state`` of its breaker: ``closed`` (used), ``open`` (left alone for
-    ``open_seconds`` more), ``half-open`` (being probed). ``rate``: bytes a second, None while unknown."""
-
-    address: str
-    state: str
-    open_seconds: float
-    failures: int
-    rate: float | None
-    latency: float
-    flying: int
-    served: int
 
 
 class Snapshot(NamedTuple):
@@ -67,11 +54,11 @@ class Snapshot(NamedTuple):
     hedge_bytes: int
 
 
-class Report:
+class Report(NamedTuple):
     """Tell the NameNode that a replica is damaged."""
 
-    def __init__(self, file: BlockFile, replica: Located) -> None:
-        self.file, self.replica = file, replica
+    file: BlockFile
+    replica: Located
 
 
 _Job = Attempt | Relocate | Report
@@ -80,17 +67,15 @@ _Job = Attempt | Relocate | Report
 class Engine:
     """Reads pieces of `BlockFile`s. One per process is enough (`shared`): DataNodes are then known to all readers."""
 
-    def __init__(
-        self,
-        transport: Transport | None = None,
-        *,
-        tuning: Tuning | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, read: Read | None = None, *, tuning: Tuning | None = None) -> None:
+        if read is None:
+            from bootseer.hdfs import datanode  # needs the extra ``hdfs``
+
+            read = datanode.read
         self.scheduler = Scheduler(tuning, memory.process())
         # one for each transfer that may be under way (as many again may be silent), some for questions to the NameNode
         self._most = 2 * (self.scheduler.tuning.total + self.scheduler.tuning.small_total) + 8
-        self._transport, self._clock = transport or DataNodes(), clock
+        self._read: Read = read
         self._lock = threading.Lock()
         self._ready: deque[_Job] = deque()
         self._wake, self._stir = threading.Condition(self._lock), threading.Condition(self._lock)
@@ -163,22 +148,12 @@ class Engine:
     def look(self, files: Sequence[BlockFile]) -> Snapshot:
         """What `bootseer.stripefs.explain` tells of ``files``, and of the DataNodes that have them."""
         with self._lock:
-            now, places = self._clock(), [place for file in files for place in file.places]
+            now, places = time.monotonic(), [place for file in files for place in file.places]
             self._know(places)
-            shares, seconds = self.scheduler.preview(
-                [(place, replicas_of(place).located.block.length) for place in places]
-            )
+            sizes = [(place, replicas_of(place).located.block.length) for place in places]
+            shares, seconds = self.scheduler.assignment.preview(sizes, now)
             nodes = {
-                key: NodeLook(
-                    address=node.address,
-                    state=node.breaker.state,
-                    open_seconds=max(0.0, node.breaker.until - now) if node.breaker.state == "open" else 0.0,
-                    failures=node.breaker.failures,
-                    rate=node.rate,
-                    latency=node.latency,
-                    flying=node.flying,
-                    served=node.served,
-                )
+                key: node.look(now)
                 for key, node in self.scheduler.nodes.items()
                 if any(key in place.keys for place in places)
             }
@@ -189,7 +164,7 @@ class Engine:
 
     def _next(self) -> _Job | None:
         """What the calling worker should do next."""
-        now = self._clock()
+        now = time.monotonic()
         while self._inbox:
             request, done = self._inbox[0]
             self._waiting[request] = done  # before all that may fail: `_panic` tells who waits
@@ -201,10 +176,10 @@ class Engine:
 
     def _dispatch(self, here: bool = False) -> None:
         """Have done what can be done now; ``here``: the calling thread does the first of it."""
-        now = self._clock()
+        now = time.monotonic()
         while (doing := self.scheduler.take(now)) is not None:
             if isinstance(doing, Attempt):
-                doing.handle = self._transport.transfer()
+                doing.handle = Transfer()
             self._ready.append(doing)
         others = len(self._ready) - here
         for _ in range(min(others - self._idle, self._most - self.threads)):
@@ -231,9 +206,9 @@ class Engine:
         # counted as idle by who started this thread
         while True:
             with self._lock:
-                until = self._clock() + _IDLE
+                until = time.monotonic() + _IDLE
                 while not self._ready and not self._inbox:
-                    if (left := until - self._clock()) <= 0:
+                    if (left := until - time.monotonic()) <= 0:
                         self._idle -= 1
                         self.threads -= 1
                         return
@@ -269,7 +244,7 @@ class Engine:
                         return
                     continue
                 try:
-                    self.scheduler.tick(self._clock())
+                    self.scheduler.tick(time.monotonic())
                     self._dispatch()
                 except Exception as exc:
                     self._panic(exc)
@@ -298,13 +273,13 @@ class Engine:
     def _attempt(self, attempt: Attempt) -> None:
         crash: BaseException | None = None
         try:
-            outcome, error = transfer(attempt, self._transport)
+            outcome, error = transfer(attempt, self._read)
         except BaseException as exc:  # a bug, or no memory: the reader gets it, nobody hangs
             crash, outcome, error = exc, Outcome.FAILED, UnavailableError(f"cannot read: {exc!r}")
         if error is not None:
             let_go(error)
         with self._lock:
-            now = self._clock()
+            now = time.monotonic()
             if crash is not None and attempt.run is not None:
                 self.scheduler.fail(attempt.run.span.request, crash)
             then = self.scheduler.ended(attempt, outcome, error, now)
@@ -327,7 +302,7 @@ class Engine:
         with self._lock:
             if crash is not None:
                 self.scheduler.fail(landing.run.span.request, crash)
-            return self.scheduler.copied_back(landing, self._clock())
+            return self.scheduler.copied_back(landing, time.monotonic())
 
     def _join(self, joining: CheckJoined) -> None:
         request = joining.join.arrived[0][0].span.request
@@ -338,7 +313,7 @@ class Engine:
             with self._lock:
                 self.scheduler.fail(request, exc)
         with self._lock:
-            self.scheduler.joined(joining.join, error, self._clock())
+            self.scheduler.joined(joining.join, error, time.monotonic())
 
     def _corrupt(self, attempt: Attempt, error: BootseerError | None) -> None:
         file, where = attempt.place.file, replicas_of(attempt.place)
@@ -363,7 +338,7 @@ class Engine:
             if fresh is not None:
                 file.relocate(fresh)
                 self._know(file.places)
-            self.scheduler.relocated(file, error, self._clock())
+            self.scheduler.relocated(file, error, time.monotonic())
 
     def _report(self, job: Report) -> None:
         try:

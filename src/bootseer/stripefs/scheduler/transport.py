@@ -11,15 +11,12 @@ from __future__ import annotations
 import traceback
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from bootseer.errors import BootseerError, DataError, NotFoundError
-from bootseer.hdfs import datanode
-from bootseer.hdfs.records import DataNode, FileBlocks, Located
 from bootseer.hdfs.replica_errors import Cancelled, CorruptReplica, OwnLimit, StaleReplica, UncheckedReplica
-from bootseer.storage.interface import DEADLINE, Piece
+from bootseer.storage.interface import DEADLINE, SLOWEST, Piece
 from bootseer.stripefs.scheduler.model import (
-    SLOWEST,
     Attempt,
     BlockRange,
     CheckJoined,
@@ -28,8 +25,10 @@ from bootseer.stripefs.scheduler.model import (
     Join,
     Outcome,
     Place,
-    Transfer,
 )
+
+if TYPE_CHECKING:
+    from bootseer.hdfs.records import DataNode, FileBlocks, Located
 
 
 class Files(Protocol):
@@ -175,49 +174,11 @@ def _starts(blocks: Sequence[Located]) -> list[int]:
     return found
 
 
-PROBE_DEADLINE = 2.0
+Read = Callable[..., None]
+"""How bytes of a block are had; arguments of `bootseer.hdfs.datanode.read`."""
 
 
-class Transport(Protocol):
-    """How bytes of a block are had; `bootseer.hdfs.datanode` is the real one."""
-
-    def transfer(self) -> Transfer: ...
-
-    def read(
-        self,
-        node: DataNode,
-        located: Located,
-        offset: int,
-        parts: Sequence[memoryview],
-        *,
-        deadline: float,
-        verify: bool,
-        transfer: Transfer,
-    ) -> None: ...
-
-
-class DataNodes:
-    """The real transport."""
-
-    def transfer(self) -> Transfer:
-        return datanode.Transfer()
-
-    def read(
-        self,
-        node: DataNode,
-        located: Located,
-        offset: int,
-        parts: Sequence[memoryview],
-        *,
-        deadline: float,
-        verify: bool,
-        transfer: Transfer,
-    ) -> None:
-        assert isinstance(transfer, datanode.Transfer)
-        datanode.read(node, located, offset, parts, deadline=deadline, verify=verify, transfer=transfer)
-
-
-def transfer(attempt: Attempt, transport: Transport) -> tuple[Outcome, BootseerError | None]:
+def transfer(attempt: Attempt, read: Read) -> tuple[Outcome, BootseerError | None]:
     """Transfer and check. Other errors than those of the other side and of the bytes are raised."""
     where = replicas_of(attempt.place)
     node = where.nodes.get(attempt.node.key)
@@ -225,14 +186,14 @@ def transfer(attempt: Attempt, transport: Transport) -> tuple[Outcome, BootseerE
         return Outcome.REFUSED, None
     parts = _memory(attempt)
     try:
-        transport.read(
+        read(
             node,
             where.located,
             attempt.offset,
             parts,
-            deadline=PROBE_DEADLINE if attempt.kind == "probe" else DEADLINE + attempt.size / SLOWEST,
+            deadline=DEADLINE + attempt.size / SLOWEST,
             verify=attempt.verify,
-            transfer=cast(Transfer, attempt.handle),
+            transfer=attempt.handle,
         )
         if attempt.run is not None:
             views(attempt.run.span).check(parts, attempt.run.first)
