@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from bootseer.blocks.formats.trace import UNIT, Process, Touch, Trace
-from bootseer.blocks.profiles.readers import Readers
-from bootseer.blocks.profiles.recording import Recording
+from bootseer.blocks.profiles.recording import Readers, Recording
 from bootseer.blocks.serving.shared_memory import Count, SharedMemory
 
 TREE = "ab" * 32

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 from blake3 import blake3
@@ -23,11 +24,8 @@ def hexdigest(data: Buffer) -> str:
 
 
 def file_hexdigest(path: Path) -> str:
-    state = hasher()
     with open(path, "rb") as file:
-        while piece := file.read(1 << 20):
-            state.update(piece)
-    return state.hexdigest()
+        return hashlib.file_digest(file, hasher).hexdigest()
 
 
 def is_hexdigest(text: str) -> bool:

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO
 
 import msgspec
 
@@ -136,17 +136,9 @@ def _error(code: int, text: str) -> BootseerError:
 # -- starting ----------------------------------------------------------------------------------------------------------
 
 
-class Server(NamedTuple):
-    """``driver`` and ``file``: as in `TreeStatus`. ``pid``: 0 when it was started here."""
-
-    driver: str
-    cache_dir: str
-    pid: int = 0
-    file: tuple[int, int] = (0, 0)
-
-
-def join_or_start(folder: Path, spec: ServerSpec, new: NewServer) -> Server:
-    """See to it that a server for ``spec`` runs and knows its target. Raises what kept it from starting."""
+def join_or_start(folder: Path, spec: ServerSpec, new: NewServer) -> TreeStatus:
+    """See to it that a server for ``spec`` runs and knows its target; of one that was started here only the driver is
+    known, and ``pid`` is 0. Raises what kept it from starting."""
     if folder.exists():
         try:
             status = ask(folder, Request("add", spec.target))
@@ -162,13 +154,13 @@ def join_or_start(folder: Path, spec: ServerSpec, new: NewServer) -> Server:
                 raise BootseerError(f"tree id {spec.id} is taken by {status.digest}")
             if status.cache_dir != spec.cache_dir:
                 log.warning("tree %s is served out of %s until all its mounts end", spec.id, status.cache_dir)
-            return Server(status.driver, status.cache_dir, status.pid, status.file)
+            return status
     try:
         folder.mkdir(mode=0o700)
         (folder / FUSE_FOLDER).mkdir(mode=0o700)
         with open(folder / SPEC, "wb", opener=_private) as out:
             out.write(msgspec.json.encode(spec))
-        return Server(new.serve(folder), spec.cache_dir)
+        return TreeStatus(id=spec.id, digest=spec.digest, pid=0, driver=new.serve(folder), cache_dir=spec.cache_dir)
     except BaseException as exc:
         clear(folder)
         if isinstance(exc, OSError):

@@ -18,7 +18,6 @@ from pathlib import Path
 import msgspec
 
 from bootseer.blocks.serving import supervisor
-from bootseer.blocks.serving.log_limit import LogRateLimit
 from bootseer.blocks.serving.protocol import LOCK, SPEC, ServerSpec
 from bootseer.errors import BootseerError, UnavailableError, from_os_error
 from bootseer.kernel import mount
@@ -74,6 +73,28 @@ def main(argv: list[str], *, store_for: Callable[[str], Store] = open_store) -> 
         return 70
     answer(f"ok {running.driver}\n")
     return running.run()
+
+
+class LogRateLimit(logging.Filter):
+    """A damaged store and a job that tries again and again made 50 MB of log in a minute, where ``state_dir`` may be
+    memory. Passes ``most`` lines of one kind (level and unformatted text) per ``seconds``; the next one that passes
+    says how many were left out. For a handler; a race between threads miscounts a line, no more."""
+
+    def __init__(self, most: int = 100, seconds: float = 10.0) -> None:
+        super().__init__()
+        self._most, self._seconds = most, seconds
+        self._seen: dict[tuple[str, int, str], tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        key, now = (record.name, record.levelno, str(record.msg)), time.monotonic()
+        began, count = self._seen.get(key, (now, 0))
+        if now - began >= self._seconds:
+            if count > self._most:
+                record.msg = f"{record.getMessage()} (and {count - self._most} such lines before it, left out)"
+                record.args = ()
+            began, count = now, 0
+        self._seen[key] = began, count + 1
+        return count < self._most
 
 
 def _write_to(path: Path) -> None:
