@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 from blake3 import blake3
@@ -24,8 +23,11 @@ def hexdigest(data: Buffer) -> str:
 
 
 def file_hexdigest(path: Path) -> str:
+    state = blake3()
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, hasher).hexdigest()
+        while piece := file.read(1 << 20):
+            state.update(piece)
+    return state.hexdigest()
 
 
 def is_hexdigest(text: str) -> bool:

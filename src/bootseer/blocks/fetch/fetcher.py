@@ -175,7 +175,7 @@ class Fetcher:
             if pending:
                 self._waiting.add(request)
                 for block in sorted(pending):
-                    if not self._queue.in_flight(block):
+                    if self._queue.missing(block):
                         self.stats[Fetched.DIRECT_MISSES] += 1
                         self._queue.demand(block)
                 self._fetch_late_blocks(request, now)
@@ -280,8 +280,7 @@ class Fetcher:
     @property
     def _idle(self) -> bool:
         """Under the lock: whether nothing is queued or in flight."""
-        queue = self._queue
-        return not (self._flights or self._streaming or queue.demanded or queue.hot_pending or queue.filling)
+        return not (self._flights or self._streaming) and self._queue.idle
 
     def _take(self) -> Flight | None:
         """Under the lock: what a free thread is to fetch now: demand, then the hot stream, then the hot list, then

@@ -9,7 +9,6 @@ import tempfile
 import threading
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 
 from bootseer import faults
 from bootseer.blocks import _hash
@@ -54,7 +53,7 @@ class TreeWriter:
     def __enter__(self) -> TreeWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.packs.close()
 
     def seal(self, meta: bytes, dead: Iterable[tuple[int, int]] = ()) -> TreeRef:

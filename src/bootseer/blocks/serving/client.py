@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import select
@@ -14,11 +13,11 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO
 
 import msgspec
 
 from bootseer import errors
+from bootseer.blocks.cache.locks import lock
 from bootseer.blocks.serving.control_server import read_line
 from bootseer.blocks.serving.mount_readahead import NAMES
 from bootseer.blocks.serving.protocol import (
@@ -63,22 +62,11 @@ def locked(folder: Path) -> Iterator[None]:
     except OSError as exc:
         raise from_os_error(exc, f"open {path}") from exc
     try:
-        until = time.monotonic() + _LOCK_SECONDS
-        while not _flock(fd):
-            if time.monotonic() >= until:
-                raise UnavailableError(f"another process mounts or unmounts tree {folder.name} for too long")
-            time.sleep(0.02)
+        if not lock(fd, _LOCK_SECONDS):
+            raise UnavailableError(f"another process mounts or unmounts tree {folder.name} for too long")
         yield
     finally:
         os.close(fd)
-
-
-def _flock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 # -- asking ------------------------------------------------------------------------------------------------------------
@@ -189,6 +177,8 @@ class NewServer:
             raise from_os_error(exc, "start a block server") from exc
         finally:
             os.close(write_fd)
+        assert self._process.stdin is not None
+        self._input = self._process.stdin
 
     def __enter__(self) -> NewServer:
         return self
@@ -219,11 +209,6 @@ class NewServer:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)  # all its processes: they share the group of the first one
         raise UnavailableError("the block server did not start", hint=f"see {folder.with_suffix('.log')}")
-
-    @property
-    def _input(self) -> IO[bytes]:
-        assert self._process.stdin is not None
-        return self._process.stdin
 
 
 def _read_answer(fd: int) -> str:
@@ -263,7 +248,7 @@ def alive(folder: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        return not _flock(fd)
+        return not lock(fd)
     finally:
         os.close(fd)
 
@@ -319,7 +304,7 @@ def clear_unwatched(folder: Path) -> None:
     with contextlib.suppress(OSError):
         fd = os.open(folder.with_suffix(".lock"), os.O_RDWR | os.O_CLOEXEC)
         try:
-            if _flock(fd):
+            if lock(fd):
                 _remove_state(folder)
         finally:
             os.close(fd)

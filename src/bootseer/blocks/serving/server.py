@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from bootseer.blocks.cache.locks import lock
 from bootseer.blocks.serving import supervisor
 from bootseer.blocks.serving.protocol import LOCK, SPEC, ServerSpec
 from bootseer.errors import BootseerError, UnavailableError, from_os_error
@@ -126,16 +126,9 @@ def _go_to_cgroup(name: str) -> None:
 def _lock(folder: Path) -> int:
     """Show that a server lives in ``folder``, for as long as one of its processes does."""
     fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    until = time.monotonic() + _LOCK_SECONDS
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            if time.monotonic() >= until:
-                os.close(fd)
-                raise UnavailableError(f"another block server lives in {folder}") from None
-        time.sleep(0.001)
+    if not lock(fd, _LOCK_SECONDS):
+        os.close(fd)
+        raise UnavailableError(f"another block server lives in {folder}")
     os.ftruncate(fd, 0)
     os.pwrite(fd, b"%d\n" % os.getpgid(0), 0)
     return fd
