@@ -27,7 +27,7 @@ from bootseer.config import Config
 from bootseer.errors import BootseerError, NotFoundError, UnavailableError
 from bootseer.kernel import mount as mounts
 from bootseer.store.folder import FolderStore
-from support.processes import alive, kill_group
+from support.node import alive, kill_group
 from support.waits import until
 
 pytestmark = pytest.mark.root

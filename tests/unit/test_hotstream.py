@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from array import array
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 
 from bootseer.blocks import _hash
 from bootseer.blocks.cache.cachefile import CacheFile
-from bootseer.blocks.fetch import stream, workers
+from bootseer.blocks.fetch import stream
 from bootseer.blocks.fetch.fetcher import Fetched, Fetcher, Flight
 from bootseer.blocks.fetch.queue import STREAM, Batch, Frame, Priority
 from bootseer.blocks.fetch.source import StoreSource
@@ -24,7 +23,7 @@ from bootseer.blocks.fetch.stream import HotStream
 from bootseer.blocks.formats.hotpack import HotPack
 from bootseer.blocks.profiles import hotpack_builder
 from bootseer.blocks.profiles.library import Target, newest_pack
-from bootseer.errors import BootseerError, DataError, UnavailableError
+from bootseer.errors import BootseerError, UnavailableError
 from bootseer.store import RangeReader
 from bootseer.testing import FlakyStore
 from support import lazy
@@ -372,34 +371,6 @@ def test_a_bad_frame_holds_up_none_behind_it(rig: Rig, monkeypatch: pytest.Monke
     assert rig.right(rig.order)
 
 
-def test_of_bad_blocks_those_that_readers_wait_for_come_first(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    fetcher = rig.fetcher()
-    batch, _ = whole(rig)
-    bad = batch.blocks[:9]
-    monkeypatch.setattr(type(fetcher._waiting), "__contains__", lambda _, block: block == bad[-1])
-    rig.store.reads.clear()
-    assert fetcher._fetch_again(Flight(batch, None), dict.fromkeys(bad, DataError("damaged")), batch) == []
-    offsets = rig.blob.map.offsets
-    assert [offset for offset, _ in rig.direct] == [offsets[block] for block in [bad[-1], *bad[:-1]]]
-    assert fetcher.stats[Fetched.BAD_BLOCKS] == 9
-
-
-def test_a_frame_that_nobody_needs_any_more_is_not_decompressed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    fetcher = rig.fetcher()
-    batch, raw = whole(rig)
-    bad, there = batch.frames[:2]
-    raw = bytes(bad.length) + raw[bad.length :]
-    for block in [*bad.blocks, *there.blocks]:
-        rig.cache.write(block, rig.blob.content[block * 4096 : (block + 1) * 4096])
-    seen: list[int] = []
-    real = workers.opened
-    monkeypatch.setattr(workers, "opened", lambda *args: seen.append(args[1][0]) or real(*args))  # type: ignore[func-returns-value]
-    fetcher._write(Flight(batch, None), batch, raw)
-    assert seen == [frame.blocks[0] for frame in batch.frames[2:]]
-    assert fetcher.stats[Fetched.BAD_BLOCKS] == 0
-    assert rig.right(rig.order)
-
-
 def test_traces_bring_what_the_pack_lacks_after_it(rig: Rig) -> None:
     fetcher = rig.fetcher()
     more = [block for block in rig.real if block not in rig.order][:5]
@@ -618,13 +589,6 @@ def test_a_full_cache_ends_the_stream(rig: Rig, monkeypatch: pytest.MonkeyPatch)
     assert len(rig.streamed) < 20
     (block,) = fetcher.demand(rig.order[0], rig.order[0])
     assert block == rig.order[0]
-
-
-def test_indexes_may_be_arrays() -> None:
-    stream = HotStream(array("I", [1, 2]), array("I", [10, 10]), 0, NoSource())
-    batch = stream.take(lambda _: True)
-    assert batch is not None
-    assert batch.blocks == [1, 2]
 
 
 @pytest.mark.usefixtures("small_parts")

@@ -516,7 +516,7 @@ class Fetcher:
                     self._finish([(block, None, None)])
                     continue
                 data = read_block(self._source, self._cache.map, block, answers.append)
-                self._finish([self._writer.write(block, data)])
+                self._finish(self._writer.write(block, data))
             except UnavailableError:
                 with self._lock:
                     if not answers or block in self._waiting:

@@ -18,11 +18,11 @@ import msgspec
 
 from bootseer import errors
 from bootseer.blocks.cache.locks import lock
-from bootseer.blocks.serving.control_server import read_line
 from bootseer.blocks.serving.mount_readahead import NAMES
 from bootseer.blocks.serving.protocol import (
     FUSE_FOLDER,
     LOCK,
+    MAX_LINE,
     SOCKET,
     SPEC,
     GoneError,
@@ -102,7 +102,8 @@ def _ask(folder: Path, request: Request, timeout: float) -> TreeStatus:
             sock.settimeout(timeout)
             sock.connect(f"/proc/self/fd/{fd}/{SOCKET}")
             sock.sendall(msgspec.json.encode(request) + b"\n")
-            reply = msgspec.json.decode(read_line(sock), type=Reply)
+            with sock.makefile("rb") as lines:
+                reply = msgspec.json.decode(lines.readline(MAX_LINE), type=Reply)
     finally:
         os.close(fd)
     if reply.status is None:
