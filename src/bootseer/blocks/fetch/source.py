@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -160,26 +161,23 @@ def read_block(source: Source, blocks: BlockMap, block: int, count: Callable[[in
 
 
 def read_run(source: Source, blocks: BlockMap, run: range) -> bytes:
-    """The verified bytes of consecutive blocks. Blocks whose frames follow one another come in one request; what does
-    not come so, or comes damaged, block by block. Raises as `read_block`."""
-    out: list[bytes] = []
-    for part in _adjacent(blocks, run):
-        first, last = part.start, part[-1]
-        if blocks.is_zero(first):
-            out.append(bytes(blocks.length_of(first)))
-            continue
-        at = blocks.offsets[first]
+    """The verified bytes of consecutive blocks: in one request where their frames follow one another and come right,
+    else block by block. Raises as `read_block`."""
+    real = [block for block in run if not blocks.is_zero(block)]
+    found: dict[int, bytes] = {}
+    if len(real) > 1 and all(adjoin(blocks, left, right) for left, right in itertools.pairwise(real)):
+        at, last = blocks.offsets[real[0]], real[-1]
         try:
-            raw = memoryview(source.read(blocks.pack_of[first], at, blocks.offsets[last] + blocks.lengths[last] - at))
-            begins = [blocks.offsets[block] - at for block in part]
-            out += [
-                verified(blocks, block, raw[begin : begin + blocks.lengths[block]])
-                for block, begin in zip(part, begins, strict=True)
-            ]
+            raw = memoryview(source.read(blocks.pack_of[last], at, blocks.offsets[last] + blocks.lengths[last] - at))
+            for block in real:
+                begin = blocks.offsets[block] - at
+                found[block] = verified(blocks, block, raw[begin : begin + blocks.lengths[block]])
         except (DataError, UnavailableError) as exc:
             log.info("%s; trying once more", exc)
-            out += [read_block(source, blocks, block, lambda length: None) for block in part]
-    return b"".join(out)
+    for block in real:
+        if block not in found:
+            found[block] = read_block(source, blocks, block, lambda length: None)
+    return b"".join(found.get(block) or bytes(blocks.length_of(block)) for block in run)
 
 
 def adjoin(blocks: BlockMap, left: int, right: int) -> bool:
@@ -188,15 +186,3 @@ def adjoin(blocks: BlockMap, left: int, right: int) -> bool:
         blocks.offsets[left] + blocks.lengths[left] == blocks.offsets[right]
         and blocks.pack_of[left] == blocks.pack_of[right]
     )
-
-
-def _adjacent(blocks: BlockMap, run: range) -> Iterator[range]:
-    """``run`` cut where its frames do not follow each other in one pack."""
-    first = run.start
-    for block in run[1:]:
-        zero = blocks.is_zero(block) or blocks.is_zero(block - 1)
-        if zero or not adjoin(blocks, block - 1, block):
-            yield range(first, block)
-            first = block
-    if run:
-        yield range(first, run.stop)
