@@ -68,7 +68,7 @@ PARTS = [
     Part("background-fill", "the rest of the image stays in the store", ">= -2", settings=NO_FILL),
     Part("sync-rest", "the cache is synced from the start on", ">= 5",
          patch=Patch("bootseer.blocks.serving.fetcher_process", "_REST_SECONDS", 0.0)),
-    Part("second-request", "the hot stream waits for a range that hangs", ">= 5", frozen=True,
+    Part("hung-range", "the hot stream waits for a range that hangs", ">= 5", frozen=True,
          patch=Patch("bootseer.blocks.fetch.fetcher", "Fetcher._leave_silent", lambda fetcher, flight, now: None)),
 ]  # fmt: skip
 
