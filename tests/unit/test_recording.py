@@ -151,15 +151,6 @@ def test_a_recording_follows_the_access_trace(child: subprocess.Popen[bytes]) ->
     assert Trace.decode(trace.encode()) == trace
 
 
-def test_touches_of_a_log_are_touches() -> None:
-    class Log:
-        def since(self, start: int) -> list[tuple[int, int, int, int]]:
-            return [(1, 2, 3, 1), (5, 2, 3, 2)][start:]
-
-    trace = Recording(Log().since, TREE, 64 * UNIT, began=0, clock=0.0).trace()
-    assert trace.touches == (Touch(1, 2, 3, 1), Touch(5, 2, 4, 1))
-
-
 MIB = (1 << 20) // UNIT
 
 

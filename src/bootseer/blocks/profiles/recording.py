@@ -17,7 +17,6 @@ from bootseer.blocks.formats.trace import (
     Process,
     Touch,
     Trace,
-    first_touches,
 )
 from bootseer.blocks.profiles.library import SMALL_TREE
 
@@ -158,15 +157,13 @@ class Recording:
         """What was recorded until now, without the touches of processes that scan the tree. ``complete`` false: touches
         may be missing, whatever the log says."""
         self.poll()
-        touches, all_of_them = first_touches(self._since(0), self._size)
-        kept, scanners = without_scanners(touches, self._size)
+        kept, scanners = without_scanners(tuple(Touch(*row) for row in self._since(0)), self._size)
         named = {process.pid: process for process in self._readers.table()}
         for pid, size in scanners.items():
             who = named.setdefault(pid, Process(pid, ""))
             log.info("left out of the recording: process %s, %s MB", who.comm or pid, f"{size // 10**6:,}")
         processes = tuple(process for _, process in sorted(named.items()))[:MAX_PROCESSES]
-        whole = complete and all_of_them
-        return Trace(self._tree, self._size, self._began, whole, "fuse", kept, processes)
+        return Trace(self._tree, self._size, self._began, complete, "fuse", kept, processes)
 
 
 def without_scanners(touches: tuple[Touch, ...], size: int) -> tuple[tuple[Touch, ...], dict[int, int]]:

@@ -202,9 +202,9 @@ class AccessTrace:
                 if number >= self._limit:
                     self._counts[Count.TOUCHES_LOST] += 1
                     return
+                seen[unit:stop] = b"\1" * (stop - unit)  # first: who is killed here loses a touch, and notes none twice
                 _TOUCH.pack_into(touches, number * _TOUCH.size, max(0, ms), pid & 0xFFFFFFFF, unit, stop - unit)
                 self._counts[Count.TOUCHES] = number + 1
-                seen[unit:stop] = b"\1" * (stop - unit)
                 first = stop
 
     def forked(self) -> None:
