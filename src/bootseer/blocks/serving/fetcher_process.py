@@ -194,10 +194,12 @@ class FetcherProcess:
                 if plan.order:
                     self._keep_hot(set(plan.order))
                 log.info("%d hot blocks, from %d traces and hot pack %r", len(plan.order), plan.traces, plan.pack)
-            if self._spec.config.background_fill:
-                self._fetcher.background()
+        except BootseerError as exc:
+            log.warning("no prefetch of tree %s: %s", self._tree.digest[:12], exc)
         except Exception:
-            log.exception("prefetch failed; blocks come on demand")
+            log.exception("prefetch of tree %s failed; blocks come on demand", self._tree.digest[:12])
+        if self._spec.config.background_fill:
+            self._fetcher.background()
 
     def _note_plan(self, plan: Plan) -> None:
         self._plan = plan
