@@ -48,8 +48,6 @@ PATIENCE = 30.0
 """A server on an overloaded node, or one whose disk is stuck, may take this long to answer; it is not dead."""
 _LOOK_SECONDS = 0.005
 _TAKE_BACK_SECONDS = 1.0
-_OLD = ("pid", "targets.json", "targets.json.tmp")
-"""What servers of older versions left."""
 
 
 @contextlib.contextmanager
@@ -291,7 +289,7 @@ def clear(folder: Path) -> None:
 
 def _remove_state(folder: Path) -> None:
     for path in (
-        *(folder / name for name in (SPEC, SOCKET, LOCK, *_OLD)),
+        *(folder / name for name in (SPEC, SOCKET, LOCK)),
         *folder.glob(NAMES),
     ):
         path.unlink(missing_ok=True)
