@@ -288,10 +288,7 @@ def clear(folder: Path) -> None:
 
 
 def _remove_state(folder: Path) -> None:
-    for path in (
-        *(folder / name for name in (SPEC, SOCKET, LOCK)),
-        *folder.glob(NAMES),
-    ):
+    for path in (folder / SPEC, folder / SOCKET, folder / LOCK, *folder.glob(NAMES)):
         path.unlink(missing_ok=True)
     for path in (folder / FUSE_FOLDER, folder):
         with contextlib.suppress(FileNotFoundError):
