@@ -26,7 +26,7 @@ from bootseer.blocks.cache.locks import DATA, lease, take_lock
 from bootseer.blocks.formats import bitmap
 from bootseer.blocks.formats.bitmap import Ready
 from bootseer.blocks.formats.blockmap import BlockMap
-from bootseer.errors import UnavailableError, from_os_error
+from bootseer.errors import UnavailableError, doing
 
 log = logging.getLogger(__name__)
 
@@ -91,14 +91,12 @@ class CacheFile(ReadyBlocks):
         another process owns it, `FullError` and kin for I/O errors.
         """
         with contextlib.ExitStack() as undo:
-            try:
+            with doing(f"open block cache {folder}"):
                 lock_fd = take_lock(folder)
                 undo.callback(os.close, lock_fd)
                 self = cls(folder, blocks, digest, lock_fd, ready=ready)
                 undo.callback(super(CacheFile, self).close)
                 self._load()
-            except OSError as exc:
-                raise from_os_error(exc, f"open block cache {folder}") from exc
             undo.pop_all()
         return self
 

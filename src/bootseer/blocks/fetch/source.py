@@ -54,47 +54,44 @@ class StoreSource:
 
     def __init__(self, store: Store, blocks: BlockMap | str) -> None:
         self._keys = [blocks] if isinstance(blocks, str) else [pack.key for pack in blocks.packs]
-        self.name = f"{store.shown}/{self._keys[0]}" if len(self._keys) == 1 else store.shown
         self._store = store
+        self.name = self._shown(0) if len(self._keys) == 1 else store.shown
         self._lock = threading.Lock()
         self._open: dict[int, _Open] = {}
         self._closed = False
 
     def read(self, pack: int, offset: int, length: int) -> bytes:
-        name = f"{self._store.shown}/{self._keys[pack]}"
         with self._reader(pack) as reader:
-            try:
-                data = reader.read(offset, length)
-            except OSError as exc:
-                raise UnavailableError(str(from_os_error(exc, f"read {name}"))) from exc
+            data = reader.read(offset, length)
             if len(data) != length:
-                raise DataError(f"{name} gave {len(data)} bytes for {length} at {offset}")
+                raise DataError(f"{self._shown(pack)} gave {len(data)} bytes for {length} at {offset}")
             return data
 
     def pieces(self, offset: int, lengths: Sequence[int]) -> Generator[bytes, None, None]:
         """What pack 0 has from ``offset`` on, in pieces of these lengths, each as soon as it is there; raises as `read`
         does, perhaps after some of them."""
         with self._reader(0) as reader:
-            try:
-                for length, piece in zip(lengths, reader.pieces(offset, lengths), strict=True):
-                    if len(piece) != length:
-                        raise DataError(f"{self.name} gave {len(piece)} bytes for {length}")
-                    yield piece
-            except OSError as exc:
-                raise UnavailableError(str(from_os_error(exc, f"read {self.name}"))) from exc
+            for length, piece in zip(lengths, reader.pieces(offset, lengths), strict=True):
+                if len(piece) != length:
+                    raise DataError(f"{self.name} gave {len(piece)} bytes for {length}")
+                yield piece
 
     def original(self, pack: int, offset: int, length: int) -> bytes | None:
         with self._reader(pack) as reader:
-            try:
-                return reader.original(offset, length)
-            except OSError as exc:
-                raise UnavailableError(str(from_os_error(exc, f"read {self.name}"))) from exc
+            return reader.original(offset, length)
+
+    def _shown(self, pack: int) -> str:
+        return f"{self._store.shown}/{self._keys[pack]}"
 
     @contextmanager
     def _reader(self, pack: int) -> Iterator[RangeReader]:
+        """Errors of the system come out as `UnavailableError`. After that or `DataError` the pack is opened anew."""
         one = self._take(pack)
         try:
-            yield one.reader
+            try:
+                yield one.reader
+            except OSError as exc:
+                raise UnavailableError(str(from_os_error(exc, f"read {self._shown(pack)}"))) from exc
         except (UnavailableError, DataError):
             with self._lock:
                 if self._open.get(pack) is one:

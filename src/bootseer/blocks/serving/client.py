@@ -32,7 +32,7 @@ from bootseer.blocks.serving.protocol import (
     StoppingError,
     TreeStatus,
 )
-from bootseer.errors import BootseerError, UnavailableError, from_os_error
+from bootseer.errors import BootseerError, UnavailableError, doing, from_os_error
 from bootseer.kernel import mount as mounts
 
 log = logging.getLogger(__name__)
@@ -54,11 +54,9 @@ _TAKE_BACK_SECONDS = 1.0
 def locked(folder: Path) -> Iterator[None]:
     """One process at a time mounts or unmounts the tree whose state is in ``folder``."""
     path = folder.with_suffix(".lock")
-    try:
+    with doing(f"open {path}"):
         folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as exc:
-        raise from_os_error(exc, f"open {path}") from exc
     try:
         if not lock(fd, _LOCK_SECONDS):
             raise UnavailableError(f"another process mounts or unmounts tree {folder.name} for too long")
@@ -281,10 +279,8 @@ def clear(folder: Path) -> None:
     if mounts.is_mounted(folder / FUSE_FOLDER):
         log.warning("detaching the FUSE mount that a block server left in %s", folder)
         mounts.unmount(folder / FUSE_FOLDER, lazy=True)
-    try:
+    with doing(f"remove the state of a block server in {folder}"):
         _remove_state(folder)
-    except OSError as exc:
-        raise from_os_error(exc, f"remove the state of a block server in {folder}") from exc
 
 
 def _remove_state(folder: Path) -> None:

@@ -19,7 +19,7 @@ import msgspec
 from bootseer.blocks.cache.locks import lock
 from bootseer.blocks.serving import supervisor
 from bootseer.blocks.serving.protocol import LOCK, SPEC, ServerSpec
-from bootseer.errors import BootseerError, UnavailableError, from_os_error
+from bootseer.errors import BootseerError, UnavailableError, doing
 from bootseer.kernel import mount
 from bootseer.store import Store, open_store
 
@@ -99,12 +99,10 @@ class LogRateLimit(logging.Filter):
 
 def _write_to(path: Path) -> None:
     """Standard output and errors go to the end of the file ``path``."""
-    try:
+    with doing(f"write {path}"):
         if path.exists() and path.stat().st_size > _LOG_BYTES:
             os.replace(path, path.with_suffix(".log.old"))
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    except OSError as exc:
-        raise from_os_error(exc, f"write {path}") from exc
     for number in (1, 2):
         os.dup2(fd, number)
     os.close(fd)
