@@ -67,9 +67,9 @@ PARTS = [
     Part("recording", "nothing is recorded", ">= -2", settings={"BOOTSEER_RECORD_SECONDS": "0.001"}, both=NO_FILL),
     Part("background-fill", "the rest of the image stays in the store", ">= -2", settings=NO_FILL),
     Part("sync-rest", "the cache is synced from the start on", ">= 5",
-         patch=Patch("bootseer.blocks.serving.syncer", "_REST_SECONDS", 0.0)),
-    Part("second-request", "who waits for a block waits for the first request", ">= 5", frozen=True,
-         patch=Patch("bootseer.blocks.fetch.fetcher", "Fetcher._fetch_late", lambda fetcher, block: None)),
+         patch=Patch("bootseer.blocks.serving.fetcher_process", "_REST_SECONDS", 0.0)),
+    Part("hung-range", "the hot stream waits for a range that hangs", ">= 5", frozen=True,
+         patch=Patch("bootseer.blocks.fetch.fetcher", "Fetcher._leave_silent", lambda fetcher, flight, now: None)),
 ]  # fmt: skip
 
 

@@ -6,7 +6,9 @@ table in ``docs/reference/exit-codes.md`` is checked against this module by a te
 
 from __future__ import annotations
 
+import contextlib
 import errno
+from collections.abc import Iterator
 from typing import ClassVar
 
 
@@ -106,3 +108,12 @@ def from_os_error(exc: OSError, doing: str) -> BootseerError:
     ):
         return UnavailableError(text, hint="check that the server runs and is reachable from here")
     return BootseerError(text)
+
+
+@contextlib.contextmanager
+def doing(what: str) -> Iterator[None]:
+    """What `from_os_error` makes of an ``OSError`` inside."""
+    try:
+        yield
+    except OSError as exc:
+        raise from_os_error(exc, what) from exc

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import logging
 import os
 import random
 import shutil
@@ -25,9 +24,10 @@ from bootseer.blocks.formats.manifest import TreeManifest
 from bootseer.blocks.formats.trace import Trace
 from bootseer.blocks.tree import ProfileKey, TreeMount
 from bootseer.config import Config
-from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError
+from bootseer.errors import BootseerError, NotFoundError, UnavailableError
 from bootseer.kernel import mount as mounts
 from bootseer.store.folder import FolderStore
+from support.node import alive, kill_group
 from support.waits import until
 
 pytestmark = pytest.mark.root
@@ -142,19 +142,6 @@ def site(base: Path, tmp_path: Path) -> Iterator[Site]:
     until(site.clean)
 
 
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def kill_all(pid: int) -> None:
-    """Each process of a block server at once."""
-    os.killpg(os.getpgid(pid), signal.SIGKILL)
-    until(lambda: not alive(pid))
-
-
 def read_or_errno(path: Path) -> bytes | int | None:
     try:
         return path.read_bytes()
@@ -216,44 +203,6 @@ def test_it_is_read_only(site: Site) -> None:
     assert caught.value.errno == errno.EROFS
 
 
-def test_the_second_start_prefetches_what_the_first_touched(site: Site) -> None:
-    first = site.mount(cache="one")
-    for name in ("big1", "d3/f3"):
-        (first.target / name).read_bytes()
-    first.ready()
-    until(lambda: first.status().recording == "published")
-    touched = first.status().bytes_demand
-    first.unmount()
-    second = site.mount(cache="two")
-    until(lambda: 0 < second.status().hot_total == second.status().hot_ready)
-    for name in ("big1", "d3/f3"):
-        assert (second.target / name).read_bytes() == (site.source / name).read_bytes()
-    status = second.status()
-    assert (status.slow_faults, status.bytes_demand) == (0, 0)
-    assert 0 < status.bytes_hot <= touched
-
-
-def test_unmount_publishes_the_trace(site: Site) -> None:
-    made = site.mount()
-    (made.target / "big1").read_bytes()
-    made.unmount()
-    assert "trace" in site.profile
-    site.await_pack()
-    assert all(info.key.startswith(f"profiles/{site.digest}/test/") for info in site.store.list("profiles"))
-
-
-def test_the_next_mount_does_not_wait_for_the_hot_pack(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BOOTSEER_FAULTS", "blocks.hotpack.block=sleep:0.05")
-    made = site.mount()
-    monkeypatch.delenv("BOOTSEER_FAULTS")
-    (made.target / "big1").read_bytes()
-    made.unmount()
-    assert "pack" not in site.profile
-    made = site.mount()
-    assert fingerprint(made.target) == site.want
-    site.await_pack()
-
-
 def test_nobody_waits_for_the_hot_pack(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BOOTSEER_FAULTS", "blocks.hotpack.block=sleep:0.05")
     made = site.mount()
@@ -263,7 +212,10 @@ def test_nobody_waits_for_the_hot_pack(site: Site, monkeypatch: pytest.MonkeyPat
     assert site.clean()
     assert "pack" not in site.profile
     assert "finishes its hot pack" in site.log
+    made = site.mount()
+    assert fingerprint(made.target) == site.want
     site.await_pack()
+    assert all(info.key.startswith(f"profiles/{site.digest}/test/") for info in site.store.list("profiles"))
 
 
 def test_the_second_start_reads_the_hot_pack_alone(site: Site) -> None:
@@ -288,22 +240,6 @@ def test_the_second_start_reads_the_hot_pack_alone(site: Site) -> None:
     assert (status.hot_unused_bytes, status.hot_missed_bytes) == (0, 0)
 
 
-def test_a_damaged_hot_pack_is_survived(site: Site) -> None:
-    first = site.mount(cache="one")
-    fingerprint(first.target)
-    first.unmount()
-    site.await_pack()
-    (pack,) = [info for info in site.store.list("profiles") if info.key.endswith(".pack")]
-    path = site.store.root / pack.key
-    raw = bytearray(path.read_bytes())
-    for at in range(len(raw) // 4, len(raw), 5000):
-        raw[at] ^= 1
-    path.write_bytes(raw)
-    second = site.mount(cache="two")
-    assert fingerprint(second.target) == site.want
-    assert second.status().failed_reads == 0
-
-
 def test_no_profile_means_no_recording(site: Site) -> None:
     made = site.mount(profile=None)
     (made.target / "big1").read_bytes()
@@ -316,17 +252,6 @@ def test_recording_ends_by_itself(site: Site) -> None:
     made = site.mount(record_seconds=0.3)
     (made.target / "big1").read_bytes()
     until(lambda: made.status().recording == "published")
-
-
-def test_background_fill_makes_the_store_unnecessary(site: Site) -> None:
-    made = site.mount(background_fill=True)
-    made.ready()
-    until(lambda: made.status().complete)
-    made.unmount()
-    shutil.rmtree(site.store.root)
-    again = site.mount()
-    assert fingerprint(again.target) == site.want
-    assert again.status().bytes_demand == 0
 
 
 def test_two_mounts_share_one_server(site: Site) -> None:
@@ -410,19 +335,6 @@ def test_a_flipped_bit_is_eio_and_never_another_byte(site: Site) -> None:
     assert "is damaged in" in site.log
 
 
-def test_a_truncated_blob_is_eio_behind_its_end(site: Site) -> None:
-    size = site.blob.stat().st_size
-    os.truncate(site.blob, size // 2)
-    made = site.mount()
-    outcomes = set()
-    for path in sorted(site.source.rglob("*")):
-        if path.is_file():
-            found = read_or_errno(made.target / path.relative_to(site.source))
-            assert found in (path.read_bytes(), errno.EIO)
-            outcomes.add(found == errno.EIO)
-    assert outcomes == {True, False}
-
-
 def test_a_healed_store_is_read_again(site: Site) -> None:
     hidden = site.blob.with_name("hidden")
     blob = site.blob
@@ -433,17 +345,6 @@ def test_a_healed_store_is_read_again(site: Site) -> None:
     assert caught.value.errno == errno.EIO
     hidden.rename(blob)
     assert (made.target / "big1").read_bytes() == (site.source / "big1").read_bytes()
-
-
-@pytest.mark.parametrize("part", ["map", "meta_stored"])
-def test_a_damaged_part_mounts_nothing(site: Site, part: str) -> None:
-    path = site.store.root / getattr(site.manifest, part).key
-    raw = bytearray(path.read_bytes())
-    raw[-1] ^= 1
-    path.write_bytes(raw)
-    with pytest.raises(DataError, match="damaged"):
-        site.mount()
-    assert site.clean()
 
 
 def test_an_unknown_tree_mounts_nothing(site: Site) -> None:
@@ -489,7 +390,7 @@ def test_a_killed_server_is_an_error_and_the_next_mount_continues(site: Site, ca
     (made.target / "big1").read_bytes()
     before = made.status()
     until(lambda: inventory.parts(site.folder / "cache")[0].blocks_ready >= before.blocks_ready, 20)
-    kill_all(before.pid)
+    kill_group(before.pid)
     with pytest.raises(OSError, match=r"abort|not connected|Input/output"):
         (made.target / "big2").read_bytes()
     with pytest.raises(UnavailableError):
@@ -513,7 +414,7 @@ def test_killed_while_filling_then_right_bytes(site: Site, monkeypatch: pytest.M
     assert fingerprint(made.target) == site.want
     until(lambda: made.status().fetcher_restarts > 0, 20)
     pid = made.status().pid
-    kill_all(pid)
+    kill_group(pid)
     # Straight over the dead one: the mount cleans up by itself, except for the target.
     mounts.unmount(made.target, lazy=True)
     again = site.mount()
@@ -528,23 +429,6 @@ def test_a_full_cache_still_serves_right_bytes(site: Site, monkeypatch: pytest.M
     assert fingerprint(made.target) == site.want
     assert made.status().cache_full
     assert site.log.count("is full") == 1
-
-
-def test_a_busy_target_is_detached_with_a_line(
-    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("bootseer.blocks.serving.client._BUSY_SECONDS", 0.2)
-    made = site.mount()
-    pid = made.status().pid
-    with open(made.target / "big1", "rb") as file:
-        file.read(10)
-        with caplog.at_level(logging.WARNING):
-            made.unmount()
-        assert "is in use; detaching it" in caplog.text
-        assert not mounts.is_mounted(made.target)
-        assert Path(f"/proc/self/fd/{file.fileno()}").read_bytes() == (site.source / "big1").read_bytes()
-        assert alive(pid)
-    until(lambda: not alive(pid))
 
 
 def test_the_server_ends_with_its_fuse_mount(site: Site) -> None:
@@ -564,26 +448,6 @@ def test_sigterm_ends_it_in_order(site: Site) -> None:
     until(lambda: not alive(status.pid))
     assert "trace" in site.profile
     site.await_pack()
-
-
-def test_extract_needs_no_mount(site: Site) -> None:
-    dest = site.folder / "plain"
-    seen: list[tuple[int, int]] = []
-    tree.extract(site.store, site.digest, dest, progress=lambda done, total: seen.append((done, total)))
-    assert fingerprint(dest) == site.want
-    assert seen[-1][0] == seen[-1][1] > 0
-    assert not [path for path in site.folder.iterdir() if path.name.startswith(".extract-")]
-    with pytest.raises(BootseerError, match="not empty"):
-        tree.extract(site.store, site.digest, dest)
-
-
-def test_extract_refuses_a_damaged_blob(site: Site) -> None:
-    raw = bytearray(site.blob.read_bytes())
-    raw[100] ^= 1
-    site.blob.write_bytes(raw)
-    with pytest.raises(DataError, match="damaged"):
-        tree.extract(site.store, site.digest, site.folder / "plain")
-    assert list((site.folder / "plain").iterdir()) == []
 
 
 def test_prefetch_warms_the_cache(site: Site) -> None:

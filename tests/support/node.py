@@ -26,6 +26,12 @@ def alive(pid: int) -> bool:
         return False
 
 
+def kill_group(pid: int) -> None:
+    """The process and all of its group, at once."""
+    os.killpg(os.getpgid(pid), signal.SIGKILL)
+    until(lambda: not alive(pid))
+
+
 class Node:
     """One node below ``folder``: caches, state and mount points. `close` ends and removes everything."""
 

@@ -127,7 +127,7 @@ def test_hot_keeps_first_touch_order_and_merges_neighbours() -> None:
     rig.queue.hot([20, 3, 4, 21, 9])
     assert [blocks(rig.queue.take_hot()) for _ in range(3)] == [[20, 21], [3, 4], [9]]
     assert rig.queue.take_hot() is None
-    assert not rig.queue.hot_pending
+    assert rig.queue.idle
 
 
 def test_hot_requests_are_bounded() -> None:
@@ -182,7 +182,7 @@ def test_background_walks_everything_once() -> None:
         found += batch.blocks
         rig.finish(batch)
     assert found == [block for block in range(20) if block not in (3, 10)]
-    assert not rig.queue.filling
+    assert rig.queue.idle
 
 
 def test_background_leaves_what_is_damaged() -> None:

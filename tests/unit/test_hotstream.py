@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from array import array
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 
 from bootseer.blocks import _hash
 from bootseer.blocks.cache.cachefile import CacheFile
-from bootseer.blocks.fetch import stream, workers
+from bootseer.blocks.fetch import stream
 from bootseer.blocks.fetch.fetcher import Fetched, Fetcher, Flight
 from bootseer.blocks.fetch.queue import STREAM, Batch, Frame, Priority
 from bootseer.blocks.fetch.source import StoreSource
@@ -24,7 +23,7 @@ from bootseer.blocks.fetch.stream import HotStream
 from bootseer.blocks.formats.hotpack import HotPack
 from bootseer.blocks.profiles import hotpack_builder
 from bootseer.blocks.profiles.library import Target, newest_pack
-from bootseer.errors import BootseerError, DataError, UnavailableError
+from bootseer.errors import BootseerError, UnavailableError
 from bootseer.store import RangeReader
 from bootseer.testing import FlakyStore
 from support import lazy
@@ -116,6 +115,22 @@ def test_the_next_range_is_asked_for_shortly_before_the_end_of_one() -> None:
     assert not stream.free
     assert stream.put_back(second)
     assert taken(stream) == second, "again, from its beginning"
+
+
+def test_a_range_that_was_left_holds_up_no_other() -> None:
+    stream = HotStream([7, 3, 5, 9], [8 << 20] * 4, 0, NoSource())
+    hung = taken(stream)
+    stream.leave(hung)
+    assert stream.free
+    second = taken(stream)
+    assert (hung.blocks, second.blocks) == ([7], [3])
+    (part,) = hung.parts(1 << 30)
+    stream.came(second, second)
+    stream.came(hung, part)
+    assert stream.free, "one that comes late counts no more"
+    stream.ended(second)
+    assert taken(stream).blocks == [5]
+    assert stream.left == [7]
 
 
 def test_a_stream_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,7 +299,7 @@ def test_the_hot_pack_brings_everything_in_few_requests(rig: Rig) -> None:
     assert rig.direct == []
     assert len(rig.streamed) == 1
     assert fetcher.stats[Fetched.BYTES_HOT] == sum(opened.pack.lengths)
-    assert rig.cache.ready_count == len(rig.order) + COUNT - len(rig.real)
+    assert bytes(rig.cache.ready[:]).count(1) == len(rig.order) + COUNT - len(rig.real)
 
 
 def test_a_miss_outside_of_the_pack_is_fetched_alone(rig: Rig) -> None:
@@ -353,34 +368,6 @@ def test_a_bad_frame_holds_up_none_behind_it(rig: Rig, monkeypatch: pytest.Monke
     finally:
         rig.store.release()
         thread.join(10)
-    assert rig.right(rig.order)
-
-
-def test_of_bad_blocks_those_that_readers_wait_for_come_first(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    fetcher = rig.fetcher()
-    batch, _ = whole(rig)
-    bad = batch.blocks[:9]
-    monkeypatch.setattr(type(fetcher._waiting), "__contains__", lambda _, block: block == bad[-1])
-    rig.store.reads.clear()
-    assert fetcher._fetch_again(Flight(batch, None), dict.fromkeys(bad, DataError("damaged")), batch) == []
-    offsets = rig.blob.map.offsets
-    assert [offset for offset, _ in rig.direct] == [offsets[block] for block in [bad[-1], *bad[:-1]]]
-    assert fetcher.stats[Fetched.BAD_BLOCKS] == 9
-
-
-def test_a_frame_that_nobody_needs_any_more_is_not_decompressed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    fetcher = rig.fetcher()
-    batch, raw = whole(rig)
-    bad, there = batch.frames[:2]
-    raw = bytes(bad.length) + raw[bad.length :]
-    for block in [*bad.blocks, *there.blocks]:
-        rig.cache.write(block, rig.blob.content[block * 4096 : (block + 1) * 4096])
-    seen: list[int] = []
-    real = workers.opened
-    monkeypatch.setattr(workers, "opened", lambda *args: seen.append(args[1][0]) or real(*args))  # type: ignore[func-returns-value]
-    fetcher._write(Flight(batch, None), batch, raw)
-    assert seen == [frame.blocks[0] for frame in batch.frames[2:]]
-    assert fetcher.stats[Fetched.BAD_BLOCKS] == 0
     assert rig.right(rig.order)
 
 
@@ -553,27 +540,6 @@ def test_what_has_come_of_a_range_is_there_while_the_rest_arrives(rig: Rig, fail
         assert len(whole) == 1
 
 
-def test_who_waits_for_a_stream_that_hangs_is_served_directly(rig: Rig) -> None:
-    class Hung(FlakyStore):
-        pass
-
-    hung = Hung(rig.blob.store)
-    opened = rig.open(hung)
-    hung.hold()
-    fetcher = rig.fetcher()
-    try:
-        fetcher.stream(opened.stream())
-        until(lambda: len(hung.reads) == 1)
-        for block in rig.order[:2]:
-            fetcher.demand(block, block)
-        assert rig.right(rig.order[:2])
-        assert fetcher.stats[Fetched.HEDGES] == 2
-    finally:
-        hung.release()
-    assert fetcher.wait(5)
-    assert rig.right(rig.order)
-
-
 def test_readers_and_stream_under_trouble(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything is read while requests fail, bits flip, and the pack vanishes in the middle."""
     rig.store.fail_next(6)
@@ -625,13 +591,6 @@ def test_a_full_cache_ends_the_stream(rig: Rig, monkeypatch: pytest.MonkeyPatch)
     assert block == rig.order[0]
 
 
-def test_indexes_may_be_arrays() -> None:
-    stream = HotStream(array("I", [1, 2]), array("I", [10, 10]), 0, NoSource())
-    batch = stream.take(lambda _: True)
-    assert batch is not None
-    assert batch.blocks == [1, 2]
-
-
 @pytest.mark.usefixtures("small_parts")
 def test_a_reader_waits_a_moment_for_a_range_under_way_then_goes_around_it(rig: Rig) -> None:
     opened = rig.open()
@@ -649,8 +608,9 @@ def test_a_reader_waits_a_moment_for_a_range_under_way_then_goes_around_it(rig: 
     assert all(one.wait(5) for one in done)
     assert 0.9 < time.monotonic() - began < 3
     assert rig.right([last])
-    assert len(rig.direct) == 1
-    assert (fetcher.stats[Fetched.HEDGES], fetcher.stats[Fetched.DIRECT_MISSES]) == (1, 0)
+    where = rig.blob.map.offsets[last]
+    assert sum(offset <= where < offset + length for offset, length in rig.direct) == 1
+    assert fetcher.stats[Fetched.DIRECT_MISSES] == 0
     store.go.set()
     assert fetcher.wait(10)
     assert rig.right(rig.order)
@@ -678,13 +638,86 @@ def test_a_reader_of_a_block_that_is_not_under_way_goes_around_the_stream(
     assert rig.right(rig.order)
 
 
-def test_of_a_range_that_hangs_only_the_first_reader_waits(rig: Rig) -> None:
-    hung = FlakyStore(rig.blob.store)
-    stream = msgspec.structs.replace(rig.open(), source=StoreSource(hung, rig.key)).stream()
+class Hanging(FlakyStore):
+    """Requests for the hot pack hang until `release`: all, or only the first one."""
+
+    def __init__(self, rig: Rig, *, only_first: bool = False) -> None:
+        super().__init__(rig.blob.store)
+        self.key, self.only_first = rig.key, only_first
+        self.hung = 0
+        self.hold()
+
+    def _read(self, key: str, offset: int, length: int, read: Callable[[], bytes]) -> bytes:
+        if key == self.key:
+            self.hung += 1
+            if self.hung == 1 or not self.only_first:
+                return super()._read(key, offset, length, read)
+        return read()
+
+    def stream(self, opened: Opened) -> HotStream:
+        return msgspec.structs.replace(opened, source=StoreSource(self, opened.key)).stream()
+
+
+def test_the_stream_goes_on_without_a_range_that_hangs(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it comes a second later, the blocks of that range from the packs, and nothing else does."""
+    short_ranges(monkeypatch, 100_000)
+    opened, hanging = rig.open(), Hanging(rig, only_first=True)
     fetcher = rig.fetcher()
-    hung.hold()
-    fetcher.stream(stream)
-    until(lambda: len(hung.reads) == 1)
+    began = time.monotonic()
+    fetcher.stream(hanging.stream(opened))
+    try:
+        until(lambda: rig.right(rig.order))
+        assert 0.8 < time.monotonic() - began < 4
+        assert fetcher.streamed(5)
+        [(_, _, hung)] = hanging.reads
+        assert hung <= sum(length for _, length in rig.direct) < 1.2 * hung < 0.5 * opened.pack.size
+        assert fetcher.stats[Fetched.HEDGES] > 0
+    finally:
+        hanging.release()
+    assert fetcher.wait(10)
+    assert rig.right(rig.order)
+
+
+def test_a_range_that_was_left_and_comes_first_brings_its_blocks(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The packs do not answer at all, so that every block is from the stream."""
+    short_ranges(monkeypatch, 100_000)
+    opened, hanging = rig.open(), Hanging(rig, only_first=True)
+    rig.store.hold()
+    fetcher = rig.fetcher(streams=8)
+    fetcher.stream(hanging.stream(opened))
+    until(lambda: fetcher.stats[Fetched.HEDGES] > 0)
+    assert fetcher.streamed(5)
+    hanging.release()
+    until(lambda: rig.right(rig.order))
+    rig.store.release()
+    assert fetcher.wait(10)
+    assert rig.right(rig.order)
+
+
+def test_of_a_store_that_hangs_altogether_threads_for_readers_are_left(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bootseer.blocks.fetch.fetcher._LATE", 0.1)
+    short_ranges(monkeypatch, 10_000)
+    opened, hanging = rig.open(), Hanging(rig)
+    fetcher = rig.fetcher(streams=6)
+    rig.store.hold()
+    fetcher.stream(hanging.stream(opened))
+    until(lambda: hanging.hung + len(rig.direct) == 4)
+    time.sleep(0.5)
+    assert hanging.hung + len(rig.direct) == 4, "a third of the threads is for readers"
+    rig.store.release()
+    fetcher.demand(rig.order[0], rig.order[0])
+    hanging.release()
+    assert fetcher.wait(10)
+    assert rig.right(rig.order)
+
+
+def test_of_a_range_that_hangs_only_the_first_reader_waits(rig: Rig) -> None:
+    hanging = Hanging(rig)
+    fetcher = rig.fetcher()
+    fetcher.stream(hanging.stream(rig.open()))
+    until(lambda: hanging.hung == 1)
     time.sleep(0.1)
     try:
         began = time.monotonic()
@@ -692,20 +725,17 @@ def test_of_a_range_that_hangs_only_the_first_reader_waits(rig: Rig) -> None:
             fetcher.demand(block, block)
         assert 0.8 < time.monotonic() - began < 3
         assert rig.right(rig.order[:8])
-        assert fetcher.stats[Fetched.HEDGES] == 8
     finally:
-        hung.release()
+        hanging.release()
     assert fetcher.wait(10)
     assert rig.right(rig.order)
 
 
 def test_a_range_that_hangs_for_ever_is_left(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
-    hung = FlakyStore(rig.blob.store)
-    stream = msgspec.structs.replace(rig.open(), source=StoreSource(hung, rig.key)).stream()
+    hanging = Hanging(rig)
     fetcher = rig.fetcher(deadline=0.5)
-    hung.hold()
-    fetcher.stream(stream)
+    fetcher.stream(hanging.stream(rig.open()))
     until(lambda: "does not return" in caplog.text)
-    hung.release()
+    hanging.release()
     assert fetcher.wait(10)
     assert rig.right(rig.order)

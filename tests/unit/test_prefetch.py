@@ -19,6 +19,7 @@ from bootseer.blocks.fetch.source import StoreSource
 from bootseer.blocks.formats.trace import UNIT, Touch, Trace
 from bootseer.blocks.profiles import hotpack_builder, library
 from bootseer.blocks.profiles.library import ProfileKey
+from bootseer.errors import UnavailableError
 from bootseer.testing import FlakyStore
 from support import lazy
 
@@ -59,10 +60,9 @@ class Rig:
         return found
 
     def begin(self, cache: CacheFile, key: ProfileKey = KEY) -> tuple[Plan, Fetcher]:
-        fetcher = Fetcher(cache, StoreSource(self.store, self.blob.map), streams=3)
-        plan = prefetch.begin(fetcher, self.store, key, self.target)
-        assert fetcher.wait(10)
-        fetcher.close()
+        with contextlib.closing(Fetcher(cache, StoreSource(self.store, self.blob.map), streams=3)) as fetcher:
+            plan = prefetch.begin(fetcher, self.store, key, self.target)
+            assert fetcher.wait(10)
         return plan, fetcher
 
     def packs(self) -> list[str]:
@@ -224,8 +224,8 @@ def test_it_stops_when_told_and_shrugs_at_a_store_that_is_down(rig: Rig, caplog:
     assert rig.renew(stop=stop) == "stopped"
     rig.store.down = True
     assert rig.renew() == "failed"
-    plan, _ = rig.begin(rig.cache)
-    assert plan == Plan()
+    with pytest.raises(UnavailableError):
+        rig.begin(rig.cache)
     rig.store.down = False
     assert rig.renew() == "published"
     assert "is down" in caplog.text

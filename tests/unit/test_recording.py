@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from bootseer.blocks.formats.trace import UNIT, Process, Touch, Trace
-from bootseer.blocks.profiles.readers import Readers
-from bootseer.blocks.profiles.recording import Recording
+from bootseer.blocks.profiles.recording import Readers, Recording
 from bootseer.blocks.serving.shared_memory import Count, SharedMemory
 
 TREE = "ab" * 32
@@ -150,15 +149,6 @@ def test_a_recording_follows_the_access_trace(child: subprocess.Popen[bytes]) ->
     assert trace.complete
     assert not recording.trace(complete=False).complete
     assert Trace.decode(trace.encode()) == trace
-
-
-def test_touches_of_a_log_are_touches() -> None:
-    class Log:
-        def since(self, start: int) -> list[tuple[int, int, int, int]]:
-            return [(1, 2, 3, 1), (5, 2, 3, 2)][start:]
-
-    trace = Recording(Log().since, TREE, 64 * UNIT, began=0, clock=0.0).trace()
-    assert trace.touches == (Touch(1, 2, 3, 1), Touch(5, 2, 4, 1))
 
 
 MIB = (1 << 20) // UNIT

@@ -217,13 +217,6 @@ def test_who_has_given_up_is_not_heard(folder: Path) -> None:
     assert [request.do for request in heard] == ["status"]
 
 
-def test_what_an_older_version_left_is_cleared(folder: Path) -> None:
-    (folder / "pid").write_text("1 1\n")
-    (folder / SPEC).write_bytes(b"{}")
-    client.clear(folder)
-    assert not folder.exists()
-
-
 def test_a_file_of_somebody_else_is_an_error_in_one_line(folder: Path) -> None:
     (folder / "mine").touch()
     with pytest.raises(BootseerError, match="remove the state of a block server"):

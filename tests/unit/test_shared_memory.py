@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bootseer.blocks.formats.trace import first_touches
+from bootseer.blocks._runs import runs
 from bootseer.blocks.serving.ipc import Came, Channel, Finish, Repeat, Wanted, request_id
 from bootseer.blocks.serving.shared_memory import UNIT, Count, SharedMemory
 from bootseer.errors import DataError, UnavailableError
@@ -85,15 +85,17 @@ def test_nothing_to_share_is_fine() -> None:
 def test_touches_are_first_touches(reads: list[tuple[int, int]]) -> None:
     size = 40 * UNIT
     shared = SharedMemory(10, size=size, block_size=4 * UNIT)
-    rows = []
+    want: list[tuple[int, int, int]] = []
+    seen: set[int] = set()
     shared.trace.touch(0, 1, 1)
     assert shared.trace.since(0) == []  # not recording
     shared.counts[Count.RECORDING] = 1
     for pid, (offset, length) in enumerate(reads):
         length = min(length, size - offset)
         shared.trace.touch(offset, length, pid)
-        rows.append((0, pid, offset // UNIT, (offset + length - 1) // UNIT + 1 - offset // UNIT))
-    want = [(touch.pid, touch.unit, touch.count) for touch in first_touches(rows, size)[0]]
+        new = set(range(offset // UNIT, (offset + length - 1) // UNIT + 1)) - seen
+        want += [(pid, first, count) for first, count in runs(new)]
+        seen |= new
     assert [entry[1:] for entry in shared.trace.since(0)] == want
     assert [entry[1:] for entry in shared.trace.since(2)] == want[2:]
 

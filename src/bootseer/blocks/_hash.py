@@ -23,7 +23,7 @@ def hexdigest(data: Buffer) -> str:
 
 
 def file_hexdigest(path: Path) -> str:
-    state = hasher()
+    state = blake3()
     with open(path, "rb") as file:
         while piece := file.read(1 << 20):
             state.update(piece)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import tempfile
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 
 _READ = 1 << 20
 """Bytes of data that `BlockReader` reads at once."""
+_KEPT = 8
 
 
 def prefetch(
@@ -91,15 +93,14 @@ def look(store: Store, digest: str, cache_dir: Path) -> OpenTree:
 
 
 class BlockReader:
-    """Reads of any range of a tree's data straight from a store, for looking at a few files: the last ``keep`` pieces
+    """Reads of any range of a tree's data straight from a store, for looking at a few files: the last `_KEPT` pieces
     of a MiB stay in memory. For one thread."""
 
-    def __init__(self, source: StoreSource, blocks: BlockMap, keep: int = 8) -> None:
+    def __init__(self, source: StoreSource, blocks: BlockMap) -> None:
         self._source = source
         self._blocks = blocks
-        self._keep = keep
-        self._held: dict[int, bytes] = {}
         self._per = max(1, _READ >> blocks.shift)
+        self._piece = functools.lru_cache(_KEPT)(self._fetch)
 
     def read(self, offset: int, length: int) -> bytes:
         """Exactly the bytes, or fewer at the end of the data. Raises `DataError`, `UnavailableError`."""
@@ -113,11 +114,6 @@ class BlockReader:
             offset = start + len(piece)
         return bytes(out)
 
-    def _piece(self, number: int) -> bytes:
-        if (data := self._held.pop(number, None)) is None:
-            first = number * self._per
-            data = read_run(self._source, self._blocks, range(first, min(first + self._per, self._blocks.count)))
-        self._held[number] = data
-        while len(self._held) > self._keep:
-            del self._held[next(iter(self._held))]
-        return data
+    def _fetch(self, number: int) -> bytes:
+        first = number * self._per
+        return read_run(self._source, self._blocks, range(first, min(first + self._per, self._blocks.count)))

@@ -170,7 +170,7 @@ def mount(
     return made
 
 
-def _as_served(data: Path, served: client.Server, folder: Path) -> Path:
+def _as_served(data: Path, served: TreeStatus, folder: Path) -> Path:
     """Where the file is that the server calls ``data``. It may have mounts of its own, and this process another file by
     that name; in another pid namespace its number is somebody else's, who does not see its ``folder``."""
     root = f"/proc/{served.pid}/root"

@@ -26,7 +26,7 @@ from bootseer.blocks.cache.locks import DATA, lease, take_lock
 from bootseer.blocks.formats import bitmap
 from bootseer.blocks.formats.bitmap import Ready
 from bootseer.blocks.formats.blockmap import BlockMap
-from bootseer.errors import UnavailableError, from_os_error
+from bootseer.errors import UnavailableError, doing
 
 log = logging.getLogger(__name__)
 
@@ -74,12 +74,12 @@ class CacheFile(ReadyBlocks):
     ) -> None:
         super().__init__(folder, data_fd, bytearray(blocks.count) if ready is None else ready, blocks)
         self.digest = digest
-        self.ready_count = 0
         self._lock_fd = lock_fd
-        self._count_lock = threading.Lock()
+        self._lock = threading.Lock()
+        """Held while blocks become ready, or the cache breaks."""
         self._sync_lock = threading.Lock()
-        self._synced = -1
         self._durable = bytes(blocks.count)
+        """The ready bytes that the bitmap on disk has."""
         self._broke: Callable[[], None] = lambda: None
         self.broken = False
 
@@ -91,14 +91,12 @@ class CacheFile(ReadyBlocks):
         another process owns it, `FullError` and kin for I/O errors.
         """
         with contextlib.ExitStack() as undo:
-            try:
+            with doing(f"open block cache {folder}"):
                 lock_fd = take_lock(folder)
                 undo.callback(os.close, lock_fd)
                 self = cls(folder, blocks, digest, lock_fd, ready=ready)
                 undo.callback(super(CacheFile, self).close)
                 self._load()
-            except OSError as exc:
-                raise from_os_error(exc, f"open block cache {folder}") from exc
             undo.pop_all()
         return self
 
@@ -123,14 +121,9 @@ class CacheFile(ReadyBlocks):
         bits = self._read_bitmap()
         if bits is not None:
             self._durable = bytes(bits)
-            self._synced = bits.count(1)
         if broken:
             self._lose()
-        self.ready_count = self._count()
         return self
-
-    def _count(self) -> int:
-        return bytes(self.ready[:]).count(1)
 
     def _load(self) -> None:
         blocks = self.map
@@ -154,12 +147,9 @@ class CacheFile(ReadyBlocks):
             faults.point("blocks.cache.extend")
             os.ftruncate(self._fd, blocks.size)
         else:
-            self.ready[:] = bytes(bits)
-            self._synced = bits.count(1)
-            self._durable = bytes(bits)
+            self.ready[:] = self._durable = bytes(bits)
         for block in blocks.zeros:
             self.ready[block] = 1
-        self.ready_count = self._count()
 
     def _read_bitmap(self) -> bytearray | None:
         """One byte per block, or None when there is no trustworthy bitmap."""
@@ -191,17 +181,7 @@ class CacheFile(ReadyBlocks):
 
     @property
     def complete(self) -> bool:
-        return self.ready_count == self.map.count
-
-    @property
-    def unsynced(self) -> int:
-        """Bytes of blocks that a crash would lose, about; zero blocks need no disk."""
-        return (self.ready_count - max(self._synced, len(self.map.zeros))) << self.map.shift
-
-    @property
-    def durable(self) -> bool:
-        """Whether the bitmap on disk names every block that is ready."""
-        return self._synced == self.ready_count
+        return self.ready.find(b"\0") < 0
 
     @property
     def lock_fd(self) -> int:
@@ -237,9 +217,8 @@ class CacheFile(ReadyBlocks):
             done = os.pwrite(self._fd, view, offset)
             view = view[done:]
             offset += done
-        with self._count_lock:
+        with self._lock:
             self._refuse_broken()
-            self.ready_count += count - self.ready[block : block + count].count(1)
             self.ready[block : block + count] = b"\1" * count
 
     def sync(self) -> None:
@@ -249,8 +228,7 @@ class CacheFile(ReadyBlocks):
         """
         with self._sync_lock:
             snapshot = bytes(self.ready[:])
-            count = snapshot.count(1)
-            if count == self._synced or self.broken:
+            if self.broken or snapshot == self._durable:
                 return
             try:
                 faults.point("blocks.cache.fdatasync")
@@ -261,14 +239,12 @@ class CacheFile(ReadyBlocks):
             faults.point("blocks.cache.bitmap")
             raw = bitmap.encode(bitmap.READY, self.digest, snapshot)
             bitmap.replace(self.folder / "bitmap", raw, "blocks.cache.bitmap")
-            self._synced = count
             self._durable = snapshot
 
     def _break(self, exc: OSError) -> None:
         self._broke()
-        with self._count_lock:
+        with self._lock:
             self._lose()
-            self.ready_count = self._count()
         log.error("block cache %s lost data (%s): nothing is kept in it from now on", self.folder, exc.strerror)
         try:
             (self.folder / "bitmap").unlink(missing_ok=True)
@@ -278,7 +254,6 @@ class CacheFile(ReadyBlocks):
     def _lose(self) -> None:
         """Only what is in the bitmap on disk is ready from now on, and nothing is added."""
         self.broken = True
-        self._synced = -1
         for block in range(self.map.count):
             self.ready[block] = 1 if self._durable[block] or self.map.is_zero(block) else 0
 

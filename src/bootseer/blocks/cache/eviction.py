@@ -9,12 +9,9 @@ the data file); a folder loses its bitmap, durably, before anything else.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import logging
 import os
 import shutil
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +22,7 @@ from bootseer import faults
 from bootseer.blocks._runs import runs
 from bootseer.blocks.cache.cachefile import in_use
 from bootseer.blocks.cache.inventory import Part, disk_bytes, map_of, parts, used
-from bootseer.blocks.cache.locks import OwnedFolder, maintain, unheld
+from bootseer.blocks.cache.locks import OwnedFolder, lock, maintain, unheld
 from bootseer.blocks.cache.metadata import LocalTree
 from bootseer.blocks.formats import bitmap
 from bootseer.blocks.formats.blockmap import BlockMap
@@ -124,14 +121,14 @@ def collect(
     if not any((cache_dir / name).is_dir() for name in ("blocks", "trees")):
         return Collection()
     (cache_dir / "blocks").mkdir(exist_ok=True)
-    lock = os.open(cache_dir / "blocks", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = os.open(cache_dir / "blocks", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        if not _locked(lock, patience):
+        if not lock(fd, patience):
             return Collection(busy=True)
         left = [part for part in parts(cache_dir) if not part.in_use and (part.map != keep or not keep)]
         return Collection(gone=list(_steps(cache_dir, left, need, dry_run, whole)))
     finally:
-        os.close(lock)
+        os.close(fd)
 
 
 def _steps(cache_dir: Path, left: list[Part], need: int, dry_run: bool, whole: bool) -> Iterator[Gone]:
@@ -205,17 +202,6 @@ def _report(done: Collection, need: int) -> None:
 
 def _bytes(value: float, size: int) -> int:
     return int(value * size) if value <= 1 else int(value)
-
-
-def _locked(fd: int, patience: float) -> bool:
-    until = time.monotonic() + patience
-    while True:
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        if time.monotonic() >= until:
-            return False
-        time.sleep(0.02)
 
 
 # -- single steps --------------------------------------------------------------------------------------------------

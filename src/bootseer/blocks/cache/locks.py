@@ -25,6 +25,7 @@ DATA = "data"
 _MAINTENANCE = b"maintenance"
 _MAINTENANCE_SECONDS = 20.0
 _HANDOVER_SECONDS = 0.05
+_LOOK_SECONDS = 0.01
 
 
 def take_lock(folder: Path) -> int:
@@ -39,7 +40,7 @@ def take_lock(folder: Path) -> int:
             fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:
             continue  # removed in this moment
-        if _lock(fd):
+        if lock(fd):
             if is_at(fd, folder / "lock"):
                 _sign(fd, b"%d" % os.getpid())
                 return fd
@@ -79,17 +80,17 @@ def maintain(folder: Path) -> Iterator[OwnedFolder | None]:
     """
     with contextlib.ExitStack() as undo:
         try:
-            lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:
             yield None
             return
-        undo.callback(os.close, lock)
-        if not _lock(lock) or not is_at(lock, folder / "lock"):
+        undo.callback(os.close, fd)
+        if not lock(fd) or not is_at(fd, folder / "lock"):
             yield None
             return
-        used = os.fstat(lock)
-        _sign(lock, b"%d %s" % (os.getpid(), _MAINTENANCE))
-        os.utime(lock, ns=(used.st_atime_ns, used.st_mtime_ns))
+        used = os.fstat(fd)
+        _sign(fd, b"%d %s" % (os.getpid(), _MAINTENANCE))
+        os.utime(fd, ns=(used.st_atime_ns, used.st_mtime_ns))
         data = -1
         try:
             data = os.open(folder / DATA, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -135,7 +136,7 @@ def unheld(folder: Path) -> Iterator[bool]:
     """While inside, there is no `Hold` of ``folder``. False: there is one. Raises `OSError`."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        yield _lock(fd)
+        yield lock(fd)
     finally:
         os.close(fd)
 
@@ -160,12 +161,16 @@ def _make(folder: Path) -> None:
                 raise
 
 
-def _lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+def lock(fd: int, patience: float = 0.0) -> bool:
+    """Take the exclusive flock of ``fd``. False when somebody else has it for all of ``patience`` seconds."""
+    until = time.monotonic() + patience
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        if time.monotonic() >= until:
+            return False
+        time.sleep(_LOOK_SECONDS)
 
 
 def _sign(fd: int, text: bytes) -> None:

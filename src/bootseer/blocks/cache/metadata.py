@@ -6,7 +6,6 @@ while somebody uses them.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import uuid
@@ -20,7 +19,7 @@ from bootseer.blocks._zstd import unpack
 from bootseer.blocks.cache.locks import Hold
 from bootseer.blocks.formats.blockmap import BlockMap, ObjectRef
 from bootseer.blocks.formats.manifest import TreeManifest, tree_key
-from bootseer.errors import DataError, NotFoundError, from_os_error
+from bootseer.errors import DataError, NotFoundError, doing
 from bootseer.store import Store
 
 log = logging.getLogger(__name__)
@@ -68,7 +67,7 @@ def localize_manifest(store: Store | None, digest: str, cache_dir: Path) -> Tree
     """Bring only the manifest of a tree into ``cache_dir``. Raises as `localize`."""
     key = tree_key(digest)
     folder = cache_dir / "trees" / digest
-    with _errors_named(digest, folder):
+    with doing(f"keep tree {digest[:12]} in cache {folder}"):
         hold = Hold(folder)
         kept = _kept(folder / "manifest.json", digest)
         raw = _needed(store, digest).get(key) if kept is None else kept
@@ -82,7 +81,7 @@ def localize_map(store: Store | None, tree: TreeParts) -> bytes:
     """Bring the block map of ``tree`` to where it belongs, verified, and return it as it is stored. Raises as
     `localize`."""
     path, ref = tree.meta.parent / "map", tree.manifest.map
-    with _errors_named(tree.digest, path.parent):
+    with doing(f"keep tree {tree.digest[:12]} in cache {path.parent}"):
         encoded = _kept(path, ref.digest)
         if encoded is None:
             encoded = fetch(_needed(store, tree.digest), ref)
@@ -93,18 +92,10 @@ def localize_map(store: Store | None, tree: TreeParts) -> bytes:
 def localize_meta(store: Store | None, tree: TreeParts) -> None:
     """Bring the meta of ``tree`` to where it belongs, verified. Raises as `localize`."""
     manifest = tree.manifest
-    with _errors_named(tree.digest, tree.meta.parent):
+    with doing(f"keep tree {tree.digest[:12]} in cache {tree.meta.parent}"):
         if not tree.meta.exists() or _hash.file_hexdigest(tree.meta) != manifest.meta.digest:
             stored = fetch(_needed(store, tree.digest), manifest.meta_stored)
             _keep(tree.meta, _verified(unpack(stored, manifest.meta.size), manifest.meta, tree.digest))
-
-
-@contextlib.contextmanager
-def _errors_named(digest: str, folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as exc:
-        raise from_os_error(exc, f"keep tree {digest[:12]} in cache {folder}") from exc
 
 
 def fetch(store: Store, ref: ObjectRef) -> bytes:

@@ -30,7 +30,7 @@ from bootseer.blocks.profiles.library import ProfileKey
 from bootseer.blocks.profiles.merge import merge
 from bootseer.blocks.publish.packs import Progress
 from bootseer.erofs import Inode, Reader
-from bootseer.errors import BootseerError, DataError, from_os_error
+from bootseer.errors import BootseerError, DataError, doing, from_os_error
 from bootseer.kernel.removal import discard_tree
 from bootseer.store import Store
 
@@ -64,13 +64,11 @@ def extract(
     Raises `DataError`, `FullError`, `NotFoundError`, or `UnavailableError` when nothing came for ``stalled`` seconds.
     """
     dest = Path(os.path.abspath(dest))
-    try:
+    with doing(f"extract into {dest}"):
         dest.mkdir(parents=True, exist_ok=True)
         if any(dest.iterdir()):
             raise BootseerError(f"cannot extract into {dest}: it is not empty", hint="choose an empty or new folder")
         work = Path(tempfile.mkdtemp(prefix=".bootseer-extract-", dir=dest))
-    except OSError as exc:
-        raise from_os_error(exc, f"extract into {dest}") from exc
     try:
         tree = localize(store, digest, work)
         traces = library.load(store, digest, profile, tree.map.size) if profile is not None else []

@@ -6,8 +6,9 @@ flights, counters. It is never held during I/O, decompression, hashing, or the a
 in a docstring means that the caller holds it; all other methods take it themselves. Only `_closing` and single numbers
 are looked at without it.
 
-A block is in flight once. The one exception: a block that comes with a prefetch and has not come `_LATE` seconds after
-a reader wanted it is fetched a second time, alone. See ``docs/internals/blocks-concurrency.md``.
+A block is in flight once. The exceptions: a block that comes with a prefetch and has not come `_LATE` seconds after a
+reader wanted it is fetched a second time, alone; and what a range of the hot stream has not brought that was silent for
+as long. See ``docs/internals/blocks-concurrency.md``.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ DEMAND_WINDOW = 1 << 20
 """Without a profile a miss fetches this aligned window: more would make readers wait, less would be more requests."""
 
 _LATE = 1.0
-"""Seconds that a reader waits for a block of a prefetch that is under way, before the block is fetched directly: a
-range of a healthy store has come by then (8 MiB take 0.07 s over 1 Gbit/s), and one that hangs costs readers no more
-than this."""
+"""Seconds that a reader waits for a block of a prefetch that is under way, before the block is fetched directly, and
+that the hot stream waits for the next bytes of a range: a range of a healthy store has come by then (8 MiB take 0.07 s
+over 1 Gbit/s), and one that hangs costs no more than this."""
 _GRACE = 5.0
 """After its deadline a reader looks for itself."""
 _FIRST_PAUSE = 0.05
@@ -64,7 +65,7 @@ class Fetched(enum.IntEnum):
     DIRECT_MISSES = 5
     """Blocks that readers waited for and that were not under way."""
     HEDGES = 6
-    """Blocks fetched a second time because the prefetch that they were to come with was late."""
+    """Blocks asked for a second time because the prefetch that they were to come with was late."""
     CACHE_FULL = 7
     """1 while the cache is out of space."""
 
@@ -79,13 +80,15 @@ _BYTES_OF = {
 class Flight:
     """A batch that a thread works on; the last of its bytes came, or it was begun, at ``started``.
 
-    ``stream``: whose range it is, if any. ``abandoned``: nobody counts on the return of its thread any more.
+    ``stream``: whose range it is, if any. ``left``: the blocks of the range are not counted on any more. ``abandoned``:
+    nor is the return of its thread.
     """
 
     def __init__(self, batch: Batch, stream: HotStream | None) -> None:
         self.batch = batch
         self.stream = stream
         self.started = time.monotonic()
+        self.left = False
         self.abandoned = False
 
 
@@ -172,7 +175,7 @@ class Fetcher:
             if pending:
                 self._waiting.add(request)
                 for block in sorted(pending):
-                    if not self._queue.in_flight(block):
+                    if self._queue.missing(block):
                         self.stats[Fetched.DIRECT_MISSES] += 1
                         self._queue.demand(block)
                 self._fetch_late_blocks(request, now)
@@ -277,8 +280,7 @@ class Fetcher:
     @property
     def _idle(self) -> bool:
         """Under the lock: whether nothing is queued or in flight."""
-        queue = self._queue
-        return not (self._flights or self._streaming or queue.demanded or queue.hot_pending or queue.filling)
+        return not (self._flights or self._streaming) and self._queue.idle
 
     def _take(self) -> Flight | None:
         """Under the lock: what a free thread is to fetch now: demand, then the hot stream, then the hot list, then
@@ -305,7 +307,9 @@ class Fetcher:
         if stream is not None and stream.free and (batch := stream.take(self._queue.missing)) is not None:
             self._queue.fly(batch.blocks)
             return batch
-        if (stream is None or not stream.pending) and (batch := self._queue.take_hot()) is not None:
+        # What was left of a stream comes beside it: the job wants it earlier than the rest.
+        beside = stream is None or stream.left or not stream.pending
+        if beside and (batch := self._queue.take_hot()) is not None:
             return batch
         quiet = now - self._last_demand >= self._quiet and not demanded
         if not quiet or flying.count(Priority.BACKGROUND) >= _BACKGROUND_STREAMS:
@@ -358,6 +362,8 @@ class Fetcher:
                     for request in [one for one in self._waiting.requests if now >= one.until]:
                         self._expire(request, now)
                         expired.append(request)
+                    for flight in self._flights:
+                        self._leave_silent(flight, now)
                     for request in self._waiting.requests:
                         self._fetch_late_blocks(request, now)
                     for flight in [one for one in self._flights if now - one.started >= self._deadline]:
@@ -378,14 +384,26 @@ class Fetcher:
         self._waiting.settle(request, trouble)
         self._last_demand = now
 
+    def _leave_silent(self, flight: Flight, now: float) -> None:
+        """Under the lock: have the hot stream go on without a range that hangs. What that has not brought is fetched
+        from the packs, unless it comes before; it is read on."""
+        stream, blocks = flight.stream, flight.batch.blocks
+        if stream is None or flight.left or now - flight.started < _LATE:
+            return
+        log.warning("a range of hot pack %s hangs; its %d blocks come from the packs", stream.source.name, len(blocks))
+        flight.left = True
+        stream.leave(flight.batch)
+        self.stats[Fetched.HEDGES] += sum(not self._cache.ready[block] for block in blocks)
+        self._put_back(blocks, Priority.HOT)
+        self._queue_hot()
+
     def _fetch_late_blocks(self, request: Request, now: float) -> None:
-        """Under the lock: fetch directly what a prefetch has not brought in the time that ``request`` has waited, or
-        what is in a range of the hot stream that hangs: a reader of each of its blocks would wait for as long."""
-        for flight in self._flights:
-            hangs = flight.stream is not None and now - flight.started >= _LATE
-            if flight.batch.priority is not Priority.DEMAND and (hangs or now - request.began >= _LATE):
-                for block in request.pending.intersection(flight.batch.blocks):
-                    self._fetch_late(block)
+        """Under the lock: fetch directly what a prefetch has not brought in the time that ``request`` has waited."""
+        if now - request.began >= _LATE:
+            for flight in self._flights:
+                if flight.batch.priority is not Priority.DEMAND and not flight.left:
+                    for block in request.pending.intersection(flight.batch.blocks):
+                        self._fetch_late(block)
 
     def _fetch_late(self, block: int) -> None:
         """Under the lock: fetch ``block`` of a prefetch directly, unless that is so already."""
@@ -498,7 +516,7 @@ class Fetcher:
                     self._finish([(block, None, None)])
                     continue
                 data = read_block(self._source, self._cache.map, block, answers.append)
-                self._finish([self._writer.write(block, data)])
+                self._finish(self._writer.write(block, data))
             except UnavailableError:
                 with self._lock:
                     if not answers or block in self._waiting:
@@ -572,7 +590,7 @@ class Fetcher:
         """Under the lock: what is left of the batch of ``flight`` did not come. ``why``: the hot pack that it is of is
         of no use."""
         batch, stream = flight.batch, flight.stream
-        if flight.abandoned:
+        if flight.abandoned or flight.left:
             return
         if stream is None:
             self._put_back(batch.blocks, batch.priority)
@@ -599,9 +617,11 @@ class Fetcher:
         self._work_came.notify_all()
 
     def _queue_hot(self) -> None:
-        """Under the lock: what a hot stream that was left has not brought, and then the hot list."""
+        """Under the lock: what the hot stream has left, all of it where it was abandoned, and then the hot list."""
         stream = self._stream
-        left = stream.order if stream is not None and stream.abandoned else ()
+        left: Sequence[int] = ()
+        if stream is not None:
+            left = stream.order if stream.abandoned else stream.left
         self._queue.hot([*left, *self._hot])
 
     def _note_full(self, why: str) -> None:

@@ -16,7 +16,7 @@ from bootseer.blocks.formats.trace import Trace
 from bootseer.blocks.profiles import library
 from bootseer.blocks.profiles.library import ProfileKey, Target, newest_pack
 from bootseer.blocks.profiles.merge import merge
-from bootseer.errors import BootseerError, UnavailableError
+from bootseer.errors import UnavailableError
 from bootseer.store import Store
 
 __all__ = ["STALLED_SECONDS", "Plan", "Target", "begin", "fetch_all"]
@@ -47,23 +47,14 @@ def begin(
     *,
     tell: Callable[[Plan], None] = lambda plan: None,
 ) -> Plan:
-    """Start the prefetch of a tree that is being mounted. Trouble is a line in the log: a profile is advice.
+    """Start the prefetch of a tree that is being mounted. Raises `BootseerError`, which who calls logs and goes on: a
+    profile is advice.
 
     ``tell`` hears of the stream when it begins. Blocking: one listing and a request before the stream starts, and then
     for its whole length: loading and merging traces takes the interpreter from those who fetch, and what they know
     comes after the stream anyway. Without a hot pack the hot list comes in ranges of the packs; without any profile
     nothing happens, and a miss fetches its window.
     """
-    try:
-        return _begin(fetcher, store, key, target, tell)
-    except BootseerError as exc:
-        log.warning("no prefetch of tree %s: %s", target.tree[:12], exc)
-    except Exception:
-        log.exception("prefetch of tree %s failed; blocks come on demand", target.tree[:12])
-    return Plan()
-
-
-def _begin(fetcher: Fetcher, store: Store, key: ProfileKey, target: Target, tell: Callable[[Plan], None]) -> Plan:
     traces: list[Trace] = []
     found = newest_pack(store, key.prefix(target.tree), target)
     if found is None:

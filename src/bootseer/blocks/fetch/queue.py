@@ -249,13 +249,9 @@ class FetchQueue:
             self._cursor = min(self._cursor, rest[0])
 
     @property
-    def hot_pending(self) -> bool:
-        return bool(self._hot)
-
-    @property
-    def filling(self) -> bool:
-        """Whether background fill is on and has not reached the end."""
-        return self._background and self._cursor < self._map.count
+    def idle(self) -> bool:
+        """Whether nothing is wanted any more but for what is in flight."""
+        return not (self._demand or self._hot or (self._background and self._cursor < self._map.count))
 
     @property
     def demanded(self) -> int:
@@ -273,6 +269,3 @@ class FetchQueue:
     def fly(self, blocks: Iterable[int]) -> None:
         """A request for ``blocks`` is on its way that this queue did not give."""
         self._in_flight.update(blocks)
-
-    def in_flight(self, block: int) -> bool:
-        return block in self._in_flight

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -53,47 +54,44 @@ class StoreSource:
 
     def __init__(self, store: Store, blocks: BlockMap | str) -> None:
         self._keys = [blocks] if isinstance(blocks, str) else [pack.key for pack in blocks.packs]
-        self.name = f"{store.shown}/{self._keys[0]}" if len(self._keys) == 1 else store.shown
         self._store = store
+        self.name = self._shown(0) if len(self._keys) == 1 else store.shown
         self._lock = threading.Lock()
         self._open: dict[int, _Open] = {}
         self._closed = False
 
     def read(self, pack: int, offset: int, length: int) -> bytes:
-        name = f"{self._store.shown}/{self._keys[pack]}"
         with self._reader(pack) as reader:
-            try:
-                data = reader.read(offset, length)
-            except OSError as exc:
-                raise UnavailableError(str(from_os_error(exc, f"read {name}"))) from exc
+            data = reader.read(offset, length)
             if len(data) != length:
-                raise DataError(f"{name} gave {len(data)} bytes for {length} at {offset}")
+                raise DataError(f"{self._shown(pack)} gave {len(data)} bytes for {length} at {offset}")
             return data
 
     def pieces(self, offset: int, lengths: Sequence[int]) -> Generator[bytes, None, None]:
         """What pack 0 has from ``offset`` on, in pieces of these lengths, each as soon as it is there; raises as `read`
         does, perhaps after some of them."""
         with self._reader(0) as reader:
-            try:
-                for length, piece in zip(lengths, reader.pieces(offset, lengths), strict=True):
-                    if len(piece) != length:
-                        raise DataError(f"{self.name} gave {len(piece)} bytes for {length}")
-                    yield piece
-            except OSError as exc:
-                raise UnavailableError(str(from_os_error(exc, f"read {self.name}"))) from exc
+            for length, piece in zip(lengths, reader.pieces(offset, lengths), strict=True):
+                if len(piece) != length:
+                    raise DataError(f"{self.name} gave {len(piece)} bytes for {length}")
+                yield piece
 
     def original(self, pack: int, offset: int, length: int) -> bytes | None:
         with self._reader(pack) as reader:
-            try:
-                return reader.original(offset, length)
-            except OSError as exc:
-                raise UnavailableError(str(from_os_error(exc, f"read {self.name}"))) from exc
+            return reader.original(offset, length)
+
+    def _shown(self, pack: int) -> str:
+        return f"{self._store.shown}/{self._keys[pack]}"
 
     @contextmanager
     def _reader(self, pack: int) -> Iterator[RangeReader]:
+        """Errors of the system come out as `UnavailableError`. After that or `DataError` the pack is opened anew."""
         one = self._take(pack)
         try:
-            yield one.reader
+            try:
+                yield one.reader
+            except OSError as exc:
+                raise UnavailableError(str(from_os_error(exc, f"read {self._shown(pack)}"))) from exc
         except (UnavailableError, DataError):
             with self._lock:
                 if self._open.get(pack) is one:
@@ -160,26 +158,23 @@ def read_block(source: Source, blocks: BlockMap, block: int, count: Callable[[in
 
 
 def read_run(source: Source, blocks: BlockMap, run: range) -> bytes:
-    """The verified bytes of consecutive blocks. Blocks whose frames follow one another come in one request; what does
-    not come so, or comes damaged, block by block. Raises as `read_block`."""
-    out: list[bytes] = []
-    for part in _adjacent(blocks, run):
-        first, last = part.start, part[-1]
-        if blocks.is_zero(first):
-            out.append(bytes(blocks.length_of(first)))
-            continue
-        at = blocks.offsets[first]
+    """The verified bytes of consecutive blocks: in one request where their frames follow one another and come right,
+    else block by block. Raises as `read_block`."""
+    real = [block for block in run if not blocks.is_zero(block)]
+    found: dict[int, bytes] = {}
+    if len(real) > 1 and all(adjoin(blocks, left, right) for left, right in itertools.pairwise(real)):
+        at, last = blocks.offsets[real[0]], real[-1]
         try:
-            raw = memoryview(source.read(blocks.pack_of[first], at, blocks.offsets[last] + blocks.lengths[last] - at))
-            begins = [blocks.offsets[block] - at for block in part]
-            out += [
-                verified(blocks, block, raw[begin : begin + blocks.lengths[block]])
-                for block, begin in zip(part, begins, strict=True)
-            ]
+            raw = memoryview(source.read(blocks.pack_of[last], at, blocks.offsets[last] + blocks.lengths[last] - at))
+            for block in real:
+                begin = blocks.offsets[block] - at
+                found[block] = verified(blocks, block, raw[begin : begin + blocks.lengths[block]])
         except (DataError, UnavailableError) as exc:
             log.info("%s; trying once more", exc)
-            out += [read_block(source, blocks, block, lambda length: None) for block in part]
-    return b"".join(out)
+    for block in real:
+        if block not in found:
+            found[block] = read_block(source, blocks, block, lambda length: None)
+    return b"".join(found.get(block) or bytes(blocks.length_of(block)) for block in run)
 
 
 def adjoin(blocks: BlockMap, left: int, right: int) -> bool:
@@ -188,15 +183,3 @@ def adjoin(blocks: BlockMap, left: int, right: int) -> bool:
         blocks.offsets[left] + blocks.lengths[left] == blocks.offsets[right]
         and blocks.pack_of[left] == blocks.pack_of[right]
     )
-
-
-def _adjacent(blocks: BlockMap, run: range) -> Iterator[range]:
-    """``run`` cut where its frames do not follow each other in one pack."""
-    first = run.start
-    for block in run[1:]:
-        zero = blocks.is_zero(block) or blocks.is_zero(block - 1)
-        if zero or not adjoin(blocks, block - 1, block):
-            yield range(first, block)
-            first = block
-    if run:
-        yield range(first, run.stop)

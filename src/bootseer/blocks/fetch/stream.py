@@ -58,6 +58,8 @@ class HotStream:
         self._trouble: float | None = None
         """Since when ranges have failed, and none has brought anything."""
         self.abandoned = False
+        self.left: list[int] = []
+        """Blocks of ranges that were left."""
 
     @property
     def pending(self) -> bool:
@@ -119,7 +121,14 @@ class HotStream:
     def came(self, batch: Batch, part: Batch) -> None:
         """``part`` of the range ``batch`` came."""
         self._trouble = None
-        self._flying[batch.offset + batch.length] = batch.offset + batch.length - part.offset - part.length
+        end = batch.offset + batch.length
+        if end in self._flying:
+            self._flying[end] = end - part.offset - part.length
+
+    def leave(self, batch: Batch) -> None:
+        """The range ``batch`` hangs: go on as if it were at its end. What it still brings is welcome."""
+        self.left += batch.blocks
+        self.ended(batch)
 
     def ended(self, batch: Batch) -> None:
         """The range ``batch`` came to its end."""

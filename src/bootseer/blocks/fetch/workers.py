@@ -78,30 +78,18 @@ class BlockWriter:
             if left:
                 good, damaged = opened(self._cache.map, blocks, left, view[start : start + length])
                 bad.update(damaged)
-                for block, count, data in good:
-                    came += self._write_run(block, count, data)
+                for block, _, data in good:
+                    came += self.write(block, data)
             if len(came) >= self._chunk or not first.isdisjoint(blocks):
                 self._tell(came)
                 came = []
         self._tell(came)
         return bad
 
-    def _write_run(self, block: int, count: int, data: Buffer) -> list[Came]:
-        """`write` of ``count`` blocks from ``block`` on."""
-        try:
-            self._cache.write(block, data)
-        except OSError:
-            # Perhaps some of them have room.
-            kept = []
-            for at in range(count):
-                where = at << self._cache.map.shift
-                kept.append(self.write(block + at, bytes(data[where : where + self._cache.map.block_size])))
-            return kept
-        return [(one, None, None) for one in range(block, block + count)]
-
-    def write(self, block: int, data: bytes) -> Came:
-        """Write the verified bytes of ``block``, or have them in memory for those who wait."""
-        made = self._rooms_made
+    def write(self, block: int, data: Buffer) -> list[Came]:
+        """Write the verified bytes of ``block``, or of several from there on, or have them in memory for those who
+        wait."""
+        made, size = self._rooms_made, self._cache.map.block_size
         try:
             try:
                 self._cache.write(block, data)
@@ -111,8 +99,9 @@ class BlockWriter:
                 self._cache.write(block, data)
         except OSError as exc:
             self._full("is full" if exc.errno in _NO_SPACE else f"cannot be written ({exc.strerror})")
-            return block, data, None
-        return block, None, None
+            pieces = [bytes(data[at : at + size]) for at in range(0, len(data), size)]
+            return [(block + at, piece, None) for at, piece in enumerate(pieces)]
+        return [(one, None, None) for one in range(block, block + -(-len(data) // size))]
 
     def _has_room(self, made: int) -> bool:
         """Have space freed, unless another thread did since it had been ``made`` times. Whether there is space now."""

@@ -7,7 +7,6 @@ On disk: ``docs/internals/trace.md``. A trace is advice: `Trace.decode` refuses 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
 
 import msgspec
 
@@ -136,25 +135,3 @@ def _decode_processes(raw: memoryview, count: int) -> tuple[Process, ...]:
     if at != len(raw):
         raise DataError("bad trace: bytes after its processes")
     return tuple(found)
-
-
-def first_touches(rows: Iterable[tuple[int, int, int, int]], size: int) -> tuple[tuple[Touch, ...], bool]:
-    """``rows`` of (milliseconds, pid, first unit, units) as touches of a file of ``size`` bytes, and whether these are
-    all of them.
-
-    A unit that comes again is dropped: who appends to a log may be killed before it has noted that it did.
-    """
-    units = -(-size // UNIT)
-    seen = bytearray(units)
-    found: list[Touch] = []
-    for ms, pid, unit, count in rows:
-        end = min(unit + count, units)
-        while (start := seen.find(0, unit, end)) >= 0:
-            stop = seen.find(1, start, end)
-            stop = end if stop < 0 else stop
-            if len(found) >= MAX_TOUCHES:
-                return tuple(found), False
-            seen[start:stop] = b"\1" * (stop - start)
-            found.append(Touch(ms, pid, start, stop - start))
-            unit = stop
-    return tuple(found), True

@@ -27,7 +27,7 @@ from bootseer.blocks.formats.trace import UNIT, Trace
 from bootseer.blocks.profiles import library
 from bootseer.blocks.profiles.library import ProfileKey, Target, newest_pack
 from bootseer.blocks.profiles.merge import in_order, merge, units_of
-from bootseer.errors import BootseerError, DataError, NotFoundError, from_os_error
+from bootseer.errors import BootseerError, DataError, NotFoundError, doing
 from bootseer.store import Store
 
 log = logging.getLogger(__name__)
@@ -130,22 +130,19 @@ def build(
     numbers, lengths = array("I", [block for group in groups for block in group]), array("I")
     if not wanted:
         return None
-    try:
-        with open(path, "xb") as out:
-            out.seek(hotpack.index_size(len(wanted), per_frame))
-            for group in groups:
-                began = time.monotonic()
-                frame = _frame(ready, group, _QUICK_LEVEL if hurry.is_set() else _LEVEL)
-                out.write(frame)
-                lengths.append(len(frame))
-                hurry.wait((time.monotonic() - began) * (1 / _SHARE - 1))
-                if stop.is_set():
-                    return None
-            pack = HotPack(target.tree, target.map_digest, created, blocks.block_size, numbers, lengths, per_frame)
-            out.seek(0)
-            out.write(pack.encode())
-    except OSError as exc:
-        raise from_os_error(exc, f"write a hot pack to {path}") from exc
+    with doing(f"write a hot pack to {path}"), open(path, "xb") as out:
+        out.seek(hotpack.index_size(len(wanted), per_frame))
+        for group in groups:
+            began = time.monotonic()
+            frame = _frame(ready, group, _QUICK_LEVEL if hurry.is_set() else _LEVEL)
+            out.write(frame)
+            lengths.append(len(frame))
+            hurry.wait((time.monotonic() - began) * (1 / _SHARE - 1))
+            if stop.is_set():
+                return None
+        pack = HotPack(target.tree, target.map_digest, created, blocks.block_size, numbers, lengths, per_frame)
+        out.seek(0)
+        out.write(pack.encode())
     return pack
 
 

@@ -4,16 +4,117 @@ appear."""
 from __future__ import annotations
 
 import logging
+import os
+import time
 from collections.abc import Callable
+from pathlib import Path
 
-from bootseer.blocks.formats.trace import MAX_PROCESSES, UNIT, Process, Touch, Trace, first_touches
+from bootseer.blocks.formats.trace import (
+    MAX_CGROUP,
+    MAX_COMM,
+    MAX_PROCESSES,
+    UNIT,
+    Process,
+    Touch,
+    Trace,
+)
 from bootseer.blocks.profiles.library import SMALL_TREE
-from bootseer.blocks.profiles.readers import Readers
 
 log = logging.getLogger(__name__)
 
 _SCANNER = 0.25
 """A process that reads more than this share of a tree is a scan (a checksum, a copy, a search), not a start."""
+
+
+RANKS = ("BOOTSEER_RANK", "RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
+"""Variables that carry a rank, the first that is a number counts. torchrun sets RANK, srun SLURM_PROCID, mpirun the
+last."""
+
+_MAX_ENVIRON = 1 << 20
+_MAX_RANK = (1 << 31) - 1
+_SLACK = 0.05
+"""Seconds: start times have the resolution of a clock tick, 10 ms, and touches that of a millisecond."""
+
+
+class Readers:
+    """A table of processes, each asked once. `note` never raises: a process that is gone has no entry."""
+
+    def __init__(self, proc: Path = Path("/proc"), limit: int = MAX_PROCESSES) -> None:
+        self._proc = os.fspath(proc)
+        self._limit = limit
+        self._known: dict[int, Process | None] = {}
+        self._tick = 1 / os.sysconf("SC_CLK_TCK")
+
+    def note(self, pid: int, touched: float) -> None:
+        """``pid`` touched something at monotonic time ``touched``. A process that began after that is another one,
+        which was given the same number."""
+        if pid in self._known or pid <= 0 or len(self._known) >= self._limit:
+            return
+        try:
+            self._known[pid] = self._ask(pid, touched)
+        except (OSError, ValueError, IndexError):
+            self._known[pid] = None
+
+    def table(self) -> tuple[Process, ...]:
+        """Those that could be asked, by pid."""
+        return tuple(found for _, found in sorted(self._known.items()) if found is not None)
+
+    def _ask(self, pid: int, touched: float) -> Process | None:
+        # FUSE gives the thread's id; its directory is not listed but there, and names the process.
+        leader = self._leader(pid)
+        began = self._began(leader)
+        offset = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
+        if began - offset > touched + _SLACK:
+            return None
+        found = Process(
+            pid,
+            _text(self._read(leader, "comm", 4096).rstrip(b"\n"), MAX_COMM),
+            self._rank(leader),
+            self._cgroup(leader),
+        )
+        return found if self._began(leader) == began else None
+
+    def _read(self, pid: int, name: str, most: int) -> bytes:
+        with open(f"{self._proc}/{pid}/{name}", "rb") as file:
+            return file.read(most)
+
+    def _leader(self, pid: int) -> int:
+        for line in self._read(pid, "status", 1 << 16).splitlines():
+            if line.startswith(b"Tgid:"):
+                return int(line[5:])
+        raise ValueError("no Tgid")
+
+    def _began(self, pid: int) -> float:
+        """Start of the process, seconds since boot. Field 22, counted behind the name, which may hold anything."""
+        stat = self._read(pid, "stat", 4096)
+        return int(stat[stat.rindex(b")") + 2 :].split()[19]) * self._tick
+
+    def _rank(self, pid: int) -> int:
+        try:
+            environ = self._read(pid, "environ", _MAX_ENVIRON)
+        except OSError:
+            return -1
+        found = dict(part.split(b"=", 1) for part in environ.split(b"\0") if b"=" in part)
+        for name in RANKS:
+            text = found.get(name.encode(), b"")
+            if text.isdigit() and len(text) <= 10 and int(text) <= _MAX_RANK:
+                return int(text)
+        return -1
+
+    def _cgroup(self, pid: int) -> str:
+        """The path of the unified hierarchy, else of the first one."""
+        try:
+            lines = self._read(pid, "cgroup", 1 << 16).splitlines()
+        except OSError:
+            return ""
+        paths = {line.split(b":", 2)[0]: line.split(b":", 2)[2] for line in reversed(lines) if line.count(b":") >= 2}
+        path = paths.get(b"0") or next(reversed(paths.values()), b"")
+        return _text(path, MAX_CGROUP)
+
+
+def _text(raw: bytes, most: int) -> str:
+    """``raw`` as text whose UTF-8 has at most ``most`` bytes."""
+    return raw.decode(errors="replace").encode()[:most].decode(errors="ignore")
 
 
 class Recording:
@@ -56,15 +157,13 @@ class Recording:
         """What was recorded until now, without the touches of processes that scan the tree. ``complete`` false: touches
         may be missing, whatever the log says."""
         self.poll()
-        touches, all_of_them = first_touches(self._since(0), self._size)
-        kept, scanners = without_scanners(touches, self._size)
+        kept, scanners = without_scanners(tuple(Touch(*row) for row in self._since(0)), self._size)
         named = {process.pid: process for process in self._readers.table()}
         for pid, size in scanners.items():
             who = named.setdefault(pid, Process(pid, ""))
             log.info("left out of the recording: process %s, %s MB", who.comm or pid, f"{size // 10**6:,}")
         processes = tuple(process for _, process in sorted(named.items()))[:MAX_PROCESSES]
-        whole = complete and all_of_them
-        return Trace(self._tree, self._size, self._began, whole, "fuse", kept, processes)
+        return Trace(self._tree, self._size, self._began, complete, "fuse", kept, processes)
 
 
 def without_scanners(touches: tuple[Touch, ...], size: int) -> tuple[tuple[Touch, ...], dict[int, int]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from bootseer import faults
 from bootseer.blocks import _hash
 from bootseer.blocks.formats.blockmap import MAX_PACKS, ObjectRef
-from bootseer.errors import DataError, from_os_error
+from bootseer.errors import DataError, doing
 
 PACK_LIMIT = 512 << 20
 """A pack ends here, so that the first packs of a large layer are put while the rest is made."""
@@ -57,10 +57,8 @@ class PackSpool:
             self.end_pack()
         if self._out is None:
             path = self._folder / f"pack-{len(self.packs)}"
-            try:
+            with doing(f"write a pack to {self._folder}"):
                 self._out = open(path, "xb", 0)  # noqa: SIM115 - closed by end_pack
-            except OSError as exc:
-                raise from_os_error(exc, f"write a pack to {self._folder}") from exc
             self._index, self._size, self._hash = self._new_index(None), 0, _hash.hasher()
         self._frames.append(frame)
         offset, self._size = self._size, self._size + len(frame)
@@ -82,12 +80,10 @@ class PackSpool:
         piece = b"".join(self._frames)
         self._frames.clear()
         self._hash.update(piece)
-        try:
+        with doing(f"write a pack to {self._folder}"):
             view = memoryview(piece)
             while view:
                 view = view[self._out.write(view) :]
-        except OSError as exc:
-            raise from_os_error(exc, f"write a pack to {self._folder}") from exc
 
     def end_pack(self) -> None:
         """Close the pack being written, if any, and have it put."""
@@ -96,11 +92,9 @@ class PackSpool:
         self.flush()
         out, self._out = self._out, None
         path = Path(out.name)
-        try:
+        with doing(f"write a pack to {self._folder}"):
             out.close()
             faults.point("pack.end")
-        except OSError as exc:
-            raise from_os_error(exc, f"write a pack to {self._folder}") from exc
         ref = self.packs[self._index] = ObjectRef(self._hash.hexdigest(), self._size)
         self.stored += ref.size
         # This one and the next, which is written while these wait, are the other two that the folder holds.

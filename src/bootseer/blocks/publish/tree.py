@@ -9,7 +9,6 @@ import tempfile
 import threading
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 
 from bootseer import faults
 from bootseer.blocks import _hash
@@ -18,7 +17,7 @@ from bootseer.blocks.formats.blockmap import DEFAULT_BLOCK, MAX_ENCODED, ObjectR
 from bootseer.blocks.formats.manifest import MAX_META, TreeManifest, TreeRef, tree_key
 from bootseer.blocks.publish.dedup import KnownBlocks
 from bootseer.blocks.publish.packs import LEVEL, PackWriter, Progress
-from bootseer.errors import DataError, NotFoundError, from_os_error
+from bootseer.errors import DataError, NotFoundError, doing
 from bootseer.store import Store
 
 log = logging.getLogger(__name__)
@@ -54,7 +53,7 @@ class TreeWriter:
     def __enter__(self) -> TreeWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.packs.close()
 
     def seal(self, meta: bytes, dead: Iterable[tuple[int, int]] = ()) -> TreeRef:
@@ -110,33 +109,26 @@ def publish(
     the two files, ``block_size`` and the version of zstd.
     Raises as `TreeWriter`, and `DataError` when ``data`` changes meanwhile.
     """
-    try:
+    with doing(f"make a work folder in {data.parent}"):
         work = Path(tempfile.mkdtemp(prefix=".publish-", dir=data.parent))
-    except OSError as exc:
-        raise from_os_error(exc, f"make a work folder in {data.parent}") from exc
     try:
         with TreeWriter(store, work, block_size=block_size) as out:
             _copy(data, out.packs, progress)
-            try:
+            with doing(f"read {meta}"):
                 content = meta.read_bytes()
-            except OSError as exc:
-                raise from_os_error(exc, f"read {meta}") from exc
             return out.seal(content)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
 
 def _copy(data: Path, out: PackWriter, progress: Progress | None) -> None:
-    try:
-        with open(data, "rb", buffering=0) as source:
-            size = os.fstat(source.fileno()).st_size
-            buffer = bytearray(1 << 20)
-            while count := source.readinto(buffer):
-                out.write(memoryview(buffer)[:count])
-                if progress is not None:
-                    progress(min(out.position, size), size)
-    except OSError as exc:
-        raise from_os_error(exc, f"publish {data}") from exc
+    with doing(f"publish {data}"), open(data, "rb", buffering=0) as source:
+        size = os.fstat(source.fileno()).st_size
+        buffer = bytearray(1 << 20)
+        while count := source.readinto(buffer):
+            out.write(memoryview(buffer)[:count])
+            if progress is not None:
+                progress(min(out.position, size), size)
     if out.position != size:
         raise DataError(f"{data} changed while it was published")
     if progress is not None:

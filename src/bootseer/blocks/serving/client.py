@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import select
@@ -14,16 +13,16 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, NamedTuple
 
 import msgspec
 
 from bootseer import errors
-from bootseer.blocks.serving.control_server import read_line
+from bootseer.blocks.cache.locks import lock
 from bootseer.blocks.serving.mount_readahead import NAMES
 from bootseer.blocks.serving.protocol import (
     FUSE_FOLDER,
     LOCK,
+    MAX_LINE,
     SOCKET,
     SPEC,
     GoneError,
@@ -33,7 +32,7 @@ from bootseer.blocks.serving.protocol import (
     StoppingError,
     TreeStatus,
 )
-from bootseer.errors import BootseerError, UnavailableError, from_os_error
+from bootseer.errors import BootseerError, UnavailableError, doing, from_os_error
 from bootseer.kernel import mount as mounts
 
 log = logging.getLogger(__name__)
@@ -49,36 +48,21 @@ PATIENCE = 30.0
 """A server on an overloaded node, or one whose disk is stuck, may take this long to answer; it is not dead."""
 _LOOK_SECONDS = 0.005
 _TAKE_BACK_SECONDS = 1.0
-_OLD = ("pid", "targets.json", "targets.json.tmp")
-"""What servers of older versions left."""
 
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """One process at a time mounts or unmounts the tree whose state is in ``folder``."""
     path = folder.with_suffix(".lock")
-    try:
+    with doing(f"open {path}"):
         folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as exc:
-        raise from_os_error(exc, f"open {path}") from exc
     try:
-        until = time.monotonic() + _LOCK_SECONDS
-        while not _flock(fd):
-            if time.monotonic() >= until:
-                raise UnavailableError(f"another process mounts or unmounts tree {folder.name} for too long")
-            time.sleep(0.02)
+        if not lock(fd, _LOCK_SECONDS):
+            raise UnavailableError(f"another process mounts or unmounts tree {folder.name} for too long")
         yield
     finally:
         os.close(fd)
-
-
-def _flock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 # -- asking ------------------------------------------------------------------------------------------------------------
@@ -114,7 +98,8 @@ def _ask(folder: Path, request: Request, timeout: float) -> TreeStatus:
             sock.settimeout(timeout)
             sock.connect(f"/proc/self/fd/{fd}/{SOCKET}")
             sock.sendall(msgspec.json.encode(request) + b"\n")
-            reply = msgspec.json.decode(read_line(sock), type=Reply)
+            with sock.makefile("rb") as lines:
+                reply = msgspec.json.decode(lines.readline(MAX_LINE), type=Reply)
     finally:
         os.close(fd)
     if reply.status is None:
@@ -136,17 +121,9 @@ def _error(code: int, text: str) -> BootseerError:
 # -- starting ----------------------------------------------------------------------------------------------------------
 
 
-class Server(NamedTuple):
-    """``driver`` and ``file``: as in `TreeStatus`. ``pid``: 0 when it was started here."""
-
-    driver: str
-    cache_dir: str
-    pid: int = 0
-    file: tuple[int, int] = (0, 0)
-
-
-def join_or_start(folder: Path, spec: ServerSpec, new: NewServer) -> Server:
-    """See to it that a server for ``spec`` runs and knows its target. Raises what kept it from starting."""
+def join_or_start(folder: Path, spec: ServerSpec, new: NewServer) -> TreeStatus:
+    """See to it that a server for ``spec`` runs and knows its target; of one that was started here only the driver is
+    known, and ``pid`` is 0. Raises what kept it from starting."""
     if folder.exists():
         try:
             status = ask(folder, Request("add", spec.target))
@@ -162,13 +139,13 @@ def join_or_start(folder: Path, spec: ServerSpec, new: NewServer) -> Server:
                 raise BootseerError(f"tree id {spec.id} is taken by {status.digest}")
             if status.cache_dir != spec.cache_dir:
                 log.warning("tree %s is served out of %s until all its mounts end", spec.id, status.cache_dir)
-            return Server(status.driver, status.cache_dir, status.pid, status.file)
+            return status
     try:
         folder.mkdir(mode=0o700)
         (folder / FUSE_FOLDER).mkdir(mode=0o700)
         with open(folder / SPEC, "wb", opener=_private) as out:
             out.write(msgspec.json.encode(spec))
-        return Server(new.serve(folder), spec.cache_dir)
+        return TreeStatus(id=spec.id, digest=spec.digest, pid=0, driver=new.serve(folder), cache_dir=spec.cache_dir)
     except BaseException as exc:
         clear(folder)
         if isinstance(exc, OSError):
@@ -197,6 +174,8 @@ class NewServer:
             raise from_os_error(exc, "start a block server") from exc
         finally:
             os.close(write_fd)
+        assert self._process.stdin is not None
+        self._input = self._process.stdin
 
     def __enter__(self) -> NewServer:
         return self
@@ -227,11 +206,6 @@ class NewServer:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)  # all its processes: they share the group of the first one
         raise UnavailableError("the block server did not start", hint=f"see {folder.with_suffix('.log')}")
-
-    @property
-    def _input(self) -> IO[bytes]:
-        assert self._process.stdin is not None
-        return self._process.stdin
 
 
 def _read_answer(fd: int) -> str:
@@ -271,7 +245,7 @@ def alive(folder: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        return not _flock(fd)
+        return not lock(fd)
     finally:
         os.close(fd)
 
@@ -305,17 +279,12 @@ def clear(folder: Path) -> None:
     if mounts.is_mounted(folder / FUSE_FOLDER):
         log.warning("detaching the FUSE mount that a block server left in %s", folder)
         mounts.unmount(folder / FUSE_FOLDER, lazy=True)
-    try:
+    with doing(f"remove the state of a block server in {folder}"):
         _remove_state(folder)
-    except OSError as exc:
-        raise from_os_error(exc, f"remove the state of a block server in {folder}") from exc
 
 
 def _remove_state(folder: Path) -> None:
-    for path in (
-        *(folder / name for name in (SPEC, SOCKET, LOCK, *_OLD)),
-        *folder.glob(NAMES),
-    ):
+    for path in (folder / SPEC, folder / SOCKET, folder / LOCK, *folder.glob(NAMES)):
         path.unlink(missing_ok=True)
     for path in (folder / FUSE_FOLDER, folder):
         with contextlib.suppress(FileNotFoundError):
@@ -327,7 +296,7 @@ def clear_unwatched(folder: Path) -> None:
     with contextlib.suppress(OSError):
         fd = os.open(folder.with_suffix(".lock"), os.O_RDWR | os.O_CLOEXEC)
         try:
-            if _flock(fd):
+            if lock(fd):
                 _remove_state(folder)
         finally:
             os.close(fd)

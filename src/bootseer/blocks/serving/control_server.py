@@ -50,7 +50,8 @@ class ControlServer:
             with peer:
                 try:
                     peer.settimeout(_PEER_SECONDS)
-                    line = read_line(peer)
+                    with peer.makefile("rb") as lines:
+                        line = lines.readline(MAX_LINE)
                     if not _hung_up(peer):  # else it has given up, and told its user so
                         peer.sendall(msgspec.json.encode(_reply(line, handle)) + b"\n")
                 except OSError as exc:
@@ -76,14 +77,3 @@ def _reply(line: bytes, handle: Callable[[Request], TreeStatus]) -> Reply:
     except Exception as exc:
         log.exception("control request failed")
         return Reply(error=repr(exc))
-
-
-def read_line(sock: socket.socket) -> bytes:
-    """What comes up to the end of a line, of the connection, or of `MAX_LINE` bytes."""
-    data = b""
-    while not data.endswith(b"\n") and len(data) < MAX_LINE:
-        piece = sock.recv(MAX_LINE)
-        if not piece:
-            break
-        data += piece
-    return data

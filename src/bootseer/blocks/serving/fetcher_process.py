@@ -32,7 +32,6 @@ from bootseer.blocks.serving.ipc import Came, Channel, Finish, Repeat, Wanted
 from bootseer.blocks.serving.protocol import FetcherStatus, ServerSpec
 from bootseer.blocks.serving.readahead import Readahead
 from bootseer.blocks.serving.shared_memory import Count, SharedMemory
-from bootseer.blocks.serving.syncer import keep_synced
 from bootseer.blocks.serving.trace_publisher import TracePublisher
 from bootseer.errors import BootseerError, UnavailableError
 from bootseer.store import Store
@@ -40,10 +39,13 @@ from bootseer.store import Store
 log = logging.getLogger(__name__)
 
 _TICK = 0.2
+_SYNC_SECONDS = 2.0
+_REST_SECONDS = 15.0
+"""From the start on: a prefetch has come by then; one that is longer is synced beside, as a crash would lose much."""
 _MAKE_ROOM = 256 << 20
+"""Bytes that other trees give back when the disk is full."""
 _ROOM_SECONDS = 5.0
 """How long another process that frees space on the disk is waited for."""
-"""Bytes that other trees give back when the disk is full."""
 _SEND_SECONDS = 1.0
 _PAUSE = 0.1
 _DETACHED_NAME = "bootseer-pack"
@@ -109,7 +111,7 @@ class FetcherProcess:
     def run(self) -> None:
         """Serve until the end, leave nothing behind."""
         counts, key = self._shared.counts, self._key
-        sync = partial(keep_synced, self._cache, counts, self._stop)
+        sync = partial(keep_synced, self._cache, counts[Count.BEGAN_NS] / 1e9, self._stop)
         threads = [
             threading.Thread(target=run, name=name, daemon=True)
             for run, name in ((self._prefetch, "prefetch"), (sync, "sync"))
@@ -192,10 +194,12 @@ class FetcherProcess:
                 if plan.order:
                     self._keep_hot(set(plan.order))
                 log.info("%d hot blocks, from %d traces and hot pack %r", len(plan.order), plan.traces, plan.pack)
-            if self._spec.config.background_fill:
-                self._fetcher.background()
+        except BootseerError as exc:
+            log.warning("no prefetch of tree %s: %s", self._tree.digest[:12], exc)
         except Exception:
-            log.exception("prefetch failed; blocks come on demand")
+            log.exception("prefetch of tree %s failed; blocks come on demand", self._tree.digest[:12])
+        if self._spec.config.background_fill:
+            self._fetcher.background()
 
     def _note_plan(self, plan: Plan) -> None:
         self._plan = plan
@@ -203,6 +207,22 @@ class FetcherProcess:
     def _keep_hot(self, blocks: set[int]) -> None:
         """Remember hot blocks for when space is short."""
         inventory.keep_hot(self._tree.cache, self._tree.map_digest, self._tree.map.count, blocks)
+
+
+def keep_synced(cache: CacheFile, began: float, stop: threading.Event) -> None:
+    """Persist what ``cache`` gets until ``stop``, but not while the prefetch of a start that ``began`` (monotonic time)
+    comes: a write to a file that is being synced may wait for the disk, hundreds of milliseconds on ext4, and the
+    readers of what comes behind it wait, too (``scripts/bench engine``: write, write+sync)."""
+    failed = False
+    stop.wait(max(0.0, began + _REST_SECONDS - time.monotonic()))
+    while not stop.wait(_SYNC_SECONDS):
+        try:
+            cache.sync()
+            failed = False
+        except OSError as exc:
+            if not failed:
+                log.warning("cannot persist the bitmap of block cache %s: %s", cache.folder, exc)
+            failed = True
 
 
 class ReadRequests:

@@ -39,7 +39,24 @@ class Request(msgspec.Struct):
     target: str = ""
 
 
-class TreeStatus(msgspec.Struct, kw_only=True):
+class FetcherStatus(msgspec.Struct):
+    """The part of `TreeStatus` that only the fetcher knows, a moment old."""
+
+    hot_total: int = 0
+    hot_ready: int = 0
+    hot_unused_bytes: int = 0
+    """Stored bytes that were prefetched and that the recorded start never touched; 0 where anything was read ahead, as
+    it is unknown then."""
+    hot_missed_bytes: int = 0
+    """Stored bytes that the recorded start touched and that were not prefetched."""
+    hot_pack: str = ""
+    """The hot pack in use; after the recording what became of the new one, see
+    `bootseer.blocks.profiles.hotpack_builder.renew`."""
+    recording: str = "off"
+    """``off``, ``recording``, or how the trace ended, see `bootseer.blocks.serving.trace_publisher`."""
+
+
+class TreeStatus(FetcherStatus, kw_only=True):
     """A running lazy tree. Bytes are stored bytes, that is, what came over the network; times in seconds."""
 
     id: str
@@ -65,8 +82,6 @@ class TreeStatus(msgspec.Struct, kw_only=True):
     complete: bool = False
     """Every block is on this node: the store is needed no more."""
     cache_full: bool = False
-    hot_total: int = 0
-    hot_ready: int = 0
     bytes_demand: int = 0
     bytes_hot: int = 0
     bytes_background: int = 0
@@ -88,28 +103,7 @@ class TreeStatus(msgspec.Struct, kw_only=True):
     """Blocks requested a second time, because their first request did not bring them in time."""
     read_ahead_bytes: int = 0
     """Of the mount, read before the job. Neither that nor what the job then finds there is among `reads`."""
-    hot_unused_bytes: int = 0
-    """Stored bytes that were prefetched and that the recorded start never touched; 0 where anything was read ahead, as
-    it is unknown then."""
-    hot_missed_bytes: int = 0
-    """Stored bytes that the recorded start touched and that were not prefetched."""
-    hot_pack: str = ""
-    """The hot pack in use; after the recording what became of the new one, see
-    `bootseer.blocks.profiles.hotpack_builder.renew`."""
-    recording: str = "off"
-    """``off``, ``recording``, or how the trace ended, see `bootseer.blocks.serving.trace_publisher`."""
     uptime: float = 0.0
-
-
-class FetcherStatus(msgspec.Struct):
-    """The part of `TreeStatus` that only the fetcher knows, a moment old."""
-
-    hot_total: int = 0
-    hot_ready: int = 0
-    hot_unused_bytes: int = 0
-    hot_missed_bytes: int = 0
-    hot_pack: str = ""
-    recording: str = "off"
 
 
 class Reply(msgspec.Struct):

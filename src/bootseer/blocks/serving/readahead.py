@@ -16,6 +16,7 @@ open any more: an unmount must not find the mount in use.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import logging
 import operator
@@ -66,7 +67,7 @@ class Readahead:
         self._store, self._digest, self._key, self._shared = store, digest, key, shared
         self._target, self._pack = Path(target), pack
         self._waited = 0.0
-        self._folders: dict[bytes, bool] = {b"": True}
+        self._is_plain = functools.cache(lambda folder: os.path.realpath(folder) == folder)
 
     @property
     def _ends(self) -> bool:
@@ -167,18 +168,11 @@ class Readahead:
     def _regular(self, path: bytes) -> bool:
         """Whether ``path`` names a regular file, through folders only: the list comes from a store, and opening a
         device or a pipe, or what a link leads to, is not reading."""
+        full = self._full(path)
         try:
-            return self._folder(path.rpartition(b"/")[0]) and stat.S_ISREG(os.lstat(self._full(path)).st_mode)
+            return self._is_plain(os.path.dirname(full)) and stat.S_ISREG(os.lstat(full).st_mode)
         except OSError:
             return False
-
-    def _folder(self, path: bytes) -> bool:
-        known = self._folders.get(path)
-        if known is None:
-            known = self._folders[path] = self._folder(path.rpartition(b"/")[0]) and stat.S_ISDIR(
-                os.lstat(self._full(path)).st_mode
-            )
-        return known
 
     def _full(self, path: bytes) -> bytes:
         return os.fsencode(self._target) + b"/" + path

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import sys
@@ -17,10 +16,10 @@ from pathlib import Path
 
 import msgspec
 
+from bootseer.blocks.cache.locks import lock
 from bootseer.blocks.serving import supervisor
-from bootseer.blocks.serving.log_limit import LogRateLimit
 from bootseer.blocks.serving.protocol import LOCK, SPEC, ServerSpec
-from bootseer.errors import BootseerError, UnavailableError, from_os_error
+from bootseer.errors import BootseerError, UnavailableError, doing
 from bootseer.kernel import mount
 from bootseer.store import Store, open_store
 
@@ -76,14 +75,34 @@ def main(argv: list[str], *, store_for: Callable[[str], Store] = open_store) -> 
     return running.run()
 
 
+class LogRateLimit(logging.Filter):
+    """A damaged store and a job that tries again and again made 50 MB of log in a minute, where ``state_dir`` may be
+    memory. Passes ``most`` lines of one kind (level and unformatted text) per ``seconds``; the next one that passes
+    says how many were left out. For a handler; a race between threads miscounts a line, no more."""
+
+    def __init__(self, most: int = 100, seconds: float = 10.0) -> None:
+        super().__init__()
+        self._most, self._seconds = most, seconds
+        self._seen: dict[tuple[str, int, str], tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        key, now = (record.name, record.levelno, str(record.msg)), time.monotonic()
+        began, count = self._seen.get(key, (now, 0))
+        if now - began >= self._seconds:
+            if count > self._most:
+                record.msg = f"{record.getMessage()} (and {count - self._most} such lines before it, left out)"
+                record.args = ()
+            began, count = now, 0
+        self._seen[key] = began, count + 1
+        return count < self._most
+
+
 def _write_to(path: Path) -> None:
     """Standard output and errors go to the end of the file ``path``."""
-    try:
+    with doing(f"write {path}"):
         if path.exists() and path.stat().st_size > _LOG_BYTES:
             os.replace(path, path.with_suffix(".log.old"))
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    except OSError as exc:
-        raise from_os_error(exc, f"write {path}") from exc
     for number in (1, 2):
         os.dup2(fd, number)
     os.close(fd)
@@ -105,16 +124,9 @@ def _go_to_cgroup(name: str) -> None:
 def _lock(folder: Path) -> int:
     """Show that a server lives in ``folder``, for as long as one of its processes does."""
     fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    until = time.monotonic() + _LOCK_SECONDS
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            if time.monotonic() >= until:
-                os.close(fd)
-                raise UnavailableError(f"another block server lives in {folder}") from None
-        time.sleep(0.001)
+    if not lock(fd, _LOCK_SECONDS):
+        os.close(fd)
+        raise UnavailableError(f"another block server lives in {folder}")
     os.ftruncate(fd, 0)
     os.pwrite(fd, b"%d\n" % os.getpgid(0), 0)
     return fd

@@ -24,7 +24,7 @@ import threading
 import time
 
 from bootseer.blocks.formats.bitmap import Ready
-from bootseer.errors import from_os_error
+from bootseer.errors import doing
 
 UNIT = 4096
 """Bytes of a unit of the access trace."""
@@ -111,7 +111,7 @@ class SharedMemory:
         limit = min(TOUCH_LIMIT, max(1, units))
         lengths = [_COUNTS * 8, _PAGE, _PAGE, _TARGETS, limit * _TOUCH.size, units, blocks]
         parts = []
-        try:
+        with doing("make shared memory"):
             fd = os.memfd_create("bootseer-shared", os.MFD_CLOEXEC)  # takes memory only for pages in use
             try:
                 os.ftruncate(fd, sum(map(_pages, lengths)))
@@ -121,8 +121,6 @@ class SharedMemory:
                     at += _pages(length)
             finally:
                 os.close(fd)
-        except OSError as exc:
-            raise from_os_error(exc, "make shared memory") from exc
         counts, negotiated, said, targets, touches, seen, ready = parts
         self.negotiated, self.said, self.targets = Note(negotiated), Note(said), Note(targets)
         self.counts = memoryview(counts).cast("Q")
@@ -202,9 +200,9 @@ class AccessTrace:
                 if number >= self._limit:
                     self._counts[Count.TOUCHES_LOST] += 1
                     return
+                seen[unit:stop] = b"\1" * (stop - unit)  # first: who is killed here loses a touch, and notes none twice
                 _TOUCH.pack_into(touches, number * _TOUCH.size, max(0, ms), pid & 0xFFFFFFFF, unit, stop - unit)
                 self._counts[Count.TOUCHES] = number + 1
-                seen[unit:stop] = b"\1" * (stop - unit)
                 first = stop
 
     def forked(self) -> None:

@@ -321,7 +321,9 @@ class Supervisor:
         code = 70
         try:
             self._inherited.shared.trace.forked()
-            successor = Supervisor(self._inherited, self._known_targets())
+            known = self._inherited.shared.targets.read()
+            targets = msgspec.msgpack.decode(known, type=list[str]) if known else [self._spec.target]
+            successor = Supervisor(self._inherited, targets)
             successor._server = Child.adopt("FUSE server", server)
             successor._fetcher = Child.adopt("fetcher", self._counts[Count.FETCHER_PID])
             successor._leaving = successor._lingering = not successor._targets
@@ -367,16 +369,14 @@ class Supervisor:
         while self._counts[Count.READAHEAD_TID] and time.monotonic() < until:
             time.sleep(0.001)
 
-    def _said(self) -> FetcherStatus:
-        raw = self._inherited.shared.said.read()
-        return msgspec.msgpack.decode(raw, type=FetcherStatus) if raw else FetcherStatus()
-
     def _status(self) -> TreeStatus:
         counts, shared = self._counts, self._inherited.shared
         data = os.fstat(self._inherited.cache.fileno())
         fetched: dict[str, Any] = {cell.name.lower(): counts[Count.FETCHED + cell] for cell in Fetched}
         fetched["cache_full"] = bool(fetched["cache_full"])
         ready = bytes(shared.ready[:]).count(1)
+        raw = shared.said.read()
+        said = msgspec.msgpack.decode(raw, type=FetcherStatus) if raw else FetcherStatus()
         return TreeStatus(
             id=self._spec.id,
             digest=self._spec.digest,
@@ -403,16 +403,12 @@ class Supervisor:
             read_ahead_bytes=counts[Count.READ_AHEAD],
             uptime=(time.monotonic_ns() - counts[Count.BEGAN_NS]) / 1e9,
             **fetched,
-            **msgspec.structs.asdict(self._said()),
+            **msgspec.structs.asdict(said),
         )
 
     def _keep_targets(self) -> None:
         """Leave the mounts for the next supervisor."""
         self._inherited.shared.targets.write(msgspec.msgpack.encode(self._targets))
-
-    def _known_targets(self) -> list[str]:
-        raw = self._inherited.shared.targets.read()
-        return msgspec.msgpack.decode(raw, type=list[str]) if raw else [self._spec.target]
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
@@ -426,7 +422,10 @@ class Supervisor:
         was detached while in use would give its users errors without us."""
         self._leaving = True
         until = time.monotonic() + patience
-        while self._mounted and not self._unmounted():
+        while self._mounted and self._device is not None:
+            with contextlib.suppress(BootseerError):
+                mount.unmount(self._device.mountpoint)
+                break
             if time.monotonic() >= until:
                 if not self._lingering:
                     log.warning("tree %s is still in use; its server stays until that ends", self._spec.id)
@@ -435,14 +434,6 @@ class Supervisor:
                 return
             time.sleep(0.01)
         self._finish()
-
-    def _unmounted(self) -> bool:
-        assert self._device is not None
-        try:
-            mount.unmount(self._device.mountpoint)
-        except BootseerError:
-            return False
-        return True
 
     def _finish(self) -> None:
         """Nobody reads any more: end the FUSE server, have the fetcher publish and persist."""
