@@ -1,62 +1,117 @@
-"""Shared by all suites: what a test needs, said in its marker; a check that it left no mount or process behind."""
+"""Shared by all suites: what a test needs, where it runs, the servers of a run; a check that it left nothing behind."""
 
 from __future__ import annotations
 
+import json
 import os
-import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
+from support import needs
+from support.registry import DockerRegistry
 
-def pytest_configure() -> None:
+LONGEST_FIRST = ("cluster", "store", "chaos", "node", "unit")
+
+_MORE = {"deadline": None, "suppress_health_check": list(hypothesis.HealthCheck)}
+hypothesis.settings.register_profile("quick", max_examples=40, stateful_step_count=20, **_MORE)
+hypothesis.settings.register_profile("soak", max_examples=400, stateful_step_count=40, **_MORE)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--soak", action="store_true", help="also what is slow and rare, and many more examples")
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Give the run mounts of its own: other runs do not see them, nor we theirs, and they end with the run."""
     from bootseer.kernel.mount import private_namespace
 
+    hypothesis.settings.load_profile("soak" if config.option.soak else "quick")
     if os.geteuid() == 0 and private_namespace():
         subprocess.run(["mount", "--make-rprivate", "/"], check=True, timeout=10)
 
 
-def _hadoop() -> str:
-    from bootseer.errors import BootseerError
-    from support import hadoop
-
-    try:
-        hadoop.jars()
-    except BootseerError as exc:
-        return str(exc)
-    return "" if shutil.which("java") else "no java"
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Most tests wait more than they compute."""
+    return min(2 * len(os.sched_getaffinity(0)), 8)
 
 
-def _torch() -> str:
-    import importlib.util
-
-    return "" if importlib.util.find_spec("torch") else "torch is not installed"
+# -- which tests run, and beside which ---------------------------------------------------------------------------------
 
 
-NEEDS: dict[str, Callable[[], str]] = {
-    "root": lambda: "" if os.geteuid() == 0 else "needs root and mount rights",
-    "hdfs": _hadoop,
-    "registry": lambda: "" if shutil.which("docker-registry") else "needs docker-registry (scripts/setup installs it)",
-    "runtime": lambda: "" if shutil.which("runc") or shutil.which("crun") else "needs runc or crun",
-    "torch": _torch,
-}
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what this machine cannot run, with the reason; where ``CI`` is set nothing may be missing."""
-    missing: dict[str, str] = {}
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip what this machine cannot run, leave out what is for ``--soak``, and group what shares a server."""
+    items.sort(key=lambda item: LONGEST_FIRST.index(_suite(item)))
     for item in items:
-        for name in {mark.name for mark in item.iter_markers()} & NEEDS.keys():
-            if name not in missing:
-                missing[name] = NEEDS[name]()
-            if missing[name] and not os.environ.get("CI"):
-                item.add_marker(pytest.mark.skip(reason=missing[name]))
+        for reason in needs.missing({mark.name for mark in item.iter_markers()}):
+            item.add_marker(pytest.mark.skip(reason=reason))
+        if group := _group(item):
+            item.add_marker(pytest.mark.xdist_group(group))
+    if not config.option.soak:
+        left = [item for item in items if item.get_closest_marker("soak")]
+        items[:] = [item for item in items if item not in left]
+        config.hook.pytest_deselected(items=left)
+        config.stash[_LEFT] = len(left)
 
 
+_LEFT = pytest.StashKey[int]()
+
+
+def _suite(item: pytest.Item) -> str:
+    return item.path.relative_to(Path(__file__).parent).parts[0]
+
+
+def _group(item: pytest.Item) -> str:
+    """Tests of one group run one after the other in one process; unit tests run anywhere."""
+    if item.get_closest_marker("xdist_group") or _suite(item) == "unit":
+        return ""
+    if item.get_closest_marker("hdfs") and _suite(item) in ("store", "cluster"):
+        return "hdfs"  # one cluster for all of them
+    return "chaos" if _suite(item) == "chaos" else item.path.stem
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left"] = session.config.stash.get(_LEFT, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: object) -> None:
+    output = getattr(node, "workeroutput", {})
+    node.config.stash[_LEFT] = output.get("left", 0)  # type: ignore[attr-defined]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if left := config.stash.get(_LEFT, 0):
+        terminalreporter.write_line(f"{left} slow tests were left to --soak")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note a failure for `support.again`, which runs the test once more."""
+    path = os.environ.get("BOOTSEER_TEST_FAILURES")
+    if path and report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        said = "\n".join([report.longreprtext, *(f"-- {name}\n{text}" for name, text in report.sections)])
+        with open(path, "a") as out:
+            out.write(json.dumps([report.nodeid, said]) + "\n")
+
+
+# -- servers of the whole run ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def registry() -> Iterator[DockerRegistry]:
+    """For all tests of this process: each uses repositories of its own and leaves the server as it is."""
+    with DockerRegistry() as running:
+        yield running
+
+
+# -- nothing stays behind ----------------------------------------------------------------------------------------------
 def _mounts() -> set[str]:
     """Mount points that are bootseer's or a test's; others on this machine come and go as they like."""
     lines = Path("/proc/self/mountinfo").read_text().splitlines()

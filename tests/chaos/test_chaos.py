@@ -28,6 +28,7 @@ NodeOf = Callable[..., Node]
 RATE = 5e6
 
 
+@pytest.mark.takeover
 def test_killed_again_and_again(site: Site, node_of: NodeOf) -> None:
     """Nothing but deaths: not even an error."""
     node = node_of(site, rate=RATE)
@@ -39,6 +40,7 @@ def test_killed_again_and_again(site: Site, node_of: NodeOf) -> None:
     assert outcome.tally.files > 30
 
 
+@pytest.mark.takeover
 def test_bad_weather(site: Site, node_of: NodeOf) -> None:
     """Errors are allowed: of readers that met a server without descriptors."""
     node = node_of(site, rate=RATE)

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,12 +20,6 @@ from support.registry import DockerRegistry
 pytestmark = [pytest.mark.root, pytest.mark.registry]
 
 CLI = [sys.executable, "-m", "bootseer.cli.main"]
-
-
-@pytest.fixture(scope="module")
-def registry() -> Iterator[DockerRegistry]:
-    with DockerRegistry() as running:
-        yield running
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -52,12 +51,6 @@ def tree(root: Path) -> dict[bytes, object]:
         }
         found[name] = (oct(info.st_mode), info.st_uid, info.st_gid, info.st_mtime_ns, content, xattrs)
     return found
-
-
-@pytest.fixture(scope="module")
-def registry() -> Iterator[DockerRegistry]:
-    with DockerRegistry() as running:
-        yield running
 
 
 @pytest.fixture

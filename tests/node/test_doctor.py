@@ -118,6 +118,7 @@ def test_as_another_user_in_a_user_namespace(place: Path) -> None:
     assert os.listdir(place) == []
 
 
+@pytest.mark.file_mounts
 @pytest.mark.root
 def test_without_fuse(place: Path) -> None:
     hidden = 'mount -t tmpfs none /dev && mknod /dev/null c 1 3 && mknod /dev/urandom c 1 9 && exec "$@"'

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bootseer import oci
@@ -333,10 +333,6 @@ class Nothing:
         self.position += len(data)
 
 
-CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
-
-
-@settings(max_examples=100, deadline=None, suppress_health_check=CHECKS)
 @given(STACK)
 @example([[folder("a"), Member("a/x"), Member("l", "symlink", link="a")], [Member("l/y"), Member("l/.wh.x")]])
 @example(  # the time of a/m is not set through what took the place of a
@@ -362,7 +358,6 @@ def test_the_same_as_the_kernel_makes(place: Path, layers: Layers) -> None:
     assert unpacked(place, tars) == found
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=CHECKS)
 @given(STACK)
 def test_the_same_layers_are_refused(place: Path, layers: Layers) -> None:
     tars = [tar_of(layer) for layer in layers]
@@ -431,7 +426,8 @@ def test_attributes_that_linux_has_not_are_left_out(place: Path, caplog: pytest.
     found = layered(place, [tar_of([Member("f", xattrs=names), Member("l", "symlink", link="f", xattrs=names)])])
     assert found[b"f"]["xattrs"] == {b"user.k": b"2"}
     assert found[b"l"]["xattrs"] == {}
-    assert [record.message.split()[1] for record in caplog.records] == ["'com.apple.provenance'", "'user.k'"]
+    names = [record.message.split()[1] for record in caplog.records if "loop device" not in record.message]
+    assert names == ["'com.apple.provenance'", "'user.k'"]
 
 
 def test_what_only_our_writer_refuses(place: Path) -> None:

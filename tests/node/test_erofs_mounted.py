@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer import erofs
@@ -143,11 +143,6 @@ def make(top: bytes, steps: list[Step]) -> None:
         os.utime(path, ns=(mtime, mtime), follow_symlinks=False)
 
 
-@settings(
-    max_examples=80,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
-)
 @given(STEPS)
 def test_any_tree_is_identical_through_a_mount(place: Path, steps: list[Step]) -> None:
     tree = place / "tree"

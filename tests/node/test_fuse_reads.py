@@ -190,6 +190,7 @@ def test_a_fetcher_that_starts_anew_is_told_again(tree: Tree) -> None:
     assert [read.result(5) for read in reads] == [DATA[at : at + 100] for at in range(0, 8 * BLOCK, BLOCK)]
 
 
+@pytest.mark.takeover
 def test_a_killed_server_is_replaced_and_no_reader_notices(tree: Tree) -> None:
     reads = [tree.read(block * BLOCK, 100) for block in range(12)]
     before = {tree.wanted().id for _ in range(12)}
@@ -208,6 +209,7 @@ def test_a_killed_server_is_replaced_and_no_reader_notices(tree: Tree) -> None:
     assert tree.counts[Count.TAKEN_OVER] == 12
 
 
+@pytest.mark.takeover
 def test_many_kills_under_load(tree: Tree) -> None:
     """Right bytes only, no error, no hang; half of the blocks come slowly."""
     tree.fill(0, COUNT // 2)

@@ -221,6 +221,7 @@ def test_a_new_server_answers_what_the_dead_one_took(mountpoint: Path) -> None:
             os.close(fd)
 
 
+@pytest.mark.takeover
 def test_short_reads_are_still_errors_after_a_takeover(mountpoint: Path) -> None:
     device = fuse.Device.open(mountpoint, OPTIONS)
     told, tell = os.pipe()

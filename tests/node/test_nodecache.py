@@ -167,6 +167,7 @@ def test_what_is_mounted_stays(site: Site) -> None:
     assert wrong_and_failed(site.mount(), 0) == ([], [])
 
 
+@pytest.mark.file_mounts
 def test_what_is_mounted_is_checked_beside_the_mount(site: Site) -> None:
     made = site.mount()
     for file in range(0, FILES, 2):

@@ -210,7 +210,10 @@ def read(path: Path) -> bytes | int | None:
         return exc.errno
 
 
-@pytest.mark.parametrize("who", ["fetcher", "FUSE server", "supervisor", "any"])
+server = pytest.param("FUSE server", marks=pytest.mark.takeover)
+
+
+@pytest.mark.parametrize("who", ["fetcher", server, "supervisor", pytest.param("any", marks=pytest.mark.takeover)])
 def test_killed_again_and_again_while_readers_read(node: Node, who: str) -> None:
     made = node.mount()
     rand = random.Random(who)
@@ -234,6 +237,7 @@ def test_killed_again_and_again_while_readers_read(node: Node, who: str) -> None
     assert (status.failed_reads, status.denied) == (0, 0)
 
 
+@pytest.mark.takeover
 def test_reads_that_a_dead_server_took_are_answered_by_the_next(node: Node) -> None:
     made = node.mount(slow=False)
     before = made.status()
@@ -375,6 +379,7 @@ def trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trouble:
     return Trouble(tmp_path / "trouble")
 
 
+@pytest.mark.takeover
 @pytest.mark.parametrize("who", ["fetcher", "FUSE server", "supervisor"])
 def test_no_process_can_be_started_for_a_while(node: Node, trouble: Trouble, who: str) -> None:
     made = node.mount(command=TROUBLED)
@@ -390,7 +395,7 @@ def test_no_process_can_be_started_for_a_while(node: Node, trouble: Trouble, who
     assert read(made.target / "f06") == node.want("f06")
 
 
-@pytest.mark.parametrize("who", ["fetcher", "FUSE server"])
+@pytest.mark.parametrize("who", ["fetcher", server])
 def test_a_process_without_a_sign_of_life_is_replaced(node: Node, trouble: Trouble, who: str) -> None:
     made = node.mount(command=TROUBLED)
     status = made.status()
@@ -417,6 +422,7 @@ def test_the_supervisor_dies_while_a_fetcher_starts(node: Node, trouble: Trouble
     assert right(node, made.target)
 
 
+@pytest.mark.takeover
 def test_the_supervisor_dies_while_a_fuse_server_starts(node: Node, trouble: Trouble) -> None:
     made = node.mount(command=TROUBLED)
     supervisor_dies_while_another_starts(made, trouble, "slow", made.status().server_pid, 0.2)

@@ -110,6 +110,7 @@ def log_of(made: TreeMount) -> str:
     return log.read_text()
 
 
+@pytest.mark.file_mounts
 def test_the_second_start_finds_everything_read(site: Site) -> None:
     assert len(site.keys(".trace")) == 1
     assert {one.path.decode() for one in site.pages().ranges} == set(FILES)
@@ -226,6 +227,7 @@ def test_an_unmount_in_the_middle_does_not_wait(
     assert "is in use" not in caplog.text
 
 
+@pytest.mark.file_mounts
 def test_blocks_that_do_not_come_are_left_to_the_job(site: Site) -> None:
     """The list names a file that no hot block is of: nobody fetches for the readahead."""
     reader = erofs.Reader(site.meta.read_bytes())

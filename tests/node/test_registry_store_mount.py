@@ -101,6 +101,7 @@ with DockerRegistry(host="10.77.9.1") as registry:
 """
 
 
+@pytest.mark.takeover
 def test_servers_that_are_restarted_still_know_who_has_no_tls(tmp_path: Path) -> None:
     """At a private address, in a network of its own."""
     (tmp_path / "source").mkdir()

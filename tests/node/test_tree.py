@@ -166,6 +166,7 @@ def test_the_tree_is_the_same_and_nothing_is_left(site: Site) -> None:
     made.unmount()
 
 
+@pytest.mark.file_mounts
 def test_a_complete_tree_is_read_ahead_further(site: Site) -> None:
     made = site.mount()
     (note,) = (site.state / "trees" / site.digest[:16]).glob("erofs-*.readahead")
@@ -218,6 +219,7 @@ def test_nobody_waits_for_the_hot_pack(site: Site, monkeypatch: pytest.MonkeyPat
     assert all(info.key.startswith(f"profiles/{site.digest}/test/") for info in site.store.list("profiles"))
 
 
+@pytest.mark.file_mounts
 def test_the_second_start_reads_the_hot_pack_alone(site: Site) -> None:
     first = site.mount(cache="one")
     for name in ("big1", "d3/f3"):

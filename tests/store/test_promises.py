@@ -17,14 +17,7 @@ from bootseer.store import ObjectInfo, Store, open_store
 from bootseer.store.objects import ObjectStore
 from support import hadoop
 from support.objectserver import BUCKET, ObjectServer
-from support.registry import DockerRegistry
 from support.waits import together
-
-
-@pytest.fixture(scope="module")
-def registry() -> Iterator[DockerRegistry]:
-    with DockerRegistry() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -34,12 +33,6 @@ from support.registry import DockerRegistry
 from support.registryproxy import Fault, RegistryProxy
 
 pytestmark = pytest.mark.registry
-
-
-@pytest.fixture(scope="module")
-def registry() -> Iterator[DockerRegistry]:
-    with DockerRegistry() as running:
-        yield running
 
 
 @pytest.fixture

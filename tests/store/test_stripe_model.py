@@ -14,7 +14,7 @@ import uuid
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
@@ -242,19 +242,11 @@ class OverHdfs(Model):
         return f"{hadoop.shared().url}/{uuid.uuid4().hex}"
 
 
-_CHECKS = list(HealthCheck)
-
-
 def test_a_folder_behaves_like_the_model():
-    run_state_machine_as_test(
-        OverFolder,
-        settings=settings(max_examples=80, stateful_step_count=40, deadline=None, suppress_health_check=_CHECKS),
-    )
+    run_state_machine_as_test(OverFolder)
 
 
 @pytest.mark.hdfs
-def test_hdfs_behaves_like_the_model():
-    run_state_machine_as_test(
-        OverHdfs,
-        settings=settings(max_examples=6, stateful_step_count=20, deadline=None, suppress_health_check=_CHECKS),
-    )
+def test_hdfs_behaves_like_the_model(request):
+    """Each example takes seconds here."""
+    run_state_machine_as_test(OverHdfs, settings=settings(max_examples=6 if request.config.option.soak else 3))

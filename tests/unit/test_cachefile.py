@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.blocks.cache.cachefile import CacheFile, in_use
@@ -62,7 +62,6 @@ def test_complete(tmp_path: Path, blob: LazyBlob) -> None:
         assert cache.is_ready(0, blob.map.count - 1)
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_damaged_bitmap_means_starting_over(
     tmp_path: Path, blob: LazyBlob, data: st.DataObject, caplog: pytest.LogCaptureFixture

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.errors import BootseerError, UnavailableError
@@ -90,7 +90,6 @@ def test_checksums_are_those_of_hadoop():
     assert checksum.function(checksum.CRC32C)(b"123456789", 0) == 0xE3069283
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     kind=st.sampled_from([checksum.CRC32, checksum.CRC32C]),
     step=st.sampled_from([1, 2, 3, 4, 5, 7, 8, 64, 100, 512]),
@@ -123,7 +122,6 @@ def test_a_run_of_chunks_is_right_when_each_chunk_is(kind, step, sizes, seed):
 # -- right answers ----------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     size=st.integers(1, 300_000),
     kind=st.sampled_from([checksum.CRC32, checksum.CRC32C]),
@@ -217,7 +215,6 @@ def test_ipv6():
 # -- wrong answers ----------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=200, deadline=None)
 @given(seed=st.integers(0, 2**32), uneven=st.booleans(), verify=st.booleans())
 def test_a_damaged_answer_is_an_error_or_harmless(seed, uneven, verify):
     chance = random.Random(seed)

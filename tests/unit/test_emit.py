@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.profile import emit, events
@@ -133,7 +133,6 @@ def test_secrets_never_enter_attributes(file, name, value, written):
 VALUES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3000))
 
 
-@settings(max_examples=150, deadline=None)
 @given(attrs=st.dictionaries(st.text(max_size=300), VALUES, max_size=40), stage=st.text(min_size=1, max_size=300))
 def test_any_event_is_one_line_below_4_kib(attrs, stage):
     line = emit._line("begin", "ab" * 8, attrs, stage, "", 0)

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.env import inventory, manifest
@@ -82,7 +82,6 @@ names = st.text(st.characters(exclude_characters="/\0", codec=None), min_size=1,
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(
         st.tuples(
@@ -203,7 +202,6 @@ def test_junk_manifests_are_refused(data: bytes) -> None:
 
 
 @given(st.integers(0, 10_000), st.integers(0, 7))
-@settings(max_examples=60, deadline=None)
 def test_any_flipped_bit_of_a_manifest_is_seen(position: int, bit: int) -> None:
     good = make_manifest()
     data = bytearray(good.encode())

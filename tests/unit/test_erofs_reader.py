@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer import erofs
@@ -213,7 +213,6 @@ def plant(where: bytes, spec: object, xattrs: bool) -> None:
 
 
 @needs_mkfs
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.dictionaries(names, trees, max_size=30), st.sampled_from([*sorted(LAYOUTS), "ours", "ours"]), st.booleans())
 def test_any_tree(spec: dict[bytes, object], layout: str, xattrs: bool) -> None:
     with tempfile.TemporaryDirectory(prefix="bootseer-reader-", dir="/var/tmp") as folder:
@@ -334,7 +333,6 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[bytes, bytes]]
 
 
 @needs_mkfs
-@settings(max_examples=300, deadline=2000, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_damage_is_an_error_and_never_a_crash(small: list[tuple[bytes, bytes]], draw: st.DataObject) -> None:
     meta, data = draw.draw(st.sampled_from(small))

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bootseer.erofs import Attrs, Buffer, Hole, Node, Reader, Writer
@@ -108,7 +108,6 @@ UNIT = 4096
 RUNS = st.lists(st.tuples(st.sampled_from(["zero", "hole", "data", "speck"]), st.integers(0, 4 * UNIT + 5)), max_size=8)
 
 
-@settings(max_examples=300, deadline=None)
 @given(RUNS, st.lists(st.integers(1, 3 * UNIT), max_size=6), st.sampled_from([UNIT, 2 * UNIT]))
 @example([("hole", UNIT), ("data", UNIT), ("hole", UNIT)], [], UNIT)
 @example([("data", UNIT), ("zero", UNIT), ("data", 1)], [1, UNIT], UNIT)
@@ -253,7 +252,6 @@ def test_names_are_replaced_removed_and_linked() -> None:
     assert writer.lookup(b"d/f") is None
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from([b"a", b"b", b"c", b"d"]), st.integers(0, 5), st.integers(0, 200_000))))
 def test_dead_ranges_are_what_no_file_has(steps: list[tuple[bytes, int, int]]) -> None:
     sink = Sink()

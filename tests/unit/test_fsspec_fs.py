@@ -15,7 +15,7 @@ from pathlib import Path
 import fsspec
 import pytest
 from fsspec.tests import abstract
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.errors import DataError, UnavailableError
@@ -220,7 +220,6 @@ def test_wrong_options_are_errors(tmp_path):
 # Reading
 
 
-@settings(max_examples=60, deadline=None)
 @given(data=st.data(), size=st.sampled_from([0, 1, UNIT, 10 * UNIT, len(DATA)]), striped=st.booleans())
 def test_a_reader_is_a_file(tmp_path_factory, data, size, striped):
     fs = StripeFileSystem(url=str(tmp_path_factory.getbasetemp() / "reader"), unit=UNIT)

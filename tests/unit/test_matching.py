@@ -2,7 +2,7 @@
 
 import itertools
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.stripefs.scheduler.assignment import plan
@@ -40,7 +40,6 @@ def makespan(shares, replicas, rates, backlog) -> float:
 NODES = 5
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     stripes=st.lists(
         st.tuples(st.integers(1, 100), st.sets(st.integers(0, NODES - 1), min_size=1, max_size=3)),

@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.errors import BootseerError
@@ -22,7 +22,6 @@ SPAN = st.tuples(
 )
 
 
-@settings(max_examples=400, deadline=None)
 @given(spans=st.lists(SPAN, max_size=30), gpus=st.integers(0, 8))
 def test_the_identity_holds_for_any_spans(spans, gpus):
     s = StartUp(gpus=gpus)

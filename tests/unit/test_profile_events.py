@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.errors import DataError, NotFoundError
@@ -206,7 +206,6 @@ def test_what_is_not_there_or_holds_nothing_is_one_clear_line(tmp_path):
         read(tmp_path)
 
 
-@settings(max_examples=200, deadline=None)
 @given(data=st.binary(max_size=3000), seed=st.integers(0, 1000))
 def test_no_bytes_make_reading_fail(data, seed):
     rng = random.Random(seed)

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bootseer.errors import DataError, UnavailableError
@@ -419,7 +419,6 @@ NODE = st.builds(
 )
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     cluster=st.lists(NODE, min_size=5, max_size=5),
     files=st.lists(
@@ -461,7 +460,6 @@ def _sound(cluster: Cluster, place: Place) -> bool:
     )
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     rates=st.lists(st.sampled_from([20 * MB, 60 * MB, 100 * MB]), min_size=4, max_size=4),
     replicas=st.lists(st.sets(st.sampled_from("abcd"), min_size=1, max_size=3), min_size=2, max_size=6),

@@ -8,7 +8,7 @@ import socket
 import sys
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.blocks._runs import runs
@@ -80,7 +80,6 @@ def test_nothing_to_share_is_fine() -> None:
     assert empty.trace.since(0) == []
 
 
-@settings(deadline=None, max_examples=30)
 @given(st.lists(st.tuples(st.integers(0, 40 * UNIT - 1), st.integers(1, 9 * UNIT)), max_size=20))
 def test_touches_are_first_touches(reads: list[tuple[int, int]]) -> None:
     size = 40 * UNIT

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.errors import ConfigError, DataError, FullError, NotFoundError, NotWritableError, UnavailableError
@@ -35,7 +35,6 @@ def leftovers(fs: StripeFS) -> list[str]:
     return [path.name for path in Path(fs.url).rglob("*") if path.name.startswith(".tmp-")]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     size=st.one_of(st.integers(0, 3 * UNIT), st.integers(0, 60 * UNIT), st.sampled_from([n * UNIT for n in range(9)])),
     width=st.integers(1, 7),

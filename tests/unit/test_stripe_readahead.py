@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.errors import DataError
@@ -433,7 +433,6 @@ def test_files_read_long_ago_are_forgotten(fs, monkeypatch):
 SMALL = 4096
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(size=st.integers(0, 12 * SMALL))
 def test_all_bytes_in_order(tmp_path, size):
     fs, data = open_fs(str(tmp_path)), os.urandom(size)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.errors import DataError
@@ -47,7 +47,6 @@ members = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(members, max_size=5), st.integers(1, 5000))
 def test_pax_archives_come_back(wanted: list[Member], size: int) -> None:
     got = read(tar_of(wanted), size)
@@ -117,7 +116,6 @@ def test_every_truncation_is_an_error_or_a_prefix() -> None:
         assert end % 512 == 0 or end > content
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.integers(0, 511), st.integers(1, 255))
 def test_a_changed_header_byte_is_noticed(at: int, change: int) -> None:
     data = bytearray(tar_of([Member("a", data=b"1" * 700)], tarfile.USTAR_FORMAT))
@@ -132,7 +130,6 @@ def test_a_changed_header_byte_is_noticed(at: int, change: int) -> None:
     assert got == read(before)
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=3000))
 def test_noise_never_gives_another_error(noise: bytes) -> None:
     with contextlib.suppress(DataError):

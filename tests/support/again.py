@@ -1,0 +1,49 @@
+"""Runs each failed test once more, alone: a machine that was busy fails no run, and a bug fails twice.
+
+    python -m support.again FAILURES [PYTEST ARGUMENTS]
+
+FAILURES is what tests/conftest.py wrote: a line of JSON for each failure, ``[test, what it said]``. Exit code 0 when
+all pass now; each of them is then named, with its first failure.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+MOST = 5
+"""Of more failures something else than the load of the machine is the reason."""
+
+
+def failures(path: Path) -> dict[str, str]:
+    """What each failed test said first, by its name. pytest-xdist adds ``@group`` to names."""
+    found: dict[str, str] = {}
+    for line in path.read_text().splitlines() if path.exists() else ():
+        name, said = json.loads(line)
+        if "@" in name.rpartition("]")[2]:
+            name = name.rpartition("@")[0]
+        found.setdefault(name, said)
+    return found
+
+
+def main(path: Path, arguments: Sequence[str]) -> int:
+    failed = failures(path)
+    if len(failed) > MOST:
+        print(f"{len(failed)} tests failed, too many to run again:", *failed, sep="\n  ")
+        return 1
+    code = 0
+    for name, said in failed.items():
+        done = subprocess.run([sys.executable, "-m", "pytest", *arguments, name], check=False)
+        if done.returncode:
+            print(f"failed twice: {name}", flush=True)
+            code = 1
+        else:
+            print(f"{said}\nflaky: {name} failed once, passed alone", flush=True)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))
