@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
+import tempfile
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
 
-from support import needs
+from bootseer.hdfs.namenode import NameNode
+from bootseer.kernel import mount
+from support import hadoop, needs
+from support.hadoop import HadoopCluster
 from support.registry import DockerRegistry
 
-LONGEST_FIRST = ("cluster", "store", "chaos", "node", "unit")
+LONGEST_FIRST = ("store", "cluster", "chaos", "node", "unit")
+"""The suites, in the order of their start."""
+ALONE = ("test_stripefs_faults.py", "test_registry_access.py", "test_registry_store.py")
+"""Modules with servers of their own, in suites whose modules share one."""
 
 _MORE = {"deadline": None, "suppress_health_check": list(hypothesis.HealthCheck)}
 hypothesis.settings.register_profile("quick", max_examples=40, stateful_step_count=20, **_MORE)
@@ -28,11 +37,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Give the run mounts of its own: other runs do not see them, nor we theirs, and they end with the run."""
-    from bootseer.kernel.mount import private_namespace
-
     hypothesis.settings.load_profile("soak" if config.option.soak else "quick")
-    if os.geteuid() == 0 and private_namespace():
+    if os.geteuid() == 0 and mount.private_namespace():
         subprocess.run(["mount", "--make-rprivate", "/"], check=True, timeout=10)
+
+
+# -- which tests run, and beside which ---------------------------------------------------------------------------------
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -41,18 +51,27 @@ def pytest_xdist_auto_num_workers() -> int:
     return min(2 * len(os.sched_getaffinity(0)), 8)
 
 
-# -- which tests run, and beside which ---------------------------------------------------------------------------------
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Tests that share a server or an image run in one process, one after the other; unit tests in any."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path, suite = nodeid.partition("::")[0], _suite(nodeid)
+            if suite == "unit":
+                return nodeid
+            return path if suite in ("node", "cluster") or path.endswith(ALONE) else suite
+
+    return Scheduling(config, log)
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what this machine cannot run, leave out what is for ``--soak``, and group what shares a server."""
-    items.sort(key=lambda item: LONGEST_FIRST.index(_suite(item)))
+    """Skip what this machine cannot run, with the reason, and leave out what is for ``--soak``."""
+    items.sort(key=lambda item: LONGEST_FIRST.index(_suite(item.nodeid)))
     for item in items:
         for reason in needs.missing({mark.name for mark in item.iter_markers()}):
             item.add_marker(pytest.mark.skip(reason=reason))
-        if group := _group(item):
-            item.add_marker(pytest.mark.xdist_group(group))
     if not config.option.soak:
         left = [item for item in items if item.get_closest_marker("soak")]
         items[:] = [item for item in items if item not in left]
@@ -63,17 +82,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 _LEFT = pytest.StashKey[int]()
 
 
-def _suite(item: pytest.Item) -> str:
-    return item.path.relative_to(Path(__file__).parent).parts[0]
-
-
-def _group(item: pytest.Item) -> str:
-    """Tests of one group run one after the other in one process; unit tests run anywhere."""
-    if item.get_closest_marker("xdist_group") or _suite(item) == "unit":
-        return ""
-    if item.get_closest_marker("hdfs") and _suite(item) in ("store", "cluster"):
-        return "hdfs"  # one cluster for all of them
-    return "chaos" if _suite(item) == "chaos" else item.path.stem
+def _suite(nodeid: str) -> str:
+    return nodeid.split("/")[1]
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -105,10 +115,38 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 @pytest.fixture(scope="session")
+def cluster() -> HadoopCluster:
+    """HDFS for all tests of this process: who freezes or kills a DataNode brings it back."""
+    return hadoop.shared()
+
+
+@pytest.fixture
+def namenode(cluster: HadoopCluster) -> NameNode:
+    return NameNode.connect(cluster.url)
+
+
+@pytest.fixture
+def folder() -> str:
+    """A folder in HDFS that nobody has used."""
+    return f"/{uuid.uuid4().hex}"
+
+
+@pytest.fixture(scope="session")
 def registry() -> Iterator[DockerRegistry]:
     """For all tests of this process: each uses repositories of its own and leaves the server as it is."""
     with DockerRegistry() as running:
         yield running
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A folder on a disk, where EROFS mounts files, that everybody can enter; mounts in it end with the test."""
+    path = Path(tempfile.mkdtemp(prefix="bootseer-pytest-", dir="/var/tmp"))
+    path.chmod(0o755)
+    yield path
+    for entry in reversed(mount.below(path)):
+        mount.unmount(entry.target, lazy=True, force=True)
+    shutil.rmtree(path)
 
 
 # -- nothing stays behind ----------------------------------------------------------------------------------------------

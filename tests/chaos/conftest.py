@@ -35,14 +35,6 @@ def small() -> Iterator[Site]:
 
 
 @pytest.fixture
-def place() -> Iterator[Path]:
-    """A folder on a disk, where EROFS mounts files."""
-    folder = Path(tempfile.mkdtemp(prefix="bootseer-pytest-chaos-", dir="/var/tmp"))
-    yield folder
-    shutil.rmtree(folder)
-
-
-@pytest.fixture
 def node_of(place: Path) -> Iterator[Callable[..., Node]]:
     """Makes nodes, and ends them: ``node_of(site, rate=...)``. ``copy``: with a store of its own."""
     nodes: list[Node] = []

@@ -6,8 +6,6 @@ import os
 import random
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,14 +29,6 @@ LOWER = [
     *(Member(f"etc/many-{n:04d}", data=NOISE[n * 100 : n * 140]) for n in range(500)),
 ]
 UPPER = [*CHANGES, Member("opt/.wh.twin"), Member("etc/more", data=NOISE[1_000_000:2_500_000])]
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    """A folder on a disk, as EROFS does not mount files of every file system."""
-    with tempfile.TemporaryDirectory(prefix="bootseer-convert-", dir="/var/tmp") as path:
-        os.chmod(path, 0o755)
-        yield Path(path)
 
 
 def mounted(place: Path, store_url: str, digest: str) -> Found:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import stat
 import subprocess
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -70,16 +68,6 @@ def torture(root: Path) -> None:
     for number in range(500):
         write(f"many/{number:05}", b"%d" % number)
     os.utime(root / "many", ns=(1, 1_500_000_000_000_000_007))
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="bootseer-erofs-", dir="/var/tmp"))
-    yield path
-    for entry in reversed(list(mount.entries())):
-        if entry.target.startswith(f"{path}/"):
-            mount.unmount(entry.target, lazy=True)
-    shutil.rmtree(path)
 
 
 @pytest.mark.root

@@ -10,7 +10,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -39,16 +39,6 @@ class File:
 
     def write(self, data: Buffer, /) -> None:
         self.position += self.file.write(data)
-
-
-@pytest.fixture(scope="module")
-def place() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="bootseer-erofs-layers-", dir="/var/tmp"))
-    yield path
-    for entry in reversed(list(mount.entries())):
-        if entry.target.startswith(f"{path}/"):
-            mount.unmount(entry.target, lazy=True)
-    shutil.rmtree(path)
 
 
 def reader(data: bytes) -> tar.ChunkReader:

@@ -8,8 +8,6 @@ import shutil
 import stat
 import struct
 import subprocess
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,16 +31,6 @@ def acl(*entries: tuple[int, int, int]) -> bytes:
 
 
 ACL = acl((1, 6, 0xFFFFFFFF), (2, 4, 1000), (4, 4, 0xFFFFFFFF), (0x10, 4, 0xFFFFFFFF), (0x20, 4, 0xFFFFFFFF))
-
-
-@pytest.fixture(scope="module")
-def place() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="bootseer-erofs-writer-", dir="/var/tmp"))
-    yield path
-    for entry in reversed(list(mount.entries())):
-        if entry.target.startswith(f"{path}/"):
-            mount.unmount(entry.target, lazy=True)
-    shutil.rmtree(path)
 
 
 def through_mount(meta: Path, data: Path, target: Path) -> Found:

@@ -168,6 +168,7 @@ def test_hostile_members_are_refused(tmp_path: Path, members: list[Member]) -> N
     assert not (tmp_path / "escape").exists()
 
 
+@pytest.mark.serial
 def test_what_deep_paths_cost_is_bounded(tmp_path: Path) -> None:
     """Each of the folders above a file has a path of its own: many times the size of the layer."""
     write_image(tmp_path / "layout", [[Member(f"{number}/" + "d/" * 2000 + "file") for number in range(3)]])

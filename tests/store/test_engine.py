@@ -23,11 +23,6 @@ UNIT = 1 << 20
 
 
 @pytest.fixture
-def cluster() -> hadoop.HadoopCluster:
-    return hadoop.shared()
-
-
-@pytest.fixture
 def fs(cluster) -> StripeFS:
     return open_fs(f"{cluster.url}/{uuid.uuid4().hex}")
 

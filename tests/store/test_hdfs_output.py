@@ -5,7 +5,6 @@ import random
 import signal
 import threading
 import time
-import uuid
 from collections import Counter
 from pathlib import Path
 
@@ -18,28 +17,12 @@ from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.output import FileOutput
 from bootseer.hdfs.placement import Placement
 from bootseer.stripefs import open_fs
-from support import hadoop
 from support.hadoop import HadoopCluster
 from support.waits import together
 
 pytestmark = pytest.mark.hdfs
 
 MIB = 1 << 20
-
-
-@pytest.fixture(scope="module")
-def cluster() -> HadoopCluster:
-    return hadoop.shared()
-
-
-@pytest.fixture
-def namenode(cluster) -> NameNode:
-    return NameNode.connect(cluster.url)
-
-
-@pytest.fixture
-def folder() -> str:
-    return f"/{uuid.uuid4().hex}"
 
 
 def native(cluster: HadoopCluster, path: str) -> bytes:

@@ -19,12 +19,10 @@ MOST = 5
 
 
 def failures(path: Path) -> dict[str, str]:
-    """What each failed test said first, by its name. pytest-xdist adds ``@group`` to names."""
+    """What each failed test said first, by its name."""
     found: dict[str, str] = {}
     for line in path.read_text().splitlines() if path.exists() else ():
         name, said = json.loads(line)
-        if "@" in name.rpartition("]")[2]:
-            name = name.rpartition("@")[0]
         found.setdefault(name, said)
     return found
 

@@ -242,7 +242,8 @@ class Chaos:
     def _poor(self, pid: int) -> Iterator[None]:
         try:
             used = len(os.listdir(f"/proc/{pid}/fd"))
-            before = resource.prlimit(pid, resource.RLIMIT_NOFILE, (used + 3, 4096))
+            before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (used + 3, before[1]))
         except (OSError, ValueError):
             yield
             return

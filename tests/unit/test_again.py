@@ -21,7 +21,7 @@ def failed(tmp_path):
 
 
 def test_what_passes_alone_is_named_and_no_failure(failed, capfd):
-    assert failed("test_fine@group", "test_fine@group") == 0
+    assert failed("test_fine", "test_fine") == 0
     out = capfd.readouterr().out
     assert out.count("test_it.py::test_fine failed once, passed alone") == 1
     assert "first failure of test_fine" in out

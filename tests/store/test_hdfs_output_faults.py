@@ -19,22 +19,11 @@ from bootseer.hdfs import client as hdfs
 from bootseer.hdfs.blockwriter import BlockLost
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.output import FileOutput
-from support import hadoop
 from support.hadoop import HadoopCluster
 
 pytestmark = pytest.mark.hdfs
 
 MIB = 1 << 20
-
-
-@pytest.fixture(scope="module")
-def cluster() -> HadoopCluster:
-    return hadoop.shared()
-
-
-@pytest.fixture
-def namenode(cluster) -> NameNode:
-    return NameNode.connect(cluster.url)
 
 
 @pytest.fixture

@@ -3,34 +3,19 @@
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 import time
-import uuid
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from bootseer.errors import BootseerError, NotFoundError, NotWritableError, UnavailableError
+from bootseer.errors import NotFoundError, NotWritableError, UnavailableError
 from bootseer.hdfs import client as hdfs
 from bootseer.stripefs import open_fs
 from bootseer.stripefs.scheduler import threads
 from bootseer.stripefs.scheduler.model import Tuning
-from support import hadoop
 from support.hadoop import HadoopCluster
 
 pytestmark = pytest.mark.hdfs
-
-
-@pytest.fixture
-def cluster() -> HadoopCluster:
-    return hadoop.shared()
-
-
-@pytest.fixture
-def folder() -> str:
-    return f"/{uuid.uuid4().hex}"
 
 
 @contextlib.contextmanager
@@ -151,44 +136,3 @@ def test_a_frozen_storage_is_an_error_in_time_and_not_other_bytes(cluster, folde
                 file.read(0, len(data))
             assert time.monotonic() - begin < 20
         assert file.read(0, len(data)) == data
-
-
-OWNER = """
-import sys, time
-from pathlib import Path
-from support.hadoop import HadoopCluster
-with HadoopCluster(Path(sys.argv[1]), 1) as cluster:
-    print(cluster.namenode.pid, cluster.datanodes[0].pid, flush=True)
-    time.sleep(100)
-"""
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_cluster_ends_with_its_owner(tmp_path, number):
-    with open(said := tmp_path / "said", "wb") as errors:
-        owner = subprocess.Popen(
-            [sys.executable, "-c", OWNER, str(tmp_path / "hdfs")],
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            start_new_session=True,
-        )
-    with owner:
-        assert owner.stdout is not None
-        pids = [int(pid) for pid in owner.stdout.readline().split()]
-        assert len(pids) == 2, said.read_text()
-        os.killpg(owner.pid, number)
-        owner.wait(30)
-    until = time.monotonic() + 10
-    while any(Path("/proc", str(pid), "exe").exists() for pid in pids):
-        assert time.monotonic() < until, "a JVM outlives its owner"
-        time.sleep(0.05)
-    if number == signal.SIGINT:
-        assert not (tmp_path / "hdfs").exists()
-
-
-def test_a_cluster_that_cannot_start_says_why(tmp_path):
-    broken = HadoopCluster(tmp_path / "hdfs", 1, settings={"dfs.datanode.data.dir.perm": "nonsense"}, deadline=60)
-    with pytest.raises(BootseerError, match=r"datanode-0"):
-        broken.start()
-    assert not (tmp_path / "hdfs").exists()
