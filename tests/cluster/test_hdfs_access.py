@@ -75,17 +75,14 @@ def test_a_mount_by_root_shows_others_what_hdfs_lets_them_see(cluster, node, tmp
     for name in ("open", "mine", "private", "listed", "strange", "closed/f"):
         with fs.create(name) as out:
             out.write(b"content")
-    for line in (
-        "-chmod 644 /shared/open /shared/listed /shared/closed/f",
-        "-chmod 600 /shared/private /shared/mine",
-        "-chmod 700 /shared/closed",
-        "-chmod 640 /shared/strange",
-        "-chown nobody /shared/mine",
-        "-chown stranger:strangers /shared/strange",
-        "-setfacl -m user:stranger:r--,group::---,mask::r-- /shared/listed",
-        "-chgrp nogroup /shared/listed",
-    ):
-        cluster.fs_shell(line.split())
+    change = cluster.web.change
+    modes = {"open": "644", "listed": "644", "closed/f": "644", "private": "600", "mine": "600", "strange": "640"}
+    for name, mode in (modes | {"closed": "700"}).items():
+        change("SETPERMISSION", f"/shared/{name}", permission=mode)
+    change("SETOWNER", "/shared/mine", owner="nobody")
+    change("SETOWNER", "/shared/strange", owner="stranger", group="strangers")
+    change("MODIFYACLENTRIES", "/shared/listed", aclspec="user:stranger:r--,group::---,mask::r--")
+    change("SETOWNER", "/shared/listed", group="nogroup")
     config = Config(cache_dir=str(tmp_path / "cache"), state_dir=str(tmp_path / "state"))
     names = ("open", "mine", "private", "listed", "strange", "closed/f")
     denied = "Permission denied"
@@ -97,13 +94,13 @@ def test_a_mount_by_root_shows_others_what_hdfs_lets_them_see(cluster, node, tmp
             info = (made.mountpoint / "mine").stat()
             assert (info.st_uid, stat.S_IMODE(info.st_mode)) == (65534, 0o600)
             assert sees(made.mountpoint, *names) == ["content", "content", denied, denied, denied, denied]
-            cluster.fs_shell(["-chmod", "600", "/shared/open"])
-            cluster.fs_shell(["-chmod", "755", "/shared/closed"])
+            change("SETPERMISSION", "/shared/open", permission="600")
+            change("SETPERMISSION", "/shared/closed", permission="755")
             until = time.monotonic() + 30
             while sees(made.mountpoint, "open", "closed/f") != [denied, "content"]:
                 assert time.monotonic() < until
                 time.sleep(0.2)
-            cluster.fs_shell(["-chmod", "700", "/shared"])
+            change("SETPERMISSION", "/shared", permission="700")
             while sees(made.mountpoint, "mine") != [denied]:
                 assert time.monotonic() < until
                 time.sleep(0.2)
@@ -169,7 +166,7 @@ def test_who_may_not_is_told(cluster, node, monkeypatch):
 
 def test_a_quota_is_full(cluster, node):
     node.mkdirs("/small")
-    cluster.web._operate("SETQUOTA", "/small", method="PUT", namespacequota=2, storagespacequota=1 << 20)
+    cluster.web.change("SETQUOTA", "/small", namespacequota="2", storagespacequota=str(1 << 20))
     file_id = node.create("/small/a", replication=1, block_size=2 << 20).file_id
     with pytest.raises(FullError, match="raise the quota"):
         node.add_block("/small/a", file_id)
