@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -38,6 +39,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Give the run mounts of its own: other runs do not see them, nor we theirs, and they end with the run."""
     hypothesis.settings.load_profile("soak" if config.option.soak else "quick")
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job; what we start would inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if os.geteuid() == 0 and mount.private_namespace():
         subprocess.run(["mount", "--make-rprivate", "/"], check=True, timeout=10)
 

@@ -119,7 +119,7 @@ def test_outages(small: Site, nodes: Callable[..., Node], place: Path) -> None:
         node.close()
 
 
-@pytest.mark.parametrize("how", ["flip", "truncate"])
+@pytest.mark.parametrize("how", ["flip", pytest.param("truncate", marks=pytest.mark.soak)])
 def test_damaged_blobs(small: Site, nodes: Callable[..., Node], place: Path, how: str) -> None:
     rand = random.Random(how)
     with DockerRegistry(root=place / "registry") as registry:

@@ -256,6 +256,7 @@ def test_the_lease_of_a_dead_writer_can_be_recovered(cluster, namenode, path):
     assert namenode.delete(path)
 
 
+@pytest.mark.soak
 def test_without_renewal_the_lease_is_lost(tmp_path, monkeypatch):
     """A NameNode whose hard limit is seconds: one file's lease is renewed, the other's, the control, is not."""
     settings = {"dfs.namenode.lease-hard-limit-sec": "6", "dfs.namenode.lease-recheck-interval-ms": "200"}

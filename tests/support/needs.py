@@ -14,8 +14,6 @@ from bootseer.doctor import canary, checks
 from bootseer.errors import BootseerError
 from support import hadoop
 
-_CAP_SYS_RESOURCE = 24
-
 
 def _hadoop() -> str:
     try:
@@ -35,11 +33,6 @@ def _doctor(check: Callable[[Path], str | checks.Found]) -> str:
     return "" if isinstance(found, str) else found.detail
 
 
-def _capability(number: int, name: str) -> str:
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("CapEff:"))
-    return "" if int(line.split()[1], 16) >> number & 1 else f"needs {name}"
-
-
 _INSTALLED: dict[str, Callable[[], str]] = {
     "root": lambda: "" if os.geteuid() == 0 else "needs root and mount rights",
     "hdfs": _hadoop,
@@ -50,7 +43,6 @@ _INSTALLED: dict[str, Callable[[], str]] = {
 _KERNEL: dict[str, Callable[[], str]] = {
     "takeover": lambda: _doctor(checks.fuse_takeover),
     "file_mounts": lambda: _doctor(lambda folder: checks.erofs(folder, canary.make(folder))),
-    "resource": lambda: _capability(_CAP_SYS_RESOURCE, "CAP_SYS_RESOURCE"),
 }
 
 

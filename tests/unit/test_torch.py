@@ -242,7 +242,10 @@ bt.save({"w": torch.full((600, 2000), float(sys.argv[2]))}, sys.argv[1])
 """
 
 
-@pytest.mark.parametrize("point", ["write.stripe", "write.rename", "commit.rename"])
+@pytest.mark.parametrize(
+    "point",
+    ["commit.rename", *(pytest.param(f"write.{part}", marks=pytest.mark.soak) for part in ("stripe", "rename"))],
+)
 def test_kill_9_in_a_save_leaves_the_latest_complete_checkpoint(tmp_path, point):
     bt.save({"w": torch.full((600, 2000), 1.0)}, f"{tmp_path}/step-1/")
     done = subprocess.run(
