@@ -139,7 +139,7 @@ def test_any_tree_is_identical_through_a_mount(place: Path, steps: list[Step]) -
     erofs.build(tree, place / "meta", place / "data")
     assert through_mount(place / "meta", place / "data", place / "image") == scan(tree)
     command = ["fsck.erofs", f"--device={place}/data", "--extract", f"{place}/meta"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -226,7 +226,7 @@ def test_large_directories_and_files(place: Path) -> None:
     finally:
         mount.unmount(target)
     command = ["fsck.erofs", f"--device={place}/data", f"{place}/meta"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
