@@ -1,6 +1,6 @@
 """A file being written when things go wrong around it: forks, failures that came earlier, renames, odd block sizes.
 
-The NameNode is a double; tests/store/test_hdfs_output.py and tests/cluster/test_hdfs_output_faults.py ask real ones.
+The NameNode is a double; tests/store/test_hdfs_output.py and tests/store/test_hdfs_output_faults.py ask real ones.
 """
 
 import os
