@@ -25,6 +25,7 @@ from bootseer.errors import DataError, NotFoundError
 from bootseer.image.record import key_of
 from bootseer.store import open_store
 from support.images import CHANGES, Member, folder, one_of_each, write_image
+from support.layouts import push
 from support.registry import DockerRegistry
 
 pytestmark = [pytest.mark.root, pytest.mark.registry]
@@ -78,7 +79,7 @@ def test_the_mounted_tree_is_the_one_of_umoci(
 ) -> None:
     digest = write_image(tmp_path / "layout", [LOWER, UPPER], compression=compression)  # type: ignore[arg-type]
     ref = f"{registry.address}/t/{compression}:v1"
-    assert oci.push(f"oci:{tmp_path}/layout:v1", ref) == digest
+    assert push(f"oci:{tmp_path}/layout:v1", ref) == digest
     record = convert(ref, config, tmp_path)
     assert record.image == digest
     if compression == "zstd":  # umoci 0.4 knows gzip only
@@ -115,12 +116,12 @@ def test_a_second_conversion_is_immediate_and_a_moved_tag_is_seen(
 ) -> None:
     ref = f"{registry.address}/t/moving:latest"
     write_image(tmp_path / "layout", [LOWER])
-    oci.push(f"oci:{tmp_path}/layout:v1", ref)
+    push(f"oci:{tmp_path}/layout:v1", ref)
     first = convert(ref, config, tmp_path)
     assert convert(ref, config, tmp_path) == first
     assert image.resolve(ref, config.store_url) == first
     digest = write_image(tmp_path / "layout", [LOWER, UPPER])
-    oci.push(f"oci:{tmp_path}/layout:v1", ref)
+    push(f"oci:{tmp_path}/layout:v1", ref)
     with pytest.raises(NotFoundError, match="not converted in store"):
         image.resolve(ref, config.store_url)
     second = convert(ref, config, tmp_path)
@@ -237,7 +238,7 @@ def test_images_beside_their_converted_form_in_one_registry(tmp_path: Path, regi
     base = [folder("lib"), Member("lib/base.so", data=os.urandom(2_000_000))]
     for tag, layers in (("one", [base, LOWER]), ("two", [base, UPPER[2:]])):
         write_image(tmp_path / "layout", layers, tag=tag)
-        oci.push(f"oci:{tmp_path}/layout:{tag}", f"{registry.address}/t/beside:{tag}")
+        push(f"oci:{tmp_path}/layout:{tag}", f"{registry.address}/t/beside:{tag}")
     first, second = (
         image.convert(f"{registry.address}/t/beside:{tag}", store_url, work_dir=tmp_path / "work")
         for tag in ("one", "two")

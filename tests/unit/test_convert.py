@@ -18,10 +18,10 @@ from bootseer.erofs import Reader
 from bootseer.errors import DataError, FullError, NotFoundError
 from bootseer.image import ImageRecord
 from bootseer.image.record import key_of
-from bootseer.oci.write import Compression
 from bootseer.store import open_store
 from bootseer.store.folder import FolderStore
 from support.images import Member, folder, tar_of, write_image
+from support.layouts import Compression
 
 BLOCK = 65536
 

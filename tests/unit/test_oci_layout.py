@@ -17,6 +17,7 @@ from bootseer import oci
 from bootseer.errors import ConfigError, DataError, NotFoundError
 from bootseer.oci.inflate import inflate
 from support.images import Member, write_image
+from support.layouts import LayerDir, write_layout
 
 
 def plain(layout: Path, tag: str, index: int = 0) -> bytes:
@@ -34,8 +35,8 @@ def test_layers_come_back_and_the_digest_is_stable(tmp_path: Path, compression: 
         assert image.platform == oci.host_platform()
         for index, diff in enumerate(image.config.rootfs.diff_ids):
             assert "sha256:" + hashlib.sha256(plain(tmp_path / "one", "v1", index)).hexdigest() == diff
-        stream, blob = image.open_layer(0), (tmp_path / "one/blobs/sha256" / image.layers[0].hex).read_bytes()
-        assert stream.read(10) + stream.read() == blob
+        blob = (tmp_path / "one/blobs/sha256" / image.layers[0].hex).read_bytes()
+        assert b"".join(image.layer_chunks(0)) == blob
 
 
 def test_a_folder_as_a_layer(tmp_path: Path) -> None:
@@ -44,9 +45,9 @@ def test_a_folder_as_a_layer(tmp_path: Path) -> None:
     (source / "pkg/module.py").write_text("x")
     (source / "pkg/link").symlink_to("./module.py")
     os.link(source / "pkg/module.py", source / "pkg/zz-hard")
-    layer = oci.LayerDir(source)
-    first = oci.write_layout(tmp_path / "layout", [layer], oci.ContainerConfig(), "v1")
-    assert oci.write_layout(tmp_path / "again", [layer], oci.ContainerConfig(), "v1") == first
+    layer = LayerDir(source)
+    first = write_layout(tmp_path / "layout", [layer], oci.ContainerConfig(), "v1")
+    assert write_layout(tmp_path / "again", [layer], oci.ContainerConfig(), "v1") == first
     with tarfile.open(fileobj=io.BytesIO(plain(tmp_path / "layout", "v1"))) as archive:
         found = {member.name: (member.uid, member.linkname) for member in archive}
     assert found == {
@@ -58,7 +59,7 @@ def test_a_folder_as_a_layer(tmp_path: Path) -> None:
         "./pkg/zz-hard": (0, "./pkg/module.py"),
     }
     with pytest.raises(DataError, match="cannot archive"):
-        oci.write_layout(tmp_path / "bad", [oci.LayerDir(tmp_path / "nothing")], oci.ContainerConfig(), "v1")
+        write_layout(tmp_path / "bad", [LayerDir(tmp_path / "nothing")], oci.ContainerConfig(), "v1")
     assert [path for path in (tmp_path / "bad").rglob("*") if path.is_file()] == []
 
 

@@ -1,4 +1,4 @@
-"""Make images: write an OCI layout from tar files or folders, and push a layout to a registry."""
+"""Making images: an OCI layout from tar files or folders, and a layout pushed to a registry."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ import msgspec
 import zstandard
 from isal import igzip_threaded
 
-from bootseer import faults
 from bootseer.errors import BootseerError, ConfigError, DataError, UnsupportedError, from_os_error
 from bootseer.oci import spec
 from bootseer.oci.image import open_image
-from bootseer.oci.layout import Layout, save_index
+from bootseer.oci.layout import REF_NAME, Layout
 from bootseer.oci.reference import Reference
 from bootseer.oci.registry import Registry
 
@@ -69,11 +68,24 @@ def write_layout(
         described = _write_document(blobs, msgspec.json.encode(image), spec.CONFIG)
         manifest = spec.Manifest(schema_version=2, config=described, layers=tuple(item for item, _ in done))
         item = _write_document(blobs, msgspec.json.encode(manifest), spec.MANIFEST)
-        faults.point("oci.layout.before-index")
-        save_index(folder, item, tag)
+        _save_index(folder, item, tag)
     except OSError as exc:
         raise from_os_error(exc, f"write layout {folder}") from exc
     return item.digest
+
+
+def _save_index(root: Path, item: spec.Descriptor, tag: str) -> None:
+    """Add ``item`` to the layout's index under ``tag``, replacing an earlier image of that tag."""
+    path = root / "index.json"
+    others: tuple[spec.Descriptor, ...] = ()
+    if path.exists():
+        others = Layout(root).index().manifests
+    named = msgspec.structs.replace(item, annotations={**(item.annotations or {}), REF_NAME: tag})
+    kept = tuple(m for m in others if (m.annotations or {}).get(REF_NAME) != tag)
+    (root / "oci-layout").write_text('{"imageLayoutVersion":"1.0.0"}')
+    tmp = root / ".index.json.tmp"
+    tmp.write_bytes(msgspec.json.encode(spec.Index(schema_version=2, manifests=(*kept, named))))
+    tmp.replace(path)
 
 
 def _write_document(blobs: Path, data: bytes, media_type: str) -> spec.Descriptor:
@@ -164,7 +176,7 @@ def push(layout: Reference | str, ref: Reference | str, *, plain_http: bool | No
     """
     source = Reference.parse(layout) if isinstance(layout, str) else layout
     target = Reference.parse(ref) if isinstance(ref, str) else ref
-    if not source.layout or target.layout:
+    if not source.layout or not target.registry:
         raise ConfigError(f"push goes from an OCI layout to a registry, not from {source} to {target}")
     with open_image(source) as image, Registry(target, plain_http=plain_http) as registry:
         assert isinstance(image.source, Layout)
