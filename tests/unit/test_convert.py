@@ -332,14 +332,6 @@ def test_a_conversion_at_work_is_not_cleaned_up(rig: Rig) -> None:
     rig.convert(ref)
 
 
-def test_a_folder_whose_maker_died_at_once_is_cleaned_up(rig: Rig) -> None:
-    (rig.work / "bootseer-convert-dead").mkdir(parents=True)
-    (rig.work / "other").mkdir()
-    with pytest.raises(AssertionError):
-        rig.convert(rig.image(TWO))
-    assert [path.name for path in rig.work.iterdir()] == ["other"]
-
-
 def test_repair_replaces_damaged_packs_and_shares_nothing(rig: Rig) -> None:
     rig.convert(rig.image(BASE, ONE, tag="one"))
     ref = rig.image(BASE, TWO, tag="two")
