@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from bootseer import oci
 from bootseer.erofs import Buffer, Writer
 from bootseer.errors import BootseerError, DataError
+from bootseer.image.container import open_in_root
 from bootseer.kernel import mount
-from bootseer.oci import open_in_root, tar
+from bootseer.oci import tar
 from bootseer.oci.folder import FolderTree
 from bootseer.oci.layers import LayeredTree
 from support.images import Member, folder, tar_of, write_image

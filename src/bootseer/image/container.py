@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import os
 import posixpath
 import stat
@@ -11,9 +13,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bootseer import oci
-from bootseer.errors import ConfigError, NotFoundError
+from bootseer.errors import ConfigError, NotFoundError, UnsupportedError
 from bootseer.image.cdi import Selection
 
+_RESOLVE_IN_ROOT = 0x10
+_OPENAT2 = 437  # the same on every architecture
+_libc = ctypes.CDLL(None, use_errno=True)
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 # Root in the container may install packages, change owners, and pin memory for RDMA; it may not mount, load modules, or
@@ -126,7 +131,7 @@ def check_command(document: dict[str, Any]) -> None:
 def _open_inside(rootfs: Path, path: bytes, flags: int) -> int:
     root = os.open(rootfs, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        return oci.open_in_root(root, path, flags | os.O_CLOEXEC)
+        return open_in_root(root, path, flags | os.O_CLOEXEC)
     finally:
         os.close(root)
 
@@ -237,3 +242,22 @@ def _lines(rootfs: Path, path: bytes, numbers_from: int) -> list[list[str]]:
     with open(fd, encoding="utf-8", errors="replace") as file:
         lines = [line.rstrip("\n").split(":") for line in file]
     return [f for f in lines if len(f) >= numbers_from and all(f[i].isdigit() for i in range(2, numbers_from))]
+
+
+class _OpenHow(ctypes.Structure):
+    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+
+
+def open_in_root(root: int, path: bytes, flags: int) -> int:
+    """``openat2(2)`` of ``path`` below the folder descriptor ``root``: absolute paths, links and ``..`` stay inside it.
+
+    Returns a descriptor the caller closes. Raises `OSError`, or `UnsupportedError` before Linux 5.6.
+    """
+    how = _OpenHow(flags, 0, _RESOLVE_IN_ROOT)
+    fd = _libc.syscall(_OPENAT2, root, path, ctypes.byref(how), ctypes.sizeof(how))
+    if fd >= 0:
+        return int(fd)
+    code = ctypes.get_errno()
+    if code == errno.ENOSYS:
+        raise UnsupportedError("this kernel has no openat2", hint="Linux 5.6 or newer is needed")
+    raise OSError(code, os.strerror(code), os.fsdecode(path))

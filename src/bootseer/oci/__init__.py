@@ -13,7 +13,6 @@ from bootseer.oci.spec import ContainerConfig, ImageConfig, RootFS, host_platfor
 if TYPE_CHECKING:
     from bootseer.oci.folder import unpack
     from bootseer.oci.image import Image, open_image, preflight, resolve_digest
-    from bootseer.oci.inroot import open_in_root
 
 __all__ = [
     "ContainerConfig",
@@ -23,7 +22,6 @@ __all__ = [
     "RootFS",
     "host_platform",
     "open_image",
-    "open_in_root",
     "preflight",
     "resolve_digest",
     "unpack",
@@ -32,7 +30,6 @@ __all__ = [
 _LAZY = {
     "Image": "image",
     "open_image": "image",
-    "open_in_root": "inroot",
     "preflight": "image",
     "resolve_digest": "image",
     "unpack": "folder",
