@@ -388,7 +388,7 @@ class TestFaults:
             for start in range(0, 30_000, 1_000):
                 registry.read_range(ITEM, start, 1_000)
             registry.manifest("v1")
-            assert registry.idle_connections == 1
+            assert registry._transport.idle == 1
         assert len({seen.port for seen in proxy.requests("")}) == 1
 
     def test_dead_kept_connections_are_replaced_unseen(
@@ -507,7 +507,7 @@ class TestTls:
             with Registry(ref, plain_http=False) as registry:
                 assert registry.manifest("v1")[0]
                 assert b"".join(registry.blob(ITEM)) == DATA
-                assert registry.idle_connections == 1
+                assert registry._transport.idle == 1
         with client(plain.address) as registry:
             assert registry.manifest("v1")
         with (
@@ -627,7 +627,7 @@ class TestProxies:
             with Registry(oci.Reference.parse("registry.invalid/x:v1"), mirrors=()) as registry:
                 assert registry.manifest("v1")
                 assert b"".join(registry.blob(ITEM)) == DATA
-                assert registry.idle_connections == 1
+                assert registry._transport.idle == 1
             thread.join(10)
         assert lines[0].startswith(b"CONNECT registry.invalid:443")
         assert b"Proxy-Authorization: Basic bWU6cHc=" in lines

@@ -489,5 +489,5 @@ def test_an_image_closes_its_connections(server: Server) -> None:
     put_image(server)
     with oci.open_image(f"{server.address}/x:v1") as image:
         assert isinstance(image.source, Registry)
-        assert image.source.idle_connections == 1
-    assert image.source.idle_connections == 0
+        assert image.source._transport.idle == 1
+    assert image.source._transport.idle == 0
