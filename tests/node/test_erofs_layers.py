@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from bootseer import oci
 from bootseer.erofs import Buffer, Writer
-from bootseer.errors import BootseerError, DataError
+from bootseer.errors import DataError
 from bootseer.image.container import open_in_root
 from bootseer.kernel import mount
 from bootseer.oci import tar
@@ -425,17 +425,3 @@ def test_sparse_members(place: Path, fmt: str) -> None:
     assert layered(place, [data]) == unpacked(place, [data]) == expected(place, [data])
     assert (place / "data").stat().st_size <= 3 * (512 << 10)  # the unit for 3 extents in 300 MiB
     assert os.listdir(place / "root")
-
-
-def test_attributes_that_linux_has_not_are_left_out(place: Path, caplog: pytest.LogCaptureFixture) -> None:
-    names = {"com.apple.provenance": b"1", "user.k": b"2"}
-    found = layered(place, [tar_of([Member("f", xattrs=names), Member("l", "symlink", link="f", xattrs=names)])])
-    assert found[b"f"]["xattrs"] == {b"user.k": b"2"}
-    assert found[b"l"]["xattrs"] == {}
-    assert [record.message.split()[1] for record in caplog.records] == ["'com.apple.provenance'", "'user.k'"]
-
-
-def test_what_only_our_writer_refuses(place: Path) -> None:
-    for member in (Member("l", "symlink", link="x" * 5000), Member("n" * 300), Member("l", "symlink", link="")):
-        with pytest.raises(BootseerError):
-            layered(place, [tar_of([member])])
