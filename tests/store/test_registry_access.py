@@ -115,7 +115,7 @@ class TestLogins:
         digest = fill(locked.address, "x")
         with client(locked.address) as registry:
             assert b"".join(registry.blob(ITEM)) == DATA
-            assert registry.preflight() == digest
+            assert registry.head_manifest("v1", retries=0).digest == digest
         oci.preflight(f"{locked.address}/x:v1")
 
     def test_in_a_helper(self, locked: DockerRegistry, no_logins: Path) -> None:
@@ -325,7 +325,7 @@ class TestFaults:
                 proxy.add(Fault(times=FOREVER, status=status))
                 for ask in (
                     lambda: registry.manifest("v1"), lambda: list(registry.blob(ITEM)),
-                    lambda: registry.read_range(ITEM, 0, 5), lambda: registry.preflight(),
+                    lambda: registry.read_range(ITEM, 0, 5), lambda: registry.head_manifest("v1", retries=0),
                 ):  # fmt: skip
                     with pytest.raises(kind, match=said) as caught:
                         ask()
@@ -465,7 +465,7 @@ class TestMirrors:
                 mirror.add(Fault(match="manifests", status=404))
                 registry.manifest("v1")
                 assert len(origin.requests("manifests")) == 1
-                assert registry.preflight()
+                assert registry.head_manifest("v1", retries=0)
                 assert len(origin.requests("^HEAD")) == 1  # the registry itself says who may read
                 mirror.down = True
                 assert registry.read_range(ITEM, 7, 10) == DATA[7:17]

@@ -60,13 +60,14 @@ def context_for(host: str, port: int) -> ssl.SSLContext:
 
 
 def connect(
-    origin: Origin, proxy: str | None, context: Callable[[Origin], ssl.SSLContext]
+    origin: Origin, proxy: str | None, context: Callable[[str, int], ssl.SSLContext]
 ) -> http.client.HTTPConnection:
     """A connection to ``origin``, by way of ``proxy``. `TransportError` and `TlsError`."""
     via = Origin.of(proxy) if proxy else origin
     connection: http.client.HTTPConnection
     if origin.scheme == "https":
-        connection = http.client.HTTPSConnection(via.host, via.port, timeout=CONNECT, context=context(origin))
+        tls = context(origin.host, origin.port)
+        connection = http.client.HTTPSConnection(via.host, via.port, timeout=CONNECT, context=tls)
         if proxy:
             connection.set_tunnel(origin.host, origin.port, login_header(proxy))
     else:

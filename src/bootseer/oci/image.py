@@ -7,7 +7,6 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import TypeVar
 
 from bootseer.errors import DataError, UnavailableError
@@ -68,7 +67,7 @@ class Image:
     def __enter__(self) -> Image:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
 
@@ -128,7 +127,7 @@ def preflight(ref: Reference | str, *, plain_http: bool | None = None) -> None:
         return
     with Registry(ref, plain_http=plain_http) as registry:
         try:
-            registry.preflight()
+            registry.head_manifest(ref.selector, retries=0)
         except UnavailableError as exc:
             log.warning("access to %s is not checked: %s", ref, exc)
 

@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import IO
 
 from bootseer.errors import DataError, FullError, from_os_error
@@ -137,7 +136,7 @@ class Layers:
     def __enter__(self) -> Layers:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def _start(self, target: Callable[..., None], name: str, *args: object) -> None:

@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from urllib.parse import quote, urlsplit
 
 import msgspec
@@ -120,7 +119,7 @@ class Registry:
     def __enter__(self) -> Registry:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def manifest(
@@ -357,13 +356,6 @@ class Registry:
                 seen.add(answer.url)
                 body, path = answer.body, next_page(answer)
             yield body
-
-    def preflight(self) -> str:
-        """Ask the registry, with the job's login, for the manifest this reference names; returns its digest.
-
-        Raises `PrivilegeError` (no access), `NotFoundError`, `UnavailableError`.
-        """
-        return self.head_manifest(self.ref.selector, retries=0).digest
 
     def _named(self, selector: str) -> str:
         if selector == self.ref.selector:
