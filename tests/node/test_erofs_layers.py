@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from bootseer import oci
-from bootseer.erofs import Buffer, Writer
+from bootseer.erofs import Writer
 from bootseer.errors import DataError
 from bootseer.image.container import open_in_root
 from bootseer.kernel import mount
@@ -26,20 +26,12 @@ from bootseer.oci import tar
 from bootseer.oci.folder import FolderTree
 from bootseer.oci.layers import LayeredTree
 from support.images import Member, folder, tar_of, write_image
+from support.sinks import Nowhere
 from support.trees import Found, scan
 
 pytestmark = pytest.mark.root
 
 Layers = Sequence[Sequence[Member]]
-
-
-class File:
-    def __init__(self, path: Path) -> None:
-        self.file = path.open("wb")
-        self.position = 0
-
-    def write(self, data: Buffer, /) -> None:
-        self.position += self.file.write(data)
 
 
 @pytest.fixture(scope="module")
@@ -239,16 +231,13 @@ def unpacked(place: Path, tars: Sequence[bytes]) -> Found:
 
 
 def layered(place: Path, tars: Sequence[bytes]) -> Found:
-    sink = File(place / "data")
-    try:
-        writer = Writer(sink)
+    with (place / "data").open("wb") as data_file:
+        writer = Writer(data_file)
         tree = LayeredTree(writer)
         for data in tars:
             writer.begin_layer()
             tree.apply(reader(data))
         (place / "meta").write_bytes(writer.finish())
-    finally:
-        sink.file.close()
     target = place / "image"
     target.mkdir(exist_ok=True)
     mount.mount_erofs(place / "meta", place / "data", target)
@@ -315,7 +304,7 @@ def members_that_apply(layers: Layers) -> Layers:
     """The stack without what is refused, so that most examples get far; refusals have a test of their own."""
     kept = [list(layer) for layer in layers]
     while True:
-        tree = LayeredTree(Writer(Nothing()))
+        tree = LayeredTree(Writer(Nowhere()))
         for layer in kept:
             before = tree.members
             try:
@@ -325,13 +314,6 @@ def members_that_apply(layers: Layers) -> Layers:
                 break
         else:
             return kept
-
-
-class Nothing:
-    position = 0
-
-    def write(self, data: Buffer, /) -> None:
-        self.position += len(data)
 
 
 CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]

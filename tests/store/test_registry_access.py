@@ -267,14 +267,6 @@ class TestTokens:
         with client(guarded.address) as registry:
             assert registry.read_range(ITEM, 5, 10) == DATA[5:15]
 
-    def test_a_token_server_that_fails(
-        self, tokens: TokenServer, guarded: DockerRegistry, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(auth, "_PAUSE", 0.01)
-        tokens.status = 503
-        with pytest.raises(UnavailableError, match=r"gives no token: HTTP 503"):
-            oci.open_image(f"{guarded.address}/x:v1")
-
     def test_no_secret_is_ever_shown(
         self, tokens: TokenServer, guarded: DockerRegistry, no_logins: Path, caplog: pytest.LogCaptureFixture,
         monkeypatch: pytest.MonkeyPatch,

@@ -12,39 +12,28 @@ from collections.abc import Sequence
 
 import pytest
 
-from bootseer.erofs import Buffer, Node, Reader, Writer
+from bootseer.erofs import Node, Reader, Writer
 from bootseer.errors import DataError
 from bootseer.oci import tar
 from bootseer.oci.layers import LayeredTree
 from support.images import Member, folder, tar_of
+from support.sinks import Memory, Nowhere
 
 Layers = Sequence[Sequence[Member]]
-
-
-class Sink:
-    def __init__(self) -> None:
-        self.data = bytearray()
-
-    @property
-    def position(self) -> int:
-        return len(self.data)
-
-    def write(self, data: Buffer, /) -> None:
-        self.data += data
 
 
 class Image:
     """The layers as an image, read back."""
 
     def __init__(self, layers: Layers) -> None:
-        self.sink = Sink()
+        self.sink = Memory()
         self.writer = Writer(self.sink)
         self.tree = LayeredTree(self.writer)
         for layer in layers:
             self.writer.begin_layer()
             data = tar_of(layer)
             self.tree.apply(tar.ChunkReader(iter([data[at : at + 777] for at in range(0, len(data), 777)])))
-        self.reader = Reader(self.writer.finish(), lambda at, length: bytes(self.sink.data[at : at + length]))
+        self.reader = Reader(self.writer.finish(), self.sink.read)
 
     def node(self, path: str) -> Node:
         node = self.writer.lookup(os.fsencode(path))
@@ -241,16 +230,6 @@ def test_layers_begin_at_aligned_data() -> None:
     image = Image([[Member("a", data=b"1")], [Member("b", data=b"2" * 70_000)], [Member("c", data=b"3")]])
     assert [image.node(name).start for name in "abc"] == [0, 65536, 196608]
     assert image.sink.position == 196608 + 4096
-
-
-class Nowhere:
-    """A data device that nobody keeps."""
-
-    def __init__(self) -> None:
-        self.position = 0
-
-    def write(self, data: Buffer, /) -> None:
-        self.position += len(data)
 
 
 def sparse(name: str, size: int, extents: list[tuple[int, int]]) -> bytes:
