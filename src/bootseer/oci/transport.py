@@ -25,7 +25,7 @@ from http.client import HTTPMessage
 from typing import Any
 
 from bootseer.oci import connect
-from bootseer.oci._progress import Response, limited
+from bootseer.oci.connect import Response, limited
 from bootseer.oci.wire import FilePart, Origin, TransportError, number, target, why
 
 STALL = 30.0
