@@ -113,7 +113,9 @@ def test_the_golden_signed_record(site: Site) -> None:
     assert records.load(site.store, record.image, record.platform, keys) == record
 
 
-@pytest.mark.parametrize("change", ["tree", "config", "stripped", "signed by other", "cut", "appended", "beside", "no base64"])
+@pytest.mark.parametrize(
+    "change", ["tree", "config", "stripped", "signed by other", "cut", "appended", "beside", "no base64"]
+)
 def test_a_record_that_was_replaced_is_refused(site: Site, change: str) -> None:
     record, evil = site.convert().record, site.convert("two", key="").record
     raw = site.stored(record)
