@@ -21,6 +21,7 @@ from bootseer.oci import spec
 from bootseer.oci.registry import Registry
 from comparison import image as builder
 from comparison.recipe import Recipe
+from support.layouts import push
 from support.registry import DockerRegistry
 
 Say = Callable[[str], None]
@@ -89,7 +90,7 @@ class Parts:
             layout = builder.build(self.recipe, work, lambda part: self.say(f"image {self.recipe.name}: {part}"))
             self.say(f"image {self.recipe.name}: push to the registry")
             with DockerRegistry(root=self.registry) as registry:
-                oci.push(f"oci:{layout}:demo", f"{registry.address}/{REPOSITORY}:1")
+                push(f"oci:{layout}:demo", f"{registry.address}/{REPOSITORY}:1")
         finally:
             shutil.rmtree(work, ignore_errors=True)
 

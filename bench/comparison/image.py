@@ -16,6 +16,7 @@ from pathlib import Path
 from bootseer import oci
 from bootseer.errors import UnsupportedError
 from comparison.recipe import Recipe
+from support.layouts import LayerDir, write_layout
 from support.service import run
 
 _PIP = "pip==26.3"
@@ -97,7 +98,7 @@ def build(recipe: Recipe, work: Path, say: Say) -> Path:
         working_dir="/job",
     )
     layout = work / "layout"
-    oci.write_layout(layout, [base, *map(oci.LayerDir, folders)], config, "demo", level=6)
+    write_layout(layout, [base, *map(LayerDir, folders)], config, "demo", level=6)
     return layout
 
 

@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bootseer import oci
 from bootseer.errors import FullError
 from comparison import image, index
 from comparison.recipe import Recipe
+from support.layouts import push
 from support.registry import DockerRegistry
 from support.service import run
 
@@ -90,7 +90,7 @@ class Ingredients:
             layout = image.build(self.recipe, work, lambda part: say(f"container image: {part}"))
             say("container image: push to the registry")
             with DockerRegistry(root=self.registry) as registry:
-                oci.push(f"oci:{layout}:demo", f"{registry.address}/{self.repository}:1")
+                push(f"oci:{layout}:demo", f"{registry.address}/{self.repository}:1")
         finally:
             shutil.rmtree(work, ignore_errors=True)
 

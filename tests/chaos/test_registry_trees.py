@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from bootseer import image, oci
+from bootseer import image
 from bootseer.errors import BootseerError
 from support.crowd import Crowd, Tally, files_of
+from support.layouts import push
 from support.node import Node, alive, damage
 from support.registry import PASSWORD, USER, DockerRegistry
 from support.registryproxy import RegistryProxy
@@ -57,7 +58,7 @@ def nodes(place: Path) -> Iterator[Callable[..., Node]]:
 
 def put(site: Site, address: str, place: Path) -> tuple[str, str]:
     """The image in the registry at ``address``, converted there: its store and tree."""
-    oci.push(site.ref, f"{address}/torture:v1")
+    push(site.ref, f"{address}/torture:v1")
     record = image.convert(f"{address}/torture:v1", f"registry://{address}/torture", work_dir=place / "work")
     return f"registry://{address}/torture@{record.image}", record.tree
 

@@ -15,6 +15,7 @@ from bootseer import config as settings
 from bootseer import image, oci
 from bootseer.kernel import mount as mounts
 from support.images import Member, write_image
+from support.layouts import push
 from support.registry import DockerRegistry
 
 pytestmark = [pytest.mark.root, pytest.mark.registry]
@@ -77,7 +78,7 @@ def test_not_converted_yet(environ: dict[str, str], ref: str, tmp_path: Path) ->
 def test_a_damaged_layer_in_a_registry(environ: dict[str, str], ref: str, tmp_path: Path, damage: str) -> None:
     with DockerRegistry(root=tmp_path / "registry") as registry:
         remote = f"{registry.address}/t/x:v1"
-        oci.push(ref, remote)
+        push(ref, remote)
         with oci.open_image(remote) as opened:
             digest = opened.layers[0].digest
         (blob,) = (tmp_path / "registry").glob(f"docker/registry/v2/blobs/sha256/*/{digest[7:]}/data")

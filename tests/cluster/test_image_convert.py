@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import stat
 import subprocess
 import sys
 import time
@@ -21,36 +19,16 @@ from bootseer.blocks import tree as trees
 from bootseer.blocks.cache.metadata import localize
 from bootseer.blocks.formats.manifest import tree_key
 from bootseer.errors import DataError, NotFoundError
-from bootseer.image.record import key_of
 from bootseer.store import open_store
 from support.images import CHANGES, Member, folder, one_of_each, write_image
+from support.layouts import push
 from support.registry import DockerRegistry
+from support.trees import scan
 
 pytestmark = [pytest.mark.root, pytest.mark.registry]
 
 LOWER = one_of_each(os.urandom(3_000_000))
 UPPER = CHANGES
-
-
-def tree(root: Path) -> dict[bytes, object]:
-    """All that a container can see of a tree: type, mode, owner, time, content, links, attributes."""
-    found: dict[bytes, object] = {}
-    inodes: dict[int, bytes] = {}
-    for path in sorted([root, *root.rglob("*")]):
-        info = os.lstat(path)
-        name = os.fsencode(path.relative_to(root))
-        content: object = None
-        if stat.S_ISREG(info.st_mode):
-            content = (path.read_bytes(), inodes.setdefault(info.st_ino, name))
-        elif stat.S_ISLNK(info.st_mode):
-            content = os.readlink(path)
-        elif stat.S_ISCHR(info.st_mode):
-            content = info.st_rdev
-        xattrs = {
-            key: os.getxattr(path, key, follow_symlinks=False) for key in os.listxattr(path, follow_symlinks=False)
-        }
-        found[name] = (oct(info.st_mode), info.st_uid, info.st_gid, info.st_mtime_ns, content, xattrs)
-    return found
 
 
 @pytest.fixture
@@ -71,7 +49,7 @@ def test_the_mounted_tree_is_the_one_of_umoci(
 ) -> None:
     digest = write_image(tmp_path / "layout", [LOWER, UPPER], compression=compression)  # type: ignore[arg-type]
     ref = f"{registry.address}/t/{compression}:v1"
-    assert oci.push(f"oci:{tmp_path}/layout:v1", ref) == digest
+    assert push(f"oci:{tmp_path}/layout:v1", ref) == digest
     record = convert(ref, config, tmp_path)
     assert record.image == digest
     if compression == "zstd":  # umoci 0.4 knows gzip only
@@ -82,7 +60,7 @@ def test_the_mounted_tree_is_the_one_of_umoci(
     subprocess.run(["umoci", "unpack", "--image", f"{tmp_path}/reference:v1", f"{tmp_path}/umoci"], check=True)
     mounted = image.mount(ref, tmp_path / "m", store_url=config.store_url, config=config, writable=writable)
     try:
-        assert tree(mounted.rootfs) == tree(tmp_path / "umoci/rootfs")
+        assert scan(mounted.rootfs) == scan(tmp_path / "umoci/rootfs")
         assert (mounted.upper is not None) == writable
         assert [m.rootfs for m in image.mounts(Path(config.state_dir))] == [mounted.rootfs]
     finally:
@@ -108,12 +86,12 @@ def test_a_second_conversion_is_immediate_and_a_moved_tag_is_seen(
 ) -> None:
     ref = f"{registry.address}/t/moving:latest"
     write_image(tmp_path / "layout", [LOWER])
-    oci.push(f"oci:{tmp_path}/layout:v1", ref)
+    push(f"oci:{tmp_path}/layout:v1", ref)
     first = convert(ref, config, tmp_path)
     assert convert(ref, config, tmp_path) == first
     assert image.resolve(ref, config.store_url) == first
     digest = write_image(tmp_path / "layout", [LOWER, UPPER])
-    oci.push(f"oci:{tmp_path}/layout:v1", ref)
+    push(f"oci:{tmp_path}/layout:v1", ref)
     with pytest.raises(NotFoundError, match="not converted in store"):
         image.resolve(ref, config.store_url)
     second = convert(ref, config, tmp_path)
@@ -125,29 +103,6 @@ def test_a_digest_needs_no_registry(tmp_path: Path, config: settings.Config) -> 
     digest = write_image(tmp_path / "layout", [LOWER])
     record = convert(f"oci:{tmp_path}/layout:v1", config, tmp_path)
     assert image.resolve(f"127.0.0.1:1/gone@{digest}", config.store_url) == record
-
-
-def test_conversion_is_deterministic(tmp_path: Path, config: settings.Config) -> None:
-    write_image(tmp_path / "layout", [LOWER, UPPER])
-    first = convert(f"oci:{tmp_path}/layout:v1", config, tmp_path)
-    shutil.rmtree(tmp_path / "store")
-    assert convert(f"oci:{tmp_path}/layout:v1", config, tmp_path).tree == first.tree
-
-
-@pytest.mark.parametrize(
-    "point", ["image.convert.after-layer", "image.convert.before-publish", "image.convert.before-record"]
-)
-def test_a_failure_leaves_no_temporary_file_and_the_next_try_succeeds(
-    tmp_path: Path, config: settings.Config, monkeypatch: pytest.MonkeyPatch, point: str
-) -> None:
-    digest = write_image(tmp_path / "layout", [LOWER])
-    monkeypatch.setenv("BOOTSEER_FAULTS", f"{point}=eio")
-    with pytest.raises(Exception, match="Input/output error"):
-        convert(f"oci:{tmp_path}/layout:v1", config, tmp_path)
-    assert list((tmp_path / "work").iterdir()) == []
-    assert not open_store(config.store_url).exists(key_of(digest, oci.host_platform()))
-    monkeypatch.delenv("BOOTSEER_FAULTS")
-    assert convert(f"oci:{tmp_path}/layout:v1", config, tmp_path).image == digest
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
@@ -211,26 +166,12 @@ def test_two_writable_mounts_do_not_see_each_other(tmp_path: Path, config: setti
         image.attach(one.rootfs, Path(config.state_dir))
 
 
-def test_repair_heals_a_damaged_store(tmp_path: Path, config: settings.Config) -> None:
-    write_image(tmp_path / "layout", [LOWER])
-    ref = f"oci:{tmp_path}/layout:v1"
-    record = convert(ref, config, tmp_path)
-    blobs = [path for path in (tmp_path / "store/blobs").rglob("*") if path.is_file()]
-    good = {path: path.read_bytes() for path in blobs}
-    for path, raw in good.items():
-        path.write_bytes(bytes([raw[0] ^ 1]) + raw[1:])
-    assert convert(ref, config, tmp_path) == record
-    again = image.convert(ref, config.store_url, work_dir=tmp_path / "work", repair=True)
-    assert again.tree == record.tree, "of the only image in a store"
-    assert {path: path.read_bytes() for path in blobs} == good
-
-
 def test_images_beside_their_converted_form_in_one_registry(tmp_path: Path, registry: DockerRegistry) -> None:
     store_url = f"registry://{registry.address}/t/beside"
     base = [folder("lib"), Member("lib/base.so", data=os.urandom(2_000_000))]
     for tag, layers in (("one", [base, LOWER]), ("two", [base, UPPER[2:]])):
         write_image(tmp_path / "layout", layers, tag=tag)
-        oci.push(f"oci:{tmp_path}/layout:{tag}", f"{registry.address}/t/beside:{tag}")
+        push(f"oci:{tmp_path}/layout:{tag}", f"{registry.address}/t/beside:{tag}")
     first, second = (
         image.convert(f"{registry.address}/t/beside:{tag}", store_url, work_dir=tmp_path / "work")
         for tag in ("one", "two")
@@ -240,7 +181,7 @@ def test_images_beside_their_converted_form_in_one_registry(tmp_path: Path, regi
     trees.extract(open_store(store_url), second.tree, tmp_path / "files")
     with oci.open_image(f"oci:{tmp_path}/layout:two") as opened:
         oci.unpack(opened, tmp_path / "unpacked")
-    assert tree(tmp_path / "files") == tree(tmp_path / "unpacked")
+    assert scan(tmp_path / "files") == scan(tmp_path / "unpacked")
     with oci.open_image(f"{registry.address}/t/beside:two") as opened:
         assert opened.digest == second.image, "its tags are still those of images"
 

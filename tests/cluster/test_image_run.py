@@ -164,7 +164,7 @@ def test_a_probe_is_remembered_for_this_boot(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(runtime, "probe", lambda *args: pytest.fail("probed again"))
     assert runtime.find(tmp_path) == found
     note = tmp_path / f"runtime-{found.name}.json"
-    note.write_text(note.read_text().replace('"stamp": "', '"stamp": "another boot'))
+    note.write_text(note.read_text().replace('"stamp":"', '"stamp":"another boot'))
     with pytest.raises(pytest.fail.Exception, match="probed again"):
         runtime.find(tmp_path)
 

@@ -21,8 +21,8 @@ import pip
 import pytest
 
 from bootseer import oci
-from bootseer.oci.write import LayerDir
 from support.images import programs
+from support.layouts import LayerDir, write_layout
 
 pytestmark = [pytest.mark.root, pytest.mark.runtime, pytest.mark.timeout(400)]
 
@@ -89,7 +89,7 @@ def python_image(base: Path) -> Path:
     pip_script.write_text('#!/bin/sh\nexec python3 -m pip "$@"\n')
     pip_script.chmod(0o755)
     config = oci.ContainerConfig(env=("PATH=/usr/local/bin:/bin",), cmd=("python3",))
-    oci.write_layout(base / "layout", [LayerDir(root)], config, "v1")
+    write_layout(base / "layout", [LayerDir(root)], config, "v1")
     archive = base / "python.tar"
     copy = ["skopeo", "copy", "--quiet", f"oci:{base}/layout:v1", f"docker-archive:{archive}:python:3-slim"]
     subprocess.run(copy, check=True, timeout=120)

@@ -14,9 +14,9 @@ from bootseer import image, oci
 from bootseer.blocks._zstd import decompress
 from bootseer.blocks.cache.metadata import localize
 from bootseer.kernel import mount
-from bootseer.oci.write import Compression
 from bootseer.store import open_store
 from support.images import CHANGES, Member, one_of_each, write_image
+from support.layouts import Compression
 from support.trees import Found, scan
 
 pytestmark = pytest.mark.root

@@ -17,6 +17,7 @@ from bootseer.config import Config
 from bootseer.errors import PrivilegeError
 from bootseer.oci.registry import Registry
 from bootseer.store import open_store
+from support.layouts import LayerDir, push, write_layout
 from support.registry import PASSWORD, USER, DockerRegistry
 
 pytestmark = [pytest.mark.root, pytest.mark.registry]
@@ -32,8 +33,8 @@ def test_convert_mount_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with DockerRegistry(login=True) as registry:
         auth = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
         (login / "config.json").write_text(json.dumps({"auths": {registry.address: {"auth": auth}}}))
-        oci.write_layout(tmp_path / "layout", [oci.LayerDir(source)], oci.ContainerConfig(), "v1")
-        oci.push(f"oci:{tmp_path}/layout:v1", f"{registry.address}/x:v1")
+        write_layout(tmp_path / "layout", [LayerDir(source)], oci.ContainerConfig(), "v1")
+        push(f"oci:{tmp_path}/layout:v1", f"{registry.address}/x:v1")
         store = f"registry://{registry.address}/x"
         record = image.convert(f"{registry.address}/x:v1", store, work_dir=tmp_path / "work")
         with Registry(oci.Reference.parse(f"{registry.address}/x:v1")) as client:
@@ -72,6 +73,7 @@ from pathlib import Path
 from bootseer import image, oci
 from bootseer.config import Config
 from bootseer.errors import UnavailableError
+from support.layouts import push
 from support.registry import DockerRegistry, without_tls
 
 here = Path(sys.argv[1])
@@ -79,14 +81,14 @@ subprocess.run("ip link set lo up && ip addr add 10.77.9.1/32 dev lo", shell=Tru
 with DockerRegistry(host="10.77.9.1") as registry:
     ref, store = f"{registry.address}/x:v1", f"registry://{registry.address}/x"
     try:
-        oci.push(f"oci:{here}/layout:v1", ref)
+        push(f"oci:{here}/layout:v1", ref)
     except UnavailableError as exc:
         assert "BOOTSEER_PLAIN_HTTP" in str(exc)
     else:
         raise AssertionError("a private address was asked without TLS")
     config = Config(cache_dir=f"{here}/cache", state_dir=f"{here}/state", background_fill=False)
     with without_tls(registry.address):
-        oci.push(f"oci:{here}/layout:v1", ref)
+        push(f"oci:{here}/layout:v1", ref)
         image.convert(ref, store, work_dir=here / "work")
         mounted = image.mount(ref, here / "m", store_url=store, config=config, writable=False)
     try:
@@ -106,7 +108,7 @@ def test_servers_that_are_restarted_still_know_who_has_no_tls(tmp_path: Path) ->
     """At a private address, in a network of its own."""
     (tmp_path / "source").mkdir()
     (tmp_path / "source/file").write_bytes(os.urandom(3_000_000))
-    oci.write_layout(tmp_path / "layout", [oci.LayerDir(tmp_path / "source")], oci.ContainerConfig(), "v1")
+    write_layout(tmp_path / "layout", [LayerDir(tmp_path / "source")], oci.ContainerConfig(), "v1")
     argv = ["unshare", "--net", sys.executable, "-c", _ELSEWHERE, str(tmp_path)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

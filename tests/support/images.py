@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from bootseer import oci
 from bootseer.errors import UnsupportedError
-from bootseer.oci.write import Compression
+from support.layouts import Compression, write_layout
 
 _TYPES = {
     "file": tarfile.REGTYPE,
@@ -117,7 +117,7 @@ def write_image(
             path = Path(temp, f"{number}.tar")
             path.write_bytes(layer if isinstance(layer, bytes) else tar_of(layer))
             paths.append(path)
-        return oci.write_layout(layout, paths, config or oci.ContainerConfig(), tag, compression=compression)
+        return write_layout(layout, paths, config or oci.ContainerConfig(), tag, compression=compression)
 
 
 def programs(*names: str) -> list[Member]:

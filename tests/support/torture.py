@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from bootseer import image, oci
 from support.images import Member, folder, programs, tar_of
+from support.layouts import write_layout
 
 SIZES = (0, 1, 4095, 4096, 4097, 65535, 65536, 65537, (1 << 20) + 1)
 """Around the borders of pages, EROFS chunks and blocks."""
@@ -74,7 +75,7 @@ def write(layout: Path, *, entries: int = _ENTRIES, bulk: int = 10) -> str:
         layers[1].write_bytes(tar_of(_middle(rand, entries, bulk)))
         _write_sparse(place / "source", layers[2])
         layers[3].write_bytes(tar_of(_upper(rand)))
-        oci.write_layout(layout, layers, oci.ContainerConfig(), "v1", compression=("gzip", "zstd", "zstd", "none"))
+        write_layout(layout, layers, oci.ContainerConfig(), "v1", compression=("gzip", "zstd", "zstd", "none"))
     return f"oci:{layout}:v1"
 
 

@@ -18,10 +18,10 @@ from bootseer.erofs import Reader
 from bootseer.errors import DataError, FullError, NotFoundError
 from bootseer.image import ImageRecord
 from bootseer.image.record import key_of
-from bootseer.oci.write import Compression
 from bootseer.store import open_store
 from bootseer.store.folder import FolderStore
 from support.images import Member, folder, tar_of, write_image
+from support.layouts import Compression
 
 BLOCK = 65536
 
@@ -330,14 +330,6 @@ def test_a_conversion_at_work_is_not_cleaned_up(rig: Rig) -> None:
         finally:
             other.kill()
     rig.convert(ref)
-
-
-def test_a_folder_whose_maker_died_at_once_is_cleaned_up(rig: Rig) -> None:
-    (rig.work / "bootseer-convert-dead").mkdir(parents=True)
-    (rig.work / "other").mkdir()
-    with pytest.raises(AssertionError):
-        rig.convert(rig.image(TWO))
-    assert [path.name for path in rig.work.iterdir()] == ["other"]
 
 
 def test_repair_replaces_damaged_packs_and_shares_nothing(rig: Rig) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import importlib
 import os
-import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,8 +13,7 @@ import pytest
 from bootseer import image
 from bootseer.blocks.publish import spool
 from bootseer.errors import FullError
-from bootseer.image import _work
-from bootseer.image._work import work_folder
+from bootseer.image.convert import work_folder
 from bootseer.oci import pipeline
 from support.images import Member, write_image
 
@@ -45,33 +42,9 @@ def test_a_folder_in_use_is_left_alone_and_a_dead_one_is_not(tmp_path: Path) -> 
     dead.mkdir()
     (dead / "lock").touch()
     (dead / "pack-0").write_bytes(b"x" * 1000)
-    (tmp_path / "bootseer-dead-convert-half-removed").mkdir()
     with work_folder(tmp_path) as one, work_folder(tmp_path) as two:
         assert sorted(tmp_path.iterdir()) == sorted([one, two])
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_that_another_conversion_takes_for_dead_is_left_to_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between making the folder and locking it."""
-    taken: list[Path] = []
-    flock = fcntl.flock
-
-    def later(lock: int, how: int) -> None:
-        if len(taken) < 3:
-            taken.append(sorted(tmp_path.glob("bootseer-convert-*"))[0])
-            moved = tmp_path / f"bootseer-dead-{len(taken)}"
-            taken[-1].rename(moved)
-            if len(taken) == 2:
-                shutil.rmtree(moved)
-        flock(lock, how)
-
-    monkeypatch.setattr(_work.fcntl, "flock", later)
-    with work_folder(tmp_path) as folder:
-        assert folder not in taken
-        assert len(taken) == 3
-        assert (folder / "lock").exists()
 
 
 def test_many_conversions_at_once_never_share_or_lose_a_folder(tmp_path: Path) -> None:
@@ -95,9 +68,20 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     (work / "bootseer-convert-link").symlink_to(outside)
     (work / "bootseer-convert-pipe").mkdir()
     os.mkfifo(work / "bootseer-convert-pipe/lock")
+    (outside / "lock").touch()
     with work_folder(work) as folder:
         assert folder.is_dir()
-    assert list(outside.iterdir()) == []
+    assert list(outside.iterdir()) == [outside / "lock"]
+
+
+def test_nothing_is_removed_where_others_could_put_links(tmp_path: Path) -> None:
+    (tmp_path / "bootseer-convert-dead").mkdir()
+    (tmp_path / "bootseer-convert-dead/lock").touch()
+    for mode, left in ((0o777, 1), (0o1777, 0)):
+        tmp_path.chmod(mode)
+        with work_folder(tmp_path):
+            pass
+        assert len(list(tmp_path.iterdir())) == left
 
 
 def test_folders_of_others_are_left_alone_whatever_their_names(tmp_path: Path) -> None:

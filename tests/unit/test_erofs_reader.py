@@ -18,9 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer import erofs
-from bootseer.erofs import Attrs, Buffer, ExtentIndex, Node, Reader, Writer, build
+from bootseer.erofs import Attrs, ExtentIndex, Node, Reader, Writer, build
 from bootseer.errors import DataError, NotFoundError
 from bootseer.kernel import mount
+from support.sinks import Nowhere
 
 needs_mkfs = pytest.mark.skipif(not shutil.which("mkfs.erofs") and not os.environ.get("CI"), reason="needs mkfs.erofs")
 ROOT = os.geteuid() == 0
@@ -420,14 +421,6 @@ def test_the_index_gives_each_byte_to_its_first_file(
     assert dict(index.files(offset, length)) == Counter(inside)
     for at in range(150):
         assert index.files(at, 1) == ([(owner[at], 1)] if at in owner else [])
-
-
-class Nowhere:
-    def __init__(self) -> None:
-        self.position = 0
-
-    def write(self, data: Buffer, /) -> None:
-        self.position += len(data)
 
 
 def test_only_folders_have_a_parent(tmp_path: Path) -> None:

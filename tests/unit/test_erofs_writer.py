@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import random
 import shutil
@@ -23,32 +22,9 @@ from bootseer.erofs import Attrs, Buffer, Hole, Node, Reader, Writer
 from bootseer.erofs import format as fmt
 from bootseer.erofs.data import Stream
 from bootseer.errors import DataError
+from support.sinks import Memory, Nowhere
 
 FILE, FOLDER = Attrs(0o644), Attrs(0o755)
-
-
-class Sink:
-    """The data device in memory."""
-
-    def __init__(self) -> None:
-        self.data = bytearray()
-
-    @property
-    def position(self) -> int:
-        return len(self.data)
-
-    def write(self, data: Buffer, /) -> None:
-        self.data += data
-
-
-class Counter:
-    """A data device that nobody keeps."""
-
-    def __init__(self, position: int = 0) -> None:
-        self.position = position
-
-    def write(self, data: Buffer, /) -> None:
-        self.position += len(data)
 
 
 def content(node: Node, data: bytes | bytearray) -> bytes:
@@ -72,7 +48,7 @@ def noise(size: int, seed: int = 0) -> bytes:
 
 
 def test_where_contents_go() -> None:
-    sink = Sink()
+    sink = Memory()
     writer = Writer(sink)
     small = [put(writer, b"a%d" % size, noise(size)) for size in (1, 4096, 4097, 65535)]
     large = [put(writer, b"b%d" % size, noise(size)) for size in (65536, 65537)]
@@ -91,7 +67,7 @@ def test_where_contents_go() -> None:
 
 
 def test_buffers_are_handed_on_uncopied() -> None:
-    class Keep(Counter):
+    class Keep(Nowhere):
         def write(self, data: Buffer, /) -> None:
             super().write(data)
             kept.append(data)
@@ -130,7 +106,7 @@ def test_any_pieces_with_any_zeros_come_back(runs: list[tuple[str, int]], cuts: 
             pieces.append(view[:cut])
             view = view[cut:]
         pieces.append(view)
-    sink = Sink()
+    sink = Memory()
     writer = Writer(sink, align=unit)
     put(writer, b"before", b"x" * (len(runs) + 1))
     node = writer.add_file(b"f", FILE, len(wanted), pieces)
@@ -142,12 +118,12 @@ def test_any_pieces_with_any_zeros_come_back(runs: list[tuple[str, int]], cuts: 
     assert sink.position <= 4096 + (unit if len(wanted) >= unit else 0) + stored + 4096
     if node.start >= 0:
         assert node.start % (unit if node.size >= unit else fmt.BLOCK) == 0
-    reader = Reader(meta, lambda offset, length: bytes(sink.data[offset : offset + length]))
+    reader = Reader(meta, sink.read)
     assert reader.read(reader.stat(b"f"), 0, len(wanted)) == wanted
 
 
 def test_a_contiguous_file_has_one_index_and_holes_make_few() -> None:
-    writer = Writer(Counter())
+    writer = Writer(Nowhere())
     assert put(writer, b"whole", noise(1 << 20)).chunks is None
     gib = 1 << 30
     half = writer.add_file(b"half", FILE, 4 * gib, [Hole(2 * gib), *[b"x" * (1 << 20)] * 2048])
@@ -159,7 +135,7 @@ def test_a_contiguous_file_has_one_index_and_holes_make_few() -> None:
 
 
 def test_data_beyond_32_bits_of_blocks_is_refused() -> None:
-    stream = Stream(Counter(), 65536)
+    stream = Stream(Nowhere(), 65536)
     stream.position = (0xFFFFFFFF << 12) - 4096
     assert stream.file(4096, [b"x" * 4096]).start == stream.position - 4096
     with pytest.raises(DataError, match="does not fit"):
@@ -171,14 +147,14 @@ def test_data_beyond_32_bits_of_blocks_is_refused() -> None:
     [(3, [b"ab"]), (3, [b"abcd"]), (3, []), (0, [b"a"]), (1 << 20, [Hole(1 << 19)]), (5, [Hole(6)]), (2, [b"\0"])],
 )
 def test_a_wrong_size_is_noticed_and_leaves_the_tree_alone(size: int, pieces: Iterable[Buffer | Hole]) -> None:
-    sink = Sink()
+    sink = Memory()
     writer = Writer(sink)
     old = put(writer, b"f", b"old")
     with pytest.raises(DataError, match="content"):
         writer.add_file(b"f", FILE, size, pieces)
     assert writer.lookup(b"f") is old
     put(writer, b"g", b"new")
-    reader = Reader(writer.finish(), lambda offset, length: bytes(sink.data[offset : offset + length]))
+    reader = Reader(writer.finish(), sink.read)
     assert reader.read(reader.stat(b"f"), 0, 9) == b"old"
     assert reader.read(reader.stat(b"g"), 0, 9) == b"new"
 
@@ -215,7 +191,7 @@ BAD: dict[str, Callable[[Writer], object]] = {
 
 @pytest.mark.parametrize("action", BAD.values(), ids=BAD.keys())
 def test_what_no_image_holds_is_refused(action: Callable[[Writer], object]) -> None:
-    writer = Writer(Counter())
+    writer = Writer(Nowhere())
     writer.add_dir(b"d", FOLDER)
     put(writer, b"f", b"f")
     with pytest.raises(DataError):
@@ -225,8 +201,8 @@ def test_what_no_image_holds_is_refused(action: Callable[[Writer], object]) -> N
 
 def test_wrong_use() -> None:
     with pytest.raises(ValueError, match="power of two"):
-        Writer(Counter(), align=5000)
-    writer = Writer(Counter())
+        Writer(Nowhere(), align=5000)
+    writer = Writer(Nowhere())
     with pytest.raises(ValueError, match="kind"):
         writer.add_device(b"x", FILE, stat.S_IFREG)
     writer.finish()
@@ -235,7 +211,7 @@ def test_wrong_use() -> None:
 
 
 def test_names_are_replaced_removed_and_linked() -> None:
-    writer = Writer(Counter())
+    writer = Writer(Nowhere())
     writer.add_dir(b"/d/", FOLDER)
     first = put(writer, b"d/f", b"1")
     writer.add_hardlink(b"h", b"d/f")
@@ -254,7 +230,7 @@ def test_names_are_replaced_removed_and_linked() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from([b"a", b"b", b"c", b"d"]), st.integers(0, 5), st.integers(0, 200_000))))
 def test_dead_ranges_are_what_no_file_has(steps: list[tuple[bytes, int, int]]) -> None:
-    sink = Sink()
+    sink = Memory()
     writer = Writer(sink)
     for number, (name, what, size) in enumerate(steps):
         if what == 0:
@@ -277,7 +253,7 @@ def test_dead_ranges_are_what_no_file_has(steps: list[tuple[bytes, int, int]]) -
         assert length > 0
         last = offset + length
         dead[offset:last] = b"\1" * length
-    reader = Reader(meta, lambda offset, length: bytes(sink.data[offset : offset + length]))
+    reader = Reader(meta, sink.read)
     live = bytearray(sink.position)
     assert writer.root.children is not None
     for name in writer.root.children:
@@ -336,11 +312,11 @@ def paths(node: Node, path: bytes = b"") -> dict[bytes, Node]:
 
 
 def test_everything_comes_back_through_the_reader() -> None:
-    sink = Sink()
+    sink = Memory()
     writer = Writer(sink)
     everything(writer)
     meta = writer.finish()
-    reader = Reader(meta, lambda offset, length: bytes(sink.data[offset : offset + length]))
+    reader = Reader(meta, sink.read)
     wanted, found = paths(writer.root), dict(reader.walk())
     assert wanted.keys() == found.keys()
     assert len(wanted) > 1000
@@ -376,7 +352,7 @@ def fsck(folder: Path, meta: bytes, data: bytes | bytearray) -> None:
 
 @needs_fsck
 def test_everything_passes_fsck(tmp_path: Path) -> None:
-    sink = Sink()
+    sink = Memory()
     writer = Writer(sink)
     everything(writer)
     meta = writer.finish()
@@ -390,7 +366,7 @@ def test_everything_passes_fsck(tmp_path: Path) -> None:
 @needs_fsck
 @pytest.mark.parametrize("count", [34, 35, 36])
 def test_inodes_that_end_with_a_block_pass_fsck(tmp_path: Path, count: int) -> None:
-    writer = Writer(Counter())
+    writer = Writer(Nowhere())
     for number in range(count):
         writer.add_device(b"%02d" % number, Attrs(0o600, mtime_ns=-1), stat.S_IFIFO)
     meta = writer.finish()
@@ -399,7 +375,7 @@ def test_inodes_that_end_with_a_block_pass_fsck(tmp_path: Path, count: int) -> N
 
 
 def test_an_empty_image_is_one_block() -> None:
-    writer = Writer(Counter())
+    writer = Writer(Nowhere())
     meta = writer.finish()
     assert len(meta) == 4096
     assert Reader(meta).entries(Reader(meta).root) == []
@@ -408,7 +384,7 @@ def test_an_empty_image_is_one_block() -> None:
 def test_a_frequent_time_makes_small_inodes() -> None:
     sizes = []
     for times in (1, 2):
-        writer = Writer(Counter())
+        writer = Writer(Nowhere())
         for number in range(1000):
             put(writer, b"%d" % number, b"x", Attrs(0o644, mtime_ns=number % times))
         sizes.append(len(writer.finish()))
@@ -416,7 +392,7 @@ def test_a_frequent_time_makes_small_inodes() -> None:
 
 
 def test_links_of_directories() -> None:
-    writer = Writer(Counter())
+    writer = Writer(Nowhere())
     for path in (b"a", b"a/b", b"a/c", b"a/c/d"):
         writer.add_dir(path, FOLDER)
     put(writer, b"a/f", b"")
@@ -426,7 +402,7 @@ def test_links_of_directories() -> None:
 
 
 def test_what_no_small_inode_holds_has_a_large_one() -> None:
-    writer = Writer(Counter())
+    writer = Writer(Nowhere())
     for uid, gid in ((65535, 0), (65536, 0), (0, 65535), (0, 65536), (fmt.HOLE - 1, fmt.HOLE - 1)):
         put(writer, b"%d-%d" % (uid, gid), b"x", Attrs(0o644, uid, gid))
     for size in (0xFFFFFFFF, 1 << 32):
@@ -443,7 +419,7 @@ def test_what_no_small_inode_holds_has_a_large_one() -> None:
 
 
 def test_equal_attributes_are_stored_once() -> None:
-    writer = Writer(Counter())
+    writer = Writer(Nowhere())
     label = noise(3000)
     for number in range(1000):
         put(writer, b"%d" % number, b"x", Attrs(0o644, xattrs={b"security.selinux": label, b"user.n": b"%d" % number}))
@@ -456,7 +432,7 @@ SCRIPT = """
 import hashlib, sys
 sys.path.insert(0, sys.argv[1])
 import test_erofs_writer as t
-sink = t.Sink()
+sink = t.Memory()
 writer = t.Writer(sink)
 t.everything(writer)
 print(hashlib.sha256(writer.finish() + sink.data).hexdigest())
@@ -470,7 +446,7 @@ def test_the_same_bytes_whatever_the_hash_seed() -> None:
         command = [sys.executable, "-c", SCRIPT, str(Path(__file__).parent)]
         done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=True)
         found.add(done.stdout)
-    sink = Sink()
+    sink = Memory()
     writer = Writer(sink)
     everything(writer)
     found.add(hashlib.sha256(writer.finish() + sink.data).hexdigest() + "\n")
@@ -494,7 +470,7 @@ def small(writer: Writer) -> None:
 def test_golden_image() -> None:
     """Images written once stay the same: a converted image is known by the digest of its bytes."""
     golden = Path(__file__).parent.parent / "golden" / "erofs" / "meta-1.zlib"
-    sink = Sink()
+    sink = Memory()
     writer = Writer(sink)
     small(writer)
     meta = writer.finish()
@@ -506,7 +482,7 @@ def test_the_order_of_calls_changes_data_only() -> None:
     """Names sort in metadata whatever order they came in."""
     metas = []
     for order in ([b"a", b"b", b"c"], [b"c", b"a", b"b"]):
-        writer = Writer(Counter())
+        writer = Writer(Nowhere())
         for name in order:
             writer.add_dir(name, FOLDER)
             writer.add_symlink(name + b"/l", FILE, name)
@@ -514,39 +490,11 @@ def test_the_order_of_calls_changes_data_only() -> None:
     assert metas[0] == metas[1]
 
 
-@needs_fsck
-def test_a_directory_of_100_000(tmp_path: Path) -> None:
-    writer = Writer(Counter())
-    names = [b"%x-%d" % (number * 2654435761 % 2**32, number) for number in range(100_000)]
-    for name in names:
-        put(writer, name, b"")
-    meta = writer.finish()
-    reader = Reader(meta)
-    assert [entry.name for entry in reader.entries(reader.root)] == sorted(names)
-    (tmp_path / "meta").write_bytes(meta)
-    (tmp_path / "data").write_bytes(b"")
-    done = subprocess.run(["fsck.erofs", f"--device={tmp_path}/data", tmp_path / "meta"], timeout=60, check=False)
-    assert done.returncode == 0
-
-
-def test_a_sink_may_be_a_file() -> None:
-    class File(io.BytesIO):
-        @property
-        def position(self) -> int:
-            return self.tell()
-
-    file = File()
-    writer = Writer(file)
-    put(writer, b"f", b"hello")
-    writer.finish()
-    assert file.getvalue() == b"hello".ljust(4096, b"\0")
-
-
 def test_memory_does_not_grow_with_contents() -> None:
     import tracemalloc
 
     piece = noise(1 << 20)
-    writer = Writer(Counter())
+    writer = Writer(Nowhere())
     tracemalloc.start()
     for number in range(8):
         writer.add_file(b"%d" % number, FILE, 128 << 20, [piece] * 128)

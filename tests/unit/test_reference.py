@@ -40,9 +40,24 @@ def test_layout_references(text: str, layout: str, tag: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "archive", "tag"),
+    [
+        ("docker-archive:/a/b.tar", "/a/b.tar", ""),
+        ("docker-archive:/a/b.tar:v1", "/a/b.tar", "v1"),
+        ("docker-archive:/a/b.tar:host:5000/team/x:v1", "/a/b.tar", "host:5000/team/x:v1"),
+    ],
+)
+def test_archive_references(text: str, archive: str, tag: str) -> None:
+    ref = Reference.parse(text)
+    assert (ref.archive, ref.tag, ref.registry, ref.layout) == (archive, tag, "", "")
+    assert Reference.parse(str(ref)) == ref
+
+
+@pytest.mark.parametrize(
     "text",
     ["", "busybox", "team/busybox", "r.io/", "r.io/Upper", "r.io/a:", "r.io/a:bad tag", "r.io/../a", "oci:",
-     "oci:/a:ba d", "r.io/a@sha256:12", "r.io/a@md5:" + "a" * 64, "r.io//a", "r io/a", "r.io/a:b/c"],
+     "oci:/a:ba d", "r.io/a@sha256:12", "r.io/a@md5:" + "a" * 64, "r.io//a", "r io/a", "r.io/a:b/c",
+     "docker-archive:", "docker-archive:/a:"],
 )  # fmt: skip
 def test_what_is_no_reference(text: str) -> None:
     with pytest.raises(ConfigError):

@@ -444,11 +444,14 @@ def test_tokens_of_no_lifetime_are_used_all_the_same(lifetime: bytes) -> None:
     assert tokens.asked == 1
 
 
-@pytest.mark.parametrize("said", [b"[" * 60_000, b'{"token":"abc","expires_in":1%s}' % (b"0" * 400), b"[1]", b"null"])
+@pytest.mark.parametrize(
+    "said", [b"[" * 60_000, b'{"token":"abc","expires_in":1%s}' % (b"0" * 400), b"[1]", b"null", b"<html>log in</html>"]
+)
 def test_tokens_that_are_none(said: bytes) -> None:
     tokens = Tokens(reply(200, said))
-    with Server(tokens) as tokens.server, tokens.server.client() as client, pytest.raises(UnavailableError):
-        client.manifest("x")
+    with Server(tokens) as tokens.server, tokens.server.client() as client:
+        with pytest.raises(UnavailableError, match="request for a token"):
+            client.manifest("x")
 
 
 @pytest.mark.parametrize("realm", ["http://token.invalid/t", "http://127.0.0.1@10.99.99.99:1/t", "http://[::2]:1/t"])

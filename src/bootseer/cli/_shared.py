@@ -44,7 +44,8 @@ def understood(parse: Callable[[str], Value]) -> Callable[[str | Value], Value]:
 
 age_value = understood(parse_age)
 
-Ref = Annotated[str, typer.Argument(metavar="REF", help="Image: HOST[:PORT]/NAME[:TAG|@DIGEST] or oci:DIR[:TAG]")]
+_REF = "Image: HOST[:PORT]/NAME[:TAG|@DIGEST], oci:DIR[:TAG] or docker-archive:FILE[:NAME]"
+Ref = Annotated[str, typer.Argument(metavar="REF", help=_REF)]
 StoreUrl = Annotated[
     str, typer.Option("--store", metavar="URL", help="Folder, hdfs://, s3:// or registry:// (default: settings)")
 ]

@@ -12,13 +12,13 @@ import hashlib
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import crc32c
 
-from bootseer.erofs import directory, xattr
 from bootseer.erofs import format as fmt
+from bootseer.erofs import xattr
 from bootseer.erofs.node import Node
 from bootseer.errors import UnsupportedError
 
@@ -26,6 +26,7 @@ _FIRST_INODE = fmt.SUPER_OFFSET + fmt.SUPER.size + fmt.DEVICE.size
 _VOLUME = b"bootseer"
 _SECOND = 1_000_000_000
 _NO_BLOCK = 0xFFFFFFFF
+_DIR = 2
 
 
 class _Item(NamedTuple):
@@ -122,8 +123,9 @@ def _plan(node: Node, parent: Node, epoch: int, bodies: xattr.Bodies, block: int
     kind = node.kind
     size = 0
     if kind == stat.S_IFDIR:
-        names = directory.sorted_names(node)
-        ends, tail = directory.split(names)
+        assert node.children is not None
+        names = sorted([b".", b"..", *node.children])
+        ends, tail = _split(names)
         size = (len(ends) - 1) * fmt.BLOCK + tail
     elif kind == stat.S_IFLNK:
         size = tail = len(node.target)
@@ -152,6 +154,22 @@ def _plan(node: Node, parent: Node, epoch: int, bodies: xattr.Bodies, block: int
         and size <= 0xFFFFFFFF
     )
     return _Item(node, compact, bodies.body(node.xattrs), names, ends, parent, tail, size, layout, value)
+
+
+def _split(names: Iterable[bytes]) -> tuple[list[int], int]:
+    """Where the blocks of a directory with these sorted names (with ``.`` and ``..``) end, as numbers of entries, and
+    the bytes used in the last block."""
+    ends: list[int] = []
+    used = count = 0
+    for name in names:
+        need = 12 + len(name)
+        if used + need > fmt.BLOCK:
+            ends.append(count)
+            used = 0
+        used += need
+        count += 1
+    ends.append(count)
+    return ends, used
 
 
 def _bits(size: int) -> int:
@@ -194,7 +212,7 @@ def _write(meta: bytearray, item: _Item, number: int, first_block: int) -> None:
     if item.layout == fmt.CHUNKED:
         _write_chunks(meta, -(-at // 8) * 8, node, item.tail // fmt.CHUNK.size)
     elif item.size and node.kind in (stat.S_IFDIR, stat.S_IFLNK):
-        content = directory.encode(item.names, item.ends, node, item.parent) if item.names else node.target
+        content = _directory(item) if item.names else node.target
         split = len(content) - item.tail
         meta[at : at + item.tail] = content[split:]
         if split:
@@ -214,6 +232,33 @@ def _write_chunks(meta: bytearray, at: int, node: Node, count: int) -> None:
         else:
             fmt.CHUNK.pack_into(meta, at, 0, 1, node.start // fmt.BLOCK + number * step)
         at += fmt.CHUNK.size
+
+
+def _directory(item: _Item) -> bytes:
+    """The content of a directory, sorted within and across blocks; all but the last block are full blocks."""
+    names, node = item.names, item.node
+    children = node.children
+    assert children is not None
+    pack_into = fmt.DIRENT.pack_into
+    blocks: list[bytes | bytearray] = []
+    begin = 0
+    for end in item.ends:
+        part = names[begin:end]
+        at, offset = 0, 12 * len(part)
+        head = bytearray(offset)
+        for name in part:
+            child = children.get(name)
+            if child is None:
+                pack_into(head, at, (node if name == b"." else item.parent).nid, offset, _DIR, 0)
+            else:
+                pack_into(head, at, child.nid, offset, child.file_type, 0)
+            at += 12
+            offset += len(name)
+        blocks += [head, *part]
+        if end != item.ends[-1]:
+            blocks.append(bytes(fmt.BLOCK - offset))
+        begin = end
+    return b"".join(blocks)
 
 
 def _finish(meta: bytearray, root: Node, inodes: int, epoch: int, shared_at: int, data_size: int) -> None:

@@ -240,11 +240,7 @@ class _Known:
         chosen = []
         for text in visible.replace(" ", "").split(",") if visible else ():
             if not text.lstrip("-").isdecimal():
-                log.info(
-                    "%s=%s names GPUs otherwise than by number: all that may be used are in the container",
-                    _VISIBLE,
-                    visible,
-                )
+                log.info("%s=%s names no numbers: all GPUs that may be used are in the container", _VISIBLE, visible)
                 return usable, visible
             if not 0 <= int(text) < len(usable):
                 break  # as CUDA does
@@ -280,6 +276,14 @@ def _usable(node: DeviceNode) -> bool:
     return os.access(node.host_path or node.path, os.R_OK | os.W_OK)
 
 
+def device_number(found: os.stat_result) -> dict[str, Any]:
+    """Type and number of a device, as a runtime configuration has them; empty for other files."""
+    if not (stat.S_ISCHR(found.st_mode) or stat.S_ISBLK(found.st_mode)):
+        return {}
+    kind = "c" if stat.S_ISCHR(found.st_mode) else "b"
+    return {"type": kind, "major": os.major(found.st_rdev), "minor": os.minor(found.st_rdev)}
+
+
 def _node(node: DeviceNode) -> tuple[dict[str, Any], dict[str, Any]]:
     """The device of the runtime configuration, and the rule that allows its use. Nobody may make nodes of it."""
     source = node.host_path or node.path
@@ -287,10 +291,8 @@ def _node(node: DeviceNode) -> tuple[dict[str, Any], dict[str, Any]]:
         found = os.stat(source)
     except OSError as exc:
         raise from_os_error(exc, f"use device {source}") from None
-    if not (stat.S_ISCHR(found.st_mode) or stat.S_ISBLK(found.st_mode)):
+    if not (number := device_number(found)):
         raise ConfigError(f"{source} is no device")
-    kind = "c" if stat.S_ISCHR(found.st_mode) else "b"
-    number = {"type": kind, "major": os.major(found.st_rdev), "minor": os.minor(found.st_rdev)}
     attributes = {"fileMode": node.file_mode, "uid": node.uid, "gid": node.gid}
     given = {key: value for key, value in attributes.items() if value is not None}
     shown = {"path": node.path, **number, "fileMode": stat.S_IMODE(found.st_mode), "uid": found.st_uid,

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import os
 import posixpath
-import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bootseer import oci
-from bootseer.errors import ConfigError, NotFoundError
-from bootseer.image.cdi import Selection
+from bootseer.errors import ConfigError, NotFoundError, UnsupportedError
+from bootseer.image.cdi import Selection, device_number
 
+_RESOLVE_IN_ROOT = 0x10
+_OPENAT2 = 437  # the same on every architecture
+_libc = ctypes.CDLL(None, use_errno=True)
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 # Root in the container may install packages, change owners, and pin memory for RDMA; it may not mount, load modules, or
@@ -70,6 +74,8 @@ def spec(
     environ = dict(item.partition("=")[::2] for item in inner.env or ())
     environ = {"PATH": DEFAULT_PATH, **environ, **env}
     namespaces = [{"type": "pid"}, {"type": "mount"}, *([{"type": "network"}] if network == "none" else [])]
+    files = [path for path in ("/etc/resolv.conf", "/etc/hosts") if os.path.isfile(path)]
+    names = [Bind(os.path.realpath(path), path, readonly=True) for path in files]
     shown = [*devices(dev, gpus=chosen is None or chosen.gpus is None), *mounts]
     held = [name for name, bit in _CAPABILITIES.items() if _bounding() >> bit & 1]
     document = {
@@ -84,11 +90,7 @@ def spec(
             "noNewPrivileges": False,
         },
         "root": {"path": str(rootfs), "readonly": False},
-        "mounts": [
-            *_system_mounts(),
-            *_name_service_mounts(),
-            *(_bind(mount) for mount in shown),
-        ],
+        "mounts": [*_system_mounts(), *map(_bind, [*names, *shown])],
         "linux": {
             "namespaces": namespaces,
             "resources": {"devices": [{"allow": False, "access": "rwm"}, *_device_rules(shown)]},
@@ -126,41 +128,24 @@ def check_command(document: dict[str, Any]) -> None:
 def _open_inside(rootfs: Path, path: bytes, flags: int) -> int:
     root = os.open(rootfs, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        return oci.open_in_root(root, path, flags | os.O_CLOEXEC)
+        return open_in_root(root, path, flags | os.O_CLOEXEC)
     finally:
         os.close(root)
 
 
 def _system_mounts() -> list[dict[str, Any]]:
-    tmpfs = ["nosuid", "strictatime", "mode=755", "size=65536k"]
     return [
-        {"destination": "/proc", "type": "proc", "source": "proc", "options": ["nosuid", "noexec", "nodev"]},
-        {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": tmpfs},
-        {
-            "destination": "/dev/pts",
-            "type": "devpts",
-            "source": "devpts",
-            "options": ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"],
-        },
+        _mount("/proc", "proc", "nosuid", "noexec", "nodev"),
+        _mount("/dev", "tmpfs", "nosuid", "strictatime", "mode=755", "size=65536k"),
+        _mount("/dev/pts", "devpts", "nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"),
         # no size: data loaders need more than the usual 64 MiB; the kernel's own limit is half the memory
-        {
-            "destination": "/dev/shm",
-            "type": "tmpfs",
-            "source": "shm",
-            "options": ["nosuid", "noexec", "nodev", "mode=1777"],
-        },
-        {
-            "destination": "/sys",
-            "type": "sysfs",
-            "source": "sysfs",
-            "options": ["nosuid", "noexec", "nodev", "ro"],
-        },
+        _mount("/dev/shm", "tmpfs", "nosuid", "noexec", "nodev", "mode=1777"),
+        _mount("/sys", "sysfs", "nosuid", "noexec", "nodev", "ro"),
     ]
 
 
-def _name_service_mounts() -> list[dict[str, Any]]:
-    paths = ("/etc/resolv.conf", "/etc/hosts")
-    return [_bind(Bind(os.path.realpath(path), path, readonly=True)) for path in paths if os.path.isfile(path)]
+def _mount(target: str, kind: str, *options: str) -> dict[str, Any]:
+    return {"destination": target, "type": kind, "source": kind, "options": list(options)}
 
 
 def devices(dev: Path = Path("/dev"), *, gpus: bool = True) -> list[Bind]:
@@ -179,11 +164,8 @@ def _device_rules(binds: Sequence[Bind]) -> list[dict[str, Any]]:
     folders = [path for path in sources if Path("/dev") in path.parents and path.is_dir()]
     for path in [*sources, *(path for folder in folders for path in folder.rglob("*"))]:
         with contextlib.suppress(OSError):
-            found = os.stat(path)
-            if stat.S_ISCHR(found.st_mode) or stat.S_ISBLK(found.st_mode):
-                kind = "c" if stat.S_ISCHR(found.st_mode) else "b"
-                number = {"major": os.major(found.st_rdev), "minor": os.minor(found.st_rdev)}
-                rules.append({"allow": True, "type": kind, **number, "access": "rw"})
+            if number := device_number(os.stat(path)):
+                rules.append({"allow": True, **number, "access": "rw"})
     return rules
 
 
@@ -237,3 +219,22 @@ def _lines(rootfs: Path, path: bytes, numbers_from: int) -> list[list[str]]:
     with open(fd, encoding="utf-8", errors="replace") as file:
         lines = [line.rstrip("\n").split(":") for line in file]
     return [f for f in lines if len(f) >= numbers_from and all(f[i].isdigit() for i in range(2, numbers_from))]
+
+
+class _OpenHow(ctypes.Structure):
+    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+
+
+def open_in_root(root: int, path: bytes, flags: int) -> int:
+    """``openat2(2)`` of ``path`` below the folder descriptor ``root``: absolute paths, links and ``..`` stay inside it.
+
+    Returns a descriptor the caller closes. Raises `OSError`, or `UnsupportedError` before Linux 5.6.
+    """
+    how = _OpenHow(flags, 0, _RESOLVE_IN_ROOT)
+    fd = _libc.syscall(_OPENAT2, root, path, ctypes.byref(how), ctypes.sizeof(how))
+    if fd >= 0:
+        return int(fd)
+    code = ctypes.get_errno()
+    if code == errno.ENOSYS:
+        raise UnsupportedError("this kernel has no openat2", hint="Linux 5.6 or newer is needed")
+    raise OSError(code, os.strerror(code), os.fsdecode(path))

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,19 +24,21 @@ from bootseer.blocks.publish.dedup import KnownBlocks
 from bootseer.blocks.publish.spool import FOLDER_BYTES
 from bootseer.blocks.publish.tree import TreeWriter
 from bootseer.config import Config
-from bootseer.errors import NotFoundError
+from bootseer.errors import NotFoundError, from_os_error
 from bootseer.image import record as records
 from bootseer.image import signature
-from bootseer.image._work import work_folder
 from bootseer.image.record import ImageRecord
 from bootseer.image.signature import UnsignedError
 from bootseer.oci import tar
 from bootseer.oci.image import past_mirrors
 from bootseer.oci.layers import LayeredTree
 from bootseer.oci.pipeline import Layers, Progress
+from bootseer.owned import adopted, clear, owned_folder, remove
 from bootseer.store import Store, open_store
 
 log = logging.getLogger(__name__)
+
+_WORK = "bootseer-convert-"
 
 
 def convert(
@@ -164,6 +168,36 @@ def _convert(image: oci.Image, store: Store, work: Path, progress: Progress | No
         converted=int(time.time()),
         seconds={step: round(value, 3) for step, value in seconds.items()},
     )
+
+
+@contextlib.contextmanager
+def work_folder(parent: Path) -> Iterator[Path]:
+    """A folder of our own below ``parent``, removed at the end; those of conversions that were killed go first."""
+    with contextlib.ExitStack() as undo:
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+            mode = parent.stat().st_mode
+            # Elsewhere others could put a link in place of a folder just while it is emptied.
+            if not mode & 0o022 or mode & stat.S_ISVTX:
+                for old in parent.glob(f"{_WORK}*"):
+                    with contextlib.suppress(OSError):
+                        _remove_left(old)
+            folder = undo.enter_context(owned_folder(parent, _WORK))
+            undo.callback(clear, folder)
+        except OSError as exc:
+            raise from_os_error(exc, f"work in {parent}") from exc
+        yield folder
+
+
+def _remove_left(folder: Path) -> None:
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        return
+    with adopted(folder) as ours:
+        if ours:
+            log.warning("removing %s, left by an interrupted conversion", folder)
+            clear(folder)
+            remove(folder)
 
 
 def _reported(chunks: Iterator[bytes], writer: erofs.Writer, progress: Progress | None) -> Iterator[bytes]:

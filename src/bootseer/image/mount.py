@@ -156,7 +156,7 @@ def mount(
                     Path(entry.lower),
                     cache_dir=cache_dir,
                     state_dir=state_dir,
-                    profile=tree.ProfileKey(job) if job else tree.ProfileKey(),
+                    profile=tree.ProfileKey(job or "default"),
                     config=config,
                     server=new,
                     store=store,
@@ -211,8 +211,13 @@ def sweep(state_dir: Path, seconds: float = SWEEP_SECONDS) -> None:
     """
     state_dir, until = trusted(state_dir), time.monotonic() + seconds
     end_left(state_dir.glob("containers/[!.]*"), runtime.delete, until)
+
+    def end_mounts(folder: Path) -> None:
+        unmount_in(folder, state_dir)
+        clear(folder)
+
     for folders in ("images", RUNS):
-        end_left((state_dir / folders).glob("[!.]*"), lambda folder: _end_mounts(folder, state_dir), until)
+        end_left((state_dir / folders).glob("[!.]*"), end_mounts, until)
 
 
 def end_left(folders: Iterable[Path], end: Callable[[Path], None], until: float) -> None:
@@ -237,11 +242,6 @@ def end_left(folders: Iterable[Path], end: Callable[[Path], None], until: float)
         thread.join(max(0.0, until - time.monotonic()))
     if slow := sum(thread.is_alive() for thread in threads):
         log.warning("ending what killed processes left takes long: %d of %d go on behind this", slow, len(threads))
-
-
-def _end_mounts(folder: Path, state_dir: Path) -> None:
-    unmount_in(folder, state_dir)
-    clear(folder)
 
 
 def unmount_in(folder: Path, state_dir: Path) -> None:

@@ -55,6 +55,13 @@ class Probe(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
+class _Note(msgspec.Struct, frozen=True):
+    """A probe, of this boot and of the program that is there if ``stamp`` is still the same."""
+
+    stamp: str
+    probe: Probe
+
+
 def run(
     rootfs: Path,
     config: oci.ImageConfig,
@@ -82,14 +89,7 @@ def run(
     program = find(state, runtime).path
     args = container.command_of(config, argv)
     document = container.spec(
-        rootfs.absolute(),
-        config,
-        args,
-        env=env or {},
-        mounts=mounts,
-        cwd=cwd,
-        network=network,
-        chosen=devices,
+        rootfs.absolute(), config, args, env=env or {}, mounts=mounts, cwd=cwd, network=network, chosen=devices
     )
     container.check_command(document)
     with _Container(program, state, document) as started:
@@ -137,17 +137,15 @@ def _remembered(state_dir: Path, name: str) -> Probe:
     stamp = f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {path} "
     stamp += str(os.stat(path).st_mtime_ns) if path else ""
     note = state_dir / f"runtime-{os.path.basename(name)}.json"
-    try:
-        known = json.loads(note.read_text())
-        if known["stamp"] == stamp:
-            return msgspec.convert(known["probe"], Probe)
-    except (OSError, ValueError, KeyError, msgspec.ValidationError):
-        pass
+    with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
+        known = msgspec.json.decode(note.read_bytes(), type=_Note)
+        if known.stamp == stamp:
+            return known.probe
     result = probe(name, state_dir)
     if result.works:
         private_folder(state_dir)
         tmp = note.with_suffix(f".{os.getpid()}")
-        tmp.write_text(json.dumps({"stamp": stamp, "probe": msgspec.to_builtins(result)}))
+        tmp.write_bytes(msgspec.json.encode(_Note(stamp, result)))
         tmp.replace(note)
     elif path:
         log.info("%s does not run containers here: %s", name, result.reason)
@@ -232,10 +230,10 @@ class _Container:
 
     def kill(self) -> None:
         self._killed = True
-        self._command("kill", self._ident, "KILL")
+        self._send("KILL")
 
-    def _command(self, *args: str) -> str:
-        return _answer([*_base(self._bundle, self._program), *args])
+    def _send(self, sign: str) -> None:
+        _answer([*_base(self._bundle, self._program), "kill", self._ident, sign])
 
     @contextmanager
     def _forwarding(self, shared: bool, stop_grace: float | None) -> Iterator[None]:
@@ -280,7 +278,7 @@ class _Container:
                 while status != "running" and not self._over.wait(0.1):  # there may be no container yet
                     self.kill()
             elif not shared or number not in (signal.SIGINT, signal.SIGQUIT):
-                self._command("kill", self._ident, str(int(number)))
+                self._send(str(int(number)))
             if stop_grace is not None and until is None and number in (signal.SIGINT, signal.SIGTERM):
                 until = time.monotonic() + stop_grace
 

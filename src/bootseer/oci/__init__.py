@@ -1,4 +1,4 @@
-"""Images as registries and OCI layouts hold them: names, manifests, verified layers, unpacking, writing and pushing.
+"""Images as registries and OCI layouts hold them: names, manifests, verified layers, and unpacking.
 
 What handles layers is loaded when it is first used: a registry store needs none of it, and block servers wait for each
 module that they import.
@@ -13,36 +13,26 @@ from bootseer.oci.spec import ContainerConfig, ImageConfig, RootFS, host_platfor
 if TYPE_CHECKING:
     from bootseer.oci.folder import unpack
     from bootseer.oci.image import Image, open_image, preflight, resolve_digest
-    from bootseer.oci.inroot import open_in_root
-    from bootseer.oci.write import LayerDir, push, write_layout
 
 __all__ = [
     "ContainerConfig",
     "Image",
     "ImageConfig",
-    "LayerDir",
     "Reference",
     "RootFS",
     "host_platform",
     "open_image",
-    "open_in_root",
     "preflight",
-    "push",
     "resolve_digest",
     "unpack",
-    "write_layout",
 ]
 
 _LAZY = {
     "Image": "image",
-    "LayerDir": "write",
     "open_image": "image",
-    "open_in_root": "inroot",
     "preflight": "image",
-    "push": "write",
     "resolve_digest": "image",
     "unpack": "folder",
-    "write_layout": "write",
 }
 
 

@@ -61,7 +61,7 @@ class Auth:
         self._scopes: dict[str, set[str]] = {}
         self._token = ""
         self._renew_at = self._ends_at = 0.0
-        self._failed = ("", "")
+        self._failed: UnavailableError | None = None
         self._failed_until = 0.0
         self._failures = 0
         self._secrets: deque[str] = deque(maxlen=_REMEMBERED)
@@ -86,7 +86,7 @@ class Auth:
 
         Raises `PrivilegeError` (the login is refused), `UnavailableError` (no token to be had).
         """
-        found = _challenges(answer.all_headers("www-authenticate"))
+        found = _challenges(answer.headers.get_all("www-authenticate") or [])
         with self._lock:
             current = f"Bearer {self._token}" if self._token else self._basic
             if used != current:
@@ -142,7 +142,19 @@ class Auth:
         fields = [("service", self._challenge["service"])] if "service" in self._challenge else []
         fields += [("scope", " ".join(scopes))] if login and login.identity_token else [("scope", s) for s in scopes]
         began = time.monotonic()
-        answer = self._ask_or_wait(host, fields, login, began)
+        if self._failed and began < self._failed_until:  # all that wait for a token get that error
+            again = self._failed_until - began
+            raise UnavailableError(self._failed.message, hint=self._failed.hint, retry_after=again)
+        try:
+            answer = self._ask(host, fields, login)
+        except UnavailableError as exc:
+            self._failures += 1
+            pause = min(_MAX_BACK_OFF, _PAUSE * 2.0 ** min(self._failures, 8))
+            if exc.retry_after is not None:
+                pause = min(exc.retry_after, _MAX_BACK_OFF_TOLD)
+            self._failed, self._failed_until = exc, time.monotonic() + pause * random.uniform(1.0, 1.25)
+            raise
+        self._failures = 0
         try:
             reply = json.loads(answer)
             token = reply.get("token") or reply.get("access_token") or ""
@@ -162,24 +174,6 @@ class Auth:
         if token:
             self._secrets.append(token)
 
-    def _ask_or_wait(self, host: str, fields: list[tuple[str, str]], login: Credential | None, now: float) -> bytes:
-        """As `_ask`, but not while the server is known to fail: all that wait for a token get that error."""
-        if now < self._failed_until:
-            message, hint = self._failed
-            raise UnavailableError(message, hint=hint, retry_after=self._failed_until - now)
-        try:
-            answer = self._ask(host, fields, login)
-        except UnavailableError as exc:
-            self._failures += 1
-            pause = min(_MAX_BACK_OFF, _PAUSE * 2.0 ** min(self._failures, 8))
-            if exc.retry_after is not None:
-                pause = min(exc.retry_after, _MAX_BACK_OFF_TOLD)
-            self._failed = (exc.message, exc.hint)
-            self._failed_until = time.monotonic() + pause * random.uniform(1.0, 1.25)
-            raise
-        self._failures = 0
-        return answer
-
     def _ask(self, host: str, fields: list[tuple[str, str]], login: Credential | None) -> bytes:
         url, method, body = self._realm, "GET", None
         where = urlsplit(url)
@@ -196,7 +190,8 @@ class Auth:
             body = urlencode([*form, ("refresh_token", login.identity_token)]).encode()
             headers["Content-Type"] = "application/x-www-form-urlencoded"
         else:
-            url += ("&" if urlsplit(url).query else "?") + urlencode([*fields, *_account(login)]) if fields else ""
+            account = [("account", login.username)] if login and login.username else []
+            url += ("&" if urlsplit(url).query else "?") + urlencode([*fields, *account]) if fields else ""
             if login:
                 headers["Authorization"] = login.basic
         after: float | None = None
@@ -231,10 +226,6 @@ class Auth:
             hint="check that it is reachable from here",
             retry_after=after,
         )
-
-
-def _account(login: Credential | None) -> list[tuple[str, str]]:
-    return [("account", login.username)] if login and login.username else []
 
 
 def _challenges(headers: list[str]) -> Mapping[str, dict[str, str]]:

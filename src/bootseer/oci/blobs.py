@@ -148,11 +148,9 @@ class Blobs:
 
     def _remember(self, digest: str, url: str) -> None:
         with self._lock:
-            self._links.pop(digest, None)
-            if url:
-                while len(self._links) >= _LINKS:
-                    self._links.pop(next(iter(self._links)))
-                self._links[digest] = (url, time.monotonic() + LINK_AGE)
+            if len(self._links) >= _LINKS:
+                self._links.clear()
+            self._links[digest] = (url, time.monotonic() + LINK_AGE)
 
 
 def _chunks(length: int) -> Iterator[int]:

@@ -7,18 +7,18 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import TypeVar
 
 from bootseer.errors import DataError, UnavailableError
 from bootseer.oci import spec
-from bootseer.oci.inflate import ChunkFile
+from bootseer.oci.archive import Archive
 from bootseer.oci.layout import Layout
 from bootseer.oci.reference import Reference
 from bootseer.oci.registry import Registry
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+Source = Registry | Layout | Archive
 
 
 class Image:
@@ -30,7 +30,7 @@ class Image:
     def __init__(
         self,
         ref: Reference,
-        source: Registry | Layout,
+        source: Source,
         descriptor: spec.Descriptor,
         manifest: spec.Manifest,
         config: spec.ImageConfig,
@@ -56,12 +56,8 @@ class Image:
         for layer in self.layers:
             layer.hex  # noqa: B018 - raises for a digest that is not sha256
 
-    def open_layer(self, index: int) -> ChunkFile:
-        """The compressed bytes of layer ``index``, bottom first; reading to the end verifies size and digest."""
-        return ChunkFile(self.layer_chunks(index))
-
     def layer_chunks(self, index: int) -> Iterator[bytes]:
-        """Like `open_layer`, as chunks. Raises `DataError` naming the layer at the latest with the last chunk."""
+        """The compressed bytes of layer ``index``, bottom first; `DataError` at the latest with the last chunk."""
         item = self.layers[index]
         return verified(self.source.blob(item), item, f"layer {item.digest} of {self.ref}")
 
@@ -71,7 +67,7 @@ class Image:
     def __enter__(self) -> Image:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
 
@@ -124,23 +120,25 @@ def preflight(ref: Reference | str, *, plain_http: bool | None = None) -> None:
     """Make sure, before anything is mounted, that this job's login may read ``ref`` at its registry.
 
     Raises `PrivilegeError` and `NotFoundError`. A registry that does not answer is a warning only: it may be down while
-    everything needed is in the store and on this node. One small request; images in layouts pass.
+    everything needed is in the store and on this node. One small request; images in layouts and archives pass.
     """
     ref = Reference.parse(ref) if isinstance(ref, str) else ref
-    if ref.layout:
+    if not ref.registry:
         return
     with Registry(ref, plain_http=plain_http) as registry:
         try:
-            registry.preflight()
+            registry.head_manifest(ref.selector, retries=0)
         except UnavailableError as exc:
             log.warning("access to %s is not checked: %s", ref, exc)
 
 
-def _source(ref: Reference, plain_http: bool | None) -> Registry | Layout:
+def _source(ref: Reference, plain_http: bool | None) -> Source:
+    if ref.archive:
+        return Archive(Path(ref.archive))
     return Layout(Path(ref.layout)) if ref.layout else Registry(ref, plain_http=plain_http)
 
 
-def _manifest(ref: Reference, source: Registry | Layout, wanted: spec.Platform) -> tuple[bytes, spec.Descriptor]:
+def _manifest(ref: Reference, source: Source, wanted: spec.Platform) -> tuple[bytes, spec.Descriptor]:
     """The manifest for a platform, and its descriptor. What is an index its media type says."""
     body, item = source.manifest(ref.selector)
     if item.media_type in spec.INDEX_TYPES:
@@ -158,7 +156,7 @@ def _manifest(ref: Reference, source: Registry | Layout, wanted: spec.Platform) 
     return body, item
 
 
-def past_mirrors(source: Registry | Layout, doing: Callable[[], T]) -> T:
+def past_mirrors(source: Source, doing: Callable[[], T]) -> T:
     """What ``doing`` returns; when it finds damaged bytes and mirrors may have given them, it is done once more
     without mirrors."""
     try:

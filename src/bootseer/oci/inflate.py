@@ -13,6 +13,8 @@ from isal import igzip, isal_zlib
 
 from bootseer.errors import DataError
 
+COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
+"""How gzip and zstd begin."""
 _CHUNK = 1 << 20
 _ERRORS = (cast(type[Exception], isal_zlib.error), gzip.BadGzipFile, zstandard.ZstdError)
 
@@ -30,9 +32,9 @@ def inflate(chunks: Iterator[bytes], what: str) -> Iterator[bytes]:
             break
     whole = itertools.chain([head], chunks)
     try:
-        if head[:2] == b"\x1f\x8b":
+        if head.startswith(COMPRESSED[0]):
             yield from _pieces(cast(BinaryIO, igzip.IGzipFile(fileobj=ChunkFile(whole), mode="rb")))
-        elif head[:4] == b"\x28\xb5\x2f\xfd":
+        elif head.startswith(COMPRESSED[1]):
             source = cast(BinaryIO, ChunkFile(whole))
             reader = zstandard.ZstdDecompressor().stream_reader(source, read_across_frames=True)
             yield from _pieces(cast(BinaryIO, reader))

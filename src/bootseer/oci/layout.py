@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
-
 from bootseer.errors import ConfigError, DataError, NotFoundError, from_os_error
 from bootseer.oci.spec import MAX_DOCUMENT, Descriptor, Index, decode, describe
 
@@ -78,17 +76,3 @@ class Layout:
 
     def close(self) -> None:
         """Nothing is kept open."""
-
-
-def save_index(root: Path, item: Descriptor, tag: str) -> None:
-    """Add ``item`` to the layout's index under ``tag``, replacing an earlier image of that tag."""
-    path = root / "index.json"
-    others: tuple[Descriptor, ...] = ()
-    if path.exists():
-        others = Layout(root).index().manifests
-    named = msgspec.structs.replace(item, annotations={**(item.annotations or {}), REF_NAME: tag})
-    kept = tuple(m for m in others if (m.annotations or {}).get(REF_NAME) != tag)
-    (root / "oci-layout").write_text('{"imageLayoutVersion":"1.0.0"}')
-    tmp = root / ".index.json.tmp"
-    tmp.write_bytes(msgspec.json.encode(Index(schema_version=2, manifests=(*kept, named))))
-    tmp.replace(path)

@@ -32,15 +32,15 @@ class Mirrors:
         self.all = (*mirrors, origin)
         self._origin = origin
         self._lock = threading.Lock()
-        self._resting: dict[Endpoint, float] = {}
-        self._lacking: dict[tuple[Endpoint, str], float] = {}
+        self._until: dict[tuple[Endpoint, str], float] = {}
+        """When to ask a mirror again: for one name, or, with an empty one, for anything."""
         self._served: dict[str, Endpoint] = {}
 
     def candidates(self, name: str) -> Iterator[Endpoint]:
         """Whom to ask for the blob or manifest ``name``, the registry itself last."""
         for endpoint in self.all[:-1]:
             with self._lock:
-                until = max(self._resting.get(endpoint, 0.0), self._lacking.get((endpoint, name), 0.0))
+                until = max(self._until.get((endpoint, key), 0.0) for key in ("", name))
             if time.monotonic() >= until:
                 yield endpoint
         yield self._origin
@@ -58,7 +58,9 @@ class Mirrors:
         """Take note of who gave ``name``, in case it is `damaged`."""
         if len(self.all) > 1:
             with self._lock:
-                _put(self._served, name, endpoint)
+                if len(self._served) >= _REMEMBERED:
+                    self._served.clear()
+                self._served[name] = endpoint
 
     def failed(self, endpoint: Endpoint, exc: BootseerError, name: str, what: str) -> None:
         """Take note that ``endpoint`` does not give ``name``; raises ``exc`` when it is the registry itself."""
@@ -66,10 +68,9 @@ class Mirrors:
             raise exc
         log.warning("mirror %s does not give %s: %s; asking the next", endpoint.root, what, exc.message)
         if isinstance(exc, UnavailableError):
-            self._rest(endpoint, min(max(REST, exc.retry_after or 0.0), _LONGEST_REST))
+            self._leave(endpoint, "", min(max(REST, exc.retry_after or 0.0), _LONGEST_REST))
         elif isinstance(exc, NotFoundError | UnsupportedError):
-            with self._lock:
-                _put(self._lacking, (endpoint, name), time.monotonic() + _LACKS)
+            self._leave(endpoint, name, _LACKS)
 
     def damaged(self, name: str) -> None:
         """What was last read of ``name`` is damaged: the mirror that gave it rests."""
@@ -77,19 +78,10 @@ class Mirrors:
             endpoint = self._served.pop(name, None)
         if endpoint is not None and endpoint is not self._origin:
             log.warning("mirror %s gives damaged bytes of %s: leaving it for %.0f s", endpoint.root, name[:19], REST)
-            self._rest(endpoint, REST)
+            self._leave(endpoint, "", REST)
 
-    def _rest(self, endpoint: Endpoint, seconds: float) -> None:
+    def _leave(self, endpoint: Endpoint, name: str, seconds: float) -> None:
         with self._lock:
-            self._resting[endpoint] = time.monotonic() + seconds
-
-
-K = TypeVar("K")
-V = TypeVar("V")
-
-
-def _put(where: dict[K, V], key: K, value: V) -> None:
-    where.pop(key, None)
-    while len(where) >= _REMEMBERED:
-        del where[next(iter(where))]
-    where[key] = value
+            if len(self._until) >= _REMEMBERED:
+                self._until.clear()
+            self._until[endpoint, name] = time.monotonic() + seconds

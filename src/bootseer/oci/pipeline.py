@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import IO
 
 from bootseer.errors import DataError, FullError, from_os_error
@@ -83,12 +82,8 @@ class Layers:
 
     def _tar_chunks(self, index: int, what: str) -> Iterator[bytes]:
         source = self._spools[index].chunks() if self._spools else self._counted(self._image.layer_chunks(index))
-        plain: queue.Queue[bytes | BaseException | None] = queue.Queue(_DEPTH)
-        checked: queue.Queue[bytes | BaseException | None] = queue.Queue(_DEPTH)
-        self._start(self._pump, "inflate", lambda: inflate(source, what), plain)
         wanted = self._image.config.rootfs.diff_ids[index]
-        self._start(self._pump, "hash", lambda: _with_diff_id(self._take(plain), wanted, what), checked)
-        chunks = self._take(checked)
+        chunks = self._ahead(_with_diff_id(self._ahead(inflate(source, what), "inflate"), wanted, what), "hash")
         while True:
             began = time.monotonic()
             chunk = next(chunks, None)
@@ -96,6 +91,39 @@ class Layers:
             if chunk is None:
                 return
             yield chunk
+
+    def _ahead(self, chunks: Iterator[bytes], name: str) -> Iterator[bytes]:
+        """The same chunks, which a thread takes a few of ahead."""
+        out: queue.Queue[bytes | BaseException | None] = queue.Queue(_DEPTH)
+        self._start(self._pump, name, chunks, out)
+        while not self._stop.is_set():
+            try:
+                item = out.get(timeout=_POLL)
+            except queue.Empty:
+                continue
+            if item is None:
+                return
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+        raise Stopped
+
+    def _pump(self, chunks: Iterator[bytes], out: queue.Queue[bytes | BaseException | None]) -> None:
+        last: BaseException | None = None
+        try:
+            for chunk in chunks:
+                self._give(out, chunk)
+        except BaseException as exc:
+            last = exc
+        with contextlib.suppress(Stopped):
+            self._give(out, last)
+
+    def _give(self, out: queue.Queue[bytes | BaseException | None], item: bytes | BaseException | None) -> None:
+        while not self._stop.is_set():
+            with contextlib.suppress(queue.Full):
+                out.put(item, timeout=_POLL)
+                return
+        raise Stopped
 
     def close(self) -> None:
         """Stop every thread. A download that waits for its server is left to end at its own deadline, unseen."""
@@ -108,7 +136,7 @@ class Layers:
     def __enter__(self) -> Layers:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def _start(self, target: Callable[..., None], name: str, *args: object) -> None:
@@ -144,39 +172,6 @@ class Layers:
                 spool.finish(from_os_error(exc, f"spool layer {self._image.layers[index].digest}"))
             except BaseException as exc:
                 spool.finish(exc)
-
-    def _pump(self, source: Callable[[], Iterator[bytes]], out: queue.Queue[bytes | BaseException | None]) -> None:
-        try:
-            for chunk in source():
-                self._give(out, chunk)
-            self._give(out, None)
-        except Stopped:
-            pass
-        except BaseException as exc:
-            with contextlib.suppress(Stopped):
-                self._give(out, exc)
-
-    def _give(self, out: queue.Queue[bytes | BaseException | None], item: bytes | BaseException | None) -> None:
-        while not self._stop.is_set():
-            try:
-                out.put(item, timeout=_POLL)
-                return
-            except queue.Full:
-                continue
-        raise Stopped
-
-    def _take(self, source: queue.Queue[bytes | BaseException | None]) -> Iterator[bytes]:
-        while not self._stop.is_set():
-            try:
-                item = source.get(timeout=_POLL)
-            except queue.Empty:
-                continue
-            if item is None:
-                return
-            if isinstance(item, BaseException):
-                raise item
-            yield item
-        raise Stopped
 
 
 def check_space(folder: Path, wanted: int, what: str) -> None:

@@ -1,4 +1,4 @@
-"""Names of images: ``host[:port]/name[:tag][@digest]`` in a registry, or ``oci:DIR[:tag]`` for an OCI layout folder."""
+"""Names of images: ``HOST[:PORT]/NAME[:TAG][@DIGEST]``, ``oci:DIR[:TAG]`` and ``docker-archive:FILE[:NAME]``."""
 
 from __future__ import annotations
 
@@ -14,19 +14,23 @@ from bootseer.errors import ConfigError
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z")
 _NAME = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*\Z")
+_SAVED = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:/-]*\Z")
 _HOST = re.compile(r"(?:[A-Za-z0-9.-]+|\[[0-9a-fA-F:.]+\])(?::[0-9]{1,5})?\Z")
-_FORM = "write HOST[:PORT]/NAME[:TAG|@sha256:...] or oci:DIR[:TAG]"
+_FORM = "write HOST[:PORT]/NAME[:TAG|@sha256:...], oci:DIR[:TAG] or docker-archive:FILE[:NAME]"
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True):
-    """A parsed name. Exactly one of ``layout`` (a folder) and ``registry`` + ``name`` is set."""
+    """A parsed name. Exactly one of ``layout``, ``archive`` and ``registry`` + ``name`` is set."""
 
     registry: str = ""
     """``host`` or ``host:port``."""
     name: str = ""
     layout: str = ""
     """Absolute path of an OCI layout folder."""
+    archive: str = ""
+    """Absolute path of a file that ``docker save`` or ``podman save`` wrote."""
     tag: str = ""
+    """In an archive also a whole name, such as ``team/torch:2.6``."""
     digest: str = ""
     """``sha256:...`` or empty; wins over the tag."""
 
@@ -45,6 +49,11 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
             if not folder or (tag and not _TAG.match(tag)):
                 raise ConfigError(f"bad image reference {text!r}", hint=_FORM)
             return cls(layout=str(Path(folder).absolute()), tag=tag, digest=digest)
+        if body.startswith("docker-archive:"):
+            file, sep, tag = body.removeprefix("docker-archive:").partition(":")
+            if not file or (sep and not _SAVED.match(tag)):
+                raise ConfigError(f"bad image reference {text!r}", hint=_FORM)
+            return cls(archive=str(Path(file).absolute()), tag=tag, digest=digest)
         host, sep, rest = body.partition("/")
         if not sep or not _HOST.match(host) or not ("." in host or ":" in host or host == "localhost"):
             raise ConfigError(f"no registry in image reference {text!r}", hint=_FORM)
@@ -70,7 +79,9 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
         return self.digest or self.tag
 
     def __str__(self) -> str:
-        base = f"oci:{self.layout}" if self.layout else f"{self.registry}/{self.name}"
+        base = f"{self.registry}/{self.name}"
+        if self.layout or self.archive:
+            base = f"oci:{self.layout}" if self.layout else f"docker-archive:{self.archive}"
         base += f":{self.tag}" if self.tag else ""
         return base + (f"@{self.digest}" if self.digest else "")
 

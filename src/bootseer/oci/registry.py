@@ -3,27 +3,32 @@
 Reads go to the mirrors configured for the registry first, in their order, and then to the registry itself; a mirror
 that fails is left alone for ``REST`` seconds. Writes go to the registry. Everything here is safe to call from several
 threads at once; waits and retries are those of `bootseer.oci.transport` and `bootseer.oci.endpoint`.
+
+Where a registry keeps no list of the artifacts that refer to an image, the index tagged ``sha256-<hex>`` is that list
+(distribution spec 1.1). There is no conditional write: an entry is added by reading, writing and looking again, and one
+that another writer overwrote between is entered again. Two processes can still lose an entry when one writes long
+after its read; bootseer finds its own objects by their own tags as well (`bootseer.store.registry`).
 """
 
 from __future__ import annotations
 
 import logging
+import random
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import TypeVar
 from urllib.parse import quote, urlsplit
 
 import msgspec
 
 from bootseer import config as settings
-from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError
-from bootseer.oci import referrers
+from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, UnavailableError
 from bootseer.oci.blobs import Blobs
 from bootseer.oci.endpoint import RETRIES, Again, Endpoint
 from bootseer.oci.mirrors import Mirrors
 from bootseer.oci.reference import Reference, is_host
-from bootseer.oci.spec import MANIFEST_TYPES, MAX_DOCUMENT, Descriptor, Index, decode, describe, digest_of
+from bootseer.oci.spec import INDEX, MANIFEST_TYPES, MAX_DOCUMENT, Descriptor, Index, decode, describe, digest_of
 from bootseer.oci.transport import Answer, Transport
 from bootseer.oci.uploads import Uploads
 from bootseer.oci.wire import TransportError, number, onward, secured
@@ -36,7 +41,36 @@ _MAX_PAGE = 64 << 20
 _MAX_TAGS = 1_000_000
 _MAX_PAGES = 10_000
 """Pages of one list: registries that ignore ``n`` send 100 tags each."""
-T = TypeVar("T")
+_TRIES = 8
+_SETTLE = 0.05
+"""Seconds between writing an index and looking at it again: others that read before us have mostly written by then."""
+_turns: dict[str, list[threading.Lock]] = {}
+
+
+def turn(name: str, kind: str) -> threading.Lock:
+    """The lock of ``name``, shared with some others of its ``kind``: threads that write the same go one by one.
+
+    Nobody may take two of one kind. A ``key`` of a store may take an ``index``, not the other way round.
+    """
+    locks = _turns.setdefault(kind, [threading.Lock() for _ in range(64)])
+    return locks[hash(name) % len(locks)]
+
+
+class _Artifact(msgspec.Struct, frozen=True, rename="camel"):
+    """What an index entry needs of a manifest."""
+
+    config: Descriptor | None = None
+    artifact_type: str = ""
+    subject: Descriptor | None = None
+    annotations: dict[str, str] | None = None
+
+
+class _Entries(msgspec.Struct, frozen=True, rename="camel"):
+    """An index with its entries byte for byte as others wrote them."""
+
+    manifests: tuple[msgspec.Raw, ...] = ()
+    schema_version: int = 2
+    media_type: str = INDEX
 
 
 class _Tags(msgspec.Struct, frozen=True):
@@ -85,12 +119,8 @@ class Registry:
     def __enter__(self) -> Registry:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
-
-    @property
-    def idle_connections(self) -> int:
-        return self._transport.idle
 
     def manifest(
         self, selector: str, *, accept: Sequence[str] = MANIFEST_TYPES, fresh: bool = False
@@ -214,7 +244,7 @@ class Registry:
         """Store a manifest under a tag or its digest; returns the digest after reading it back.
 
         A manifest with a ``subject`` is also entered in the fallback index of that subject where the registry does not
-        say that it did so itself (`bootseer.oci.referrers`).
+        say that it did so itself.
         """
         what = f"manifest of {self._named(selector)}"
         indexed = self.store_manifest(body, media_type, selector)
@@ -222,8 +252,47 @@ class Registry:
         if self._manifest(self._origin, digest, what, MANIFEST_TYPES)[0] != body:
             raise DataError(f"registry {self.ref.registry} returned other bytes for the {what}")
         if not indexed:
-            referrers.enter(self, body, media_type)
+            self._enter(body, media_type)
         return digest
+
+    def _enter(self, body: bytes, media_type: str) -> None:
+        """Enter the artifact manifest ``body`` in its subject's fallback index; nothing to do without a subject."""
+        artifact = msgspec.json.decode(body, type=_Artifact)
+        if artifact.subject is None:
+            return
+        kind = artifact.artifact_type or (artifact.config.media_type if artifact.config else "")
+        entry = Descriptor(media_type, digest_of(body), len(body), annotations=artifact.annotations, artifact_type=kind)
+        subject = artifact.subject.digest
+        with turn(f"{self!r}@{subject}", "index"):
+            for attempt in range(_TRIES):
+                entries = self._entries(subject)
+                if entry.digest in entries:
+                    return
+                entries[entry.digest] = msgspec.Raw(msgspec.json.encode(entry))
+                index = msgspec.json.encode(_Entries(tuple(entries.values())))
+                self.store_manifest(index, INDEX, _fallback_tag(subject))
+                time.sleep(_SETTLE * (1 + attempt) * random.uniform(0.5, 1.5))
+                if attempt:
+                    log.info("the index of artifacts of %s was changed by others: %s again", subject, entry.digest)
+        if entry.digest not in self._entries(subject):
+            raise UnavailableError(
+                f"cannot enter artifact {entry.digest} for {subject} in registry {self.ref.registry}: others keep"
+                " changing the index",
+                hint="run again",
+            )
+
+    def _entries(self, subject: str) -> dict[str, msgspec.Raw]:
+        """The fallback index: digest -> entry, in order."""
+        tag = _fallback_tag(subject)
+        try:
+            body, _ = self.manifest(tag, accept=(INDEX,), fresh=True)
+        except NotFoundError:
+            return {}
+        try:
+            items = msgspec.json.decode(body, type=_Entries).manifests
+            return {msgspec.json.decode(bytes(item), type=Descriptor).digest: item for item in items}
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+            raise DataError(f"tag {tag} in registry {self.ref.registry} is no index of artifacts: {exc}") from None
 
     def store_manifest(self, body: bytes, media_type: str, selector: str) -> bool:
         """As `put_manifest`, without reading back and the fallback index; whether the registry entered its subject."""
@@ -267,7 +336,8 @@ class Registry:
         # 2.8 of docker-registry: 404, others have been seen with 400.
         for body in self._pages(f"/referrers/{quote(digest, safe=':')}", what, (400, 404, 405), MAX_DOCUMENT):
             if body is None:
-                return referrers.fallback(self, digest)
+                entries = self._entries(digest).values()
+                return tuple(msgspec.json.decode(bytes(entry), type=Descriptor) for entry in entries)
             found += decode(body, Index, f"{what} in registry {self.ref.registry}").manifests
         return tuple(found)
 
@@ -287,13 +357,6 @@ class Registry:
                 body, path = answer.body, next_page(answer)
             yield body
 
-    def preflight(self) -> str:
-        """Ask the registry, with the job's login, for the manifest this reference names; returns its digest.
-
-        Raises `PrivilegeError` (no access), `NotFoundError`, `UnavailableError`.
-        """
-        return self.head_manifest(self.ref.selector, retries=0).digest
-
     def _named(self, selector: str) -> str:
         if selector == self.ref.selector:
             return str(self.ref)
@@ -302,6 +365,10 @@ class Registry:
 
 def _media_type(answer: Answer) -> str:
     return answer.headers.get("content-type", "").partition(";")[0].strip()
+
+
+def _fallback_tag(digest: str) -> str:
+    return digest.replace(":", "-")[:128]
 
 
 def next_page(answer: Answer) -> str:

@@ -18,7 +18,6 @@ import http.client
 import os
 import select
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Mapping
@@ -26,7 +25,7 @@ from http.client import HTTPMessage
 from typing import Any
 
 from bootseer.oci import connect
-from bootseer.oci._progress import Response, limited
+from bootseer.oci.connect import Response, limited
 from bootseer.oci.wire import FilePart, Origin, TransportError, number, target, why
 
 STALL = 30.0
@@ -48,9 +47,6 @@ class Answer:
         self._response = response
         self._give_back = give_back
         self._open = True
-
-    def all_headers(self, name: str) -> list[str]:
-        return self._response.headers.get_all(name) or []
 
     @property
     def retry_after(self) -> float | None:
@@ -106,7 +102,7 @@ class Transport:
         self._lock = threading.Lock()
         self._idle: dict[Origin, list[tuple[http.client.HTTPConnection, float]]] = {}
         self._pid = os.getpid()
-        self._contexts: dict[Origin, ssl.SSLContext] = {}
+        self._context = functools.cache(connect.context_for)
 
     def request(
         self,
@@ -186,12 +182,6 @@ class Transport:
                     connections.append((connection, time.monotonic()))
                     return
         connection.close()
-
-    def _context(self, origin: Origin) -> ssl.SSLContext:
-        with self._lock:
-            if origin not in self._contexts:
-                self._contexts[origin] = connect.context_for(origin.host, origin.port)
-            return self._contexts[origin]
 
 
 def _exchange(

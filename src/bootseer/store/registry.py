@@ -15,6 +15,7 @@ key by threads of one process take turns.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import logging
 import threading
@@ -25,13 +26,11 @@ from pathlib import Path
 import msgspec
 
 from bootseer import faults
-from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError
-from bootseer.oci._turns import turn
+from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, from_os_error
 from bootseer.oci.reference import Reference
-from bootseer.oci.registry import Registry
+from bootseer.oci.registry import Registry, turn
 from bootseer.oci.spec import MANIFEST, Descriptor, decode, digest_of
 from bootseer.store import _artifact
-from bootseer.store._blobs import BlobReader, descriptor_of
 from bootseer.store.base import ObjectInfo, RangeReader, Store, check_key
 
 log = logging.getLogger(__name__)
@@ -62,7 +61,7 @@ class RegistryStore(Store):
             ref = Reference.parse(rest.rstrip("/"))
         except ConfigError as exc:
             raise ConfigError(f"bad store {url}: {exc.message}", hint="write registry://HOST[:PORT]/NAME") from None
-        if ref.tag not in ("", "latest") or ref.layout or scheme not in _SCHEMES:
+        if ref.tag not in ("", "latest") or not ref.registry or scheme not in _SCHEMES:
             raise ConfigError(f"bad store {url}", hint="write registry://HOST[:PORT]/NAME, without a tag")
         self._image = ref.digest
         self._ref = msgspec.structs.replace(ref, digest="", tag="latest")
@@ -85,7 +84,7 @@ class RegistryStore(Store):
         return data
 
     def open(self, key: str) -> RangeReader:
-        return BlobReader(self._registry, self._find(key), f"{key} in store {self.url}")
+        return _BlobReader(self._registry, self._find(key), f"{key} in store {self.url}")
 
     def stat(self, key: str) -> ObjectInfo:
         return ObjectInfo(key, self._find(key).size)
@@ -98,7 +97,7 @@ class RegistryStore(Store):
                     if self._batch:
                         self._batch.objects.setdefault(key, found)
                 return False
-            item = descriptor_of(data)
+            item = _descriptor_of(data)
             self._registry.put_blob(item, data)
             faults.point("store.put.before-publish")
             with self._lock:
@@ -306,6 +305,42 @@ class RegistryStore(Store):
             return True
         there = (self._objects(tag) or {}).get(key)
         return there is not None and there.digest == item.digest
+
+
+class _BlobReader(RangeReader):
+    streams = True
+
+    def __init__(self, registry: Registry, item: Descriptor, key: str) -> None:
+        self._registry, self._item, self._key = registry, item, key
+        self.size = item.size
+
+    def read(self, offset: int, length: int) -> bytes:
+        return b"".join(self.pieces(offset, [length]))
+
+    def pieces(self, offset: int, lengths: Sequence[int]) -> Iterator[bytes]:
+        if offset + sum(lengths) > self.size:
+            raise DataError(f"{self._key} ends at {self.size}, wanted {offset + sum(lengths)}")
+        return self._registry.read_pieces(self._item, offset, lengths)
+
+    def original(self, offset: int, length: int) -> bytes | None:
+        if not self._registry.mirrored:
+            return None
+        return self._registry.read_range(self._item, offset, length, fresh=True)
+
+    def close(self) -> None:
+        """Connections are the store's."""
+
+
+def _descriptor_of(data: bytes | Path) -> Descriptor:
+    """Digest and size of bytes, or of what a local file has."""
+    if isinstance(data, bytes):
+        return Descriptor(_artifact.OBJECT, digest_of(data), len(data))
+    try:
+        with open(data, "rb") as file:
+            digest = "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
+            return Descriptor(_artifact.OBJECT, digest, file.tell())
+    except OSError as exc:
+        raise from_os_error(exc, f"read {data!s}") from exc
 
 
 def _decode(body: bytes) -> _artifact.Found:

@@ -1,4 +1,4 @@
-"""Make images: write an OCI layout from tar files or folders, and push a layout to a registry."""
+"""Making images: an OCI layout from tar files or folders, and a layout pushed to a registry."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import hashlib
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Literal, cast
@@ -16,11 +15,10 @@ import msgspec
 import zstandard
 from isal import igzip_threaded
 
-from bootseer import faults
-from bootseer.errors import BootseerError, ConfigError, DataError, UnsupportedError, from_os_error
+from bootseer.errors import BootseerError, ConfigError, DataError
 from bootseer.oci import spec
 from bootseer.oci.image import open_image
-from bootseer.oci.layout import Layout, save_index
+from bootseer.oci.layout import REF_NAME, Layout
 from bootseer.oci.reference import Reference
 from bootseer.oci.registry import Registry
 
@@ -49,31 +47,39 @@ def write_layout(
     ``compression``: of all layers, or of each; ``level``: of gzip. Adds to a layout that is there already; ``tag``
     moves. Returns the manifest's digest; same input gives same bytes.
     """
-    if not layers:
-        raise ConfigError("an image needs at least one layer")
     os_name, arch = spec.host_platform().split("/")
     blobs = folder / "blobs" / "sha256"
-    try:
-        blobs.mkdir(parents=True, exist_ok=True)
-        done: list[tuple[spec.Descriptor, str]] = []
-        for number, layer in enumerate(layers):
-            kind = compression if isinstance(compression, str) else compression[number]
-            done.append(_write_layer(blobs, layer, kind, level))
-        image = spec.ImageConfig(
-            architecture=arch,
-            os=os_name,
-            rootfs=spec.RootFS(diff_ids=tuple(diff for _, diff in done)),
-            config=config,
-            created="1970-01-01T00:00:00Z",
-        )
-        described = _write_document(blobs, msgspec.json.encode(image), spec.CONFIG)
-        manifest = spec.Manifest(schema_version=2, config=described, layers=tuple(item for item, _ in done))
-        item = _write_document(blobs, msgspec.json.encode(manifest), spec.MANIFEST)
-        faults.point("oci.layout.before-index")
-        save_index(folder, item, tag)
-    except OSError as exc:
-        raise from_os_error(exc, f"write layout {folder}") from exc
+    blobs.mkdir(parents=True, exist_ok=True)
+    done: list[tuple[spec.Descriptor, str]] = []
+    for number, layer in enumerate(layers):
+        kind = compression if isinstance(compression, str) else compression[number]
+        done.append(_write_layer(blobs, layer, kind, level))
+    image = spec.ImageConfig(
+        architecture=arch,
+        os=os_name,
+        rootfs=spec.RootFS(diff_ids=tuple(diff for _, diff in done)),
+        config=config,
+        created="1970-01-01T00:00:00Z",
+    )
+    described = _write_document(blobs, msgspec.json.encode(image), spec.CONFIG)
+    manifest = spec.Manifest(schema_version=2, config=described, layers=tuple(item for item, _ in done))
+    item = _write_document(blobs, msgspec.json.encode(manifest), spec.MANIFEST)
+    _save_index(folder, item, tag)
     return item.digest
+
+
+def _save_index(root: Path, item: spec.Descriptor, tag: str) -> None:
+    """Add ``item`` to the layout's index under ``tag``, replacing an earlier image of that tag."""
+    path = root / "index.json"
+    others: tuple[spec.Descriptor, ...] = ()
+    if path.exists():
+        others = Layout(root).index().manifests
+    named = msgspec.structs.replace(item, annotations={**(item.annotations or {}), REF_NAME: tag})
+    kept = tuple(m for m in others if (m.annotations or {}).get(REF_NAME) != tag)
+    (root / "oci-layout").write_text('{"imageLayoutVersion":"1.0.0"}')
+    tmp = root / ".index.json.tmp"
+    tmp.write_bytes(msgspec.json.encode(spec.Index(schema_version=2, manifests=(*kept, named))))
+    tmp.replace(path)
 
 
 def _write_document(blobs: Path, data: bytes, media_type: str) -> spec.Descriptor:
@@ -87,22 +93,17 @@ def _write_layer(
 ) -> tuple[spec.Descriptor, str]:
     """Compress one layer into the layout; returns its descriptor and diff id."""
     plain = hashlib.sha256()
-    fd, name = tempfile.mkstemp(dir=blobs, prefix=".layer-")
-    try:
-        with os.fdopen(fd, "w+b") as out:
-            with _tar_of(layer) as source, _compressor(out, compression, level) as sink:
-                while chunk := source.read(_CHUNK):
-                    plain.update(chunk)
-                    sink.write(chunk)
-            out.seek(0)
-            packed = hashlib.file_digest(out, "sha256")
-            size = out.tell()
-            os.fchmod(out.fileno(), 0o644)
-        item = spec.Descriptor(spec.LAYER + _SUFFIX[compression], f"sha256:{packed.hexdigest()}", size)
-        os.replace(name, blobs / item.hex)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    new = blobs / ".layer"
+    with new.open("w+b") as out:
+        with _tar_of(layer) as source, _compressor(out, compression, level) as sink:
+            while chunk := source.read(_CHUNK):
+                plain.update(chunk)
+                sink.write(chunk)
+        out.seek(0)
+        packed = hashlib.file_digest(out, "sha256")
+        size = out.tell()
+    item = spec.Descriptor(spec.LAYER + _SUFFIX[compression], f"sha256:{packed.hexdigest()}", size)
+    new.replace(blobs / item.hex)
     return item, f"sha256:{plain.hexdigest()}"
 
 
@@ -137,24 +138,13 @@ def _tar_of(layer: Path | LayerDir) -> Iterator[BinaryIO]:
         with open(layer, "rb") as file:
             yield file
         return
-    if not shutil.which("tar"):
-        raise UnsupportedError("no tar command here", hint="install GNU tar")
     argv = ["tar", "--create", "--sort=name", "--numeric-owner", "--owner=0", "--group=0", "--format=posix", "--xattrs"]
     argv += ["--pax-option=delete=atime,delete=ctime,exthdr.name=%d/PaxHeaders/%f", "--blocking-factor=2048"]
-    argv += ["--directory", str(layer.path), "."]
-    with tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=errors)
+    with subprocess.Popen([*argv, "--directory", str(layer.path), "."], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        try:
-            yield cast(BinaryIO, process.stdout)
-            if process.wait() != 0:
-                errors.seek(0)
-                lines = errors.read().decode(errors="replace").strip().splitlines() or ["tar failed"]
-                raise DataError(f"cannot archive {layer.path}: {lines[0]}")
-        finally:
-            process.stdout.close()
-            process.kill()
-            process.wait()
+        yield cast(BinaryIO, process.stdout)
+    if process.returncode != 0:
+        raise DataError(f"cannot archive {layer.path}: tar failed with exit code {process.returncode}")
 
 
 def push(layout: Reference | str, ref: Reference | str, *, plain_http: bool | None = None) -> str:
@@ -164,7 +154,7 @@ def push(layout: Reference | str, ref: Reference | str, *, plain_http: bool | No
     """
     source = Reference.parse(layout) if isinstance(layout, str) else layout
     target = Reference.parse(ref) if isinstance(ref, str) else ref
-    if not source.layout or target.layout:
+    if not source.layout or not target.registry:
         raise ConfigError(f"push goes from an OCI layout to a registry, not from {source} to {target}")
     with open_image(source) as image, Registry(target, plain_http=plain_http) as registry:
         assert isinstance(image.source, Layout)
