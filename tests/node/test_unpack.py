@@ -27,6 +27,7 @@ def apply(tmp_path: Path, layers: Layers, compression: str = "gzip") -> Path:
     return tmp_path / "root"
 
 
+@pytest.mark.serial
 def test_what_deep_paths_cost_is_bounded(tmp_path: Path) -> None:
     """Each of the folders above a file has a path of its own: many times the size of the layer."""
     write_image(tmp_path / "layout", [[Member(f"{number}/" + "d/" * 2000 + "file") for number in range(3)]])
