@@ -18,21 +18,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bootseer import report, stripefs
+from bootseer.demo import tree, workplace
+from bootseer.demo.programs import BOOTSEER, run
+from bootseer.demo.starts import Measured, read_all, same_losses
 from bootseer.errors import PrivilegeError
-from comparison import starts, tree, workplace
+from comparison import starts
 from comparison.ingredients import Ingredients
 from comparison.recipe import Recipe
 from comparison.site import containerd, file_server
 from support.hadoop import HadoopCluster
 from support.netns import ShapedNetwork
 from support.registry import DockerRegistry, without_tls
-from support.service import BOOTSEER, run
 
 log = logging.getLogger(__name__)
 
 Say = Callable[[str], None]
-LOSS_TOLERANCE = 1e-3
-"""Relative; the container's libraries may sum in another order than those of the run that wrote the checkpoint."""
 
 
 class Demo:
@@ -42,7 +42,7 @@ class Demo:
         self.ingredients = Ingredients(recipe, cache)
         self.cache, self.rate_mbit, self.subnet, self.results, self.say = cache, rate_mbit, subnet, results, say
         self.report = report.new("demo" if recipe.name == "torch" else f"demo-{recipe.name}")
-        self.measured: dict[str, starts.Measured] = {}
+        self.measured: dict[str, Measured] = {}
         self.conversion: dict[str, float] = {}
         self.caches_dropped = True
         self.entries = 0
@@ -110,8 +110,8 @@ class Demo:
             self.say(f"{variant}: first step after {done.seconds:.1f} s, {done.bytes_ready / 1e6:.0f} MB over the link")
 
         start("ordinary", "containerd pulls, pip installs, Hadoop's client copies", without="all")
-        _read_all(parts.job_env)
-        _read_all(parts.checkpoint)
+        read_all(parts.job_env)
+        read_all(parts.checkpoint)
         start("local", "the same with everything on the node already, page cache warm", without="all")
         self.say("image convert: once for each image in a cluster")
         self._convert(site)
@@ -196,11 +196,7 @@ class Demo:
     def loss_continues(self) -> bool:
         """Whether every start's losses are those of the run that wrote the checkpoint, step by step."""
         wanted = self.ingredients.reference_losses()
-        return bool(wanted) and all(
-            done.losses.keys() == wanted.keys()
-            and all(abs(done.losses[step] - loss) <= LOSS_TOLERANCE * abs(loss) for step, loss in wanted.items())
-            for done in self.measured.values()
-        )
+        return all(same_losses(wanted, done.losses) for done in self.measured.values())
 
 
 def _drop_caches() -> bool:
@@ -212,11 +208,3 @@ def _drop_caches() -> bool:
         log.warning("cannot drop the page cache (%s): starts after the first are warmer than a new node", exc)
         return False
     return True
-
-
-def _read_all(folder: Path) -> None:
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with open(path, "rb", buffering=0) as file:
-                while file.read(4 << 20):
-                    pass

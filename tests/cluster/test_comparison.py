@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from comparison import workplace
+from bootseer.demo import workplace
 
 pytestmark = [pytest.mark.root, pytest.mark.runtime, pytest.mark.registry, pytest.mark.hdfs, pytest.mark.timeout(400)]
 
