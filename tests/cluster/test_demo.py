@@ -6,22 +6,20 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from bootseer.demo import workplace
+from comparison import image
 
 pytestmark = [pytest.mark.root, pytest.mark.runtime, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
 
 
 def uv(*args: object) -> None:
-    beside = Path(sys.executable).resolve().with_name("uv")
-    program = next((str(p) for p in (Path(sys.executable).with_name("uv"), beside) if p.exists()), "uv")
-    subprocess.run([program, *map(str, args)], check=True, timeout=300, capture_output=True)
+    subprocess.run([image.uv(), *map(str, args)], check=True, timeout=300)
 
 
 @pytest.fixture(scope="module")

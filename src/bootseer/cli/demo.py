@@ -45,7 +45,7 @@ def demo(
     console = Console(stderr=True)
 
     def say(line: str) -> None:
-        console.print(f"==> {line}", highlight=False, markup=False)
+        console.print(f"==> {line}", highlight=False, markup=False, soft_wrap=True)
 
     place = (cache or Path(config.load().cache_dir, "demo")).absolute()
     try:
@@ -73,7 +73,7 @@ def _examine(place: Path) -> None:
 
     report = examine(msgspec.structs.replace(config.load(), cache_dir=str(place), store=""))
     for check in report.checks:
-        if check.status == "missing" and (check.essential or check.name in ("overlayfs", "runtime")):
+        if check.status == "missing" and (check.essential or check.name == "runtime"):
             kind = PrivilegeError if check.privilege else UnsupportedError
             raise kind(f"the demo does not run here: {check.name}: {check.detail}", hint=check.fix)
 

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from bootseer import report
 from bootseer.demo import starts, tree, workplace
 from bootseer.demo.image import MOUNT_POINTS
-from bootseer.demo.ingredients import JOB_ENV, STATE, Ingredients
+from bootseer.demo.ingredients import JOB_ENV, SETTINGS, STATE, Ingredients
 from bootseer.demo.programs import BOOTSEER, run
 from bootseer.demo.site import Link, Site
 from bootseer.errors import DataError
@@ -36,7 +36,7 @@ class Demo:
         self.ingredients = Ingredients(cache)
         self.cache, self.rate_mbit, self.say = cache, rate_mbit, say
         self.kept = cache / "last"
-        self.report = report.new("demo-small")
+        self.report = report.new("demo-jax")
         self.measured: dict[str, starts.Measured] = {}
 
     def run(self) -> None:
@@ -85,7 +85,7 @@ class Demo:
                 variant,
                 self._local_job() if local else _job(site),
                 work,
-                environ={"BOOTSEER_STORE": str(site.store)},
+                environ={**SETTINGS, "BOOTSEER_STORE": str(site.store)},
                 received=lambda: link.bytes,
                 without="all" if variant in ("local", "ordinary") else "",
             )
@@ -112,6 +112,7 @@ class Demo:
         target.mkdir()
         with site.reached(Link(math.inf)), contextlib.ExitStack() as stack:
             environ = {
+                **SETTINGS,
                 "BOOTSEER_STORE": str(site.store),
                 "BOOTSEER_CACHE_DIR": str(work / "cache-again"),
                 "BOOTSEER_STATE_DIR": str(work / "state-again"),

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bootseer import oci
 from bootseer.demo.programs import run
-from bootseer.errors import UnsupportedError
+from bootseer.errors import BootseerError, UnavailableError, UnsupportedError
 
 JOB = Path(__file__).parent / "job"
 PYTHON = str(getattr(sys, "_base_executable", sys.executable))
@@ -34,20 +34,28 @@ def pip(work: Path) -> list[str]:
     """A pip to download with: this environment's, else one in a new environment below ``work``."""
     try:
         run([sys.executable, "-m", "pip", "--version"])
-    except Exception:
+    except BootseerError:
         try:
             run([PYTHON, "-m", "venv", str(work / "pip")])
-        except Exception:
+        except BootseerError:
             raise UnsupportedError("this Python has no pip", hint="apt-get install python3-venv") from None
         return [str(work / "pip/bin/python"), "-m", "pip"]
     return [sys.executable, "-m", "pip"]
 
 
+def fetch(pip: Sequence[str], verb: str, requirements: Path, *more: str) -> None:
+    """``pip install`` or ``pip download`` what ``requirements`` pins. Raises `UnavailableError`."""
+    argv = [*pip, verb, "--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:"]
+    try:
+        run([*argv, "--requirement", str(requirements), *more], env={"PIP_ROOT_USER_ACTION": "ignore"})
+    except BootseerError as exc:
+        hint = "the first demo needs a package index: PyPI, or what PIP_INDEX_URL names"
+        raise UnavailableError(f"cannot get the demo's packages: {exc.message}", hint=hint) from None
+
+
 def install(pip: Sequence[str], folder: Path, requirements: Path, seen_as: str, *more: str) -> None:
     """Install what ``requirements`` pins into ``folder``, with byte code as for the path ``seen_as``."""
-    run([*pip, "install", "--quiet", "--disable-pip-version-check", "--root-user-action", "ignore", "--no-deps",
-         "--only-binary=:all:", "--no-compile", "--no-cache-dir", "--target", str(folder),
-         "--requirement", str(requirements), *more])  # fmt: skip
+    fetch(pip, "install", requirements, "--no-compile", "--no-cache-dir", "--target", str(folder), *more)
     compile_bytecode(PYTHON, folder, seen_as)
 
 
@@ -68,10 +76,10 @@ def build(layout: Path, empty: Path, work: Path, say: Say) -> None:
     ``work`` is a folder for what is in between. Raises `BootseerError` without a package registry.
     """
     executable, *libraries, packages = _python()
-    say(f"Python {sys.version.split()[0]} with JAX and what jobs like this one have beside it, from PyPI")
+    say("packages: JAX and what images of such jobs have beside it, 320 MB from the package index")
     frame, system, rest, job = (work / name for name in ("frame", "system", "packages", "job"))
     install(pip(work), rest / packages[1:], JOB / "image-requirements.txt", packages)
-    say("layers")
+    say(f"system: Python {sys.version.split()[0]} of this machine with its libraries")
     for place in MOUNT_POINTS:
         (frame / place).mkdir(parents=True)
     (frame / "tmp").chmod(0o1777)
@@ -88,6 +96,7 @@ def build(layout: Path, empty: Path, work: Path, say: Say) -> None:
         python3.parent.mkdir(parents=True, exist_ok=True)
         python3.symlink_to(executable)
     shutil.copytree(JOB, job / "job", ignore=shutil.ignore_patterns("__pycache__"))
+    say("layers: packed")
     oci.write_layout(empty, [oci.LayerDir(frame)], _CONFIG, "demo")
     oci.write_layout(layout, [oci.LayerDir(f) for f in (frame, system, rest, job)], _CONFIG, "demo")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 import sys
@@ -24,6 +25,8 @@ from bootseer.errors import FullError
 
 JOB_ENV = "/opt/job-env"
 STATE = "state.safetensors"
+SETTINGS = {"BOOTSEER_CONFIG": os.devnull}
+"""Variables for programs of ours: what is set for this machine does not count."""
 _DISK = 4e9
 _STEPS_SAVED, _STEPS_RESUMED = 10, 3
 
@@ -101,8 +104,7 @@ class Ingredients:
         work, wheels = self._fresh(self.index, self.job_env), self.index / "wheels"
         wheels.mkdir(parents=True)
         requirements, pip = image.JOB / "requirements.txt", image.pip(work)
-        run([*pip, "download", "--quiet", "--disable-pip-version-check", "--only-binary=:all:", "--no-deps",
-             "--requirement", str(requirements), "--dest", str(wheels)])  # fmt: skip
+        image.fetch(pip, "download", requirements, "--dest", str(wheels))
         link_projects(wheels, self.index / "simple")
         image.install(pip, self.job_env, requirements, JOB_ENV, "--no-index", "--find-links", str(wheels))
 
@@ -112,6 +114,7 @@ class Ingredients:
         self.site.mkdir(exist_ok=True)
         image.build(layout, self.empty, work, lambda what: say(f"image: {what}"))
         shutil.rmtree(work)
+        say("image: unpacked once, for the start with everything on the node")
         with oci.open_image(f"oci:{layout}") as made:
             oci.unpack(made, self.rootfs)
 
@@ -134,7 +137,7 @@ class Ingredients:
     def _store(self, say: Say) -> None:
         self._fresh(self.site / "store")
         began = time.monotonic()
-        environ = {"BOOTSEER_CACHE_DIR": str(self.cache / "build")}
+        environ = {**SETTINGS, "BOOTSEER_CACHE_DIR": str(self.cache / "build")}
         store = str(self.site / "store")
         run([*BOOTSEER, "image", "convert", f"oci:{self.site / 'image'}", "--store", store, "--json"], env=environ)
         self._conversion.write_text(f"{time.monotonic() - began:.1f}")
