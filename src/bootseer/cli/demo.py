@@ -85,7 +85,7 @@ def _show(run: Demo, console: Console) -> None:
     rows = {
         "over the link until then": [f"{run.measured[v].bytes_ready / 1e6:,.0f} MB" for v in order],
         "start-up overhead": [f"{run.overhead(v):.1f} s" for v in order],
-        "less than ordinary": ["", *(f"-{run.reduction(v):.0%}" for v in order[1:])],
+        "less than ordinary": ["", *(f"{-run.reduction(v):+.0%}" for v in order[1:])],
     }
     console.print(card.render_side_by_side([(v, run.measured[v].report) for v in order], rows))
     kept = run.kept

@@ -131,7 +131,7 @@ class Ingredients:
     def _train(self, *args: str) -> dict[int, float]:
         """Run the job's script on this machine, outside any container."""
         packages = f"{self.rootfs}{image.site_packages()}:{self.job_env}"
-        environ = {"PYTHONPATH": packages, "BOOTSEER_EVENTS": ""}
+        environ = {"PYTHONPATH": packages, "PYTHONDONTWRITEBYTECODE": "1", "BOOTSEER_EVENTS": ""}
         return losses(run([image.PYTHON, str(image.JOB / "train.py"), *args], env=environ))
 
     def _store(self, say: Say) -> None:
