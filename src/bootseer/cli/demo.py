@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -99,7 +100,8 @@ def _show(run: Demo, console: Console) -> None:
     missed = [f"{f.name} is {f.value:g} {f.unit}, wanted {f.target}" for f in run.report.figures if not f.met]
     for line in missed:
         say(f"missed: {line}")
-    say("\nwhat to look at next:")
-    say(f"  bootseer profile show {kept}/events")
-    say(f"  bootseer image ls --store {kept}/store")
-    say(f"  bootseer env ls --store {kept}/store")
+    program = sys.argv[0] if os.access(sys.argv[0], os.X_OK) else "bootseer"
+    say("\nwhat to look at next, as root:")
+    say(f"  {program} profile show {kept}/events")
+    say(f"  {program} image ls --store {kept}/store")
+    say(f"  {program} env ls --store {kept}/store")
