@@ -97,6 +97,8 @@ def _show(run: Demo, console: Console) -> None:
     say(f"everything already on the node: first step after {run.measured['local'].seconds:.1f} s; overhead counts from")
     say(f"there. The image was converted once, in {run.ingredients.conversion_seconds:.0f} s. A node's link had")
     say(f"{run.rate_mbit:g} Mbit/s for all. Same files and same losses in all starts: yes.")
+    if os.getloadavg()[1] > 2 * len(os.sched_getaffinity(0)):
+        say(f"This machine is busy with other work (load {os.getloadavg()[1]:.0f}): run it again when it is not.")
     missed = [f"{f.name} is {f.value:g} {f.unit}, wanted {f.target}" for f in run.report.figures if not f.met]
     for line in missed:
         say(f"missed: {line}")
