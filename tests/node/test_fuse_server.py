@@ -274,7 +274,7 @@ def test_a_reader_can_be_killed_while_it_waits(mountpoint: Path) -> None:
 
 
 def test_stop_of_a_busy_mount_aborts_it(mountpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
-    server = _single(mountpoint, keep_cache=False, direct_io=True)
+    server = _single(mountpoint, direct_io=True)
     server.start()
     with (mountpoint / "data").open("rb", buffering=0) as file:
         assert file.read(10) == DATA[:10]
