@@ -52,18 +52,14 @@ def _held(state_dir: Path, name: str, until: float, busy: str) -> Iterator[None]
     except OSError as exc:
         raise from_os_error(exc, f"lock {path}") from exc
     try:
-        while not _try(fd):
-            if time.monotonic() >= until:
-                raise UnavailableError(f"{busy} for too long")
-            time.sleep(0.05)
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    raise UnavailableError(f"{busy} for too long") from None
+                time.sleep(0.05)
         yield
     finally:
         os.close(fd)
-
-
-def _try(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

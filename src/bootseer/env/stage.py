@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bootseer.config import Config
-from bootseer.env import capture, inputs, key, lease, lookup, overlay, pyc, python, quarantine, scan, snapshots
+from bootseer.env import capture, inputs, key, lease, lookup, overlay, pyc, quarantine, scan, snapshots
 from bootseer.env import lock as locks
 from bootseer.env.capture import Capture
 from bootseer.env.inputs import Observed
@@ -309,7 +309,7 @@ class _Stage:
 
     def _compile(self, look: Lookup, catch: Capture) -> None:
         spec = self.spec
-        interpreter = spec.python if spec.contained else python.find_python(spec.python, spec.env)
+        interpreter = spec.python if spec.contained else key.find_python(spec.python, spec.env)
         if not interpreter or not look.document.python.version:
             return
         for number, target in enumerate(spec.targets):
