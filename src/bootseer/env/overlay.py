@@ -27,7 +27,7 @@ from bootseer.env.inputs import Observed
 from bootseer.env.manifest import SnapshotManifest
 from bootseer.env.publication import Publication
 from bootseer.env.spec import Target
-from bootseer.errors import BootseerError, NotWritableError, from_os_error
+from bootseer.errors import BootseerError, NotWritableError, os_errors
 from bootseer.kernel import mount as mounts
 from bootseer.kernel.removal import discard_tree
 from bootseer.private import private_folder, trusted
@@ -169,9 +169,8 @@ class Group:
         self.record.marks = _UNKNOWN
         try:
             if known:
-                self.record.marks = self._marks()
-        except OSError as exc:
-            raise from_os_error(exc, f"read {self.area}") from exc
+                with os_errors(f"read {self.area}"):
+                    self.record.marks = self._marks()
         finally:
             self.save()
 
@@ -182,12 +181,10 @@ class Group:
     def save(self) -> None:
         path = self._record_file
         tmp = path.with_suffix(".tmp")
-        try:
+        with os_errors(f"write {path}"):
             private_folder(self._state_dir, sub="env")
             tmp.write_bytes(msgspec.json.encode(self.record))
             os.replace(tmp, path)
-        except OSError as exc:
-            raise from_os_error(exc, f"write {path}") from exc
 
     def mount_tree(self, store_url: str, config: Config, job: str) -> None:
         tree.mount(
@@ -209,7 +206,7 @@ class Group:
     def _make(self, number: int, host: Path, *, frozen: bool) -> None:
         """The folders of an overlay on ``host``; see `_mount`."""
         upper, work = self._writable(number, frozen)
-        try:
+        with os_errors(f"prepare an overlay on {host}"):
             for folder in (upper, work, self.area / "empty", host):
                 folder.mkdir(parents=True, exist_ok=True)
             # The root of an overlay shows the attributes of its upper directory.
@@ -217,8 +214,6 @@ class Group:
             os.chown(upper, found.st_uid, found.st_gid)
             os.chmod(upper, found.st_mode & 0o7777)
             os.utime(upper, ns=(found.st_atime_ns, found.st_mtime_ns))
-        except OSError as exc:
-            raise from_os_error(exc, f"prepare an overlay on {host}") from exc
 
     def _mount(self, number: int, host: Path, *, frozen: bool) -> None:
         upper, work = self._writable(number, frozen)
@@ -379,11 +374,12 @@ def new_group(
     group = Group(record, Path(config.state_dir).absolute(), mine)
     group.save()
     try:
-        private_folder(area.parent.parent, sub=f"env/{ident}")
-        (area / "boot").write_text(record.boot)
-    except OSError as exc:
+        with os_errors(f"make {area}"):
+            private_folder(area.parent.parent, sub=f"env/{ident}")
+            (area / "boot").write_text(record.boot)
+    except BootseerError:
         group.take_down()
-        raise from_os_error(exc, f"make {area}") from exc
+        raise
     return group
 
 
