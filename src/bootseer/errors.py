@@ -86,15 +86,6 @@ class ConfigError(BootseerError):
     exit_code = 78
 
 
-@contextlib.contextmanager
-def os_errors(doing: str) -> Iterator[None]:
-    """Raise every ``OSError`` of the block as `from_os_error` translates it."""
-    try:
-        yield
-    except OSError as exc:
-        raise from_os_error(exc, doing) from exc
-
-
 def from_os_error(exc: OSError, doing: str) -> BootseerError:
     """Translate an ``OSError`` met while ``doing`` (a phrase such as ``"write store /data"``) into one line."""
     text = f"cannot {doing}: {exc.strerror or exc}"

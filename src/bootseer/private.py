@@ -8,7 +8,7 @@ import pwd
 import stat
 from pathlib import Path
 
-from bootseer.errors import ConfigError, from_os_error, os_errors
+from bootseer.errors import ConfigError, doing, from_os_error
 
 
 def private_folder(path: Path, *, sub: str = "") -> Path:
@@ -42,7 +42,7 @@ def trusted(path: Path) -> Path:
     """As `private_folder`, but a missing folder stays missing: before what is in it is believed."""
     path = _real(path)
     if os.path.lexists(path):
-        with os_errors(f"use the folder {path}"):
+        with doing(f"use the folder {path}"):
             _check(path)
     return path
 

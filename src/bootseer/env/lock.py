@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bootseer.env.spec import Target
-from bootseer.errors import UnavailableError, os_errors
+from bootseer.errors import UnavailableError, doing
 from bootseer.private import private_folder
 
 WAIT_SECONDS = 3600.0
@@ -47,7 +47,7 @@ def groups_locked(state_dir: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _held(state_dir: Path, name: str, until: float, busy: str) -> Iterator[None]:
     path = private_folder(state_dir, sub="env/locks") / name
-    with os_errors(f"lock {path}"):
+    with doing(f"lock {path}"):
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         while True:

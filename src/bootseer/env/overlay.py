@@ -27,7 +27,7 @@ from bootseer.env.inputs import Observed
 from bootseer.env.manifest import SnapshotManifest
 from bootseer.env.publication import Publication
 from bootseer.env.spec import Target
-from bootseer.errors import BootseerError, NotWritableError, os_errors
+from bootseer.errors import BootseerError, NotWritableError, doing
 from bootseer.kernel import mount as mounts
 from bootseer.kernel.removal import discard_tree
 from bootseer.private import private_folder, trusted
@@ -169,7 +169,7 @@ class Group:
         self.record.marks = _UNKNOWN
         try:
             if known:
-                with os_errors(f"read {self.area}"):
+                with doing(f"read {self.area}"):
                     self.record.marks = self._marks()
         finally:
             self.save()
@@ -181,7 +181,7 @@ class Group:
     def save(self) -> None:
         path = self._record_file
         tmp = path.with_suffix(".tmp")
-        with os_errors(f"write {path}"):
+        with doing(f"write {path}"):
             private_folder(self._state_dir, sub="env")
             tmp.write_bytes(msgspec.json.encode(self.record))
             os.replace(tmp, path)
@@ -206,7 +206,7 @@ class Group:
     def _make(self, number: int, host: Path, *, frozen: bool) -> None:
         """The folders of an overlay on ``host``; see `_mount`."""
         upper, work = self._writable(number, frozen)
-        with os_errors(f"prepare an overlay on {host}"):
+        with doing(f"prepare an overlay on {host}"):
             for folder in (upper, work, self.area / "empty", host):
                 folder.mkdir(parents=True, exist_ok=True)
             # The root of an overlay shows the attributes of its upper directory.
@@ -374,7 +374,7 @@ def new_group(
     group = Group(record, Path(config.state_dir).absolute(), mine)
     group.save()
     try:
-        with os_errors(f"make {area}"):
+        with doing(f"make {area}"):
             private_folder(area.parent.parent, sub=f"env/{ident}")
             (area / "boot").write_text(record.boot)
     except BootseerError:

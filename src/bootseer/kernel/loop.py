@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bootseer.errors import BootseerError, PrivilegeError, UnsupportedError, os_errors
+from bootseer.errors import BootseerError, PrivilegeError, UnsupportedError, doing
 
 _CONTROL = "/dev/loop-control"
 _CTL_GET_FREE = 0x4C82
@@ -28,7 +28,7 @@ def attached(path: Path) -> Iterator[str]:
     `UnsupportedError` where the kernel has no loop driver, `PrivilegeError` without the right to configure one,
     `BootseerError` when other processes take each free device first (10 attempts).
     """
-    with os_errors(f"open {path}"):
+    with doing(f"open {path}"):
         backing = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         device, name = _configure(backing, path)
@@ -51,7 +51,7 @@ def _configure(backing: int, path: Path) -> tuple[int, str]:
     info = _INFO64.pack(0, 0, 0, 0, 0, 0, 0, 0, _READ_ONLY | _AUTOCLEAR, os.fsencode(path)[:63], b"", b"", 0, 0)
     config = _CONFIG.pack(backing, 0, info, *[0] * 8)
     try:
-        with os_errors(f"make a loop device for {path}"):
+        with doing(f"make a loop device for {path}"):
             for _ in range(10):
                 name = f"/dev/loop{fcntl.ioctl(control, _CTL_GET_FREE)}"
                 device = os.open(name, os.O_RDONLY | os.O_CLOEXEC)

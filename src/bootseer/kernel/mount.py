@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from bootseer.errors import BootseerError, DataError, PrivilegeError, UnsupportedError, from_os_error, os_errors
+from bootseer.errors import BootseerError, DataError, PrivilegeError, UnsupportedError, doing, from_os_error
 from bootseer.kernel import _libc, loop
 
 _log = logging.getLogger(__name__)
@@ -189,7 +189,7 @@ def _plain(paths: Sequence[Path]) -> Iterator[list[str]]:
             if not _SPECIAL.search(str(path)):
                 names.append(str(path))
                 continue
-            with os_errors(f"open {path}"):
+            with doing(f"open {path}"):
                 fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
             stack.callback(os.close, fd)
             names.append(f"/proc/self/fd/{fd}")
@@ -210,7 +210,7 @@ def mount_erofs(meta: Path, data: Path | None, target: Path, *, direct: bool = F
     `NotFoundError` for a missing file, `DataError` when ``meta`` is no EROFS image.
     """
     meta, data = meta.absolute(), data.absolute() if data else None
-    with os_errors(f"open {meta}"), meta.open("rb") as file:
+    with doing(f"open {meta}"), meta.open("rb") as file:
         file.seek(1024)
         if file.read(4) != b"\xe2\xe1\xf5\xe0":
             raise DataError(f"{meta} is not an EROFS image")

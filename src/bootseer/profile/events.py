@@ -14,7 +14,7 @@ from typing import Annotated
 
 import msgspec
 
-from bootseer.errors import DataError, NotFoundError, os_errors
+from bootseer.errors import DataError, NotFoundError, doing
 
 VERSION = 2
 MAGIC = b'{"bootseer":'
@@ -165,7 +165,7 @@ def read(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Ev
     given = [Path(paths)] if isinstance(paths, (str, os.PathLike)) else [Path(path) for path in paths]
     joiner = _Joiner()
     for file in dict.fromkeys(path.resolve() for path in _files(given)):
-        with os_errors(f"read events from {file}"):
+        with doing(f"read events from {file}"):
             joiner.add_file(file)
     log = joiner.finish()
     if not log.events:
