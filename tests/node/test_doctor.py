@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,17 +32,6 @@ NAMES = [
     "cache",
     "lazy images",
 ]
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    path = Path("/var/tmp") / f"bootseer-doctor-test-{os.getpid()}"
-    path.mkdir()
-    yield path
-    for entry in reversed(list(mount.entries())):
-        if entry.target.startswith(f"{path}/"):
-            mount.unmount(entry.target, lazy=True, force=True)
-    shutil.rmtree(path)
 
 
 def _doctor(place: Path, *before: str, options: tuple[str, ...] = ("--json",)) -> subprocess.CompletedProcess[str]:

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,18 +18,6 @@ from bootseer.kernel import _libc, fuse, loop, mount
 pytestmark = pytest.mark.root
 
 BIG = os.urandom(300_000)
-
-
-@pytest.fixture
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder on a disk file system whose mounts are gone after the test."""
-    path = Path("/var/tmp") / f"bootseer-mount-{os.getpid()}"
-    path.mkdir()
-    yield path
-    for entry in reversed(list(mount.entries())):
-        if entry.target.startswith(f"{path}/"):
-            mount.unmount(entry.target, lazy=True, force=True)
-    shutil.rmtree(path)
 
 
 @pytest.fixture
