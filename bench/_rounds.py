@@ -28,11 +28,11 @@ from bootseer.blocks.cache.metadata import LocalTree, localize, localize_manifes
 from bootseer.blocks.formats.pagelist import PageList
 from bootseer.blocks.formats.trace import UNIT, Trace
 from bootseer.blocks.profiles.library import ProfileKey, load_own, load_pages
+from bootseer.demo import workplace
+from bootseer.demo.programs import WITH_US
 from bootseer.errors import BootseerError
 from bootseer.report import Run
 from bootseer.store import open_store
-from comparison import workplace
-from support.service import WITH_US
 
 NO_FILL = {"BOOTSEER_BACKGROUND_FILL": "false"}
 NO_RECORD = {**NO_FILL, "BOOTSEER_RECORD_SECONDS": "0.001"}

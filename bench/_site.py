@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import _parts
+from bootseer.demo import workplace
 from bootseer.errors import BootseerError, FullError, PrivilegeError, UnsupportedError
-from comparison import workplace
 from support.hadoop import HadoopCluster
 from support.latency import LatencyProxy
 from support.netns import Node, ShapedNetwork

@@ -65,8 +65,7 @@ def serve(mountpoint: str, file: str, way: str, workers: int, ready: Event, stop
         "mapped": lambda offset, length, ctx: view[offset : offset + length],
         "splice": spliced,
     }
-    options = fuse.Options(keep_cache=False)
-    server = fuse.Server(fuse.SingleFile("data", size, reads[way]), Path(mountpoint), workers=workers, options=options)
+    server = fuse.Server(fuse.SingleFile("data", size, reads[way]), Path(mountpoint), workers=workers)
     with server:
         ready.set()
         stop.wait(3600)

@@ -22,6 +22,7 @@ def demo(
     job: Annotated[str, typer.Option(help="torch, or small: standard library only, for a quick look")] = "torch",
     rate: Annotated[float, typer.Option(metavar="MBIT", min=10, help="Limit of the node's link in Mbit/s")] = 1000,
     subnet: Annotated[str, typer.Option(help="A /24 network that is free on this machine")] = "10.77.0.0/24",
+    rounds: Annotated[int, typer.Option(min=1, help="Times that each start is done; figures are of medians")] = 3,
     results: Annotated[Path, typer.Option(metavar="DIR", help="Where the events of all starts are kept")] = Path(
         "bootseer-demo"
     ),
@@ -29,7 +30,8 @@ def demo(
     """Start a real training job ordinarily and with bootseer behind a shaped link, and compare.
 
     Builds a torch image, a package index and a checkpoint once, then starts the same job four times on an emulated
-    node: ordinary (containerd, pip, Hadoop's client), local (all there already), first and again with bootseer.
+    node: ordinary (containerd, pip, Hadoop's client), local (all there already), first and again with bootseer; in
+    alternating order, several rounds. Cards and figures are of medians.
     Needs root and, the first time, 40 GB of disk and a package registry.
     """
     from rich.console import Console
@@ -53,7 +55,7 @@ def demo(
 
     results.mkdir(parents=True, exist_ok=True)
     place = (cache or Path(config.load().cache_dir, "demo")) / job
-    run = Demo(RECIPES[job], place, rate_mbit=rate, subnet=subnet, results=results, say=say)
+    run = Demo(RECIPES[job], place, rate_mbit=rate, subnet=subnet, rounds=rounds, results=results, say=say)
     run.run()
     _show(run, Console())
     if out:
@@ -72,12 +74,13 @@ def _show(run: Demo, console: Console) -> None:
 
     order = ("ordinary", "first", "again")
     rows = {
-        "over the link until then": [f"{run.measured[v].bytes_ready / 1e6:,.0f} MB" for v in order],
+        "over the link until then": [f"{run.median(v).bytes_ready / 1e6:,.0f} MB" for v in order],
+        "bound: local, or the link": [f"{run.bound(run.median(v)):.1f} s" for v in order],
         "start-up overhead": [f"{run.overhead(v):.1f} s" for v in order],
         "less than ordinary": ["", *(f"{run.reduction(v):.1%}" for v in order[1:])],
     }
-    console.print(card.render_side_by_side([(v, run.measured[v].report) for v in order], rows))
-    local = run.measured["local"].seconds
+    console.print(card.render_side_by_side([(v, run.median(v).report) for v in order], rows))
+    local = run.median("local").seconds
     console.print(f"everything already on the node: first step after {local:.1f} s (overhead counts from there)")
     console.print(f"image conversion, once per image in a cluster: {run.conversion['seconds']:.0f} s")
     table = Table("figure", "value", "target", "met")

@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bootseer import oci
+from bootseer.demo.image import compile_bytecode
+from bootseer.demo.programs import run
 from bootseer.errors import UnsupportedError
 from comparison.recipe import Recipe
 from support.layouts import LayerDir, write_layout
-from support.service import run
 
 _PIP = "pip==26.3"
 _VERSION = 1
@@ -33,13 +34,6 @@ def uv() -> str:
     if not found:
         raise UnsupportedError("uv is not installed", hint="run scripts/setup")
     return found
-
-
-def compile_bytecode(folder: Path, seen_as: str) -> None:
-    """Compile every module below ``folder`` as pip does at installation; the container sees it at ``seen_as``."""
-    # exit code 1: some files do not compile (templates, code for other Pythons); pip leaves those out silently as well
-    argv = ["/usr/bin/python3", "-m", "compileall", "-q", "-j", "0", "-s", str(folder), "-p", seen_as, str(folder)]
-    run(argv, accept=(0, 1))
 
 
 def _system_python() -> tuple[str, str]:
@@ -89,7 +83,7 @@ def build(recipe: Recipe, work: Path, say: Say) -> Path:
     packages = work / "packages"
     run([uv(), "pip", "install", "--quiet", "--python", "/usr/bin/python3", "--target", str(packages), *pinned(recipe)])
     say("byte code")
-    compile_bytecode(packages, f"/{site}")
+    compile_bytecode("/usr/bin/python3", packages, f"/{site}")
     folders = [*_split(packages, work, site), _job_layer(recipe, work)]
     say("layers (gzip)")
     config = oci.ContainerConfig(

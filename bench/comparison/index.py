@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import re
 import shutil
 from pathlib import Path
 
-from support.service import run
+from bootseer.demo.ingredients import link_projects
+from bootseer.demo.programs import run
 
 
 def fill(folder: Path, requirements: Path) -> None:
@@ -28,10 +27,3 @@ def fill(folder: Path, requirements: Path) -> None:
     shutil.rmtree(folder / "pip")
     link_projects(wheels, folder / "simple")
     shutil.copyfile(requirements, done)
-
-
-def link_projects(wheels: Path, simple: Path) -> None:
-    """Make ``simple/<name>`` for every project a link to the folder of wheels, whose listing is the project's page."""
-    simple.mkdir()
-    for name in {re.sub(r"[-_.]+", "-", wheel.name.split("-")[0]).lower() for wheel in wheels.glob("*.whl")}:
-        (simple / name).symlink_to(os.path.relpath(wheels, simple))

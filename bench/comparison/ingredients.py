@@ -11,16 +11,18 @@ import logging
 import os
 import shutil
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
+from bootseer.demo.image import compile_bytecode
+from bootseer.demo.ingredients import make
+from bootseer.demo.programs import run
+from bootseer.demo.starts import losses
 from bootseer.errors import FullError
 from comparison import image, index
 from comparison.recipe import Recipe
 from support.layouts import push
 from support.registry import DockerRegistry
-from support.service import run
 
 log = logging.getLogger(__name__)
 
@@ -44,11 +46,17 @@ class Ingredients:
         """Make what is missing. Raises `FullError` before anything is written when the disk is too small."""
         self.cache.mkdir(parents=True, exist_ok=True)
         self._check_disk()
-        self._make("package index", self.index / "requirements.txt", self._requirements, self._index, say)
+        make(
+            "package index",
+            self.index / "requirements.txt",
+            self._requirements.read_text(),
+            lambda: self._index(say),
+            say,
+        )
         key = image.key(self.recipe)
-        self._make("container image", self.cache / "image.key", key, self._image, say)
-        self._make("job environment", self.job_env / ".key", key, self._job_env, say)
-        self._make("checkpoint", self.cache / "checkpoint.key", key, self._checkpoint, say)
+        make("container image", self.cache / "image.key", key, lambda: self._image(say), say)
+        make("job environment", self.job_env / ".key", key, lambda: self._job_env(say), say)
+        make("checkpoint", self.cache / "checkpoint.key", key, lambda: self._checkpoint(say), say)
 
     def reference_losses(self) -> dict[int, float]:
         """Losses of the steps after the checkpoint, as the run that wrote it went on: step -> loss."""
@@ -63,17 +71,6 @@ class Ingredients:
                 f"only {free:.0f} GiB free at {self.cache}, the demo needs {needed:.0f}",
                 hint="free some, or choose another disk with --cache",
             )
-
-    def _make(self, name: str, stamp: Path, key: str | Path, build: Callable[[Say], None], say: Say) -> None:
-        wanted = key.read_text() if isinstance(key, Path) else key
-        if stamp.exists() and stamp.read_text() == wanted:
-            return
-        began = time.monotonic()
-        say(f"{name}: to be made")
-        stamp.unlink(missing_ok=True)
-        build(say)
-        stamp.write_text(wanted)
-        say(f"{name}: made in {time.monotonic() - began:.0f} s")
 
     @property
     def _requirements(self) -> Path:
@@ -99,7 +96,7 @@ class Ingredients:
         target = ["--target", str(self.job_env), "--requirement", str(self._requirements)]
         wheels = ["--no-index", "--find-links", str(self.index / "wheels")]
         run([image.uv(), "pip", "install", "--quiet", "--python", "/usr/bin/python3", *wheels, *target])
-        image.compile_bytecode(self.job_env, "/opt/job-env")
+        compile_bytecode("/usr/bin/python3", self.job_env, "/opt/job-env")
 
     def _checkpoint(self, say: Say) -> None:
         work = self.cache / "checkpoint.new"
@@ -114,13 +111,3 @@ class Ingredients:
         """Run the job's script on this machine, outside any container. Returns its losses: step -> loss."""
         environ = {"PYTHONPATH": str(self.job_env), "BOOTSEER_EVENTS": ""}
         return losses(run([sys.executable, str(self.recipe.job / "train.py"), *args], env=environ))
-
-
-def losses(output: str) -> dict[int, float]:
-    """The losses in a training log: one JSON object ``{"step": n, "loss": x}`` a line, other lines ignored."""
-    found: dict[int, float] = {}
-    for line in output.splitlines():
-        if line.startswith('{"step"'):
-            entry = json.loads(line)
-            found[int(entry["step"])] = float(entry["loss"])
-    return found

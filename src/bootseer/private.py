@@ -8,7 +8,7 @@ import pwd
 import stat
 from pathlib import Path
 
-from bootseer.errors import ConfigError, from_os_error
+from bootseer.errors import ConfigError, doing, from_os_error
 
 
 def private_folder(path: Path, *, sub: str = "") -> Path:
@@ -42,10 +42,8 @@ def trusted(path: Path) -> Path:
     """As `private_folder`, but a missing folder stays missing: before what is in it is believed."""
     path = _real(path)
     if os.path.lexists(path):
-        try:
+        with doing(f"use the folder {path}"):
             _check(path)
-        except OSError as exc:
-            raise from_os_error(exc, f"use the folder {path}") from exc
     return path
 
 

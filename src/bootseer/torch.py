@@ -24,10 +24,6 @@ if TYPE_CHECKING:
 
     import torch
 
-    MapLocation = (
-        str | torch.device | dict[str, str] | Callable[[torch.UntypedStorage, str], torch.UntypedStorage] | None
-    )
-
 _log = logging.getLogger(__name__)
 
 STATE = "state.pt"

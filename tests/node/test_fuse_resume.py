@@ -9,7 +9,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,15 +23,6 @@ pytestmark = pytest.mark.root
 DATA = random.Random(11).randbytes(3_000_001)
 KEEP: set[int] = set()
 OPTIONS = fuse.Options(direct_io=True)
-
-
-@pytest.fixture
-def mountpoint(tmp_path: Path) -> Iterator[Path]:
-    path = tmp_path / "mnt"
-    path.mkdir()
-    yield path
-    while mount.is_mounted(path):
-        mount.unmount(path, lazy=True, force=True)
 
 
 # ---- answered later ----

@@ -26,15 +26,6 @@ pytestmark = pytest.mark.root
 DATA = random.Random(7).randbytes(5_000_001)
 
 
-@pytest.fixture
-def mountpoint(tmp_path: Path) -> Iterator[Path]:
-    path = tmp_path / "mnt"
-    path.mkdir()
-    yield path
-    while mount.is_mounted(path):  # whatever a failed test left
-        mount.unmount(path, lazy=True, force=True)
-
-
 def _single(mountpoint: Path, read: object = None, **options: object) -> fuse.Server:
     chosen = read or (lambda offset, size, ctx: memoryview(DATA)[offset : offset + size])
     operations = fuse.SingleFile("data", len(DATA), chosen)  # type: ignore[arg-type]
@@ -274,7 +265,7 @@ def test_a_reader_can_be_killed_while_it_waits(mountpoint: Path) -> None:
 
 
 def test_stop_of_a_busy_mount_aborts_it(mountpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
-    server = _single(mountpoint, keep_cache=False, direct_io=True)
+    server = _single(mountpoint, direct_io=True)
     server.start()
     with (mountpoint / "data").open("rb", buffering=0) as file:
         assert file.read(10) == DATA[:10]

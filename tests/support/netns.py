@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
+from bootseer.demo.programs import run
 from bootseer.errors import BootseerError, PrivilegeError
-from support.service import run
 
 
 def _ip(*args: str, tool: str = "ip") -> str:

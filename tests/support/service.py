@@ -1,4 +1,4 @@
-"""Programs: run to their end, or servers in a session of their own that end with whoever started them."""
+"""Servers in a session of their own that end with whoever started them."""
 
 from __future__ import annotations
 
@@ -9,44 +9,17 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from bootseer.demo.programs import WITH_US
 from bootseer.errors import BootseerError, UnsupportedError
 from support.waits import until
 
 log = logging.getLogger(__name__)
 
-BOOTSEER = (sys.executable, "-m", "bootseer.cli.main")
-WITH_US = ("setpriv", "--pdeathsig", "TERM", "--")
 _READY_DEADLINE = 30.0
 _STOP_DEADLINE = 10.0
-
-
-def run(
-    argv: Sequence[str],
-    *,
-    env: Mapping[str, str] | None = None,
-    accept: tuple[int, ...] = (0,),
-    deadline: float = 1800.0,
-) -> str:
-    """Run ``argv`` (``env``: more variables) and return what it prints.
-
-    Raises `UnsupportedError` when it is not installed, `BootseerError` for another exit code than ``accept`` has, and
-    when it takes longer than ``deadline`` seconds.
-    """
-    environ = {**os.environ, **(env or {})}
-    try:
-        done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=deadline, check=False)
-    except FileNotFoundError:
-        raise UnsupportedError(f"{argv[0]} is not installed", hint="run scripts/setup") from None
-    except subprocess.TimeoutExpired:
-        raise BootseerError(f"{argv[0]} did not end within {deadline:.0f} s") from None
-    if done.returncode not in accept:
-        line = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise BootseerError(f"{' '.join(argv[:5])}... failed: {line}")
-    return done.stdout
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 import os
 
-from comparison import index, tree
-from comparison.ingredients import losses
+from bootseer.demo import ingredients, tree
+from bootseer.demo.starts import losses
 
 
 def test_every_project_of_the_index_has_the_wheels(tmp_path):
@@ -9,7 +9,7 @@ def test_every_project_of_the_index_has_the_wheels(tmp_path):
     wheels.mkdir()
     for name in ("Typing_Ext-1.0-py3-none-any.whl", "numpy-2.0+a-cp311-x.whl", "numpy-2.1-cp311-x.whl"):
         (wheels / name).touch()
-    index.link_projects(wheels, tmp_path / "simple")
+    ingredients.link_projects(wheels, tmp_path / "simple")
     assert sorted(p.name for p in (tmp_path / "simple").iterdir()) == ["numpy", "typing-ext"]
     assert (tmp_path / "simple/numpy/numpy-2.0+a-cp311-x.whl").exists()
 

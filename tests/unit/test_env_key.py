@@ -51,7 +51,6 @@ def test_same_inputs_same_key(folder: Path) -> None:
     [
         {"command": ("pip", "install", "x")},
         {"salt": "1"},
-        {"tenant": "a"},
         {"image_digest": "sha256:1"},
         {"targets": (Target("/opt/other"),)},
         {"key_env": ("CUDA",)},

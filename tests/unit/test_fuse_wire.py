@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from bootseer.errors import UnsupportedError
 from bootseer.kernel import _fuse_device, fuse
 from bootseer.kernel import _fuse_wire as wire
-from bootseer.kernel._fuse_answers import Answers
+from bootseer.kernel._fuse_loop import Loop
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def _parse(data: bytes) -> Iterator[tuple[int, bytes]]:
     size=st.integers(300, 5000),
 )
 def test_a_directory_read_in_pieces_is_whole(names: list[bytes], size: int) -> None:
-    answers = Answers(Listing([os.fsdecode(name) for name in names]), fuse.Options())
+    answers = Loop(Listing([os.fsdecode(name) for name in names]), Path("/nowhere"), fuse.Options())
     ctx = fuse.Context(1, 1, 0)
     fh = wire.OPEN_OUT.unpack(answers.answer(wire.OPENDIR, ctx, memoryview(bytes(8))))[0]
     seen, offset = [], 0
@@ -240,7 +240,7 @@ def test_kernel_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_attribute_values() -> None:
     operations = fuse.SingleFile("data", 12345, lambda offset, size, ctx: b"")
     ctx = fuse.Context(1, fuse.ROOT, 0)
-    answers = Answers(operations, fuse.Options(entry_timeout=1.5, attr_timeout=2.25))
+    answers = Loop(operations, Path("/nowhere"), fuse.Options(entry_timeout=1.5, attr_timeout=2.25))
     body = answers.answer(wire.LOOKUP, ctx, memoryview(b"data\0"))
     assert wire.ENTRY_OUT.unpack_from(body) == (2, 0, 1, 2, 500_000_000, 250_000_000)
     values = wire.ATTR.unpack_from(body, wire.ENTRY_OUT.size)

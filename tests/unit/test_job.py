@@ -4,6 +4,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from bootseer.demo.starts import to_toml
 from bootseer.errors import ConfigError, NotFoundError
 from bootseer.launch import job
 from comparison import starts
@@ -96,4 +97,4 @@ def test_the_demos_job_survives_its_file(load):
         hdfs_client="hdfs dfs", containerd="/c.sock",
     )  # fmt: skip
     for wanted in (starts.job_file(site), starts.job_file(site, local_env=Path("/e"), local_checkpoint=Path("/c d"))):
-        assert load(starts.to_toml(wanted)) == wanted
+        assert load(to_toml(wanted)) == wanted

@@ -8,7 +8,6 @@ zeros. The server ends by itself when its standard input closes, so it never out
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import select
 import subprocess
@@ -22,8 +21,6 @@ from pathlib import Path
 from bootseer import erofs
 from bootseer.errors import BootseerError, DataError, UnavailableError, UnsupportedError
 from bootseer.kernel import fuse, mount
-
-_log = logging.getLogger(__name__)
 
 FILE_SIZE = 1 << 20
 _DEADLINE = 20.0
@@ -53,7 +50,7 @@ def whole(folder: Path, meta: Path, data: Path) -> str:
     target.mkdir()
     with _served(data, served) as server, ExitStack() as stack:
         way = mount.mount_erofs(meta, served / "data", target)
-        stack.callback(_unmount, target)
+        stack.callback(mount.unmount, target, lazy=True)
         if (target / "before").read_bytes() != contents("before"):
             raise DataError("the canary image read through FUSE and EROFS is not what was put in")
         mounted = time.monotonic() - started
@@ -121,7 +118,7 @@ def _served(data: Path, mountpoint: Path) -> Iterator[subprocess.Popen[bytes]]:
             except subprocess.TimeoutExpired:
                 server.kill()
             if mount.is_mounted(mountpoint):
-                _unmount(mountpoint)
+                mount.unmount(mountpoint, lazy=True)
 
 
 def _await_ready(server: subprocess.Popen[bytes]) -> None:
@@ -135,14 +132,6 @@ def _await_ready(server: subprocess.Popen[bytes]) -> None:
         raise UnavailableError(f"the canary's FUSE server was not ready within {_DEADLINE:g} s")
     lines = server.stderr.read().decode(errors="replace").strip().splitlines() or ["it ended without a word"]
     raise UnsupportedError(lines[-1])
-
-
-def _unmount(target: Path) -> None:
-    try:
-        mount.unmount(target)
-    except BootseerError as exc:
-        _log.warning("%s; detaching it", exc)
-        mount.unmount(target, lazy=True)
 
 
 def _serve(data: Path, mountpoint: Path) -> None:

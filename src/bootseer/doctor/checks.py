@@ -1,4 +1,4 @@
-"""The single checks: each tries one thing, leaves nothing behind, and returns what it found.
+"""The single checks: each tries one thing, leaves nothing behind, and returns what it found; and the report of them.
 
 What does not work is raised as a `BootseerError`, whose hint says how to get it; what works only in part is a `Found`.
 """
@@ -10,20 +10,71 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+import msgspec
 
 from bootseer.config import Config
 from bootseer.doctor import canary
-from bootseer.doctor.report import Check, Status
 from bootseer.errors import BootseerError, NotWritableError, PrivilegeError, UnsupportedError
 from bootseer.kernel import fuse as kernel_fuse
 from bootseer.kernel import loop, mount
 
+Status = Literal["ok", "limited", "missing"]
 _CAP_SYS_ADMIN = 21
 _ROOMY = 10 << 30
 _AS_ROOT = "run as root, or with CAP_SYS_ADMIN"
 TAKEOVER_COST = "readers of what is served through FUSE get errors when its server is killed"
 EROFS_FIX = "modprobe erofs; on Ubuntu the package linux-modules-extra-$(uname -r) has it"
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that was tried."""
+
+    name: str
+    status: Status
+    detail: str
+    """What was found."""
+    cost: str = ""
+    """What goes without it."""
+    fix: str = ""
+    """How to get it."""
+    essential: bool = False
+    """The fast way needs it."""
+    privilege: bool = False
+    """Missing only because this process lacks a privilege."""
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """All that was found, in the order it was tried."""
+
+    version: str
+    checks: tuple[Check, ...]
+    settings: dict[str, str | int | float | bool]
+
+    @property
+    def lacking(self) -> tuple[Check, ...]:
+        """The essential things that are missing."""
+        return tuple(check for check in self.checks if check.essential and check.status == "missing")
+
+    @property
+    def exit_code(self) -> int:
+        """0: the fast way works; 77: only privileges are missing for it; 71: something else is."""
+        if not self.lacking:
+            return 0
+        if all(check.privilege for check in self.lacking):
+            return PrivilegeError.exit_code
+        return UnsupportedError.exit_code
+
+    @property
+    def driver(self) -> Literal["fuse", "full"]:
+        """How images reach this node: block by block through FUSE, or in full."""
+        return "full" if self.lacking else "fuse"
+
+    def as_json(self) -> dict[str, object]:
+        """The report as plain values, with what follows from it."""
+        found = {"ok": not self.lacking, "exit_code": self.exit_code, "driver": self.driver}
+        return {"version": self.version, **found, "checks": msgspec.to_builtins(self.checks), "settings": self.settings}
 
 
 class Found(NamedTuple):
@@ -170,7 +221,8 @@ def runtimes(folder: Path) -> str | Found:
             reasons.append(f"{name}: {exc.message}")
             continue
         if probe.works:
-            works.append(_first_line([probe.path, "--version"]) or name)
+            done = subprocess.run([probe.path, "--version"], capture_output=True, text=True, timeout=10, check=False)
+            works.append(done.stdout.partition("\n")[0] or name)
         else:
             reasons.append(f"{name}: {probe.reason}")
     detail = "; ".join([f"{', '.join(works) or 'none'} runs a container", *reasons])
@@ -207,7 +259,10 @@ def cache(config: Config, folder: Path | None) -> str | Found:
         kind = PrivilegeError if os.geteuid() != 0 else NotWritableError
         raise kind(f"{there} cannot be written to", hint=f"make {path} writable, or set cache_dir")
     free = shutil.disk_usage(there).free
-    fstype = fstype_of(there)
+    above = [
+        entry for entry in mount.entries() if f"{os.path.realpath(there)}/".startswith(f"{entry.target.rstrip('/')}/")
+    ]
+    fstype = max(above, key=lambda entry: len(entry.target)).fstype if above else "unknown"
     detail = f"{path}: {fstype}, {free / 1e9:.1f} GB free"
     if fstype in ("overlay", "tmpfs", "nfs", "nfs4"):
         cost = "overlays may fail, blocks may cost memory or network"
@@ -231,19 +286,3 @@ def lazy_images(config: Config, found: Check) -> str:
 def nearest(path: Path) -> Path:
     """The nearest folder at or above ``path`` that exists."""
     return next(each for each in (path, *path.parents) if each.is_dir())
-
-
-def _first_line(command: list[str]) -> str:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return (done.stdout.strip() or done.stderr.strip()).split("\n")[0]
-
-
-def fstype_of(path: Path) -> str:
-    real = os.path.realpath(path)
-    inside = [
-        entry for entry in mount.entries() if real == entry.target or real.startswith(entry.target.rstrip("/") + "/")
-    ]
-    return max(inside, key=lambda entry: len(entry.target)).fstype if inside else "unknown"

@@ -13,8 +13,7 @@ import msgspec
 from bootseer import __version__
 from bootseer.config import Config, shown
 from bootseer.doctor import canary, checks
-from bootseer.doctor.checks import Found
-from bootseer.doctor.report import Check, Report
+from bootseer.doctor.checks import Check, Found, Report
 from bootseer.errors import BootseerError, PrivilegeError
 from bootseer.kernel import mount
 

@@ -47,7 +47,7 @@ class ScanCapture:
         self.group: overlay.Group | None = None
         self._targets = targets
         self._before = [scan.snapshot_marks(target.host) for target in targets]
-        self.work = work_folder(targets[0].host, cache_dir)
+        self.work = _work_folder(targets[0].host, cache_dir)
 
     def layers(self) -> Path:
         base = self.work / "layers"
@@ -94,8 +94,7 @@ def may_mount(spec: EnvSpec) -> bool:
     return True
 
 
-def work_folder(host: Path, cache_dir: Path) -> Path:
-    """A new folder for staging what goes into or comes out of ``host``; the caller deletes it."""
+def _work_folder(host: Path, cache_dir: Path) -> Path:
     # Beside the target it is most likely on its file system, where hard links stage gigabytes in a moment.
     parent = next(folder for folder in host.parents if folder.is_dir())
     for base in (parent, cache_dir / "env"):

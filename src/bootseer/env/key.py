@@ -9,13 +9,16 @@ import hashlib
 import os
 import platform
 import re
-from collections.abc import Iterator
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from bootseer.env import python as interpreter
 from bootseer.env._json import sha256_of
 from bootseer.env.credentials import (
     holds_credentials,
@@ -26,7 +29,6 @@ from bootseer.env.credentials import (
     remove_from_variable,
     slow_digest,
 )
-from bootseer.env.python import PythonInfo
 from bootseer.env.scan import mount_points_below
 from bootseer.env.spec import EnvSpec
 from bootseer.errors import ConfigError, DataError
@@ -36,6 +38,22 @@ TEXT_LIMIT = 64 << 10
 _FOLDER_LIMIT = 10_000
 _INCLUDE = re.compile(r"(?m)^\s*(?:-r|-c|--requirement|--constraint)[ =]?\s*(\S+)")
 _ATTACHED = re.compile(r"^(?:--[a-z-]+=|-[rc])(?=[^-])(.+)$", re.S)
+
+
+# Without the modules platform and sysconfig, which cost more than the start of the interpreter.
+_ASK = (
+    "import sys;from importlib.machinery import EXTENSION_SUFFIXES as s;v=sys.version_info;"
+    "print(sys.implementation.name,'%d.%d.%d'%v[:3],s[0].strip('.').rpartition('.so')[0] if s else '')"
+)
+
+
+class PythonInfo(msgspec.Struct, frozen=True):
+    """An interpreter, as far as compiled packages care. Empty strings when there is none, or a container image stands
+    for it."""
+
+    implementation: str = ""
+    version: str = ""
+    soabi: str = ""
 
 
 class FileInput(msgspec.Struct, frozen=True):
@@ -92,24 +110,45 @@ def document_from(raw: object) -> KeyDocument:
 def build(spec: EnvSpec) -> KeyDocument:
     """The document of ``spec`` on this node. Raises `ConfigError` for unusable key files and interpreters."""
     contained = spec.contained
-    python = spec.python if contained else interpreter.find_python(spec.python, spec.env)
+    python = spec.python if contained else find_python(spec.python, spec.env)
     return KeyDocument(
         targets=[target.path for target in spec.targets],
         command=remove_from_command(spec.command),
         cwd=spec.cwd if contained else os.path.realpath(spec.folder),
         mounts=_mounts(spec),
         files=_files(spec),
-        env={name: _variable(spec, name) for name in sorted(set(spec.key_env))},
+        env={
+            name: None if (value := spec.env.get(name)) is None else remove_from_variable(name, value)
+            for name in sorted(set(spec.key_env))
+        },
         image=spec.image_digest,
-        python=interpreter.describe(python),
-        libc="" if contained else libc_version(),
+        python=describe(python),
+        libc="" if contained else _libc_version(),
         machine=platform.machine(),
-        tenant=spec.tenant,
         salt=spec.salt,
     )
 
 
-def libc_version() -> str:
+def find_python(named: str, environ: Mapping[str, str]) -> str:
+    """The interpreter asked for, else ``python3`` on PATH, else an empty string."""
+    return named or shutil.which("python3", path=environ.get("PATH", os.defpath)) or ""
+
+
+def describe(python: str) -> PythonInfo:
+    """Facts of the interpreter ``python``, asked from itself (10-20 ms). Raises `ConfigError` when it does not run."""
+    if not python:
+        return PythonInfo()
+    if os.path.realpath(python) == os.path.realpath(sys.executable):
+        soabi = EXTENSION_SUFFIXES[0].strip(".").rpartition(".so")[0]
+        return PythonInfo(sys.implementation.name, "{}.{}.{}".format(*sys.version_info), soabi)
+    try:
+        done = subprocess.run([python, "-I", "-S", "-c", _ASK], capture_output=True, text=True, timeout=30, check=True)
+        return PythonInfo(*done.stdout.rstrip("\n").split(" "))
+    except (OSError, subprocess.SubprocessError, ValueError, TypeError) as exc:
+        raise ConfigError(f"cannot ask the interpreter {python} for its version: {exc}") from None
+
+
+def _libc_version() -> str:
     """For example ``"glibc 2.36"``; ``"unknown"`` with another C library."""
     try:
         return os.confstr("CS_GNU_LIBC_VERSION") or "unknown"
@@ -127,11 +166,6 @@ def _mounts(spec: EnvSpec) -> list[str]:
 
 def _is_below(path: str, folder: str) -> bool:
     return (path.rstrip("/") + "/").startswith(folder.rstrip("/") + "/")
-
-
-def _variable(spec: EnvSpec, name: str) -> str | None:
-    value = spec.env.get(name)
-    return None if value is None else remove_from_variable(name, value)
 
 
 def _files(spec: EnvSpec) -> dict[str, FileInput]:

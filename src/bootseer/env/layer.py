@@ -56,7 +56,16 @@ def read_layer(root: Path, targets: int) -> LayerContent:
     scan = SecretScan()
 
     def digest(path: str) -> str:
-        return _digest(root / path, path.partition("/")[2], scan)
+        hasher = blake3()
+
+        def windows() -> Iterator[bytes]:
+            with open(root / path, "rb") as file:
+                while window := file.read(WINDOW):
+                    hasher.update(window)
+                    yield window
+
+        scan.look(path.partition("/")[2], windows())
+        return str(hasher.hexdigest())
 
     # Two threads keep both the disk and BLAKE3 busy; more only compete for the interpreter.
     with ThreadPoolExecutor(2, thread_name_prefix="layer") as pool:
@@ -111,12 +120,10 @@ def _is_same(root: Path, entry: Entry, names: set[str], content: bool) -> bool:
         return info.st_rdev == 0
     if entry.kind == "h" and content:
         return os.path.samestat(info, os.lstat(root / entry.data))
-    return info.st_size == entry.size and (not content or _file_digest(path) == entry.data)
-
-
-def _file_digest(path: Path) -> str:
+    if info.st_size != entry.size or not content:
+        return info.st_size == entry.size
     with open(path, "rb") as file:
-        return str(hashlib.file_digest(file, blake3).hexdigest())  # type: ignore[arg-type]
+        return bool(hashlib.file_digest(file, blake3).hexdigest() == entry.data)  # type: ignore[arg-type]
 
 
 def _collect(root: Path, top: str, out: list[tuple[str, os.stat_result, dict[str, bytes]]]) -> None:
@@ -137,19 +144,6 @@ def _xattrs(path: Path) -> dict[str, bytes]:
         if exc.errno in _NO_XATTRS:
             return {}
         raise
-
-
-def _digest(path: Path, inner: str, scan: SecretScan) -> str:
-    hasher = blake3()
-
-    def windows() -> Iterator[bytes]:
-        with open(path, "rb") as file:
-            while window := file.read(WINDOW):
-                hasher.update(window)
-                yield window
-
-    scan.look(inner, windows())
-    return str(hasher.hexdigest())
 
 
 def _entry(

@@ -92,9 +92,8 @@ class Lead:
             log.info("the lease of %s stays until others see that it is not renewed: %s", self._key[:12], error)
 
     def _put(self, *, overwrite: bool) -> bool:
-        return self._store.put(
-            lease_key(self._key, self._number), msgspec.json.encode(self._lease), overwrite=overwrite
-        )
+        data = msgspec.json.encode(self._lease)
+        return self._store.put(lease_key(self._key, self._number), data, overwrite=overwrite)
 
     def _renew(self) -> None:
         while not self._ended.wait(RENEWAL):
@@ -123,7 +122,13 @@ def take_turn(look: Lookup, again: Callable[[], Lookup], node: str, seconds: flo
                 number += 1
                 lead = Lead(store, key, node, number)
                 if lead.taken():
-                    return _first_look(lead, again)
+                    with contextlib.ExitStack() as stack:
+                        stack.enter_context(lead)
+                        look = again()
+                        if look.found is None and look.store is not None:
+                            stack.pop_all()
+                            return look, lead
+                    return look, None
                 end = _watch(store, key, number, until)
             nearest, look = look.nearest, again()  # it may have published and left between two looks
             if look.found is not None or look.store is None or end != "gone":
@@ -134,16 +139,6 @@ def take_turn(look: Lookup, again: Callable[[], Lookup], node: str, seconds: flo
     except (BootseerError, OSError) as exc:
         log.warning("cannot agree with other nodes on who runs the command: %s; running it", exc)
         return look, None
-
-
-def _first_look(lead: Lead, again: Callable[[], Lookup]) -> tuple[Lookup, Lead | None]:
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(lead)
-        look = again()
-        if look.found is not None or look.store is None:
-            return look, None
-        stack.pop_all()
-    return look, lead
 
 
 def _last(store: Store, key: str) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bootseer.env.spec import Target
-from bootseer.errors import UnavailableError, from_os_error
+from bootseer.errors import UnavailableError, doing
 from bootseer.private import private_folder
 
 WAIT_SECONDS = 3600.0
@@ -47,23 +47,17 @@ def groups_locked(state_dir: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _held(state_dir: Path, name: str, until: float, busy: str) -> Iterator[None]:
     path = private_folder(state_dir, sub="env/locks") / name
-    try:
+    with doing(f"lock {path}"):
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as exc:
-        raise from_os_error(exc, f"lock {path}") from exc
     try:
-        while not _try(fd):
-            if time.monotonic() >= until:
-                raise UnavailableError(f"{busy} for too long")
-            time.sleep(0.05)
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    raise UnavailableError(f"{busy} for too long") from None
+                time.sleep(0.05)
         yield
     finally:
         os.close(fd)
-
-
-def _try(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

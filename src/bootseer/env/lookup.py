@@ -6,7 +6,7 @@ Guards are what must hold on this node for a snapshot to be used, beside its key
 from __future__ import annotations
 
 import logging
-import os
+import shutil
 import time
 from pathlib import Path
 
@@ -110,7 +110,7 @@ def _failed_guard(spec: EnvSpec, found: SnapshotManifest, config: Config, *, unp
         return "the snapshot was made for other paths"
     place = spec.targets[0].host if unpacking else Path(config.cache_dir)
     need = (2 * found.size + found.stored if unpacking else 0) + _SLACK
-    free = _free(place)
+    free = shutil.disk_usage(next(each for each in (place, *place.parents) if each.exists())).free
     if free < need:
         return f"{place} has {free >> 20} MiB free, the snapshot needs {need >> 20} MiB"
     if not spec.image_digest:  # with one, what the targets hold before the command follows from the key
@@ -126,13 +126,6 @@ def _expired(spec: EnvSpec, found: SnapshotManifest) -> bool:
 
 def _quarantined(found: SnapshotManifest, config: Config) -> str:
     return quarantine.reason(Path(config.cache_dir), quarantine.mark_of(found))
-
-
-def _free(path: Path) -> int:
-    while not path.exists():
-        path = path.parent
-    info = os.statvfs(path)
-    return info.f_bavail * info.f_frsize
 
 
 def _explained(store: Store, inputs: KeyDocument) -> str:

@@ -27,7 +27,7 @@ from bootseer.env.inputs import Observed
 from bootseer.env.manifest import SnapshotManifest
 from bootseer.env.publication import Publication
 from bootseer.env.spec import Target
-from bootseer.errors import BootseerError, NotWritableError, from_os_error
+from bootseer.errors import BootseerError, NotWritableError, doing
 from bootseer.kernel import mount as mounts
 from bootseer.kernel.removal import discard_tree
 from bootseer.private import private_folder, trusted
@@ -110,11 +110,10 @@ class Group:
     @property
     def mounted(self) -> list[Path]:
         """The targets that show this group, here."""
-        return [target.host for target in self.record.targets if self._shown(target.host)] if self.here else []
-
-    def _shown(self, host: Path) -> bool:
-        entry = mounts.find(host)
-        return entry is not None and entry.source == self._source
+        if not self.here:
+            return []
+        found = {target.host: mounts.find(target.host) for target in self.record.targets}
+        return [host for host, entry in found.items() if entry and entry.source == self._source]
 
     @property
     def _source(self) -> str:
@@ -137,7 +136,7 @@ class Group:
 
     def join(self) -> None:
         """Note that `mine` use it, too."""
-        self.record.users = [*users.alive(set(self.record.users) - set(self.mine)), *self.mine]
+        self.record.users = [*self._others(), *self.mine]
         self.save()
 
     @property
@@ -170,9 +169,8 @@ class Group:
         self.record.marks = _UNKNOWN
         try:
             if known:
-                self.record.marks = self._marks()
-        except OSError as exc:
-            raise from_os_error(exc, f"read {self.area}") from exc
+                with doing(f"read {self.area}"):
+                    self.record.marks = self._marks()
         finally:
             self.save()
 
@@ -183,12 +181,10 @@ class Group:
     def save(self) -> None:
         path = self._record_file
         tmp = path.with_suffix(".tmp")
-        try:
+        with doing(f"write {path}"):
             private_folder(self._state_dir, sub="env")
             tmp.write_bytes(msgspec.json.encode(self.record))
             os.replace(tmp, path)
-        except OSError as exc:
-            raise from_os_error(exc, f"write {path}") from exc
 
     def mount_tree(self, store_url: str, config: Config, job: str) -> None:
         tree.mount(
@@ -197,34 +193,48 @@ class Group:
             self.tree_point,
             cache_dir=Path(config.cache_dir),
             state_dir=Path(config.state_dir),
-            profile=tree.ProfileKey(job) if job else tree.ProfileKey(),
+            profile=tree.ProfileKey(job),
             config=config,
         )
 
     def mount_targets(self) -> None:
         """Mount an overlay on each target: the snapshot's layer (when there is one) over what the target held."""
         for number, target in enumerate(self.record.targets):
-            self._mount_one(number, target.host)
+            self._make(number, target.host, frozen=False)
+            self._mount(number, target.host, frozen=False)
 
-    def _mount_one(self, number: int, host: Path) -> None:
-        upper, layer = self.upper / str(number), self.tree_point / str(number)
-        try:
-            for folder in (upper, self.area / "work" / str(number), self.area / "empty", host):
+    def _make(self, number: int, host: Path, *, frozen: bool) -> None:
+        """The folders of an overlay on ``host``; see `_mount`."""
+        upper, work = self._writable(number, frozen)
+        with doing(f"prepare an overlay on {host}"):
+            for folder in (upper, work, self.area / "empty", host):
                 folder.mkdir(parents=True, exist_ok=True)
-            _copy_root(layer if self.record.tree else host, upper)
-        except OSError as exc:
-            raise from_os_error(exc, f"prepare an overlay on {host}") from exc
-        self._overlay(number, host)
+            # The root of an overlay shows the attributes of its upper directory.
+            found = os.stat(next(iter(self._layers(number, frozen)), host))
+            os.chown(upper, found.st_uid, found.st_gid)
+            os.chmod(upper, found.st_mode & 0o7777)
+            os.utime(upper, ns=(found.st_atime_ns, found.st_mtime_ns))
 
-    def _overlay(self, number: int, host: Path) -> None:
-        upper, work = self.upper / str(number), self.area / "work" / str(number)
-        lower = [self.tree_point / str(number)] if self.record.tree else []
+    def _mount(self, number: int, host: Path, *, frozen: bool) -> None:
+        upper, work = self._writable(number, frozen)
+        lower = self._layers(number, frozen)
         # Leaving out an empty directory saves a level: the kernel stacks no more than two (a container's root is one).
         if not scan.is_empty(host):
             lower.append(host)
         mounts.mount_overlay(
             lower or [self.area / "empty"], host, upper=upper, work=work, options=_OPTIONS, source=self._source
         )
+
+    def _writable(self, number: int, frozen: bool) -> tuple[Path, Path]:
+        """What is written to the target, and overlayfs' own folder."""
+        upper, work = ("top", "top-work") if frozen else ("upper", "work")
+        return self.area / upper / str(number), self.area / work / str(number)
+
+    def _layers(self, number: int, frozen: bool) -> list[Path]:
+        """What lies between that and what the target held: what was captured, or the snapshot."""
+        if frozen:
+            return [self.upper / str(number)]
+        return [self.tree_point / str(number)] if self.record.tree else []
 
     def freeze(self) -> bool:
         """Put a new upper directory on each target and the captured one, which nothing changes any more, beneath it.
@@ -239,10 +249,11 @@ class Group:
                 log.warning("%s; publishing before the job goes on", exc)
                 return False
             try:
-                self._mount_frozen(number, target.host)
+                self._make(number, target.host, frozen=True)
+                self._mount(number, target.host, frozen=True)
             except (BootseerError, OSError) as exc:
                 try:
-                    self._overlay(number, target.host)
+                    self._mount(number, target.host, frozen=False)
                 except (BootseerError, OSError) as worse:
                     self.take_down()
                     raise BootseerError(f"cannot mount the overlay on {target.host} again: {worse}") from exc
@@ -250,18 +261,6 @@ class Group:
                 return False
         self.record.frozen = True
         return True
-
-    def _mount_frozen(self, number: int, host: Path) -> None:
-        captured = self.upper / str(number)
-        upper, work = self.area / "top" / str(number), self.area / "top-work" / str(number)
-        try:
-            for folder in (upper, work):
-                folder.mkdir(parents=True)
-            _copy_root(captured, upper)
-        except OSError as exc:
-            raise from_os_error(exc, f"prepare an overlay on {host}") from exc
-        lower = [captured] if scan.is_empty(host) else [captured, host]
-        mounts.mount_overlay(lower, host, upper=upper, work=work, options=_OPTIONS, source=self._source)
 
     def _tree(self) -> tree.TreeMount:
         return tree.mounted(self.tree_point, self.record.tree, self._state_dir)
@@ -274,13 +273,6 @@ class Group:
         except BootseerError as exc:
             log.info("the tree of snapshot %s is not served: %s", self.record.key[:12], exc)
             return None
-
-    def _note_damage(self) -> None:
-        status = self._tree_status()
-        if status and status.failed_reads and status.bad_blocks:
-            why = f"{status.bad_blocks} blocks of it are damaged in the store"
-            log.warning("snapshot %s: %s; quarantined on this node", self.record.key[:12], why)
-            quarantine.put(self.area.parent.parent, self.record.mark, why)
 
     def unmount(self) -> None:
         """Give the group up for `mine`; take it down unless other processes use it. Safe to call twice."""
@@ -304,10 +296,20 @@ class Group:
 
         What somebody still uses or reads is never deleted: such an area is left to a later `sweep`.
         """
-        self._note_damage()
-        published = self._publication_ended()
+        status = self._tree_status()
+        if status and status.failed_reads and status.bad_blocks:
+            why = f"{status.bad_blocks} blocks of it are damaged in the store"
+            log.warning("snapshot %s: %s; quarantined on this node", self.record.key[:12], why)
+            quarantine.put(self.area.parent.parent, self.record.mark, why)
+        if self.publication:
+            self.publication.cancel()
+        published = not self.publication or self.publication.ended(_JOIN_SECONDS)
         for host in reversed(self.mounted):
-            _detach(host)
+            try:
+                mounts.unmount(host)
+            except BootseerError as exc:
+                log.warning("%s; detached lazily", exc)
+                mounts.unmount(host, lazy=True)
         if self.record.tree:
             self._tree().unmount()
         if not published:
@@ -320,21 +322,11 @@ class Group:
         else:
             self._delete()
 
-    def _publication_ended(self) -> bool:
-        if self.publication is None:
-            return True
-        self.publication.cancel()
-        return self.publication.ended(_JOIN_SECONDS)
-
     def _free(self) -> bool:
         """Whether no overlay has its upper directories any more, in whichever mount namespace."""
         try:
-            tops = [
-                (path, self.area / "spare" / name / path.name)
-                for name in ("top", "upper")
-                for path in (self.area / name).glob("*")
-            ]
-            return not any(mounts.upper_in_use(path, spare) for path, spare in tops)
+            tops = [(name, path) for name in ("top", "upper") for path in (self.area / name).glob("*")]
+            return not any(mounts.upper_in_use(path, self.area / "spare" / name / path.name) for name, path in tops)
         except (BootseerError, OSError) as exc:
             log.warning("%s; taking %s for in use", exc, self.area)
             return False
@@ -382,11 +374,12 @@ def new_group(
     group = Group(record, Path(config.state_dir).absolute(), mine)
     group.save()
     try:
-        private_folder(area.parent.parent, sub=f"env/{ident}")
-        (area / "boot").write_text(record.boot)
-    except OSError as exc:
+        with doing(f"make {area}"):
+            private_folder(area.parent.parent, sub=f"env/{ident}")
+            (area / "boot").write_text(record.boot)
+    except BootseerError:
         group.take_down()
-        raise from_os_error(exc, f"make {area}") from exc
+        raise
     return group
 
 
@@ -436,19 +429,3 @@ def sweep(config: Config) -> None:
 
 def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def _detach(path: Path) -> None:
-    try:
-        mounts.unmount(path)
-    except BootseerError as exc:
-        log.warning("%s; detached lazily", exc)
-        mounts.unmount(path, lazy=True)
-
-
-def _copy_root(source: Path, upper: Path) -> None:
-    # The root of an overlay shows the attributes of its upper directory.
-    found = os.stat(source)
-    os.chown(upper, found.st_uid, found.st_gid)
-    os.chmod(upper, found.st_mode & 0o7777)
-    os.utime(upper, ns=(found.st_atime_ns, found.st_mtime_ns))

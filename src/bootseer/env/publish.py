@@ -37,7 +37,7 @@ def publish(
     node: str,
     seconds: float,
     overwrite: bool,
-    cancelled: Callable[[], bool] = lambda: False,
+    cancelled: Callable[[], bool],
 ) -> bool:
     """Publish the layers in ``layers`` as the snapshot of ``document`` and ``inputs``. False: another was first.
 
@@ -85,18 +85,13 @@ def publish(
     if not store.put(name, manifest.encode(), overwrite=overwrite):
         return False
     faults.point("env.publish.after-manifest")
-    _index(store, manifest)
+    try:
+        store.put(index_key(manifest), canonical(msgspec.to_builtins(document)))
+    except BootseerError as exc:
+        log.warning("%s; later misses will be explained less well", exc)
     return True
 
 
 def _go_on(cancelled: Callable[[], bool]) -> None:
     if cancelled():
         raise BootseerError("the publication was cancelled")
-
-
-def _index(store: Store, manifest: SnapshotManifest) -> None:
-    """Only for explanations of later misses: a failure loses nothing else."""
-    try:
-        store.put(index_key(manifest), canonical(msgspec.to_builtins(manifest.document)))
-    except BootseerError as exc:
-        log.warning("%s; later misses will be explained less well", exc)

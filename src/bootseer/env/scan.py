@@ -95,29 +95,16 @@ def snapshot_marks(root: Path) -> dict[str, Mark]:
 
 
 def _mark(found: os.stat_result) -> Mark:
+    ino, size, ctime = found.st_ino, found.st_size, found.st_ctime_ns
     if stat.S_ISDIR(found.st_mode):  # its size and ctime follow from its content, which has marks of its own
-        return Mark(found.st_dev, 0, found.st_mode, 0, found.st_mtime_ns, 0, (found.st_uid, found.st_gid))
-    return Mark(
-        found.st_dev,
-        found.st_ino,
-        found.st_mode,
-        found.st_size,
-        found.st_mtime_ns,
-        found.st_ctime_ns,
-        (found.st_uid, found.st_gid),
-    )
+        ino = size = ctime = 0
+    return Mark(found.st_dev, ino, found.st_mode, size, found.st_mtime_ns, ctime, (found.st_uid, found.st_gid))
 
 
 def difference(before: dict[str, Mark], after: dict[str, Mark]) -> tuple[list[str], list[str]]:
     """(changed or new paths, deleted paths). Of a deleted directory only the directory itself is listed."""
     changed = [path for path, mark in after.items() if before.get(path) != mark]
-    gone = {path for path in before if path not in after}
-    deleted = [path for path in gone if path.rpartition("/")[0] not in gone]
-    # A directory that became something else: its old content is gone with it.
-    deleted = [path for path in deleted if _parent_is_directory(path, after)]
+    # What was in a directory that is gone, or became something else, is gone with it.
+    folders = {"", *(path for path, mark in after.items() if stat.S_ISDIR(mark.mode))}
+    deleted = [path for path in before if path not in after and path.rpartition("/")[0] in folders]
     return changed, sorted(deleted)
-
-
-def _parent_is_directory(path: str, after: dict[str, Mark]) -> bool:
-    parent = path.rpartition("/")[0]
-    return not parent or stat.S_ISDIR(after[parent].mode)

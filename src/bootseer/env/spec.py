@@ -47,7 +47,6 @@ class EnvSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds after which a snapshot is a miss; for commands whose requirements are not pinned."""
     image_digest: str = ""
     """Digest of the container image the command runs in; it stands for that image's Python and libc."""
-    tenant: str = ""
     cwd: str = ""
     """Working folder of the command, as the job sees it; empty: this process's, or the image's."""
     mounts: tuple[tuple[str, str], ...] = ()

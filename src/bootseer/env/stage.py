@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bootseer.config import Config
-from bootseer.env import capture, inputs, key, lease, lookup, overlay, pyc, python, quarantine, scan, snapshots
+from bootseer.env import capture, inputs, key, lease, lookup, overlay, pyc, quarantine, scan, snapshots
 from bootseer.env import lock as locks
 from bootseer.env.capture import Capture
 from bootseer.env.inputs import Observed
@@ -53,11 +53,12 @@ def run(spec: EnvSpec, runner: Callable[[], int], *, store_url: str, config: Con
     return result
 
 
-class Made(NamedTuple):
-    """What a command read, and the fingerprint of each target after it."""
+class _Made(NamedTuple):
+    """What a command read, and the fingerprint of each target after it; None when there can be no snapshot, for the
+    reason why the inputs are ``unobserved``."""
 
     inputs: Observed
-    result: list[str]
+    result: list[str] | None
 
 
 def _hit(reason: str, found: Observed) -> str:
@@ -219,33 +220,34 @@ class _Stage:
                 reason = f"{look.reason}; the command failed with exit code {code}, nothing is published"
                 return self._result(Outcome.RAN, reason, code=code, mounts=mounts)
             made = self._finish(look, catch, observer)
-            if isinstance(made, Made):
+            if made.result is not None:
                 look.reason = _hit(look.reason, made.inputs)
+            later = None
             if catch.group:
                 try:
-                    frozen = self.spec.background and isinstance(made, Made) and catch.group.freeze()
+                    frozen = self.spec.background and made.result is not None and catch.group.freeze()
                 except BootseerError as exc:
                     log.warning("%s; running the command again, without a snapshot", exc)
                     return self._plain(f"{look.reason}; the result was lost: {exc}")
-                catch.group.record.inputs = made.inputs if isinstance(made, Made) else Observed(unobserved=made)
-                self._completed(catch.group, known=isinstance(made, Made))
-                if frozen:
-                    later = held.pop_all()
-                    store = look.store
+                catch.group.record.inputs = made.inputs
+                try:
+                    catch.group.complete(known=made.result is not None)
+                except BootseerError as exc:
+                    log.warning("%s; the next start on this node will not find its result in place", exc)
+                later = held.pop_all() if frozen else None
 
-                    def publish_later(cancelled: Callable[[], bool]) -> tuple[bool, str]:
-                        with later:
-                            published, why = self._publish(look, store, catch, base, made, cancelled)
-                            if not published and not cancelled():
-                                _give_up(lead)
-                            return published, why
+            def publish_it(cancelled: Callable[[], bool]) -> tuple[bool, str]:
+                with later or contextlib.nullcontext():
+                    published, why = self._publish(look, catch, base, made, cancelled)
+                    if not published and not cancelled():
+                        _give_up(lead)
+                    return published, why
 
-                    result = self._result(Outcome.RAN, look.reason, mounts=mounts)
-                    result.publication = catch.group.publication = Publication(publish_later)
-                    return result
-            published, why = self._publish(look, look.store, catch, base, made)
-            if not published:
-                _give_up(lead)
+            if later and catch.group:
+                result = self._result(Outcome.RAN, look.reason, mounts=mounts)
+                result.publication = catch.group.publication = Publication(publish_it)
+                return result
+            published, why = publish_it(lambda: False)
         if published:
             return self._result(Outcome.RAN_AND_PUBLISHED, look.reason, mounts=mounts)
         return self._result(Outcome.RAN, f"{look.reason}; {why}", mounts=mounts)
@@ -260,36 +262,23 @@ class _Stage:
                 catch.group.take_down()
             raise
 
-    def _completed(self, group: overlay.Group, *, known: bool) -> None:
-        try:
-            group.complete(known=known)
-        except BootseerError as exc:
-            log.warning("%s; the next start on this node will not find its result in place", exc)
-
-    def _finish(self, look: Lookup, catch: Capture, observer: inputs.Observer) -> Made | str:
-        """What must be done before the job may write: inputs, byte code, and a fingerprint of each target (else why
-        there can be no snapshot)."""
+    def _finish(self, look: Lookup, catch: Capture, observer: inputs.Observer) -> _Made:
+        """What must be done before the job may write: inputs, byte code, and a fingerprint of each target."""
         try:
             with self._timed("finish"):
                 observed = observer.result()
                 self._compile(look, catch)
-                return Made(observed, [scan.fingerprint(target.host) for target in self.spec.targets])
+                return _Made(observed, [scan.fingerprint(target.host) for target in self.spec.targets])
         except (BootseerError, OSError) as exc:
             log.warning("the snapshot was not published: %s", exc)
-            return f"not published: {exc}"
+            return _Made(Observed(unobserved=f"not published: {exc}"), None)
 
     def _publish(
-        self,
-        look: Lookup,
-        store: Store,
-        catch: Capture,
-        base: list[str],
-        made: Made | str,
-        cancelled: Callable[[], bool] = lambda: False,
+        self, look: Lookup, catch: Capture, base: list[str], made: _Made, cancelled: Callable[[], bool]
     ) -> tuple[bool, str]:
         """(published, why not). The command has succeeded; nothing in here may change that."""
-        if isinstance(made, str):
-            return False, made
+        if made.result is None or look.store is None:
+            return False, made.inputs.unobserved
         try:
             with self._timed("capture"):
                 layers = catch.layers()
@@ -300,7 +289,7 @@ class _Stage:
                 return False, f"not published: {what} in {path}"
             with self._timed("publish"):
                 done = publish(
-                    store,
+                    look.store,
                     look.document,
                     made.inputs,
                     layers,
@@ -320,7 +309,7 @@ class _Stage:
 
     def _compile(self, look: Lookup, catch: Capture) -> None:
         spec = self.spec
-        interpreter = spec.python if spec.contained else python.find_python(spec.python, spec.env)
+        interpreter = spec.python if spec.contained else key.find_python(spec.python, spec.env)
         if not interpreter or not look.document.python.version:
             return
         for number, target in enumerate(spec.targets):

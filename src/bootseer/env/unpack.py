@@ -266,7 +266,9 @@ def _place(stage: Path, entries: Sequence[Entry], host: Path, undo: _Undo) -> No
         else:
             undo.dress(dest)
             if entry.kind == "o":
-                _empty(dest, fence, undo)
+                for item in sorted(dest.iterdir()):
+                    if item != undo.folder and not _holds_mount(item, fence):
+                        undo.replace(item)
             merged.append((dest, entry))
     for dest, entry in reversed(merged):
         _dress(dest, entry)
@@ -285,12 +287,6 @@ def _remove(path: Path) -> None:
         remove_tree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def _empty(folder: Path, fence: set[str], undo: _Undo) -> None:
-    for item in sorted(folder.iterdir()):
-        if item != undo.folder and not _holds_mount(item, fence):
-            undo.replace(item)
 
 
 def _move(source: Path, dest: Path) -> None:

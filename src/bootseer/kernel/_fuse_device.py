@@ -13,7 +13,8 @@ from pathlib import Path
 
 from bootseer.errors import BootseerError, NotFoundError, PrivilegeError, UnsupportedError
 from bootseer.kernel import mount
-from bootseer.kernel.fuse_options import MAX_READ, Options
+from bootseer.kernel._fuse_wire import MAX_READ
+from bootseer.kernel.fuse_ops import Options
 
 _DEADLINE = 20.0
 

@@ -46,6 +46,8 @@ ATTR_OUT = struct.Struct("=QII")  # attr_valid, its nsec, dummy; ATTR follows
 DIRENT = struct.Struct("=QQII")  # ino off namelen type; the name follows, padded to 8 bytes
 STATFS_OUT = struct.Struct("=QQQQQIIII6I")
 
+MAX_READ = 1 << 20
+"""Largest read request."""
 READ_BUFFER = 64 << 10
 """Bytes for one request: the kernel wants 8 KiB at least, and the file system is read-only, so no WRITE comes."""
 

@@ -26,9 +26,8 @@ from types import TracebackType
 from bootseer.errors import BootseerError, UnavailableError, UnsupportedError, from_os_error
 from bootseer.kernel import _fuse_device, mount
 from bootseer.kernel import _fuse_wire as wire
-from bootseer.kernel._fuse_answers import Answers
 from bootseer.kernel._fuse_device import Device
-from bootseer.kernel._fuse_work import Work
+from bootseer.kernel._fuse_loop import Loop
 from bootseer.kernel.fuse_ops import (
     LATER,
     ROOT,
@@ -36,11 +35,12 @@ from bootseer.kernel.fuse_ops import (
     Context,
     DirEntry,
     Entry,
+    Negotiated,
     Operations,
+    Options,
     ReadResult,
     SingleFile,
 )
-from bootseer.kernel.fuse_options import Negotiated, Options
 
 __all__ = [
     "LATER",
@@ -80,7 +80,7 @@ class Server:
     ) -> None:
         self.mountpoint, self.options = Path(mountpoint).absolute(), options or Options()
         self._workers, self._device = workers, device
-        self._core = Work(operations, Answers(operations, self.options), self.mountpoint, self.options)
+        self._core = Loop(operations, self.mountpoint, self.options)
         self._threads: list[threading.Thread] = []
         self._fd = -1
         self._mount: mount.MountEntry | None = None
@@ -211,7 +211,7 @@ class Server:
 
     def _work(self, fd: int) -> None:
         try:
-            self._core.loop(fd)
+            self._core.run(fd)
         finally:
             with self._closing:
                 self._serving -= 1

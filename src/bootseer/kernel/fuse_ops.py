@@ -1,4 +1,5 @@
-"""What a FUSE file system of ours answers: `Operations`, and the small records it answers with.
+"""What a FUSE file system of ours answers: `Operations`, and the small records it answers with; what is asked of the
+kernel for its mount (`Options`), and what it granted (`Negotiated`).
 
 Nodes are integers the operations choose (1 is the root); names are `str` with surrogate escapes for bytes that are not
 UTF-8. Every operation may be called from several threads at once.
@@ -7,10 +8,14 @@ UTF-8. Every operation may be called from several threads at once.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
+
+from bootseer.errors import DataError
 
 ROOT = 1
 
@@ -72,6 +77,46 @@ class Context:
     def resent(self) -> bool:
         """A server before this one took the request and died."""
         return bool(self.unique >> 63)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How the kernel treats the mount. Sizes in bytes, times in seconds. Pages survive the close of a file."""
+
+    name: str = "bootseer"
+    """Shown in the mount table, as ``fuse.<name>``."""
+    max_readahead: int = 128 << 10
+    """Readahead of buffered reads. More than 128 KiB is set through sysfs after the mount, which needs root."""
+    entry_timeout: float = 3600.0
+    """How long the kernel believes a name."""
+    attr_timeout: float = 3600.0
+    """How long the kernel believes attributes."""
+    allow_other: bool = False
+    """Other users may use it; without root this needs ``user_allow_other`` in /etc/fuse.conf."""
+    direct_io: bool = False
+    """Reads bypass the page cache. Not for a file under EROFS, which needs its pages."""
+
+
+@dataclass(frozen=True)
+class Negotiated:
+    """What the kernel granted in INIT."""
+
+    kernel_minor: int
+    flags: frozenset[str]
+    max_readahead: int
+
+    def encode(self) -> bytes:
+        """For the process that may have to serve the mount after this one."""
+        return json.dumps([self.kernel_minor, sorted(self.flags), self.max_readahead]).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Negotiated:
+        """Raises `DataError` for anything but what `encode` gave."""
+        try:
+            minor, flags, readahead = json.loads(data)
+            return cls(int(minor), frozenset(map(str, flags)), int(readahead))
+        except (ValueError, TypeError) as exc:
+            raise DataError("the note of what FUSE negotiated is not understood") from exc
 
 
 class Operations:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bootseer.errors import BootseerError, PrivilegeError, UnsupportedError, from_os_error
+from bootseer.errors import BootseerError, PrivilegeError, UnsupportedError, doing
 
 _CONTROL = "/dev/loop-control"
 _CTL_GET_FREE = 0x4C82
@@ -28,10 +28,8 @@ def attached(path: Path) -> Iterator[str]:
     `UnsupportedError` where the kernel has no loop driver, `PrivilegeError` without the right to configure one,
     `BootseerError` when other processes take each free device first (10 attempts).
     """
-    try:
+    with doing(f"open {path}"):
         backing = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as exc:
-        raise from_os_error(exc, f"open {path}") from None
     try:
         device, name = _configure(backing, path)
     finally:
@@ -53,19 +51,17 @@ def _configure(backing: int, path: Path) -> tuple[int, str]:
     info = _INFO64.pack(0, 0, 0, 0, 0, 0, 0, 0, _READ_ONLY | _AUTOCLEAR, os.fsencode(path)[:63], b"", b"", 0, 0)
     config = _CONFIG.pack(backing, 0, info, *[0] * 8)
     try:
-        for _ in range(10):
-            name = f"/dev/loop{fcntl.ioctl(control, _CTL_GET_FREE)}"
-            device = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                fcntl.ioctl(device, _CONFIGURE, config)
-            except OSError as exc:
-                os.close(device)
-                if exc.errno != errno.EBUSY:  # EBUSY: somebody else took it between the two calls
-                    raise
-            else:
-                return device, name
-    except OSError as exc:
-        raise from_os_error(exc, f"make a loop device for {path}") from None
+        with doing(f"make a loop device for {path}"):
+            for _ in range(10):
+                name = f"/dev/loop{fcntl.ioctl(control, _CTL_GET_FREE)}"
+                device = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    fcntl.ioctl(device, _CONFIGURE, config)
+                    return device, name
+                except OSError as exc:
+                    os.close(device)
+                    if exc.errno != errno.EBUSY:  # EBUSY: somebody else took it between the two calls
+                        raise
     finally:
         os.close(control)
     raise BootseerError(f"cannot make a loop device for {path}: all are taken by others as soon as they are free")

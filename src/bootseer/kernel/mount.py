@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from bootseer.errors import BootseerError, DataError, PrivilegeError, UnsupportedError, from_os_error
+from bootseer.errors import BootseerError, DataError, PrivilegeError, UnsupportedError, doing, from_os_error
 from bootseer.kernel import _libc, loop
 
 _log = logging.getLogger(__name__)
@@ -189,10 +189,8 @@ def _plain(paths: Sequence[Path]) -> Iterator[list[str]]:
             if not _SPECIAL.search(str(path)):
                 names.append(str(path))
                 continue
-            try:
+            with doing(f"open {path}"):
                 fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
-            except OSError as exc:
-                raise from_os_error(exc, f"open {path}") from None
             stack.callback(os.close, fd)
             names.append(f"/proc/self/fd/{fd}")
         yield names
@@ -212,7 +210,10 @@ def mount_erofs(meta: Path, data: Path | None, target: Path, *, direct: bool = F
     `NotFoundError` for a missing file, `DataError` when ``meta`` is no EROFS image.
     """
     meta, data = meta.absolute(), data.absolute() if data else None
-    _check_superblock(meta)
+    with doing(f"open {meta}"), meta.open("rb") as file:
+        file.seek(1024)
+        if file.read(4) != b"\xe2\xe1\xf5\xe0":
+            raise DataError(f"{meta} is not an EROFS image")
     what = f"mount erofs on {target}"
     with _plain([data] if data else []) as names:
         option = f"device={names[0]}" if names else ""
@@ -233,17 +234,6 @@ def mount_erofs(meta: Path, data: Path | None, target: Path, *, direct: bool = F
         option = f"device={stack.enter_context(loop.attached(data))}" if data else ""
         mount(source, target, "erofs", flags=MS_RDONLY | _HARMLESS, data=option)
     return "loop"
-
-
-def _check_superblock(meta: Path) -> None:
-    try:
-        with meta.open("rb") as file:
-            file.seek(1024)
-            magic = file.read(4)
-    except OSError as exc:
-        raise from_os_error(exc, f"open {meta}") from None
-    if magic != b"\xe2\xe1\xf5\xe0":
-        raise DataError(f"{meta} is not an EROFS image")
 
 
 def mount_overlay(

@@ -94,7 +94,7 @@ class Opens:
         try:
             if self._shown:
                 self._ours = mounts.identifiers()
-                _in_time(self._mark_shown)
+                _in_time(self._mark)
             self._kept = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in ("/proc/thread-self/ns/mnt", "/", ".")]
             # Before the namespace is: a thread shares its root and working directory with who starts it.
             thread = threading.Thread(target=self._watch, name="env-opens", daemon=True)
@@ -105,7 +105,7 @@ class Opens:
                 self._away = True
                 mounts.unshare()
                 self._mounts = _mounts()
-                _in_time(self._mark_mounts)
+                _in_time(self._mark)
         except BaseException:
             self.end()
             raise
@@ -147,21 +147,16 @@ class Opens:
         os.chroot(".")
         os.fchdir(folder)
 
-    def _mark_shown(self) -> None:
+    def _mark(self) -> None:
         for source in (os.path.realpath(folder) for folder, _ in self._shown):
             for place in (source, *(entry.target for entry in mounts.below(source))):
                 _libc.fanotify_mark(self._events, _ADD_FILE_SYSTEM, _MASK, place)
-
-    def _mark_mounts(self) -> None:
         for _, target in self._mounts:
-            self._mark(target)
-
-    def _mark(self, target: str) -> None:
-        try:
-            _libc.fanotify_mark(self._events, _ADD_MOUNT, _MASK, target)
-        except OSError:
-            if not self._is_ignored(target) and os.path.lexists(target):
-                raise
+            try:
+                _libc.fanotify_mark(self._events, _ADD_MOUNT, _MASK, target)
+            except OSError:
+                if not self._is_ignored(target) and os.path.lexists(target):
+                    raise
 
     def _is_ignored(self, target: str) -> bool:
         return (target + "/").startswith(self._ignored)

@@ -46,9 +46,9 @@ class Container:
             MountTable(source=str(package), target=f"{PYTHON_DIR}/bootseer", readonly=True),
         ]
 
-    def add_mount(self, source: Path, target: str, *, readonly: bool) -> None:
-        """Show the host folder ``source`` at ``target`` in every command started from now on."""
-        self._mounts.append(MountTable(source=str(source), target=target, readonly=readonly))
+    def add_mount(self, source: Path, target: str) -> None:
+        """Show the host folder ``source`` read-only at ``target`` in every command started from now on."""
+        self._mounts.append(MountTable(source=str(source), target=target))
 
     def host_path(self, path: str) -> Path:
         """Where the container path ``path`` lies on this host: below a mount, or in the root file system."""

@@ -52,13 +52,13 @@ class Identity(msgspec.Struct, frozen=True):
         }
 
 
-def _number(environ: Mapping[str, str], names: tuple[str, ...], default: int = 0) -> int:
+def _number(environ: Mapping[str, str], names: tuple[str, ...]) -> int:
     for name in names:
         if text := environ.get(name):
             if not text.isdecimal():
                 raise ConfigError(f"{name}={text!r} is not a number")
             return int(text)
-    return default
+    return 0
 
 
 def _attempt(environ: Mapping[str, str]) -> str:

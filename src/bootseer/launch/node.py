@@ -250,7 +250,7 @@ class _Node:
         watch.start(offset)
         try:
             if self.checkpoint and self.job.checkpoint:
-                container.add_mount(self.checkpoint.provide(init), self.job.checkpoint.path, readonly=True)
+                container.add_mount(self.checkpoint.provide(init), self.job.checkpoint.path)
             self.record.exit_code = container.run(self.job.job.command, span=init)
         finally:
             watch.stop()

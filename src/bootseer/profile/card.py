@@ -260,9 +260,9 @@ def _number(seconds: float | None) -> str:
     return f"{seconds:.2f}" if seconds < 9.995 else f"{seconds:.1f}" if seconds < 999.95 else f"{seconds:,.0f}"
 
 
-def _tail(node: str, width: int = 9) -> str:
+def _tail(node: str) -> str:
     """A long node name's end, which is where the names of a cluster differ."""
-    return node if len(node) <= width else f"..{node[2 - width :]}"
+    return node if len(node) <= 9 else f"..{node[-7:]}"
 
 
 def _tenths(seconds: float | None) -> str:

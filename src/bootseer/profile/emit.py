@@ -242,10 +242,7 @@ def _int(text: str | None) -> str:
 
 def _read_boot_id() -> str:
     try:
-        fd = os.open("/proc/sys/kernel/random/boot_id", os.O_RDONLY)
-        try:
-            return os.read(fd, 64).decode("ascii").strip()
-        finally:
-            os.close(fd)
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
     except Exception:
         return ""

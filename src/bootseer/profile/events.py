@@ -14,7 +14,7 @@ from typing import Annotated
 
 import msgspec
 
-from bootseer.errors import DataError, NotFoundError, from_os_error
+from bootseer.errors import DataError, NotFoundError, doing
 
 VERSION = 2
 MAGIC = b'{"bootseer":'
@@ -165,10 +165,8 @@ def read(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Ev
     given = [Path(paths)] if isinstance(paths, (str, os.PathLike)) else [Path(path) for path in paths]
     joiner = _Joiner()
     for file in dict.fromkeys(path.resolve() for path in _files(given)):
-        try:
+        with doing(f"read events from {file}"):
             joiner.add_file(file)
-        except OSError as exc:
-            raise from_os_error(exc, f"read events from {file}") from None
     log = joiner.finish()
     if not log.events:
         where = ", ".join(str(path) for path in given) or "no file"

@@ -5,7 +5,8 @@ A node is only said to wait where its own events show it: it went on after the s
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import defaultdict
+from typing import NamedTuple
 
 from bootseer.profile.clock import RENDEZVOUS, TOLERANCE_NS
 from bootseer.profile.events import INIT_STAGES, State
@@ -16,17 +17,16 @@ BARRIERS = ("alloc", "image", "env")
 """Job-wide barrier at their end."""
 
 
-@dataclass
-class Waits:
+class Waits(NamedTuple):
     """node -> disjoint intervals in order; ``between`` stages and ``inside`` a rendezvous stage."""
 
-    between: dict[str, Intervals] = field(default_factory=dict)
-    inside: dict[str, Intervals] = field(default_factory=dict)
+    between: defaultdict[str, Intervals]
+    inside: defaultdict[str, Intervals]
 
 
 def find_waits(line: Timeline) -> Waits:
     """All waits of a start-up. On one node there are none."""
-    waits = Waits()
+    waits = Waits(defaultdict(list), defaultdict(list))
     if len(line.nodes) > 1:
         for stage in BARRIERS:
             _barrier(line, stage, waits)
@@ -34,8 +34,8 @@ def find_waits(line: Timeline) -> Waits:
             _rendezvous(line, stage, waits)
         if line.complete:
             for node, ready in line.ready.items():
-                waits.between.setdefault(node, []).append((ready, line.end))
-    for where in (waits.between, waits.inside):
+                waits.between[node].append((ready, line.end))
+    for where in waits:
         for node, parts in where.items():
             where[node] = union(parts)
     return waits
@@ -57,7 +57,7 @@ def _barrier(line: Timeline, stage: str, waits: Waits) -> None:
         onward = _next_begin(line, node, stage)
         if onward is None or onward >= release - TOLERANCE_NS:
             until = min(release, line.end if onward is None else onward)
-            waits.between.setdefault(node, []).append((end, until))
+            waits.between[node].append((end, until))
 
 
 def _rendezvous(line: Timeline, stage: str, waits: Waits) -> None:
@@ -70,7 +70,7 @@ def _rendezvous(line: Timeline, stage: str, waits: Waits) -> None:
         ends = [end for _, end in line.done(line.spans[node][stage])]
         if ends and max(ends) >= last - TOLERANCE_NS:
             end = min(last, max(ends), line.end)
-            waits.inside.setdefault(node, []).append((max(arrival, line.begin), end))
+            waits.inside[node].append((max(arrival, line.begin), end))
 
 
 def _next_begin(line: Timeline, node: str, stage: str) -> int | None:

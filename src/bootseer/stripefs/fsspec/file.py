@@ -19,7 +19,7 @@ from bootseer.storage.pool import parallel
 from bootseer.stripefs.files.readahead import ReadAhead
 from bootseer.stripefs.files.reader import ChunkFile, StripedFile
 from bootseer.stripefs.files.writer import StripeWriter
-from bootseer.stripefs.fsspec.paths import StripePaths, os_errors
+from bootseer.stripefs.fsspec.paths import StripePaths, doing
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -126,7 +126,7 @@ class _Raw(io.RawIOBase):
     def __init__(self, open_file: Callable[[], ChunkFile], name: str, window: int) -> None:
         self._open, self._window = open_file, window
         self.name, self.mode = name, "rb"
-        with os_errors(name):
+        with doing(name):
             self._start()
         self.size, self._identity = self._file.size, self._file.identity
         self._position = 0
@@ -167,7 +167,7 @@ class _Raw(io.RawIOBase):
     def _read(self, view: memoryview) -> None:
         if not len(view):
             return
-        with os_errors(self.name):
+        with doing(self.name):
             if self._pid != os.getpid():
                 self._start()
                 if self._file.identity != self._identity:

@@ -29,7 +29,7 @@ from bootseer.stripefs.files.copy import commit_copy, copy_tree
 from bootseer.stripefs.files.namespace import copy_open
 from bootseer.stripefs.files.stat import FileStat
 from bootseer.stripefs.fsspec.file import WINDOW, StripeFile, StripeOutput, Wanted, gather
-from bootseer.stripefs.fsspec.paths import StripePaths, absolute, os_error, os_errors
+from bootseer.stripefs.fsspec.paths import StripePaths, absolute, doing, os_error
 
 Info = dict[str, object]
 
@@ -57,11 +57,11 @@ class StripeFileSystem(StripePaths):
 
     def info(self, path: str, **kwargs: object) -> Info:
         """Size, type and modification time; for a striped file also its width, unit, uuid and BLAKE3 digest."""
-        with os_errors(path):
+        with doing(path):
             return self._info(self.store.stat(self._key(path)))
 
     def ls(self, path: str, detail: bool = True, **kwargs: object) -> list[Any]:
-        with os_errors(path):
+        with doing(path):
             found = [self._info(stat) for stat in self.store.ls(self._key(path))]
         return found if detail else [info["name"] for info in found]
 
@@ -119,13 +119,13 @@ class StripeFileSystem(StripePaths):
         manifests: list[tuple[str, str]] = []
         super().copy(path1, path2, recursive, maxdepth, on_error, _manifests=manifests, **kwargs)
         for source, target in sorted(manifests, key=lambda pair: -pair[0].count("/")):
-            with os_errors(target):
+            with doing(target):
                 commit_copy(self.store, source.rpartition("/")[0], self.store, target.rpartition("/")[0])
 
     def cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
         """A copy with stripes of its own, of the same shape. Not of a COMMIT, which names the stripes beside it."""
         manifests: list[tuple[str, str]] | None = kwargs.pop("_manifests", None)
-        with os_errors(path1):
+        with doing(path1):
             stat = self.store.stat(self._key(path1))
             if stat.is_dir:
                 self.makedirs(path2, exist_ok=True)
@@ -155,7 +155,7 @@ class StripeFileSystem(StripePaths):
             raise ValueError("mv has no maxdepth: what is deeper would be removed and not copied")
         single = isinstance(path1, str | os.PathLike) and not has_magic(stringify_path(path1))
         if not single or isinstance(path2, list):
-            with os_errors(str(path1)):  # before the copies: only then are they removed
+            with doing(str(path1)):  # before the copies: only then are they removed
                 for name in self.expand_path(path1):
                     self.store.refuse_removal(self._key(name))
             super().mv(path1, path2, recursive=recursive, **kwargs)
@@ -167,7 +167,7 @@ class StripeFileSystem(StripePaths):
             return
         if f"{target}/".startswith(f"{source}/"):
             raise ValueError(f"cannot move {source} into itself")
-        with os_errors(path1):
+        with doing(path1):
             self.store.stat(self._key(source))
             try:
                 self.store.rename(self._key(source), self._new_key(target))
@@ -176,7 +176,7 @@ class StripeFileSystem(StripePaths):
                 self.store.remove_tree(self._key(source))
 
     def rm_file(self, path: str) -> None:
-        with os_errors(path):
+        with doing(path):
             if self.isdir(path):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
             self.store.remove(self._key(path))
@@ -195,7 +195,7 @@ class StripeFileSystem(StripePaths):
             elif not recursive:
                 self.rmdir(name)
             else:
-                with os_errors(name):
+                with doing(name):
                     self.store.remove_tree(key) if (key := self._key(name)) else self.store.remove_all()
 
     # Folders
@@ -214,7 +214,7 @@ class StripeFileSystem(StripePaths):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), absolute(above))
             if kind:
                 break
-        with os_errors(path):
+        with doing(path):
             self.store.backend.make_folder(key)
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
@@ -228,7 +228,7 @@ class StripeFileSystem(StripePaths):
             raise OSError(missing, os.strerror(missing), path)
         if not key or self.ls(path):
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
-        with os_errors(path):
+        with doing(path):
             self.store.remove_tree(key)
 
     # Reading
@@ -248,7 +248,7 @@ class StripeFileSystem(StripePaths):
         """
         for ignored in ("cache_type", "size", "compression", "fill_cache"):
             options.pop(ignored, None)
-        with os_errors(path):
+        with doing(path):
             if mode == "rb":
                 if options:
                     raise TypeError(f"a striped file is opened without {', '.join(options)}")
@@ -271,13 +271,13 @@ class StripeFileSystem(StripePaths):
                 if mode == "xb" and self.exists(path):  # one that comes later is not replaced either
                     writer.abandon()
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-            errors = self._exclusive_errors if mode == "xb" else os_errors
+            errors = self._exclusive_errors if mode == "xb" else doing
             return cast("IO[bytes]", StripeOutput(writer, path, lambda: errors(path), autocommit=autocommit, mode=mode))
 
     @contextlib.contextmanager
     def _exclusive_errors(self, path: str) -> Iterator[None]:
         try:
-            with os_errors(path):
+            with doing(path):
                 yield
         except PermissionError as exc:
             if self.exists(path):
@@ -341,7 +341,7 @@ class StripeFileSystem(StripePaths):
         local.parent.mkdir(parents=True, exist_ok=True)
         if local.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(local))
-        with os_errors(rpath):
+        with doing(rpath):
             callback.set_size(self.store.stat(self._key(rpath)).size)
             self.store.get(self._key(rpath), local, progress=lambda done, size: callback.absolute_update(done))
 

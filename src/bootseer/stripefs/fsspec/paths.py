@@ -85,7 +85,7 @@ def split(url: str) -> Location:
 
 
 @contextlib.contextmanager
-def os_errors(path: str) -> Iterator[None]:
+def doing(path: str) -> Iterator[None]:
     """Errors of the store, met at ``path``, as those of Python's own files."""
     try:
         yield
@@ -159,7 +159,7 @@ class StripePaths(AbstractFileSystem):  # type: ignore[misc]
         self.protocol = (PREFIX + self.url.partition("://")[0], PROTOCOL)
         self._opened: dict[int, StripeFS] = {}  # by process
         self._strip_protocol = self._within  # type: ignore[method-assign]
-        with os_errors(self.url):
+        with doing(self.url):
             self.store  # noqa: B018  an option that nobody knows is an error here and not later
 
     @property

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from bootseer.errors import BootseerError
+from bootseer.errors import BootseerError, UnavailableError
 from bootseer.kernel import mount as mounts
 
 log = logging.getLogger(__name__)
@@ -56,14 +56,24 @@ def sweep(cache: Path) -> None:
         remove(work)
 
 
+def await_end(work: Path, seconds: float) -> None:
+    """Wait for processes that name ``work``, such as a server that still publishes what it recorded. Raises
+    `UnavailableError` when some are left after so many ``seconds``."""
+    end = time.monotonic() + seconds
+    while left := processes(work):
+        if time.monotonic() > end:
+            raise UnavailableError(f"processes {left} have not ended within {seconds:g} s")
+        time.sleep(0.1)
+
+
 def remove(work: Path) -> None:
     """End the processes that name ``work`` or have their root in it, unmount what is mounted below it, delete it."""
     for number in (signal.SIGTERM, signal.SIGKILL):
-        for pid in _processes(work):
+        for pid in processes(work):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
         end = time.monotonic() + _EXIT_SECONDS
-        while _processes(work) and time.monotonic() < end:
+        while processes(work) and time.monotonic() < end:
             time.sleep(0.1)
     for entry in reversed(mounts.below(work)):
         log.warning("%s was still mounted", entry.target)
@@ -75,7 +85,8 @@ def remove(work: Path) -> None:
     shutil.rmtree(work, ignore_errors=True)
 
 
-def _processes(work: Path) -> list[int]:
+def processes(work: Path) -> list[int]:
+    """Of the processes that name ``work`` in their command line or environment, or have their root in it."""
     name = os.fsencode(work) + b"/"
     found = []
     for entry in Path("/proc").iterdir():

@@ -1,0 +1,94 @@
+"""Parts of the demo, each without a start."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from bootseer.demo import image, ingredients, site, starts
+from bootseer.kernel.fuse import ROOT, Context
+
+WHO = Context(1, 1, 0)
+
+
+def test_all_readers_share_the_rate_of_the_link() -> None:
+    link = site.Link(8)  # 1 MB a second
+    began = time.monotonic()
+    readers = [threading.Thread(target=link.carry, args=(100_000,)) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join()
+    assert time.monotonic() - began >= 0.29
+    assert link.bytes == 300_000
+
+
+def test_a_link_that_was_idle_gives_no_credit() -> None:
+    link = site.Link(8)
+    time.sleep(0.2)
+    began = time.monotonic()
+    link.carry(100_000)
+    assert time.monotonic() - began >= 0.09
+
+
+def test_the_shared_folder_counts_what_is_there_and_no_more(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/file").write_bytes(b"0123456789")
+    link = site.Link(1000)
+    shared = site.SharedFolder(tmp_path, link)
+    (entry,) = shared.readdir(ROOT, WHO)
+    assert entry.node == shared.lookup(ROOT, "sub", WHO).node
+    found = shared.lookup(entry.node, "file", WHO)
+    fh = shared.open(found.node, os.O_RDONLY, WHO)
+    assert shared.read(fh, 4, 4096, WHO) == (fh, 4)
+    assert link.bytes == 6
+    assert shared.size(fh) == found.attr.size == 10
+    shared.release(fh, WHO)
+    with pytest.raises(FileNotFoundError):
+        shared.lookup(ROOT, "nothing", WHO)
+
+
+def test_a_part_is_made_once_for_each_key_and_again_after_a_failure(tmp_path: Path) -> None:
+    stamp, made = tmp_path / "stamp", []
+
+    def make(key: str, *, fail: bool = False) -> None:
+        def build() -> None:
+            made.append(key)
+            if fail:
+                raise KeyboardInterrupt
+
+        ingredients.make("part", stamp, key, build, lambda line: None)
+
+    make("a")
+    make("a")
+    with pytest.raises(KeyboardInterrupt):
+        make("b", fail=True)
+    make("a")
+    assert made == ["a", "b", "a"]
+
+
+def test_a_library_comes_with_the_links_to_it(tmp_path: Path) -> None:
+    here, root = tmp_path / "here", tmp_path / "root"
+    here.mkdir()
+    (here / "lib.so.1.2").write_bytes(b"code")
+    (here / "lib.so.1").symlink_to("lib.so.1.2")
+    (here / "lib.so").symlink_to("lib.so.1")
+    (tmp_path / "link").symlink_to("here")
+    image._copy(str(tmp_path / "link/lib.so"), root)
+    there = root / str(here)[1:]
+    assert os.readlink(there / "lib.so") == "lib.so.1"
+    assert (there / "lib.so").read_bytes() == b"code"
+    assert not (root / str(tmp_path)[1:] / "link").exists()
+
+
+@pytest.mark.parametrize(
+    ("found", "same"),
+    [({3: 2.0, 4: 1.9}, True), ({3: 2.0001, 4: 1.9}, True), ({3: 2.1, 4: 1.9}, False), ({3: 2.0}, False)],
+)
+def test_losses_continue_or_not(found: dict[int, float], same: bool) -> None:
+    assert starts.same_losses({3: 2.0, 4: 1.9}, found) is same
+    assert not starts.same_losses({}, {})
