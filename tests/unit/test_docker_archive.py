@@ -184,7 +184,11 @@ def test_damaged_archives(saved: Path, tmp_path: Path, change: Change, says: str
         convert(f"docker-archive:{tmp_path}/x.tar", tmp_path)
 
 
-@pytest.mark.parametrize("data", [b"", b"noise" * 1000, b"\x1f\x8bnoise", gzip.compress(b"noise" * 1000)])
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"noise" * 1000, b"\x1f\x8bnoise", gzip.compress(b"noise" * 1000)],
+    ids=["empty", "noise", "cut gzip", "gzip"],
+)
 def test_what_is_no_archive(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "x").write_bytes(data)
     with pytest.raises(DataError, match=r"x is (not an archive of docker save|corrupt|truncated)"):
