@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -276,6 +277,24 @@ def test_a_mount_whose_server_does_not_answer_stops_no_start(node: Node, monkeyp
             mounts.unmount(place, force=True, lazy=True)
     assert result.outcome is Outcome.RAN_AND_PUBLISHED
     assert result.reason.endswith("only its stated inputs count: the kernel refused it: a file system did not answer")
+
+
+def test_others_who_never_stop_opening_files_delay_nobody(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bootseer.kernel.opens._JOIN_SECONDS", 6.0)
+    for number in range(2000):
+        node.write(f"many/{number}", "")
+    endless = "import os\nwhile True:\n for n in os.listdir(): os.close(os.open(n, os.O_RDONLY))"
+    opens = Opens([(str(node.work), "/work")])
+    opens.begin()
+    others = [subprocess.Popen([sys.executable, "-c", endless], cwd=node.work / "many") for _ in range(3)]
+    try:
+        time.sleep(1)
+        opens.end()
+        assert opens.failure != "a file system did not answer"
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
 
 
 def test_without_a_thread_the_command_runs(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,12 +7,15 @@ CAP_SYS_ADMIN. Concurrency: one thread reads events from `Opens.begin` to `Opens
 
 from __future__ import annotations
 
+import array
 import contextlib
 import errno
+import fcntl
 import os
 import select
 import stat
 import struct
+import termios
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -169,14 +172,17 @@ class Opens:
             with open("/proc/thread-self/mountinfo") as table:
                 if self._shown:
                     poll.register(table, select.POLLPRI)
-                while True:
+                left: int | None = None  # bytes of events at the end; others may open files for ever
+                while left is None or left > 0:
                     ready = {fd for fd, _ in poll.poll()}
                     if table.fileno() in ready:  # the number of a mount that is gone is soon another's
                         self._ours = mounts.identifiers()
+                    if left is None and self._wake in ready:
+                        left = _waiting(self._events)
                     if self._events in ready:
-                        self._take(os.read(self._events, _READ))
-                    elif self._wake in ready:
-                        return  # what was opened before the end was in the queue by then
+                        data = os.read(self._events, _READ)
+                        self._take(data)
+                        left = None if left is None else left - len(data)
         except Exception as exc:  # whatever it is, ``seen`` is not whole
             self.failure = f"an event was lost: {exc}"
             os.dup2(self._wake, self._events, inheritable=False)  # else the queue grows as long as the command runs
@@ -259,6 +265,13 @@ def _start(thread: threading.Thread) -> None:
         thread.start()
     except RuntimeError as exc:
         raise OSError(errno.EAGAIN, str(exc)) from exc
+
+
+def _waiting(fd: int) -> int:
+    """Bytes that can be read from ``fd`` now."""
+    count = array.array("i", [0])
+    fcntl.ioctl(fd, termios.FIONREAD, count)
+    return count[0]
 
 
 def _in_time(work: Callable[[], object]) -> None:
