@@ -63,6 +63,10 @@ class Demo:
         began = time.monotonic()
         with Site(work / "site", parts.index, work) as site:
             self._start("local", "everything is on the node already", site, work)
+            self._start("local-2", "once more: overhead counts from the quicker one", site, work)
+            quicker = min(self.measured.pop("local-2"), self.measured["local"], key=lambda done: done.seconds)
+            quicker.variant = "local"
+            self.measured["local"] = quicker
             self._start("ordinary", "image pulled whole and unpacked, pip install, checkpoint copied", site, work)
             self._start(
                 "first", "lazy image without a profile, set-up command captured, striped checkpoint", site, work
@@ -78,7 +82,7 @@ class Demo:
 
     def _start(self, variant: str, what: str, site: Site, work: Path) -> None:
         self.say(f"{variant}: {what}")
-        local = variant == "local"
+        local = variant.startswith("local")
         link = Link(self.rate_mbit)
         with site.reached(link):
             done = starts.run(
@@ -87,7 +91,7 @@ class Demo:
                 work,
                 environ={**SETTINGS, "BOOTSEER_STORE": str(site.store)},
                 received=lambda: link.bytes,
-                without="all" if variant in ("local", "ordinary") else "",
+                without="all" if local or variant == "ordinary" else "",
             )
             workplace.await_end(work, _PUBLICATION_SECONDS)  # the next node is to find what this one recorded
         self.measured[variant] = done
