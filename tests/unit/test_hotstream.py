@@ -679,11 +679,11 @@ def test_the_stream_goes_on_without_a_range_that_hangs(rig: Rig, monkeypatch: py
 
 
 def test_ranges_of_a_slow_store_do_not_hang(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the first may be asked for twice: then it is known how long a read takes."""
+    """Not the first either, of which it is not known how long it takes."""
 
     class Slow(FlakyStore):
         def _read(self, key: str, offset: int, length: int, read: Callable[[], bytes]) -> bytes:
-            time.sleep(0.5)
+            time.sleep(0.4)
             return super()._read(key, offset, length, read)
 
     short_ranges(monkeypatch, 25_000)
@@ -695,7 +695,7 @@ def test_ranges_of_a_slow_store_do_not_hang(rig: Rig, monkeypatch: pytest.Monkey
     assert fetcher.streamed(20)
     assert fetcher.wait(10)
     assert rig.right(rig.order)
-    assert fetcher.stats[Fetched.HEDGES] < len(rig.order) / 2
+    assert fetcher.stats[Fetched.HEDGES] == 0
 
 
 def test_a_range_that_was_left_and_comes_first_brings_its_blocks(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

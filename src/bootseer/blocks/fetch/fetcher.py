@@ -130,7 +130,7 @@ class Fetcher:
         self._queue = FetchQueue(cache.map, cache.ready, window=max(1, window >> cache.map.shift))
         self._waiting = Waiting()
         self._stream: HotStream | None = None
-        self._longest_wait = 0.0
+        self._longest_wait = 1.5 * _LATE  # of the first bytes nobody knows how long they take
         self._hot: Sequence[int] = ()
         self._flights: set[Flight] = set()
         self._last_demand = time.monotonic()
