@@ -20,6 +20,7 @@ from bootseer import env
 from bootseer.config import Config
 from bootseer.env import EnvResult, EnvSpec, Outcome, Target, inputs, overlay, snapshots
 from bootseer.kernel import mount as mounts
+from bootseer.kernel import opens as lib_opens
 from bootseer.kernel.opens import Opens
 from bootseer.store.folder import FolderStore
 
@@ -295,6 +296,19 @@ def test_others_who_never_stop_opening_files_delay_nobody(node: Node, monkeypatc
         for other in others:
             other.kill()
             other.wait()
+
+
+def test_an_event_that_the_kernel_drops_delays_nobody(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one whose file the observer may not open: it is counted, and never comes."""
+    waiting = lib_opens._waiting
+    monkeypatch.setattr(lib_opens, "_waiting", lambda fd: waiting(fd) + lib_opens._EVENT.size)
+    monkeypatch.setattr(lib_opens, "_JOIN_SECONDS", 6.0)
+    opens = Opens()
+    opens.begin()
+    (node.work / "r.txt").read_bytes()
+    opens.end()
+    assert opens.failure == ""
+    assert str(node.work / "r.txt") in opens.seen
 
 
 def test_without_a_thread_the_command_runs(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

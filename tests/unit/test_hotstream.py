@@ -678,6 +678,26 @@ def test_the_stream_goes_on_without_a_range_that_hangs(rig: Rig, monkeypatch: py
     assert rig.right(rig.order)
 
 
+def test_ranges_of_a_slow_store_do_not_hang(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the first either, of which it is not known how long it takes."""
+
+    class Slow(FlakyStore):
+        def _read(self, key: str, offset: int, length: int, read: Callable[[], bytes]) -> bytes:
+            time.sleep(0.4)
+            return super()._read(key, offset, length, read)
+
+    short_ranges(monkeypatch, 25_000)
+    monkeypatch.setattr("bootseer.blocks.fetch.fetcher._LATE", 0.2)
+    opened = rig.open()
+    source = StoreSource(Slow(rig.blob.store), opened.key)
+    fetcher = rig.fetcher()
+    fetcher.stream(msgspec.structs.replace(opened, source=source).stream())
+    assert fetcher.streamed(20)
+    assert fetcher.wait(10)
+    assert rig.right(rig.order)
+    assert fetcher.stats[Fetched.HEDGES] == 0
+
+
 def test_a_range_that_was_left_and_comes_first_brings_its_blocks(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """The packs do not answer at all, so that every block is from the stream."""
     short_ranges(monkeypatch, 100_000)

@@ -183,6 +183,8 @@ class Opens:
                         data = os.read(self._events, _READ)
                         self._take(data)
                         left = None if left is None else left - len(data)
+                    elif left is not None:
+                        return  # the rest was counted, but the kernel drops what it cannot open for us
         except Exception as exc:  # whatever it is, ``seen`` is not whole
             self.failure = f"an event was lost: {exc}"
             os.dup2(self._wake, self._events, inheritable=False)  # else the queue grows as long as the command runs

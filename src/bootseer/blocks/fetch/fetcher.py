@@ -38,6 +38,9 @@ _LATE = 1.0
 """Seconds that a reader waits for a block of a prefetch that is under way, before the block is fetched directly, and
 that the hot stream waits for the next bytes of a range: a range of a healthy store has come by then (8 MiB take 0.07 s
 over 1 Gbit/s), and one that hangs costs no more than this."""
+_SLOW = 5.0
+"""A range of the hot stream does not hang before twice the longest wait for bytes so far, counted up to this one: a
+store that many nodes share may take seconds for a read of 2 MiB, and asking for it twice makes that longer."""
 _GRACE = 5.0
 """After its deadline a reader looks for itself."""
 _FIRST_PAUSE = 0.05
@@ -127,6 +130,7 @@ class Fetcher:
         self._queue = FetchQueue(cache.map, cache.ready, window=max(1, window >> cache.map.shift))
         self._waiting = Waiting()
         self._stream: HotStream | None = None
+        self._longest_wait = 1.5 * _LATE  # of the first bytes nobody knows how long they take
         self._hot: Sequence[int] = ()
         self._flights: set[Flight] = set()
         self._last_demand = time.monotonic()
@@ -388,7 +392,7 @@ class Fetcher:
         """Under the lock: have the hot stream go on without a range that hangs. What that has not brought is fetched
         from the packs, unless it comes before; it is read on."""
         stream, blocks = flight.stream, flight.batch.blocks
-        if stream is None or flight.left or now - flight.started < _LATE:
+        if stream is None or flight.left or now - flight.started < max(_LATE, 2 * self._longest_wait):
             return
         log.warning("a range of hot pack %s hangs; its %d blocks come from the packs", stream.source.name, len(blocks))
         flight.left = True
@@ -467,7 +471,8 @@ class Fetcher:
                 with self._lock:
                     if flight.abandoned:
                         return
-                    flight.started = time.monotonic()
+                    began, flight.started = flight.started, time.monotonic()
+                    self._longest_wait = max(self._longest_wait, min(flight.started - began, _SLOW))
                     rest = flight.batch.blocks[len(part.blocks) :]
                     flight.batch = msgspec.structs.replace(flight.batch, blocks=rest)
                     stream.came(flight.batch, part)
