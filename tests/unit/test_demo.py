@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.demo import image, ingredients, site, starts
+from bootseer.demo import image, ingredients, site, starts, workplace
+from bootseer.errors import ConfigError
 from bootseer.kernel.fuse import ROOT, Context
 
 WHO = Context(1, 1, 0)
@@ -92,3 +93,16 @@ def test_a_library_comes_with_the_links_to_it(tmp_path: Path) -> None:
 def test_losses_continue_or_not(found: dict[int, float], same: bool) -> None:
     assert starts.same_losses({3: 2.0, 4: 1.9}, found) is same
     assert not starts.same_losses({}, {})
+
+
+def test_a_folder_with_files_of_others_is_not_the_demos(place: Path) -> None:
+    cache = workplace.claim(place / "new")
+    with workplace.only_one(cache):
+        (cache / "run-0").mkdir()
+    assert workplace.claim(cache) == cache
+    (place / "run-001").mkdir()
+    with pytest.raises(ConfigError, match="not the demo's"):
+        workplace.claim(place)
+    cache.chmod(0o777)
+    with pytest.raises(ConfigError, match="others can write"):
+        workplace.claim(cache)
