@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bootseer.demo import image, ingredients, site, starts, workplace
-from bootseer.errors import ConfigError
+from bootseer.errors import BootseerError, ConfigError
 from bootseer.kernel.fuse import ROOT, Context
 
 WHO = Context(1, 1, 0)
@@ -51,6 +53,24 @@ def test_the_shared_folder_counts_what_is_there_and_no_more(tmp_path: Path) -> N
     shared.release(fh, WHO)
     with pytest.raises(FileNotFoundError):
         shared.lookup(ROOT, "nothing", WHO)
+
+
+@pytest.mark.root
+def test_why_a_start_failed_is_said_while_something_uses_the_store(place: Path) -> None:
+    (place / "site/store").mkdir(parents=True)
+    (place / "wheels").mkdir()
+    users = []
+
+    def fail() -> None:
+        with seen.reached(site.Link(math.inf)):
+            users.append(subprocess.Popen(["sleep", "60"], cwd=seen.store))
+            raise BootseerError("the reason")
+
+    with site.Site(place / "site", place / "wheels", place) as seen:
+        with pytest.raises(BootseerError, match="the reason"):
+            fail()
+        users[0].kill()
+        users[0].wait()
 
 
 def test_a_part_is_made_once_for_each_key_and_again_after_a_failure(tmp_path: Path) -> None:
