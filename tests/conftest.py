@@ -105,13 +105,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(f"{left} slow tests were left to --soak")
 
 
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Note a failure for `support.again`, which runs the test once more."""
+def pytest_runtest_logreport(report: pytest.TestReport | pytest.CollectReport) -> None:
+    """Note a failure for `support.again`, which runs the test, or the module that was not read, once more."""
     path = os.environ.get("BOOTSEER_TEST_FAILURES")
     if path and report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
         said = "\n".join([report.longreprtext, *(f"-- {name}\n{text}" for name, text in report.sections)])
         with open(path, "a") as out:
             out.write(json.dumps([report.nodeid, said]) + "\n")
+
+
+pytest_collectreport = pytest_runtest_logreport
 
 
 # -- servers of the whole run ------------------------------------------------------------------------------------------

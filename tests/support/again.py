@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
+import xml.etree.ElementTree as xml
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -34,9 +36,12 @@ def main(path: Path, arguments: Sequence[str]) -> int:
         return 1
     code = 0
     for name, said in failed.items():
-        done = subprocess.run([sys.executable, "-m", "pytest", *arguments, name], check=False)
-        if done.returncode:
-            print(f"failed twice: {name}", flush=True)
+        with tempfile.NamedTemporaryFile() as told:
+            argv = [sys.executable, "-m", "pytest", *arguments, f"--junitxml={told.name}", name]
+            bad = subprocess.run(argv, check=False).returncode
+            ran = bad or any(case.find("skipped") is None for case in xml.parse(told.name).iter("testcase"))
+        if bad or not ran:
+            print(f"{'failed twice' if bad else 'failed, then skipped'}: {name}", flush=True)
             code = 1
         else:
             print(f"{said}\nflaky: {name} failed once, passed alone", flush=True)

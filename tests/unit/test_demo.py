@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
+import subprocess
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from bootseer.demo import image, ingredients, site, starts
+from bootseer.demo import image, ingredients, site, starts, workplace
+from bootseer.errors import BootseerError, ConfigError
 from bootseer.kernel.fuse import ROOT, Context
 
 WHO = Context(1, 1, 0)
@@ -52,6 +55,24 @@ def test_the_shared_folder_counts_what_is_there_and_no_more(tmp_path: Path) -> N
         shared.lookup(ROOT, "nothing", WHO)
 
 
+@pytest.mark.root
+def test_why_a_start_failed_is_said_while_something_uses_the_store(place: Path) -> None:
+    (place / "site/store").mkdir(parents=True)
+    (place / "wheels").mkdir()
+    users = []
+
+    def fail() -> None:
+        with seen.reached(site.Link(math.inf)):
+            users.append(subprocess.Popen(["sleep", "60"], cwd=seen.store))
+            raise BootseerError("the reason")
+
+    with site.Site(place / "site", place / "wheels", place) as seen:
+        with pytest.raises(BootseerError, match="the reason"):
+            fail()
+        users[0].kill()
+        users[0].wait()
+
+
 def test_a_part_is_made_once_for_each_key_and_again_after_a_failure(tmp_path: Path) -> None:
     stamp, made = tmp_path / "stamp", []
 
@@ -92,3 +113,16 @@ def test_a_library_comes_with_the_links_to_it(tmp_path: Path) -> None:
 def test_losses_continue_or_not(found: dict[int, float], same: bool) -> None:
     assert starts.same_losses({3: 2.0, 4: 1.9}, found) is same
     assert not starts.same_losses({}, {})
+
+
+def test_a_folder_with_files_of_others_is_not_the_demos(place: Path) -> None:
+    cache = workplace.claim(place / "new")
+    with workplace.only_one(cache):
+        (cache / "run-0").mkdir()
+    assert workplace.claim(cache) == cache
+    (place / "run-001").mkdir()
+    with pytest.raises(ConfigError, match="not the demo's"):
+        workplace.claim(place)
+    cache.chmod(0o777)
+    with pytest.raises(ConfigError, match="others can write"):
+        workplace.claim(cache)

@@ -197,6 +197,34 @@ def test_what_is_no_archive(tmp_path: Path, data: bytes) -> None:
         oci.open_image(f"docker-archive:{tmp_path}")
 
 
+def header(size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
+    item = tarfile.TarInfo("a")
+    item.type = kind
+    raw = bytearray(item.tobuf(tarfile.GNU_FORMAT)[:512])
+    raw[124:136] = (size % 256**12).to_bytes(12, "big") if size < 0 else b"\x80" + size.to_bytes(11, "big")
+    raw[148:156] = b"%06o\0 " % (256 + sum(raw[:148]) + sum(raw[156:]))
+    return bytes(raw)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "planted",
+    [header(-512), header(1 << 80), header(1 << 40, tarfile.GNUTYPE_LONGNAME), header(1 << 80, tarfile.XHDTYPE)],
+    ids=["leads to itself", "no offset", "long name", "records"],
+)
+def test_planted_headers(tmp_path: Path, planted: bytes) -> None:
+    (tmp_path / "x").write_bytes(header(0) + planted + bytes(1024))
+    with pytest.raises(DataError, match="a member of"):
+        oci.open_image(f"docker-archive:{tmp_path}/x")
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x")
+    with pytest.raises(DataError, match="is not a file"):
+        oci.open_image(f"docker-archive:{tmp_path}/x")
+
+
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
 def test_archives_that_are_cut_short(saved: Path, tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
     data = pack((saved / "one.tar").read_bytes())

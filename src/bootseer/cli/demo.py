@@ -36,8 +36,9 @@ def demo(
     from rich.console import Console
 
     from bootseer import config
+    from bootseer.demo import workplace
     from bootseer.demo.comparison import Demo
-    from bootseer.errors import PrivilegeError, from_os_error
+    from bootseer.errors import PrivilegeError
     from bootseer.kernel import mount
 
     if os.geteuid() != 0:
@@ -48,11 +49,7 @@ def demo(
     def say(line: str) -> None:
         console.print(f"==> {line}", highlight=False, markup=False, soft_wrap=True)
 
-    place = (cache or Path(config.load().cache_dir, "demo")).absolute()
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-    except OSError as exc:
-        raise from_os_error(exc, f"use {place}") from None
+    place = workplace.claim(cache or Path(config.load().cache_dir, "demo"))
     _examine(place)
     run = Demo(place, rate_mbit=rate, say=say)
     try:

@@ -147,8 +147,10 @@ class Site:
             mount.mount_overlay([self.shared / "store"], self.store, upper=upper, work=spare)
             try:
                 yield
-            finally:
-                mount.unmount(self.store)
+            except BaseException:
+                mount.unmount(self.store, lazy=True)  # what failed may still use it, and is what there is to say
+                raise
+            mount.unmount(self.store)
         self._collect()
 
     def _collect(self) -> None:

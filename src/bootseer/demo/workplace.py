@@ -17,19 +17,32 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from bootseer.errors import BootseerError, UnavailableError
+from bootseer.errors import BootseerError, ConfigError, UnavailableError
 from bootseer.kernel import mount as mounts
+from bootseer.private import private_folder
 
 log = logging.getLogger(__name__)
 
 _PREFIX = "run-"
+_LOCK = "lock"
 _EXIT_SECONDS = 10.0
+
+
+def claim(cache: Path) -> Path:
+    """The folder ``cache``, made if it is missing, as the demo's: it removes what has there the names of its own.
+
+    Raises `ConfigError` when somebody else has files in it, or could put some there.
+    """
+    cache = private_folder(cache.resolve())
+    if not (cache / _LOCK).exists() and any(cache.iterdir()):
+        raise ConfigError(f"{cache} has files that are not the demo's", hint="name a new or an empty folder")
+    return cache
 
 
 @contextlib.contextmanager
 def only_one(cache: Path) -> Iterator[None]:
     """Hold the demo's lock. Raises `BootseerError` when another demo runs from the same cache folder."""
-    with open(cache / "lock", "w") as lock:
+    with open(cache / _LOCK, "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -7,6 +7,7 @@ import functools
 import logging
 import os
 import re
+import stat
 import tarfile
 import tempfile
 from collections.abc import Iterator
@@ -32,6 +33,9 @@ from bootseer.oci.spec import (
 log = logging.getLogger(__name__)
 
 _CHUNK = 1 << 20
+_MOST = 1 << 50
+_EXTENDED = tuple(kind.encode() for kind in "xgXLK")
+_DAMAGED = (tarfile.TarError, ValueError, OverflowError)
 _NAMED_BY_DIGEST = re.compile(r"(?:.*/)?([0-9a-f]{64})(?:\.tar(?:\.gz)?)?\Z")
 """Layers of podman, and of docker since 25. Before, the name was something else, and layers were not compressed."""
 
@@ -42,6 +46,14 @@ class _Saved(msgspec.Struct, frozen=True, rename="pascal"):
     config: str
     layers: tuple[str, ...]
     repo_tags: tuple[str, ...] | None = None
+
+
+class _Header(tarfile.TarInfo):
+    def _block(self, count: int) -> int:
+        """How far a member reaches; all of the headers with long names and PAX records is read to memory."""
+        if not 0 <= count <= (MAX_DOCUMENT if self.type in _EXTENDED else _MOST):
+            raise tarfile.ReadError(f"a member of {count} bytes")  # back to an earlier one would have no end
+        return -(-count // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
 
 
 class Archive:
@@ -57,12 +69,14 @@ class Archive:
         """Digest -> name."""
         with contextlib.ExitStack() as undo:
             try:
-                file: IO[bytes] = undo.enter_context(path.open("rb"))
+                file: IO[bytes] = undo.enter_context(open(path, "rb", opener=_open))
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    raise DataError(f"{path} is not a file")
                 if file.read(4).startswith(COMPRESSED):
                     file = undo.enter_context(self._decompressed(file))
                 file.seek(0)
-                self._tar = undo.enter_context(tarfile.open(fileobj=file, mode="r:"))
-            except tarfile.TarError as exc:
+                self._tar = undo.enter_context(tarfile.open(fileobj=file, mode="r:", tarinfo=_Header))
+            except _DAMAGED as exc:
                 raise DataError(f"{path} is not an archive of docker save: {exc}") from None
             except OSError as exc:
                 raise from_os_error(exc, f"read the archive {path}") from exc
@@ -98,7 +112,7 @@ class Archive:
         except (KeyError, RecursionError):
             hint = "docker save and podman save write it; unpack an OCI archive, and name it oci:DIR"
             raise DataError(f"archive {self._path} has no file {name}", hint=hint) from None
-        except tarfile.TarError as exc:
+        except _DAMAGED as exc:
             raise DataError(f"archive {self._path} is damaged: {exc}") from None
 
     def _document(self, name: str) -> bytes:
@@ -144,6 +158,10 @@ class Archive:
 
     def close(self) -> None:
         self._open.close()
+
+
+def _open(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # nobody may ever write to a pipe
 
 
 def _tag(name: str) -> str:
