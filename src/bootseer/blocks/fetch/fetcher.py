@@ -8,7 +8,7 @@ are looked at without it.
 
 A block is in flight once. The exceptions: a block that comes with a prefetch and has not come `_LATE` seconds after a
 reader wanted it is fetched a second time, alone; and what a range of the hot stream has not brought that was silent for
-as long. See ``docs/internals/blocks-concurrency.md``.
+three seconds or more. See ``docs/internals/blocks-concurrency.md``.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ DEMAND_WINDOW = 1 << 20
 """Without a profile a miss fetches this aligned window: more would make readers wait, less would be more requests."""
 
 _LATE = 1.0
-"""Seconds that a reader waits for a block of a prefetch that is under way, before the block is fetched directly, and
-that the hot stream waits for the next bytes of a range: a range of a healthy store has come by then (8 MiB take 0.07 s
-over 1 Gbit/s), and one that hangs costs no more than this."""
+"""Seconds that a reader waits for a block of a prefetch that is under way, before the block is fetched directly: a
+range of a healthy store has come by then (8 MiB take 0.07 s over 1 Gbit/s)."""
 _SLOW = 5.0
-"""A range of the hot stream does not hang before twice the longest wait for bytes so far, counted up to this one: a
-store that many nodes share may take seconds for a read of 2 MiB, and asking for it twice makes that longer."""
+"""The hot stream goes on without a range after three seconds without a byte of it, or twice the longest wait so far,
+counted up to this one: a store that many nodes share may take seconds for a read of 2 MiB, and asking for it twice
+makes that longer."""
 _GRACE = 5.0
 """After its deadline a reader looks for itself."""
 _FIRST_PAUSE = 0.05
