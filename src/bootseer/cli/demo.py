@@ -30,8 +30,8 @@ def demo(
     """Start a real training job ordinarily and with bootseer behind a slow link, and compare.
 
     Makes an image of this machine's Python with JAX, a package index and a checkpoint once, then starts the same job
-    five times: local (all there already; twice), ordinary, first and again with bootseer. Needs root, runc or crun, and the
-    first time PyPI and 4 GB of disk.
+    five times: local (all there already; twice), ordinary, first and again with bootseer. Needs root, runc or crun,
+    and the first time PyPI and 4 GB of disk.
     """
     from rich.console import Console
 
