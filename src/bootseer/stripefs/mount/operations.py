@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from bootseer.errors import BootseerError, NotFoundError, NotWritableError
 from bootseer.kernel import fuse
 from bootseer.storage.interface import join
+from bootseer.stripefs.checkpoint.access import AccessLog
 from bootseer.stripefs.checkpoint.commit import is_hidden
 from bootseer.stripefs.files.readahead import ReadAhead
 from bootseer.stripefs.files.reader import ChunkFile, plain_identity
@@ -64,6 +65,7 @@ class StripeOperations(fuse.Operations):
         self._handles: dict[int, tuple[int, ChunkFile]] = {}  # file handle -> node, open file
         self._next_number, self._next_handle = itertools.count(fuse.ROOT + 1), itertools.count(1)
         self.bytes_read = 0
+        self.accessed = AccessLog()
 
     def lookup(self, parent: int, name: str, ctx: fuse.Context) -> fuse.Entry:
         path = join(self._nodes[parent].path, name)
@@ -147,6 +149,7 @@ class StripeOperations(fuse.Operations):
             _log.error("cannot read %s at %d: %s", file.path, offset, exc)
             raise _os_error(errno.EIO, file.path) from None
         self.bytes_read += size
+        self.accessed.add(file.path, file.size, offset, size)
         return data
 
     def release(self, fh: int, ctx: fuse.Context) -> None:
