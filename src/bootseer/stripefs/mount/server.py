@@ -24,6 +24,7 @@ from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritable
 from bootseer.kernel import fuse
 from bootseer.private import enterable
 from bootseer.storage.interface import clean, join
+from bootseer.stripefs import loads
 from bootseer.stripefs.checkpoint import commit
 from bootseer.stripefs.checkpoint.access import AccessRecord, FileAccess, Ranges
 from bootseer.stripefs.files.nodecache import NodeCache
@@ -40,6 +41,7 @@ LATEST = "@latest"
 _WORKERS = 8
 _PIECE = 16 << 20
 _END_SECONDS = 15.0
+_REPORT_SECONDS = 5.0
 _HOLD_SECONDS = 600.0
 """A prefetch that nobody releases begins after so long: who should have may be dead."""
 
@@ -140,6 +142,8 @@ class Server:
         self._total = self._done = 0
         self._record: Record | None = None
         self._accessed = 0
+        self._meter = loads.LoadMeter(self._fs.url, "mount")
+        self._reported = 0.0, 0, 0  # when, and which bytes
         self._born = born(os.getpid())
         # A pointer may be replaced at any time: names are believed for a second, contents (one node each) for ever,
         # permissions as long as names.
@@ -165,11 +169,13 @@ class Server:
             while not self._server.wait(0.2) and not stop.is_set():
                 with contextlib.suppress(OSError):  # a full disk does not end the mount
                     self._write_record()
+                self._keep_report()
         finally:
             self._stop.set()
             self._server.stop(timeout=2.0)
             if pulling.ident is not None:
                 pulling.join(_END_SECONDS)
+            self._keep_report(at_once=True)
             self._ahead.close()
             if self._cache:
                 self._cache.close()
@@ -244,6 +250,16 @@ class Server:
                 names = [name for name in self._fs.files(path) if name.rpartition("/")[2] != commit.NAME]
             found |= dict.fromkeys(names)
         return list(found)
+
+    def _keep_report(self, *, at_once: bool = False) -> None:
+        """Tell `loads.last` what the mount has moved, if anything new."""
+        needed, fetched = self._ops.bytes_read, self._ahead.demand + self._ahead.ahead
+        late = time.monotonic() - self._reported[0] > _REPORT_SECONDS
+        if self._spec.state_dir and (late or at_once) and self._reported[1:] != (needed, fetched):
+            self._reported = time.monotonic(), needed, fetched
+            cached, waited = max(0, needed - fetched), self._ops.waited.seconds
+            report = self._meter.report(needed=needed, fetched=fetched, cached=cached, waited=waited)
+            loads.keep(report, self._spec.state_dir)
 
     def _write_record(self) -> Record:
         status = FsStatus(
