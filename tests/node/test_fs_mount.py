@@ -21,7 +21,7 @@ from bootseer.kernel import mount as mounts
 from bootseer.stripefs import FsMount, StripeFS, mount, open_fs
 from bootseer.stripefs.mount import FsStatus, client
 from bootseer.stripefs.mount.server import Record, Server, ServerSpec, born
-from support.waits import together
+from support.waits import together, until
 
 pytestmark = pytest.mark.root
 
@@ -448,3 +448,34 @@ def test_bad_input_is_one_line_and_an_exit_code(fs, tmp_path, config, args, code
     assert done.stderr.startswith("bootseer: ")
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""
+
+
+def test_what_was_read_is_all_that_the_next_mount_prefetches(fs, tmp_path, config):
+    """Also of a later checkpoint, and not before it is told to."""
+    made = mount.start(f"{fs.url}/step-1", tmp_path / "mnt", config=config)
+    try:
+        with open(made.mountpoint / "state.pt", "rb") as file:
+            file.seek(7 << 20)
+            assert file.read(1000) == DATA[7 << 20 :][:1000]
+        until(lambda: made.accessed().files)
+        read = made.accessed()
+    finally:
+        made.unmount()
+    assert [file.path for file in read.files] == ["state.pt"]
+    assert read.files[0].ranges[0][0] == 7 << 20
+    with fs.create("step-2/state.pt", width=3, unit=1 << 18, striped=True) as out:
+        out.write(DATA[::-1])
+    fs.commit("step-2")
+    made = mount.start(f"{fs.url}/step-2", tmp_path / "mnt", config=config, prefetch=read, hold=True)
+    try:
+        assert made.status().prefetch == "running"
+        assert made.status().fetched_ahead == 0
+        made.release()
+        status = made.wait_prefetched(30)
+        assert status.prefetch == "done"
+        assert status.prefetch_done == status.prefetch_total == read.bytes
+        assert (made.mountpoint / "state.pt").read_bytes() == DATA[::-1]
+        assert (made.mountpoint / "config.json").exists() is False
+    finally:
+        made.unmount()
+    assert [path.name for path in (Path(config.state_dir) / "fs").iterdir()] == ["loads"]

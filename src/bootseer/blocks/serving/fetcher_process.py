@@ -95,6 +95,7 @@ class FetcherProcess:
         self._target = Target(tree.digest, tree.map_digest.hex(), tree.map)
         self._plan = Plan()
         self._hot_ready = 0
+        self._hot_known = False
         recording = Recording(
             shared.trace.since,
             tree.digest,
@@ -173,6 +174,7 @@ class FetcherProcess:
         if self._hot_ready < len(hot):
             self._hot_ready = sum(self._cache.ready[block] for block in hot)
         said = FetcherStatus(
+            hot_known=self._hot_known,
             hot_total=len(hot),
             hot_ready=self._hot_ready,
             hot_unused_bytes=traces.use.unused_bytes,
@@ -198,6 +200,7 @@ class FetcherProcess:
             log.warning("no prefetch of tree %s: %s", self._tree.digest[:12], exc)
         except Exception:
             log.exception("prefetch of tree %s failed; blocks come on demand", self._tree.digest[:12])
+        self._hot_known = True
         if self._spec.config.background_fill:
             self._fetcher.background()
 

@@ -25,6 +25,7 @@ from bootseer.config import Config
 from bootseer.errors import BootseerError, NotFoundError, NotWritableError, UnavailableError, from_os_error
 from bootseer.kernel import mount as mounts
 from bootseer.private import private_folder, trusted
+from bootseer.stripefs.checkpoint.access import AccessRecord
 from bootseer.stripefs.files.readahead import MEMORY
 from bootseer.stripefs.mount.server import FsStatus, Record, ServerSpec, born
 from bootseer.stripefs.store import open_fs
@@ -34,6 +35,8 @@ _log = logging.getLogger(__name__)
 _BUSY_SECONDS = 5.0
 _END_SECONDS = 15.0
 _START_SECONDS = 60.0
+_NOTED_SECONDS = 0.5
+"""More than the server takes to write down what it noted."""
 
 
 class FsMount:
@@ -66,6 +69,18 @@ class FsMount:
             time.sleep(0.05)
         return status
 
+    def release(self) -> None:
+        """Let a prefetch begin that was started with ``hold``."""
+        Record.hold(self._path).unlink(missing_ok=True)
+
+    def accessed(self) -> AccessRecord:
+        """What the readers of this mount had read when this was called; it takes half a second to be noted."""
+        time.sleep(_NOTED_SECONDS)
+        try:
+            return msgspec.json.decode(Record.accessed(self._path).read_bytes(), type=AccessRecord)
+        except (OSError, msgspec.DecodeError):
+            return AccessRecord()
+
     def unmount(self) -> None:
         """Unmount, and wait for the server to end. A busy mount is detached with a log line. Safe to call twice."""
         until = time.monotonic() + _BUSY_SECONDS
@@ -81,8 +96,8 @@ class FsMount:
                 time.sleep(0.05)
         self._await_end()
         if self._read() is not None:
-            self._path.unlink(missing_ok=True)
-            _log_of(self._path).unlink(missing_ok=True)
+            for path in (self._path, _log_of(self._path), Record.accessed(self._path), Record.hold(self._path)):
+                path.unlink(missing_ok=True)
 
     def _await_end(self) -> None:
         """Wait for the server to end. Tell it to, and kill it, with a log line, when that takes longer than it may.
@@ -118,7 +133,8 @@ def start(
     url: str,
     mountpoint: Path,
     *,
-    prefetch: bool | Sequence[str] = False,
+    prefetch: bool | AccessRecord | Sequence[str] = False,
+    hold: bool = False,
     commit: bool = False,
     config: Config | None = None,
     memory: int = MEMORY,
@@ -126,8 +142,9 @@ def start(
     """Mount the store at ``url`` on ``mountpoint`` (made when missing), read-only, by a process of its own.
 
     ``prefetch``: paths of files and folders that the server pulls into the node cache from the start; True: all files
-    (of the COMMIT, if there is one); `LATEST`. ``commit``: ``url`` must be a complete checkpoint. ``memory``: bytes
-    of read-ahead held by the server.
+    (of the COMMIT, if there is one); `LATEST`; an `AccessRecord`: the ranges that it names, of files that are still as
+    long. With ``hold`` it begins when `FsMount.release` is called.
+    ``commit``: ``url`` must be a complete checkpoint. ``memory``: bytes of read-ahead held by the server.
 
     Returns when the mount works. Raises `NotFoundError` for a folder that does not exist, `DataError` for a checkpoint
     without COMMIT, `UnavailableError`, `NotWritableError` when the mount point is in use, `ConfigError` for cache and
@@ -156,12 +173,17 @@ def start(
     spec = ServerSpec(
         url=fs.url if os.path.isabs(fs.url) else url,  # with its login, which ``fs.url`` has not
         mountpoint=str(mountpoint),
-        prefetch=("",) if prefetch is True else tuple(prefetch or ()),
+        prefetch=("",) if prefetch is True else () if isinstance(prefetch, AccessRecord) else tuple(prefetch or ()),
+        ranges=prefetch.files if isinstance(prefetch, AccessRecord) else (),
+        hold=hold,
         memory=memory,
         cache_dir=str(private_folder(Path(config.cache_dir), sub="fs")),
         state_dir=str(private_folder(Path(config.state_dir), sub="fs").parent),
     )
     path = Record.path(spec.state_dir, mountpoint)
+    Record.accessed(path).unlink(missing_ok=True)  # of a mount whose server was killed
+    if hold:
+        Record.hold(path).touch()
     return FsMount(_spawn(spec, path), path)
 
 

@@ -14,12 +14,14 @@ import logging
 import os
 import stat
 import threading
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from bootseer.errors import BootseerError, NotFoundError, NotWritableError
 from bootseer.kernel import fuse
 from bootseer.storage.interface import join
+from bootseer.stripefs.checkpoint.access import AccessLog
 from bootseer.stripefs.checkpoint.commit import is_hidden
 from bootseer.stripefs.files.readahead import ReadAhead
 from bootseer.stripefs.files.reader import ChunkFile, plain_identity
@@ -50,6 +52,31 @@ def _os_error_of(exc: BootseerError, path: str) -> OSError:
     return _os_error(errno.EIO, path)
 
 
+class Waited:
+    """A clock that runs while at least one thread is inside."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside, self._since, self._seconds = 0, 0.0, 0.0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._inside += 1
+            if self._inside == 1:
+                self._since = time.monotonic()
+
+    def __exit__(self, *exc: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._seconds += time.monotonic() - self._since
+
+    @property
+    def seconds(self) -> float:
+        with self._lock:
+            return self._seconds + (time.monotonic() - self._since if self._inside else 0.0)
+
+
 class StripeOperations(fuse.Operations):
     """Read-only operations over ``fs``; contents come through ``ahead``.
 
@@ -64,6 +91,8 @@ class StripeOperations(fuse.Operations):
         self._handles: dict[int, tuple[int, ChunkFile]] = {}  # file handle -> node, open file
         self._next_number, self._next_handle = itertools.count(fuse.ROOT + 1), itertools.count(1)
         self.bytes_read = 0
+        self.accessed = AccessLog()
+        self.waited = Waited()
 
     def lookup(self, parent: int, name: str, ctx: fuse.Context) -> fuse.Entry:
         path = join(self._nodes[parent].path, name)
@@ -142,11 +171,13 @@ class StripeOperations(fuse.Operations):
         if size <= 0:
             return b""
         try:
-            data = self._ahead.read(file, offset, size)
+            with self.waited:
+                data = self._ahead.read(file, offset, size)
         except BootseerError as exc:
             _log.error("cannot read %s at %d: %s", file.path, offset, exc)
             raise _os_error(errno.EIO, file.path) from None
         self.bytes_read += size
+        self.accessed.add(file.path, file.size, offset, size)
         return data
 
     def release(self, fh: int, ctx: fuse.Context) -> None:

@@ -11,7 +11,8 @@ import hashlib
 import logging
 import os
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,9 @@ from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritable
 from bootseer.kernel import fuse
 from bootseer.private import enterable
 from bootseer.storage.interface import clean, join
+from bootseer.stripefs import loads
 from bootseer.stripefs.checkpoint import commit
+from bootseer.stripefs.checkpoint.access import AccessRecord, FileAccess, Ranges
 from bootseer.stripefs.files.nodecache import NodeCache
 from bootseer.stripefs.files.readahead import MEMORY, ReadAhead
 from bootseer.stripefs.files.reader import ChunkFile
@@ -38,17 +41,23 @@ LATEST = "@latest"
 _WORKERS = 8
 _PIECE = 16 << 20
 _END_SECONDS = 15.0
+_REPORT_SECONDS = 5.0
+_HOLD_SECONDS = 600.0
+"""A prefetch that nobody releases begins after so long: who should have may be dead."""
 
 
 class ServerSpec(msgspec.Struct, frozen=True):
     """What a server is told. ``cache_dir``: of the node cache, ``state_dir``: of its record and log; "" for none.
 
-    ``prefetch``: paths as of `mount.start`; ``memory``: bytes of read-ahead that it holds.
+    ``prefetch``: paths as of `mount.start`, or the ranges of files; ``hold``: not before `FsMount.release`;
+    ``memory``: bytes of read-ahead that it holds.
     """
 
     url: str
     mountpoint: str
     prefetch: tuple[str, ...] = ()
+    ranges: tuple[FileAccess, ...] = ()
+    hold: bool = False
     memory: int = MEMORY
     cache_dir: str = ""
     state_dir: str = ""
@@ -83,6 +92,16 @@ class Record(msgspec.Struct, frozen=True):
         return Path(state_dir, "fs", hashlib.sha256(os.fsencode(mountpoint)).hexdigest()[:16] + ".json")
 
     @staticmethod
+    def hold(path: Path) -> Path:
+        """Beside the record at ``path``: while it exists the prefetch does not begin."""
+        return path.with_suffix(".hold")
+
+    @staticmethod
+    def accessed(path: Path) -> Path:
+        """Beside the record at ``path``: the `AccessRecord` of the mount's readers."""
+        return path.with_suffix(".access")
+
+    @staticmethod
     def read(path: Path) -> Record | None:
         """The record of a mount, alive or not."""
         try:
@@ -110,15 +129,21 @@ class Server:
 
     def __init__(self, spec: ServerSpec) -> None:
         self._spec, self._fs = spec, open_fs(spec.url)
+        self._path = Record.path(spec.state_dir, spec.mountpoint)
         self._cache = NodeCache(Path(spec.cache_dir), CACHE_BUDGET) if spec.cache_dir else None
         self._ahead = ReadAhead(self._cache, memory=spec.memory)
         root, closed = os.geteuid() == 0, not enterable(Path(spec.mountpoint))
         shared = root and not closed and _may_be_shared(self._fs)
         self._ops = StripeOperations(self._fs, self._ahead, shared=shared)
         self._stop = threading.Event()
-        self._prefetch: Literal["none", "running", "done", "failed"] = "running" if spec.prefetch else "none"
+        self._prefetch: Literal["none", "running", "done", "failed"] = (
+            "running" if spec.prefetch or spec.ranges else "none"
+        )
         self._total = self._done = 0
         self._record: Record | None = None
+        self._accessed = 0
+        self._meter = loads.LoadMeter(self._fs.url, "mount")
+        self._reported = 0.0, 0, 0  # when, and which bytes
         self._born = born(os.getpid())
         # A pointer may be replaced at any time: names are believed for a second, contents (one node each) for ever,
         # permissions as long as names.
@@ -144,11 +169,13 @@ class Server:
             while not self._server.wait(0.2) and not stop.is_set():
                 with contextlib.suppress(OSError):  # a full disk does not end the mount
                     self._write_record()
+                self._keep_report()
         finally:
             self._stop.set()
             self._server.stop(timeout=2.0)
             if pulling.ident is not None:
                 pulling.join(_END_SECONDS)
+            self._keep_report(at_once=True)
             self._ahead.close()
             if self._cache:
                 self._cache.close()
@@ -157,27 +184,61 @@ class Server:
         if self._prefetch == "none":
             return
         try:
-            files = [self._fs.open(path) for path in self._paths()]
-            self._total = sum(file.size for file in files)
+            self._await_release()
+            wanted = [(self._fs.open(path), ranges) for path, ranges in self._wanted()]
+            pieces = [(file, list(self._pieces(file, ranges))) for file, ranges in wanted]
+            self._total = sum(_bytes(file, piece) for file, parts in pieces for piece in parts)
             with ThreadPoolExecutor(2, thread_name_prefix="bootseer-prefetch") as pool:
-                for file in files:
-                    limit, step = file.geometry.chunks, max(1, _PIECE // file.unit)
+                for file, parts in pieces:
                     if self._cache is None or self._cache.add(file) is None:
-                        limit = min(limit, self._spec.memory // 2 // file.unit)
-                        self._done += file.size - min(file.size, limit * file.unit)
-                    for count in pool.map(partial(self._pull_piece, file, step, limit), range(0, limit, step)):
+                        fits = self._spec.memory // 2 // file.unit
+                        self._done += sum(_bytes(file, piece) for piece in parts if piece[1] > fits)
+                        parts = [piece for piece in parts if piece[1] <= fits]
+                    for count in pool.map(partial(self._pull_piece, file), parts):
                         self._done += count
             self._prefetch = "done"
         except (BootseerError, OSError) as exc:
             self._prefetch = "failed"
             _log.warning("prefetch stopped: %s", exc)
 
-    def _pull_piece(self, file: ChunkFile, step: int, limit: int, first: int) -> int:
+    def _pull_piece(self, file: ChunkFile, piece: tuple[int, int]) -> int:
         if self._stop.is_set():
             raise UnavailableError("the mount ended")
-        last = min(first + step, limit)
-        self._ahead.prefetch(file, first, last)
-        return min(last * file.unit, file.size) - first * file.unit
+        self._ahead.prefetch(file, *piece)
+        return _bytes(file, piece)
+
+    def _pieces(self, file: ChunkFile, ranges: Ranges) -> Iterator[tuple[int, int]]:
+        """The chunks of ``ranges``, in steps of `_PIECE` bytes: (first, one after the last)."""
+        step, done = max(1, _PIECE // file.unit), 0
+        for first, last in ranges:
+            begin, end = max(done, first // file.unit), -(-last // file.unit)
+            yield from ((at, min(at + step, end)) for at in range(begin, end, step))
+            done = max(done, end)
+
+    def _await_release(self) -> None:
+        """Wait until whoever held the prefetch back lets it go."""
+        hold, until = Record.hold(self._path), time.monotonic() + _HOLD_SECONDS
+        while self._spec.hold and hold.exists():
+            if self._stop.wait(0.1):
+                raise UnavailableError("the mount ended")
+            if time.monotonic() >= until:
+                _log.warning("prefetch begins: it was held back for %.0f s", _HOLD_SECONDS)
+                return
+
+    def _wanted(self) -> list[tuple[str, Ranges]]:
+        """The files to prefetch and which ranges of them: all of those that are named, and the given ranges of those
+        that are still as long."""
+        wanted = []
+        for known in self._spec.ranges:
+            try:
+                ranges = known.of(self._fs.stat(known.path).size)
+            except NotFoundError:
+                ranges = ()
+            if not ranges:
+                _log.info("%s is not what the start before read: not prefetched", known.path)
+            wanted.append((known.path, ranges))
+        wanted += [(path, ((0, self._fs.stat(path).size),)) for path in self._paths()]
+        return [(path, ranges) for path, ranges in wanted if ranges]
 
     def _paths(self) -> list[str]:
         found: dict[str, None] = {}
@@ -189,6 +250,16 @@ class Server:
                 names = [name for name in self._fs.files(path) if name.rpartition("/")[2] != commit.NAME]
             found |= dict.fromkeys(names)
         return list(found)
+
+    def _keep_report(self, *, at_once: bool = False) -> None:
+        """Tell `loads.last` what the mount has moved, if anything new."""
+        needed, fetched = self._ops.bytes_read, self._ahead.demand + self._ahead.ahead
+        late = time.monotonic() - self._reported[0] > _REPORT_SECONDS
+        if self._spec.state_dir and (late or at_once) and self._reported[1:] != (needed, fetched):
+            self._reported = time.monotonic(), needed, fetched
+            cached, waited = max(0, needed - fetched), self._ops.waited.seconds
+            report = self._meter.report(needed=needed, fetched=fetched, cached=cached, waited=waited)
+            loads.keep(report, self._spec.state_dir)
 
     def _write_record(self) -> Record:
         status = FsStatus(
@@ -202,19 +273,30 @@ class Server:
             prefetch_total=self._total,
             prefetch_done=self._done,
         )
-        record = Record(status, self._born)
+        record, path = Record(status, self._born), self._path
         if self._spec.state_dir and record != self._record:
-            path = Record.path(self._spec.state_dir, self._spec.mountpoint)
             there = Record.read(path)
             if there is not None and not there.is_of(record) and born(there.status.pid) == there.born:
                 if self._record is None:
                     raise NotWritableError(f"{self._spec.mountpoint} is already a mount of {there.status.url}")
                 return record  # this mount was detached, and has a successor
-            tmp = path.with_suffix(".new")
-            tmp.write_bytes(msgspec.json.encode(record))
-            os.replace(tmp, path)
+            _replace(path, record)
+            if (changes := self._ops.accessed.changes) != self._accessed:
+                _replace(Record.accessed(path), self._ops.accessed.record())
+                self._accessed = changes
         self._record = record
         return record
+
+
+def _bytes(file: ChunkFile, piece: tuple[int, int]) -> int:
+    first, last = piece
+    return min(last * file.unit, file.size) - first * file.unit
+
+
+def _replace(path: Path, content: Record | AccessRecord) -> None:
+    tmp = path.with_suffix(".new")
+    tmp.write_bytes(msgspec.json.encode(content))
+    os.replace(tmp, path)
 
 
 def _may_be_shared(fs: StripeFS) -> bool:
