@@ -50,19 +50,21 @@ class ChunkList:
         return len(data) == self.length_of(block) and crc32c(data) == self.crcs[block]
 
     def encode(self) -> bytes:
-        return _HEADER.pack(_MAGIC, _VERSION, 0, self.uuid, self.size, self.block_size) + little(self.crcs).tobytes()
+        head = _HEADER.pack(_MAGIC, _VERSION, 0, self.uuid, self.size, self.block_size)
+        body = head + little(self.crcs).tobytes()
+        return body + _hash.digest(body)
 
     @classmethod
     def decode(cls, raw: bytes) -> ChunkList:
-        """Raises `DataError` for anything that `encode` would not write. Whether ``raw`` is the right one, the name of
-        its folder says, which is its BLAKE3."""
-        if len(raw) < _HEADER.size or raw[:8] != _MAGIC:
+        """Raises `DataError` for anything that `encode` would not write."""
+        body = raw[: -_hash.SIZE]
+        if len(body) < _HEADER.size or raw[:8] != _MAGIC:
             raise DataError("bad chunk list: not a chunk list")
         _, version, zero, uuid, size, block_size = _HEADER.unpack_from(raw)
         if version != _VERSION:
             raise DataError(f"bad chunk list: version {version} is not known, the newest is {_VERSION}")
-        if zero or (len(raw) - _HEADER.size) % 4:
-            raise DataError("bad chunk list: wrong length or reserved bytes")
+        if zero or (len(body) - _HEADER.size) % 4 or _hash.digest(body) != raw[-_hash.SIZE :]:
+            raise DataError("bad chunk list: checksum, length or reserved bytes")
         crcs: array[int] = array("I")
-        crcs.frombytes(raw[_HEADER.size :])
+        crcs.frombytes(body[_HEADER.size :])
         return cls(uuid, size, block_size, little(crcs))

@@ -40,7 +40,7 @@ from bootseer.stripefs.files.reader import ChunkFile, StripedFile
 
 _log = logging.getLogger(__name__)
 _SYNC_SECONDS = 2.0
-_PENDING = 64 << 20
+_PENDING = 256 << 20
 """Bytes that wait for the writing thread at most."""
 _STEP = 256 << 20
 """The limits are looked at again after so many bytes."""
