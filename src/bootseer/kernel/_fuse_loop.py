@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bootseer.kernel import _fuse_wire as wire
+from bootseer.kernel._fuse_backing import Backings
 from bootseer.kernel.fuse_ops import LATER, Attr, Context, DirEntry, Entry, Negotiated, Operations, Options, ReadResult
 
 _log = logging.getLogger(__name__)
@@ -30,6 +31,8 @@ class Loop:
     def __init__(self, operations: Operations, mountpoint: Path, options: Options) -> None:
         self._ops, self._mountpoint, self._options = operations, mountpoint, options
         self.negotiated: Negotiated | None = None
+        self.backings = Backings()
+        self._device = -1
         self.ready = threading.Event()
         """Set when INIT has been answered."""
         self._inflight: dict[int, Context] = {}
@@ -54,6 +57,7 @@ class Loop:
 
     def run(self, fd: int) -> None:
         """Serve ``fd`` until the connection ends, or something that should not happen does (with a log line)."""
+        self._device = fd
         buffer = bytearray(wire.READ_BUFFER)
         header, inflight = wire.IN_HEADER.unpack_from, self._inflight
         read_in, read, whole = wire.READ_IN.unpack_from, self._ops.read, self._whole
@@ -174,13 +178,16 @@ class Loop:
         if extended:
             offered |= wire.INIT_IN_FLAGS2.unpack_from(body, wire.INIT_IN.size)[0] << 32
         granted = {name: bit for name, bit in wire.INIT_FLAGS.items() if offered & bit}
+        if self._options.passthrough and offered & wire.PASSTHROUGH:
+            granted["passthrough"] = wire.PASSTHROUGH
+            self.backings.enabled = True
         flags = sum(granted.values()) | extended
         readahead = min(readahead, self._options.max_readahead)
         self.negotiated = Negotiated(minor, frozenset(granted), readahead)
         max_pages = max(1, wire.MAX_READ // os.sysconf("SC_PAGE_SIZE"))
         return wire.INIT_OUT.pack(
             *(7, min(minor, wire.MINOR_WANTED), readahead, flags & 0xFFFFFFFF, _BACKGROUND, _BACKGROUND * 3 // 4),
-            *(4096, 1, max_pages, 0, flags >> 32, *[0] * 7),
+            *(4096, 1, max_pages, 0, flags >> 32, int(self.backings.enabled), *[0] * 6),
         )
 
     def _attr(self, node: int, attr: Attr) -> bytes:
@@ -206,12 +213,17 @@ class Loop:
         if flags & os.O_ACCMODE != os.O_RDONLY:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         fh = self._ops.open(ctx.node, flags, ctx)
+        if self._options.passthrough and (backing := self.backings.open(self._device, ctx.node, fh, self._ops.backing)):
+            return wire.OPEN_OUT.pack(fh, wire.FOPEN_NOFLUSH | wire.FOPEN_PASSTHROUGH, backing)
         # without NOFLUSH a close(2) on a dead mount fails, which surprises readers
         bits = wire.FOPEN_NOFLUSH | wire.FOPEN_KEEP_CACHE | (wire.FOPEN_DIRECT_IO if self._options.direct_io else 0)
         return wire.OPEN_OUT.pack(fh, bits, 0)
 
     def _release(self, ctx: Context, body: memoryview) -> bytes:
-        self._ops.release(wire.RELEASE_IN.unpack_from(body)[0], ctx)
+        fh = wire.RELEASE_IN.unpack_from(body)[0]
+        if self._options.passthrough:
+            self.backings.release(self._device, ctx.node, fh)
+        self._ops.release(fh, ctx)
         return b""
 
     def _opendir(self, ctx: Context, body: memoryview) -> bytes:

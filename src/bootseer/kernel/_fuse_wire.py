@@ -12,6 +12,7 @@ INIT, OPENDIR, READDIR, RELEASEDIR = 26, 27, 28, 29
 INTERRUPT, DESTROY, BATCH_FORGET = 36, 38, 42
 
 FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE, FOPEN_NOFLUSH = 1 << 0, 1 << 1, 1 << 5
+FOPEN_PASSTHROUGH = 1 << 7
 
 INIT_FLAGS = {
     "async_read": 1 << 0,
@@ -22,6 +23,8 @@ INIT_FLAGS = {
     "has_resend": 1 << 39,
 }
 """INIT flags this server asks for; the kernel grants those it offers. Those above bit 31 travel in ``flags2``."""
+PASSTHROUGH = 1 << 37
+"""INIT flag, asked for where `Options.passthrough` is set."""
 INIT_EXT = 1 << 30
 """Set in ``flags`` by a side that has a ``flags2`` (7.36)."""
 
@@ -31,10 +34,10 @@ IN_HEADER = struct.Struct("=IIQQIIIHH")  # len opcode unique nodeid uid gid pid 
 OUT_HEADER = struct.Struct("=IiQ")  # len error unique
 INIT_IN = struct.Struct("=IIII")  # major minor max_readahead flags
 INIT_IN_FLAGS2 = struct.Struct("=I")  # follows it since 7.36
-INIT_OUT = struct.Struct("=IIIIHHIIHHI7I")  # ... max_pages map_alignment flags2 unused
+INIT_OUT = struct.Struct("=IIIIHHIIHHI7I")  # ... max_pages map_alignment flags2 max_stack_depth unused
 READ_IN = struct.Struct("=QQI")  # fh offset size; read_flags lock_owner flags follow
 OPEN_IN = struct.Struct("=II")
-OPEN_OUT = struct.Struct("=QII")
+OPEN_OUT = struct.Struct("=QII")  # fh open_flags backing_id
 RELEASE_IN = struct.Struct("=QIIQ")
 FORGET_IN = struct.Struct("=Q")
 BATCH_FORGET_IN = struct.Struct("=II")

@@ -93,6 +93,9 @@ class Options:
     """How long the kernel believes attributes."""
     allow_other: bool = False
     """Other users may use it; without root this needs ``user_allow_other`` in /etc/fuse.conf."""
+    passthrough: bool = False
+    """Files for which the operations have a `Operations.backing` are read by the kernel; nothing may be mounted from
+    them then (the mount has a stacking depth)."""
     direct_io: bool = False
     """Reads bypass the page cache. Not for a file under EROFS, which needs its pages."""
 
@@ -149,6 +152,11 @@ class Operations:
     def read(self, fh: int, offset: int, size: int, ctx: Context) -> ReadResult:
         """Exactly ``size`` bytes at ``offset``, fewer only at the end of the file."""
         raise NotImplementedError
+
+    def backing(self, fh: int) -> int | None:
+        """Descriptor of a local file with all bytes of the open file ``fh``, from which the kernel may read it by
+        itself until `release`; None where there is none."""
+        return None
 
     def release(self, fh: int, ctx: Context) -> None:
         """The last user of ``fh`` closed it; its error goes nowhere."""

@@ -26,6 +26,7 @@ from bootseer.blocks.fetch import prefetch
 from bootseer.blocks.fetch.fetcher import Fetched, Fetcher
 from bootseer.blocks.fetch.prefetch import Plan, Target
 from bootseer.blocks.fetch.source import StoreSource
+from bootseer.blocks.formats.blockmap import BlockMap
 from bootseer.blocks.profiles.library import ProfileKey
 from bootseer.blocks.profiles.recording import Recording
 from bootseer.blocks.serving.ipc import Came, Channel, Finish, Repeat, Wanted
@@ -65,7 +66,7 @@ class FetcherProcess:
         tree: LocalTree,
         store: Store,
         shared: SharedMemory,
-        cache: CacheFile,
+        cache: CacheFile[BlockMap],
         reads: Channel,
         detach: Callable[[], None],
     ) -> None:
@@ -212,7 +213,7 @@ class FetcherProcess:
         inventory.keep_hot(self._tree.cache, self._tree.map_digest, self._tree.map.count, blocks)
 
 
-def keep_synced(cache: CacheFile, began: float, stop: threading.Event) -> None:
+def keep_synced(cache: CacheFile[BlockMap], began: float, stop: threading.Event) -> None:
     """Persist what ``cache`` gets until ``stop``, but not while the prefetch of a start that ``began`` (monotonic time)
     comes: a write to a file that is being synced may wait for the disk, hundreds of milliseconds on ext4, and the
     readers of what comes behind it wait, too (``scripts/bench engine``: write, write+sync)."""
@@ -233,7 +234,7 @@ class ReadRequests:
     when the supervisor says `Finish`, or is gone with the FUSE server. One thread receives; answers are sent by the
     fetcher's threads as blocks come."""
 
-    def __init__(self, channel: Channel, fetcher: Fetcher, cache: CacheFile, stop: threading.Event) -> None:
+    def __init__(self, channel: Channel, fetcher: Fetcher, cache: CacheFile[BlockMap], stop: threading.Event) -> None:
         self._channel = channel
         self._fetcher = fetcher
         self._cache = cache

@@ -26,6 +26,7 @@ from bootseer.blocks.cache import eviction
 from bootseer.blocks.cache.cachefile import CacheFile
 from bootseer.blocks.cache.metadata import LocalTree, localize
 from bootseer.blocks.fetch.fetcher import Fetched
+from bootseer.blocks.formats.blockmap import BlockMap
 from bootseer.blocks.serving import client, fuse_server, mount_readahead
 from bootseer.blocks.serving.child import BEAT_SECONDS, Child, Watch, keep_beating
 from bootseer.blocks.serving.control_server import ControlServer
@@ -70,7 +71,7 @@ class Inherited(NamedTuple):
     store_for: Callable[[str], Store]
     tree: LocalTree
     shared: SharedMemory
-    cache: CacheFile
+    cache: CacheFile[BlockMap]
     """Opened, for its descriptors; the fetcher goes on with it by `CacheFile.resume`."""
     control: ControlServer
     reads: tuple[Channel, Channel]

@@ -21,6 +21,7 @@ import msgspec
 
 from bootseer import config as settings
 from bootseer import errors
+from bootseer.blocks.cache.eviction import Limits
 from bootseer.config import Config
 from bootseer.errors import BootseerError, NotFoundError, NotWritableError, UnavailableError, from_os_error
 from bootseer.kernel import mount as mounts
@@ -177,7 +178,8 @@ def start(
         ranges=prefetch.files if isinstance(prefetch, AccessRecord) else (),
         hold=hold,
         memory=memory,
-        cache_dir=str(private_folder(Path(config.cache_dir), sub="fs")),
+        cache_dir=str(private_folder(Path(config.cache_dir), sub="blocks").parent),
+        limits=Limits(config.cache_limit, config.cache_keep_free),
         state_dir=str(private_folder(Path(config.state_dir), sub="fs").parent),
     )
     path = Record.path(spec.state_dir, mountpoint)

@@ -23,6 +23,7 @@ from bootseer.kernel import fuse
 from bootseer.storage.interface import join
 from bootseer.stripefs.checkpoint.access import AccessLog
 from bootseer.stripefs.checkpoint.commit import is_hidden
+from bootseer.stripefs.files.nodecache import NodeCache, NodeFile
 from bootseer.stripefs.files.readahead import ReadAhead
 from bootseer.stripefs.files.reader import ChunkFile, plain_identity
 from bootseer.stripefs.files.stat import FileStat
@@ -80,15 +81,17 @@ class Waited:
 class StripeOperations(fuse.Operations):
     """Read-only operations over ``fs``; contents come through ``ahead``.
 
-    ``shared``: with the owners and modes of the storage, for a mount that others may use; else everything is readable.
+    ``cache``: where files that are open are kept on the node's disk. ``shared``: with the owners and modes of the
+    storage, for a mount that others may use; else everything is readable.
     """
 
-    def __init__(self, fs: StripeFS, ahead: ReadAhead, *, shared: bool = False) -> None:
-        self._fs, self._ahead, self._shared = fs, ahead, shared
+    def __init__(self, fs: StripeFS, ahead: ReadAhead, *, cache: NodeCache | None = None, shared: bool = False) -> None:
+        self._fs, self._ahead, self._cache, self._shared = fs, ahead, cache, shared
         self._lock = threading.Lock()
         self._nodes: dict[int, _Node] = {fuse.ROOT: _Node("", self._attr(fs.stat("")), "")}
         self._numbers: dict[tuple[str, str], int] = {}
         self._handles: dict[int, tuple[int, ChunkFile]] = {}  # file handle -> node, open file
+        self._cached: dict[int, NodeFile] = {}  # by file handle
         self._next_number, self._next_handle = itertools.count(fuse.ROOT + 1), itertools.count(1)
         self.bytes_read = 0
         self.accessed = AccessLog()
@@ -156,10 +159,17 @@ class StripeOperations(fuse.Operations):
         if file.size != known.attr.size or file.identity != known.content:
             file.close()
             raise _os_error(errno.ESTALE, known.path)  # the kernel looks the name up again
+        cached = self._cache.open(file, join(self._fs.url, known.path)) if self._cache else None
         with self._lock:
             handle = next(self._next_handle)
             self._handles[handle] = (node, file)
+            if cached is not None:
+                self._cached[handle] = cached
         return handle
+
+    def backing(self, fh: int) -> int | None:
+        cached = self._cached.get(fh)
+        return cached.fd if cached is not None and cached.whole() else None
 
     def size(self, fh: int) -> int | None:
         held = self._handles.get(fh)
@@ -184,6 +194,9 @@ class StripeOperations(fuse.Operations):
         # left to its own end: a thread that fetches ahead may still read from it
         with self._lock:
             self._handles.pop(fh, None)
+            cached = self._cached.pop(fh, None)
+        if cached is not None:
+            cached.release()
 
     def _attr(self, found: FileStat) -> fuse.Attr:
         uid, gid, mode = (found.permissions or (0, 0, 0)) if self._shared else (0, 0, 0o555 if found.is_dir else 0o444)

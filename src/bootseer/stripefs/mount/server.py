@@ -20,6 +20,7 @@ from typing import Literal
 
 import msgspec
 
+from bootseer.blocks.cache.eviction import Limits
 from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError, UnavailableError
 from bootseer.kernel import fuse
 from bootseer.private import enterable
@@ -35,7 +36,6 @@ from bootseer.stripefs.store import StripeFS, open_fs
 
 _log = logging.getLogger(__name__)
 
-CACHE_BUDGET = 64 << 30
 LATEST = "@latest"
 """In ``prefetch``: every file of the newest complete checkpoint in the mounted folder."""
 _WORKERS = 8
@@ -48,6 +48,7 @@ _HOLD_SECONDS = 600.0
 
 class ServerSpec(msgspec.Struct, frozen=True):
     """What a server is told. ``cache_dir``: of the node cache, ``state_dir``: of its record and log; "" for none.
+    ``limits``: of the node cache.
 
     ``prefetch``: paths as of `mount.start`, or the ranges of files; ``hold``: not before `FsMount.release`;
     ``memory``: bytes of read-ahead that it holds.
@@ -60,11 +61,14 @@ class ServerSpec(msgspec.Struct, frozen=True):
     hold: bool = False
     memory: int = MEMORY
     cache_dir: str = ""
+    limits: Limits = Limits()
     state_dir: str = ""
 
 
 class FsStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What a mount has moved, in bytes. ``fetched_*``: from the store, because a reader waited or ahead of readers."""
+    """What a mount has moved, in bytes. ``fetched_*``: from the store, because a reader waited or ahead of readers.
+    ``bytes_read``: through the server. ``opened_passthrough``: how often a file was opened that the kernel reads from
+    the node cache by itself; ``opened_served``: others."""
 
     url: str
     mountpoint: str
@@ -73,6 +77,8 @@ class FsStatus(msgspec.Struct, frozen=True, kw_only=True):
     bytes_read: int = 0
     fetched_demand: int = 0
     fetched_ahead: int = 0
+    opened_passthrough: int = 0
+    opened_served: int = 0
     prefetch: Literal["none", "running", "done", "failed"] = "none"
     prefetch_total: int = 0
     prefetch_done: int = 0
@@ -130,11 +136,11 @@ class Server:
     def __init__(self, spec: ServerSpec) -> None:
         self._spec, self._fs = spec, open_fs(spec.url)
         self._path = Record.path(spec.state_dir, spec.mountpoint)
-        self._cache = NodeCache(Path(spec.cache_dir), CACHE_BUDGET) if spec.cache_dir else None
+        self._cache = NodeCache(Path(spec.cache_dir), spec.limits) if spec.cache_dir else None
         self._ahead = ReadAhead(self._cache, memory=spec.memory)
         root, closed = os.geteuid() == 0, not enterable(Path(spec.mountpoint))
         shared = root and not closed and _may_be_shared(self._fs)
-        self._ops = StripeOperations(self._fs, self._ahead, shared=shared)
+        self._ops = StripeOperations(self._fs, self._ahead, cache=self._cache, shared=shared)
         self._stop = threading.Event()
         self._prefetch: Literal["none", "running", "done", "failed"] = (
             "running" if spec.prefetch or spec.ranges else "none"
@@ -150,6 +156,7 @@ class Server:
         options = fuse.Options(
             name="bootseer-fs",
             max_readahead=4 << 20 if os.geteuid() == 0 else 128 << 10,
+            passthrough=root and self._cache is not None,
             entry_timeout=1.0,
             attr_timeout=1.0 if shared else 3600.0,
             allow_other=shared or (root and closed),  # closed: others are those whom root lets see it, as containers
@@ -190,12 +197,16 @@ class Server:
             self._total = sum(_bytes(file, piece) for file, parts in pieces for piece in parts)
             with ThreadPoolExecutor(2, thread_name_prefix="bootseer-prefetch") as pool:
                 for file, parts in pieces:
-                    if self._cache is None or self._cache.add(file) is None:
+                    # open until the mount ends: what was asked for is not evicted, nor compared again
+                    cached = self._cache.open(file, join(self._fs.url, file.path)) if self._cache else None
+                    if cached is None:
                         fits = self._spec.memory // 2 // file.unit
                         self._done += sum(_bytes(file, piece) for piece in parts if piece[1] > fits)
                         parts = [piece for piece in parts if piece[1] <= fits]
                     for count in pool.map(partial(self._pull_piece, file), parts):
                         self._done += count
+            if self._cache:
+                self._cache.sync()
             self._prefetch = "done"
         except (BootseerError, OSError) as exc:
             self._prefetch = "failed"
@@ -262,6 +273,7 @@ class Server:
             loads.keep(report, self._spec.state_dir)
 
     def _write_record(self) -> Record:
+        passed, served = self._server.opens
         status = FsStatus(
             url=self._fs.url,
             mountpoint=self._spec.mountpoint,
@@ -269,6 +281,8 @@ class Server:
             bytes_read=self._ops.bytes_read,
             fetched_demand=self._ahead.demand,
             fetched_ahead=self._ahead.ahead,
+            opened_passthrough=passed,
+            opened_served=served,
             prefetch=self._prefetch,
             prefetch_total=self._total,
             prefetch_done=self._done,
