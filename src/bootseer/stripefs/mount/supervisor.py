@@ -84,6 +84,7 @@ class Supervisor:
                     return
                 if self._ready and time.monotonic() - self._ready >= _PROVEN_SECONDS:
                     child.succeeded()
+                self._ready = 0.0
                 if not self._record:
                     device.abort()
                     raise UnavailableError(f"the server of {self._spec.mountpoint} ended ({child.ending})")
