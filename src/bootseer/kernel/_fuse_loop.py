@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import logging
 import os
 import stat
@@ -18,6 +19,8 @@ from bootseer.kernel.fuse_ops import LATER, Attr, Context, DirEntry, Entry, Nego
 _log = logging.getLogger(__name__)
 _BACKGROUND = 64
 """Readahead requests in flight."""
+_DOTS = 2
+"""`.` and `..` come first."""
 _TOTALS = wire.STATFS_OUT.pack(0, 0, 0, 0, 0, 4096, 255, 4096, 0, *[0] * 6)
 """Of a file system that counts nothing."""
 
@@ -41,6 +44,7 @@ class Loop:
         self._next_dir = time.monotonic_ns()
         self._lock = threading.Lock()
         self._entry_valid = wire.seconds(options.entry_timeout)
+        self._negative_valid = wire.seconds(options.negative_timeout)
         self._attr_valid = wire.seconds(options.attr_timeout)
         self._handlers: dict[int, Callable[[Context, memoryview], bytes]] = {
             wire.INIT: self._init,
@@ -50,6 +54,7 @@ class Loop:
             wire.RELEASE: self._release,
             wire.OPENDIR: self._opendir,
             wire.READDIR: self._readdir,
+            wire.READDIRPLUS: self._readdirplus,
             wire.RELEASEDIR: self._releasedir,
             wire.STATFS: lambda ctx, body: _TOTALS,
             wire.DESTROY: lambda ctx, body: b"",
@@ -203,7 +208,13 @@ class Loop:
 
     def _lookup(self, ctx: Context, body: memoryview) -> bytes:
         name = os.fsdecode(bytes(body).split(b"\0", 1)[0])
-        return self._entry(self._ops.lookup(ctx.node, name, ctx))
+        try:
+            return self._entry(self._ops.lookup(ctx.node, name, ctx))
+        except FileNotFoundError:
+            seconds, nanoseconds = self._negative_valid
+            if not seconds + nanoseconds:
+                raise
+            return wire.ENTRY_OUT.pack(0, 0, seconds, 0, nanoseconds, 0) + bytes(wire.ATTR.size)
 
     def _getattr(self, ctx: Context, body: memoryview) -> bytes:
         return wire.ATTR_OUT.pack(*self._attr_valid, 0) + self._attr(ctx.node, self._ops.getattr(ctx.node, ctx))
@@ -239,21 +250,39 @@ class Loop:
 
     def _readdir(self, ctx: Context, body: memoryview) -> bytes:
         fh, offset, size = wire.READ_IN.unpack_from(body)
+        return b"".join(self._dirents(self._listing(ctx, fh, offset), offset, size, 0))
+
+    def _readdirplus(self, ctx: Context, body: memoryview) -> bytes:
+        fh, offset, size = wire.READ_IN.unpack_from(body)
+        entries = self._listing(ctx, fh, offset)
+        dirents = self._dirents(entries, offset, size, len(wire.NO_ENTRY))
+        names = [entry.name for entry in entries[max(offset, _DOTS) : offset + len(dirents)]]
+        found = self._ops.lookups(ctx.node, names, ctx) if names else []
+        told = [wire.NO_ENTRY if entry is None else self._entry(entry) for entry in found]
+        told = [wire.NO_ENTRY] * (len(dirents) - len(told)) + told
+        return b"".join(itertools.chain.from_iterable(zip(told, dirents, strict=True)))
+
+    def _listing(self, ctx: Context, fh: int, offset: int) -> Sequence[DirEntry]:
+        """The open directory ``fh``; listed anew from its start, and when a server before this one had it open."""
         entries = self._dirs.get(fh)
         if entries is None or offset == 0:
             dots = [DirEntry(name, ctx.node, stat.S_IFDIR) for name in (".", "..")]
             entries = [*dots, *self._ops.readdir(ctx.node, ctx)]
             with self._lock:
                 self._dirs[fh] = entries
+        return entries
+
+    def _dirents(self, entries: Sequence[DirEntry], offset: int, size: int, more: int) -> list[bytes]:
+        """Those from ``offset`` on that fit into ``size`` bytes, when each has ``more`` bytes before it."""
         parts, total = [], 0
         for index in range(offset, len(entries)):
             entry = entries[index]
             part = wire.dirent(entry.node, index + 1, stat.S_IFMT(entry.mode), os.fsencode(entry.name))
-            total += len(part)
+            total += more + len(part)
             if total > size:
                 break
             parts.append(part)
-        return b"".join(parts)
+        return parts
 
 
 def _guard(action: Callable[..., None], *args: int) -> None:

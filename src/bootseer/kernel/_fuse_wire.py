@@ -9,13 +9,15 @@ MAJOR, MINOR_WANTED, MINOR_MIN = 7, 40, 31
 LOOKUP, FORGET, GETATTR = 1, 2, 3
 OPEN, READ, STATFS, RELEASE = 14, 15, 17, 18
 INIT, OPENDIR, READDIR, RELEASEDIR = 26, 27, 28, 29
-INTERRUPT, DESTROY, BATCH_FORGET = 36, 38, 42
+INTERRUPT, DESTROY, BATCH_FORGET, READDIRPLUS = 36, 38, 42, 44
 
 FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE, FOPEN_NOFLUSH = 1 << 0, 1 << 1, 1 << 5
 FOPEN_PASSTHROUGH = 1 << 7
 
 INIT_FLAGS = {
     "async_read": 1 << 0,
+    "readdirplus": 1 << 13,
+    "readdirplus_auto": 1 << 14,
     "async_dio": 1 << 15,
     "parallel_dirops": 1 << 18,
     "max_pages": 1 << 22,
@@ -45,6 +47,8 @@ FORGET_ONE = struct.Struct("=QQ")
 INTERRUPT_IN = struct.Struct("=Q")
 ATTR = struct.Struct("=QQQQQQIIIIIIIIII")  # 88 bytes
 ENTRY_OUT = struct.Struct("=QQQQII")  # nodeid generation entry_valid attr_valid their nsec; ATTR follows
+NO_ENTRY = bytes(ENTRY_OUT.size + ATTR.size)
+"""Of a READDIRPLUS: nothing is told but the name. With a validity, of a LOOKUP: there is no such name."""
 ATTR_OUT = struct.Struct("=QII")  # attr_valid, its nsec, dummy; ATTR follows
 DIRENT = struct.Struct("=QQII")  # ino off namelen type; the name follows, padded to 8 bytes
 STATFS_OUT = struct.Struct("=QQQQQIIII6I")

@@ -11,7 +11,7 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -89,6 +89,8 @@ class Options:
     """Readahead of buffered reads. More than 128 KiB is set through sysfs after the mount, which needs root."""
     entry_timeout: float = 3600.0
     """How long the kernel believes a name."""
+    negative_timeout: float = 0.0
+    """How long the kernel believes that there is no such name."""
     attr_timeout: float = 3600.0
     """How long the kernel believes attributes."""
     allow_other: bool = False
@@ -131,6 +133,16 @@ class Operations:
     def lookup(self, parent: int, name: str, ctx: Context) -> Entry:
         """The node called ``name`` in directory ``parent``. Raises `FileNotFoundError`."""
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+
+    def lookups(self, parent: int, names: Sequence[str], ctx: Context) -> Sequence[Entry | None]:
+        """`lookup` of each of ``names``, which are of a listing; None where that fails. Each entry is one reference."""
+        return [self._looked_up(parent, name, ctx) for name in names]
+
+    def _looked_up(self, parent: int, name: str, ctx: Context) -> Entry | None:
+        try:
+            return self.lookup(parent, name, ctx)
+        except OSError:
+            return None
 
     def getattr(self, node: int, ctx: Context) -> Attr:
         """The attributes of ``node``."""

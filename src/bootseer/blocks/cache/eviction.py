@@ -22,12 +22,13 @@ from bootseer import faults
 from bootseer.blocks._runs import runs
 from bootseer.blocks.cache.cachefile import in_use
 from bootseer.blocks.cache.inventory import Part, disk_bytes, map_of, parts, used
-from bootseer.blocks.cache.locks import OwnedFolder, lock, maintain, unheld
+from bootseer.blocks.cache.locks import OwnedFolder, maintain, unheld
 from bootseer.blocks.cache.metadata import LocalTree
 from bootseer.blocks.formats import bitmap
 from bootseer.blocks.formats.blockmap import Blocks
 from bootseer.errors import BootseerError
 from bootseer.kernel import _libc
+from bootseer.kernel.flock import lock
 
 log = logging.getLogger(__name__)
 

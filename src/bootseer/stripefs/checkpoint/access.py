@@ -77,6 +77,12 @@ class AccessLog:
             held[1][first:last] = b"\1" * (last - first)
             self.changes += 1
 
+    def add_all(self, record: AccessRecord) -> None:
+        """Note what another process noted before this one."""
+        for file in record.files:
+            for first, last in file.ranges:
+                self.add(file.path, file.size, first, last - first)
+
     def record(self) -> AccessRecord:
         """What was noted so far."""
         files = (

@@ -1,18 +1,20 @@
-"""The server of a mount: FUSE operations, read-ahead, node cache, prefetch, and the record of it.
+"""The server of a mount: FUSE operations, read-ahead, node cache, prefetch. The supervisor forks it, and another one
+when it was killed.
 
 Concurrency: FUSE workers, read threads, read-ahead threads, and for the prefetch one thread with two of its own; the
-main thread writes the record while it waits for the unmount or for SIGTERM.
+main thread tells the supervisor what was moved while it waits for the unmount or for SIGTERM.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -21,9 +23,8 @@ from typing import Literal
 import msgspec
 
 from bootseer.blocks.cache.eviction import Limits
-from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError, UnavailableError
-from bootseer.kernel import fuse
-from bootseer.private import enterable
+from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError
+from bootseer.kernel import channel, fuse
 from bootseer.storage.interface import clean, join
 from bootseer.stripefs import loads
 from bootseer.stripefs.checkpoint import commit
@@ -31,7 +32,8 @@ from bootseer.stripefs.checkpoint.access import AccessRecord, FileAccess, Ranges
 from bootseer.stripefs.files.nodecache import NodeCache
 from bootseer.stripefs.files.readahead import MEMORY, ReadAhead
 from bootseer.stripefs.files.reader import ChunkFile
-from bootseer.stripefs.mount.operations import StripeOperations
+from bootseer.stripefs.mount.nodes import Gone, Known
+from bootseer.stripefs.mount.operations import FRESH, StripeOperations
 from bootseer.stripefs.store import StripeFS, open_fs
 
 _log = logging.getLogger(__name__)
@@ -44,6 +46,8 @@ _END_SECONDS = 15.0
 _REPORT_SECONDS = 5.0
 _HOLD_SECONDS = 600.0
 """A prefetch that nobody releases begins after so long: who should have may be dead."""
+_TELL_SECONDS = 10.0
+"""For which a request waits until the supervisor takes what it is told; then it fails."""
 
 
 class ServerSpec(msgspec.Struct, frozen=True):
@@ -51,7 +55,8 @@ class ServerSpec(msgspec.Struct, frozen=True):
     ``limits``: of the node cache.
 
     ``prefetch``: paths as of `mount.start`, or the ranges of files; ``hold``: not before `FsMount.release`;
-    ``memory``: bytes of read-ahead that it holds.
+    ``memory``: bytes of read-ahead that it holds. ``allow_other``: other users may use the mount, with ``shared`` as
+    far as the owners and modes of the storage let them, else for everything.
     """
 
     url: str
@@ -63,16 +68,23 @@ class ServerSpec(msgspec.Struct, frozen=True):
     cache_dir: str = ""
     limits: Limits = Limits()
     state_dir: str = ""
+    shared: bool = False
+    allow_other: bool = False
 
 
 class FsStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What a mount has moved, in bytes. ``fetched_*``: from the store, because a reader waited or ahead of readers.
+
     ``bytes_read``: through the server. ``opened_passthrough``: how often a file was opened that the kernel reads from
-    the node cache by itself; ``opened_served``: others."""
+    the node cache by itself; ``opened_served``: others. ``pid``: of the supervisor; ``server_pid``: of the process that
+    serves now, which took over ``restarts`` times.
+    """
 
     url: str
     mountpoint: str
     pid: int
+    server_pid: int = 0
+    restarts: int = 0
     alive: bool = True
     bytes_read: int = 0
     fetched_demand: int = 0
@@ -108,6 +120,14 @@ class Record(msgspec.Struct, frozen=True):
         return path.with_suffix(".access")
 
     @staticmethod
+    def read_accessed(path: Path) -> AccessRecord:
+        """What the readers of the mount with the record at ``path`` have read, as far as it was written down."""
+        try:
+            return msgspec.json.decode(Record.accessed(path).read_bytes(), type=AccessRecord)
+        except (OSError, msgspec.DecodeError):
+            return AccessRecord()
+
+    @staticmethod
     def read(path: Path) -> Record | None:
         """The record of a mount, alive or not."""
         try:
@@ -130,62 +150,134 @@ def born(pid: int) -> int:
     return 0 if fields[0] in "ZX" else int(fields[19])
 
 
-class Server:
-    """Serves a mount. Raises what reading the folder at its URL raises."""
+class Ready(msgspec.Struct, tag=3, array_like=True, frozen=True):
+    """The server serves. ``negotiated``: `fuse.Negotiated.encode`."""
 
-    def __init__(self, spec: ServerSpec) -> None:
-        self._spec, self._fs = spec, open_fs(spec.url)
+    negotiated: bytes
+    status: FsStatus
+
+
+class Figures(msgspec.Struct, tag=4, array_like=True, frozen=True):
+    """What the mount has moved so far, with what earlier servers had."""
+
+    status: FsStatus
+
+
+class Failed(msgspec.Struct, tag=5, array_like=True, frozen=True):
+    """The server cannot start: name, message and hint of the error."""
+
+    name: str
+    message: str
+    hint: str
+
+
+Message = Known | Gone | Ready | Figures | Failed
+
+
+class Channel(channel.Channel[Message]):
+    """From the server, the first end of a pair, to the supervisor."""
+
+    message = Message
+
+
+def mount_options(spec: ServerSpec) -> fuse.Options:
+    """How the kernel treats the mount.
+
+    A pointer may be replaced at any time: names are believed for a second, contents (one node each) for ever,
+    permissions as long as names.
+    """
+    return fuse.Options(
+        name="bootseer-fs",
+        max_readahead=4 << 20 if os.geteuid() == 0 else 128 << 10,
+        entry_timeout=FRESH,
+        negative_timeout=FRESH,
+        attr_timeout=FRESH if spec.shared else 3600.0,
+        passthrough=os.geteuid() == 0 and bool(spec.cache_dir),
+        allow_other=spec.allow_other,
+    )
+
+
+class Server:
+    """Serves the mount ``device``, as the server number ``generation`` of it, from 0.
+
+    ``known`` and ``negotiated``: what servers before it told, ``before``: with the figures that it goes on from.
+    Raises what reading the folder at its URL raises.
+    """
+
+    def __init__(
+        self,
+        spec: ServerSpec,
+        device: fuse.Device,
+        supervisor: Channel,
+        before: FsStatus,
+        *,
+        known: Sequence[Known] = (),
+        negotiated: bytes = b"",
+        generation: int = 0,
+    ) -> None:
+        self._spec, self._device, self._supervisor, self._before = spec, device, supervisor, before
+        self._negotiated = fuse.Negotiated.decode(negotiated) if negotiated else None
+        self._fs = open_fs(spec.url)
         self._path = Record.path(spec.state_dir, spec.mountpoint)
         self._cache = NodeCache(Path(spec.cache_dir), spec.limits) if spec.cache_dir else None
         self._ahead = ReadAhead(self._cache, memory=spec.memory)
-        root, closed = os.geteuid() == 0, not enterable(Path(spec.mountpoint))
-        shared = root and not closed and _may_be_shared(self._fs)
-        self._ops = StripeOperations(self._fs, self._ahead, cache=self._cache, shared=shared)
+        self._ops = StripeOperations(
+            self._fs,
+            self._ahead,
+            cache=self._cache,
+            shared=spec.shared,
+            known=known,
+            tell=self._tell,
+            generation=generation,
+        )
+        if generation:
+            self._ops.accessed.add_all(Record.read_accessed(self._path))
+        self._server: fuse.Server | None = None
         self._stop = threading.Event()
         self._prefetch: Literal["none", "running", "done", "failed"] = (
             "running" if spec.prefetch or spec.ranges else "none"
         )
         self._total = self._done = 0
-        self._record: Record | None = None
         self._accessed = 0
         self._meter = loads.LoadMeter(self._fs.url, "mount")
         self._reported = 0.0, 0, 0  # when, and which bytes
-        self._born = born(os.getpid())
-        # A pointer may be replaced at any time: names are believed for a second, contents (one node each) for ever,
-        # permissions as long as names.
-        options = fuse.Options(
-            name="bootseer-fs",
-            max_readahead=4 << 20 if os.geteuid() == 0 else 128 << 10,
-            passthrough=root and self._cache is not None,
-            entry_timeout=1.0,
-            attr_timeout=1.0 if shared else 3600.0,
-            allow_other=shared or (root and closed),  # closed: others are those whom root lets see it, as containers
-        )
-        self._server = fuse.Server(self._ops, Path(spec.mountpoint), workers=_WORKERS, options=options)
 
-    def run(self, stop: threading.Event, started: Callable[[Record], None]) -> None:
-        """Mount, call ``started``, then prefetch and serve until the mount has ended or ``stop`` is set.
-
-        Errors as of `kernel.mount`. Nothing is left running.
-        """
+    def run(self, stop: threading.Event) -> None:
+        """Prefetch and serve until the mount has ended or ``stop`` is set. Nothing is left running."""
         pulling = threading.Thread(target=self._pull, name="prefetch", daemon=True)
+        server = self._server = self._serve()
         try:
-            self._server.start()
-            started(self._write_record())
+            assert server.negotiated is not None
+            told = self._status()
+            self._tell(Ready(server.negotiated.encode(), told))
             pulling.start()
-            while not self._server.wait(0.2) and not stop.is_set():
-                with contextlib.suppress(OSError):  # a full disk does not end the mount
-                    self._write_record()
+            while not server.wait(0.2) and not stop.is_set():
+                if (status := self._status()) != told and self._supervisor.send(Figures(status)):
+                    told = status
+                self._keep_access()
                 self._keep_report()
         finally:
             self._stop.set()
-            self._server.stop(timeout=2.0)
+            server.stop(timeout=2.0)
             if pulling.ident is not None:
                 pulling.join(_END_SECONDS)
             self._keep_report(at_once=True)
             self._ahead.close()
             if self._cache:
                 self._cache.close()
+
+    def _serve(self) -> fuse.Server:
+        options = mount_options(self._spec)
+        if self._negotiated is not None:
+            return fuse.Server.resume(self._ops, self._device, self._negotiated, workers=_WORKERS, options=options)
+        server = fuse.Server(self._ops, self._device.mountpoint, workers=_WORKERS, options=options, device=self._device)
+        server.start()
+        return server
+
+    def _tell(self, message: Message) -> None:
+        if not self._supervisor.send(message, timeout=_TELL_SECONDS):
+            _log.error("the supervisor of %s does not take what it is told", self._spec.mountpoint)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     def _pull(self) -> None:
         if self._prefetch == "none":
@@ -272,34 +364,30 @@ class Server:
             report = self._meter.report(needed=needed, fetched=fetched, cached=cached, waited=waited)
             loads.keep(report, self._spec.state_dir)
 
-    def _write_record(self) -> Record:
-        passed, served = self._server.opens
-        status = FsStatus(
+    def _keep_access(self) -> None:
+        """Write down what was read, if anything new."""
+        if self._spec.state_dir and (changes := self._ops.accessed.changes) != self._accessed:
+            path = Record.accessed(self._path)
+            with contextlib.suppress(OSError):  # a full disk does not end the mount
+                path.with_suffix(".noted").write_bytes(msgspec.json.encode(self._ops.accessed.record()))
+                os.replace(path.with_suffix(".noted"), path)
+                self._accessed = changes
+
+    def _status(self) -> FsStatus:
+        passed, served = self._server.opens if self._server else (0, 0)
+        return msgspec.structs.replace(
+            self._before,
             url=self._fs.url,
-            mountpoint=self._spec.mountpoint,
-            pid=os.getpid(),
-            bytes_read=self._ops.bytes_read,
-            fetched_demand=self._ahead.demand,
-            fetched_ahead=self._ahead.ahead,
-            opened_passthrough=passed,
-            opened_served=served,
+            server_pid=os.getpid(),
+            bytes_read=self._before.bytes_read + self._ops.bytes_read,
+            fetched_demand=self._before.fetched_demand + self._ahead.demand,
+            fetched_ahead=self._before.fetched_ahead + self._ahead.ahead,
+            opened_passthrough=self._before.opened_passthrough + passed,
+            opened_served=self._before.opened_served + served,
             prefetch=self._prefetch,
             prefetch_total=self._total,
             prefetch_done=self._done,
         )
-        record, path = Record(status, self._born), self._path
-        if self._spec.state_dir and record != self._record:
-            there = Record.read(path)
-            if there is not None and not there.is_of(record) and born(there.status.pid) == there.born:
-                if self._record is None:
-                    raise NotWritableError(f"{self._spec.mountpoint} is already a mount of {there.status.url}")
-                return record  # this mount was detached, and has a successor
-            _replace(path, record)
-            if (changes := self._ops.accessed.changes) != self._accessed:
-                _replace(Record.accessed(path), self._ops.accessed.record())
-                self._accessed = changes
-        self._record = record
-        return record
 
 
 def _bytes(file: ChunkFile, piece: tuple[int, int]) -> int:
@@ -307,13 +395,7 @@ def _bytes(file: ChunkFile, piece: tuple[int, int]) -> int:
     return min(last * file.unit, file.size) - first * file.unit
 
 
-def _replace(path: Path, content: Record | AccessRecord) -> None:
-    tmp = path.with_suffix(".new")
-    tmp.write_bytes(msgspec.json.encode(content))
-    os.replace(tmp, path)
-
-
-def _may_be_shared(fs: StripeFS) -> bool:
+def may_be_shared(fs: StripeFS) -> bool:
     """Whether users besides this one may use a mount of ``fs``: the kernel holds them to its owners and modes, so the
     storage must tell those, and everybody must have the right to go through the folders above."""
     above = [store.stat(folder).permissions for store, folder, _ in commit.above(fs.backend, "")]
