@@ -91,7 +91,9 @@ class StripeOperations(fuse.Operations):
                 return
             known.lookups -= lookups
             if known.lookups <= 0:
-                del self._nodes[node], self._numbers[known.path, known.content]
+                del self._nodes[node]
+                if self._numbers.get((known.path, known.content)) == node:
+                    del self._numbers[known.path, known.content]
 
     def getattr(self, node: int, ctx: fuse.Context) -> fuse.Attr:
         known = self._nodes[node]

@@ -23,11 +23,14 @@ from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritable
 from bootseer.kernel import fuse
 from bootseer.private import enterable
 from bootseer.storage.interface import clean, join
+from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit
 from bootseer.stripefs.files.nodecache import NodeCache
 from bootseer.stripefs.files.readahead import MEMORY, ReadAhead
 from bootseer.stripefs.files.reader import ChunkFile
 from bootseer.stripefs.mount.operations import StripeOperations
+from bootseer.stripefs.mount.unfinished import SPOOLS, Spools
+from bootseer.stripefs.mount.writing import WritableStripes
 from bootseer.stripefs.store import StripeFS, open_fs
 
 _log = logging.getLogger(__name__)
@@ -43,7 +46,8 @@ _END_SECONDS = 15.0
 class ServerSpec(msgspec.Struct, frozen=True):
     """What a server is told. ``cache_dir``: of the node cache, ``state_dir``: of its record and log; "" for none.
 
-    ``prefetch``: paths as of `mount.start`; ``memory``: bytes of read-ahead that it holds.
+    ``prefetch``: paths as of `mount.start`; ``memory``: bytes of read-ahead that it holds. ``writable``: with files of
+    ``width`` and ``unit``, and at most ``spool`` bytes of them, unfinished, in ``cache_dir``.
     """
 
     url: str
@@ -52,6 +56,10 @@ class ServerSpec(msgspec.Struct, frozen=True):
     memory: int = MEMORY
     cache_dir: str = ""
     state_dir: str = ""
+    writable: bool = False
+    width: int = layout.WIDTH
+    unit: int = layout.UNIT
+    spool: int = SPOOLS
 
 
 class FsStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +70,7 @@ class FsStatus(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     alive: bool = True
     bytes_read: int = 0
+    bytes_written: int = 0
     fetched_demand: int = 0
     fetched_ahead: int = 0
     prefetch: Literal["none", "running", "done", "failed"] = "none"
@@ -115,6 +124,10 @@ class Server:
         root, closed = os.geteuid() == 0, not enterable(Path(spec.mountpoint))
         shared = root and not closed and _may_be_shared(self._fs)
         self._ops = StripeOperations(self._fs, self._ahead, shared=shared)
+        if spec.writable:
+            spools = Spools(Path(spec.cache_dir), spec.spool)
+            shape = {"width": spec.width, "unit": spec.unit}
+            self._ops = WritableStripes(self._fs, self._ahead, spools, shared=shared, **shape)
         self._stop = threading.Event()
         self._prefetch: Literal["none", "running", "done", "failed"] = "running" if spec.prefetch else "none"
         self._total = self._done = 0
@@ -126,8 +139,9 @@ class Server:
             name="bootseer-fs",
             max_readahead=4 << 20 if os.geteuid() == 0 else 128 << 10,
             entry_timeout=1.0,
-            attr_timeout=1.0 if shared else 3600.0,
+            attr_timeout=1.0 if shared or spec.writable else 3600.0,
             allow_other=shared or (root and closed),  # closed: others are those whom root lets see it, as containers
+            writable=spec.writable,
         )
         self._server = fuse.Server(self._ops, Path(spec.mountpoint), workers=_WORKERS, options=options)
 
@@ -149,6 +163,8 @@ class Server:
             self._server.stop(timeout=2.0)
             if pulling.ident is not None:
                 pulling.join(_END_SECONDS)
+            if isinstance(self._ops, WritableStripes):
+                self._ops.close()
             self._ahead.close()
             if self._cache:
                 self._cache.close()
@@ -196,6 +212,7 @@ class Server:
             mountpoint=self._spec.mountpoint,
             pid=os.getpid(),
             bytes_read=self._ops.bytes_read,
+            bytes_written=self._ops.bytes_written if isinstance(self._ops, WritableStripes) else 0,
             fetched_demand=self._ahead.demand,
             fetched_ahead=self._ahead.ahead,
             prefetch=self._prefetch,
