@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
-
-_PF_EXITING = 0x4
-
-
-def process_of(thread: int) -> int:
-    """The process of a thread, by their ids; 0 when it cannot be seen from here."""
-    for line in _read(thread, "status").splitlines():
-        if line.startswith("Tgid:"):
-            return int(line.split()[1])
-    return 0
+from typing import NamedTuple
 
 
-def killed(thread: int) -> bool:
-    """Whether the thread ends because a signal ends its process: the kernel closes its files then.
+class Caller(NamedTuple):
+    """``process``: its id, 0 when it cannot be seen from here. ``killed``: it ends because of a signal."""
 
-    One that ends in another way, also in the midst of the end of all its threads by exit(2), is not killed, although
-    the kernel ends the other threads by a signal of its own. What counts is the exit status of the process.
+    process: int
+    killed: bool
+
+
+def caller(thread: int) -> Caller:
+    """Of a thread that waits for an answer; when it ends, the kernel closes its files.
+
+    What counts is the exit status of the process: at an ordinary end the kernel ends the other threads by a signal of
+    its own, and one of those may be the last that has the files.
     """
+    status = _read(thread, "status")
+    process = next((int(line.split()[1]) for line in status.splitlines() if line.startswith("Tgid:")), 0)
+    if not process or "\nVmSize:" in status:
+        return Caller(process, killed=False)
+    # Only a thread without memory ends. Of one that is within execve(2), and closes files there, Linux 6.18 lets nobody
+    # read the rest before it is through: the answer to the close would wait for the close.
     fields = _read(thread, "stat").rpartition(")")[2].split()
-    if len(fields) < 50 or not int(fields[6]) & _PF_EXITING:
-        return False
-    return bool(int(fields[49]) & 0x7F)
+    return Caller(process, killed=len(fields) > 49 and bool(int(fields[49]) & 0x7F))
 
 
 def _read(thread: int, name: str) -> str:

@@ -36,7 +36,7 @@ from bootseer.stripefs.files.reader import ChunkFile, plain_identity
 from bootseer.stripefs.files.stat import FileStat
 from bootseer.stripefs.files.writer import StripeWriter
 from bootseer.stripefs.layout import Pointer
-from bootseer.stripefs.mount.callers import killed, process_of
+from bootseer.stripefs.mount.callers import caller
 from bootseer.stripefs.mount.operations import StripeOperations, _Node
 from bootseer.stripefs.mount.unfinished import Spools, Unfinished, refusal
 from bootseer.stripefs.store import StripeFS
@@ -228,7 +228,7 @@ class WritableStripes(StripeOperations, fuse.WritableOperations):
         node = self._opened[fh]
         writing = self._writing[node]
         if ctx.pid != writing.thread and ctx.pid:
-            writing.writers.add(process_of(ctx.pid))
+            writing.writers.add(caller(ctx.pid).process)
             writing.thread = ctx.pid
         with _numbered(writing.file.path):
             writing.file.write(offset, data)
@@ -239,8 +239,8 @@ class WritableStripes(StripeOperations, fuse.WritableOperations):
         node = self._opened.get(fh, 0)
         if (writing := self._writing.get(node)) is None:
             return
-        process = process_of(ctx.pid)
-        if killed(ctx.pid):
+        process, killed = caller(ctx.pid)
+        if killed:
             writing.killed = writing.killed or process in writing.writers or process == writing.openers[fh]
         elif process == writing.openers[fh]:
             writing.killed = False
@@ -397,7 +397,7 @@ class WritableStripes(StripeOperations, fuse.WritableOperations):
 
     def _opener(self, ctx: fuse.Context) -> int:
         self._refuse_others(ctx)
-        if not (found := process_of(ctx.pid)):
+        if not (found := caller(ctx.pid).process):
             _log.warning("a process that cannot be seen from here may not write: its end could not be told")
             raise refusal(errno.EPERM)
         return found
