@@ -104,7 +104,7 @@ class StripeOperations(fuse.Operations):
         self._cached: dict[int, NodeFile] = {}  # by file handle
         self._next_handle = itertools.count((generation << 40) + 1)
         self._listings: dict[str, tuple[float, dict[str, Entry]]] = {}  # `ls -l` asks for attributes in parts
-        self.bytes_read = 0
+        self.bytes_read = self.bytes_written = 0
         self.accessed = AccessLog()
         self.waited = Waited()
 
