@@ -9,11 +9,13 @@ Ways that read: ``torch`` (`bootseer.torch.load`), ``torch-file`` (torch.load of
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable
 from typing import cast
 
 import torch
+from hdfs_native import FileReader
 
 import bootseer.torch
 from _checkpoint_state import State, digest_of
@@ -37,12 +39,22 @@ def load_file(task: Task) -> tuple[Callable[[], None], Callable[[], str]]:
     return _loading(lambda: torch.load(task.path, weights_only=True))
 
 
+class NativeFile:
+    """What torch.load needs of a file object, over a reader of hdfs-native, whose own readinto is not implemented."""
+
+    def __init__(self, reader: FileReader) -> None:
+        self.read, self.tell, self.seek = reader.read, reader.tell, reader.seek
+
+    def readline(self) -> bytes:
+        raise io.UnsupportedOperation("torch.load reads no lines of what torch.save has written")
+
+
 def load_native(task: Task) -> tuple[Callable[[], None], Callable[[], str]]:
     client = hdfs.connect(task.url)
     path = f"{hdfs.split(task.url)[1]}/{task.path}"
     return _loading(
         lambda: client.call(
-            lambda native: torch.load(native.read(path), weights_only=True), f"load {path}", deadline=600.0
+            lambda native: torch.load(NativeFile(native.read(path)), weights_only=True), f"load {path}", deadline=600.0
         )
     )
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import _checkpoint_mounts as mounts
 from _stripes_client import Task
+from _stripes_run import LocalRunner
 from bootseer.errors import BootseerError
 from bootseer.report import Report, Run
 from bootseer.stripefs import open_fs

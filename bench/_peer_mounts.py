@@ -19,7 +19,7 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 
 NAME = "file"
-PIECE = 32 << 20
+PIECE = 16 << 20
 """Bytes that one call of hdfs-native reads: a call looks for a DataNode and connects to it, so it is to be worth it."""
 
 
