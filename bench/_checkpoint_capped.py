@@ -13,6 +13,7 @@ from statistics import median
 from msgspec import structs
 
 import _checkpoint_mounts as mounts
+import bootseer.torch
 from _checkpoint_state import Made
 from _stripes_capped import CAP
 from _stripes_client import Answer, Task
@@ -126,15 +127,16 @@ class Capped:
         saves: dict[str, Callable[[], Answer]] = {
             "save-torch": lambda: self._fresh(run, run.written("torch", SAVED, "torch")),
             "save-mount": lambda: self._save_to_mount(run),
-            "save-dcp": self._save_with_dcp,
+            "save-dcp": lambda: self._save_with_dcp(run),
         }
-        read_back = {"save-torch": "torch", "save-mount": "mount"}
+        written = {"save-torch": ("torch", "torch"), "save-mount": ("torch", "mount"), "save-dcp": ("dcp", "dcp")}
         for n in range(self._rounds):
             plain.record("save-hdfs-native", lambda: plain.client(plain.written("native", SAVED, "native")))
             for name, save in saves.items():
                 took = run.record(name, save)
-                if took is not None and n == self._rounds - 1 and name in read_back:
-                    run.check(run.task("torch", SAVED, read_back[name]))
+                if took is not None and n == self._rounds - 1:
+                    way, path = written[name]
+                    run.check(run.task(way, SAVED, path))
         run.remove(SAVED)
 
     def _save_to_mount(self, run: Runner) -> Answer:
@@ -142,8 +144,11 @@ class Capped:
             task = run.written("torch-file", SAVED, "mount")
             return run.client(structs.replace(task, url="", path=str(root / "mount")))
 
-    def _save_with_dcp(self) -> Answer:
-        raise UnsupportedError("could not run: this version has no storage writer for torch.distributed.checkpoint")
+    def _save_with_dcp(self, run: Runner) -> Answer:
+        if not hasattr(bootseer.torch, "StorageWriter"):
+            raise UnsupportedError("could not run: this version has no writer for torch.distributed.checkpoint")
+        run.remove(f"{SAVED}/dcp")
+        return self._fresh(run, run.written("dcp", SAVED, "dcp"))
 
     def _frozen(self) -> None:
         """`bootseer.torch.save` healthy, and with a DataNode frozen after a third of the time that this takes."""

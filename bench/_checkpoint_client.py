@@ -3,18 +3,21 @@
     python bench/_checkpoint_client.py TASK
 
 Ways that read: ``torch`` (`bootseer.torch.load`), ``torch-file`` (torch.load of the local file ``path``),
-``torch-native`` (torch.load of hdfs-native's file object). Ways that write the state dict of ``source``: ``torch``
-(`bootseer.torch.save`), ``torch-file`` (torch.save to a local path, fsync).
+``torch-native`` (torch.load of hdfs-native's file object), ``dcp``. Ways that write the state dict of ``source``:
+``torch`` (`bootseer.torch.save`), ``torch-file`` (torch.save to a local path), ``dcp`` (by 2 processes).
 """
 
 from __future__ import annotations
 
 import io
-import os
+import multiprocessing
+import tempfile
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from typing import cast
 
 import torch
+import torch.distributed.checkpoint as dcp
 from hdfs_native import FileReader
 
 import bootseer.torch
@@ -73,21 +76,76 @@ def save_url(task: Task) -> tuple[Callable[[], None], Callable[[], str]]:
 
 
 def save_file(task: Task) -> tuple[Callable[[], None], Callable[[], str]]:
-    def save(state: State) -> None:
-        with open(task.path, "wb") as out:
-            torch.save(state, out)
-            out.flush()
-            os.fsync(out.fileno())
+    return _saving(task, lambda state: torch.save(state, task.path))
 
-    return _saving(task, save)
+
+# -- torch.distributed.checkpoint: this process is rank 0 of 2, each has every second tensor ------------------------
+
+
+def save_dcp(task: Task) -> tuple[Callable[[], None], Callable[[], str]]:
+    context = multiprocessing.get_context("spawn")
+    begin, theirs = context.Pipe()
+    folder = tempfile.TemporaryDirectory(prefix="bench-gloo-")
+    other = context.Process(target=_second_rank, args=(task, folder.name, theirs), daemon=True)
+    other.start()
+    theirs.close()
+    state = cast(State, torch.load(task.source, weights_only=True))
+    share = _join(state, 0, folder.name)
+    begin.recv()
+
+    def work() -> None:
+        begin.send("go")
+        _save_share(task, share)
+        begin.recv()
+
+    def content() -> str:
+        other.join()
+        torch.distributed.destroy_process_group()
+        folder.cleanup()
+        return digest_of(state)
+
+    return work, content
+
+
+def _second_rank(task: Task, folder: str, begin: Connection) -> None:
+    share = _join(cast(State, torch.load(task.source, weights_only=True)), 1, folder)
+    begin.send("ready")
+    begin.recv()
+    _save_share(task, share)
+    begin.send("done")
+    torch.distributed.destroy_process_group()
+
+
+def _join(state: State, rank: int, folder: str) -> State:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    return {name: state[name] for name in sorted(state)[rank::2]}
+
+
+def _save_share(task: Task, share: State) -> None:
+    dcp.save(share, storage_writer=bootseer.torch.StorageWriter(f"{task.url}/{task.path}"))
+
+
+def load_dcp(task: Task) -> tuple[Callable[[], None], Callable[[], str]]:
+    """By one process."""
+
+    def load() -> State:
+        reader = bootseer.torch.StorageReader(f"{task.url}/{task.path}")
+        tensors = reader.read_metadata().state_dict_metadata.items()
+        state = {name: torch.empty(each.size, dtype=each.properties.dtype) for name, each in tensors}
+        dcp.load(state, storage_reader=reader)
+        return state
+
+    return _loading(load)
 
 
 CHECKPOINT_WAYS: dict[tuple[str, bool], Way] = {
     ("torch-file", False): load_file,
     ("torch-native", False): load_native,
     ("torch", False): load_url,
+    ("dcp", False): load_dcp,
     ("torch", True): save_url,
     ("torch-file", True): save_file,
+    ("dcp", True): save_dcp,
 }
 
 

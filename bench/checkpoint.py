@@ -37,7 +37,9 @@ def run(options: argparse.Namespace) -> None:
         size = GiB // 4 if options.quick else 2 * GiB
         if (free := shutil.disk_usage(work).free) < _DISK * size:
             raise FullError(f"only {free / GiB:.0f} GiB free at {work}, {_DISK * size / GiB:.0f} are needed")
-        os.environ["BOOTSEER_CACHE_DIR"], os.environ["BOOTSEER_STATE_DIR"] = f"{work}/cache", f"{work}/state"
+        os.environ |= {
+            "TMPDIR": str(work), "BOOTSEER_CACHE_DIR": f"{work}/cache", "BOOTSEER_STATE_DIR": f"{work}/state"
+        }  # fmt: skip
         large = _checkpoint_state.make(work / "large.pt", size)
         small = _checkpoint_state.make(work / "small.pt", size // 2)
         if "local" in parts:
