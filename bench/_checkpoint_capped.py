@@ -31,13 +31,16 @@ _ONCE = "_checkpoint_once"
 
 
 class Capped:
-    """``large`` is resumed from, ``small`` is saved; ``program`` is the client; ``rounds``: runs of each variant.
+    """``large`` is resumed from, ``small`` is saved, ``few`` is saved while a DataNode freezes.
 
+    ``program`` is the client; ``rounds``: runs of each variant.
     Clients and mounts are on this host, whose own link has no limit.
     """
 
-    def __init__(self, work: Path, report: Report, large: Made, small: Made, program: Path, *, rounds: int) -> None:
-        self._work, self._report, self._large, self._small = work, report, large, small
+    def __init__(
+        self, work: Path, report: Report, large: Made, small: Made, few: Made, program: Path, *, rounds: int
+    ) -> None:
+        self._work, self._report, self._large, self._small, self._few = work, report, large, small, few
         self._program, self._rounds, self._number = program, rounds, 0
         self._site = ShapedHadoop(
             work / "hdfs", "bsck", "10.82.0.0/24", mib_per_s=CAP, settings={"dfs.replication": "1"}
@@ -105,11 +108,15 @@ class Capped:
         tensors.record("torch-hdfs-native", lambda: tensors.client(tensors.task("torch-native", FOLDER, PLAIN)))
         tensors.record("torch-mount-hdfs-native", lambda: through(tensors, "torch-file", vanilla()))
         tensors.record("torch-load", lambda: self._fresh(tensors, tensors.task("torch", FOLDER, STRIPED)))
-        node = self._place()
-        first = tensors.record("torch-mount", lambda: through(tensors, "torch-file", ours(node, keep=True), STRIPED))
-        if first is not None:
-            tensors.record("torch-mount-second", lambda: through(tensors, "torch-file", ours(node, keep=True), STRIPED))
-        shutil.rmtree(node, ignore_errors=True)
+        for way, name in (("torch-file", "torch-mount"), ("torch-mmap", "torch-mount-mmap")):
+            node = self._place()
+            for variant in (name, f"{name}-second"):
+                tensors.record(
+                    variant, lambda way=way, node=node: through(tensors, way, ours(node, keep=True), STRIPED)
+                )  # type: ignore[misc]
+            shutil.rmtree(node, ignore_errors=True)
+        local = Task(way="torch-file", url="", path=str(tensors.content), size=tensors.size)
+        tensors.record("torch-local", lambda: tensors.client(local))
 
     def _once(self) -> None:
         if importlib.util.find_spec(_ONCE) is None:
@@ -152,7 +159,7 @@ class Capped:
 
     def _frozen(self) -> None:
         """`bootseer.torch.save` healthy, and with a DataNode frozen after a third of the time that this takes."""
-        run = self._runner(self._small.path, self._small.digest)
+        run = self._runner(self._few.path, self._few.digest)
         task = run.written("torch", "/frozen", "torch")
         faults = Faults(self._site, run, task)
         healthy: list[float] = []

@@ -3,7 +3,7 @@
     python bench/_checkpoint_client.py TASK
 
 Ways that read: ``torch`` (`bootseer.torch.load`), ``torch-file`` (torch.load of the local file ``path``),
-``torch-native`` (torch.load of hdfs-native's file object), ``dcp``. Ways that write the state dict of ``source``:
+``torch-mmap`` (the same with ``mmap=True``), ``torch-native`` (torch.load of hdfs-native's file object), ``dcp``. Ways that write the state dict of ``source``:
 ``torch`` (`bootseer.torch.save`), ``torch-file`` (torch.save to a local path), ``dcp`` (by 2 processes).
 """
 
@@ -13,6 +13,7 @@ import io
 import multiprocessing
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import cast
 
@@ -38,8 +39,8 @@ def _loading(load: Callable[[], object]) -> tuple[Callable[[], None], Callable[[
     return work, lambda: digest_of(found[0])
 
 
-def load_file(task: Task) -> tuple[Callable[[], None], Callable[[], str]]:
-    return _loading(lambda: torch.load(task.path, weights_only=True))
+def load_file(task: Task, *, mmap: bool = False) -> tuple[Callable[[], None], Callable[[], str]]:
+    return _loading(lambda: torch.load(task.path, weights_only=True, mmap=mmap))
 
 
 class NativeFile:
@@ -140,6 +141,7 @@ def load_dcp(task: Task) -> tuple[Callable[[], None], Callable[[], str]]:
 
 CHECKPOINT_WAYS: dict[tuple[str, bool], Way] = {
     ("torch-file", False): load_file,
+    ("torch-mmap", False): partial(load_file, mmap=True),
     ("torch-native", False): load_native,
     ("torch", False): load_url,
     ("dcp", False): load_dcp,

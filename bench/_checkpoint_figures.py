@@ -22,12 +22,12 @@ def compute(report: Report, say: Callable[[str], None]) -> None:
         value, n = runs.of("local:mount", figures.SPEED) / _MIB_PER_GB, runs.count("local:mount")
         report.figure("mount_sequential_gbs", value, unit="GB/s", target=">= 4", n=n, of="median")
 
-    def second() -> None:
+    def second(name: str, variant: str) -> None:
         """By rounds, as both are of one node."""
-        if not (found := paired(report.runs, "capped:torch-mount", "capped:torch-mount-second")):
-            raise Missing("no round with a first and a second resume")
+        if not (found := paired(report.runs, variant, f"{variant}-second")):
+            raise Missing(f"no round with {variant} and {variant}-second")
         value = statistics.median(found)
-        report.figure("second_resume_vs_first", value, unit="ratio", target=">= 10", n=len(found), of="median")
+        report.figure(name, value, unit="ratio", target=">= 10", n=len(found), of="median")
 
     def of_figures(name: str, target: str, ours: str, *others: str) -> Callable[[], None]:
         return lambda: ratio(name, target, ours, others)
@@ -41,7 +41,11 @@ def compute(report: Report, say: Callable[[str], None]) -> None:
         of_figures("mount_vs_vanilla", ">= 3", "capped:mount", "capped:mount-hdfs-native"),
         of_figures("torch_resume_vs_vanilla", ">= 3", "capped:torch-load", *torch),
         of_figures("torch_mount_vs_vanilla", ">= 3", "capped:torch-mount", *torch),
-        second,
+        lambda: second("second_resume_vs_first", "capped:torch-mount"),
+        lambda: second("second_resume_vs_first_mmap", "capped:torch-mount-mmap"),
+        lambda: ratio(
+            "second_resume_vs_local_file", "<= 1.2", "capped:torch-mount-second", ("capped:torch-local",), "seconds"
+        ),
         *(
             of_figures(f"save_{how}_vs_vanilla", ">= 2.5", f"capped:save-{how}", save)
             for how in ("torch", "mount", "dcp")

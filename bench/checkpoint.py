@@ -42,10 +42,11 @@ def run(options: argparse.Namespace) -> None:
         }  # fmt: skip
         large = _checkpoint_state.make(work / "large.pt", size)
         small = _checkpoint_state.make(work / "small.pt", size // 2)
+        few = _checkpoint_state.make(work / "few.pt", GiB // 8 if options.quick else 3 * GiB // 8)
         if "local" in parts:
             _checkpoint_local.run(work, out, large.path, rounds=rounds)
         if set(parts) & set(_checkpoint_capped.PARTS):
-            _checkpoint_capped.Capped(work, out, large, small, CLIENT, rounds=rounds).run(parts)
+            _checkpoint_capped.Capped(work, out, large, small, few, CLIENT, rounds=rounds).run(parts)
         if "free" in parts:
             _stripes_free.run(work, out, small.path, rounds=rounds)
 
