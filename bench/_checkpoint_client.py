@@ -3,8 +3,9 @@
     python bench/_checkpoint_client.py TASK
 
 Ways that read: ``torch`` (`bootseer.torch.load`), ``torch-file`` (torch.load of the local file ``path``),
-``torch-mmap`` (the same with ``mmap=True``), ``torch-native`` (torch.load of hdfs-native's file object), ``dcp``. Ways that write the state dict of ``source``:
-``torch`` (`bootseer.torch.save`), ``torch-file`` (torch.save to a local path), ``dcp`` (by 2 processes).
+``torch-mmap`` (the same with ``mmap=True``), ``torch-native`` (torch.load of hdfs-native's file object), ``dcp``. Ways
+that write the state dict of ``source``: ``torch`` (`bootseer.torch.save`), ``torch-file`` (torch.save to a local path),
+``dcp`` (by 2 processes).
 """
 
 from __future__ import annotations
