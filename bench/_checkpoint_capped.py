@@ -14,6 +14,7 @@ from msgspec import structs
 
 import _checkpoint_mounts as mounts
 import bootseer.torch
+from _checkpoint_figures import ONCE
 from _checkpoint_state import Made
 from _stripes_capped import CAP
 from _stripes_client import Answer, Task
@@ -26,8 +27,6 @@ from support.shapedhdfs import ShapedHadoop
 PARTS = ("save", "frozen", "resume", "once")
 FOLDER, PLAIN, STRIPED = "/run", "plain", "striped"
 SAVED = "/saved"
-_ONCE = "_checkpoint_once"
-"""Module of the part ``once``; it has ``run(site, report, path, made, rounds=)`` and ``makers(report)`` of figures."""
 
 
 class Capped:
@@ -119,11 +118,11 @@ class Capped:
         tensors.record("torch-local", lambda: tensors.client(local))
 
     def _once(self) -> None:
-        if importlib.util.find_spec(_ONCE) is None:
+        if importlib.util.find_spec(ONCE) is None:
             reason = "could not run: this version does not read a checkpoint once for all ranks"
             self._report.runs.append(Run(variant="capped:once", n=1, failed=reason))
             return
-        module = importlib.import_module(_ONCE)
+        module = importlib.import_module(ONCE)
         module.run(self._site, self._report, f"{FOLDER}/{STRIPED}", self._large, rounds=self._rounds)
 
     # -- saves ----------------------------------------------------------------------------------------------------

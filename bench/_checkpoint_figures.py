@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import statistics
 from collections.abc import Callable
 from functools import partial
@@ -10,6 +12,8 @@ import _figures as figures
 from _figures import Medians, Missing, paired
 from bootseer.report import Report
 
+ONCE = "_checkpoint_once"
+"""Module of the part ``once``; it has ``run(site, report, path, made, rounds=)`` and ``makers(report)`` of figures."""
 _MIB_PER_GB = 1e9 / 2**20
 
 
@@ -54,4 +58,6 @@ def compute(report: Report, say: Callable[[str], None]) -> None:
         of_figures("read_vs_hdfs_native", ">= 2", "free:striped", "free:hdfs-native"),
         of_figures("read_vs_hdfs_native_4_streams", ">= 1", "free:striped", "free:hdfs-native-4-stripes"),
     ]
+    if importlib.util.find_spec(ONCE) is not None:
+        makers += importlib.import_module(ONCE).makers(report)
     figures.make(report, makers, say)
