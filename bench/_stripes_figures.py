@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from functools import partial
 
-from _figures import Medians, Missing, paired
+import _figures as figures
+from _figures import SPEED, Medians, Missing, paired
 from _stripes_capped import CAP
 from bootseer.report import Report
 
 FAULTS = ("frozen", "killed", "slow")
 SLOW_WRITE = "write-slow"
-SPEED = "mib_per_s"
 
 
 def compute(report: Report, say: Callable[[str], None]) -> None:
     """Replace the figures of ``report``; says which cannot be computed and why."""
-    report.figures.clear()
     runs = Medians(report.runs)
-
-    def ratio(name: str, target: str, ours: str, others: tuple[str, ...], field: str = SPEED) -> None:
-        """``ours`` divided by the largest of those of ``others`` that have runs."""
-        others = tuple(other for other in others if runs.count(other, field=field)) or others
-        value = runs.of(ours, field) / max(runs.of(other, field) for other in others)
-        n = runs.count(ours, *others, field=field)
-        report.figure(name, value, unit="ratio", target=target, n=n, of="median")
+    ratio = partial(figures.ratio, report)
 
     def caps() -> None:
         n = runs.count("capped:striped")
@@ -77,8 +71,4 @@ def compute(report: Report, say: Callable[[str], None]) -> None:
         lambda: gain("slow", "slow-write"),
         lambda: ratio("read_vs_erasure_coding", ">= 1", striped, coded),
     ]  # fmt: skip
-    for make in makers:
-        try:
-            make()
-        except Missing as exc:
-            say(f"no figure: {exc}")
+    figures.make(report, makers, say)
