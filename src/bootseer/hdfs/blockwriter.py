@@ -58,14 +58,26 @@ class BlockWriter:
         self._acked = -1
         self._broken: Broken | None = None
         self._pipeline = Pipeline(located, terms, Setup())
+        self._begin_run()
 
-    def run(self) -> Run:
-        """How the pipeline did since it was set up, or in the last seconds."""
-        pipe, now = self._pipeline, time.monotonic()
-        run = Run(self.nodes, now - pipe.since, pipe.waited, pipe.in_flight / WINDOW)
-        if run.seconds > 2 * placement.ENOUGH:
-            pipe.since, pipe.waited = now, 0.0
-        return run
+    def _begin_run(self) -> None:
+        self._run_began = time.monotonic(), self._pipeline.waited, self._pipeline.acked
+
+    def run(self) -> Run | None:
+        """How the pipeline did in the last `placement.ENOUGH` seconds, once in so many."""
+        pipe, (since, waited, acked) = self._pipeline, self._run_began
+        seconds = time.monotonic() - since
+        if seconds < placement.ENOUGH:
+            return None
+        self._begin_run()
+        waiting = (pipe.waited - waited) / seconds
+        return Run(self.nodes, waiting, (pipe.acked - acked) / seconds, pipe.in_flight / WINDOW)
+
+    def leave(self, nodes: Sequence[DataNode]) -> None:
+        """Go on without ``nodes``, as if they had failed; others must be left."""
+        bad = [i for i, node in enumerate(self.nodes) if node in nodes]
+        names = ", ".join(self.nodes[i].address for i in bad)
+        self._recover(Broken(f"{names} held up its writer", bad), pipeline.RECOVER)
 
     @property
     def degraded(self) -> bool:
@@ -156,6 +168,7 @@ class BlockWriter:
             self._drop(broken)
             try:
                 self._pipeline = self._replace(stage, acked)
+                self._begin_run()
                 if stage == pipeline.RECOVER:
                     for packet in pending:
                         self._pipeline.send(packet)

@@ -27,15 +27,18 @@ _log = logging.getLogger(__name__)
 
 SHUNNED = 60.0
 """Seconds for which new blocks avoid a DataNode after it failed in a pipeline."""
-ENOUGH = 3.0
-"""Seconds that a pipeline is used before it may be called slow."""
+ENOUGH = 1.0
+"""Seconds over which it is measured how a pipeline does."""
 HELD_UP, FREE = 0.7, 0.3
 """Shares of its time that a writer waits for its pipeline: for a slow one at least, for a quick one at most."""
+SLOW = 1 / 3
+"""Of the largest rate that a pipeline of the same files has had: a slow one has less. To leave a DataNode that is only
+busier than others costs more than it brings."""
 _ASK = 5.0
 _KNOWN = 60.0
 """Seconds for which a list of the DataNodes is good enough."""
 
-_shunned: dict[str, tuple[float, DataNode]] = {}  # until when, by uuid
+_shunned: dict[str, tuple[float, DataNode, bool]] = {}  # until when, and whether it failed, by uuid
 _live: dict[str, tuple[float, list[DataNode]]] = {}  # since when, by the URL of the NameNode
 _lock, _asking = threading.Lock(), threading.Lock()
 
@@ -48,18 +51,18 @@ def _renew_locks() -> None:
 os.register_at_fork(after_in_child=_renew_locks)
 
 
-def shun(nodes: Iterable[DataNode]) -> None:
-    """Leave ``nodes`` out of new blocks of this process for `SHUNNED` seconds."""
+def shun(nodes: Iterable[DataNode], *, failed: bool = True) -> None:
+    """Leave ``nodes``, which ``failed`` or are only slow, out of new blocks of this process for `SHUNNED` seconds."""
     until = time.monotonic() + SHUNNED
     with _lock:
-        _shunned.update((node.uuid, (until, node)) for node in nodes)
+        _shunned.update((node.uuid, (until, node, failed)) for node in nodes)
 
 
-def shunned() -> list[DataNode]:
-    """The DataNodes to leave out now."""
+def shunned(*, slow: bool = True) -> list[DataNode]:
+    """The DataNodes to leave out now: those that failed and, with ``slow``, those that are slow."""
     now = time.monotonic()
     with _lock:
-        return [node for until, node in _shunned.values() if until > now]
+        return [node for until, node, failed in _shunned.values() if until > now and (failed or slow)]
 
 
 def live(namenode: NameNode) -> list[DataNode]:
@@ -81,15 +84,19 @@ def live(namenode: NameNode) -> list[DataNode]:
 
 
 class Run(NamedTuple):
-    """How a pipeline does: since it was set up, or lately, its seconds, and those that its writer waited for it.
+    """How a pipeline did for a while: the share of it that its writer ``waited`` for it, and ``rate``, bytes per second.
 
     ``backlog``: the share of the window that is not acknowledged; a full one hides for now that a pipeline is slow.
     """
 
     nodes: tuple[DataNode, ...]
-    seconds: float
     waited: float
+    rate: float
     backlog: float
+
+    @property
+    def quick(self) -> bool:
+        return self.waited <= FREE and self.backlog <= FREE
 
 
 class Placement:
@@ -104,6 +111,7 @@ class Placement:
         self._placed: dict[int, tuple[DataNode, ...]] = {}  # by file: who has its block, or is wished to have it
         self._runs: dict[int, Run] = {}  # by file
         self._slow: set[str] = set()
+        self._best = 0.0  # bytes per second of one pipeline
         self._lock = threading.Lock()
 
     def wish(self, file: int, namenode: NameNode, replicas: int) -> list[DataNode]:
@@ -137,22 +145,22 @@ class Placement:
             self._placed.pop(file, None)
             self._runs.pop(file, None)
 
-    def slow(self, file: int, run: Run) -> list[DataNode]:
-        """The DataNodes that ``file`` had better leave: they hold it up, and others that are written with it are quick.
+    def slow(self, file: int, nodes: Sequence[DataNode], run: Run | None) -> list[DataNode]:
+        """Those of ``nodes``, which have the block of ``file``, that it had better leave. ``run``: how it does, if that
+        was measured since it was asked last.
 
-        Files that are written together get their bytes in turn, so the slowest pipeline sets the pace of all. Nobody
-        tells which DataNode of it is slow, but one that takes part in a quick pipeline is not.
+        They hold it up, and others that are written with it are quick. Files that are written together get their bytes
+        in turn, so the slowest pipeline sets the pace of all. Nobody tells which DataNode of it is slow, but one that
+        takes part in a quick pipeline is not.
         """
         with self._lock:
-            self._runs[file] = run
-            if run.seconds >= ENOUGH and run.waited >= HELD_UP * run.seconds:
-                quick = {node.uuid for other in self._runs.values() if _quick(other) for node in other.nodes}
-                self._slow |= {node.uuid for node in run.nodes if quick and node.uuid not in quick}
-            return [node for node in run.nodes if node.uuid in self._slow]
-
-
-def _quick(run: Run) -> bool:
-    return run.seconds >= ENOUGH / 2 and run.waited <= FREE * run.seconds and run.backlog <= FREE
+            if run is not None:
+                self._runs[file] = run
+                self._best = max(self._best, run.rate)
+                if run.waited >= HELD_UP and run.rate < SLOW * self._best:
+                    quick = {node.uuid for other in self._runs.values() if other.quick for node in other.nodes}
+                    self._slow |= {node.uuid for node in run.nodes if quick and node.uuid not in quick}
+            return [node for node in nodes if node.uuid in self._slow]
 
 
 def _fits(node: DataNode, chosen: Sequence[DataNode]) -> bool:
