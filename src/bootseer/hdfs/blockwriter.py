@@ -47,6 +47,7 @@ class BlockLost(UnavailableError):
 class BlockWriter:
     """The block ``located`` of the file ``path``, with a pipeline that is set up. `pipeline.Broken` when that fails.
 
+    ``silent``: the DataNodes that were left because they do not answer.
     `write` and `finish` raise `BlockLost`, and errors of the NameNode.
     """
 
@@ -57,6 +58,7 @@ class BlockWriter:
         self._number = self._failures = 0
         self._acked = -1
         self._broken: Broken | None = None
+        self.silent: list[DataNode] = []
         self._pipeline = Pipeline(located, terms, Setup())
         self._begin_run()
 
@@ -74,10 +76,11 @@ class BlockWriter:
         return Run(self.nodes, waiting, (pipe.acked - acked) / seconds, pipe.in_flight / WINDOW)
 
     def leave(self, nodes: Sequence[DataNode]) -> None:
-        """Go on without ``nodes``, as if they had failed; others must be left."""
+        """Go on without ``nodes``, as after a failure; others take part. What they have not acknowledged is sent to
+        the others again, which takes less time than to wait for them."""
         bad = [i for i, node in enumerate(self.nodes) if node in nodes]
-        names = ", ".join(self.nodes[i].address for i in bad)
-        self._recover(Broken(f"{names} held up its writer", bad), pipeline.RECOVER)
+        names = ", ".join(node.address for node in nodes)
+        self._recover(Broken(f"{names} held up what is written", bad, slow=True), pipeline.RECOVER)
 
     @property
     def degraded(self) -> bool:
@@ -179,7 +182,8 @@ class BlockWriter:
     def _drop(self, broken: Broken) -> None:
         nodes = self._located.nodes
         bad = [nodes[i] for i in broken.bad]
-        placement.shun(bad)
+        placement.shun(bad, slow=broken.slow)
+        self.silent += bad if broken.silent else []
         keep = [i for i in range(len(nodes)) if i not in broken.bad]
         if not keep:  # better one that failed once than none
             silent = probe.silent(nodes, self._located.block.pool)

@@ -135,16 +135,18 @@ class FileOutput(NewFile):
 
     def _ends_early(self, block: BlockWriter) -> bool:
         """Whether another block had better take the rest: one more failure would lose this one, or it is slow."""
+        self._placement.silent(block.silent)
         if block.degraded or self._early == _EARLY:
             return block.degraded
         slow = self._placement.slow(id(self), block.nodes, block.run())
         if slow:
             self._early += 1
-            names = ", ".join(node.address for node in slow)
-            _log.warning("%s goes on in another block, without %s, which held up its writer", self.path, names)
-            if len(slow) < len(block.nodes):  # else they must acknowledge what was sent to them
+            if len(slow) < len(block.nodes):
                 block.leave(slow)
-            placement.shun(slow, failed=False)
+            else:  # nobody else has what they acknowledged: they end the block
+                names = ", ".join(node.address for node in slow)
+                _log.warning("%s goes on in another block, without %s, which held it up", self.path, names)
+                placement.shun(slow, slow=True)
         return bool(slow)
 
     def _begin(self) -> BlockWriter:
@@ -157,6 +159,8 @@ class FileOutput(NewFile):
                 return BlockWriter(self.namenode, self.path, located, self._terms)
             except Broken as exc:
                 reason, failed = exc.reason, [located.nodes[i] for i in exc.bad]
+                if exc.silent:
+                    self._placement.silent(failed)
             placement.shun(failed)
             bad |= {node.uuid: node for node in failed}
             _log.warning("a block of %s goes elsewhere (attempt %d): %s", self.path, attempt, reason)

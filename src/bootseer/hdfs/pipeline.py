@@ -49,11 +49,14 @@ CREATE, RECOVER, CLOSE = 6, 3, 5
 
 
 class Broken(Exception):
-    """A pipeline that cannot go on. ``bad``: positions in it of the DataNodes at fault, at least one."""
+    """A pipeline that cannot go on. ``bad``: positions in it of the DataNodes at fault, at least one.
 
-    def __init__(self, reason: str, bad: Sequence[int]) -> None:
+    ``silent``: they answer nobody; ``slow``: they answer, but are to be left.
+    """
+
+    def __init__(self, reason: str, bad: Sequence[int], *, silent: bool = False, slow: bool = False) -> None:
         super().__init__(reason)
-        self.reason, self.bad = reason, tuple(bad)
+        self.reason, self.bad, self.silent, self.slow = reason, tuple(bad), silent, slow
 
 
 class Packet(NamedTuple):
@@ -246,7 +249,7 @@ class Pipeline:
         # all of them: they may thaw, and have what nobody else has; but a new block goes elsewhere
         if silent and (len(silent) < len(self.nodes) or self._replaceable):
             names = ", ".join(self.nodes[i].address for i in silent)
-            raise Broken(f"{names} does not answer", silent)
+            raise Broken(f"{names} does not answer", silent, silent=True)
         if late < PATIENCE:
             self._stall = min(2 * self._stall, PATIENCE / 8)
             return
