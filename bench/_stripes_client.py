@@ -184,7 +184,7 @@ def write_native(task: Task) -> tuple[Callable[[], None], Callable[[], str]]:
 
 WITHOUT: dict[str, Callable[..., list[DataNode]]] = {
     "wish": lambda placement, file, namenode, replicas: [],
-    "slow": lambda placement, file, run: [],
+    "slow": lambda placement, file, nodes, run: [],
 }
 """Methods of `Placement` and what takes their place: the NameNode chooses, and no pipeline is left for being slow."""
 

@@ -1,6 +1,6 @@
 """Reads while one DataNode is frozen, killed or slow: before the read begins, or when a third of it is done.
 
-Writes while one is slow or frozen, from when a third is done.
+Writes while one is frozen or slow, from when a third is done.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Faults:
             cluster.restart(index)
 
     def frozen(self, name: str, index: int, after: float) -> float | None:
-        """A run of variant ``name`` with DataNode ``index`` frozen ``after`` seconds from its start. See `record`."""
+        """A run of variant ``name`` with DataNode ``index`` frozen ``after`` seconds from its start. As `record`."""
         cluster = self._site.cluster
         try:
             return self._run(name, index, after, partial(cluster.pause, index))

@@ -12,7 +12,7 @@ from _stripes_capped import CAP
 from bootseer.report import Report
 
 FAULTS = ("frozen", "killed", "slow")
-SLOW_WRITE = "write-slow"
+FAULTS_OF_WRITES = ("slow", "frozen")
 
 
 def compute(report: Report, say: Callable[[str], None]) -> None:
@@ -26,7 +26,8 @@ def compute(report: Report, say: Callable[[str], None]) -> None:
         report.figure("read_vs_caps", value, unit="ratio", target=">= 0.85", n=n, of="median")
 
     def failed() -> None:
-        of_faults = [run for run in report.runs if run.variant in {f"capped:{name}" for name in (*FAULTS, SLOW_WRITE)}]
+        faults = (*FAULTS, *(f"write-{fault}" for fault in FAULTS_OF_WRITES))
+        of_faults = [run for run in report.runs if run.variant in {f"capped:{name}" for name in faults}]
         if not of_faults:
             raise Missing("no run with a fault")
         count = sum(bool(run.failed) for run in of_faults)
@@ -63,8 +64,12 @@ def compute(report: Report, say: Callable[[str], None]) -> None:
             (lambda fault=fault: ratio(f"{fault}_vs_healthy", "<= 1.5", f"capped:{fault}", (striped,), "seconds"))
             for fault in FAULTS
         ),
-        lambda: ratio(
-            "slow_write_vs_healthy", "<= 1.5", f"capped:{SLOW_WRITE}", ("capped:write-striped-replicated",), "seconds"
+        *(
+            (lambda fault=fault, target=target: ratio(
+                f"{fault}_write_vs_healthy", target, f"capped:write-{fault}", ("capped:write-striped-replicated",),
+                "seconds",
+            ))
+            for fault, target in zip(FAULTS_OF_WRITES, ("<= 1.5", "<= 2"), strict=True)
         ),
         failed,
         lambda: gain("wish", "write"),
