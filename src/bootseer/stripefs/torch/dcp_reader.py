@@ -236,7 +236,9 @@ class _Load:
         """What torch.load makes of ``data``, which must hold no more than tensors, numbers, text and containers."""
         try:
             return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-        except pickle.UnpicklingError:
+        except pickle.UnpicklingError as exc:
+            if not data.startswith(b"PK"):
+                raise DataError(f"{name} is damaged: torch.save did not write it") from exc
             raise DataError(
                 f"{name} holds more than tensors, numbers and containers of them; not loaded",
                 hint="if you trust the checkpoint, StorageReader(url, weights_only=False) loads it",

@@ -139,7 +139,7 @@ class _TensorUnpickler(pickle.Unpickler):
         if (module, name) == ("torch.storage", "UntypedStorage"):
             return _Storage(None, "")
         if module == "torch" and name.endswith("Storage") and isinstance(kind := getattr(torch, name, None), type):
-            return _Storage(kind.dtype, "")  # type: ignore[attr-defined]
+            return _Storage(kind._dtype, "")  # type: ignore[attr-defined]  # ``dtype`` warns
         raise pickle.UnpicklingError(f"{module}.{name}")
 
     def persistent_load(self, pid: object) -> object:
