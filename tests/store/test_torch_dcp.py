@@ -63,9 +63,9 @@ def test_ranks_with_different_things(tmp_path):
 
 
 POINTS = [
-    (1, "write.stripe"), (1, "write.close"), (1, "write.intent"), (0, "write.verify"), (1, "write.rename"),
-    (1, "write.cleanup"), (0, "save.claim"), (0, "write.rename@2"), (0, "save.claim@2"), (0, "commit.begin"),
-    (0, "commit.write"), (0, "commit.rename"),
+    (1, "write.stripe@1"), (1, "write.close@1"), (1, "write.intent@1"), (0, "write.verify@1"), (1, "write.rename@1"),
+    (1, "write.cleanup@1"), (0, "save.claim@1"), (0, "write.rename@2"), (0, "save.claim@2"), (0, "commit.begin@1"),
+    (0, "commit.write@1"), (0, "commit.rename@1"),
 ]  # fmt: skip
 """Which rank is killed, and where, before the checkpoint is one. The coordinator's second claim is that of the commit,
 its second rename that of ``.metadata``."""
@@ -88,7 +88,7 @@ def test_a_rank_killed_at_every_step_of_a_save(store):
     assert one(dcpjob.run(2, "load_own", f"{store}/step-2", 2)) == ""
     assert fs.fsck().errors == ()
     fs.verify()
-    dcpjob.run(2, "save_own", f"{store}/step-3", 3, kill=(0, "stripefs.commit.published"))
+    dcpjob.run(2, "save_own", f"{store}/step-3", 3, kill=(0, "stripefs.commit.published@1"))
     assert fs.latest() == "step-3"
     assert one(dcpjob.run(2, "load_own", f"{store}/step-3", 3)) == ""
 

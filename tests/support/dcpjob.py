@@ -16,15 +16,22 @@ PATIENCE = 150.0
 WIDTH, UNIT = 3, 64 << 10
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
-    ["torch", "torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp", "bootseer.stripefs.torch.dcp_writer"]
+    [
+        "torch",
+        "torch._dynamo",
+        "torch._inductor",
+        "torch.distributed.checkpoint.state_dict",
+        "torch.distributed.fsdp",
+        "bootseer.stripefs.torch.dcp_writer",
+    ]
 )
 
 
 def run(world: int, action: str, *args: Any, kill: tuple[int, str] | None = None, fails: bool = False) -> list[Any]:
     """``action`` (a function below) on ``world`` ranks; what each returned, in order.
 
-    ``kill``: (rank, fault point): that rank is killed there; then nothing is returned. ``fails``: each raises, and its
-    error is what comes back.
+    ``kill``: (rank, fault point@visit): that rank is killed there; then nothing is returned. ``fails``: each raises,
+    and its error is what comes back.
     """
     from torch.distributed import TCPStore
 
@@ -32,7 +39,7 @@ def run(world: int, action: str, *args: Any, kill: tuple[int, str] | None = None
     processes, pipes = [], []
     for rank in range(world):
         mine, theirs = _context.Pipe()
-        faults = f"{kill[1]}=kill" if kill and kill[0] == rank else ""
+        faults = "=kill@".join(kill[1].split("@")) if kill and kill[0] == rank else ""
         process = _context.Process(target=_main, args=(rank, world, store.port, faults, action, args, theirs))
         process.start()
         theirs.close()
@@ -110,7 +117,7 @@ def _step(model: Any, optimizer: Any) -> float:
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
-    return float(loss)
+    return float(loss.detach())
 
 
 def _digest(model: Any, optimizer: Any) -> str:
