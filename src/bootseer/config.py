@@ -66,7 +66,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """Have the kernel read what earlier starts of a job read, before the job does (``docs/internals/pagelist.md``)."""
 
     cache_limit: Annotated[float, msgspec.Meta(ge=0)] = 0.8
-    """What the images' blocks may take of the cache's disk: a share up to 1, or bytes; 0: no limit."""
+    """What the node cache (blocks of images, chunks of striped files) may take of its disk: a share up to 1, or bytes;
+    0: no limit."""
     cache_keep_free: Annotated[float, msgspec.Meta(ge=0)] = 0.02
     """What the node cache leaves free on its disk, in the same way."""
 

@@ -13,12 +13,15 @@ import logging
 import os
 import pickle
 import re
+import time
 from typing import TYPE_CHECKING
 
 from bootseer.errors import ConfigError, DataError, NotFoundError, UnsupportedError
+from bootseer.storage.interface import join
 from bootseer.stripefs import ChunkFile, StripeFS, StripeWriter, layout, open_fs, split_url
 from bootseer.stripefs.files.reader import PlainFile
 from bootseer.stripefs.files.stripe import StripeLost
+from bootseer.stripefs.loads import LoadMeter, keep
 from bootseer.stripefs.torch.output import saved
 
 if TYPE_CHECKING:
@@ -126,10 +129,14 @@ def load(
     _refuse_other(url, path)
     if fs.stat(path).is_dir:
         path = f"{path}/{_only_file(fs, path)}"
+    meter = LoadMeter(join(fs.url, path), "torch.load")
     with fs.open(path) as file:
         fd = os.memfd_create("bootseer-checkpoint", os.MFD_CLOEXEC)
         try:
+            began = time.monotonic()
             _fill(fd, file, fs.committed_digest(path) if isinstance(file, PlainFile) else "")
+            taken = time.monotonic() - began
+            keep(meter.report(needed=file.size, fetched=file.size, waited=taken))
             try:
                 state: object = torch.load(
                     f"/proc/self/fd/{fd}", map_location=map_location, weights_only=True, mmap=mmap

@@ -46,6 +46,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (base / "plain/weights").write_bytes(WEIGHTS)
     fs = stripefs.open_fs(str(base / "striped"))
     fs.put(base / "plain/weights", "checkpoint/weights")
+    fs.put(base / "plain/weights", "checkpoint/optimizer")  # nobody reads it
     fs.put(base / "plain/weights", "torn/weights")
     fs.commit("checkpoint")
     return base
@@ -126,6 +127,9 @@ def test_first_start_captures_second_restores_both_see_the_same(node: Place, tmp
     assert summary["env"]["how"] == "restored-mount"
     assert summary["image"]["how"] == "lazy"
     assert summary["checkpoint"]["how"] == "striped"
+    # what the first start read is all that the second one prefetches
+    assert node.summary()["checkpoint"]["recorded"] == 0
+    assert summary["checkpoint"]["recorded"] == summary["checkpoint"]["prefetch_total"] == len(WEIGHTS)
     assert summary["ready_seconds"]
     assert set(summary["stages"]) == {"image", "env", "init"}
     assert clean(cold)

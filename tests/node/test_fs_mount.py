@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from bootseer.config import Config
@@ -20,8 +19,8 @@ from bootseer.errors import ConfigError, DataError, NotFoundError, NotWritableEr
 from bootseer.kernel import mount as mounts
 from bootseer.stripefs import FsMount, StripeFS, mount, open_fs
 from bootseer.stripefs.mount import FsStatus, client
-from bootseer.stripefs.mount.server import Record, Server, ServerSpec, born
-from support.waits import together
+from bootseer.stripefs.mount.server import Record, ServerSpec, born
+from support.waits import together, until
 
 pytestmark = pytest.mark.root
 
@@ -162,7 +161,8 @@ def test_prefetch_fills_the_node_cache(fs, tmp_path, config):
             assert status.fetched_demand == 0
             # the second mount finds the striped file on disk; a plain one has nothing to check it with
             assert status.fetched_ahead == (len(DATA) + 2 if again else 2 * len(DATA) + 2)
-            assert status.bytes_read >= 2 * len(DATA)
+            assert (status.opened_passthrough, status.opened_served) == (1, 1), "the striped file is in the cache"
+            assert status.bytes_read == len(DATA)
         finally:
             made.unmount()
 
@@ -256,13 +256,11 @@ def test_a_replaced_file_is_seen_and_never_mixed(mounted, fs):
         assert old.read() == DATA  # from the page cache: whole, and the old version
 
 
-def test_a_dead_server_fails_closed_and_is_cleaned_up(fs, tmp_path, config, caplog):
+def test_a_dead_supervisor_fails_closed_and_is_cleaned_up(fs, tmp_path, config, caplog):
     made = mount.start(fs.url, tmp_path / "mnt", config=config)
+    server = made.status().server_pid
     os.kill(made.pid, signal.SIGKILL)
-    until = time.monotonic() + 10
-    while made.status().alive:
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    until(lambda: not made.status().alive and not born(server))
     with pytest.raises(OSError) as caught:  # noqa: PT011  the errno says it
         (made.mountpoint / "step-1/config.json").read_bytes()
     assert caught.value.errno in (errno.ENOTCONN, errno.ECONNABORTED)
@@ -292,40 +290,15 @@ def test_a_server_that_cannot_write_its_status_goes_on(fs, tmp_path, config):
 @pytest.mark.parametrize("name", ["state", "cache"])
 def test_folders_that_others_can_write_to_are_refused(fs, tmp_path, config, name):
     """The state names processes to end and logs to write; the cache has the bytes that are served."""
-    (tmp_path / name / "fs").mkdir(parents=True)
-    (tmp_path / name / "fs").chmod(0o777)
+    inner = tmp_path / name / ("fs" if name == "state" else "blocks")
+    inner.mkdir(parents=True)
+    inner.chmod(0o777)
     with pytest.raises(ConfigError, match="others can write to"):
         mount.start(fs.url, tmp_path / "mnt", config=config)
     (tmp_path / name).chmod(0o777)
     with pytest.raises(ConfigError, match="others can write to"):
         mount.start(fs.url, tmp_path / "mnt", config=config)
     assert not mounts.is_mounted(tmp_path / "mnt")
-
-
-def test_a_server_leaves_the_record_of_its_successor(fs, tmp_path, config):
-    def record() -> dict:
-        return json.loads(path.read_text())
-
-    spec = ServerSpec(fs.url, str(tmp_path / "mnt"), state_dir=config.state_dir)
-    path = Record.path(spec.state_dir, spec.mountpoint)
-    path.parent.mkdir(parents=True)
-    first = Server(spec)
-    first._write_record()
-    with subprocess.Popen(["sleep", "600"]) as other:
-        try:
-            ours = msgspec.json.decode(path.read_bytes(), type=Record).status
-            theirs = msgspec.structs.replace(ours, pid=other.pid, url="theirs")
-            path.write_bytes(msgspec.json.encode(Record(theirs, born(other.pid))))
-            first._ops.bytes_read += 1
-            first._write_record()
-            assert record()["status"]["url"] == "theirs"
-            with pytest.raises(NotWritableError, match="already a mount of theirs"):
-                Server(spec)._write_record()
-            assert record()["status"]["url"] == "theirs"
-        finally:
-            other.kill()
-    Server(spec)._write_record()  # that one has died
-    assert record()["status"]["pid"] == os.getpid()
 
 
 def test_a_second_unmount_leaves_a_later_mount_alone(fs, tmp_path, config):
@@ -448,3 +421,34 @@ def test_bad_input_is_one_line_and_an_exit_code(fs, tmp_path, config, args, code
     assert done.stderr.startswith("bootseer: ")
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""
+
+
+def test_what_was_read_is_all_that_the_next_mount_prefetches(fs, tmp_path, config):
+    """Also of a later checkpoint, and not before it is told to."""
+    made = mount.start(f"{fs.url}/step-1", tmp_path / "mnt", config=config)
+    try:
+        with open(made.mountpoint / "state.pt", "rb") as file:
+            file.seek(7 << 20)
+            assert file.read(1000) == DATA[7 << 20 :][:1000]
+        until(lambda: made.accessed().files)
+        read = made.accessed()
+    finally:
+        made.unmount()
+    assert [file.path for file in read.files] == ["state.pt"]
+    assert read.files[0].ranges[0][0] == 7 << 20
+    with fs.create("step-2/state.pt", width=3, unit=1 << 18, striped=True) as out:
+        out.write(DATA[::-1])
+    fs.commit("step-2")
+    made = mount.start(f"{fs.url}/step-2", tmp_path / "mnt", config=config, prefetch=read, hold=True)
+    try:
+        assert made.status().prefetch == "running"
+        assert made.status().fetched_ahead == 0
+        made.release()
+        status = made.wait_prefetched(30)
+        assert status.prefetch == "done"
+        assert status.prefetch_done == status.prefetch_total == read.bytes
+        assert (made.mountpoint / "state.pt").read_bytes() == DATA[::-1]
+        assert (made.mountpoint / "config.json").exists() is False
+    finally:
+        made.unmount()
+    assert [path.name for path in (Path(config.state_dir) / "fs").iterdir()] == ["loads"]

@@ -22,7 +22,7 @@ class LazyBlob:
     store: FolderStore
     key: str
 
-    def open_cache(self, folder: Path) -> CacheFile:
+    def open_cache(self, folder: Path) -> CacheFile[BlockMap]:
         return CacheFile.open(folder, self.map, _hash.digest(self.map.encode()))
 
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.blocks.formats.blockmap import BlockMap, ObjectRef
+from bootseer.blocks.formats.chunklist import ChunkList
 from bootseer.blocks.formats.hotpack import HotPack
 from bootseer.blocks.formats.pagelist import PageList
 from bootseer.blocks.formats.trace import Trace
@@ -36,6 +37,7 @@ DECODERS: dict[str, Callable[[bytes], object]] = {
     "trace-v2": Trace.decode,
     "hotpack-v1": hotpack,
     "hotpack-v2": hotpack,
+    "chunks-v1": ChunkList.decode,
     "pagelist-v1": lambda raw: PageList.decode(zstandard.compress(raw), TREE, 1 << 40),
 }
 each_format = pytest.mark.parametrize("name", DECODERS)

@@ -15,14 +15,13 @@ import pytest
 
 from bootseer.blocks.formats.pagelist import PageList, PageRange
 from bootseer.blocks.profiles.library import ProfileKey
-from bootseer.blocks.serving import child
-from bootseer.blocks.serving.child import Child, Watch
 from bootseer.blocks.serving.fuse_server import FuseServer, PendingReads
 from bootseer.blocks.serving.ipc import Came, Channel, Wanted
 from bootseer.blocks.serving.readahead import Readahead
 from bootseer.blocks.serving.shared_memory import Count, SharedMemory
 from bootseer.blocks.serving.supervisor import Supervisor
-from bootseer.kernel import fuse
+from bootseer.kernel import child, fuse
+from bootseer.kernel.child import Child, Watch
 from bootseer.store.folder import FolderStore
 
 

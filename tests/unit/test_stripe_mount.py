@@ -3,12 +3,12 @@
 import stat
 from typing import cast
 
-import msgspec
 import pytest
 
 from bootseer.kernel import fuse
-from bootseer.storage.interface import Permissions
-from bootseer.stripefs import FileStat, StripeFS, open_fs
+from bootseer.storage.folder import FolderBackend
+from bootseer.storage.interface import Entry, Permissions
+from bootseer.stripefs import open_fs
 from bootseer.stripefs.files.readahead import ReadAhead
 from bootseer.stripefs.mount.operations import StripeOperations
 
@@ -17,12 +17,11 @@ CONTEXT = cast(fuse.Context, None)
 
 @pytest.mark.parametrize("folder", ["", "private"])
 def test_a_folder_that_a_process_is_in_becomes_private(tmp_path, monkeypatch, folder):
-    def told(self: StripeFS, path: str) -> FileStat:
-        mode = modes.get(path, 0o755)
-        return msgspec.structs.replace(real(self, path), permissions=Permissions(1, 1, mode))
+    def told(self: FolderBackend, path: str) -> Entry:
+        return real(self, path)._replace(permissions=Permissions(1, 1, modes.get(path, 0o755)))
 
-    real, modes = StripeFS.stat, dict[str, int]()
-    monkeypatch.setattr(StripeFS, "stat", told)
+    real, modes = FolderBackend.stat, dict[str, int]()
+    monkeypatch.setattr(FolderBackend, "stat", told)
     (tmp_path / "private").mkdir()
     ops = StripeOperations(open_fs(str(tmp_path)), cast(ReadAhead, None), shared=True)
     node = ops.lookup(fuse.ROOT, folder, CONTEXT).node if folder else fuse.ROOT

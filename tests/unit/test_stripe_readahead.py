@@ -1,9 +1,8 @@
-"""Chunks on their way to a mount's readers: single flight, read-ahead, budgets, and the node cache."""
+"""Chunks on their way to a mount's readers: single flight, read-ahead, budgets."""
 
 import os
 import threading
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -48,11 +47,11 @@ def counted(file, monkeypatch) -> list[tuple[int, int]]:
 
 @pytest.fixture(params=["memory", "disk"])
 def loader(request, tmp_path, fs):
-    cache = NodeCache(tmp_path / "cache", 1 << 30) if request.param == "disk" else None
+    cache = NodeCache(tmp_path / "cache") if request.param == "disk" else None
     made = ReadAhead(cache, memory=8 << 20)
     if cache:
         with fs.open("f") as file:
-            assert cache.add(file) is not None
+            assert cache.open(file) is not None
     yield made
     made.close()
     if cache:
@@ -218,200 +217,6 @@ def test_a_reader_does_not_wait_for_chunks_behind_its_own(fs, monkeypatch):
         release.set()
         first.join()
     loader.close()
-
-
-# -- node cache ---------------------------------------------------------------------------------------------------
-
-
-def warm(fs: StripeFS, folder: Path) -> None:
-    cache = NodeCache(folder, 1 << 30)
-    loader = ReadAhead(cache)
-    with fs.open("f") as file:
-        cache.add(file)
-        loader.prefetch(file, 0, file.geometry.chunks)
-    loader.close()
-    cache.close()
-
-
-def test_a_later_mount_uses_what_is_on_disk(fs, tmp_path, monkeypatch):
-    warm(fs, tmp_path / "cache")
-    cache = NodeCache(tmp_path / "cache", 1 << 30)
-    loader = ReadAhead(cache)
-    with fs.open("f") as file:
-        calls = counted(file, monkeypatch)
-        cache.add(file)
-        assert get(loader, file, 0, len(DATA)) == DATA
-        assert calls == []
-    loader.close()
-    cache.close()
-
-
-def test_damage_on_the_nodes_disk_is_fetched_again(fs, tmp_path, monkeypatch):
-    warm(fs, tmp_path / "cache")
-    (found,) = (tmp_path / "cache").iterdir()
-    with open(found, "r+b") as file:
-        file.seek(5 * UNIT + 3)
-        file.write(b"wrong")
-        file.truncate(20 * UNIT)  # the rest becomes a hole
-    cache = NodeCache(tmp_path / "cache", 1 << 30)
-    loader = ReadAhead(cache)
-    with fs.open("f") as file:
-        calls = counted(file, monkeypatch)
-        cache.add(file)
-        assert get(loader, file, 0, len(DATA)) == DATA
-        assert sorted(calls)[0] == (5 * UNIT, UNIT)
-        assert sum(length for _, length in calls) == UNIT + len(DATA) - 20 * UNIT
-    loader.close()
-    cache.close()
-
-
-def test_the_budget_removes_what_was_unused_for_longest(fs, tmp_path, caplog):
-    for name in "ghi":
-        with fs.create(name, striped=True, unit=UNIT, width=2) as out:
-            out.write(DATA[: 10 * UNIT])
-    folder = tmp_path / "cache"
-    folder.mkdir()
-    identities = []
-    for index, name in enumerate("gh"):
-        cache = NodeCache(folder, 1 << 30)
-        loader = ReadAhead(cache)
-        with fs.open(name) as file:
-            cache.add(file)
-            loader.prefetch(file, 0, file.geometry.chunks)
-            identities.append(file.identity)
-        loader.close()
-        cache.close()
-        os.utime(folder / identities[-1], (index + 1, index + 1))
-    cache = NodeCache(folder, 25 * UNIT)
-    with fs.open("i") as file:
-        assert cache.add(file) is not None
-    with fs.open("f") as file:
-        assert cache.add(file) is None
-    assert "does not fit" in caplog.text
-    assert not (folder / identities[0]).exists()
-    assert (folder / identities[1]).exists()
-    cache.close()
-
-
-def test_a_full_disk_falls_back_to_memory(fs, tmp_path, monkeypatch, caplog):
-    cache = NodeCache(tmp_path / "cache", 1 << 30)
-    loader = ReadAhead(cache)
-
-    def full(fd, data, offset):
-        raise OSError(28, "No space left on device")
-
-    with fs.open("f") as file:
-        cache.add(file)
-        monkeypatch.setattr(os, "pwrite", full)
-        assert get(loader, file, 0, len(DATA)) == DATA
-    assert caplog.text.count("not caching on disk any more") == 1
-    loader.close()
-    cache.close()
-
-
-def test_a_plain_file_leaves_nothing_on_disk(fs, tmp_path):
-    (Path(fs.url) / "plain").write_bytes(DATA)
-    cache = NodeCache(tmp_path / "cache", 1 << 30)
-    loader = ReadAhead(cache)
-    with fs.open("plain") as file:
-        cached = cache.add(file)
-        loader.prefetch(file, 0, file.geometry.chunks)
-        assert get(loader, file, 100, 50) == DATA[100:150]
-        cached.sync()
-        assert isinstance(loader.read(file, 100, 50), tuple)
-        assert get(loader, file, 100, 50) == DATA[100:150]
-    loader.close()
-    cache.close()
-    assert list((tmp_path / "cache").iterdir()) == []
-
-
-def lose(monkeypatch, path: Path, *chunks: int) -> None:
-    """The disk did not take these chunks, and their pages are gone: what the kernel says once, in fdatasync."""
-    with open(path, "r+b") as file:
-        for chunk in chunks:
-            file.seek(chunk * UNIT)
-            file.write(bytes(UNIT))
-    left = [5]
-
-    def fail(fd):
-        if left:
-            raise OSError(left.pop(), "Input/output error")
-
-    monkeypatch.setattr(os, "fdatasync", fail)
-
-
-def wait_for(condition) -> None:
-    end = time.monotonic() + 8.0
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.05)
-
-
-def test_a_page_that_is_lost_before_the_disk_confirmed_it_is_never_read(fs, tmp_path):
-    """A failed write-back may drop a page before fdatasync says so."""
-    cache = NodeCache(tmp_path / "cache", 1 << 30)
-    loader = ReadAhead(cache)
-    with fs.open("f") as file:
-        cached = cache.add(file)
-        loader.prefetch(file, 0, 4)
-        os.pwrite(cached.fd, bytes(UNIT), 2 * UNIT)
-        assert get(loader, file, 0, 4 * UNIT) == DATA[: 4 * UNIT]
-    loader.close()
-    cache.close()
-
-
-def test_after_a_failed_sync_no_second_one_is_believed(fs, tmp_path, monkeypatch):
-    cache = NodeCache(tmp_path / "cache", 1 << 30)
-    loader = ReadAhead(cache)
-    with fs.open("f") as file:
-        cached = cache.add(file)
-        loader.prefetch(file, 0, 4)
-        lose(monkeypatch, cached.path, 1)
-        cached.sync()
-        cached.sync()
-        assert not any(cached.has(chunk) for chunk in range(4))
-        assert get(loader, file, 0, 4 * UNIT) == DATA[: 4 * UNIT]
-    loader.close()
-    cache.close()
-
-
-def test_what_the_disk_lost_is_not_believed(fs, tmp_path, monkeypatch, caplog):
-    cache = NodeCache(tmp_path / "cache", 1 << 30)
-    loader = ReadAhead(cache)
-    with fs.open("f") as file:
-        cached = cache.add(file)
-        loader.prefetch(file, 0, 4)
-        time.sleep(2.5)  # one turn of the thread that syncs
-        loader.prefetch(file, 0, 10)
-        lose(monkeypatch, cached.path, 5, 7)
-        wait_for(lambda: "lost data" in caplog.text)
-        assert get(loader, file, 0, 10 * UNIT) == DATA[: 10 * UNIT]
-        assert [chunk for chunk in range(10) if cached.ready(chunk)] == [0, 1, 2, 3], "what was synced before is good"
-        assert not cached.store(5, memoryview(DATA)[5 * UNIT : 6 * UNIT])
-    loader.close()
-    cache.close()
-    assert list((tmp_path / "cache").iterdir()) == [], "a later mount must not believe it either"
-    assert caplog.text.count("lost data") == 1
-
-
-def test_what_an_earlier_mount_lost_is_not_believed(fs, tmp_path, monkeypatch, caplog):
-    warm(fs, tmp_path / "cache")
-    lose(monkeypatch, next((tmp_path / "cache").iterdir()))
-    cache = NodeCache(tmp_path / "cache", 1 << 30)
-    loader = ReadAhead(cache)
-    with fs.open("f") as file:
-        calls = counted(file, monkeypatch)
-        cache.add(file)
-        assert get(loader, file, 0, len(DATA)) == DATA
-        assert sum(length for _, length in calls) == len(DATA)
-    loader.close()
-    cache.close()
-    assert caplog.text.count("lost data") == 1
-
-
-def test_what_is_lost_at_the_end_is_removed(fs, tmp_path, monkeypatch):
-    monkeypatch.setenv("BOOTSEER_FAULTS", "stripefs.cache.fdatasync=eio")
-    warm(fs, tmp_path / "cache")
-    assert list((tmp_path / "cache").iterdir()) == []
 
 
 def test_files_read_long_ago_are_forgotten(fs, monkeypatch):

@@ -24,7 +24,7 @@ from bootseer.blocks.cache.inventory import Part, manifest_of, map_of, mount_poi
 from bootseer.blocks.cache.locks import DATA, maintain
 from bootseer.blocks.fetch.prefetch import fetch_all
 from bootseer.blocks.formats import bitmap
-from bootseer.blocks.formats.blockmap import BlockMap
+from bootseer.blocks.formats.blockmap import BlockMap, Blocks
 from bootseer.errors import FullError
 from bootseer.store import Store
 
@@ -45,6 +45,7 @@ class Check(msgspec.Struct, kw_only=True):
 
     map: str
     trees: list[str]
+    file: str = ""
     checked: int = 0
     """Blocks read and compared."""
     bad: list[int] = []
@@ -77,9 +78,9 @@ def check(
     opened, `BootseerError` when fetching again fails (the blocks are dropped then).
     """
     folders = [cache_dir / "trees" / digest for digest in part.trees]
-    found = Check(map=part.map, trees=part.trees, in_use=part.in_use)
+    found = Check(map=part.map, trees=part.trees, file=part.file, in_use=part.in_use)
     found.bad_files = [str(folder / name) for folder in folders for name in _bad_files(cache_dir, folder)]
-    blocks = map_of(cache_dir, part.trees) if part.map else None
+    blocks = map_of(cache_dir, part) if part.map else None
     if blocks is not None:
         found.in_use = False
         folder = cache_dir / "blocks" / part.map
@@ -87,15 +88,13 @@ def check(
         if repair and found.bad:
             _repair(found, folder, blocks, store)
     elif part.map:
-        found.trouble = "no intact block map of it is here"
+        found.trouble = "no intact block map or chunk list of it is here"
     if repair:
         found.dropped_files = sum(eviction.remove_small(Path(path)) for path in found.bad_files)
     return found
 
 
-def _check_blocks(
-    found: Check, folder: Path, blocks: BlockMap, metas: Sequence[Path], progress: Progress | None
-) -> None:
+def _check_blocks(found: Check, folder: Path, blocks: Blocks, metas: Sequence[Path], progress: Progress | None) -> None:
     at = 0
     with ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="check") as pool:
         while at < blocks.count:
@@ -103,7 +102,7 @@ def _check_blocks(
                 found.in_use |= owned is None
                 if owned is not None:
                     fd = owned.data_fd
-                elif any(mount_points(meta) for meta in metas):
+                elif found.file or any(mount_points(meta) for meta in metas):
                     fd = os.open(folder / DATA, os.O_RDONLY | os.O_CLOEXEC)
                     undo.callback(os.close, fd)
                     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
@@ -116,7 +115,7 @@ def _check_blocks(
                     return  # nothing that a mount would believe
                 at = _slice(found, pool, _Data(fd, folder, blocks, flags, owned is not None), at)
             if progress is not None:
-                progress(min(at << blocks.shift, blocks.size), blocks.size)
+                progress(min(at * blocks.block_size, blocks.size), blocks.size)
             time.sleep(_PAUSE)
 
 
@@ -125,7 +124,7 @@ class _Data(msgspec.Struct):
 
     fd: int
     folder: Path
-    blocks: BlockMap
+    blocks: Blocks
     flags: bytearray
     cold: bool
 
@@ -134,7 +133,7 @@ class _Data(msgspec.Struct):
         blocks = self.blocks
         wanted = [block for block in which if self.flags[block] or blocks.is_zero(block)]
         if self.cold and any(map(self.flags.__getitem__, which)):
-            place = which.start << blocks.shift, len(which) << blocks.shift
+            place = which.start * blocks.block_size, len(which) * blocks.block_size
             os.posix_fadvise(self.fd, *place, os.POSIX_FADV_DONTNEED)
             os.posix_fadvise(self.fd, *place, os.POSIX_FADV_WILLNEED)
         return len(wanted), [block for block in wanted if not self._good(block)]
@@ -142,7 +141,7 @@ class _Data(msgspec.Struct):
     def _good(self, block: int) -> bool:
         # One block at a time: whole pieces would have the server of a mount fetch what is missing in them.
         blocks = self.blocks
-        offset, length = block << blocks.shift, blocks.length_of(block)
+        offset, length = block * blocks.block_size, blocks.length_of(block)
         if blocks.is_zero(block) and _is_hole(self.fd, offset, offset + length):
             return True
         try:
@@ -155,7 +154,7 @@ class _Data(msgspec.Struct):
 def _slice(found: Check, pool: ThreadPoolExecutor, data: _Data, at: int) -> int:
     """Check from block ``at`` for a moment; returns where to go on."""
     count = data.blocks.count
-    step = max(1, _PIECE >> data.blocks.shift)
+    step = max(1, _PIECE // data.blocks.block_size)
     batch = 8 * step * len(os.sched_getaffinity(0))
     until = time.monotonic() + _SLICE_SECONDS
     while at < count and time.monotonic() < until:
@@ -168,7 +167,7 @@ def _slice(found: Check, pool: ThreadPoolExecutor, data: _Data, at: int) -> int:
     return at
 
 
-def _repair(found: Check, folder: Path, blocks: BlockMap, store: Store | None) -> None:
+def _repair(found: Check, folder: Path, blocks: Blocks, store: Store | None) -> None:
     with maintain(folder) as owned:
         if owned is None:
             found.in_use = True
@@ -176,7 +175,7 @@ def _repair(found: Check, folder: Path, blocks: BlockMap, store: Store | None) -
         eviction.drop_blocks(owned, blocks, found.bad)
         found.dropped = len(found.bad)
     found.in_use = False
-    if store is not None:
+    if store is not None and isinstance(blocks, BlockMap):
         with CacheFile.open(folder, blocks, bytes.fromhex(folder.name)) as cache:
             if not fetch_all(store, cache, found.bad, streams=_STREAMS):
                 raise FullError(f"no space for blocks in {folder}", hint="free some space there")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bootseer.cli._fs import CARE, Url, binary_text, place, progress
+from bootseer.cli._fs import CARE, binary_text, place, progress
 from bootseer.cli._shared import AsJson, one_line, print_json, print_table
 from bootseer.units import size_text
 
@@ -24,14 +25,26 @@ def register(app: typer.Typer) -> None:
 
 
 def explain(
-    url: Url,
+    url: Annotated[str | None, typer.Argument(metavar="URL", help="A file of the store", show_default=False)] = None,
     read: Annotated[
         bool, typer.Option("--read", help="Read the file first: then rates and latencies are known")
     ] = False,
+    last: Annotated[
+        bool, typer.Option("--last", help="Say what the last load of a checkpoint on this node moved")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say how a file would be read now, and why: the way to it, its blocks and replicas, who would give how much."""
+    """Say how a file would be read now, and why: the way to it, its blocks and replicas, who would give how much.
+
+    With --last and no URL: what the last load of a checkpoint on this node needed, and where its bytes came from.
+    """
     from bootseer.stripefs.explain import explain as explained
+
+    if last is (url is not None) or (last and read):
+        raise typer.BadParameter("name a file, or use --last alone")
+    if url is None:
+        _last(as_json)
+        return
 
     fs, path = place(url)
     if read:
@@ -65,6 +78,50 @@ def explain(
         typer.echo(f"hedging: {again}, at most {size_text(found.hedge_bytes)} in all now")
     if found.seconds is not None:
         typer.echo(f"the whole file would take about {found.seconds:.1f} s")
+
+
+def _last(as_json: bool) -> None:
+    from bootseer import config
+    from bootseer.errors import NotFoundError
+    from bootseer.stripefs import loads
+
+    found = loads.last(config.load().state_dir)
+    if not found:
+        raise NotFoundError(
+            "no load of a checkpoint is known on this node", hint="mount one, or use bootseer.torch.load"
+        )
+    if as_json:
+        print_json(found)
+        return
+    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found[0].began))
+    typer.echo(f"{one_line(found[0].url)}, loaded {began} by {len(found)} process{'es' if len(found) > 1 else ''}")
+    rows = [
+        [
+            one.how if one.rank is None else f"{one.how}, rank {one.rank}",
+            *map(size_text, (one.needed, one.fetched, one.cached, one.received, one.repeated)),
+            f"{one.waited:.1f}",
+            f"{one.hedges_won} of {one.hedged}",
+            "" if one.plain_seconds is None else f"{one.plain_seconds:.1f}",
+        ]
+        for one in found
+    ]
+    columns = ["load", "needed", "store", "cache", "ranks", "repeated", "waited s", "hedges won", "plain client s"]
+    print_table("", columns, rows, left=["load"])
+    nodes: dict[str, list[loads.NodeLoad]] = {}
+    for one in found:
+        for node in one.nodes:
+            nodes.setdefault(node.address, []).append(node)
+    if nodes:
+        rates = {key: [node.rate for node in some if node.rate] for key, some in nodes.items()}
+        shown = [
+            [
+                key,
+                size_text(sum(node.bytes for node in some)),
+                f"{sum(rates[key]) / (1 << 20):.0f}" if rates[key] else "",
+            ]
+            for key, some in sorted(nodes.items())
+        ]
+        print_table("", ["DataNode", "gave", "MiB/s"], shown, left=["DataNode"])
 
 
 def _blocks(found: Explanation) -> Iterator[list[str]]:

@@ -15,6 +15,7 @@ from bootseer.cli._shared import (
     StoreUrl,
     answer,
     count_text,
+    one_line,
     open_shared,
     print_json,
     print_table,
@@ -26,10 +27,11 @@ from bootseer.errors import ConfigError, DataError, NotFoundError
 from bootseer.units import parse_size, size_text
 
 if TYPE_CHECKING:
+    from bootseer.blocks.cache.eviction import Gone
     from bootseer.blocks.cache.inventory import Part
     from bootseer.blocks.check import Check
 
-app = typer.Typer(no_args_is_help=True, help="The node cache: blocks of images on this node's disk")
+app = typer.Typer(no_args_is_help=True, help="The node cache: blocks of images and striped files on this node's disk")
 
 _PATIENCE = 30.0
 _decimal = understood(partial(parse_size, kilo=1000))
@@ -37,7 +39,7 @@ _decimal = understood(partial(parse_size, kilo=1000))
 
 @app.command()
 def ls(as_json: AsJson = False) -> None:
-    """List the trees in the cache, longest unused first."""
+    """List the trees and striped files in the cache, longest unused first."""
     from bootseer.blocks.cache import inventory
 
     cache = _cache()
@@ -46,9 +48,9 @@ def ls(as_json: AsJson = False) -> None:
     if as_json:
         print_json(found)
         return
-    names = ("tree", "on disk", "blocks", "hot", "last use", "in use by")
+    names = ("tree or file", "on disk", "blocks", "hot", "last use", "in use by")
     total = f"{cache}: {size_text(inventory.used(cache))}"
-    print_table(total, names, (_row(part) for part in found), left=("tree", "in use by"))
+    print_table(total, names, (_row(part) for part in found), left=("tree or file", "in use by"))
     for name, size in extra.items():
         if size:
             typer.echo(f"besides, {cache / name}: {size_text(size)}, which goes by itself")
@@ -90,9 +92,7 @@ def gc(
     would = "would give back" if dry_run else "gave back"
     for one in done.gone:
         what = "all" if one.whole else count_text(one.blocks, "cold block", "cold blocks")
-        typer.echo(
-            f"{would} {size_text(one.bytes):>9}: {what} of {' '.join(t[:12] for t in one.trees) or one.map[:12]}"
-        )
+        typer.echo(f"{would} {size_text(one.bytes):>9}: {what} of {_name(one)}")
     if done.busy:
         typer.echo("another process is making room")
     elif done.bytes < need <= before:
@@ -122,7 +122,7 @@ def verify(
     checks = []
     with Bars(quiet=as_json) as bars:
         for part in found:
-            name = (part.trees[0] if part.trees else part.map)[:12]
+            name = _name(part)
             progress = partial(bars.update, name)
             checks.append(check.check(cache, part, repair=repair, store=source, progress=progress))
     left = [one for one in checks if one.damaged]
@@ -138,11 +138,17 @@ def _cache() -> Path:
     return Path(settings().cache_dir).absolute()
 
 
+def _name(one: Part | Gone | Check) -> str:
+    if one.file:
+        return f"{one_line(one.file)} ({one.map[:12]})"
+    return " ".join(digest[:12] for digest in one.trees) or f"({one.map[:12]})"
+
+
 def _row(part: Part) -> tuple[str, ...]:
     hot = "" if part.hot_total is None else f"{part.hot_ready}/{part.hot_total}"
     users = [*part.mounts, *([f"process {part.owner}"] if part.owner and not part.mounts else [])]
     return (
-        " ".join(digest[:12] for digest in part.trees) or f"({part.map[:12]})",
+        _name(part),
         size_text(part.disk_bytes),
         f"{part.blocks_ready}/{part.blocks_total}",
         hot,
@@ -152,7 +158,7 @@ def _row(part: Part) -> tuple[str, ...]:
 
 
 def _lines(one: Check) -> list[str]:
-    name = " ".join(digest[:12] for digest in one.trees) or f"({one.map[:12]})"
+    name = _name(one)
     if one.trouble:
         return [f"{name}: not checked: {one.trouble}"]
     text = f"{name}: {count_text(one.checked, 'block', 'blocks')} checked"

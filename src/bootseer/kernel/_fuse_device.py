@@ -39,6 +39,16 @@ class Device:
         fd = open_and_mount(mountpoint, options)
         return cls(mountpoint, mount.find(mountpoint), fd)
 
+    @property
+    def mounted(self) -> bool:
+        """Whether it is still mounted where it was."""
+        return self.entry is not None and mount.find(self.entry.target) == self.entry
+
+    def abort(self) -> None:
+        """Unmount at once what is still mounted: its users get ECONNABORTED. Errors as of `kernel.mount.unmount`."""
+        if self.entry is not None:
+            detach(self.entry, force=True)
+
     def close(self) -> None:
         """Close the descriptor; where nobody else has it open the connection is aborted."""
         if self.fd >= 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import logging
 import os
 import stat
@@ -12,11 +13,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bootseer.kernel import _fuse_wire as wire
+from bootseer.kernel._fuse_backing import Backings
 from bootseer.kernel.fuse_ops import LATER, Attr, Context, DirEntry, Entry, Negotiated, Operations, Options, ReadResult
 
 _log = logging.getLogger(__name__)
 _BACKGROUND = 64
 """Readahead requests in flight."""
+_DOTS = 2
+"""`.` and `..` come first."""
 _TOTALS = wire.STATFS_OUT.pack(0, 0, 0, 0, 0, 4096, 255, 4096, 0, *[0] * 6)
 """Of a file system that counts nothing."""
 
@@ -30,6 +34,8 @@ class Loop:
     def __init__(self, operations: Operations, mountpoint: Path, options: Options) -> None:
         self._ops, self._mountpoint, self._options = operations, mountpoint, options
         self.negotiated: Negotiated | None = None
+        self.backings = Backings()
+        self._device = -1
         self.ready = threading.Event()
         """Set when INIT has been answered."""
         self._inflight: dict[int, Context] = {}
@@ -38,6 +44,7 @@ class Loop:
         self._next_dir = time.monotonic_ns()
         self._lock = threading.Lock()
         self._entry_valid = wire.seconds(options.entry_timeout)
+        self._negative_valid = wire.seconds(options.negative_timeout)
         self._attr_valid = wire.seconds(options.attr_timeout)
         self._handlers: dict[int, Callable[[Context, memoryview], bytes]] = {
             wire.INIT: self._init,
@@ -47,6 +54,7 @@ class Loop:
             wire.RELEASE: self._release,
             wire.OPENDIR: self._opendir,
             wire.READDIR: self._readdir,
+            wire.READDIRPLUS: self._readdirplus,
             wire.RELEASEDIR: self._releasedir,
             wire.STATFS: lambda ctx, body: _TOTALS,
             wire.DESTROY: lambda ctx, body: b"",
@@ -54,6 +62,7 @@ class Loop:
 
     def run(self, fd: int) -> None:
         """Serve ``fd`` until the connection ends, or something that should not happen does (with a log line)."""
+        self._device = fd
         buffer = bytearray(wire.READ_BUFFER)
         header, inflight = wire.IN_HEADER.unpack_from, self._inflight
         read_in, read, whole = wire.READ_IN.unpack_from, self._ops.read, self._whole
@@ -174,13 +183,16 @@ class Loop:
         if extended:
             offered |= wire.INIT_IN_FLAGS2.unpack_from(body, wire.INIT_IN.size)[0] << 32
         granted = {name: bit for name, bit in wire.INIT_FLAGS.items() if offered & bit}
+        if self._options.passthrough and offered & wire.PASSTHROUGH:
+            granted["passthrough"] = wire.PASSTHROUGH
+            self.backings.enabled = True
         flags = sum(granted.values()) | extended
         readahead = min(readahead, self._options.max_readahead)
         self.negotiated = Negotiated(minor, frozenset(granted), readahead)
         max_pages = max(1, wire.MAX_READ // os.sysconf("SC_PAGE_SIZE"))
         return wire.INIT_OUT.pack(
             *(7, min(minor, wire.MINOR_WANTED), readahead, flags & 0xFFFFFFFF, _BACKGROUND, _BACKGROUND * 3 // 4),
-            *(4096, 1, max_pages, 0, flags >> 32, *[0] * 7),
+            *(4096, 1, max_pages, 0, flags >> 32, int(self.backings.enabled), *[0] * 6),
         )
 
     def _attr(self, node: int, attr: Attr) -> bytes:
@@ -196,7 +208,13 @@ class Loop:
 
     def _lookup(self, ctx: Context, body: memoryview) -> bytes:
         name = os.fsdecode(bytes(body).split(b"\0", 1)[0])
-        return self._entry(self._ops.lookup(ctx.node, name, ctx))
+        try:
+            return self._entry(self._ops.lookup(ctx.node, name, ctx))
+        except FileNotFoundError:
+            seconds, nanoseconds = self._negative_valid
+            if not seconds + nanoseconds:
+                raise
+            return wire.ENTRY_OUT.pack(0, 0, seconds, 0, nanoseconds, 0) + bytes(wire.ATTR.size)
 
     def _getattr(self, ctx: Context, body: memoryview) -> bytes:
         return wire.ATTR_OUT.pack(*self._attr_valid, 0) + self._attr(ctx.node, self._ops.getattr(ctx.node, ctx))
@@ -206,12 +224,17 @@ class Loop:
         if flags & os.O_ACCMODE != os.O_RDONLY:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         fh = self._ops.open(ctx.node, flags, ctx)
+        if self._options.passthrough and (backing := self.backings.open(self._device, ctx.node, fh, self._ops.backing)):
+            return wire.OPEN_OUT.pack(fh, wire.FOPEN_NOFLUSH | wire.FOPEN_PASSTHROUGH, backing)
         # without NOFLUSH a close(2) on a dead mount fails, which surprises readers
         bits = wire.FOPEN_NOFLUSH | wire.FOPEN_KEEP_CACHE | (wire.FOPEN_DIRECT_IO if self._options.direct_io else 0)
         return wire.OPEN_OUT.pack(fh, bits, 0)
 
     def _release(self, ctx: Context, body: memoryview) -> bytes:
-        self._ops.release(wire.RELEASE_IN.unpack_from(body)[0], ctx)
+        fh = wire.RELEASE_IN.unpack_from(body)[0]
+        if self._options.passthrough:
+            self.backings.release(self._device, ctx.node, fh)
+        self._ops.release(fh, ctx)
         return b""
 
     def _opendir(self, ctx: Context, body: memoryview) -> bytes:
@@ -227,21 +250,39 @@ class Loop:
 
     def _readdir(self, ctx: Context, body: memoryview) -> bytes:
         fh, offset, size = wire.READ_IN.unpack_from(body)
+        return b"".join(self._dirents(self._listing(ctx, fh, offset), offset, size, 0))
+
+    def _readdirplus(self, ctx: Context, body: memoryview) -> bytes:
+        fh, offset, size = wire.READ_IN.unpack_from(body)
+        entries = self._listing(ctx, fh, offset)
+        dirents = self._dirents(entries, offset, size, len(wire.NO_ENTRY))
+        names = [entry.name for entry in entries[max(offset, _DOTS) : offset + len(dirents)]]
+        found = self._ops.lookups(ctx.node, names, ctx) if names else []
+        told = [wire.NO_ENTRY if entry is None else self._entry(entry) for entry in found]
+        told = [wire.NO_ENTRY] * (len(dirents) - len(told)) + told
+        return b"".join(itertools.chain.from_iterable(zip(told, dirents, strict=True)))
+
+    def _listing(self, ctx: Context, fh: int, offset: int) -> Sequence[DirEntry]:
+        """The open directory ``fh``; listed anew from its start, and when a server before this one had it open."""
         entries = self._dirs.get(fh)
         if entries is None or offset == 0:
             dots = [DirEntry(name, ctx.node, stat.S_IFDIR) for name in (".", "..")]
             entries = [*dots, *self._ops.readdir(ctx.node, ctx)]
             with self._lock:
                 self._dirs[fh] = entries
+        return entries
+
+    def _dirents(self, entries: Sequence[DirEntry], offset: int, size: int, more: int) -> list[bytes]:
+        """Those from ``offset`` on that fit into ``size`` bytes, when each has ``more`` bytes before it."""
         parts, total = [], 0
         for index in range(offset, len(entries)):
             entry = entries[index]
             part = wire.dirent(entry.node, index + 1, stat.S_IFMT(entry.mode), os.fsencode(entry.name))
-            total += len(part)
+            total += more + len(part)
             if total > size:
                 break
             parts.append(part)
-        return b"".join(parts)
+        return parts
 
 
 def _guard(action: Callable[..., None], *args: int) -> None:

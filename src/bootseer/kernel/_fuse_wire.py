@@ -9,12 +9,15 @@ MAJOR, MINOR_WANTED, MINOR_MIN = 7, 40, 31
 LOOKUP, FORGET, GETATTR = 1, 2, 3
 OPEN, READ, STATFS, RELEASE = 14, 15, 17, 18
 INIT, OPENDIR, READDIR, RELEASEDIR = 26, 27, 28, 29
-INTERRUPT, DESTROY, BATCH_FORGET = 36, 38, 42
+INTERRUPT, DESTROY, BATCH_FORGET, READDIRPLUS = 36, 38, 42, 44
 
 FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE, FOPEN_NOFLUSH = 1 << 0, 1 << 1, 1 << 5
+FOPEN_PASSTHROUGH = 1 << 7
 
 INIT_FLAGS = {
     "async_read": 1 << 0,
+    "readdirplus": 1 << 13,
+    "readdirplus_auto": 1 << 14,
     "async_dio": 1 << 15,
     "parallel_dirops": 1 << 18,
     "max_pages": 1 << 22,
@@ -22,6 +25,8 @@ INIT_FLAGS = {
     "has_resend": 1 << 39,
 }
 """INIT flags this server asks for; the kernel grants those it offers. Those above bit 31 travel in ``flags2``."""
+PASSTHROUGH = 1 << 37
+"""INIT flag, asked for where `Options.passthrough` is set."""
 INIT_EXT = 1 << 30
 """Set in ``flags`` by a side that has a ``flags2`` (7.36)."""
 
@@ -31,10 +36,10 @@ IN_HEADER = struct.Struct("=IIQQIIIHH")  # len opcode unique nodeid uid gid pid 
 OUT_HEADER = struct.Struct("=IiQ")  # len error unique
 INIT_IN = struct.Struct("=IIII")  # major minor max_readahead flags
 INIT_IN_FLAGS2 = struct.Struct("=I")  # follows it since 7.36
-INIT_OUT = struct.Struct("=IIIIHHIIHHI7I")  # ... max_pages map_alignment flags2 unused
+INIT_OUT = struct.Struct("=IIIIHHIIHHI7I")  # ... max_pages map_alignment flags2 max_stack_depth unused
 READ_IN = struct.Struct("=QQI")  # fh offset size; read_flags lock_owner flags follow
 OPEN_IN = struct.Struct("=II")
-OPEN_OUT = struct.Struct("=QII")
+OPEN_OUT = struct.Struct("=QII")  # fh open_flags backing_id
 RELEASE_IN = struct.Struct("=QIIQ")
 FORGET_IN = struct.Struct("=Q")
 BATCH_FORGET_IN = struct.Struct("=II")
@@ -42,6 +47,8 @@ FORGET_ONE = struct.Struct("=QQ")
 INTERRUPT_IN = struct.Struct("=Q")
 ATTR = struct.Struct("=QQQQQQIIIIIIIIII")  # 88 bytes
 ENTRY_OUT = struct.Struct("=QQQQII")  # nodeid generation entry_valid attr_valid their nsec; ATTR follows
+NO_ENTRY = bytes(ENTRY_OUT.size + ATTR.size)
+"""Of a READDIRPLUS: nothing is told but the name. With a validity, of a LOOKUP: there is no such name."""
 ATTR_OUT = struct.Struct("=QII")  # attr_valid, its nsec, dummy; ATTR follows
 DIRENT = struct.Struct("=QQII")  # ino off namelen type; the name follows, padded to 8 bytes
 STATFS_OUT = struct.Struct("=QQQQQIIII6I")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import struct
 from typing import NamedTuple
 
@@ -12,12 +13,14 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mount.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p]
 _libc.umount2.argtypes = [ctypes.c_char_p, ctypes.c_int]
 _libc.unshare.argtypes = [ctypes.c_int]
+_libc.prctl.argtypes = [ctypes.c_int, ctypes.c_ulong]
 _libc.fanotify_init.argtypes = [ctypes.c_uint, ctypes.c_uint]
 _libc.fanotify_mark.argtypes = [ctypes.c_int, ctypes.c_uint, ctypes.c_uint64, ctypes.c_int, ctypes.c_char_p]
 _libc.statx.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_char_p]
 _libc.fallocate64.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 
 CLONE_NEWNS, CLONE_FS = 0x20000, 0x200
+_PR_SET_PDEATHSIG = 1
 _AT_FDCWD, _AT_SYMLINK_NOFOLLOW, _AT_EMPTY_PATH, _STATX_BTIME = -100, 0x100, 0x1000, 0x800
 _STATX = struct.Struct("=I24xH2xQQ32xqI4xqI4xqI4x8xII")
 
@@ -55,6 +58,11 @@ def umount2(target: str, flags: int) -> None:
 def unshare(flags: int) -> None:
     """unshare(2) of the calling thread."""
     _check(_libc.unshare(flags), "unshare")
+
+
+def die_with_parent() -> None:
+    """prctl(2): the kernel kills this process when the thread that forked it has ended."""
+    _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL), "prctl")
 
 
 def setns(fd: int) -> None:

@@ -141,6 +141,12 @@ class Server:
         if self.options.max_readahead > 128 << 10:
             self._widen_readahead()
 
+    @property
+    def opens(self) -> tuple[int, int]:
+        """How many opens there were: of files that the kernel reads by itself, and of others (with
+        `Options.passthrough`)."""
+        return self._core.backings.passed, self._core.backings.served
+
     def _run(self, device: Device) -> None:
         self._fd = device.fd
         self._mount = device.entry

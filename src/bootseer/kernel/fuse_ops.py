@@ -11,7 +11,7 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -89,10 +89,15 @@ class Options:
     """Readahead of buffered reads. More than 128 KiB is set through sysfs after the mount, which needs root."""
     entry_timeout: float = 3600.0
     """How long the kernel believes a name."""
+    negative_timeout: float = 0.0
+    """How long the kernel believes that there is no such name."""
     attr_timeout: float = 3600.0
     """How long the kernel believes attributes."""
     allow_other: bool = False
     """Other users may use it; without root this needs ``user_allow_other`` in /etc/fuse.conf."""
+    passthrough: bool = False
+    """Files for which the operations have a `Operations.backing` are read by the kernel; nothing may be mounted from
+    them then (the mount has a stacking depth)."""
     direct_io: bool = False
     """Reads bypass the page cache. Not for a file under EROFS, which needs its pages."""
 
@@ -129,6 +134,16 @@ class Operations:
         """The node called ``name`` in directory ``parent``. Raises `FileNotFoundError`."""
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
 
+    def lookups(self, parent: int, names: Sequence[str], ctx: Context) -> Sequence[Entry | None]:
+        """`lookup` of each of ``names``, which are of a listing; None where that fails. Each entry is one reference."""
+        return [self._looked_up(parent, name, ctx) for name in names]
+
+    def _looked_up(self, parent: int, name: str, ctx: Context) -> Entry | None:
+        try:
+            return self.lookup(parent, name, ctx)
+        except OSError:
+            return None
+
     def getattr(self, node: int, ctx: Context) -> Attr:
         """The attributes of ``node``."""
         raise NotImplementedError
@@ -149,6 +164,11 @@ class Operations:
     def read(self, fh: int, offset: int, size: int, ctx: Context) -> ReadResult:
         """Exactly ``size`` bytes at ``offset``, fewer only at the end of the file."""
         raise NotImplementedError
+
+    def backing(self, fh: int) -> int | None:
+        """Descriptor of a local file with all bytes of the open file ``fh``, from which the kernel may read it by
+        itself until `release`; None where there is none."""
+        return None
 
     def release(self, fh: int, ctx: Context) -> None:
         """The last user of ``fh`` closed it; its error goes nowhere."""

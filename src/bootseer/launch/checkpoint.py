@@ -1,4 +1,8 @@
-"""The checkpoint of a start: a striped mount, prefetched while the environment is restored, or an ordinary copy."""
+"""The checkpoint of a start: a striped mount, prefetched in its turn, or an ordinary copy.
+
+What earlier starts of the job read of their checkpoints is known from the store; just that is prefetched, into the node
+cache: after the hot blocks of the image, before the rest of it.
+"""
 
 from __future__ import annotations
 
@@ -10,29 +14,58 @@ import msgspec
 from bootseer import stripefs
 from bootseer.config import Config
 from bootseer.errors import BootseerError, NotFoundError
+from bootseer.launch.identity import Identity
 from bootseer.launch.job import CheckpointTable
 from bootseer.launch.ordinary import copy_checkpoint
 from bootseer.profile import emit
+from bootseer.store import open_store
+from bootseer.stripefs.checkpoint import access
 
 log = logging.getLogger(__name__)
 
 
 class CheckpointStage:
-    """``begin`` when bytes may flow, ``provide`` when the training command needs the folder, ``close`` at the end."""
+    """``begin`` mounts, ``release`` lets bytes flow, ``provide`` when the training command needs the folder, ``ready``
+    when it has what it needs of it, ``close`` at the end."""
 
-    def __init__(self, table: CheckpointTable, folder: Path, config: Config) -> None:
+    def __init__(self, table: CheckpointTable, folder: Path, config: Config, identity: Identity) -> None:
         self.table, self.folder, self.config = table, folder, config
+        self._identity = identity
         self._mount: stripefs.FsMount | None = None
         self._name: str | None = None if table.latest else ""
         """Path of the checkpoint below the URLs."""
         self._none = False
+        self._recorded = 0
+        """Bytes that the start before read, as far as is known."""
 
     def begin(self) -> None:
-        """Mount and start to prefetch; once is enough. `NotFoundError`, or `DataError` for one without COMMIT."""
+        """Mount, with a prefetch that waits for `release`; once is enough.
+
+        `NotFoundError`, or `DataError` for one without COMMIT.
+        """
         if self._mount is not None or not self.table.enabled or not self._look():
             return
+        record = access.load(open_store(self.config.store_url), self._lineage)
+        self._recorded = record.bytes if record else 0
         url = _below(self.table.url, self._name)
-        self._mount = stripefs.mount.start(url, self.folder, config=self.config, prefetch=True, commit=True)
+        self._mount = stripefs.mount.start(
+            url, self.folder, config=self.config, prefetch=record or True, hold=True, commit=True
+        )
+
+    def release(self) -> None:
+        """Let the prefetch begin."""
+        if self._mount is not None:
+            self._mount.release()
+
+    def ready(self) -> None:
+        """Keep for the next start what this one has read until now."""
+        if self._mount is not None:
+            access.save(open_store(self.config.store_url), self._lineage, self._mount.accessed())
+
+    @property
+    def _lineage(self) -> access.Lineage:
+        who = self._identity
+        return access.Lineage(who.job, _below(self.table.url, self._name), who.rank, who.nodes)
 
     def provide(self, span: str) -> Path:
         """The folder that the container is to see."""
@@ -67,7 +100,7 @@ class CheckpointStage:
         except BootseerError as exc:
             log.warning("the checkpoint server does not answer: %s", exc)
             return {"how": "striped"}
-        return {"how": "striped", **found}
+        return {"how": "striped", "recorded": self._recorded, **found}
 
     def close(self) -> None:
         """Unmount."""

@@ -90,7 +90,7 @@ class CheckpointTable(_Table, frozen=True, kw_only=True):
     ordinary_url: str = ""
     """The same files stored the ordinary way, copied by the stock client when ``enabled`` is false. Empty: ``url``."""
     enabled: bool = True
-    """True: striped mount, prefetched while the environment is restored. False: copy it all first."""
+    """True: striped mount; what earlier starts read is prefetched. False: copy it all first."""
 
 
 class MountTable(_Table, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 Whatever a stage mounts is unmounted at the end, also after an error or Ctrl-C, in reverse order by one `ExitStack`.
 Concurrency: the stages run one after the other in the caller's thread; beside them run the checkpoint's prefetch (in
-its own process), a snapshot's publication and one `ReadyWatch` thread.
+its own process) and a thread that waits for its turn, a snapshot's publication and one `ReadyWatch` thread.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 import msgspec
 
 from bootseer import env, image, oci
+from bootseer.blocks.tree import TreeStatus
 from bootseer.config import Config
 from bootseer.errors import BootseerError, from_os_error
 from bootseer.image import cdi
@@ -40,6 +42,9 @@ _PUBLICATION_DEADLINE = 120.0
 
 _TOGETHER = 120.0
 """Nodes that begin within these seconds of each other are of one start, where nobody has named it."""
+
+_HOT_SECONDS = 120.0
+"""A checkpoint waits so long for the hot blocks of the image."""
 
 _CANCEL_SECONDS = 20.0
 """Seconds for a cancelled publication to stop reading what is then deleted."""
@@ -133,7 +138,9 @@ class _Node:
         self.began = time.monotonic()
         self.mounted: image.ImageMount | None = None
         self.image_digest = ""
-        self.checkpoint = CheckpointStage(job.checkpoint, folder / CHECKPOINT, config) if job.checkpoint else None
+        self.checkpoint: CheckpointStage | None = None
+        if job.checkpoint:
+            self.checkpoint = CheckpointStage(job.checkpoint, folder / CHECKPOINT, config, identity)
         self.record = Start(
             job=identity.job, attempt=identity.attempt, cycle=identity.cycle, node=identity.node, events=str(events)
         )
@@ -144,13 +151,14 @@ class _Node:
             container = self._image(span)
         if self.checkpoint:
             self.stack.callback(self.checkpoint.close)
+            self.checkpoint.begin()
+            self.stack.enter_context(self._in_turn(self.checkpoint))
         if self.job.env:
             with self._stage("env") as span:
                 self.record.exit_code = self._env(container, self.job.env, span)
             if self.record.exit_code:
                 log.error("the set-up command failed with exit code %d; the job was not started", self.record.exit_code)
                 return self.record
-        self._begin_checkpoint()
         self._init(container, offset, on_ready)
         return self.record
 
@@ -207,13 +215,9 @@ class _Node:
             background=True,
         )
 
-        def set_up() -> int:
-            self._begin_checkpoint()  # its bytes flow while the command runs; a restore is over before they could
-            return container.run(table.command, span=span)
-
         result = env.run(
             spec,
-            set_up,
+            lambda: container.run(table.command, span=span),
             store_url=self.config.store_url,
             config=self.config,
         )
@@ -226,9 +230,30 @@ class _Node:
         self.record.env["seconds"] = result.timings
         return result.exit_code
 
-    def _begin_checkpoint(self) -> None:
-        if self.checkpoint:
-            self.checkpoint.begin()
+    @contextlib.contextmanager
+    def _in_turn(self, checkpoint: CheckpointStage) -> Iterator[None]:
+        """Meanwhile a thread lets the checkpoint's bytes flow as soon as the hot blocks of the image are here.
+
+        What the job needs first comes first; the rest of the image waits until the job is ready.
+        """
+        over = threading.Event()
+
+        def wait() -> None:
+            until = time.monotonic() + _HOT_SECONDS
+            with _advisory("see whether the image's hot blocks are here"):
+                while self.mounted and not _hot(self.mounted.status()) and not over.wait(0.2):
+                    if time.monotonic() >= until:
+                        log.warning("the image's hot blocks are late: the checkpoint is fetched beside them")
+                        break
+            checkpoint.release()
+
+        thread = threading.Thread(target=wait, name="checkpoint-turn", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
     def _init(self, container: Container, offset: int, on_ready: Callable[[Start], None] | None) -> None:
         began = time.monotonic()
@@ -245,6 +270,7 @@ class _Node:
                     self.mounted.ready()
             if on_ready:
                 on_ready(self.record)
+            self._keep_access()
 
         watch = ReadyWatch(self.events, ready)
         watch.start(offset)
@@ -257,6 +283,12 @@ class _Node:
             if not watch.ready.is_set():
                 emit.end(init, error="no first_step was seen")
                 self._collect()
+                self._keep_access()
+
+    def _keep_access(self) -> None:
+        if self.checkpoint:
+            with _advisory("keep what was read of the checkpoint"):
+                self.checkpoint.ready()
 
     def _collect(self) -> None:
         """Note what the techniques moved, while their servers still run."""
@@ -265,6 +297,11 @@ class _Node:
                 self.record.image.update(msgspec.to_builtins(self.mounted.status()))
         if self.checkpoint:
             self.record.checkpoint = self.checkpoint.status()
+
+
+def _hot(image: TreeStatus) -> bool:
+    """Whether everything is here that earlier starts of the image read."""
+    return image.complete or (image.hot_known and image.hot_ready >= image.hot_total)
 
 
 @contextlib.contextmanager

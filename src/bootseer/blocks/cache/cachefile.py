@@ -1,9 +1,10 @@
 """The cache file: a sparse local copy of a data file and the record of which of its blocks are ready.
 
-A folder per block map: ``data`` (sparse, full length), ``bitmap`` (which blocks are on disk for sure) and ``lock``
-(held by the one process that writes). In memory there is one byte per block, set after the block's verified bytes were
-written; the bitmap on disk is replaced only behind an ``fdatasync`` of the data, with the state from before it, so
-that it never promises more than the disk holds. After a crash the rest is fetched again.
+A folder per block map, or per chunk list of a striped file: ``data`` (sparse, full length), ``bitmap`` (which blocks
+are on disk for sure) and ``lock`` (held by the one process that writes). In memory there is one byte per block, set
+after the block's verified bytes were written; the bitmap on disk is replaced only behind an ``fdatasync`` of the data,
+with the state from before it, so that it never promises more than the disk holds. After a crash the rest is fetched
+again.
 
 After one failed ``fdatasync`` the cache is broken for good: the kernel counts the pages it could not write as clean,
 so the next one would succeed without them. Blocks since the last good one are not ready any more, nothing is added.
@@ -19,26 +20,29 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Generic, Self, TypeVar
 
 from bootseer import faults
 from bootseer.blocks import _hash
 from bootseer.blocks.cache.locks import DATA, lease, take_lock
 from bootseer.blocks.formats import bitmap
 from bootseer.blocks.formats.bitmap import Ready
-from bootseer.blocks.formats.blockmap import BlockMap
+from bootseer.blocks.formats.blockmap import Blocks
 from bootseer.errors import UnavailableError, doing
 
 log = logging.getLogger(__name__)
 
+Map = TypeVar("Map", bound=Blocks)
 
-class ReadyBlocks:
+
+class ReadyBlocks(Generic[Map]):
     """The blocks of ``map`` that were ``ready`` (one byte per block) when this was made, read through ``fd``, a
     descriptor of the data file that now belongs to this object.
 
     The data file may have changed since, so whoever reads here compares each block with the map.
     """
 
-    def __init__(self, folder: Path, fd: int, ready: Ready, map: BlockMap) -> None:
+    def __init__(self, folder: Path, fd: int, ready: Ready, map: Map) -> None:
         self.folder = folder
         self.map = map
         self.ready = ready
@@ -62,7 +66,7 @@ class ReadyBlocks:
             self._fd = -1
 
 
-class CacheFile(ReadyBlocks):
+class CacheFile(ReadyBlocks[Map]):
     """Blocks of one data file on this node. `open` it; reads and writes may come from any thread.
 
     ``ready`` holds one byte per block (0 or 1) and may be tested without a lock: a byte turns 1 only after the data is
@@ -70,7 +74,7 @@ class CacheFile(ReadyBlocks):
     """
 
     def __init__(
-        self, folder: Path, blocks: BlockMap, digest: bytes, lock_fd: int, data_fd: int = -1, ready: Ready | None = None
+        self, folder: Path, blocks: Map, digest: bytes, lock_fd: int, data_fd: int = -1, ready: Ready | None = None
     ) -> None:
         super().__init__(folder, data_fd, bytearray(blocks.count) if ready is None else ready, blocks)
         self.digest = digest
@@ -84,7 +88,7 @@ class CacheFile(ReadyBlocks):
         self.broken = False
 
     @classmethod
-    def open(cls, folder: Path, blocks: BlockMap, digest: bytes, *, ready: Ready | None = None) -> CacheFile:
+    def open(cls, folder: Path, blocks: Map, digest: bytes, *, ready: Ready | None = None) -> CacheFile[Map]:
         """Open or begin the cache of ``blocks`` (whose encoded form hashes to ``digest``) in ``folder``.
 
         ``ready``: the ready bytes to use, all zero, such as those in shared memory. Raises `UnavailableError` when
@@ -104,7 +108,7 @@ class CacheFile(ReadyBlocks):
     def resume(
         cls,
         folder: Path,
-        blocks: BlockMap,
+        blocks: Map,
         digest: bytes,
         *,
         ready: Ready,
@@ -112,7 +116,7 @@ class CacheFile(ReadyBlocks):
         data_fd: int,
         broken: bool,
         broke: Callable[[], None] = lambda: None,
-    ) -> CacheFile:
+    ) -> CacheFile[Map]:
         """Go on with a cache that another process opened, and perhaps wrote to until it died: ``ready`` as it left it,
         and its descriptors, which now belong to the result. ``broken``: what `broken` was there; ``broke`` is called
         first of all when the disk loses data here."""
@@ -171,9 +175,9 @@ class CacheFile(ReadyBlocks):
                 if exc.errno != errno.ENXIO:  # no data up to the end
                     raise
                 at = blocks.size
-            for block in range(hole >> blocks.shift, -(-at >> blocks.shift)):
+            for block in range(hole // blocks.block_size, -(-at // blocks.block_size)):
                 if bits[block] and not blocks.is_zero(block):
-                    offset = block << blocks.shift
+                    offset = block * blocks.block_size
                     if not blocks.matches(block, os.pread(self._fd, blocks.length_of(block), offset)):
                         log.warning("block cache %s has holes where blocks were; starting over", self.folder)
                         return True
@@ -195,13 +199,12 @@ class CacheFile(ReadyBlocks):
     def read(self, offset: int, length: int) -> bytes:
         """Bytes of ready blocks. Raises `OSError` (EIO) when the file is shorter, or lost them in this moment."""
         data = super().read(offset, length)
-        if self.broken and not self.is_ready(
-            offset >> self.map.shift, max(offset, offset + length - 1) >> self.map.shift
-        ):
+        unit = self.map.block_size
+        if self.broken and not self.is_ready(offset // unit, max(offset, offset + length - 1) // unit):
             raise OSError(errno.EIO, f"block cache {self.folder} lost data")
         return data
 
-    def blocks_now(self) -> ReadyBlocks:
+    def blocks_now(self) -> ReadyBlocks[Map]:
         """What is ready now, for reading also after `close`."""
         return ReadyBlocks(self.folder, os.dup(self._fd), bytearray(self.ready[:]), self.map)
 
@@ -210,9 +213,9 @@ class CacheFile(ReadyBlocks):
         (ENOSPC, EIO when broken); then none becomes ready."""
         self._refuse_broken()
         faults.point("blocks.cache.write")
-        offset = block << self.map.shift
+        offset = block * self.map.block_size
         view = memoryview(data)
-        count = -(-len(view) >> self.map.shift)
+        count = -(-len(view) // self.map.block_size)
         while view:
             done = os.pwrite(self._fd, view, offset)
             view = view[done:]
@@ -220,6 +223,17 @@ class CacheFile(ReadyBlocks):
         with self._lock:
             self._refuse_broken()
             self.ready[block : block + count] = b"\1" * count
+
+    @property
+    def durable(self) -> bytes:
+        """The ready bytes that the bitmap on disk has: what a crash leaves."""
+        return self._durable
+
+    def drop(self, block: int) -> None:
+        """Take back that ``block`` is ready: it turned out to be damaged. Not while others read it."""
+        with self._sync_lock, self._lock:
+            self.ready[block] = 0
+            self._durable = self._durable[:block] + b"\0" + self._durable[block + 1 :]
 
     def sync(self) -> None:
         """Make what is ready now survive a crash; nothing when broken.
@@ -275,7 +289,7 @@ class CacheFile(ReadyBlocks):
             os.close(self._lock_fd)
             self._lock_fd = -1
 
-    def __enter__(self) -> CacheFile:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:

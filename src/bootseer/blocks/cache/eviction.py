@@ -22,12 +22,13 @@ from bootseer import faults
 from bootseer.blocks._runs import runs
 from bootseer.blocks.cache.cachefile import in_use
 from bootseer.blocks.cache.inventory import Part, disk_bytes, map_of, parts, used
-from bootseer.blocks.cache.locks import OwnedFolder, lock, maintain, unheld
+from bootseer.blocks.cache.locks import OwnedFolder, maintain, unheld
 from bootseer.blocks.cache.metadata import LocalTree
 from bootseer.blocks.formats import bitmap
-from bootseer.blocks.formats.blockmap import BlockMap
+from bootseer.blocks.formats.blockmap import Blocks
 from bootseer.errors import BootseerError
 from bootseer.kernel import _libc
+from bootseer.kernel.flock import lock
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +69,7 @@ class Gone(msgspec.Struct, frozen=True, kw_only=True):
 
     map: str
     trees: list[str]
+    file: str = ""
     whole: bool
     blocks: int
     bytes: int
@@ -115,7 +117,8 @@ def collect(
 ) -> Collection:
     """Give ``need`` bytes back, or as many as there are in what is not used.
 
-    First cold blocks of the longest unused trees, then whole trees, longest unused first (``whole``: these only).
+    First cold blocks of the longest unused trees, then whole trees, longest unused first (``whole``: these only). All
+    of a striped file is cold.
     ``patience``: seconds to wait for another collection. Raises `OSError` when the cache cannot be opened.
     """
     if not any((cache_dir / name).is_dir() for name in ("blocks", "trees")):
@@ -151,8 +154,10 @@ def _steps(cache_dir: Path, left: list[Part], need: int, dry_run: bool, whole: b
                 yield gone
 
 
-def _shrink(cache_dir: Path, part: Part, need: int, dry_run: bool, _before: Gone | None) -> Gone | None:
-    blocks = map_of(cache_dir, part.trees)
+def _shrink(cache_dir: Path, part: Part, need: int, dry_run: bool, before: Gone | None) -> Gone | None:
+    if part.file:
+        return _remove(cache_dir, part, need, dry_run, before)
+    blocks = map_of(cache_dir, part)
     if not part.map or part.hot_total is None or blocks is None:
         return None
     with maintain(cache_dir / "blocks" / part.map) as owned:
@@ -168,6 +173,8 @@ def _shrink(cache_dir: Path, part: Part, need: int, dry_run: bool, _before: Gone
 
 
 def _remove(cache_dir: Path, part: Part, _need: int, dry_run: bool, before: Gone | None) -> Gone | None:
+    if before is not None and before.whole:
+        return None  # a striped file that went before
     if part.map:
         with maintain(cache_dir / "blocks" / part.map) as owned:
             if owned is None:
@@ -180,7 +187,7 @@ def _remove(cache_dir: Path, part: Part, _need: int, dry_run: bool, before: Gone
                 return None
     size = max(0, part.disk_bytes - (before.bytes if before else 0))
     count = part.blocks_ready - (before.blocks if before else 0)
-    return Gone(map=part.map, trees=part.trees, whole=True, blocks=count, bytes=size)
+    return Gone(map=part.map, trees=part.trees, file=part.file, whole=True, blocks=count, bytes=size)
 
 
 def _wanted(folder: Path) -> bool:
@@ -195,7 +202,8 @@ def _report(done: Collection, need: int) -> None:
         return
     for one in done.gone:
         what = "all" if one.whole else f"{one.blocks} cold blocks"
-        log.info("node cache: %s of %s given back, %d bytes", what, (one.map or one.trees[0])[:12], one.bytes)
+        name = one.file or (one.map or one.trees[0])[:12]
+        log.info("node cache: %s of %s given back, %d bytes", what, name, one.bytes)
     if done.bytes < need:
         log.warning("the node cache could give back %d of %d bytes: the rest is in use", done.bytes, need)
 
@@ -207,7 +215,7 @@ def _bytes(value: float, size: int) -> int:
 # -- single steps --------------------------------------------------------------------------------------------------
 
 
-def _cold_blocks(owned: OwnedFolder, blocks: BlockMap, need: int) -> list[int]:
+def _cold_blocks(owned: OwnedFolder, blocks: Blocks, need: int) -> list[int]:
     """Ready blocks that starts do not touch, from the end of the file, until they hold ``need`` bytes; none when it is
     not known what starts touch."""
     ready = bitmap.read(owned.folder / "bitmap", bitmap.READY, owned.digest, blocks.count)
@@ -224,7 +232,7 @@ def _cold_blocks(owned: OwnedFolder, blocks: BlockMap, need: int) -> list[int]:
     return found
 
 
-def drop_blocks(owned: OwnedFolder, blocks: BlockMap, which: Sequence[int]) -> int:
+def drop_blocks(owned: OwnedFolder, blocks: Blocks, which: Sequence[int]) -> int:
     """Give the space of these blocks back; returns how much the data file shrank on disk. Raises `OSError`: then they
     may be missing, but are not wrong."""
     path = owned.folder / "bitmap"
@@ -237,7 +245,7 @@ def drop_blocks(owned: OwnedFolder, blocks: BlockMap, which: Sequence[int]) -> i
     faults.point("blocks.evict.before-punch")
     before = os.fstat(owned.data_fd).st_blocks
     for first, count in runs(which):
-        _libc.punch_hole(owned.data_fd, first << blocks.shift, count << blocks.shift)
+        _libc.punch_hole(owned.data_fd, first * blocks.block_size, count * blocks.block_size)
         faults.point("blocks.evict.punched")
     return max(0, before - os.fstat(owned.data_fd).st_blocks) * 512
 
@@ -283,7 +291,7 @@ def remove_small(path: Path) -> bool:
 def _sweep(owned: OwnedFolder) -> None:
     """Remove what killed processes left in a cache folder."""
     for path in owned.folder.iterdir():
-        if path.name in ("bitmap.tmp", "hot.tmp") or path.name.startswith(".hotpack-"):
+        if path.name.endswith(".tmp") or path.name.startswith(".hotpack-"):
             path.unlink()
 
 

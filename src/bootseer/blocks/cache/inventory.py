@@ -1,4 +1,5 @@
-"""What a node cache holds: per block map a folder of blocks, and the trees that are made of them.
+"""What a node cache holds: folders of blocks, per block map with the trees made of it, per striped file with its chunk
+list (`CHUNKS`).
 
 Looking changes nothing and takes no lock, so that a mount is never in the way; what it says of use (``/proc/locks``,
 ``/proc/self/mountinfo``) is a hint. Whoever wants to change a folder asks `locks.maintain`.
@@ -16,13 +17,16 @@ import msgspec
 
 from bootseer.blocks import _hash
 from bootseer.blocks.formats import bitmap
-from bootseer.blocks.formats.blockmap import BlockMap
+from bootseer.blocks.formats.blockmap import BlockMap, Blocks
+from bootseer.blocks.formats.chunklist import ChunkList
 from bootseer.blocks.formats.manifest import TreeManifest
-from bootseer.errors import BootseerError
+from bootseer.errors import BootseerError, DataError
 from bootseer.kernel import mount as mounts
 
 log = logging.getLogger(__name__)
 
+CHUNKS, ORIGIN = "chunks", "origin"
+"""In the cache folder of a striped file: its chunk list, whose BLAKE3 names the folder; where it came from (advice)."""
 _Owners = Mapping[tuple[int, int], int]
 
 
@@ -30,7 +34,9 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     """A folder of blocks and the trees that use it, or (``map`` empty) one tree without blocks. Sizes in bytes."""
 
     map: str
-    """Digest of the block map."""
+    """Digest of the block map, or of the chunk list."""
+    file: str = ""
+    """Of a striped file: where it was when it was opened last; "?" when that is not known. Empty for trees."""
     trees: list[str]
     """Digests of the trees with this map, as far as their manifests are here."""
     disk_bytes: int
@@ -86,9 +92,13 @@ def manifest_of(cache_dir: Path, digest: str) -> TreeManifest | None:
         return None
 
 
-def map_of(cache_dir: Path, trees: Iterable[str]) -> BlockMap | None:
-    """The intact block map of the first of ``trees`` (which share one) that has it."""
-    for digest in trees:
+def map_of(cache_dir: Path, part: Part) -> Blocks | None:
+    """The intact chunk list of a striped file, or block map of the first of the trees (which share one) that has it."""
+    if part.file:
+        with contextlib.suppress(OSError, DataError):
+            raw = (cache_dir / "blocks" / part.map / CHUNKS).read_bytes()
+            return ChunkList.decode(raw) if _hash.hexdigest(raw) == part.map else None
+    for digest in part.trees:
         manifest = manifest_of(cache_dir, digest)
         with contextlib.suppress(OSError, BootseerError):
             raw = (cache_dir / "trees" / digest / "map").read_bytes()
@@ -131,8 +141,14 @@ def _part(cache_dir: Path, name: str, trees: list[str], owners: _Owners, targets
     both = None
     if hot is not None:
         both = sum(map(int.__and__, hot, ready)) if ready is not None and len(ready) == len(hot) else 0
+    file = ""
+    if name and (folder / CHUNKS).exists():
+        with contextlib.suppress(OSError):
+            file = (folder / ORIGIN).read_text(errors="replace")
+        file = file or "?"
     return Part(
         map=name,
+        file=file,
         trees=trees,
         disk_bytes=disk_bytes([*([folder] if name else []), *places]),
         blocks_ready=ready.count(1) if ready is not None else 0,

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bootseer.errors import UnavailableError
+from bootseer.kernel.flock import is_at, lock
 
 DATA = "data"
 """The name of the file in a cache folder that the blocks are in; also of the one file of a FUSE mount."""
 _MAINTENANCE = b"maintenance"
 _MAINTENANCE_SECONDS = 20.0
 _HANDOVER_SECONDS = 0.05
-_LOOK_SECONDS = 0.01
 
 
 def take_lock(folder: Path) -> int:
@@ -141,16 +141,6 @@ def unheld(folder: Path) -> Iterator[bool]:
         os.close(fd)
 
 
-def is_at(fd: int, path: Path) -> bool:
-    """Whether what is open as ``fd`` is still what ``path`` names."""
-    mine = os.fstat(fd)
-    try:
-        there = os.stat(path)
-    except FileNotFoundError:
-        return False
-    return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)
-
-
 def _make(folder: Path) -> None:
     """Make the folder when it is missing. Others may remove it at any moment: it need not be there afterwards."""
     try:
@@ -159,18 +149,6 @@ def _make(folder: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
             if not stat.S_ISDIR(os.stat(folder).st_mode):
                 raise
-
-
-def lock(fd: int, patience: float = 0.0) -> bool:
-    """Take the exclusive flock of ``fd``. False when somebody else has it for all of ``patience`` seconds."""
-    until = time.monotonic() + patience
-    while True:
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        if time.monotonic() >= until:
-            return False
-        time.sleep(_LOOK_SECONDS)
 
 
 def _sign(fd: int, text: bytes) -> None:

@@ -10,6 +10,7 @@ import struct
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -60,6 +61,25 @@ def frame_bound(length: int) -> int:
 def encoded_size(count: int, packs: int) -> int:
     """Bytes of the map of ``count`` blocks in ``packs`` packs."""
     return _HEADER.size + packs * _PACK.size + count * _ENTRY_SIZE + _hash.SIZE
+
+
+class Blocks(Protocol):
+    """What a cache file knows of its blocks: a `BlockMap`, or a `bootseer.blocks.formats.chunklist.ChunkList`."""
+
+    @property
+    def count(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def zeros(self) -> Sequence[int]:
+        """The blocks for which `is_zero`: they are holes, and ready from the start."""
+        ...
+
+    def length_of(self, block: int) -> int: ...
+    def is_zero(self, block: int) -> bool: ...
+    def matches(self, block: int, data: _hash.Buffer) -> bool: ...
 
 
 class BlockMap:

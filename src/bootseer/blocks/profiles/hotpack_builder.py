@@ -21,6 +21,7 @@ from bootseer.blocks import _hash
 from bootseer.blocks._zstd import compress
 from bootseer.blocks.cache.cachefile import ReadyBlocks
 from bootseer.blocks.formats import hotpack
+from bootseer.blocks.formats.blockmap import BlockMap
 from bootseer.blocks.formats.hotpack import HotPack
 from bootseer.blocks.formats.pagelist import LONGEST, PageList, PageRange, is_plain
 from bootseer.blocks.formats.trace import UNIT, Trace
@@ -61,7 +62,7 @@ def renew(
     store: Store,
     key: ProfileKey,
     target: Target,
-    ready: ReadyBlocks,
+    ready: ReadyBlocks[BlockMap],
     *,
     work: Path,
     stop: threading.Event,
@@ -105,7 +106,7 @@ def renew(
 
 
 def build(
-    ready: ReadyBlocks,
+    ready: ReadyBlocks[BlockMap],
     order: Iterable[int],
     path: Path,
     target: Target,
@@ -146,7 +147,7 @@ def build(
     return pack
 
 
-def _frame(ready: ReadyBlocks, group: Sequence[int], level: int) -> bytes:
+def _frame(ready: ReadyBlocks[BlockMap], group: Sequence[int], level: int) -> bytes:
     blocks = ready.map
     parts = []
     for block in group:

@@ -17,7 +17,6 @@ from pathlib import Path
 import msgspec
 
 from bootseer import errors
-from bootseer.blocks.cache.locks import lock
 from bootseer.blocks.serving.mount_readahead import NAMES
 from bootseer.blocks.serving.protocol import (
     FUSE_FOLDER,
@@ -34,6 +33,7 @@ from bootseer.blocks.serving.protocol import (
 )
 from bootseer.errors import BootseerError, UnavailableError, doing, from_os_error
 from bootseer.kernel import mount as mounts
+from bootseer.kernel.flock import lock
 
 log = logging.getLogger(__name__)
 

@@ -26,6 +26,7 @@ from bootseer.blocks.fetch import prefetch
 from bootseer.blocks.fetch.fetcher import Fetched, Fetcher
 from bootseer.blocks.fetch.prefetch import Plan, Target
 from bootseer.blocks.fetch.source import StoreSource
+from bootseer.blocks.formats.blockmap import BlockMap
 from bootseer.blocks.profiles.library import ProfileKey
 from bootseer.blocks.profiles.recording import Recording
 from bootseer.blocks.serving.ipc import Came, Channel, Finish, Repeat, Wanted
@@ -65,7 +66,7 @@ class FetcherProcess:
         tree: LocalTree,
         store: Store,
         shared: SharedMemory,
-        cache: CacheFile,
+        cache: CacheFile[BlockMap],
         reads: Channel,
         detach: Callable[[], None],
     ) -> None:
@@ -95,6 +96,7 @@ class FetcherProcess:
         self._target = Target(tree.digest, tree.map_digest.hex(), tree.map)
         self._plan = Plan()
         self._hot_ready = 0
+        self._hot_known = False
         recording = Recording(
             shared.trace.since,
             tree.digest,
@@ -173,6 +175,7 @@ class FetcherProcess:
         if self._hot_ready < len(hot):
             self._hot_ready = sum(self._cache.ready[block] for block in hot)
         said = FetcherStatus(
+            hot_known=self._hot_known,
             hot_total=len(hot),
             hot_ready=self._hot_ready,
             hot_unused_bytes=traces.use.unused_bytes,
@@ -198,6 +201,7 @@ class FetcherProcess:
             log.warning("no prefetch of tree %s: %s", self._tree.digest[:12], exc)
         except Exception:
             log.exception("prefetch of tree %s failed; blocks come on demand", self._tree.digest[:12])
+        self._hot_known = True
         if self._spec.config.background_fill:
             self._fetcher.background()
 
@@ -209,7 +213,7 @@ class FetcherProcess:
         inventory.keep_hot(self._tree.cache, self._tree.map_digest, self._tree.map.count, blocks)
 
 
-def keep_synced(cache: CacheFile, began: float, stop: threading.Event) -> None:
+def keep_synced(cache: CacheFile[BlockMap], began: float, stop: threading.Event) -> None:
     """Persist what ``cache`` gets until ``stop``, but not while the prefetch of a start that ``began`` (monotonic time)
     comes: a write to a file that is being synced may wait for the disk, hundreds of milliseconds on ext4, and the
     readers of what comes behind it wait, too (``scripts/bench engine``: write, write+sync)."""
@@ -230,7 +234,7 @@ class ReadRequests:
     when the supervisor says `Finish`, or is gone with the FUSE server. One thread receives; answers are sent by the
     fetcher's threads as blocks come."""
 
-    def __init__(self, channel: Channel, fetcher: Fetcher, cache: CacheFile, stop: threading.Event) -> None:
+    def __init__(self, channel: Channel, fetcher: Fetcher, cache: CacheFile[BlockMap], stop: threading.Event) -> None:
         self._channel = channel
         self._fetcher = fetcher
         self._cache = cache

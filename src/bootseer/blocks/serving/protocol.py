@@ -42,6 +42,8 @@ class Request(msgspec.Struct):
 class FetcherStatus(msgspec.Struct):
     """The part of `TreeStatus` that only the fetcher knows, a moment old."""
 
+    hot_known: bool = False
+    """What is hot has been looked up: from now on ``hot_total`` counts, also when it is 0."""
     hot_total: int = 0
     hot_ready: int = 0
     hot_unused_bytes: int = 0

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import msgspec
 
-from bootseer.blocks.cache.locks import lock
 from bootseer.blocks.serving import supervisor
 from bootseer.blocks.serving.protocol import LOCK, SPEC, ServerSpec
 from bootseer.errors import BootseerError, UnavailableError, doing
 from bootseer.kernel import mount
+from bootseer.kernel.flock import lock
 from bootseer.store import Store, open_store
 
 log = logging.getLogger(__name__)

@@ -56,7 +56,7 @@ class Count:
     SERVER_READY = 8
     """The generation of the FUSE server that serves."""
     SERVER_BEAT = 9
-    """Heartbeat, see `bootseer.blocks.serving.child`."""
+    """Heartbeat, see `bootseer.kernel.child`."""
     # fetcher
     RECORDING = 32
     """1 while first touches are to be noted."""

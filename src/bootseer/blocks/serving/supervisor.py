@@ -26,8 +26,8 @@ from bootseer.blocks.cache import eviction
 from bootseer.blocks.cache.cachefile import CacheFile
 from bootseer.blocks.cache.metadata import LocalTree, localize
 from bootseer.blocks.fetch.fetcher import Fetched
+from bootseer.blocks.formats.blockmap import BlockMap
 from bootseer.blocks.serving import client, fuse_server, mount_readahead
-from bootseer.blocks.serving.child import BEAT_SECONDS, Child, Watch, keep_beating
 from bootseer.blocks.serving.control_server import ControlServer
 from bootseer.blocks.serving.fetcher_process import FetcherProcess
 from bootseer.blocks.serving.ipc import Channel, Finish
@@ -42,6 +42,7 @@ from bootseer.blocks.serving.protocol import (
 from bootseer.blocks.serving.shared_memory import Count, SharedMemory
 from bootseer.errors import BootseerError, UnavailableError, UnsupportedError
 from bootseer.kernel import fuse, mount
+from bootseer.kernel.child import BEAT_SECONDS, Child, Watch, keep_beating
 from bootseer.store import Store
 
 log = logging.getLogger(__name__)
@@ -70,7 +71,7 @@ class Inherited(NamedTuple):
     store_for: Callable[[str], Store]
     tree: LocalTree
     shared: SharedMemory
-    cache: CacheFile
+    cache: CacheFile[BlockMap]
     """Opened, for its descriptors; the fetcher goes on with it by `CacheFile.resume`."""
     control: ControlServer
     reads: tuple[Channel, Channel]
@@ -414,8 +415,7 @@ class Supervisor:
 
     @property
     def _mounted(self) -> bool:
-        device = self._device
-        return device is not None and device.entry is not None and mount.find(device.entry.target) == device.entry
+        return self._device is not None and self._device.mounted
 
     def _leave(self, patience: float = 0.0) -> None:
         """All targets are gone, or a signal said to end: finish once nobody uses the FUSE mount any more. A mount that

@@ -20,6 +20,7 @@ import msgspec
 from bootseer.blocks.cache.cachefile import CacheFile
 from bootseer.blocks.cache.metadata import LocalTree
 from bootseer.blocks.fetch.prefetch import Plan, Target
+from bootseer.blocks.formats.blockmap import BlockMap
 from bootseer.blocks.profiles import hotpack_builder, library
 from bootseer.blocks.profiles.merge import HotUse, blocks_of, hot_use
 from bootseer.blocks.profiles.recording import Recording
@@ -54,7 +55,7 @@ class TracePublisher:
         key: library.ProfileKey | None,
         target: Target,
         tree: LocalTree,
-        cache: CacheFile,
+        cache: CacheFile[BlockMap],
         *,
         plan: Callable[[], Plan],
         keep_hot: Callable[[set[int]], None],

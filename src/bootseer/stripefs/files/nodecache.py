@@ -1,205 +1,302 @@
-"""Chunks of store files kept on the node's disk: one sparse file per content, read by the kernel from its page cache.
+"""Chunks of striped files kept on the node's disk, in the node cache that images use too (`bootseer.blocks.cache`).
 
-The kernel reads a chunk from the file only when the disk has confirmed it (fdatasync, which a thread calls every 2 s
-while there is news); until then each read checks its CRC again. What an earlier mount left is read from the disk, not
-from the page cache, and must have the CRC that the store's footer says. Holes read as zeros and fail that check, so
-no record of what is present is needed, and a torn write after a crash cannot be believed. A plain file has no CRCs in
-the store; its cache file starts empty and is removed at the end.
+A content is a cache folder, named after its chunk list (`bootseer.blocks.formats.chunklist`); the limits, the eviction,
+the ordering of writes and syncs, and who owns a folder are those of every cache file. Three things are ours:
 
-The kernel says once, in fdatasync, that it lost what the page cache held. After that nothing since the last success is
-believed any more, here or by a later mount, nothing is added to that file, and it is not synced again: a second
-fdatasync would succeed.
+- A chunk is *sound* when this process fetched it or compared it with its checksum, once, and its bytes are on the disk
+  for sure; only then may the kernel read it from the file. Until then each read checks it again.
+- What is fetched for a reader is written behind its back, by one thread, while at most `_PENDING` bytes wait for it;
+  what comes when more wait is not kept. A disk that has no space for a chunk keeps no more of that file.
+- A folder that another process owns is read, as far as that has synced it, and not written.
 
-Concurrency: any thread may call anything. Two mounts of one node may share a file: both write the same bytes, and each
-trusts only what it has checked itself.
+A plain file is not kept: nothing says what its bytes must be.
+
+Concurrency: any thread may call anything. Who opened a `NodeFile` may use it until `NodeFile.release`; one thread
+syncs, and closes those that nobody uses.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
+import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from crc32c import crc32c
+from blake3 import blake3
 
-from bootseer import faults
+from bootseer.blocks.cache import eviction
+from bootseer.blocks.cache.cachefile import CacheFile, ReadyBlocks
+from bootseer.blocks.cache.eviction import Limits
+from bootseer.blocks.cache.inventory import CHUNKS, ORIGIN
+from bootseer.blocks.cache.locks import DATA
+from bootseer.blocks.formats import bitmap
+from bootseer.blocks.formats.chunklist import ChunkList
+from bootseer.errors import BootseerError, UnavailableError
 from bootseer.stripefs.files.reader import ChunkFile, StripedFile
 
 _log = logging.getLogger(__name__)
-_UNKNOWN, _READY, _MISSING, _WRITTEN = 0, 1, 2, 3
-"""State of a chunk: perhaps left by an earlier mount; confirmed by the disk; not there; written, not yet confirmed."""
 _SYNC_SECONDS = 2.0
+_PENDING = 256 << 20
+"""Bytes that wait for the writing thread at most."""
+_STEP = 256 << 20
+"""The limits are looked at again after so many bytes."""
+_CHECKERS = 4
+_OLD_NAME = re.compile(r"[0-9a-f]{32}|plain-[0-9a-f]{32}-\d+-\d+")
+"""Files of versions before the one cache, in ``<cache_dir>/fs``."""
 
 
 class NodeFile:
-    """The cached chunks of one content. Raises `OSError` when the cache file cannot be made."""
+    """The cached chunks of one content, as `NodeCache.open` gives it."""
 
-    def __init__(self, folder: Path, file: ChunkFile) -> None:
-        self._striped = isinstance(file, StripedFile)
-        self._file = file
-        self.path = folder / file.identity if self._striped else folder / f"{file.identity}-{os.getpid()}-{id(self)}"
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        found = self.path.exists()
-        self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        if not self._striped:
-            self.path.unlink()
-        os.ftruncate(self.fd, file.size)
-        os.utime(self.fd)
-        self._state = bytearray([_UNKNOWN if found and self._striped else _MISSING]) * file.geometry.chunks
-        self._crcs: dict[int, int] = {}  # of chunks that are written and not yet confirmed
-        self._lock = threading.Lock()
+    def __init__(self, cache: NodeCache, file: StripedFile, blocks: ReadyBlocks[ChunkList], fd: int) -> None:
+        self._cache, self._blocks, self.fd = cache, blocks, fd
+        self._own = blocks if isinstance(blocks, CacheFile) else None
+        self.path, self._map = file.path, blocks.map
+        self.users = 0
+        self._good = bytearray(blocks.map.count)  # compared with its checksum by this process
         self._broken = False
-        if found and self._striped:
-            self._sync()  # an error that nobody has met yet is of an earlier mount
-            # one that a dead process met is not told again: what is checked must come from the disk
-            os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
-    def ready(self, chunk: int) -> bool:
-        """Whether ``chunk`` may be read from ``fd``. Checks what an earlier mount left, once."""
-        if self._state[chunk] == _UNKNOWN:
-            assert isinstance(self._file, StripedFile)
-            state = _READY if crc32c(self._pread(chunk)) == self._file.chunk_crc(chunk) else _MISSING
-            with self._lock:
-                if self._state[chunk] == _UNKNOWN:
-                    self._state[chunk] = state
-        return self._state[chunk] == _READY
+    def sound(self, first: int, last: int) -> bool:
+        """Whether the kernel may read the chunks ``first`` to ``last`` (exclusive) from ``fd``."""
+        durable = self._own.durable if self._own else self._blocks.ready
+        return self._good.find(b"\0", first, last) < 0 and durable.find(b"\0", first, last) < 0
 
     def has(self, chunk: int) -> bool:
-        """Whether ``chunk`` is there: it is `ready`, or `load` gives it."""
-        return self.ready(chunk) or self._state[chunk] == _WRITTEN
+        """Whether ``chunk`` is there; compares it when this process has not yet."""
+        return bool(self._blocks.ready[chunk]) and (bool(self._good[chunk]) or self.load(chunk) is not None)
 
     def load(self, chunk: int) -> memoryview | None:
-        """The bytes of a chunk that is not `ready` yet; None when they are not there, or not right any more."""
-        with self._lock:
-            crc = self._crcs.get(chunk)
-            confirmed = self._state[chunk] == _READY
-        data = self._pread(chunk)
-        return memoryview(data) if confirmed or crc == crc32c(data) else None
-
-    def _pread(self, chunk: int) -> bytes:
+        """The bytes of ``chunk``, compared with their checksum; None when they are not there, or not right."""
+        if not self._blocks.ready[chunk]:
+            return None
         try:
-            return os.pread(self.fd, self._file.geometry.chunk_length(chunk), chunk * self._file.unit)
-        except OSError as exc:  # it fails its check
-            _log.warning("%s: cannot read chunk %d from the node cache: %s", self._file.path, chunk, exc.strerror)
-            return b""
+            data = self._blocks.read(chunk * self._map.block_size, self._map.length_of(chunk))
+        except OSError as exc:
+            _log.warning("%s: cannot read chunk %d from the node cache: %s", self.path, chunk, exc.strerror)
+            data = b""
+        if self._map.matches(chunk, data):
+            self._good[chunk] = 1
+            return memoryview(data)
+        self._good[chunk] = 0
+        _log.warning("%s: chunk %d in the node cache is damaged; it is fetched again", self.path, chunk)
+        if self._own:
+            self._own.drop(chunk)
+        else:
+            self._blocks.ready[chunk] = 0
+        return None
+
+    def whole(self) -> bool:
+        """Whether all of the file is `sound`. Compares, on several cores, what this process has not compared yet."""
+        count = self._map.count
+        if self._blocks.ready.find(b"\0") >= 0:
+            return False
+        if unknown := [chunk for chunk in range(count) if not self._good[chunk]]:
+            with ThreadPoolExecutor(_CHECKERS, thread_name_prefix="bootseer-cache-check") as pool:
+                if not all(pool.map(self.has, unknown)):
+                    return False
+        return self.sound(0, count)
 
     def store(self, chunk: int, data: memoryview) -> bool:
-        """Keep a checked chunk; False (with one log line) when the disk does not take it."""
-        if self._broken:
+        """Keep a checked chunk; False (with one log line for a file) when the disk does not take it."""
+        if self._own is None or self._broken:
             return False
-        offset, crc = chunk * self._file.unit, crc32c(data)
         try:
-            while data:
-                count = os.pwrite(self.fd, data, offset)
-                data, offset = data[count:], offset + count
+            if not self._cache.allow(len(data), self._own.folder):
+                raise OSError(errno.ENOSPC, "the limits of the node cache leave no space")
+            self._write(self._own, chunk, data)
         except OSError as exc:
             self._broken = True
-            _log.warning("%s: not caching on disk any more: %s", self._file.path, exc.strerror)
+            _log.warning("%s: not kept in the node cache any more: %s", self.path, exc.strerror)
             return False
-        with self._lock:
-            if not self._broken:
-                self._state[chunk], self._crcs[chunk] = _WRITTEN, crc
-            return not self._broken
+        self._good[chunk] = 1
+        return True
+
+    def _write(self, own: CacheFile[ChunkList], chunk: int, data: memoryview) -> None:
+        try:
+            own.write(chunk, data)
+        except OSError as exc:
+            if exc.errno not in (errno.ENOSPC, errno.EDQUOT) or not self._cache.free(own.folder):
+                raise
+            own.write(chunk, data)
+
+    def keep(self, chunk: int, data: memoryview) -> None:
+        """`store` it soon, unless too much waits for that already."""
+        if self._own is not None and not self._broken:
+            self._cache.later(self, chunk, data)
 
     def sync(self) -> None:
-        """Have the disk confirm what was written; what it lost is missing from now on. One thread at a time."""
-        if self._crcs and not self._broken:
-            self._sync()
-
-    def _sync(self) -> None:
-        with self._lock:
-            written = list(self._crcs)
-        try:
-            faults.point("stripefs.cache.fdatasync")
-            os.fdatasync(self.fd)
-        except OSError as exc:
-            self._lose(exc)
-            return
-        with self._lock:
-            for chunk in written:
-                self._state[chunk] = _READY
-                del self._crcs[chunk]
-
-    def _lose(self, exc: OSError) -> None:
-        with self._lock:
-            self._broken = True
-            self._state[:] = bytes(_READY if state == _READY else _MISSING for state in self._state)
-            self._crcs.clear()
-        _log.error("%s: the node cache lost data (%s): not caching on disk any more", self._file.path, exc.strerror)
-        if self._striped:
+        """Make what was stored sound; in a folder of another process, look what that has synced. One thread."""
+        if self._own is None:
             with contextlib.suppress(OSError):
-                self.path.unlink()
+                path = self._blocks.folder / "bitmap"
+                found = bitmap.read(path, bitmap.READY, _digest(self._map), self._map.count)
+                if found is not None:
+                    self._blocks.ready[:] = found
+            return
+        try:
+            self._own.sync()
+        except OSError as exc:
+            if not self._broken and not self._own.broken:  # that it lost data it says itself
+                _log.warning("%s: not kept in the node cache any more: %s", self.path, exc.strerror)
+            self._broken = True
+
+    def hold(self) -> NodeFile:
+        """One more user, besides the one who calls."""
+        self._cache.count(self, 1)
+        return self
+
+    def release(self) -> None:
+        self._cache.count(self, -1)
 
     def close(self) -> None:
-        self.sync()
-        fd, self.fd = self.fd, -1  # a thread that is late must not read another file
-        os.close(fd)
+        self._blocks.close()
 
 
 class NodeCache:
-    """The folder of cache files. ``budget``: bytes it may hold; the files unused for longest are removed first."""
+    """The node cache in ``cache_dir``, a folder that only its owner can write to, for striped files."""
 
-    def __init__(self, folder: Path, budget: int) -> None:
-        self._folder, self._budget = folder, budget
+    def __init__(self, cache_dir: Path, limits: Limits | None = None) -> None:
+        self._dir, self._limits = cache_dir, limits or Limits()
         self._lock = threading.Lock()
+        self._opening = threading.Lock()
         self._files: dict[str, NodeFile] = {}
-        self._taken = 0
+        self._allowed = self._pending = 0
+        self._full = False  # the last eviction did not help
         self._closing = threading.Event()
-        self._syncing: threading.Thread | None = None
+        self._writing = ThreadPoolExecutor(1, thread_name_prefix="bootseer-cache-write")
+        _remove_old(cache_dir)
+        self._syncing = threading.Thread(target=self._sync, name="bootseer-cache-sync", daemon=True)
+        self._syncing.start()
 
-    def add(self, file: ChunkFile) -> NodeFile | None:
-        """Cache ``file`` from now on; None (with a log line) when it does not fit or the disk does not allow it."""
-        with self._lock:
-            if (found := self._files.get(file.identity)) is not None:
-                return found
-            if self._taken + file.size > self._budget:
-                _log.warning("%s (%d bytes) does not fit in the node cache %s", file.path, file.size, self._folder)
-                return None
+    def open(self, file: ChunkFile, origin: str = "") -> NodeFile | None:
+        """Use the cached chunks of ``file`` until `NodeFile.release`; None for a plain file, and (with a log line)
+        where the disk does not allow it. ``origin``: what the inventory calls it."""
+        if not isinstance(file, StripedFile):
+            return None
+        with self._opening:  # taking a folder may wait for others on the node
+            with self._lock:
+                found = self._files.get(file.identity)
+                if found is not None:
+                    found.users += 1
+                    return found
             try:
-                self._make_room(file)
-                made = NodeFile(self._folder, file)
-            except OSError as exc:
-                _log.warning("cannot cache %s in %s: %s", file.path, self._folder, exc.strerror)
+                made = self._made(file, origin)
+            except (OSError, BootseerError) as exc:
+                _log.warning("%s is not kept in the node cache: %s", file.path, exc)
                 return None
-            self._taken += file.size
-            self._files[file.identity] = made
-            if self._syncing is None:
-                self._syncing = threading.Thread(target=self._sync, name="bootseer-cache-sync", daemon=True)
-                self._syncing.start()
+            made.users = 1
+            with self._lock:
+                self._full = False
+                self._files[file.identity] = made
             return made
 
     def find(self, identity: str) -> NodeFile | None:
+        """What somebody has open."""
         return self._files.get(identity)
 
-    def _make_room(self, file: ChunkFile) -> None:
-        if not self._folder.is_dir():
-            return
-        seen = []
-        for path in self._folder.iterdir():
-            with contextlib.suppress(FileNotFoundError):
-                if path.name != file.identity and path.name not in self._files:
-                    info = path.stat()
-                    seen.append((info.st_mtime, info.st_blocks * 512, path))
-        room = self._budget - self._taken - file.size
-        used = sum(size for _, size, _ in seen)
-        for _, size, path in sorted(seen):
-            if used <= room:
-                break
-            path.unlink(missing_ok=True)  # another mount that has it open keeps it until it ends
-            used -= size
+    def _made(self, file: StripedFile, origin: str) -> NodeFile:
+        chunks = file.geometry.chunks
+        shape = ChunkList(bytes.fromhex(file.identity), file.size, file.unit, map(file.chunk_crc, range(chunks)))
+        digest = _digest(shape)
+        folder = self._dir / "blocks" / digest.hex()
+        try:
+            own = CacheFile.open(folder, shape, digest)
+        except UnavailableError as exc:
+            _log.info("%s: %s; its chunks are read, and none added", file.path, exc.message)
+            fd = os.open(folder / DATA, os.O_RDONLY | os.O_CLOEXEC)
+            shared = NodeFile(self, file, ReadyBlocks(folder, fd, bytearray(chunks), shape), fd)
+            shared.sync()
+            return shared
+        try:
+            for name, raw in ((CHUNKS, shape.encode()), (ORIGIN, origin.encode(errors="replace"))):
+                path = folder / name
+                if not path.exists() or path.read_bytes() != raw:
+                    bitmap.replace(path, raw, f"stripefs.cache.{name}")
+        except BaseException:
+            own.close()
+            raise
+        return NodeFile(self, file, own, own.fileno())
+
+    def count(self, file: NodeFile, users: int) -> None:
+        with self._lock:
+            file.users += users
+
+    def allow(self, size: int, folder: Path) -> bool:
+        """Whether ``size`` bytes more may be written; makes room for them by eviction of what nobody uses."""
+        with self._lock:
+            if self._allowed >= size:
+                self._allowed -= size
+                return True
+        if not self._full:
+            eviction.make_room(self._dir, self._limits, coming=_STEP, keep=folder.name)
+        self._full = self._limits.excess(self._dir, _STEP) > 0
+        if self._full:  # as far as it goes, chunk by chunk
+            return self._limits.excess(self._dir, size) <= 0
+        with self._lock:
+            self._allowed = _STEP
+        return True
+
+    def free(self, folder: Path) -> bool:
+        """Have others give space back on a full disk."""
+        return eviction.free(self._dir, _STEP, keep=folder.name)
+
+    def later(self, file: NodeFile, chunk: int, data: memoryview) -> None:
+        with self._lock:
+            if self._closing.is_set() or self._pending + len(data) > _PENDING:
+                return
+            self._pending += len(data)
+            file.users += 1
+            self._writing.submit(self._store, file, chunk, data)
+
+    def _store(self, file: NodeFile, chunk: int, data: memoryview) -> None:
+        try:
+            file.store(chunk, data)
+        finally:
+            with self._lock:
+                self._pending -= len(data)
+                file.users -= 1
 
     def _sync(self) -> None:
         while not self._closing.wait(_SYNC_SECONDS):
-            for file in list(self._files.values()):
-                file.sync()
+            self.sync()
+
+    def sync(self) -> None:
+        """Make what was stored survive a crash, and close what nobody uses."""
+        for identity, file in list(self._files.items()):
+            file.sync()
+            with self._opening:
+                with self._lock:
+                    if file.users or self._files.get(identity) is not file:
+                        continue
+                    del self._files[identity]
+                file.close()
 
     def close(self) -> None:
-        self._closing.set()
-        if self._syncing is not None:
-            self._syncing.join()
+        """Write what waits, sync and close. Not while anybody reads."""
+        with self._lock:
+            self._closing.set()
+        self._writing.shutdown(wait=True)
+        self._syncing.join()
         with self._lock:
             files, self._files = self._files, {}
         for file in files.values():
             file.close()
+
+
+def _remove_old(cache_dir: Path) -> None:
+    """Remove the folder ``fs`` in which earlier versions kept chunks. Best effort; a server of such a version that
+    still runs has its files open, and keeps them."""
+    folder = cache_dir / "fs"
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            if _OLD_NAME.fullmatch(path.name):
+                path.unlink()
+        folder.rmdir()
+
+
+def _digest(shape: ChunkList) -> bytes:
+    return blake3(shape.encode()).digest()

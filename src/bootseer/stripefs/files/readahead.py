@@ -1,7 +1,8 @@
 """Chunks of files on their way to readers: one fetch for all who want a chunk, read-ahead, a byte budget.
 
 A read takes its chunks from a cache on disk, from memory, or from a fetch under way; what is missing it fetches itself,
-as one parallel read. A file that is read in order is fetched ahead in growing steps by background threads.
+as one parallel read, and gives it to the cache. A file that is read in order is fetched ahead in growing steps by
+background threads.
 
 Every chunk has memory of its own, so that what is dropped is free; what is being fetched counts like what is held.
 
@@ -19,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from bootseer.errors import BootseerError, UnavailableError
 from bootseer.storage.interface import DEADLINE, SLOWEST
-from bootseer.stripefs.files.nodecache import NodeCache
+from bootseer.stripefs.files.nodecache import NodeCache, NodeFile
 from bootseer.stripefs.files.reader import ChunkFile
 from bootseer.stripefs.scheduler.memory import ByteBudget
 from bootseer.stripefs.scheduler.memory import process as process_budget
@@ -68,8 +69,8 @@ class ReadAhead:
 
     Read-ahead stays below it; what a reader waits for is fetched in any case, and what is held makes room for it.
     ``step``, ``far``: smallest and largest distance of read-ahead; a read that begins within ``step`` bytes of the end
-    of the one before is in order. ``cache``: where chunks are looked for and kept on disk. ``demand``, ``ahead``: bytes
-    fetched from the store because a reader waited for them, and ahead of readers.
+    of the one before is in order. ``cache``: where chunks of files that are open there are looked for and kept on disk.
+    ``demand``, ``ahead``: bytes fetched from the store because a reader waited for them, and ahead of readers.
     """
 
     def __init__(
@@ -102,11 +103,11 @@ class ReadAhead:
         end = offset + size
         first, last = offset // file.unit, -(-end // file.unit)
         self._plan(file, offset, end)
-        cached = self._cache.find(file.identity) if self._cache else None
-        if cached is not None and all(cached.ready(chunk) for chunk in range(first, last)):
+        cached = self._cached(file)
+        if cached is not None and cached.sound(first, last):
             return cached.fd, offset
         self._load(file, first, last, demand=True)
-        if cached is not None and all(cached.ready(chunk) for chunk in range(first, last)):
+        if cached is not None and cached.sound(first, last):
             return cached.fd, offset
         parts = []
         for chunk in range(first, last):
@@ -146,7 +147,7 @@ class ReadAhead:
                 # read to its end: the kernel has it now, so it goes first when room is needed
                 self._held.move_to_end(key, last=not drop)
                 return data
-        cached = self._cache.find(file.identity) if self._cache else None
+        cached = self._cached(file)
         if cached is not None and (found := cached.load(chunk)) is not None:
             return found
         buffer = bytearray(file.geometry.chunk_length(chunk))
@@ -155,8 +156,12 @@ class ReadAhead:
         return memoryview(buffer)
 
     def prefetch(self, file: ChunkFile, first: int, last: int) -> None:
-        """Bring the chunks ``first`` to ``last`` (exclusive) in, in the calling thread."""
-        self._load(file, first, last)
+        """Bring the chunks ``first`` to ``last`` (exclusive) in, in the calling thread: into the cache on disk, if the
+        file is open there, else into memory."""
+        self._load(file, first, last, store=True)
+
+    def _cached(self, file: ChunkFile) -> NodeFile | None:
+        return self._cache.find(file.identity) if self._cache else None
 
     def _load(
         self,
@@ -166,19 +171,20 @@ class ReadAhead:
         *,
         demand: bool = False,
         force: bool = True,
+        store: bool = False,
         target: Target = lambda chunk: None,
     ) -> set[int]:
         """Have the chunks present: fetch those that nobody has or fetches, wait for the others.
 
         Without ``force`` they stay away when there is no memory for them. Those with a ``target`` that are fetched here
-        go there, and are not held. Returns their numbers.
+        go there, and are not held. Returns their numbers. With ``store`` the cache on disk takes chunks at once.
         """
         filled: set[int] = set()
         mine, others = self._claim(file, range(first, last))
         try:
             for run in mine.runs:
                 targets = {chunk: view for chunk in run if (view := target(chunk)) is not None}
-                self._fetch(file, run, targets, demand, force)
+                self._fetch(file, run, targets, demand, force, store)
                 filled.update(targets)
                 self._release(file, mine, run)
         finally:
@@ -194,7 +200,7 @@ class ReadAhead:
 
     def _claim(self, file: ChunkFile, chunks: Iterable[int]) -> tuple[_Fetch, list[tuple[_Fetch, int]]]:
         """The chunks that nobody has or fetches, as a fetch of this thread; and the runs of others to wait for."""
-        cached = self._cache.find(file.identity) if self._cache else None
+        cached = self._cached(file)
         others: dict[tuple[int, int], tuple[_Fetch, int]] = {}
         missing = [chunk for chunk in chunks if cached is None or not cached.has(chunk)]
         with self._lock:
@@ -223,7 +229,7 @@ class ReadAhead:
         fetch.ended[run[0]].set()
 
     def _fetch(
-        self, file: ChunkFile, run: list[int], targets: dict[int, memoryview], demand: bool, force: bool
+        self, file: ChunkFile, run: list[int], targets: dict[int, memoryview], demand: bool, force: bool, store: bool
     ) -> None:
         lengths = {chunk: file.geometry.chunk_length(chunk) for chunk in run}
         total = sum(lengths.values())
@@ -240,12 +246,15 @@ class ReadAhead:
                 self.demand += total
             else:
                 self.ahead += total
-            cached = self._cache.find(file.identity) if self._cache else None
+            cached = self._cached(file)
             for chunk, part in parts.items():
-                if chunk not in targets and (cached is None or not cached.store(chunk, part)):
-                    reserved -= len(part)
-                    with self._lock:
-                        self._held[file.identity, chunk] = part
+                if chunk in targets or (store and cached is not None and cached.store(chunk, part)):
+                    continue
+                reserved -= len(part)
+                with self._lock:
+                    self._held[file.identity, chunk] = part
+                if cached is not None:
+                    cached.keep(chunk, part)
         finally:
             self._budget.give(reserved)
 
@@ -285,9 +294,17 @@ class ReadAhead:
                 return
             order.ahead, order.step = target, min(order.step * 2, self._far)
         if not self._closed:
-            self._pool.submit(self._ahead_of, file, start, target)
+            cached = self._cached(file)  # which the reader has open; it must stay so
+            self._pool.submit(self._ahead_of, file, start, target, cached.hold() if cached else None)
 
-    def _ahead_of(self, file: ChunkFile, first: int, last: int) -> None:
+    def _ahead_of(self, file: ChunkFile, first: int, last: int, cached: NodeFile | None) -> None:
+        try:
+            self._load_ahead(file, first, last)
+        finally:
+            if cached is not None:
+                cached.release()
+
+    def _load_ahead(self, file: ChunkFile, first: int, last: int) -> None:
         piece = max(1, _PIECE // file.unit)
         for start in range(first, last, piece):
             if self._closed:

@@ -1,7 +1,7 @@
-"""Mounting a striped store: `start` (a background process), `find` and `FsMount.unmount`.
+"""Mounting a striped store: `start` (background processes), `find` and `FsMount.unmount`.
 
-The server process has a session of its own and outlives its starter. When it dies, every access fails with ENOTCONN:
-the mount never shows wrong bytes.
+The supervisor has a session of its own and outlives its starter. When it dies, every access fails with ENOTCONN: the
+mount never shows wrong bytes. One process at a time starts or unmounts at a mount point.
 """
 
 from __future__ import annotations
@@ -14,19 +14,22 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
 from bootseer import config as settings
 from bootseer import errors
+from bootseer.blocks.cache.eviction import Limits
 from bootseer.config import Config
-from bootseer.errors import BootseerError, NotFoundError, NotWritableError, UnavailableError, from_os_error
+from bootseer.errors import BootseerError, NotFoundError, NotWritableError, UnavailableError, doing, from_os_error
 from bootseer.kernel import mount as mounts
-from bootseer.private import private_folder, trusted
+from bootseer.kernel.flock import is_at, lock
+from bootseer.private import enterable, private_folder, trusted
+from bootseer.stripefs.checkpoint.access import AccessRecord
 from bootseer.stripefs.files.readahead import MEMORY
-from bootseer.stripefs.mount.server import FsStatus, Record, ServerSpec, born
+from bootseer.stripefs.mount.server import FsStatus, Record, ServerSpec, born, may_be_shared
 from bootseer.stripefs.store import open_fs
 
 _log = logging.getLogger(__name__)
@@ -34,6 +37,8 @@ _log = logging.getLogger(__name__)
 _BUSY_SECONDS = 5.0
 _END_SECONDS = 15.0
 _START_SECONDS = 60.0
+_NOTED_SECONDS = 0.5
+"""More than the server takes to write down what it noted."""
 
 
 class FsMount:
@@ -66,8 +71,22 @@ class FsMount:
             time.sleep(0.05)
         return status
 
+    def release(self) -> None:
+        """Let a prefetch begin that was started with ``hold``."""
+        Record.hold(self._path).unlink(missing_ok=True)
+
+    def accessed(self) -> AccessRecord:
+        """What the readers of this mount had read when this was called; it takes half a second to be noted."""
+        time.sleep(_NOTED_SECONDS)
+        return Record.read_accessed(self._path)
+
     def unmount(self) -> None:
         """Unmount, and wait for the server to end. A busy mount is detached with a log line. Safe to call twice."""
+        with _alone(self._path):
+            self.end()
+
+    def end(self) -> None:
+        """`unmount`, by who is alone at this mount point."""
         until = time.monotonic() + _BUSY_SECONDS
         while _is_ours(self.mountpoint) and (self._read() is not None or not self._path.exists()):  # not of a later one
             late = time.monotonic() >= until
@@ -81,8 +100,8 @@ class FsMount:
                 time.sleep(0.05)
         self._await_end()
         if self._read() is not None:
-            self._path.unlink(missing_ok=True)
-            _log_of(self._path).unlink(missing_ok=True)
+            for path in (self._path, _log_of(self._path), Record.accessed(self._path), Record.hold(self._path)):
+                path.unlink(missing_ok=True)
 
     def _await_end(self) -> None:
         """Wait for the server to end. Tell it to, and kill it, with a log line, when that takes longer than it may.
@@ -118,7 +137,8 @@ def start(
     url: str,
     mountpoint: Path,
     *,
-    prefetch: bool | Sequence[str] = False,
+    prefetch: bool | AccessRecord | Sequence[str] = False,
+    hold: bool = False,
     commit: bool = False,
     config: Config | None = None,
     memory: int = MEMORY,
@@ -126,8 +146,9 @@ def start(
     """Mount the store at ``url`` on ``mountpoint`` (made when missing), read-only, by a process of its own.
 
     ``prefetch``: paths of files and folders that the server pulls into the node cache from the start; True: all files
-    (of the COMMIT, if there is one); `LATEST`. ``commit``: ``url`` must be a complete checkpoint. ``memory``: bytes
-    of read-ahead held by the server.
+    (of the COMMIT, if there is one); `LATEST`; an `AccessRecord`: the ranges that it names, of files that are still as
+    long. With ``hold`` it begins when `FsMount.release` is called.
+    ``commit``: ``url`` must be a complete checkpoint. ``memory``: bytes of read-ahead held by the server.
 
     Returns when the mount works. Raises `NotFoundError` for a folder that does not exist, `DataError` for a checkpoint
     without COMMIT, `UnavailableError`, `NotWritableError` when the mount point is in use, `ConfigError` for cache and
@@ -140,29 +161,69 @@ def start(
         fs.checkpoint("")
     elif not fs.stat("").is_dir:
         raise NotFoundError(f"{url} is a file, a mount needs a folder")
-    if (old := find(mountpoint, config=config)) is not None:
-        if old.status().alive:
-            raise NotWritableError(
-                f"{mountpoint} is already a mount of {old.url}", hint="`bootseer fs unmount` it first"
-            )
-        _log.warning("the server of %s has died; removing its mount", mountpoint)
-        old.unmount()
+    state_dir = private_folder(Path(config.state_dir), sub="fs").parent
+    path = Record.path(state_dir, mountpoint)
+    with _alone(path):
+        if (record := Record.read(path)) is not None:
+            old = FsMount(record, path)
+            if old.status().alive:
+                raise NotWritableError(
+                    f"{mountpoint} is already a mount of {old.url}", hint="`bootseer fs unmount` it first"
+                )
+            _log.warning("the server of %s has died; removing its mount", mountpoint)
+            old.end()
+        _make_mountpoint(mountpoint)
+        root, closed = os.geteuid() == 0, not enterable(mountpoint)
+        shared = root and not closed and may_be_shared(fs)
+        spec = ServerSpec(
+            url=fs.url if os.path.isabs(fs.url) else url,  # with its login, which ``fs.url`` has not
+            mountpoint=str(mountpoint),
+            prefetch=("",) if prefetch is True else () if isinstance(prefetch, AccessRecord) else tuple(prefetch or ()),
+            ranges=prefetch.files if isinstance(prefetch, AccessRecord) else (),
+            hold=hold,
+            memory=memory,
+            cache_dir=str(private_folder(Path(config.cache_dir), sub="blocks").parent),
+            limits=Limits(config.cache_limit, config.cache_keep_free),
+            state_dir=str(state_dir),
+            shared=shared,
+            allow_other=shared or (root and closed),  # closed: others are those whom root lets see it, as containers
+        )
+        Record.accessed(path).unlink(missing_ok=True)  # of a mount whose server was killed
+        if hold:
+            Record.hold(path).touch()
+        return FsMount(_spawn(spec, path), path)
+
+
+def _make_mountpoint(mountpoint: Path) -> None:
     try:
         mountpoint.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
         raise NotWritableError(f"cannot mount: {mountpoint} is a file, a folder is needed") from None
     except OSError as exc:
         raise from_os_error(exc, f"make mount point {mountpoint}") from exc
-    spec = ServerSpec(
-        url=fs.url if os.path.isabs(fs.url) else url,  # with its login, which ``fs.url`` has not
-        mountpoint=str(mountpoint),
-        prefetch=("",) if prefetch is True else tuple(prefetch or ()),
-        memory=memory,
-        cache_dir=str(private_folder(Path(config.cache_dir), sub="fs")),
-        state_dir=str(private_folder(Path(config.state_dir), sub="fs").parent),
-    )
-    path = Record.path(spec.state_dir, mountpoint)
-    return FsMount(_spawn(spec, path), path)
+
+
+@contextlib.contextmanager
+def _alone(record: Path) -> Iterator[None]:
+    """Nobody else starts or unmounts at the mount point with this record. `UnavailableError` when another does so for
+    too long."""
+    path, until = record.with_suffix(".lock"), time.monotonic() + _START_SECONDS + _END_SECONDS
+    with contextlib.ExitStack() as undo:
+        while True:
+            with doing(f"open {path}"):
+                path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            undo.callback(os.close, fd)
+            if lock(fd, until - time.monotonic()):
+                if is_at(fd, path):
+                    break
+            else:
+                raise UnavailableError(f"another process mounts or unmounts at this place for too long ({path})")
+        try:
+            yield
+        finally:
+            if not record.exists():
+                path.unlink(missing_ok=True)
 
 
 def find(mountpoint: Path, *, config: Config | None = None) -> FsMount | None:

@@ -3,6 +3,9 @@
 A node stands for one content at one path: when a file is replaced, its next lookup makes a new node, so the page cache
 never mixes two versions, and reads through a file opened before either give its own bytes or fail.
 
+A file handle that an earlier server of the mount gave out is opened again at its first read, by the path of its node;
+when another content is there now, that read fails.
+
 Concurrency: the FUSE server calls from several threads; ``_lock`` guards the tables, never held during storage calls.
 """
 
@@ -14,27 +17,26 @@ import logging
 import os
 import stat
 import threading
-from collections.abc import Iterable
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Sequence
 
 from bootseer.errors import BootseerError, NotFoundError, NotWritableError
 from bootseer.kernel import fuse
-from bootseer.storage.interface import join
+from bootseer.storage.interface import Entry, join
+from bootseer.storage.pool import parallel
+from bootseer.stripefs.checkpoint.access import AccessLog
 from bootseer.stripefs.checkpoint.commit import is_hidden
+from bootseer.stripefs.files.nodecache import NodeCache, NodeFile
 from bootseer.stripefs.files.readahead import ReadAhead
 from bootseer.stripefs.files.reader import ChunkFile, plain_identity
-from bootseer.stripefs.files.stat import FileStat
+from bootseer.stripefs.files.stat import FileStat, of_entry
+from bootseer.stripefs.mount.nodes import Gone, Known, Nodes
 from bootseer.stripefs.store import StripeFS
 
 _log = logging.getLogger(__name__)
 
-
-@dataclass
-class _Node:
-    path: str
-    attr: fuse.Attr
-    content: str  # `ChunkFile.identity`, "" of a folder
-    lookups: int = 0
+FRESH = 1.0
+"""Seconds for which names, missing names and, on a mount that others may use, attributes are believed."""
 
 
 def _os_error(code: int, path: str = "") -> OSError:
@@ -50,113 +52,215 @@ def _os_error_of(exc: BootseerError, path: str) -> OSError:
     return _os_error(errno.EIO, path)
 
 
+class Waited:
+    """A clock that runs while at least one thread is inside."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside, self._since, self._seconds = 0, 0.0, 0.0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._inside += 1
+            if self._inside == 1:
+                self._since = time.monotonic()
+
+    def __exit__(self, *exc: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._seconds += time.monotonic() - self._since
+
+    @property
+    def seconds(self) -> float:
+        with self._lock:
+            return self._seconds + (time.monotonic() - self._since if self._inside else 0.0)
+
+
 class StripeOperations(fuse.Operations):
     """Read-only operations over ``fs``; contents come through ``ahead``.
 
-    ``shared``: with the owners and modes of the storage, for a mount that others may use; else everything is readable.
+    ``cache``: where files that are open are kept on the node's disk. ``shared``: with the owners and modes of the
+    storage, for a mount that others may use; else everything is readable.
     """
 
-    def __init__(self, fs: StripeFS, ahead: ReadAhead, *, shared: bool = False) -> None:
-        self._fs, self._ahead, self._shared = fs, ahead, shared
+    def __init__(
+        self,
+        fs: StripeFS,
+        ahead: ReadAhead,
+        *,
+        cache: NodeCache | None = None,
+        shared: bool = False,
+        known: Sequence[Known] = (),
+        tell: Callable[[Known | Gone], None] = lambda _: None,
+        generation: int = 0,
+    ) -> None:
+        """``known``, ``tell``: as of `Nodes`; ``generation``: how many servers the mount had before this one."""
+        self._fs, self._ahead, self._cache, self._shared = fs, ahead, cache, shared
         self._lock = threading.Lock()
-        self._nodes: dict[int, _Node] = {fuse.ROOT: _Node("", self._attr(fs.stat("")), "")}
-        self._numbers: dict[tuple[str, str], int] = {}
+        root = None if known else Known(fuse.ROOT, b"", "", "", self._attr(fs.stat("")))
+        self._nodes = Nodes(root, known=known, tell=tell)
         self._handles: dict[int, tuple[int, ChunkFile]] = {}  # file handle -> node, open file
-        self._next_number, self._next_handle = itertools.count(fuse.ROOT + 1), itertools.count(1)
+        self._cached: dict[int, NodeFile] = {}  # by file handle
+        self._next_handle = itertools.count((generation << 40) + 1)
+        self._listings: dict[str, tuple[float, dict[str, Entry]]] = {}  # `ls -l` asks for attributes in parts
         self.bytes_read = 0
+        self.accessed = AccessLog()
+        self.waited = Waited()
 
     def lookup(self, parent: int, name: str, ctx: fuse.Context) -> fuse.Entry:
-        path = join(self._nodes[parent].path, name)
+        path = join(self._path(parent), name)
         if is_hidden(name):
             raise _os_error(errno.ENOENT, path)
         try:
-            found = self._fs.stat(path)
+            return self._look(path, self._fs.backend.stat(path))
         except BootseerError as exc:
             raise _os_error_of(exc, path) from None
-        content = "" if found.is_dir else found.uuid or plain_identity(self._fs.backend, path, found.version)
-        with self._lock:
-            number = self._numbers.get((path, content))
-            if number is None:
-                number = self._numbers[path, content] = next(self._next_number)
-                self._nodes[number] = _Node(path, self._attr(found), content)
-            node = self._nodes[number]
-            node.attr = self._attr(found)
-            node.lookups += 1
-        return fuse.Entry(number, node.attr)
+
+    def lookups(self, parent: int, names: Sequence[str], ctx: fuse.Context) -> Sequence[fuse.Entry | None]:
+        folder = self._path(parent)
+        try:
+            entries = self._list(folder, FRESH / 2)
+        except BootseerError:
+            return [None] * len(names)
+
+        def look(name: str) -> fuse.Entry | None:
+            try:
+                return self._look(join(folder, name), entries[name]) if name in entries else None
+            except (BootseerError, OSError):
+                return None  # who asks for it meets the error
+
+        return parallel(look, names)  # side by side: a small file is read, to see whether it is a pointer
+
+    def _look(self, path: str, entry: Entry) -> fuse.Entry:
+        """A reference to the node of what the storage tells of ``path``; a pointer that is known is not read again."""
+        raw = os.fsencode(path)
+        if (known := self._nodes.find(raw, entry.version)) is not None:
+            content, attr = known.content, self._attr_of(entry, known.attr.size, known.attr.blksize)
+        else:
+            found = of_entry(self._fs.backend, path, entry)
+            content = "" if found.is_dir else found.uuid or plain_identity(self._fs.backend, path, found.version)
+            attr = self._attr(found)
+        return fuse.Entry(self._nodes.enter(raw, content, "" if entry.is_dir else entry.version, attr), attr)
 
     def forget(self, node: int, lookups: int) -> None:
-        with self._lock:
-            known = self._nodes.get(node)
-            if known is None or node == fuse.ROOT:
-                return
-            known.lookups -= lookups
-            if known.lookups <= 0:
-                del self._nodes[node], self._numbers[known.path, known.content]
+        self._nodes.forget(node, lookups)
 
     def getattr(self, node: int, ctx: fuse.Context) -> fuse.Attr:
         known = self._nodes[node]
         if self._shared and not known.content:  # the root, and the folder that a process is in, are not looked up again
+            path = self._path(node)
             try:
-                known.attr = self._attr(self._fs.stat(known.path))
+                known = self._nodes.change(node, attr=self._attr(self._fs.stat(path)))
             except BootseerError as exc:
-                raise _os_error_of(exc, known.path) from None
+                raise _os_error_of(exc, path) from None
         return known.attr
 
     def readdir(self, node: int, ctx: fuse.Context) -> Iterable[fuse.DirEntry]:
-        path = self._nodes[node].path
+        path = self._path(node)
         try:
-            entries = self._fs.backend.list(path)
+            entries = self._list(path, 0)
         except BootseerError as exc:
             raise _os_error_of(exc, path) from None
         return [
             fuse.DirEntry(entry.name, fuse.ROOT, stat.S_IFDIR if entry.is_dir else stat.S_IFREG)
-            for entry in entries
-            if not is_hidden(entry.name)
+            for entry in entries.values()
         ]
+
+    def _list(self, path: str, age: float) -> dict[str, Entry]:
+        """The entries of a folder by name, as they were at most ``age`` seconds ago. Errors as of `Backend.list`."""
+        began, entries = self._listings.get(path, (0.0, {}))
+        now = time.monotonic()
+        if not began or now - began >= age:
+            entries = {entry.name: entry for entry in self._fs.backend.list(path) if not is_hidden(entry.name)}
+            with self._lock:
+                kept = {folder: listing for folder, listing in self._listings.items() if now - listing[0] < FRESH}
+                self._listings = {**kept, path: (now, entries)}
+        return entries
 
     def open(self, node: int, flags: int, ctx: fuse.Context) -> int:
         if flags & os.O_ACCMODE != os.O_RDONLY:
             raise _os_error(errno.EROFS)
-        known = self._nodes[node]
-        with self._lock:
-            file = next((file for other, file in self._handles.values() if other == node), None)
-        try:
-            file = file or self._fs.open(known.path)
-        except BootseerError as exc:
-            raise _os_error_of(exc, known.path) from None
-        if file.size != known.attr.size or file.identity != known.content:
-            file.close()
-            raise _os_error(errno.ESTALE, known.path)  # the kernel looks the name up again
+        file = self._open(node)
+        cached = self._cache.open(file, join(self._fs.url, self._path(node))) if self._cache else None
         with self._lock:
             handle = next(self._next_handle)
             self._handles[handle] = (node, file)
+            if cached is not None:
+                self._cached[handle] = cached
         return handle
+
+    def backing(self, fh: int) -> int | None:
+        cached = self._cached.get(fh)
+        return cached.fd if cached is not None and cached.whole() else None
+
+    def _open(self, node: int) -> ChunkFile:
+        """The file of ``node``. ESTALE when another content is at its path."""
+        with self._lock:
+            file = next((file for other, file in self._handles.values() if other == node), None)
+        if file is not None:
+            return file
+        known, path = self._nodes[node], self._path(node)
+        try:
+            file = self._fs.open(path)
+        except BootseerError as exc:
+            raise _os_error_of(exc, path) from None
+        if file.size != known.attr.size or file.identity != known.content:
+            file.close()
+            self._nodes.change(node, version="")
+            raise _os_error(errno.ESTALE, path)  # the kernel looks the name up again
+        return file
+
+    def _reopen(self, fh: int, node: int) -> ChunkFile:
+        """The file of a handle that an earlier server gave out."""
+        try:
+            file = self._open(node)
+        except OSError as exc:
+            _log.error("%s: what a server before this one had open cannot be opened again: %s", self._path(node), exc)
+            raise _os_error(errno.EIO, self._path(node)) from None
+        with self._lock:
+            return self._handles.setdefault(fh, (node, file))[1]
+
+    def _path(self, node: int) -> str:
+        return os.fsdecode(self._nodes[node].path)
 
     def size(self, fh: int) -> int | None:
         held = self._handles.get(fh)
         return held[1].size if held else None
 
     def read(self, fh: int, offset: int, size: int, ctx: fuse.Context) -> fuse.ReadResult:
-        file = self._handles[fh][1]
+        held = self._handles.get(fh)
+        file = held[1] if held is not None else self._reopen(fh, ctx.node)
         size = min(size, file.size - offset)
         if size <= 0:
             return b""
         try:
-            data = self._ahead.read(file, offset, size)
+            with self.waited:
+                data = self._ahead.read(file, offset, size)
         except BootseerError as exc:
             _log.error("cannot read %s at %d: %s", file.path, offset, exc)
             raise _os_error(errno.EIO, file.path) from None
         self.bytes_read += size
+        self.accessed.add(file.path, file.size, offset, size)
         return data
 
     def release(self, fh: int, ctx: fuse.Context) -> None:
         # left to its own end: a thread that fetches ahead may still read from it
         with self._lock:
             self._handles.pop(fh, None)
+            cached = self._cached.pop(fh, None)
+        if cached is not None:
+            cached.release()
 
     def _attr(self, found: FileStat) -> fuse.Attr:
-        uid, gid, mode = (found.permissions or (0, 0, 0)) if self._shared else (0, 0, 0o555 if found.is_dir else 0o444)
-        mtime = int(found.mtime * 1e9)
-        if found.is_dir:
+        told = Entry("", found.size, found.is_dir, found.mtime, permissions=found.permissions)
+        return self._attr_of(told, found.size, found.unit or 4096)
+
+    def _attr_of(self, entry: Entry, size: int, unit: int) -> fuse.Attr:
+        uid, gid, mode = (0, 0, 0o555 if entry.is_dir else 0o444)
+        if self._shared:
+            uid, gid, mode = entry.permissions or (0, 0, 0)
+        mtime = int(entry.mtime * 1e9)
+        if entry.is_dir:
             return fuse.Attr(stat.S_IFDIR | mode, nlink=2, mtime_ns=mtime, uid=uid, gid=gid)
-        return fuse.Attr(stat.S_IFREG | mode, found.size, mtime_ns=mtime, blksize=found.unit or 4096, uid=uid, gid=gid)
+        return fuse.Attr(stat.S_IFREG | mode, size, mtime_ns=mtime, blksize=unit, uid=uid, gid=gid)

@@ -1,17 +1,20 @@
-"""The server of a mount: FUSE operations, read-ahead, node cache, prefetch, and the record of it.
+"""The server of a mount: FUSE operations, read-ahead, node cache, prefetch. The supervisor forks it, and another one
+when it was killed.
 
 Concurrency: FUSE workers, read threads, read-ahead threads, and for the prefetch one thread with two of its own; the
-main thread writes the record while it waits for the unmount or for SIGTERM.
+main thread tells the supervisor what was moved while it waits for the unmount or for SIGTERM.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import logging
 import os
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -19,51 +22,75 @@ from typing import Literal
 
 import msgspec
 
-from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError, UnavailableError
-from bootseer.kernel import fuse
-from bootseer.private import enterable
+from bootseer.blocks.cache.eviction import Limits
+from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError
+from bootseer.kernel import channel, fuse
 from bootseer.storage.interface import clean, join
+from bootseer.stripefs import loads
 from bootseer.stripefs.checkpoint import commit
+from bootseer.stripefs.checkpoint.access import AccessRecord, FileAccess, Ranges
 from bootseer.stripefs.files.nodecache import NodeCache
 from bootseer.stripefs.files.readahead import MEMORY, ReadAhead
 from bootseer.stripefs.files.reader import ChunkFile
-from bootseer.stripefs.mount.operations import StripeOperations
+from bootseer.stripefs.mount.nodes import Gone, Known
+from bootseer.stripefs.mount.operations import FRESH, StripeOperations
 from bootseer.stripefs.store import StripeFS, open_fs
 
 _log = logging.getLogger(__name__)
 
-CACHE_BUDGET = 64 << 30
 LATEST = "@latest"
 """In ``prefetch``: every file of the newest complete checkpoint in the mounted folder."""
 _WORKERS = 8
 _PIECE = 16 << 20
 _END_SECONDS = 15.0
+_REPORT_SECONDS = 5.0
+_HOLD_SECONDS = 600.0
+"""A prefetch that nobody releases begins after so long: who should have may be dead."""
+_TELL_SECONDS = 10.0
+"""For which a request waits until the supervisor takes what it is told; then it fails."""
 
 
 class ServerSpec(msgspec.Struct, frozen=True):
     """What a server is told. ``cache_dir``: of the node cache, ``state_dir``: of its record and log; "" for none.
+    ``limits``: of the node cache.
 
-    ``prefetch``: paths as of `mount.start`; ``memory``: bytes of read-ahead that it holds.
+    ``prefetch``: paths as of `mount.start`, or the ranges of files; ``hold``: not before `FsMount.release`;
+    ``memory``: bytes of read-ahead that it holds. ``allow_other``: other users may use the mount, with ``shared`` as
+    far as the owners and modes of the storage let them, else for everything.
     """
 
     url: str
     mountpoint: str
     prefetch: tuple[str, ...] = ()
+    ranges: tuple[FileAccess, ...] = ()
+    hold: bool = False
     memory: int = MEMORY
     cache_dir: str = ""
+    limits: Limits = Limits()
     state_dir: str = ""
+    shared: bool = False
+    allow_other: bool = False
 
 
 class FsStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What a mount has moved, in bytes. ``fetched_*``: from the store, because a reader waited or ahead of readers."""
+    """What a mount has moved, in bytes. ``fetched_*``: from the store, because a reader waited or ahead of readers.
+
+    ``bytes_read``: through the server. ``opened_passthrough``: how often a file was opened that the kernel reads from
+    the node cache by itself; ``opened_served``: others. ``pid``: of the supervisor; ``server_pid``: of the process that
+    serves now, which took over ``restarts`` times.
+    """
 
     url: str
     mountpoint: str
     pid: int
+    server_pid: int = 0
+    restarts: int = 0
     alive: bool = True
     bytes_read: int = 0
     fetched_demand: int = 0
     fetched_ahead: int = 0
+    opened_passthrough: int = 0
+    opened_served: int = 0
     prefetch: Literal["none", "running", "done", "failed"] = "none"
     prefetch_total: int = 0
     prefetch_done: int = 0
@@ -81,6 +108,24 @@ class Record(msgspec.Struct, frozen=True):
     @staticmethod
     def path(state_dir: str | Path, mountpoint: str | Path) -> Path:
         return Path(state_dir, "fs", hashlib.sha256(os.fsencode(mountpoint)).hexdigest()[:16] + ".json")
+
+    @staticmethod
+    def hold(path: Path) -> Path:
+        """Beside the record at ``path``: while it exists the prefetch does not begin."""
+        return path.with_suffix(".hold")
+
+    @staticmethod
+    def accessed(path: Path) -> Path:
+        """Beside the record at ``path``: the `AccessRecord` of the mount's readers."""
+        return path.with_suffix(".access")
+
+    @staticmethod
+    def read_accessed(path: Path) -> AccessRecord:
+        """What the readers of the mount with the record at ``path`` have read, as far as it was written down."""
+        try:
+            return msgspec.json.decode(Record.accessed(path).read_bytes(), type=AccessRecord)
+        except (OSError, msgspec.DecodeError):
+            return AccessRecord()
 
     @staticmethod
     def read(path: Path) -> Record | None:
@@ -105,79 +150,198 @@ def born(pid: int) -> int:
     return 0 if fields[0] in "ZX" else int(fields[19])
 
 
+class Ready(msgspec.Struct, tag=3, array_like=True, frozen=True):
+    """The server serves. ``negotiated``: `fuse.Negotiated.encode`."""
+
+    negotiated: bytes
+    status: FsStatus
+
+
+class Figures(msgspec.Struct, tag=4, array_like=True, frozen=True):
+    """What the mount has moved so far, with what earlier servers had."""
+
+    status: FsStatus
+
+
+class Failed(msgspec.Struct, tag=5, array_like=True, frozen=True):
+    """The server cannot start: name, message and hint of the error."""
+
+    name: str
+    message: str
+    hint: str
+
+
+Message = Known | Gone | Ready | Figures | Failed
+
+
+class Channel(channel.Channel[Message]):
+    """From the server, the first end of a pair, to the supervisor."""
+
+    message = Message
+
+
+def mount_options(spec: ServerSpec) -> fuse.Options:
+    """How the kernel treats the mount.
+
+    A pointer may be replaced at any time: names are believed for a second, contents (one node each) for ever,
+    permissions as long as names.
+    """
+    return fuse.Options(
+        name="bootseer-fs",
+        max_readahead=4 << 20 if os.geteuid() == 0 else 128 << 10,
+        entry_timeout=FRESH,
+        negative_timeout=FRESH,
+        attr_timeout=FRESH if spec.shared else 3600.0,
+        passthrough=os.geteuid() == 0 and bool(spec.cache_dir),
+        allow_other=spec.allow_other,
+    )
+
+
 class Server:
-    """Serves a mount. Raises what reading the folder at its URL raises."""
+    """Serves the mount ``device``, as the server number ``generation`` of it, from 0.
 
-    def __init__(self, spec: ServerSpec) -> None:
-        self._spec, self._fs = spec, open_fs(spec.url)
-        self._cache = NodeCache(Path(spec.cache_dir), CACHE_BUDGET) if spec.cache_dir else None
+    ``known`` and ``negotiated``: what servers before it told, ``before``: with the figures that it goes on from.
+    Raises what reading the folder at its URL raises.
+    """
+
+    def __init__(
+        self,
+        spec: ServerSpec,
+        device: fuse.Device,
+        supervisor: Channel,
+        before: FsStatus,
+        *,
+        known: Sequence[Known] = (),
+        negotiated: bytes = b"",
+        generation: int = 0,
+    ) -> None:
+        self._spec, self._device, self._supervisor, self._before = spec, device, supervisor, before
+        self._negotiated = fuse.Negotiated.decode(negotiated) if negotiated else None
+        self._fs = open_fs(spec.url)
+        self._path = Record.path(spec.state_dir, spec.mountpoint)
+        self._cache = NodeCache(Path(spec.cache_dir), spec.limits) if spec.cache_dir else None
         self._ahead = ReadAhead(self._cache, memory=spec.memory)
-        root, closed = os.geteuid() == 0, not enterable(Path(spec.mountpoint))
-        shared = root and not closed and _may_be_shared(self._fs)
-        self._ops = StripeOperations(self._fs, self._ahead, shared=shared)
-        self._stop = threading.Event()
-        self._prefetch: Literal["none", "running", "done", "failed"] = "running" if spec.prefetch else "none"
-        self._total = self._done = 0
-        self._record: Record | None = None
-        self._born = born(os.getpid())
-        # A pointer may be replaced at any time: names are believed for a second, contents (one node each) for ever,
-        # permissions as long as names.
-        options = fuse.Options(
-            name="bootseer-fs",
-            max_readahead=4 << 20 if os.geteuid() == 0 else 128 << 10,
-            entry_timeout=1.0,
-            attr_timeout=1.0 if shared else 3600.0,
-            allow_other=shared or (root and closed),  # closed: others are those whom root lets see it, as containers
+        self._ops = StripeOperations(
+            self._fs,
+            self._ahead,
+            cache=self._cache,
+            shared=spec.shared,
+            known=known,
+            tell=self._tell,
+            generation=generation,
         )
-        self._server = fuse.Server(self._ops, Path(spec.mountpoint), workers=_WORKERS, options=options)
+        if generation:
+            self._ops.accessed.add_all(Record.read_accessed(self._path))
+        self._server: fuse.Server | None = None
+        self._stop = threading.Event()
+        self._prefetch: Literal["none", "running", "done", "failed"] = (
+            "running" if spec.prefetch or spec.ranges else "none"
+        )
+        self._total = self._done = 0
+        self._accessed = 0
+        self._meter = loads.LoadMeter(self._fs.url, "mount")
+        self._reported = 0.0, 0, 0  # when, and which bytes
 
-    def run(self, stop: threading.Event, started: Callable[[Record], None]) -> None:
-        """Mount, call ``started``, then prefetch and serve until the mount has ended or ``stop`` is set.
-
-        Errors as of `kernel.mount`. Nothing is left running.
-        """
+    def run(self, stop: threading.Event) -> None:
+        """Prefetch and serve until the mount has ended or ``stop`` is set. Nothing is left running."""
         pulling = threading.Thread(target=self._pull, name="prefetch", daemon=True)
+        server = self._server = self._serve()
         try:
-            self._server.start()
-            started(self._write_record())
+            assert server.negotiated is not None
+            told = self._status()
+            self._tell(Ready(server.negotiated.encode(), told))
             pulling.start()
-            while not self._server.wait(0.2) and not stop.is_set():
-                with contextlib.suppress(OSError):  # a full disk does not end the mount
-                    self._write_record()
+            while not server.wait(0.2) and not stop.is_set():
+                if (status := self._status()) != told and self._supervisor.send(Figures(status)):
+                    told = status
+                self._keep_access()
+                self._keep_report()
         finally:
             self._stop.set()
-            self._server.stop(timeout=2.0)
+            server.stop(timeout=2.0)
             if pulling.ident is not None:
                 pulling.join(_END_SECONDS)
+            self._keep_report(at_once=True)
             self._ahead.close()
             if self._cache:
                 self._cache.close()
+
+    def _serve(self) -> fuse.Server:
+        options = mount_options(self._spec)
+        if self._negotiated is not None:
+            return fuse.Server.resume(self._ops, self._device, self._negotiated, workers=_WORKERS, options=options)
+        server = fuse.Server(self._ops, self._device.mountpoint, workers=_WORKERS, options=options, device=self._device)
+        server.start()
+        return server
+
+    def _tell(self, message: Message) -> None:
+        if not self._supervisor.send(message, timeout=_TELL_SECONDS):
+            _log.error("the supervisor of %s does not take what it is told", self._spec.mountpoint)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     def _pull(self) -> None:
         if self._prefetch == "none":
             return
         try:
-            files = [self._fs.open(path) for path in self._paths()]
-            self._total = sum(file.size for file in files)
+            self._await_release()
+            wanted = [(self._fs.open(path), ranges) for path, ranges in self._wanted()]
+            pieces = [(file, list(self._pieces(file, ranges))) for file, ranges in wanted]
+            self._total = sum(_bytes(file, piece) for file, parts in pieces for piece in parts)
             with ThreadPoolExecutor(2, thread_name_prefix="bootseer-prefetch") as pool:
-                for file in files:
-                    limit, step = file.geometry.chunks, max(1, _PIECE // file.unit)
-                    if self._cache is None or self._cache.add(file) is None:
-                        limit = min(limit, self._spec.memory // 2 // file.unit)
-                        self._done += file.size - min(file.size, limit * file.unit)
-                    for count in pool.map(partial(self._pull_piece, file, step, limit), range(0, limit, step)):
+                for file, parts in pieces:
+                    # open until the mount ends: what was asked for is not evicted, nor compared again
+                    cached = self._cache.open(file, join(self._fs.url, file.path)) if self._cache else None
+                    if cached is None:
+                        fits = self._spec.memory // 2 // file.unit
+                        self._done += sum(_bytes(file, piece) for piece in parts if piece[1] > fits)
+                        parts = [piece for piece in parts if piece[1] <= fits]
+                    for count in pool.map(partial(self._pull_piece, file), parts):
                         self._done += count
+            if self._cache:
+                self._cache.sync()
             self._prefetch = "done"
         except (BootseerError, OSError) as exc:
             self._prefetch = "failed"
             _log.warning("prefetch stopped: %s", exc)
 
-    def _pull_piece(self, file: ChunkFile, step: int, limit: int, first: int) -> int:
+    def _pull_piece(self, file: ChunkFile, piece: tuple[int, int]) -> int:
         if self._stop.is_set():
             raise UnavailableError("the mount ended")
-        last = min(first + step, limit)
-        self._ahead.prefetch(file, first, last)
-        return min(last * file.unit, file.size) - first * file.unit
+        self._ahead.prefetch(file, *piece)
+        return _bytes(file, piece)
+
+    def _pieces(self, file: ChunkFile, ranges: Ranges) -> Iterator[tuple[int, int]]:
+        """The chunks of ``ranges``, in steps of `_PIECE` bytes: (first, one after the last)."""
+        step, done = max(1, _PIECE // file.unit), 0
+        for first, last in ranges:
+            begin, end = max(done, first // file.unit), -(-last // file.unit)
+            yield from ((at, min(at + step, end)) for at in range(begin, end, step))
+            done = max(done, end)
+
+    def _await_release(self) -> None:
+        """Wait until whoever held the prefetch back lets it go."""
+        hold, until = Record.hold(self._path), time.monotonic() + _HOLD_SECONDS
+        while self._spec.hold and hold.exists():
+            if self._stop.wait(0.1):
+                raise UnavailableError("the mount ended")
+            if time.monotonic() >= until:
+                _log.warning("prefetch begins: it was held back for %.0f s", _HOLD_SECONDS)
+                return
+
+    def _wanted(self) -> list[tuple[str, Ranges]]:
+        """The files to prefetch and which ranges of them: all of those that are named, and the given ranges of those
+        that are still as long."""
+        wanted = []
+        for known in self._spec.ranges:
+            try:
+                ranges = known.of(self._fs.stat(known.path).size)
+            except NotFoundError:
+                ranges = ()
+            if not ranges:
+                _log.info("%s is not what the start before read: not prefetched", known.path)
+            wanted.append((known.path, ranges))
+        wanted += [(path, ((0, self._fs.stat(path).size),)) for path in self._paths()]
+        return [(path, ranges) for path, ranges in wanted if ranges]
 
     def _paths(self) -> list[str]:
         found: dict[str, None] = {}
@@ -190,34 +354,48 @@ class Server:
             found |= dict.fromkeys(names)
         return list(found)
 
-    def _write_record(self) -> Record:
-        status = FsStatus(
+    def _keep_report(self, *, at_once: bool = False) -> None:
+        """Tell `loads.last` what the mount has moved, if anything new."""
+        needed, fetched = self._ops.bytes_read, self._ahead.demand + self._ahead.ahead
+        late = time.monotonic() - self._reported[0] > _REPORT_SECONDS
+        if self._spec.state_dir and (late or at_once) and self._reported[1:] != (needed, fetched):
+            self._reported = time.monotonic(), needed, fetched
+            cached, waited = max(0, needed - fetched), self._ops.waited.seconds
+            report = self._meter.report(needed=needed, fetched=fetched, cached=cached, waited=waited)
+            loads.keep(report, self._spec.state_dir)
+
+    def _keep_access(self) -> None:
+        """Write down what was read, if anything new."""
+        if self._spec.state_dir and (changes := self._ops.accessed.changes) != self._accessed:
+            path = Record.accessed(self._path)
+            with contextlib.suppress(OSError):  # a full disk does not end the mount
+                path.with_suffix(".noted").write_bytes(msgspec.json.encode(self._ops.accessed.record()))
+                os.replace(path.with_suffix(".noted"), path)
+                self._accessed = changes
+
+    def _status(self) -> FsStatus:
+        passed, served = self._server.opens if self._server else (0, 0)
+        return msgspec.structs.replace(
+            self._before,
             url=self._fs.url,
-            mountpoint=self._spec.mountpoint,
-            pid=os.getpid(),
-            bytes_read=self._ops.bytes_read,
-            fetched_demand=self._ahead.demand,
-            fetched_ahead=self._ahead.ahead,
+            server_pid=os.getpid(),
+            bytes_read=self._before.bytes_read + self._ops.bytes_read,
+            fetched_demand=self._before.fetched_demand + self._ahead.demand,
+            fetched_ahead=self._before.fetched_ahead + self._ahead.ahead,
+            opened_passthrough=self._before.opened_passthrough + passed,
+            opened_served=self._before.opened_served + served,
             prefetch=self._prefetch,
             prefetch_total=self._total,
             prefetch_done=self._done,
         )
-        record = Record(status, self._born)
-        if self._spec.state_dir and record != self._record:
-            path = Record.path(self._spec.state_dir, self._spec.mountpoint)
-            there = Record.read(path)
-            if there is not None and not there.is_of(record) and born(there.status.pid) == there.born:
-                if self._record is None:
-                    raise NotWritableError(f"{self._spec.mountpoint} is already a mount of {there.status.url}")
-                return record  # this mount was detached, and has a successor
-            tmp = path.with_suffix(".new")
-            tmp.write_bytes(msgspec.json.encode(record))
-            os.replace(tmp, path)
-        self._record = record
-        return record
 
 
-def _may_be_shared(fs: StripeFS) -> bool:
+def _bytes(file: ChunkFile, piece: tuple[int, int]) -> int:
+    first, last = piece
+    return min(last * file.unit, file.size) - first * file.unit
+
+
+def may_be_shared(fs: StripeFS) -> bool:
     """Whether users besides this one may use a mount of ``fs``: the kernel holds them to its owners and modes, so the
     storage must tell those, and everybody must have the right to go through the folders above."""
     above = [store.stat(folder).permissions for store, folder, _ in commit.above(fs.backend, "")]

@@ -15,6 +15,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from bootseer.kernel import _libc
+
 log = logging.getLogger(__name__)
 
 _SHORTEST_PAUSE = 0.02
@@ -124,9 +126,16 @@ class Child:
         return max(0.0, self._begun + pause - time.monotonic())
 
     def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self._signal(signal.SIGTERM)
+
+    def _signal(self, number: int) -> None:
         if self._pidfd >= 0:
             with contextlib.suppress(OSError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+                signal.pidfd_send_signal(self._pidfd, number)
 
     def end(self) -> None:
         """Kill it and see that it is gone."""
@@ -140,6 +149,13 @@ class Child:
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1
+
+
+def die_with(parent: int) -> None:
+    """End this process, a child of the single thread of process ``parent``, as soon as that has ended."""
+    _libc.die_with_parent()
+    if os.getppid() != parent:
+        os._exit(0)
 
 
 class Watch:

@@ -1,0 +1,38 @@
+"""`bootseer`, without one part of how a start fetches its checkpoint: ``python bench/_started.py VARIANT ARGUMENTS``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+IN_TURN, BESIDE, EVERYTHING, NEITHER = "in-turn", "beside", "everything", "everything-beside"
+VARIANTS = {
+    IN_TURN: "what was recorded, after the image's hot blocks",
+    BESIDE: "what was recorded, beside them",
+    EVERYTHING: "all of the checkpoint, after them",
+    NEITHER: "all of the checkpoint, beside them",
+}
+
+
+def main() -> None:
+    variant = sys.argv.pop(1)
+    from bootseer.cli import main as cli
+    from bootseer.launch.checkpoint import CheckpointStage
+    from bootseer.stripefs.checkpoint import access
+
+    if variant in (EVERYTHING, NEITHER):
+        access.load = lambda *given: None
+    if variant in (BESIDE, NEITHER):
+        begin: Callable[[Any], None] = CheckpointStage.begin
+
+        def at_once(self: CheckpointStage) -> None:
+            begin(self)
+            self.release()
+
+        CheckpointStage.begin = at_once  # type: ignore[method-assign]
+    cli.main()
+
+
+if __name__ == "__main__":
+    main()

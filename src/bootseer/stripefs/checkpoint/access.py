@@ -1,0 +1,159 @@
+"""Which ranges of a checkpoint's files a start has read, kept for the next start.
+
+`AccessLog` notes what readers of a mount ask for; its `AccessRecord` goes to the store of bootseer, one object for each
+node of a job and each folder of checkpoints: the next start prefetches just those ranges, also from a later checkpoint
+of the same folder, and on another machine that has the same place in the job. Everything here is advice: trouble is a
+log line, never an error for the job.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+from blake3 import blake3
+
+from bootseer.errors import BootseerError, DataError, NotFoundError
+from bootseer.storage.interface import clean
+from bootseer.store import Store
+
+_log = logging.getLogger(__name__)
+
+UNIT = 1 << 20
+"""Bytes: ranges begin and end at its multiples, or at the end of the file."""
+VERSION = 1
+MAX_STORED = 16 << 20
+"""Bytes of a stored record that are accepted."""
+_SAME = 0.01
+"""A file whose size differs by a larger share from what was recorded is another one."""
+
+Ranges = tuple[tuple[int, int], ...]
+"""(first byte, byte after the last), ascending, none touching another."""
+
+
+class FileAccess(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What was read of the file at ``path`` (relative to the checkpoint), which had ``size`` bytes."""
+
+    path: str
+    size: int
+    ranges: Ranges
+
+    def of(self, size: int) -> Ranges:
+        """The same ranges of a file of ``size`` bytes; none when it is too different. The end stays the end."""
+        if abs(size - self.size) > _SAME * max(size, self.size):
+            return ()
+        moved = ((first, size if last == self.size else last) for first, last in self.ranges)
+        return tuple((first, min(last, size)) for first, last in moved if first < size)
+
+
+class AccessRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a start read, in the order in which it first read each file."""
+
+    files: tuple[FileAccess, ...] = ()
+    version: int = VERSION
+
+    @property
+    def bytes(self) -> int:
+        return sum(last - first for file in self.files for first, last in file.ranges)
+
+
+class AccessLog:
+    """Notes reads. Any thread may call anything: a note is one assignment to a slice of a byte string."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, tuple[int, bytearray]] = {}  # path -> size, one byte for each unit
+        self.changes = 0
+        """Grows with what is new."""
+
+    def add(self, path: str, size: int, offset: int, length: int) -> None:
+        """Note that ``length`` bytes from ``offset`` of ``path``, which has ``size`` bytes, were read."""
+        held = self._files.get(path)
+        if held is None or held[0] != size:
+            held = self._files[path] = size, bytearray(-(-size // UNIT))
+        first, last = offset // UNIT, -(-(offset + length) // UNIT)
+        if held[1].find(b"\0", first, last) >= 0:
+            held[1][first:last] = b"\1" * (last - first)
+            self.changes += 1
+
+    def add_all(self, record: AccessRecord) -> None:
+        """Note what another process noted before this one."""
+        for file in record.files:
+            for first, last in file.ranges:
+                self.add(file.path, file.size, first, last - first)
+
+    def record(self) -> AccessRecord:
+        """What was noted so far."""
+        files = (
+            FileAccess(path, size, tuple(_ranges(bytes(units), size))) for path, (size, units) in [*self._files.items()]
+        )
+        return AccessRecord(tuple(file for file in files if file.ranges))
+
+
+def _ranges(units: bytes, size: int) -> Iterable[tuple[int, int]]:
+    at = units.find(b"\1")
+    while at >= 0:
+        end = units.find(b"\0", at)
+        end = len(units) if end < 0 else end
+        yield at * UNIT, min(end * UNIT, size)
+        at = units.find(b"\1", end)
+
+
+class Lineage(NamedTuple):
+    """Whose reads are alike: those of one node of a job that resumes from checkpoints in one folder.
+
+    ``url``: that of the checkpoint; its last part, which is the step, does not count. ``nodes``: of the job, 0 where
+    nobody said.
+    """
+
+    job: str
+    url: str
+    node: int = 0
+    nodes: int = 0
+
+    @property
+    def key(self) -> str:
+        """Of its record in a store. The URL, in which a login may stand, is a digest in it."""
+        folder = self.url.rstrip("/").rpartition("/")[0]
+        name = blake3("\0".join((self.job, folder)).encode("utf-8", "surrogateescape")).hexdigest()[:32]
+        return f"checkpoints/{name}/{self.nodes}-{self.node}.json"
+
+
+def load(store: Store, lineage: Lineage) -> AccessRecord | None:
+    """What the start before recorded; None when there is nothing, or nothing that can be used (with a log line)."""
+    try:
+        if (size := store.stat(lineage.key).size) > MAX_STORED:
+            raise DataError(f"it has {size} bytes")
+        return _decode(store.get(lineage.key))
+    except NotFoundError:
+        return None
+    except BootseerError as exc:
+        _log.warning("cannot use the access record of the start before: %s", exc)
+        return None
+
+
+def save(store: Store, lineage: Lineage, record: AccessRecord) -> bool:
+    """Have the next start know ``record``; False when that was not needed, or did not work (with a log line)."""
+    try:
+        if not record.files or record == load(store, lineage):
+            return False
+        store.put(lineage.key, msgspec.json.encode(record), overwrite=True)
+    except BootseerError as exc:
+        _log.warning("cannot keep what this start read of its checkpoint: %s", exc)
+        return False
+    return True
+
+
+def _decode(data: bytes) -> AccessRecord:
+    try:
+        record = msgspec.json.decode(data, type=AccessRecord)
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise DataError(f"it is damaged: {exc}") from None
+    if record.version != VERSION:
+        raise DataError(f"it has version {record.version}, known is {VERSION}")
+    for file in record.files:
+        ends = [0, *(end for pair in file.ranges for end in pair)]
+        if clean(file.path) != file.path or ends != sorted(ends) or ends[-1] > file.size:
+            raise DataError(f"it names impossible ranges of {file.path!r}")
+    return record

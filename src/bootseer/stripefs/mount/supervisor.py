@@ -1,0 +1,201 @@
+"""The supervisor of a mount: it keeps the FUSE descriptor, forks the server, and another one when that was killed.
+
+One process, one thread, no storage. It knows what a successor must: what INIT granted, and the nodes (`nodes`), which
+each server tells it. So a killed server costs its readers a moment. When the supervisor is killed its server ends too,
+and the mount gives errors (ENOTCONN).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from bootseer.errors import BootseerError, UnavailableError, from_os_error
+from bootseer.kernel import fuse
+from bootseer.kernel.child import Child, die_with
+from bootseer.stripefs.mount.nodes import Gone, Known
+from bootseer.stripefs.mount.server import (
+    Channel,
+    Failed,
+    FsStatus,
+    Ready,
+    Record,
+    Server,
+    ServerSpec,
+    born,
+    mount_options,
+)
+
+_log = logging.getLogger(__name__)
+
+Answer = Record | tuple[str, str, str]
+"""To who started the mount: its record, or class, message and hint of the error that kept it from starting."""
+
+_END_SECONDS = 15.0
+_PROVEN_SECONDS = 0.5
+"""A server that has served for so long has not died of its start."""
+_HOPELESS = 6
+"""After so many servers in a row that died sooner, readers get errors instead of waiting."""
+
+
+class Supervisor:
+    """Mounts in `run`. ``answer`` is called once, when the mount works or cannot."""
+
+    def __init__(self, spec: ServerSpec, answer: Callable[[Answer], None]) -> None:
+        self._spec, self._answer = spec, answer
+        self._status = FsStatus(url="", mountpoint=spec.mountpoint, pid=os.getpid())
+        self._record: Record | None = None
+        self._born = born(os.getpid())
+        self._nodes: dict[int, Known] = {}
+        self._negotiated = b""
+        self._ready = 0.0
+        self._until = 0.0
+        self._generation = -1
+        self._child: Child | None = None
+        self._server_end, self._channel = Channel.pair()
+        self._wake, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def run(self) -> None:
+        """Serve until the mount has ended or cannot go on. Raises what keeps it from starting: errors as of
+        `kernel.mount` and of reading the folder at the URL."""
+        signal.signal(signal.SIGTERM, lambda number, frame: self._told_to_end())
+        device = fuse.Device.open(Path(self._spec.mountpoint), mount_options(self._spec))
+        try:
+            child = self._start(device)
+            while True:
+                self._wait(child)
+                if self._until and time.monotonic() >= self._until and not child.dead:
+                    _log.warning("the server of %s does not end; killing it", self._spec.mountpoint)
+                    child.end()
+                if not child.dead:
+                    continue
+                self._take_messages()  # what it told before it died
+                if self._until or child.ended_well or not device.mounted:
+                    device.abort()
+                    return
+                if self._ready and time.monotonic() - self._ready >= _PROVEN_SECONDS:
+                    child.succeeded()
+                self._ready = 0.0
+                if not self._record:
+                    device.abort()
+                    raise UnavailableError(f"the server of {self._spec.mountpoint} ended ({child.ending})")
+                if why := self._hopeless(child):
+                    _log.error("the server ended (%s), and %s: readers get errors from now on", child.ending, why)
+                    return
+                if child.wait_seconds <= 0:
+                    _log.warning("the server ended (%s); starting another", child.ending)
+                    child = self._start(device)
+        except BaseException:
+            if self._child is not None:
+                self._child.end()
+            with contextlib.suppress(BootseerError):
+                device.abort()
+            raise
+        finally:
+            device.close()
+
+    def _hopeless(self, child: Child) -> str:
+        """Why no other server is to be started, "" when there is to be one."""
+        if "has_resend" not in fuse.Negotiated.decode(self._negotiated).flags:
+            return "this kernel does not send again what it took (Linux 6.9 does)"
+        return "no server stays alive" if child.failures >= _HOPELESS else ""
+
+    def _start(self, device: fuse.Device) -> Child:
+        self._generation += 1
+        self._ready = 0.0
+        child = self._child = Child("server", lambda: self._serve(device), self._child)
+        if self._until:
+            child.terminate()
+        return child
+
+    def _serve(self, device: fuse.Device) -> int:
+        """In a server."""
+        die_with(self._status.pid)
+        stop = threading.Event()
+        signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
+        if self._until:  # by a signal that came before
+            stop.set()
+        os.dup2(2, 1)  # who started the mount waits until nobody can answer any more
+        self._channel.close()
+        for fd in (self._wake, self._waker):
+            os.close(fd)
+        try:
+            Server(
+                self._spec,
+                device,
+                self._server_end,
+                msgspec.structs.replace(self._status, restarts=self._generation),
+                known=list(self._nodes.values()),
+                negotiated=self._negotiated,
+                generation=self._generation,
+            ).run(stop)
+        except (BootseerError, OSError) as exc:
+            error = exc if isinstance(exc, BootseerError) else from_os_error(exc, f"serve {self._spec.mountpoint}")
+            _log.error("the server ends: %s", error)
+            self._server_end.send(Failed(type(error).__name__, error.message, error.hint))
+            return error.exit_code
+        return 0
+
+    def _told_to_end(self) -> None:
+        if not self._until:
+            self._until = time.monotonic() + _END_SECONDS
+        if self._child is not None:
+            self._child.terminate()
+        with contextlib.suppress(OSError):
+            os.write(self._waker, b".")
+
+    def _wait(self, child: Child) -> None:
+        """Wait for something to happen; take what the server tells."""
+        poll = select.poll()
+        for fd in (self._channel.fileno(), self._wake):
+            poll.register(fd, select.POLLIN)
+        seconds = [self._until - time.monotonic()] if self._until else []
+        if child.dead:
+            seconds.append(child.wait_seconds)
+        else:
+            poll.register(child.fileno(), select.POLLIN)
+        poll.poll(max(0, int(min(seconds) * 1000)) + 1 if seconds else None)
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake, 4096)
+        self._take_messages()
+
+    def _take_messages(self) -> None:
+        while (got := self._channel.receive()) is not None:
+            message = got[0]
+            if isinstance(message, Known):
+                self._nodes.pop(message.number, None)  # to the end: the newest of its path
+                self._nodes[message.number] = message
+            elif isinstance(message, Gone):
+                self._nodes.pop(message.number, None)
+            elif isinstance(message, Failed):
+                if self._record is None:
+                    self._until = self._until or time.monotonic() + _END_SECONDS
+                    self._answer((message.name, message.message, message.hint))
+            else:
+                self._write_record(message.status)
+                if isinstance(message, Ready):
+                    self._negotiated, self._ready = message.negotiated, time.monotonic()
+
+    def _write_record(self, status: FsStatus) -> None:
+        first, self._status = self._record is None, status
+        record = self._record = Record(status, self._born)
+        try:
+            if self._spec.state_dir:
+                path = Record.path(self._spec.state_dir, self._spec.mountpoint)
+                tmp = path.with_suffix(".new")
+                tmp.write_bytes(msgspec.json.encode(record))
+                os.replace(tmp, path)
+        except OSError as exc:  # a full disk does not end the mount
+            if first:
+                raise from_os_error(exc, f"write the record of {self._spec.mountpoint}") from exc
+        if first:
+            self._answer(record)

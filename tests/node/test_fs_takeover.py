@@ -1,0 +1,240 @@
+"""The mount of a striped store whose processes are killed, again and again, while it is read."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import itertools
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bootseer.config import Config
+from bootseer.errors import BootseerError, NotWritableError
+from bootseer.kernel import mount as mounts
+from bootseer.stripefs import FsMount, StripeFS, mount, open_fs
+from bootseer.stripefs.mount import client
+from bootseer.stripefs.mount.server import born
+from support.waits import later, together, until
+
+pytestmark = [pytest.mark.root, pytest.mark.takeover]
+
+READERS = 16
+DATA = os.urandom((2 << 20) + 321)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return Config(cache_dir=str(tmp_path / "cache"), state_dir=str(tmp_path / "state"))
+
+
+@pytest.fixture
+def fs(tmp_path: Path) -> StripeFS:
+    fs = open_fs(str(tmp_path / "store"))
+    for number in range(READERS):
+        with fs.create(f"run/striped-{number}", width=3, unit=1 << 16, striped=True) as out:
+            out.write(DATA[number:])
+        Path(fs.url, f"run/plain-{number}").write_bytes(DATA[number:])
+    return fs
+
+
+@pytest.fixture
+def mounted(fs: StripeFS, tmp_path: Path, config: Config) -> Iterator[FsMount]:
+    made = mount.start(fs.url, tmp_path / "mnt", config=config)
+    yield made
+    made.unmount()
+
+
+def kill_server(made: FsMount) -> None:
+    """SIGKILL, and wait until another one serves."""
+    before = made.status().server_pid
+    os.kill(before, signal.SIGKILL)
+    until(lambda: made.status().server_pid != before, what="another server")
+
+
+def drop(file: int) -> None:
+    """The next reads of an open file ask the server."""
+    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def test_readers_see_nothing_of_killed_servers(mounted: FsMount) -> None:
+    """Each reader has a file open, and opens another again and again."""
+    stop = threading.Event()
+    rounds = [0] * READERS
+
+    def read(number: int) -> None:
+        held = os.open(mounted.mountpoint / f"run/striped-{number}", os.O_RDONLY)
+        for turn in itertools.count():
+            drop(held)
+            for offset in range(0, len(DATA) - number, 1 << 20):
+                assert os.pread(held, 1 << 20, offset) == DATA[number + offset : number + offset + (1 << 20)]
+            kind = ("plain", "striped")[turn % 2]
+            fresh = os.open(mounted.mountpoint / f"run/{kind}-{number}", os.O_RDONLY)
+            drop(fresh)
+            digest = hashlib.sha256()
+            while piece := os.read(fresh, 1 << 19):
+                digest.update(piece)
+            assert digest.digest() == hashlib.sha256(DATA[number:]).digest()
+            assert len(os.listdir(mounted.mountpoint / "run")) == 2 * READERS
+            os.close(fresh)
+            rounds[number] = turn
+            if stop.is_set():
+                break
+        os.close(held)
+
+    readers = later(lambda: together(read, range(READERS)))
+    for _ in range(8):
+        seen = list(rounds)
+        until(lambda seen=seen: readers.done() or any(now > then for now, then in zip(rounds, seen, strict=True)), 60)
+        assert not readers.done()
+        kill_server(mounted)
+    stop.set()
+    readers.result(120)
+    status = mounted.status()
+    assert (status.alive, status.restarts) == (True, 8)
+    assert status.bytes_read > READERS * len(DATA)
+
+
+def test_what_is_open_over_a_takeover_is_the_same_or_fails(mounted: FsMount, fs: StripeFS) -> None:
+    replaced = os.open(mounted.mountpoint / "run/striped-0", os.O_RDONLY)
+    gone = os.open(mounted.mountpoint / "run/plain-1", os.O_RDONLY)
+    same = os.open(mounted.mountpoint / "run/striped-2", os.O_RDONLY)
+    names = iter(os.scandir(mounted.mountpoint / "run"))
+    first = next(names).name
+    with fs.create("run/striped-0", width=3, unit=1 << 16, striped=True) as out:
+        out.write(DATA[::-1])
+    os.unlink(f"{fs.url}/run/plain-1")
+    kill_server(mounted)
+    for fd in (replaced, gone):
+        with pytest.raises(OSError, match="Input/output error"):
+            os.pread(fd, 1000, 1 << 20)
+        os.close(fd)
+    assert os.pread(same, 1000, 1 << 20) == DATA[2 + (1 << 20) :][:1000]
+    assert os.fstat(same).st_size == len(DATA) - 2
+    os.close(same)
+    assert {first, *(entry.name for entry in names)} >= {f"striped-{number}" for number in range(READERS)}
+    until(lambda: (mounted.mountpoint / "run/striped-0").read_bytes() == DATA[::-1], what="the new content")
+
+
+def test_numbers_of_nodes_are_never_given_twice(mounted: FsMount, fs: StripeFS) -> None:
+    def numbers() -> set[int]:
+        return {entry.stat().st_ino for entry in os.scandir(mounted.mountpoint / "run")}
+
+    first = numbers()
+    kill_server(mounted)
+    assert numbers() == first
+    for number in range(READERS):
+        with fs.create(f"run/striped-{number}", striped=True) as out:
+            out.write(b"new")
+    time.sleep(1.1)  # names are believed for a second
+    assert len(numbers() & first) == READERS
+
+
+def test_a_server_that_dies_at_once_again_and_again_is_given_up(fs: StripeFS, tmp_path: Path, config: Config) -> None:
+    made = mount.start(fs.url, tmp_path / "mnt", config=config)
+    log = Path(config.state_dir, "fs").glob("*.log").__next__()
+    try:
+        until_dead = time.monotonic() + 60
+        while made.status().alive:
+            assert time.monotonic() < until_dead
+            pid = made.status().server_pid
+            if born(pid):
+                os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
+        with pytest.raises(OSError) as caught:  # noqa: PT011  the errno says it
+            os.listdir(made.mountpoint)
+        assert caught.value.errno == errno.ENOTCONN
+        assert "no server stays alive: readers get errors from now on" in log.read_text()
+    finally:
+        made.unmount()
+
+
+@pytest.mark.parametrize("moment", ["idle", "reading"])
+def test_the_end_of_the_supervisor_is_that_of_the_mount(
+    fs: StripeFS, tmp_path: Path, config: Config, moment: str
+) -> None:
+    made = mount.start(fs.url, tmp_path / "mnt", config=config)
+    server = made.status().server_pid
+    path = made.mountpoint / "run/striped-0"
+    reader = later(lambda: read_for_ever(path)) if moment == "reading" else None
+    if reader:
+        until(lambda: made.status().bytes_read > 1 << 20)
+    os.kill(made.pid, signal.SIGKILL)
+    until(lambda: not born(server), what="the end of the server")
+    with pytest.raises(OSError) as caught:  # noqa: PT011  the errno says it
+        path.read_bytes()
+    assert caught.value.errno in (errno.ENOTCONN, errno.ECONNABORTED)
+    if reader:
+        with pytest.raises(OSError, match=r"Transport endpoint|connection abort|No such device"):
+            reader.result(10)
+    again = mount.start(fs.url, tmp_path / "mnt", config=config)
+    assert path.read_bytes() == DATA
+    again.unmount()
+
+
+def read_for_ever(path: Path) -> None:
+    while True:
+        with open(path, "rb") as file:
+            drop(file.fileno())
+            assert file.read() == DATA
+
+
+def test_an_unmount_during_reads_gives_errors_and_no_wrong_byte(
+    fs: StripeFS, tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "_BUSY_SECONDS", 0.3)
+    made = mount.start(fs.url, tmp_path / "mnt", config=config)
+
+    def read(number: int) -> None:
+        fd = os.open(made.mountpoint / f"run/striped-{number}", os.O_RDONLY)
+        try:
+            while True:
+                drop(fd)
+                assert os.pread(fd, 1 << 19, 1 << 20) == DATA[number + (1 << 20) :][: 1 << 19]
+        except OSError:
+            return
+        finally:
+            os.close(fd)
+
+    readers = later(lambda: together(read, range(4)))
+    until(lambda: made.status().bytes_read > 4 << 20)
+    made.unmount()
+    readers.result(30)
+    assert not mounts.is_mounted(made.mountpoint)
+    assert not made.status().alive
+
+
+def test_two_starts_at_once_are_one_mount(fs: StripeFS, tmp_path: Path, config: Config) -> None:
+    def start(_: int) -> FsMount | BootseerError:
+        try:
+            return mount.start(fs.url, tmp_path / "mnt", config=config)
+        except BootseerError as exc:
+            return exc
+
+    found = together(start, range(4))
+    (made,) = [one for one in found if isinstance(one, FsMount)]
+    try:
+        assert all(isinstance(one, FsMount | NotWritableError) for one in found)
+        assert len([entry for entry in mounts.entries() if entry.target == str(made.mountpoint)]) == 1
+        assert made.status().alive
+    finally:
+        made.unmount()
+    assert not list(Path(config.state_dir, "fs").iterdir())
+
+
+def test_sigterm_ends_all_processes_also_without_a_server(fs: StripeFS, tmp_path: Path, config: Config) -> None:
+    for kill in (False, True):
+        made = mount.start(fs.url, tmp_path / "mnt", config=config)
+        server = made.status().server_pid
+        if kill:
+            os.kill(server, signal.SIGKILL)
+        os.kill(made.pid, signal.SIGTERM)
+        until(lambda made=made: not made.status().alive, 20, "the end of the supervisor")
+        assert not born(made.status().server_pid)
+        assert not mounts.is_mounted(made.mountpoint)
+        made.unmount()

@@ -1,0 +1,410 @@
+"""Striped files in the node cache: what is kept, believed, evicted and shared; what a crash or a full disk leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bootseer.blocks import check
+from bootseer.blocks.cache import eviction, inventory
+from bootseer.blocks.cache.eviction import Limits
+from bootseer.blocks.cache.inventory import Part
+from bootseer.blocks.formats.chunklist import ChunkList
+from bootseer.errors import DataError
+from bootseer.stripefs.files import nodecache
+from bootseer.stripefs.files.nodecache import NodeCache, NodeFile
+from bootseer.stripefs.files.readahead import ReadAhead
+from bootseer.stripefs.files.reader import ChunkFile
+from bootseer.stripefs.store import StripeFS
+from support.waits import until
+
+UNIT = 12288
+"""A multiple of 4096 and no power of two."""
+DATA = os.urandom(40 * UNIT + 11)
+GOLDEN = Path(__file__).parents[1] / "golden" / "blocks"
+
+
+@pytest.fixture
+def fs(fs) -> StripeFS:
+    with fs.create("f", striped=True, unit=UNIT, width=3) as out:
+        out.write(DATA)
+    return fs
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return tmp_path / "cache"
+
+
+class Reader:
+    """A mount's way to the bytes of one file. ``fetched``: chunks that came from the store, by number."""
+
+    def __init__(self, cache: NodeCache, file: ChunkFile, cached: NodeFile | None) -> None:
+        self.cache, self.file, self.cached = cache, file, cached
+        self.ahead = ReadAhead(cache, memory=8 << 20)
+        self.fetched: list[int] = []
+        real = file.read_chunks
+
+        def read_chunks(first: int, parts: list[memoryview]) -> None:
+            self.fetched += range(first, first + len(parts))
+            real(first, parts)
+
+        file.read_chunks = read_chunks  # type: ignore[method-assign, assignment]
+
+    def read(self, offset: int = 0, size: int = 0) -> bytes:
+        size = size or self.file.size - offset
+        found = self.ahead.read(self.file, offset, size)
+        return os.pread(found[0], size, found[1]) if isinstance(found, tuple) else bytes(found)
+
+    def kept(self) -> None:
+        """Wait until what was read is in the cache."""
+        until(lambda: self.cache._pending == 0, 20, "the write of what was read", step=0.01)
+        self.cache.sync()
+
+    @property
+    def sound(self) -> list[int]:
+        assert self.cached is not None
+        return [chunk for chunk in range(self.file.geometry.chunks) if self.cached.sound(chunk, chunk + 1)]
+
+
+@contextlib.contextmanager
+def reader(fs: StripeFS, folder: Path, name: str = "f", limits: Limits | None = None) -> Iterator[Reader]:
+    cache = NodeCache(folder, limits)
+    with fs.open(name) as file:
+        made = Reader(cache, file, cache.open(file, f"store/{name}"))
+        try:
+            yield made
+        finally:
+            made.ahead.close()
+            cache.close()
+
+
+def warm(fs: StripeFS, folder: Path, name: str = "f") -> None:
+    with reader(fs, folder, name) as one:
+        one.ahead.prefetch(one.file, 0, one.file.geometry.chunks)
+
+
+def part(folder: Path) -> Part:
+    (found,) = inventory.parts(folder)
+    return found
+
+
+def data_of(folder: Path) -> Path:
+    return folder / "blocks" / part(folder).map / "data"
+
+
+def damage(folder: Path, chunk: int) -> None:
+    with open(data_of(folder), "r+b") as file:
+        file.seek(chunk * UNIT + 5)
+        file.write(b"damage")
+
+
+# -- what is kept ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["prefetched", "read"])
+def test_a_later_mount_reads_what_an_earlier_one_fetched_from_the_disk(fs, folder, how):
+    with reader(fs, folder) as one:
+        if how == "read":
+            for offset in range(0, len(DATA), 5000):
+                assert one.read(offset, min(5000, len(DATA) - offset)) == DATA[offset : offset + 5000]
+        else:
+            one.ahead.prefetch(one.file, 0, one.file.geometry.chunks)
+    with reader(fs, folder) as two:
+        assert two.cached is not None
+        assert two.cached.whole()
+        assert two.read() == DATA
+        assert two.fetched == []
+    assert part(folder).blocks_ready == part(folder).blocks_total == 41
+
+
+def test_only_what_was_read_is_kept_and_only_once_fetched(fs, folder, monkeypatch):
+    with reader(fs, folder) as one:
+        monkeypatch.setattr(one.ahead, "_plan", lambda *args: None)
+        one.read(20 * UNIT + 5, 10)
+        one.kept()
+        assert one.sound == [20]
+        assert not one.cached.whole()
+        assert isinstance(one.ahead.read(one.file, 20 * UNIT, UNIT), tuple), "the kernel copies it from the file"
+        assert one.fetched == [20]
+
+
+def test_a_reader_does_not_wait_for_the_disk(fs, folder, monkeypatch, tmp_path):
+    monkeypatch.setattr(nodecache, "_PENDING", 4 * UNIT)
+    gate = threading.Event()
+    real = NodeFile.store
+
+    def slow(self: NodeFile, chunk: int, data: memoryview) -> bool:
+        assert gate.wait(20)
+        return real(self, chunk, data)
+
+    monkeypatch.setattr(NodeFile, "store", slow)
+    with reader(fs, folder) as one:
+        assert one.read() == DATA
+        assert one.cache._pending <= 4 * UNIT
+        gate.set()
+    with reader(fs, folder) as two:
+        assert two.read() == DATA
+        assert len(two.fetched) == 41 - 4, "what came while the disk was busy is not kept"
+
+
+def test_a_plain_file_is_not_kept(fs, folder):
+    (Path(fs.url) / "plain").write_bytes(DATA)
+    with reader(fs, folder, "plain") as one:
+        assert one.cached is None
+        assert one.read() == DATA
+    assert inventory.parts(folder) == []
+
+
+def test_files_that_nobody_uses_are_closed(fs, folder):
+    with reader(fs, folder) as one:
+        one.cache.sync()
+        again = one.cache.open(one.file)
+        assert again is one.cached
+        again.release()
+        one.cached.release()
+        assert part(folder).in_use
+        one.cache.sync()
+        assert not part(folder).in_use
+        assert one.cache.find(one.file.identity) is None
+        assert one.read(7, 100) == DATA[7:107], "what comes late is read past the cache"
+
+
+def test_files_of_earlier_versions_go_and_others_stay(fs, folder):
+    old = folder / "fs"
+    old.mkdir(parents=True)
+    (old / ("ab" * 16)).write_bytes(b"chunks")
+    (old / "mine").write_bytes(b"not ours")
+    warm(fs, folder)
+    assert [path.name for path in old.iterdir()] == ["mine"]
+    (old / "mine").unlink()
+    warm(fs, folder)
+    assert not old.exists()
+
+
+# -- what is believed ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ask", ["whole", "read"])
+def test_damage_on_the_nodes_disk_is_fetched_again(fs, folder, ask, caplog):
+    warm(fs, folder)
+    damage(folder, 5)
+    with reader(fs, folder) as one:
+        if ask == "whole":
+            assert not one.cached.whole(), "the kernel would read it"
+        assert one.read() == DATA
+        assert one.fetched == [5]
+        one.kept()
+        assert one.cached.whole()
+    assert caplog.text.count("chunk 5 in the node cache is damaged") == 1
+    with reader(fs, folder) as two:
+        assert two.read() == DATA
+        assert two.fetched == []
+
+
+def test_a_page_that_is_lost_before_the_disk_confirmed_it_is_never_read(fs, folder):
+    with reader(fs, folder) as one:
+        one.ahead.prefetch(one.file, 0, 4)
+        os.pwrite(one.cached.fd, bytes(UNIT), 2 * UNIT)
+        assert one.sound == []
+        assert one.read(0, 4 * UNIT) == DATA[: 4 * UNIT]
+
+
+def test_after_a_failed_sync_only_what_was_synced_before_is_believed(fs, folder, monkeypatch, caplog):
+    with reader(fs, folder) as one:
+        one.ahead.prefetch(one.file, 0, 4)
+        one.cache.sync()
+        one.ahead.prefetch(one.file, 0, 10)
+        monkeypatch.setenv("BOOTSEER_FAULTS", "blocks.cache.fdatasync=eio")
+        one.cache.sync()
+        monkeypatch.delenv("BOOTSEER_FAULTS")
+        for chunk in range(4, 10):  # as a kernel does that forgets what it could not write
+            os.pwrite(one.cached.fd, bytes(UNIT), chunk * UNIT)
+        one.cache.sync()
+        assert one.sound == [0, 1, 2, 3]
+        assert one.read() == DATA
+        assert not one.cached.store(5, memoryview(DATA)[5 * UNIT : 6 * UNIT])
+    assert caplog.text.count("lost data") == 1
+    with reader(fs, folder) as two:
+        assert two.read() == DATA
+        assert len(two.fetched) == 41, "the bitmap is gone: nothing is believed"
+
+
+KILLS = [
+    "stripefs.cache.chunks.before-rename",
+    "stripefs.cache.origin.write",
+    "blocks.cache.write@7",
+    "blocks.cache.fdatasync",
+    "blocks.cache.bitmap",
+    "blocks.cache.bitmap.fsync",
+    "blocks.cache.bitmap.before-rename",
+]
+
+
+@pytest.mark.parametrize("point", KILLS)
+def test_a_writer_that_is_killed_leaves_right_bytes(fs, folder, point):
+    name, _, visit = point.partition("@")
+    fault = f"{name}=kill" + (f"@{visit}" if visit else "")
+    code = (
+        "import sys; from pathlib import Path; from bootseer.stripefs import open_fs\n"
+        "from bootseer.stripefs.files.nodecache import NodeCache\n"
+        "cache = NodeCache(Path(sys.argv[2])); file = open_fs(sys.argv[1]).open('f'); cached = cache.open(file)\n"
+        "for chunk in range(41):\n"
+        "    cached.store(chunk, memoryview(file.read(chunk * file.unit, file.geometry.chunk_length(chunk))))\n"
+        "cache.sync()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, fs.url, str(folder)], env={**os.environ, "BOOTSEER_FAULTS": fault}, timeout=60
+    )
+    assert done.returncode == -9
+    with reader(fs, folder) as one:
+        assert one.read() == DATA
+        one.kept()
+        assert one.cached.whole()
+    assert check.check(folder, part(folder)).checked == 41
+
+
+# -- limits, eviction, checks ----------------------------------------------------------------------------------------
+
+
+def test_the_inventory_the_check_and_the_repair_know_it(fs, folder):
+    warm(fs, folder)
+    found = part(folder)
+    assert (found.file, found.trees, found.blocks_ready) == ("store/f", [], 41)
+    assert found.disk_bytes >= len(DATA)
+    clean = check.check(folder, found)
+    assert (clean.checked, clean.bad, clean.trouble) == (41, [], "")
+    damage(folder, 9)
+    assert check.check(folder, found).bad == [9]
+    mended = check.check(folder, found, repair=True)
+    assert (mended.bad, mended.dropped, mended.damaged) == ([9], 1, False)
+    with reader(fs, folder) as one:
+        beside = check.check(folder, part(folder))
+        assert (beside.in_use, beside.checked) == (True, 40)
+        assert one.read() == DATA
+        assert one.fetched == [9]
+
+
+def test_a_damaged_chunk_list_is_written_anew(fs, folder):
+    warm(fs, folder)
+    path = folder / "blocks" / part(folder).map / "chunks"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    assert "no intact" in check.check(folder, part(folder)).trouble
+    with reader(fs, folder) as one:
+        assert one.read() == DATA
+        assert one.fetched == []
+    assert check.check(folder, part(folder)).checked == 41
+
+
+def test_what_is_used_is_not_evicted_and_what_is_not_goes_longest_unused_first(fs, folder):
+    for name in "gh":
+        with fs.create(name, striped=True, unit=UNIT, width=2) as out:
+            out.write(DATA)
+        warm(fs, folder, name)
+    for found in inventory.parts(folder):
+        when = 1000 if found.file == "store/h" else 2000
+        os.utime(folder / "blocks" / found.map / "lock", (when, when))
+    with reader(fs, folder, "g") as one:
+        done = eviction.collect(folder, 1 << 40)
+        assert [(gone.file, gone.whole) for gone in done.gone] == [("store/h", True)]
+        assert one.read() == DATA
+        assert one.fetched == []
+    warm(fs, folder, "h")
+    for found in inventory.parts(folder):
+        when = 1000 if found.file == "store/h" else 2000
+        os.utime(folder / "blocks" / found.map / "lock", (when, when))
+    assert [gone.file for gone in eviction.collect(folder, 1).gone] == ["store/h"]
+    assert [found.file for found in inventory.parts(folder)] == ["store/g"]
+
+
+def test_the_limits_hold_and_the_rest_is_read_past_the_cache(fs, folder, caplog):
+    with fs.create("old", striped=True, unit=UNIT) as out:
+        out.write(DATA)
+    warm(fs, folder, "old")
+    with reader(fs, folder, limits=Limits(10 * UNIT, 0)) as one:
+        for _ in range(2):
+            assert one.read() == DATA
+            one.kept()
+        assert inventory.used(folder) <= 10 * UNIT
+        assert 0 < len(one.sound) < 10
+    assert [found.file for found in inventory.parts(folder)] == ["store/f"], "the older one went first"
+    assert caplog.text.count("not kept in the node cache any more") == 1
+
+
+def test_a_full_disk_means_no_cache_and_one_line(fs, folder, monkeypatch, caplog):
+    monkeypatch.setenv("BOOTSEER_FAULTS", "blocks.cache.write=enospc")
+    with reader(fs, folder) as one:
+        assert one.read() == DATA
+        one.kept()
+        assert one.read() == DATA
+        assert one.sound == []
+    assert caplog.text.count("not kept in the node cache any more: No space left") == 1
+
+
+def test_a_disk_that_takes_no_folder_means_no_cache_and_one_line(fs, folder, caplog):
+    folder.mkdir()
+    (folder / "blocks").write_bytes(b"")
+    with reader(fs, folder) as one:
+        assert one.cached is None
+        assert one.read() == DATA
+    assert caplog.text.count("is not kept in the node cache") == 1
+
+
+# -- two mounts ------------------------------------------------------------------------------------------------------
+
+
+def test_two_mounts_share_what_the_first_has_synced(fs, folder, caplog):
+    caplog.set_level(logging.INFO)
+    with reader(fs, folder) as one, reader(fs, folder) as two:
+        assert one.read(0, 10 * UNIT) == DATA[: 10 * UNIT]
+        one.kept()
+        two.cache.sync()
+        assert two.read() == DATA
+        assert not set(two.fetched) & set(one.sound)
+        assert one.read() == DATA
+        one.kept()
+        two.cache.sync()
+        assert two.cached.whole()
+        assert "is in use by process" in caplog.text
+        one.cached.release()
+        one.cache.sync()  # closed there
+        assert eviction.collect(folder, 1 << 40).gone == [], "the other still reads it"
+        assert two.read() == DATA
+    assert part(folder).blocks_ready == 41
+
+
+def test_damage_that_a_second_mount_meets_is_fetched_past_the_cache(fs, folder):
+    warm(fs, folder)
+    damage(folder, 3)
+    with reader(fs, folder) as one, reader(fs, folder) as two:
+        assert two.read() == DATA
+        assert two.fetched == [3]
+        assert one.read() == DATA
+        assert one.fetched == [3]
+
+
+# -- the chunk list --------------------------------------------------------------------------------------------------
+
+
+def test_the_golden_chunk_list():
+    raw = (GOLDEN / "chunks-v1.bin").read_bytes()
+    found = ChunkList.decode(raw)
+    assert (found.uuid, found.size, found.block_size) == (bytes(range(16)), 3 * 12288 + 7, 12288)
+    assert list(found.crcs) == [1, 2, 0xFFFFFFFE, 4]
+    assert found.length_of(3) == 7
+    assert found.encode() == raw
+
+
+def test_a_newer_chunk_list_is_refused():
+    raw = bytearray((GOLDEN / "chunks-v1.bin").read_bytes())
+    raw[8] = 2
+    with pytest.raises(DataError, match="version 2 is not known, the newest is 1"):
+        ChunkList.decode(bytes(raw))
