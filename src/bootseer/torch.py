@@ -18,6 +18,7 @@ from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError
 from bootseer.stripefs import ChunkFile, StripeFS, StripeWriter, layout, open_fs, split_url
 from bootseer.stripefs.files.reader import PlainFile
 from bootseer.stripefs.files.stripe import StripeLost
+from bootseer.stripefs.torch.shared_read import read_shared
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,8 +29,6 @@ _log = logging.getLogger(__name__)
 
 STATE = "state.pt"
 """Name of the file that `save` writes into a checkpoint folder."""
-_PIECE = 1 << 30
-"""Bytes read at once, straight into their place: whoever reads less often waits less often for the last bytes."""
 _FORMAT_ERROR = re.compile(
     r"PytorchStreamReader|inline_container|hasRecord|zip archive|corrupt|Invalid (magic number|protocol version)"
     r"|unexpected EOF|wrong byte size|record size|Unknown saved id|mmap can only be used with files saved"
@@ -100,11 +99,14 @@ def load(
     map_location: str | torch.device | dict[str, str] | Callable[..., torch.UntypedStorage] | None = None,
     *,
     mmap: bool = True,
+    group: torch.distributed.ProcessGroup | None = None,
 ) -> object:
     """What `save` (or ``torch.save``) stored at ``url``, read in parallel and checked.
 
     ``url`` names a file, or a checkpoint folder with one ``.pt`` file. ``map_location`` as in `torch.load`. With
     ``mmap`` the tensors share one block of memory, which lives as long as any of them; without, each has its own.
+    With a ``group`` (such as ``torch.distributed.group.WORLD``) all its ranks call this, and each byte is read from the
+    store once for all of them; see `bootseer.stripefs.torch.shared_read`. Without, this process reads by itself.
     Every chunk of a striped file is checked, and of a plain (small) one the digest that the COMMIT of its folder says;
     a plain file outside of a checkpoint has nothing to check it with.
     Raises `NotFoundError`, `DataError` for a folder without COMMIT, damaged bytes, and content that is no state dict.
@@ -119,7 +121,7 @@ def load(
     with fs.open(path) as file:
         fd = os.memfd_create("bootseer-checkpoint", os.MFD_CLOEXEC)
         try:
-            _fill(fd, file, fs.committed_digest(path) if isinstance(file, PlainFile) else "")
+            _fill(fd, file, fs.committed_digest(path) if isinstance(file, PlainFile) else "", group)
             try:
                 state: object = torch.load(
                     f"/proc/self/fd/{fd}", map_location=map_location, weights_only=True, mmap=mmap
@@ -152,20 +154,21 @@ def _only_file(fs: StripeFS, folder: str) -> str:
     return found[0]
 
 
-def _fill(fd: int, file: ChunkFile, digest: str) -> None:
+def _fill(fd: int, file: ChunkFile, digest: str, group: torch.distributed.ProcessGroup | None) -> None:
     """Read ``file`` into the memory file ``fd``, straight into its pages; its BLAKE3 must be ``digest``, if given."""
     import mmap
 
     from blake3 import blake3
 
     if not file.size:
+        if group is not None:
+            read_shared([], group)  # the other ranks call it, too
         return
     os.ftruncate(fd, file.size)
     pages = mmap.mmap(fd, file.size)
     view = memoryview(pages)
     try:
-        for offset in range(0, file.size, _PIECE):
-            file.readinto(offset, view[offset : offset + _PIECE])
+        read_shared([(file, 0, view)], group)
         if digest and blake3(view).hexdigest() != digest:
             raise DataError(f"{file.path} does not have the digest of its COMMIT", hint="restore it from a copy")
     finally:

@@ -1,0 +1,1 @@
+"""Checkpoints of torch jobs: modules that import torch, or that only its ranks use."""
