@@ -5,17 +5,15 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from blake3 import blake3
 
 from bootseer.stripefs import open_fs
-
-if TYPE_CHECKING:
-    from bootseer.stripefs.torch.shared_read import SharedReadReport
+from bootseer.stripefs.torch.shared_read import SharedReadReport
 
 Wanted = Sequence[tuple[str, int, int]]
 """(path, offset, length) of what a rank needs, in the order of its requests."""
@@ -27,7 +25,8 @@ _context.set_forkserver_preload(["torch", "torch.distributed", "bootseer.stripef
 
 class Task(msgspec.Struct, kw_only=True):
     """What one rank does. ``faults``: its ``BOOTSEER_FAULTS``; ``delay``: seconds before it calls; ``calls``: False: it
-    never calls; ``damage``: number of the frame that it sends in which one bit is wrong; ``environ``: more variables.
+    never calls; ``damage``: as of `_damage`; ``load``: the checkpoint that it loads instead; ``spare``: most bytes
+    beside the callers' memory; ``stranger``: somebody without the token connects to each rank's door and stays.
     """
 
     url: str
@@ -35,20 +34,24 @@ class Task(msgspec.Struct, kw_only=True):
     faults: str = ""
     delay: float = 0.0
     calls: bool = True
-    damage: int = -1
+    damage: int | None = None
+    load: str = ""
+    spare: int = 0
+    stranger: bool = False
     options: dict[str, Any] = {}
-    environ: dict[str, str] = {}
 
 
 class Result(msgspec.Struct, kw_only=True):
-    """``right``: the bytes are those that the store has; ``report`` is None after an ``error``. ``after``: the default
-    group still works between the ranks that are left; ``threads``: threads of ours that were left."""
+    """``right``: the bytes are those that the store has; ``report`` is None after an ``error``. ``threads``: those of
+    ours that were left; ``spare``: most bytes that were held beside the callers' memory."""
 
     right: bool = False
     report: SharedReadReport | None = None
     error: str = ""
     seconds: float = 0.0
     threads: list[str] = []
+    spare: int = 0
+    loaded: float = 0.0
 
 
 class Job:
@@ -69,8 +72,8 @@ class Job:
             self._pipes.append(mine)
             self.processes.append(process)
 
-    def results(self, *, expected: Sequence[int] | None = None) -> dict[int, Result]:
-        """By rank, without those that died. ``expected``: wait for these alone, and kill the others."""
+    def results(self, *, expected: Sequence[int] | None = None, keep: bool = False) -> dict[int, Result]:
+        """By rank, without those that died. ``expected``: wait for these alone. Unless ``keep``, kills all after it."""
         found = {}
         end = time.monotonic() + PATIENCE
         try:
@@ -82,7 +85,8 @@ class Job:
                 except EOFError:
                     continue
         finally:
-            self.close()
+            if not keep:
+                self.close()
         return found
 
     def close(self) -> None:
@@ -106,7 +110,6 @@ def _main(rank: int, size: int, port: int, task: Task, pipe: Connection) -> None
     logging.basicConfig(level=logging.INFO, format=f"rank {rank} %(relativeCreated)d: %(message)s")
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-    os.environ.update(task.environ)
     try:
         pipe.send(_read(task) if task.calls else Result())
     finally:
@@ -123,23 +126,31 @@ def _read(task: Task) -> Result:
     from bootseer.errors import BootseerError
     from bootseer.stripefs.torch import peers, shared_read
 
-    fs = open_fs(task.url)
-    names = list(dict.fromkeys(path for path, _, _ in task.wanted))
-    files = {name: fs.open(name) for name in names}
-    memory = [bytearray(length) for _, _, length in task.wanted]
-    requests = [(files[path], offset, memoryview(memory[n])) for n, (path, offset, _) in enumerate(task.wanted)]
-    if task.damage >= 0:
-        _damage(peers, task.damage)
+    if task.damage is not None:
+        _damage(peers, shared_read, task.damage)
+    if task.stranger:
+        _visit(peers)
+    if task.spare:
+        shared_read._SPARE = task.spare
+    spare = _watch_spare(shared_read)
     time.sleep(task.delay)
     os.environ["BOOTSEER_FAULTS"] = task.faults
     before = set(threading.enumerate())
-    began = time.monotonic()
     result = Result()
+    fs = open_fs(task.url)
+    if task.load:
+        return _load(task)
     try:
+        files = {name: fs.open(name) for name in dict.fromkeys(path for path, _, _ in task.wanted)}
+        memory = [bytearray(length) for _, _, length in task.wanted]
+        requests = [(files[path], offset, memoryview(memory[n])) for n, (path, offset, _) in enumerate(task.wanted)]
+        began = time.monotonic()
         result.report = shared_read.read_shared(requests, dist.group.WORLD, **task.options)
-    except BootseerError as exc:
+    except (BootseerError, OSError) as exc:
         result.error = str(exc)
+        return result
     result.seconds = time.monotonic() - began
+    result.spare = max(spare, default=0)
     result.threads = [t.name for t in threading.enumerate() if t not in before and t.name.startswith("bootseer-re")]
     held = [bytes(data) for data in memory]
     result.right = all(
@@ -149,12 +160,30 @@ def _read(task: Task) -> Result:
     return result
 
 
-def _damage(peers: Any, frame: int) -> None:
-    """Change one bit of the last byte of the frame with that number."""
+def _load(task: Task) -> Result:
+    """`bootseer.torch.load`, and the report that it logs."""
+    import torch.distributed as dist
+
+    from bootseer import torch as checkpoints
+
+    reports, plain = list[SharedReadReport](), checkpoints.read_shared
+
+    def noted(*args: Any) -> SharedReadReport:
+        reports.append(plain(*args))
+        return reports[-1]
+
+    checkpoints.read_shared = noted
+    state: Any = checkpoints.load(f"{task.url}/{task.load}", group=dist.group.WORLD)
+    return Result(right=True, report=reports[0], loaded=float(state["w"].double().sum()))
+
+
+def _damage(peers: Any, shared_read: Any, frame: int) -> None:
+    """Change one bit of the last byte of the chunk that is sent as that one, -1 for any message of a rendezvous."""
     plain, frames = peers.send, iter(range(1 << 30))
 
     def send(sock: Any, parts: Sequence[Any], until: float) -> None:
-        if len(parts) > 1 and next(frames) == frame:
+        size = shared_read._HEADER.size if frame >= 0 else peers._MESSAGE.size
+        if len(parts[0]) == size and (frame < 0 or next(frames) == frame):
             last = bytearray(parts[-1])
             last[-1] ^= 1
             parts = [*parts[:-1], memoryview(last)]
@@ -163,13 +192,29 @@ def _damage(peers: Any, frame: int) -> None:
     peers.send = send
 
 
-def unique(wanted: Mapping[int, Wanted]) -> int:
-    """Bytes that any rank needs, each counted once."""
-    total = 0
-    for path in {path for one in wanted.values() for path, _, _ in one}:
-        at = 0
-        ranges = sorted((o, o + n) for one in wanted.values() for p, o, n in one if p == path)
-        for low, high in ranges:
-            total += max(0, high - max(low, at))
-            at = max(at, high)
-    return total
+def _visit(peers: Any) -> None:
+    """Somebody connects to each door, says something wrong or nothing at all, and does not leave."""
+    import socket
+
+    plain, visits = peers.Door.open, []
+
+    def open_(door: Any, handlers: Any) -> None:
+        plain(door, handlers)
+        for said in (b"", b"GET / HTTP/1.1\r\nHost: x\r\nAccept: */*\r\n\r\n", bytes(16) + b"\x02" + bytes(4)):
+            visits.append(socket.create_connection((door.host, door.port)))
+            visits[-1].sendall(said)
+
+    peers.Door.open = open_
+
+
+def _watch_spare(shared_read: Any) -> list[int]:
+    """What `_Outbox` holds beside the callers' memory, whenever that grows."""
+    outbox, seen = shared_read._Outbox, list[int]()
+    free = outbox._free
+
+    def watched(self: Any) -> None:
+        seen.append(self._spare)
+        free(self)
+
+    outbox._free = watched
+    return seen

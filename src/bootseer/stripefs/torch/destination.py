@@ -144,4 +144,4 @@ class Destination:
 
 
 def _numbers(span: Span) -> Iterator[int]:
-    return iter(range(span.first, span.first + span.count))
+    return iter(range(span.first, span.first + span.chunks))

@@ -20,9 +20,10 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+from crc32c import crc32c
 
 from bootseer import faults
 from bootseer.errors import UnavailableError
@@ -36,7 +37,8 @@ _log = logging.getLogger(__name__)
 JOIN, FETCH = 1, 2
 _HELLO = struct.Struct("<16sBI")
 """Token, what is asked, rank of who asks."""
-_LENGTH = struct.Struct("<Q")
+_MESSAGE = struct.Struct("<QI")
+"""Length of a message, and its CRC-32C."""
 _STRANGER = 5.0
 """Seconds in which who connects must have shown the token."""
 _GRACE = 5.0
@@ -113,15 +115,18 @@ def _rest(parts: list[memoryview], count: int) -> list[memoryview]:
 
 
 def _send_message(sock: socket.socket, data: bytes, until: float) -> None:
-    send(sock, [_LENGTH.pack(len(data)), data], until)
+    send(sock, [_MESSAGE.pack(len(data), crc32c(data)), data], until)
 
 
 def _receive_message(sock: socket.socket, until: float) -> bytes:
-    length = bytearray(_LENGTH.size)
-    receive(sock, [memoryview(length)], until)
-    data = bytearray(_LENGTH.unpack(length)[0])
+    head = bytearray(_MESSAGE.size)
+    receive(sock, [memoryview(head)], until)
+    length, crc = _MESSAGE.unpack(head)
+    data = bytearray(length)
     if data:
         receive(sock, [memoryview(data)], until)
+    if crc32c(data) != crc:
+        raise ConnectionAbortedError("its message is damaged")
     return bytes(data)
 
 
@@ -216,6 +221,7 @@ class Rendezvous:
         self.token = b""
         self._joined: dict[int, tuple[Member, bytes]] = {}
         self._changed = threading.Condition()
+        self._told = {rank}
         self._roll, self._over = b"", False
 
     def join(self, needs: bytes, bucket: int, serve: Handler, deadline: float) -> Roll:
@@ -269,7 +275,9 @@ class Rendezvous:
                     same.setdefault(one, []).append(rank)
                 members = [member for _, (member, _) in sorted(self._joined.items())]
                 faults.point("stripefs.shared.collected")
-                self._roll = msgspec.msgpack.encode(Roll(members, [(ranks, one) for one, ranks in same.items()], bucket))
+                self._roll = msgspec.msgpack.encode(
+                    Roll(members, [(ranks, one) for one, ranks in same.items()], bucket)
+                )
             finally:
                 self._over = True
                 self._changed.notify_all()
@@ -282,20 +290,31 @@ class Rendezvous:
                 self._joined[rank] = Member(rank, sock.getpeername()[0], joining.port), joining.needs
                 self._changed.notify_all()
             self._changed.wait_for(lambda: self._over)  # `_collect` ends in any case
-        if self._roll:
-            _send_message(sock, self._roll, time.monotonic() + 2 * _STRANGER)
+        try:
+            if self._roll:
+                _send_message(sock, self._roll, time.monotonic() + 2 * _STRANGER)
+        finally:
+            with self._changed:
+                self._told.add(rank)
+                self._changed.notify_all()
+
+    def finish(self) -> None:
+        """Before the door is closed: have everybody told who waits for it."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._told >= self._joined.keys(), 2 * _STRANGER)
 
 
-def own_address(store: Store | None) -> str:
+def own_address(store: Store) -> str:
     """The address of this machine at which the other ranks reach it: of the interface in ``GLOO_SOCKET_IFNAME``, or
     else the one from which this machine reaches the job's store."""
     for name in filter(None, os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")):
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock, contextlib.suppress(OSError):
             packed = fcntl.ioctl(sock.fileno(), 0x8915, struct.pack("256s", name.encode()[:15]))  # SIOCGIFADDR
             return socket.inet_ntoa(packed[20:24])
-    while hasattr(store, "underlying_store"):
-        store = store.underlying_store
-    host = getattr(store, "host", "") or socket.gethostname()
+    inner: Any = store
+    while hasattr(inner, "underlying_store"):
+        inner = inner.underlying_store
+    host = getattr(inner, "host", "") or socket.gethostname()
     with contextlib.suppress(OSError):
         family, kind, proto, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, proto) as sock:

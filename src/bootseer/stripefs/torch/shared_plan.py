@@ -31,16 +31,16 @@ Needs = Mapping[FileId, Runs]
 
 
 class Span(NamedTuple):
-    """``count`` chunks from ``first`` of one file, which all of ``ranks`` (a bit each) need."""
+    """So many ``chunks`` from ``first`` on of one file, which all of ``ranks`` (a bit each) need."""
 
     file: FileId
     first: int
-    count: int
+    chunks: int
     ranks: int
 
     @property
     def size(self) -> int:
-        return self.file.bytes_of(self.first, self.count)
+        return self.file.bytes_of(self.first, self.chunks)
 
 
 class Plan(NamedTuple):
@@ -146,8 +146,8 @@ def _spans(file: FileId, needs: Sequence[tuple[int, Needs]]) -> list[Span]:
 
 def _cut(span: Span, bucket: int) -> list[Span]:
     step = max(1, bucket // span.file.unit)
-    end = span.first + span.count
-    return [span._replace(first=at, count=min(step, end - at)) for at in range(span.first, end, step)]
+    end = span.first + span.chunks
+    return [span._replace(first=at, chunks=min(step, end - at)) for at in range(span.first, end, step)]
 
 
 def _in_buckets(spans: Mapping[int, Sequence[Span]], bucket: int) -> dict[int, list[list[Span]]]:

@@ -60,8 +60,8 @@ class SharedReadReport(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank did, in bytes. ``needed``: asked for; ``read``: from the store, whole chunks; ``received``: from
     other ranks, ``sent``: to them; ``read_again``: of those read, what another rank should have sent and did not.
 
-    ``ranks``: how many shared; 1 with ``alone``, which says why, when this rank read by itself. ``late``: the ranks that
-    did not send all they should. ``seconds``: of the whole call; ``waited``: of them, for the other ranks to call.
+    ``ranks``: how many shared; 1 with ``alone``, which says why, when this rank read by itself. ``late``: the ranks
+    that did not send all they should. ``seconds``: of the whole call; ``waited``: of them, for the other ranks to call.
     """
 
     needed: int
@@ -144,6 +144,7 @@ class _Sharing:
         self._token = b""
         self._door: Door | None = None
         self._outbox: _Outbox | None = None
+        self._rendezvous: Rendezvous | None = None
         self._receivers: dict[int, threading.Thread] = {}
         self._sockets: list[socket.socket] = []
         self._results: queue.SimpleQueue[_Missing] = queue.SimpleQueue()
@@ -162,17 +163,21 @@ class _Sharing:
             return "it is the only rank of its group"
         name = str(group.group_name)
         _calls[name] += 1
-        rendezvous = Rendezvous(
+        self._rendezvous = rendezvous = Rendezvous(
             distributed_c10d._get_process_group_store(group), f"bootseer.read/{_calls[name]}", rank, size
         )
         try:
-            roll = rendezvous.join(shared_plan.encode(self._to.needs()), bucket, self._serve, self._deadline)
+            needs = shared_plan.encode(self._to.needs())
+            roll = rendezvous.join(needs, bucket, self._serve, self._deadline)
+            here = any(member.rank == rank for member in roll.members)
+            if here and not any(rank in ranks and one == needs for ranks, one in roll.needs):
+                raise ConnectionAbortedError("they take it to need something else")
         except (OSError, RuntimeError, BootseerError, ValueError) as exc:
             _log.warning("this rank reads by itself: cannot meet the others: %s", exc or type(exc).__name__)
             return f"cannot meet the other ranks: {exc or type(exc).__name__}"
         finally:
             self._door = rendezvous.door
-        if rank not in {member.rank for member in roll.members}:
+        if not here:
             _log.warning("this rank reads by itself: the others did not wait for it")
             return "the others did not wait for it"
         self._token, self._rank = rendezvous.token, rank
@@ -232,6 +237,8 @@ class _Sharing:
                     done.result()
                 if self._outbox is not None:
                     self.counts["sent"] = self._outbox.finish()
+                if self._rendezvous is not None:
+                    self._rendezvous.finish()
             except BaseException:
                 for waiting in reads:
                     waiting.cancel()
@@ -260,7 +267,9 @@ class _Sharing:
 
     def _receive(self, owner: int, buckets: Sequence[Sequence[Span]]) -> None:
         """Fetch from ``owner`` what it reads for this rank."""
-        wanted = [(span.file, n) for spans in buckets for span in spans for n in range(span.first, span.first + span.count)]
+        wanted = [
+            (span.file, n) for spans in buckets for span in spans for n in range(span.first, span.first + span.chunks)
+        ]
         missing: list[tuple[FileId, int]] = []
         at, received, why = 0, 0, ""
         try:
@@ -271,7 +280,7 @@ class _Sharing:
                 for index, spans in enumerate(buckets):
                     self._receive_mark(sock, index, until)
                     until = time.monotonic() + self._deadline
-                    for file, number in wanted[at : at + sum(span.count for span in spans)]:
+                    for file, number in wanted[at : at + sum(span.chunks for span in spans)]:
                         if self._receive_chunk(sock, file, number, until):
                             received += file.bytes_of(number, 1)
                         else:
@@ -382,7 +391,7 @@ class _Outbox:
                 until = time.monotonic() + self._deadline
                 peers.send(sock, [_MARK.pack(index)], until)
                 for span in spans:
-                    for number in range(span.first, span.first + span.count):
+                    for number in range(span.first, span.first + span.chunks):
                         self._send_chunk(sock, span.file, number, chunks[span.file, number], until)
                 faults.point("stripefs.shared.sent")
                 self._passed(rank, index + 1)
@@ -444,4 +453,5 @@ def _spare(chunks: dict[tuple[FileId, int], Chunk]) -> int:
 
 
 def _check(file: FileId, number: int, crc: int) -> int:
-    return crc32c(file.identity.encode() + _HEADER.pack(number, crc, 0))
+    found: int = crc32c(file.identity.encode() + _HEADER.pack(number, crc, 0))
+    return found
