@@ -166,13 +166,14 @@ def _load(task: Task) -> Result:
 
     from bootseer import torch as checkpoints
 
-    reports, plain = list[SharedReadReport](), checkpoints.read_shared
+    module: Any = checkpoints
+    reports, plain = list[SharedReadReport](), module.read_shared
 
     def noted(*args: Any) -> SharedReadReport:
         reports.append(plain(*args))
         return reports[-1]
 
-    checkpoints.read_shared = noted
+    module.read_shared = noted
     state: Any = checkpoints.load(f"{task.url}/{task.load}", group=dist.group.WORLD)
     return Result(right=True, report=reports[0], loaded=float(state["w"].double().sum()))
 
