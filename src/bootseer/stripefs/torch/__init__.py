@@ -1,1 +1,1 @@
-"""Checkpoints of torch jobs: modules that import torch, or that only its ranks use."""
+"""Checkpoints of torch in a striped store. The public names are those of `bootseer.torch`."""
