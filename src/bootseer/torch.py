@@ -13,7 +13,6 @@ import logging
 import os
 import pickle
 import re
-import time
 from typing import TYPE_CHECKING
 
 from bootseer.errors import ConfigError, DataError, NotFoundError, UnsupportedError
@@ -23,6 +22,7 @@ from bootseer.stripefs.files.reader import PlainFile
 from bootseer.stripefs.files.stripe import StripeLost
 from bootseer.stripefs.loads import LoadMeter, keep
 from bootseer.stripefs.torch.output import saved
+from bootseer.stripefs.torch.shared_read import SharedReadReport, read_shared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -40,8 +40,6 @@ STATE = "state.pt"
 MODEL = "model.safetensors"
 """Name of the file that `save_safetensors` writes into one."""
 METADATA = ".metadata"
-_PIECE = 1 << 30
-"""Bytes read at once, straight into their place: whoever reads less often waits less often for the last bytes."""
 _FORMAT_ERROR = re.compile(
     r"PytorchStreamReader|inline_container|hasRecord|zip archive|corrupt|Invalid (magic number|protocol version)"
     r"|unexpected EOF|wrong byte size|record size|Unknown saved id|mmap can only be used with files saved"
@@ -65,7 +63,7 @@ def __getattr__(name: str) -> object:
     _torch()
     from bootseer.stripefs.torch import dcp_reader, dcp_writer
 
-    return {"StorageReader": dcp_reader.StorageReader, "StorageWriter": dcp_writer.StorageWriter}[name]
+    return dcp_reader.StorageReader if name == "StorageReader" else dcp_writer.StorageWriter
 
 
 def save(state: object, url: str, *, width: int = layout.WIDTH, unit: int = layout.UNIT) -> None:
@@ -112,11 +110,14 @@ def load(
     map_location: str | torch.device | dict[str, str] | Callable[..., torch.UntypedStorage] | None = None,
     *,
     mmap: bool = True,
+    group: torch.distributed.ProcessGroup | None = None,
 ) -> object:
     """What `save` (or ``torch.save``) stored at ``url``, read in parallel and checked.
 
     ``url`` names a file, or a checkpoint folder with one ``.pt`` file. ``map_location`` as in `torch.load`. With
     ``mmap`` the tensors share one block of memory, which lives as long as any of them; without, each has its own.
+    With a ``group`` (such as ``torch.distributed.group.WORLD``) all its ranks call this, and each byte is read from the
+    store once for all of them; see `bootseer.stripefs.torch.shared_read`. Without, this process reads by itself.
     Every chunk of a striped file is checked, and of a plain (small) one the digest that the COMMIT of its folder says;
     a plain file outside of a checkpoint has nothing to check it with.
     Raises `NotFoundError`, `DataError` for a folder without COMMIT, damaged bytes, and content that is no state dict.
@@ -133,10 +134,8 @@ def load(
     with fs.open(path) as file:
         fd = os.memfd_create("bootseer-checkpoint", os.MFD_CLOEXEC)
         try:
-            began = time.monotonic()
-            _fill(fd, file, fs.committed_digest(path) if isinstance(file, PlainFile) else "")
-            taken = time.monotonic() - began
-            keep(meter.report(needed=file.size, fetched=file.size, waited=taken))
+            moved = _fill(fd, file, fs.committed_digest(path) if isinstance(file, PlainFile) else "", group)
+            keep(meter.report(**moved.counts))
             try:
                 state: object = torch.load(
                     f"/proc/self/fd/{fd}", map_location=map_location, weights_only=True, mmap=mmap
@@ -238,22 +237,22 @@ def _only_file(fs: StripeFS, folder: str) -> str:
     return found[0]
 
 
-def _fill(fd: int, file: ChunkFile, digest: str) -> None:
+def _fill(fd: int, file: ChunkFile, digest: str, group: torch.distributed.ProcessGroup | None) -> SharedReadReport:
     """Read ``file`` into the memory file ``fd``, straight into its pages; its BLAKE3 must be ``digest``, if given."""
     import mmap
 
     from blake3 import blake3
 
     if not file.size:
-        return
+        return read_shared([], group)  # the other ranks call it, too
     os.ftruncate(fd, file.size)
     pages = mmap.mmap(fd, file.size)
     view = memoryview(pages)
     try:
-        for offset in range(0, file.size, _PIECE):
-            file.readinto(offset, view[offset : offset + _PIECE])
+        report = read_shared([(file, 0, view)], group)
         if digest and blake3(view).hexdigest() != digest:
             raise DataError(f"{file.path} does not have the digest of its COMMIT", hint="restore it from a copy")
+        return report
     finally:
         view.release()
         with contextlib.suppress(BufferError):  # after a failed read its traceback still holds a piece

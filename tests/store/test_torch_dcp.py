@@ -62,6 +62,30 @@ def test_ranks_with_different_things(tmp_path):
     assert one(dcpjob.run(4, "load_own", f"{tmp_path}/ck", 1)) == ""
 
 
+@pytest.mark.parametrize("how", ["ours", "torch"])
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_what_every_rank_needs_is_read_once(tmp_path, how):
+    import torch
+    from torch.distributed import checkpoint as dcp
+
+    from bootseer.torch import StorageWriter
+
+    size = 5_000_000
+    ours = StorageWriter(f"{tmp_path}/ck", width=3, unit=dcpjob.UNIT)
+    theirs = dcp.FileSystemWriter(f"{tmp_path}/ck", sync_files=False)
+    dcp.save({"w": torch.arange(float(size))}, storage_writer=ours if how == "ours" else theirs)
+    found = dcpjob.run(4, "load_shared", f"{tmp_path}/ck", size)
+    assert all(right for right, _, _ in found)
+    assert {calls for _, _, calls in found} == {1 if how == "ours" else 2}
+    # torch's: the two ends of the tensor tell where its elements are, and each is in a chunk of 1 MiB
+    assert sum(read for _, read, _ in found) <= 1.02 * 4 * size + (0 if how == "ours" else 2 << 20)
+
+
+def test_sharded_ranks_read_together(tmp_path):
+    saved = one(dcpjob.run(4, "save", f"{tmp_path}/ck", (2, 2)))
+    assert one(dcpjob.run(4, "load", f"{tmp_path}/ck", (2, 2), True))[0] == saved
+
+
 POINTS = [
     (1, "write.stripe@1"), (1, "write.close@1"), (1, "write.intent@1"), (0, "write.verify@1"), (1, "write.rename@1"),
     (1, "write.cleanup@1"), (0, "save.claim@1"), (0, "write.rename@2"), (0, "save.claim@2"), (0, "commit.begin@1"),

@@ -175,8 +175,9 @@ def save(url: str, mesh: tuple[int, ...] = (), how: str = "sync", seed: int = 0)
     return _digest(model, optimizer)
 
 
-def load(url: str, mesh: tuple[int, ...] = ()) -> tuple[str, int, float]:
-    """Load into a job with other parameters: digest, step, and the loss of the next step."""
+def load(url: str, mesh: tuple[int, ...] = (), shared: bool = False) -> tuple[str, int, float]:
+    """Load into a job with other parameters: digest, step, and the loss of the next step. ``shared``: read once."""
+    import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import set_state_dict
 
@@ -184,7 +185,7 @@ def load(url: str, mesh: tuple[int, ...] = ()) -> tuple[str, int, float]:
 
     model, optimizer = trained(seed=1, steps=1, mesh=mesh)
     state = _state(model, optimizer, 0)
-    dcp.load(state, storage_reader=StorageReader(url))
+    dcp.load(state, storage_reader=StorageReader(url, group=dist.group.WORLD if shared else None))
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     return _digest(model, optimizer), state["step"], _step(model, optimizer)
 
@@ -225,3 +226,26 @@ def load_own(url: str, value: int) -> str:
         if not (torch.equal(found, expected[key]) if isinstance(found, torch.Tensor) else found == expected[key])
     ]
     return ", ".join(wrong)
+
+
+def load_shared(url: str, size: int) -> tuple[bool, int, int]:
+    """Load a tensor that every rank needs, once for all: whether it is right, bytes read from the store, calls."""
+    import torch
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+
+    from bootseer.stripefs.torch import dcp_reader
+    from bootseer.torch import StorageReader
+
+    reports: list[Any] = []
+    module: Any = dcp_reader
+    real = module.read_shared
+
+    def noted(*args: Any) -> Any:
+        reports.append(real(*args))
+        return reports[-1]
+
+    module.read_shared = noted
+    state = {"w": torch.zeros(size)}
+    dcp.load(state, storage_reader=StorageReader(url, group=dist.group.WORLD))
+    return torch.equal(state["w"], torch.arange(float(size))), sum(found.read for found in reports), len(reports)

@@ -66,9 +66,7 @@ class ChunkFile:
         views: list[tuple[int, memoryview]] = []
         for offset, target in ranges:
             view = target.cast("B")
-            end = offset + len(view)
-            if offset < 0 or end > self.size:
-                raise DataError(f"{self.path} ends at {self.size}, wanted {end}")
+            self.check_range(offset, len(view))
             if len(view):
                 views.append((offset, view))
         copies: list[tuple[memoryview, memoryview]] = []
@@ -76,6 +74,11 @@ class ChunkFile:
             self._backend.read_many(pieces)
         for target, source in copies:
             target[:] = source
+
+    def check_range(self, offset: int, length: int) -> None:
+        """Raise `DataError` for bytes that the file does not have."""
+        if offset < 0 or offset + length > self.size:
+            raise DataError(f"{self.path} ends at {self.size}, wanted {offset + length}")
 
     def read_chunks(self, first: int, parts: Sequence[memoryview]) -> None:
         """Fill each of ``parts`` with one whole chunk, from chunk ``first`` on. Errors as of `readinto`."""

@@ -7,7 +7,10 @@ import io
 import logging
 import os
 import pickle
+import time
 import uuid
+from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,12 +22,16 @@ from torch.futures import Future
 
 from bootseer.errors import DataError, NotFoundError, UnsupportedError
 from bootseer.storage.pool import parallel
+from bootseer.stripefs.loads import LoadMeter, keep
 from bootseer.stripefs.torch.folder import CheckpointFolder
 from bootseer.stripefs.torch.output import EDGE
 from bootseer.stripefs.torch.pickles import DATA_OFFSET, TensorLayout, load_metadata, tensor_layout
-from bootseer.stripefs.torch.reads import Stored, TensorReads
+from bootseer.stripefs.torch.reads import STAGING, Range, Stored, TensorReads, read_ranges
+from bootseer.stripefs.torch.shared_read import read_shared
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
     from bootseer.stripefs import ChunkFile
 
 _log = logging.getLogger(__name__)
@@ -39,14 +46,17 @@ class StorageReader(dcp.StorageReader):  # type: ignore[misc]
     the CPU; other tensors are copied from there. Every chunk is checked. No code of a checkpoint is run: its metadata,
     and with ``weights_only`` also what is no tensor, may hold only numbers, text and containers of them.
 
+    With a ``group`` (the one of the load: ``torch.distributed.group.WORLD``) what several ranks need is read once for
+    all of them (`bootseer.stripefs.torch.shared_read`); what is not read straight into its tensor needs memory at once.
+
     DCP wraps what goes wrong in its `CheckpointException`, on every rank: `NotFoundError` for no checkpoint,
     `DataError` for one whose save did not finish and for damaged bytes, `UnsupportedError` for one written with
     extensions of DCP or with ``use_collectives=False``.
     """
 
-    def __init__(self, url: str, *, weights_only: bool = True) -> None:
+    def __init__(self, url: str, *, group: ProcessGroup | None = None, weights_only: bool = True) -> None:
         super().__init__()
-        self._url, self._weights_only = os.fspath(url), weights_only
+        self._url, self._group, self._weights_only = os.fspath(url), group, weights_only
         self.reset()
 
     @property
@@ -93,7 +103,7 @@ class StorageReader(dcp.StorageReader):  # type: ignore[misc]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         with CheckpointFolder(self._url) as folder:
-            _Load(folder, self._storage, self._tensors, planner, self._weights_only).run(plan.items)
+            _Load(folder, self._storage, self._tensors, planner, self._group, self._weights_only).run(plan.items)
         future: Future[None] = Future()
         future.set_result(None)
         return future
@@ -117,15 +127,34 @@ class _Load:
         storage: dict[MetadataIndex, _StorageInfo],
         tensors: dict[str, TensorStorageMetadata],
         planner: LoadPlanner,
+        group: ProcessGroup | None,
         weights_only: bool,
     ) -> None:
         self._folder, self._storage, self._tensors = folder, storage, tensors
-        self._planner, self._weights_only = planner, weights_only
+        self._planner, self._group, self._weights_only = planner, group, weights_only
+        self._counts: Counter[str] = Counter()
+
+    def _reads(self) -> TensorReads:
+        return TensorReads(self._read, staging=STAGING if self._group is None else None)
+
+    def _read(self, ranges: Sequence[Range]) -> None:
+        if self._group is not None:
+            self._counts.update(read_shared(ranges, self._group).counts)
+            return
+        began, size = time.monotonic(), sum(len(view) for _, _, view in ranges)
+        read_ranges(ranges)
+        self._counts.update({"needed": size, "fetched": size, "waited": time.monotonic() - began})
 
     def run(self, plan: list[ReadItem]) -> None:
+        """Read everything that ``plan`` wants. With a group every rank makes the same calls of `read_shared`."""
+        meter = LoadMeter(self._folder.url, "DCP")
         items = self._located(plan)
-        self._find_layouts(items)
-        reads = TensorReads()
+        if not all(hasattr(info, DATA_OFFSET) for index, info in self._storage.items() if self._is_tensor(index)):
+            self._find_layouts(items)
+        for it in items:
+            if (offset := getattr(it.info, DATA_OFFSET, None)) is not None:
+                it.layout = TensorLayout(offset, *self._chunk(it.item.storage_index))
+        reads = self._reads()
         for it in items:
             if it.item.type == LoadItemType.BYTE_IO:
                 reads.bytes(it.file, it.info.offset, it.info.length, lambda data, it=it: self._give_bytes(it, data))  # type: ignore[misc]
@@ -139,6 +168,10 @@ class _Load:
             else:
                 reads.bytes(it.file, it.info.offset, it.info.length, lambda data, it=it: self._give_whole(it, data))  # type: ignore[misc]
         reads.flush()
+        keep(meter.report(**self._counts))
+
+    def _is_tensor(self, index: MetadataIndex) -> bool:
+        return isinstance(self._tensors.get(index.fqn), TensorStorageMetadata)
 
     def _located(self, plan: list[ReadItem]) -> list[_Item]:
         found: list[tuple[ReadItem, _StorageInfo]] = []
@@ -157,16 +190,13 @@ class _Load:
         return [_Item(item, info, files[info.relative_path]) for item, info in found]
 
     def _find_layouts(self, items: list[_Item]) -> None:
-        """Of each tensor, where its elements are: our writer says so, else its first and last bytes do.
+        """Of each tensor of which our writer does not say it, where its elements are: its first and last bytes do.
 
         A tensor of at most a chunk is read whole: that is no more than its edges.
         """
-        reads = TensorReads()
+        reads = self._reads()
         for it in items:
-            if it.item.type == LoadItemType.BYTE_IO:
-                continue
-            if (offset := getattr(it.info, DATA_OFFSET, None)) is not None:
-                it.layout = self._recorded(it.item.storage_index, offset)
+            if it.item.type == LoadItemType.BYTE_IO or hasattr(it.info, DATA_OFFSET):
                 continue
             if it.info.length <= it.file.unit:
                 reads.bytes(it.file, it.info.offset, it.info.length, lambda data, it=it: setattr(it, "whole", data))  # type: ignore[misc]
@@ -193,9 +223,6 @@ class _Load:
                 if index.offset is None or chunk.offsets == index.offset:
                     return known.properties.dtype, tuple(chunk.sizes)
         raise DataError(f"{self._folder.url} does not say what {index.fqn} is")
-
-    def _recorded(self, index: MetadataIndex, offset: int) -> TensorLayout:
-        return TensorLayout(offset, *self._chunk(index))
 
     def _told(self, it: _Item, head: bytes, tail: bytes) -> TensorLayout | None:
         layout = tensor_layout(head, tail, it.info.length)
