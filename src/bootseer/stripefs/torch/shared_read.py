@@ -209,7 +209,7 @@ class _Sharing:
 
     def work(self, bucket: int) -> None:
         """Read what is this rank's to read, then what the others did not send. Raises the first error."""
-        with ThreadPoolExecutor(_READS, thread_name_prefix="bootseer-read") as pool:
+        with ThreadPoolExecutor(_READS, thread_name_prefix="bootseer-shared") as pool:
             reads: list[Future[None]] = []
 
             def read(spans: Sequence[Span], done: Callable[[dict[tuple[FileId, int], Chunk]], None] | None) -> None:
