@@ -85,12 +85,12 @@ def _measure(task: Task) -> tuple[float, list[Answer]]:
     from torch.distributed import TCPStore
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    said = msgspec.json.encode(task).decode()
+    task_text = msgspec.json.encode(task).decode()
     with contextlib.ExitStack() as stack:
         started = [
             stack.enter_context(
                 subprocess.Popen(
-                    [sys.executable, __file__, str(RANKS), str(rank), str(store.port), said],
+                    [sys.executable, __file__, str(RANKS), str(rank), str(store.port), task_text],
                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                 )
             )
@@ -109,12 +109,12 @@ def _measure(task: Task) -> tuple[float, list[Answer]]:
             with contextlib.suppress(OSError):
                 process.stdin.write("go\n")
                 process.stdin.flush()
-        answers = [_answer(process) for process in started]
+        said_by = [process.communicate() for process in started]
+        answers = [_answer(process, *said) for process, said in zip(started, said_by, strict=True)]
     return max(answer.seconds for answer in answers), answers
 
 
-def _answer(process: subprocess.Popen[str]) -> Answer:
-    out, err = process.communicate()
+def _answer(process: subprocess.Popen[str], out: str, err: str) -> Answer:
     if process.returncode < 0:
         raise UnavailableError(f"a rank did not end within {2 * LIMIT:.0f} s")
     if process.returncode:
