@@ -18,9 +18,10 @@ from bootseer.stripefs.torch.shared_read import SharedReadReport
 Wanted = Sequence[tuple[str, int, int]]
 """(path, offset, length) of what a rank needs, in the order of its requests."""
 PATIENCE = 120.0
+_THREADS = ("bootseer-shared", "bootseer-receive", "bootseer-peer", "bootseer-door")
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch.distributed", "bootseer.stripefs.torch.shared_read", "support.ranks"])
+_context.set_forkserver_preload(["torch.distributed", "support.ranks"])
 
 
 class Task(msgspec.Struct, kw_only=True):
@@ -151,7 +152,7 @@ def _read(task: Task) -> Result:
         return result
     result.seconds = time.monotonic() - began
     result.spare = max(spare, default=0)
-    result.threads = [t.name for t in threading.enumerate() if t not in before and t.name.startswith("bootseer-re")]
+    result.threads = [t.name for t in threading.enumerate() if t not in before and t.name.startswith(_THREADS)]
     held = [bytes(data) for data in memory]
     result.right = all(
         blake3(data).digest() == blake3(files[path].read(offset, length)).digest()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.stripefs.torch.shared_plan import FileId, Needs, Plan, decode, encode, plan, runs_of
+from bootseer.stripefs.torch.shared_plan import FileId, Needs, Plan, alone, decode, encode, plan, requests, runs_of
 
 FILES = [FileId("a", 4, 41), FileId("b", 8, 80), FileId("c", 64, 70)]
 UNIT = {file: file.unit for file in FILES}
@@ -45,7 +45,7 @@ def listed(buckets: object) -> list[tuple[FileId, int]]:
 
 
 def read_by(made: Plan, rank: int) -> int:
-    return sum(span.size for part in (made.owned, made.own) for bucket in part[rank] for span in bucket)
+    return sum(span.size for bucket in (*made.owned[rank], made.own[rank]) for span in bucket)
 
 
 @given(needs_of_ranks(), st.integers(1, 200))
@@ -53,12 +53,12 @@ def test_each_rank_gets_each_chunk_once_and_each_chunk_is_read_once(needs: list[
     made = plan(grouped(needs), bucket)
     ranks = range(len(needs))
     for rank in ranks:
-        gets = listed(made.own[rank]) + listed(made.owned[rank])
+        gets = listed([made.own[rank]]) + listed(made.owned[rank])
         for other in ranks:
             if other != rank:
                 gets += listed(made.between(other, rank))
         assert sorted(gets) == sorted(expand(needs[rank]))
-    reads = [chunk for rank in ranks for chunk in listed(made.own[rank]) + listed(made.owned[rank])]
+    reads = [chunk for rank in ranks for chunk in listed([made.own[rank]]) + listed(made.owned[rank])]
     assert sorted(reads) == sorted(set().union(*map(expand, needs)))
 
 
@@ -68,7 +68,7 @@ def test_buckets_are_bounded_and_sent_to_several(needs: list[Needs], bucket: int
     for rank in range(len(needs)):
         for spans in made.owned[rank]:
             assert all(span.ranks.bit_count() > 1 and span.ranks >> rank & 1 for span in spans)
-        for spans in (*made.owned[rank], *made.own[rank]):
+        for spans in (*made.owned[rank], *requests(made.own[rank], bucket)):
             assert sum(span.size for span in spans) <= bucket or (len(spans) == 1 and spans[0].chunks == 1)
 
 
@@ -104,3 +104,10 @@ def test_many_ranges_are_planned_and_encoded_compactly() -> None:
     assert len(encode(needs[0])) < 3 * 100_000
     made = plan(grouped(needs), 32 << 20)
     assert len(listed(made.owned[0])) == 50_000
+
+
+@given(needs_of_ranks(), st.integers(1, 200))
+def test_who_reads_alone_reads_each_chunk_once(needs: list[Needs], request: int) -> None:
+    found = alone(needs[0], request)
+    assert sorted(listed(found)) == sorted(expand(needs[0]))
+    assert all(sum(span.size for span in one) <= request or one[0].chunks == len(one) == 1 for one in found)

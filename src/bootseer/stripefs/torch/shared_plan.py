@@ -44,10 +44,10 @@ class Span(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """``owned``: by rank, the buckets that it reads and sends, in order; ``own``: what only it needs, in buckets."""
+    """``owned``: by rank, the buckets that it reads and sends, in order; ``own``: what only it needs."""
 
     owned: Mapping[int, Sequence[Sequence[Span]]]
-    own: Mapping[int, Sequence[Sequence[Span]]]
+    own: Mapping[int, Sequence[Span]]
 
     def between(self, owner: int, needer: int) -> list[list[Span]]:
         """What ``owner`` sends to ``needer``, by bucket of the owner. A bucket may be empty, but not the last."""
@@ -125,8 +125,7 @@ def plan(needs: Sequence[tuple[int, Needs]], bucket: int) -> Plan:
             owned[owner].append(piece)
             load[owner] += piece.size
             heapq.heapreplace(heap, (load[owner], owner))
-    alone = {rank: [piece for span in found for piece in _cut(span, bucket)] for rank, found in own.items()}
-    return Plan(_in_buckets(owned, bucket), _in_buckets(alone, bucket))
+    return Plan({rank: _in_buckets(found, bucket) for rank, found in owned.items()}, own)
 
 
 def _spans(file: FileId, needs: Sequence[tuple[int, Needs]]) -> list[Span]:
@@ -150,18 +149,28 @@ def _cut(span: Span, bucket: int) -> list[Span]:
     return [span._replace(first=at, chunks=min(step, end - at)) for at in range(span.first, end, step)]
 
 
-def _in_buckets(spans: Mapping[int, Sequence[Span]], bucket: int) -> dict[int, list[list[Span]]]:
-    """By rank: its spans in order, as many together as ``bucket`` bytes allow, at least one."""
-    found: dict[int, list[list[Span]]] = {rank: [] for rank in spans}
-    for rank, buckets in found.items():
-        size = 0
-        for span in spans[rank]:
-            if not buckets or size + span.size > bucket:
-                buckets.append([])
-                size = 0
-            buckets[-1].append(span)
-            size += span.size
+def _in_buckets(spans: Sequence[Span], bucket: int) -> list[list[Span]]:
+    """``spans`` in order, as many together as ``bucket`` bytes allow, at least one."""
+    found: list[list[Span]] = []
+    size = 0
+    for span in spans:
+        if not found or size + span.size > bucket:
+            found.append([])
+            size = 0
+        found[-1].append(span)
+        size += span.size
     return found
+
+
+def alone(needs: Needs, request: int) -> list[list[Span]]:
+    """``needs`` in requests of at most ``request`` bytes (but whole chunks)."""
+    spans = [Span(file, first, count, 1) for file, runs in sorted(needs.items()) for first, count in runs]
+    return requests(spans, request)
+
+
+def requests(spans: Sequence[Span], request: int) -> list[list[Span]]:
+    """``spans`` in requests of at most ``request`` bytes (but whole chunks)."""
+    return _in_buckets([piece for span in spans for piece in _cut(span, request)], request)
 
 
 def _bits(mask: int) -> list[int]:

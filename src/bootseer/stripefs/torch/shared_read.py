@@ -48,6 +48,8 @@ DEADLINE = 30.0
 store may be that does not count as hanging."""
 _READS = 2
 """Buckets that are read at once: the end of one does not leave DataNodes idle."""
+_REQUEST = 256 << 20
+"""Most bytes of one request for what only this rank reads: nobody waits for a part of it."""
 _SPARE = 256 << 20
 """Bytes beside the caller's memory that wait to be sent; while there are more, nothing is read."""
 _MARK = struct.Struct("<Q")
@@ -107,7 +109,7 @@ def read_shared(
     try:
         alone = sharing.meet(group, bucket) if group is not None else "no group"
         waited = time.monotonic() - began
-        sharing.work(bucket)
+        sharing.work()
     finally:
         sharing.close()
     counts = sharing.counts
@@ -183,7 +185,7 @@ class _Sharing:
             here = any(member.rank == rank for member in roll.members)
             if here and not any(rank in ranks and one == needs for ranks, one in roll.needs):
                 raise ConnectionAbortedError("they take it to need something else")
-        except (OSError, RuntimeError, BootseerError, ValueError) as exc:
+        except (OSError, RuntimeError, BootseerError, ValueError, msgspec.MsgspecError) as exc:
             _log.warning("this rank reads by itself: cannot meet the others: %s", exc or type(exc).__name__)
             return f"cannot meet the other ranks: {exc or type(exc).__name__}"
         finally:
@@ -191,6 +193,8 @@ class _Sharing:
         if not here:
             _log.warning("this rank reads by itself: the others did not wait for it")
             return "the others did not wait for it"
+        if len(roll.members) == 1:
+            return "no other rank came"
         self._token, self._rank = rendezvous.token, rank
         self._begin(roll)
         return ""
@@ -218,9 +222,9 @@ class _Sharing:
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def work(self, bucket: int) -> None:
+    def work(self) -> None:
         """Read what is this rank's to read, then what the others did not send. Raises the first error."""
-        with ThreadPoolExecutor(_READS, thread_name_prefix="bootseer-read") as pool:
+        with ThreadPoolExecutor(_READS, thread_name_prefix="bootseer-shared") as pool:
             reads: list[Future[None]] = []
 
             def read(spans: Sequence[Span], done: Callable[[dict[tuple[FileId, int], Chunk]], None] | None) -> None:
@@ -232,10 +236,9 @@ class _Sharing:
 
             try:
                 if self._plan is None:
-                    needs = self._to.needs()
-                    own: Sequence[Sequence[Span]] = shared_plan.plan([(1, needs)], bucket).own[0]
+                    own = shared_plan.alone(self._to.needs(), _REQUEST)
                 else:
-                    own = self._plan.own[self._rank]
+                    own = shared_plan.requests(self._plan.own[self._rank], _REQUEST)
                     assert self._outbox is not None
                     for index, spans in enumerate(self._plan.owned[self._rank]):
                         reads.append(pool.submit(read, spans, self._outbox.taker(index)))
@@ -243,7 +246,7 @@ class _Sharing:
                 for done in reads:
                     done.result()
                 for _ in self._receivers:
-                    reads += [pool.submit(read, spans, None) for spans in self._again(self._results.get(), bucket)]
+                    reads += [pool.submit(read, spans, None) for spans in self._again(self._results.get())]
                 for done in reads:
                     done.result()
                 if self._outbox is not None:
@@ -256,8 +259,8 @@ class _Sharing:
                 self.close()
                 raise
 
-    def _again(self, missing: _Missing, bucket: int) -> list[list[Span]]:
-        """What this rank reads in place of an owner, in buckets."""
+    def _again(self, missing: _Missing) -> list[list[Span]]:
+        """What this rank reads in place of an owner, by request."""
         if not missing.chunks:
             return []
         self.late.add(missing.owner)
@@ -270,9 +273,9 @@ class _Sharing:
         for file, chunk in missing.chunks:
             by_file.setdefault(file, []).append(chunk)
         needs = {file: shared_plan.runs_of(sorted(chunks)) for file, chunks in by_file.items()}
-        spans = shared_plan.plan([(1, needs)], bucket).own[0]
+        spans = shared_plan.alone(needs, _REQUEST)
         self.counts["read_again"] += sum(span.size for one in spans for span in one)
-        return list(map(list, spans))
+        return spans
 
     # -- receiving ----------------------------------------------------------------------------------------------------
 
