@@ -40,4 +40,5 @@ def test_the_second_load_reads_no_byte_from_the_store(tmp_path, mapped):
             made.unmount()
     assert fetched[0] >= 6 * 700 * 1500 * 4
     assert fetched[1] == 0
-    assert (status.opened_passthrough, status.bytes_read) == (1, 0)
+    assert status.opened_passthrough > 0
+    assert (status.opened_served, status.bytes_read) == (0, 0)
