@@ -100,13 +100,14 @@ def test_a_damaged_chunk_is_fetched_again_and_the_file_is_served(mounts, config)
     assert settled(made, 1).opened_passthrough == 1
 
 
-def test_the_modes_of_one_file_never_mix(mounts):
+def test_the_modes_of_one_file_never_mix(mounts, config):
     """The kernel would fail the open with an input/output error."""
-    made = mounts.start()
+    made, cache = mounts.start(), Path(config.cache_dir)
     path = made.mountpoint / "f"
     with open(path, "rb") as first:
         assert first.read() == DATA
-        time.sleep(2.5)  # the sync: all is in the cache now
+        until(lambda: inventory.parts(cache)[0].blocks_ready == -(-len(DATA) // UNIT), 20, "a whole file", step=0.1)
+        time.sleep(0.2)  # the server knows a moment after the disk
         with open(path, "rb") as second:
             assert second.read() == DATA
         assert settled(made, 2).opened_served == 2
