@@ -234,7 +234,7 @@ def test_sigterm_ends_all_processes_also_without_a_server(fs: StripeFS, tmp_path
         if kill:
             os.kill(server, signal.SIGKILL)
         os.kill(made.pid, signal.SIGTERM)
-        until(lambda: not made.status().alive, 20, "the end of the supervisor")
+        until(lambda made=made: not made.status().alive, 20, "the end of the supervisor")
         assert not born(made.status().server_pid)
         assert not mounts.is_mounted(made.mountpoint)
         made.unmount()

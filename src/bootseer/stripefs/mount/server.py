@@ -7,11 +7,13 @@ main thread tells the supervisor what was moved while it waits for the unmount o
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import logging
 import os
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -20,7 +22,7 @@ from typing import Literal
 
 import msgspec
 
-from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError
+from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError, doing
 from bootseer.kernel import channel, fuse
 from bootseer.storage.interface import clean, join
 from bootseer.stripefs.checkpoint import commit
@@ -39,6 +41,8 @@ LATEST = "@latest"
 _WORKERS = 8
 _PIECE = 16 << 20
 _END_SECONDS = 15.0
+PROVEN_SECONDS = 0.5
+"""A server that has served for so long, or whose reads have moved bytes, has not died of its start."""
 _TELL_SECONDS = 10.0
 """For which a request waits until the supervisor takes what it is told; then it fails."""
 
@@ -191,6 +195,7 @@ class Server:
         self._stop = threading.Event()
         self._prefetch: Literal["none", "running", "done", "failed"] = "running" if spec.prefetch else "none"
         self._total = self._done = 0
+        self._born = born(before.pid)
 
     def run(self, stop: threading.Event) -> None:
         """Prefetch and serve until the mount has ended or ``stop`` is set. Nothing is left running."""
@@ -198,11 +203,17 @@ class Server:
         server = self._serve()
         try:
             assert server.negotiated is not None
-            told = self._status()
-            self._tell(Ready(server.negotiated.encode(), told))
+            told = self._before
+            if self._negotiated is None:
+                told = self._status()
+                self._write_record(told)  # who started the mount finds it
+            self._tell(Ready(server.negotiated.encode(), self._status()))
             pulling.start()
-            while not server.wait(0.2) and not stop.is_set():
+            began = time.monotonic()
+            while not server.wait(0.02 if time.monotonic() - began < PROVEN_SECONDS else 0.2) and not stop.is_set():
                 if (status := self._status()) != told and self._supervisor.send(Figures(status)):
+                    with contextlib.suppress(BootseerError):  # a full disk does not end the mount
+                        self._write_record(status)
                     told = status
         finally:
             self._stop.set()
@@ -262,6 +273,14 @@ class Server:
                 names = [name for name in self._fs.files(path) if name.rpartition("/")[2] != commit.NAME]
             found |= dict.fromkeys(names)
         return list(found)
+
+    def _write_record(self, status: FsStatus) -> None:
+        if self._spec.state_dir:
+            path = Record.path(self._spec.state_dir, self._spec.mountpoint)
+            tmp = path.with_suffix(".new")
+            with doing(f"write {path}"):
+                tmp.write_bytes(msgspec.json.encode(Record(status, self._born)))
+                os.replace(tmp, path)
 
     def _status(self) -> FsStatus:
         return msgspec.structs.replace(
