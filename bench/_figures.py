@@ -1,9 +1,9 @@
-"""The figures of bench/image, computed from the runs of a report (which may come from several invocations)."""
+"""Figures computed from the runs of a report, and those of bench/image (whose runs may be of several invocations)."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 from _checkout import BEFORE
 from bootseer.report import Report, Run
@@ -31,6 +31,27 @@ class Medians:
         of = [{**run.details, **run.bytes, "seconds": run.seconds} for run in self._runs if run.variant == variant]
         values = [one.get(field) for one in of]
         return [float(value) for value in values if value is not None]
+
+
+SPEED = "mib_per_s"
+
+
+def ratio(report: Report, name: str, target: str, ours: str, others: Sequence[str], field: str = SPEED) -> None:
+    """A figure: the median of ``ours`` divided by the largest of those of ``others`` that have runs."""
+    runs = Medians(report.runs)
+    others = tuple(other for other in others if runs.count(other, field=field)) or others
+    value = runs.of(ours, field) / max(runs.of(other, field) for other in others)
+    report.figure(name, value, unit="ratio", target=target, n=runs.count(ours, *others, field=field), of="median")
+
+
+def make(report: Report, makers: Iterable[Callable[[], None]], say: Say) -> None:
+    """Replace the figures of ``report``; says which cannot be computed and why."""
+    report.figures.clear()
+    for maker in makers:
+        try:
+            maker()
+        except Missing as exc:
+            say(f"no figure: {exc}")
 
 
 class Missing(Exception):

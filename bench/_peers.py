@@ -1,4 +1,4 @@
-"""The programs of other projects that bench/image compares with, as ``scripts/bench-peers`` builds them."""
+"""The programs of other projects that benchmarks compare with, as ``scripts/bench-peers`` builds them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def program(name: str) -> Path:
     """Path of ``name`` in the development cache. Raises `UnsupportedError` when it has not been built."""
     path = cache_dir() / "peers/bin" / name
     if not os.access(path, os.X_OK):
-        raise UnsupportedError(f"{name} is not built", hint="run scripts/bench-peers")
+        raise UnsupportedError(f"{path.name} is not built", hint="run scripts/bench-peers")
     return path
 
 
@@ -86,6 +86,29 @@ def containerd(folder: Path) -> Iterator[list[str]]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def _await_mount(target: Path, process: subprocess.Popen[bytes], log: Path, name: str) -> None:
+    end = time.monotonic() + _START_SECONDS
+    while not mounts.is_mounted(target):
+        if process.poll() is not None or time.monotonic() > end:
+            words = (log.read_text(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
+            raise UnavailableError(f"{name} did not mount: {words}")
+        time.sleep(0.005)
+
+
+@contextlib.contextmanager
+def mounted(kind: str, source: str, target: Path) -> Iterator[None]:
+    """A FUSE library for Python serves ``source`` on ``target`` while the context is open; see `_peer_mounts`."""
+    argv = [str(program("../fuse/bin/python")), str(Path(__file__).with_name("_peer_mounts.py")), kind, source]
+    log = target.with_suffix(".log")
+    try:
+        with service([*argv, str(target)], log) as process:
+            _await_mount(target, process, log, kind)
+            yield
+    finally:
+        if mounts.is_mounted(target):
+            mounts.unmount(target, lazy=True)
+
+
 class Nydus:
     """nydusd serving ``bootstrap`` on ``target`` while the context is open; blob from ``registry``, cache empty.
 
@@ -118,13 +141,11 @@ class Nydus:
 
     def __enter__(self) -> Nydus:
         process = self._service.__enter__()
-        end = time.monotonic() + _START_SECONDS
-        while not mounts.is_mounted(self.target):
-            if process.poll() is not None or time.monotonic() > end:
-                self._service.__exit__(None, None, None)
-                words = (self._log.read_text(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
-                raise UnavailableError(f"nydusd did not mount: {words}")
-            time.sleep(0.005)
+        try:
+            _await_mount(self.target, process, self._log, "nydusd")
+        except BaseException:
+            self._service.__exit__(None, None, None)
+            raise
         return self
 
     def __exit__(self, *exc: object) -> None:

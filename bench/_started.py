@@ -1,4 +1,4 @@
-"""`bootseer`, without one part of how a start fetches its checkpoint: ``python bench/_started.py VARIANT ARGUMENTS``."""
+"""`bootseer` without a part of how a start fetches its checkpoint: ``python bench/_started.py VARIANT ARGUMENTS``."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class Capped:
         run, folder = self._runner, f"/r{replication}"
         suffix = "" if replication == 1 else "-replicated"
         stock = replication == 1 or not self._brief
-        slow = Faults(self._site, run, run.written("striped", SLOWED, "striped", replication=replication))
+        faults = Faults(self._site, run, run.written("striped", SLOWED, "striped", replication=replication))
         healthy: list[float] = []
         for n in range(rounds):
             run.record(f"write-hdfs-native{suffix}", lambda: self._write("native", folder, "plain", replication))
@@ -99,9 +99,11 @@ class Capped:
             healthy += [] if took is None else [took]
             if replication == 1 or not slowed or not healthy:
                 continue  # a DataNode that has the only replica of a block must be waited for
-            if slow.slowed("write-slow", n % FIFTH, statistics.median(healthy) / 3) is not None:
-                run.check(run.task("striped", SLOWED, "striped"))
-                run.remove(SLOWED)
+            for name, disturbed in (("write-slow", faults.slowed), ("write-frozen", faults.frozen)):
+                if disturbed(name, n % FIFTH, statistics.median(healthy) / 3) is not None:
+                    run.check(run.task("striped", SLOWED, "striped"))
+                    run.remove(SLOWED)
+            self._site.cluster.wait_live(FIFTH)
         for path in (f"{folder}/plain", *([f"{folder}/stock"] if stock else []), *self._stripes(folder)):
             self._expect_replication(path, replication)
         run.check(run.task("striped", folder, "striped"))

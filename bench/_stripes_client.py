@@ -8,12 +8,15 @@ standard input, does the work, prints how many seconds that took, and only then 
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 from blake3 import blake3
@@ -26,13 +29,15 @@ from bootseer.stripefs import layout, open_fs
 from bootseer.stripefs.layout import Geometry
 
 PIECE = 4 << 20
+_BUFFER = 1 << 20
 _DEADLINE = 600.0
 
 
 class Task(msgspec.Struct, kw_only=True, omit_defaults=True):
     """``way``: ``striped`` (through StripeFS), ``native`` (one hdfs-native stream), ``stripes-native`` (the stripes of
-    a striped file, each by an hdfs-native stream in a thread), ``first-holders`` (reads nothing, notes whom the
-    NameNode names first). ``source``: the file to write; "": read. ``without``: one of `WITHOUT` to write without.
+    a striped file, each by an hdfs-native stream in a thread), ``local`` and ``mounted`` (a local file, see
+    `read_local`), ``first-holders`` (reads nothing, notes whom the NameNode names first). ``source``: the file to
+    write; "": read. ``without``: one of `WITHOUT` to write without.
     """
 
     way: str
@@ -81,6 +86,34 @@ def read_native(task: Task) -> tuple[Callable[[], None], Callable[[], str]]:
         found.append(client.call(lambda native: native.read(path).read(), "read", deadline=_DEADLINE))
 
     return work, lambda: digest(found[0])
+
+
+def read_local(task: Task, *, mounted: bool = False) -> tuple[Callable[[], None], Callable[[], str]]:
+    """In order, through one buffer. ``mounted``: what the kernel keeps of the file is dropped before and after.
+
+    The digest is of a second reading, which the kernel answers with the pages that the first one brought.
+    """
+    buffer = memoryview(bytearray(_BUFFER))
+    fd = os.open(task.path, os.O_RDONLY)
+
+    def forget() -> None:
+        if mounted:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def work() -> None:
+        while os.readv(fd, [buffer]):
+            pass
+
+    def content() -> str:
+        os.lseek(fd, 0, os.SEEK_SET)
+        found = blake3()
+        while count := os.readv(fd, [buffer]):
+            found.update(buffer[:count])
+        forget()
+        return found.hexdigest()
+
+    forget()
+    return work, content
 
 
 def stripes(task: Task) -> tuple[layout.Pointer, list[str]]:
@@ -151,20 +184,25 @@ def write_native(task: Task) -> tuple[Callable[[], None], Callable[[], str]]:
 
 WITHOUT: dict[str, Callable[..., list[DataNode]]] = {
     "wish": lambda placement, file, namenode, replicas: [],
-    "slow": lambda placement, file, run: [],
+    "slow": lambda placement, file, nodes, run: [],
 }
 """Methods of `Placement` and what takes their place: the NameNode chooses, and no pipeline is left for being slow."""
 
-WAYS = {
+Way = Callable[[Task], tuple[Callable[[], None], Callable[[], str]]]
+"""Makes ready what a task needs; returns the work that is timed, and the digest, which is asked for after it."""
+WAYS: dict[tuple[str, bool], Way] = {
     ("striped", False): read_striped,
     ("native", False): read_native,
     ("stripes-native", False): read_stripes,
+    ("local", False): read_local,
+    ("mounted", False): partial(read_local, mounted=True),
     ("striped", True): write_striped,
     ("native", True): write_native,
 }
 
 
-def main() -> None:
+def main(ways: Mapping[tuple[str, bool], Way] = MappingProxyType(WAYS)) -> None:
+    """``ways``: what a `Task` may ask for, by its ``way`` and whether it writes."""
     task = msgspec.json.decode(sys.argv[1], type=Task)
     if task.way == "first-holders":
         print("ready", flush=True)
@@ -172,7 +210,7 @@ def main() -> None:
         return
     if task.without:
         setattr(Placement, task.without, WITHOUT[task.without])
-    work, content = WAYS[task.way, bool(task.source)](task)
+    work, content = ways[task.way, bool(task.source)](task)
     print("ready", flush=True)
     sys.stdin.readline()
     began = time.perf_counter()

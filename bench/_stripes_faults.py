@@ -1,6 +1,6 @@
 """Reads while one DataNode is frozen, killed or slow: before the read begins, or when a third of it is done.
 
-Writes while one is slow, from when a third is done.
+Writes while one is frozen or slow, from when a third is done.
 """
 
 from __future__ import annotations
@@ -31,16 +31,21 @@ class Faults:
         index = n % 4
         after = healthy / 3 if n % 2 else 0.0
         cluster = self._site.cluster
-        try:
-            self._run("frozen", index, after, partial(cluster.pause, index))
-        finally:
-            cluster.resume(index)
-        time.sleep(_SETTLE)  # what it kept in its queues crosses its link now
+        self.frozen("frozen", index, after)
         self.slowed("slow", index, after)
         try:
             self._run("killed", index, after, partial(cluster.kill, index))
         finally:
             cluster.restart(index)
+
+    def frozen(self, name: str, index: int, after: float) -> float | None:
+        """A run of variant ``name`` with DataNode ``index`` frozen ``after`` seconds from its start. As `record`."""
+        cluster = self._site.cluster
+        try:
+            return self._run(name, index, after, partial(cluster.pause, index))
+        finally:
+            cluster.resume(index)
+            time.sleep(_SETTLE)  # what it kept in its queues crosses its link now
 
     def slowed(self, name: str, index: int, after: float) -> float | None:
         """A run of variant ``name`` with DataNode ``index`` slow ``after`` seconds from its beginning. As `record`."""

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from functools import partial
 
-from _figures import Medians, Missing, paired
+import _figures as figures
+from _figures import SPEED, Medians, Missing, paired
 from _stripes_capped import CAP
 from bootseer.report import Report
 
 FAULTS = ("frozen", "killed", "slow")
-SLOW_WRITE = "write-slow"
-SPEED = "mib_per_s"
+FAULTS_OF_WRITES = ("slow", "frozen")
 
 
 def compute(report: Report, say: Callable[[str], None]) -> None:
     """Replace the figures of ``report``; says which cannot be computed and why."""
-    report.figures.clear()
     runs = Medians(report.runs)
-
-    def ratio(name: str, target: str, ours: str, others: tuple[str, ...], field: str = SPEED) -> None:
-        """``ours`` divided by the largest of those of ``others`` that have runs."""
-        others = tuple(other for other in others if runs.count(other, field=field)) or others
-        value = runs.of(ours, field) / max(runs.of(other, field) for other in others)
-        n = runs.count(ours, *others, field=field)
-        report.figure(name, value, unit="ratio", target=target, n=n, of="median")
+    ratio = partial(figures.ratio, report)
 
     def caps() -> None:
         n = runs.count("capped:striped")
@@ -32,7 +26,8 @@ def compute(report: Report, say: Callable[[str], None]) -> None:
         report.figure("read_vs_caps", value, unit="ratio", target=">= 0.85", n=n, of="median")
 
     def failed() -> None:
-        of_faults = [run for run in report.runs if run.variant in {f"capped:{name}" for name in (*FAULTS, SLOW_WRITE)}]
+        faults = (*FAULTS, *(f"write-{fault}" for fault in FAULTS_OF_WRITES))
+        of_faults = [run for run in report.runs if run.variant in {f"capped:{name}" for name in faults}]
         if not of_faults:
             raise Missing("no run with a fault")
         count = sum(bool(run.failed) for run in of_faults)
@@ -69,16 +64,16 @@ def compute(report: Report, say: Callable[[str], None]) -> None:
             (lambda fault=fault: ratio(f"{fault}_vs_healthy", "<= 1.5", f"capped:{fault}", (striped,), "seconds"))
             for fault in FAULTS
         ),
-        lambda: ratio(
-            "slow_write_vs_healthy", "<= 1.5", f"capped:{SLOW_WRITE}", ("capped:write-striped-replicated",), "seconds"
+        *(
+            (lambda fault=fault, target=target: ratio(
+                f"{fault}_write_vs_healthy", target, f"capped:write-{fault}", ("capped:write-striped-replicated",),
+                "seconds",
+            ))
+            for fault, target in zip(FAULTS_OF_WRITES, ("<= 1.5", "<= 2"), strict=True)
         ),
         failed,
         lambda: gain("wish", "write"),
         lambda: gain("slow", "slow-write"),
         lambda: ratio("read_vs_erasure_coding", ">= 1", striped, coded),
     ]  # fmt: skip
-    for make in makers:
-        try:
-            make()
-        except Missing as exc:
-            say(f"no figure: {exc}")
+    figures.make(report, makers, say)

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
+from blake3 import blake3
 
 from _stripes_client import Answer, Task, digest
-from bootseer.errors import BootseerError, UnavailableError
+from bootseer import report as report_form
+from bootseer.errors import BootseerError, UnavailableError, UnsupportedError
 from bootseer.hdfs import client as hdfs
 from bootseer.report import Report, Run
 from support.hadoop import HadoopCluster
@@ -23,16 +30,55 @@ CLIENT = Path(__file__).with_name("_stripes_client.py")
 _PIECE = 1 << 20
 _PIPE = 64 << 10
 """Bytes that a pipe holds (Linux): what is in it was not yet taken."""
-LIMIT = 120.0
+LIMIT = 240.0
 """Seconds after which a client is killed: it hangs."""
 
 
+Say = Callable[[str], None]
 _began = time.monotonic()
 
 
 def say(line: str) -> None:
     """A line of progress, with the seconds since the start."""
     print(f"{time.monotonic() - _began:4.0f} s  {line}", file=sys.stderr, flush=True)
+
+
+def arguments(name: str, doc: str, parts: Sequence[str], quick: str) -> argparse.ArgumentParser:
+    """The options that a benchmark of striped files has; ``quick``: what ``--quick`` makes smaller."""
+    parser = argparse.ArgumentParser(prog=f"scripts/bench {name}", description=doc.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help=quick)
+    parser.add_argument("--rounds", type=int, default=0, help="runs of each variant")
+    parser.add_argument("--parts", default=",".join(parts), help="of: %(default)s")
+    parser.add_argument("--work", type=Path, default=Path("/var/tmp"))
+    parser.add_argument("--out", type=Path)
+    return parser
+
+
+@contextlib.contextmanager
+def session(name: str, options: argparse.Namespace, figures: Callable[[Report, Say], None]) -> Iterator[Session]:
+    """A folder for what a benchmark makes, deleted at the end; then the figures, printed, and the report, written."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    out = report_form.new(name)
+    work = Path(tempfile.mkdtemp(prefix=f"bench-{name}-", dir=options.work))
+    try:
+        yield Session(work, out, options.parts.split(","), options.rounds or (3 if options.quick else 5))
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+        figures(out, say)
+        for made in out.figures:
+            print(f"{made.name}: {made.value} (target {made.target}){'' if made.met else ', not met'}", flush=True)
+        say(f"{time.monotonic() - _began:.0f} s in all")
+        if options.out:
+            out.write(options.out)
+
+
+class Session(NamedTuple):
+    """``work``: the folder; ``parts``: those asked for; ``rounds``: how often each variant runs."""
+
+    work: Path
+    report: Report
+    parts: list[str]
+    rounds: int
 
 
 def _ended(process: subprocess.Popen[bytes]) -> None:
@@ -47,21 +93,30 @@ class Wrong(BootseerError):
     """Other bytes than were written: nothing that is measured after that is worth anything."""
 
 
-class Runner:
-    """Runs variants over the content of the file ``content``; every run goes into ``report``.
+class LocalRunner:
+    """Runs clients that read local files, or are told of no cluster; every run goes into ``report``.
 
-    ``where`` names the cluster in the variants (``capped:striped``); ``prefix`` puts a command where clients are.
+    ``where`` begins the names of variants (``local:mount``); ``prefix`` puts a command where clients are; ``program``
+    is the client. ``content`` has the bytes that runs are of; ``expected`` is the digest that answers have to say, when
+    it is not that of these bytes.
     """
 
     def __init__(
-        self, report: Report, where: str, cluster: HadoopCluster, content: Path, prefix: Sequence[str] = ()
+        self,
+        report: Report,
+        where: str,
+        content: Path,
+        prefix: Sequence[str] = (),
+        *,
+        program: Path = CLIENT,
+        expected: str = "",
     ) -> None:
-        self.report, self.where, self.cluster, self.content, self.prefix = report, where, cluster, content, list(prefix)
+        self.report, self.where, self.content, self.prefix = report, where, content, list(prefix)
+        self.program = program
         self.size = content.stat().st_size
-        self.expected = digest(content.read_bytes())
+        self.expected = expected or blake3().update_mmap(content).hexdigest()
         self._counts: dict[str, int] = {}
-
-    # -- ways -----------------------------------------------------------------------------------------------------
+        self._missing: set[str] = set()
 
     def client(
         self,
@@ -79,7 +134,7 @@ class Runner:
         argv = [
             *(self.prefix if prefix is None else prefix),
             sys.executable,
-            str(CLIENT),
+            str(self.program),
             msgspec.json.encode(task).decode(),
         ]
         with subprocess.Popen(
@@ -112,6 +167,48 @@ class Runner:
         if process.returncode:
             raise BootseerError((err.strip().splitlines() or ["no message"])[-1])
         return msgspec.json.decode(out, type=Answer)
+
+    def record(self, variant: str, measure: Callable[[], Answer], **details: object) -> float | None:
+        """Measure and keep one run; its seconds, None when it failed. Raises `Wrong` for other bytes."""
+        name = f"{self.where}:{variant}"
+        if name in self._missing:
+            return None
+        n = self._counts[name] = self._counts.get(name, 0) + 1
+        try:
+            answer = measure()
+        except (BootseerError, OSError) as exc:
+            self.report.runs.append(Run(variant=name, n=n, failed=str(exc), details=dict(details)))
+            if isinstance(exc, UnsupportedError):  # so it would say every time
+                self._missing.add(name)
+            say(f"{name}: failed: {exc}")
+            return None
+        if answer.digest != self.expected:
+            raise Wrong(f"{name} has other bytes than were written")
+        speed = round(self.size / answer.seconds / 2**20, 1)
+        details |= answer.details
+        run = Run(variant=name, n=n, seconds=round(answer.seconds, 4), details={"mib_per_s": speed, **details})
+        self.report.runs.append(run)
+        said = "".join(f", {key} {value}" for key, value in details.items())
+        say(f"{name}: {answer.seconds:.2f} s, {speed} MiB/s{said}")
+        return answer.seconds
+
+
+class Runner(LocalRunner):
+    """Runs variants over the content of a file on ``cluster``, which ``where`` names (``capped:striped``)."""
+
+    def __init__(
+        self,
+        report: Report,
+        where: str,
+        cluster: HadoopCluster,
+        content: Path,
+        prefix: Sequence[str] = (),
+        *,
+        program: Path = CLIENT,
+        expected: str = "",
+    ) -> None:
+        super().__init__(report, where, content, prefix, program=program, expected=expected)
+        self.cluster = cluster
 
     def stock_read(self, path: str) -> Answer:
         """Hadoop's own client writes the file into a pipe: from its first byte to its last, so without its JVM's start
@@ -157,28 +254,6 @@ class Runner:
             finally:
                 watchdog.cancel()
                 process.kill()
-
-    # -- records --------------------------------------------------------------------------------------------------
-
-    def record(self, variant: str, measure: Callable[[], Answer], **details: object) -> float | None:
-        """Measure and keep one run; its seconds, None when it failed. Raises `Wrong` for other bytes."""
-        name = f"{self.where}:{variant}"
-        n = self._counts[name] = self._counts.get(name, 0) + 1
-        try:
-            answer = measure()
-        except (BootseerError, OSError) as exc:
-            self.report.runs.append(Run(variant=name, n=n, failed=str(exc), details=dict(details)))
-            say(f"{name}: failed: {exc}")
-            return None
-        if answer.digest != self.expected:
-            raise Wrong(f"{name} has other bytes than were written")
-        speed = round(self.size / answer.seconds / 2**20, 1)
-        details |= answer.details
-        run = Run(variant=name, n=n, seconds=round(answer.seconds, 4), details={"mib_per_s": speed, **details})
-        self.report.runs.append(run)
-        said = "".join(f", {key} {value}" for key, value in details.items())
-        say(f"{name}: {answer.seconds:.2f} s, {speed} MiB/s{said}")
-        return answer.seconds
 
     def task(self, way: str, folder: str, path: str, **options: object) -> Task:
         """A task over the whole content; ``options``: more fields of `Task`."""

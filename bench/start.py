@@ -4,9 +4,9 @@
 
 The starts are those of ``bootseer demo`` on a cold node: a container image, an environment and a checkpoint come over
 one link (300 Mbit/s). Beside the weights that the job reads, the checkpoint has a file that it does not read, as the
-optimizer's moments are for who evaluates or fine-tunes (``--unread``, 96 MB). One start goes before and is recorded. Then,
-in each round and alternating order, one start of each kind that `_started` names. A gain is the percentage of the time
-to the first step that a part saves, the median over the rounds.
+optimizer's moments are for who evaluates or fine-tunes (``--unread``, 96 MB). One start goes before and is recorded.
+Then, in each round and alternating order, one start of each kind that `_started` names. A gain is the percentage of the
+time to the first step that a part saves, the median over the rounds.
 """
 
 from __future__ import annotations

@@ -10,21 +10,15 @@ is read is compared with what was written, after the clock has stopped. ``docs/h
 
 from __future__ import annotations
 
-import argparse
 import os
-import shutil
-import signal
 import sys
-import tempfile
-import time
 from pathlib import Path
 
 import _stripes_figures
 import _stripes_free
 import _stripes_plot
 from _stripes_capped import CAP, PARTS, Capped
-from _stripes_run import say
-from bootseer import report
+from _stripes_run import arguments, session
 
 KiB, MiB = 1 << 10, 1 << 20
 
@@ -37,21 +31,12 @@ def _content(path: Path, size: int) -> Path:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="scripts/bench stripefs", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="96 MiB instead of 320, 3 rounds instead of 5, small scan")
-    parser.add_argument("--rounds", type=int, default=0, help="runs of each variant")
-    parser.add_argument("--parts", default=",".join((*PARTS, "free")), help="of: %(default)s")
-    parser.add_argument("--work", type=Path, default=Path("/var/tmp"))
+    parser = arguments(
+        "stripefs", __doc__ or "", (*PARTS, "free"), "96 MiB instead of 320, 3 rounds instead of 5, small scan"
+    )
     parser.add_argument("--plot", type=Path, help="draw the scan of widths and units as SVG")
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    parts = options.parts.split(",")
-    rounds = options.rounds or (3 if options.quick else 5)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    out = report.new("stripefs")
-    work = Path(tempfile.mkdtemp(prefix="bench-stripefs-", dir=options.work))
-    began = time.monotonic()
-    try:
+    with session("stripefs", options, _stripes_figures.compute) as (work, out, parts, rounds):
         content = _content(work / "content", (96 if options.quick else 320) * MiB)
         small = _content(work / "small", (64 if options.quick else 256) * MiB)
         widths, units, reads = [1, 2, 4, 8, 16], [256 * KiB, MiB, 4 * MiB, 16 * MiB], 3
@@ -63,16 +48,8 @@ def main() -> int:
             )
         if "free" in parts:
             _stripes_free.run(work, out, content, rounds=rounds)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-        _stripes_figures.compute(out, say)
-        for made in out.figures:
-            print(f"{made.name}: {made.value} (target {made.target}){'' if made.met else ', not met'}", flush=True)
-        say(f"{time.monotonic() - began:.0f} s in all")
-        if options.out:
-            out.write(options.out)
-        if options.plot:
-            options.plot.write_text(_stripes_plot.scan(out.runs, 4 * CAP))
+    if options.plot:
+        options.plot.write_text(_stripes_plot.scan(out.runs, 4 * CAP))
     return 0
 
 

@@ -15,7 +15,8 @@ import threading
 import time
 
 _lock = threading.Lock()
-_visits: dict[str, int] = {}
+visits: dict[str, int] = {}
+"""How often each point was visited while faults were wanted; a test that names a visit clears it first."""
 
 
 def point(name: str) -> None:
@@ -24,7 +25,7 @@ def point(name: str) -> None:
     if not setting:
         return
     with _lock:
-        _visits[name] = visit = _visits.get(name, 0) + 1
+        visits[name] = visit = visits.get(name, 0) + 1
     for item in setting.split(","):
         where, _, what = item.partition("=")
         what, _, nth = what.partition("@")

@@ -1,38 +1,45 @@
-"""State dicts in a striped store: parallel, checked, exact, and safe to load.
+"""Checkpoints of torch in a striped store: parallel, checked, exact, and safe to load.
 
-The content is the ordinary ``torch.save`` file, so `torch.load` reads it too, from a mount or after `bootseer fs get`.
-``load`` unpickles with ``weights_only``, so a checkpoint can hold no code.
+`save` and `load` have the content of an ordinary ``torch.save`` file, so `torch.load` reads it too, from a mount or
+after `bootseer fs get`; ``load`` unpickles with ``weights_only``, so a checkpoint can hold no code. `StorageWriter` and
+`StorageReader` are for torch.distributed.checkpoint (DCP); `save_safetensors`, `load_safetensors` and `safe_open` for
+safetensors. torch is imported when the first of them is used.
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
 import logging
 import os
 import pickle
 import re
-import time
 from typing import TYPE_CHECKING
 
-from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, UnsupportedError
+from bootseer.errors import ConfigError, DataError, NotFoundError, UnsupportedError
 from bootseer.storage.interface import join
 from bootseer.stripefs import ChunkFile, StripeFS, StripeWriter, layout, open_fs, split_url
 from bootseer.stripefs.files.reader import PlainFile
 from bootseer.stripefs.files.stripe import StripeLost
 from bootseer.stripefs.loads import LoadMeter, keep
+from bootseer.stripefs.torch.output import saved
+from bootseer.stripefs.torch.shared_read import SharedReadReport, read_shared
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     import torch
+
+    from bootseer.stripefs.torch.dcp_reader import StorageReader as StorageReader
+    from bootseer.stripefs.torch.dcp_writer import StorageWriter as StorageWriter
+    from bootseer.stripefs.torch.safetensors import SafetensorsFile
 
 _log = logging.getLogger(__name__)
 
 STATE = "state.pt"
 """Name of the file that `save` writes into a checkpoint folder."""
-_PIECE = 1 << 30
-"""Bytes read at once, straight into their place: whoever reads less often waits less often for the last bytes."""
+MODEL = "model.safetensors"
+"""Name of the file that `save_safetensors` writes into one."""
+METADATA = ".metadata"
 _FORMAT_ERROR = re.compile(
     r"PytorchStreamReader|inline_container|hasRecord|zip archive|corrupt|Invalid (magic number|protocol version)"
     r"|unexpected EOF|wrong byte size|record size|Unknown saved id|mmap can only be used with files saved"
@@ -43,24 +50,20 @@ _BEGINNINGS = (b"PK\x03\x04", b"\x80")
 """Of a ``torch.save`` file: a zip archive, or (before torch 1.6) a pickle."""
 
 
-class _Out(io.RawIOBase):
-    """A `StripeWriter` as the file object that ``torch.save`` expects."""
-
-    def __init__(self, writer: StripeWriter) -> None:
-        self._writer = writer
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: bytes | bytearray | memoryview) -> int:  # type: ignore[override]
-        return self._writer.write(data)
-
-
 def _torch() -> None:
     try:
         import torch  # noqa: F401
     except ImportError:
         raise UnsupportedError("torch is not installed", hint="pip install bootseer[torch]") from None
+
+
+def __getattr__(name: str) -> object:
+    if name not in ("StorageReader", "StorageWriter"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    _torch()
+    from bootseer.stripefs.torch import dcp_reader, dcp_writer
+
+    return dcp_reader.StorageReader if name == "StorageReader" else dcp_writer.StorageWriter
 
 
 def save(state: object, url: str, *, width: int = layout.WIDTH, unit: int = layout.UNIT) -> None:
@@ -74,6 +77,14 @@ def save(state: object, url: str, *, width: int = layout.WIDTH, unit: int = layo
     _torch()
     import torch
 
+    def write(out: StripeWriter) -> None:
+        saved(lambda sink: torch.save(state, sink), out)
+
+    _store(url, STATE, write, width, unit)
+
+
+def _store(url: str, name: str, write: Callable[[StripeWriter], object], width: int, unit: int) -> None:
+    """``write`` the file ``url``, or ``name`` in the checkpoint folder ``url`` when that ends with a slash."""
     folder = url.endswith("/")
     fs, path = _place(url)
     saving = fs.save(path) if folder else None
@@ -81,12 +92,8 @@ def save(state: object, url: str, *, width: int = layout.WIDTH, unit: int = layo
         fs.refuse_committed(path)
 
     def attempt() -> None:
-        with saving.create(STATE, width=width, unit=unit) if saving else fs.create(path, width=width, unit=unit) as out:
-            try:
-                torch.save(state, _Out(out))
-            except RuntimeError as exc:
-                # torch's writer answers a failed write with an error of its own
-                raise (exc.__context__ if isinstance(exc.__context__, BootseerError) else exc) from None
+        with saving.create(name, width=width, unit=unit) if saving else fs.create(path, width=width, unit=unit) as out:
+            write(out)
             out.finish()
 
     try:
@@ -103,11 +110,14 @@ def load(
     map_location: str | torch.device | dict[str, str] | Callable[..., torch.UntypedStorage] | None = None,
     *,
     mmap: bool = True,
+    group: torch.distributed.ProcessGroup | None = None,
 ) -> object:
     """What `save` (or ``torch.save``) stored at ``url``, read in parallel and checked.
 
     ``url`` names a file, or a checkpoint folder with one ``.pt`` file. ``map_location`` as in `torch.load`. With
     ``mmap`` the tensors share one block of memory, which lives as long as any of them; without, each has its own.
+    With a ``group`` (such as ``torch.distributed.group.WORLD``) all its ranks call this, and each byte is read from the
+    store once for all of them; see `bootseer.stripefs.torch.shared_read`. Without, this process reads by itself.
     Every chunk of a striped file is checked, and of a plain (small) one the digest that the COMMIT of its folder says;
     a plain file outside of a checkpoint has nothing to check it with.
     Raises `NotFoundError`, `DataError` for a folder without COMMIT, damaged bytes, and content that is no state dict.
@@ -117,16 +127,15 @@ def load(
     import torch
 
     fs, path = _place(url)
+    _refuse_other(url, path)
     if fs.stat(path).is_dir:
         path = f"{path}/{_only_file(fs, path)}"
     meter = LoadMeter(join(fs.url, path), "torch.load")
     with fs.open(path) as file:
         fd = os.memfd_create("bootseer-checkpoint", os.MFD_CLOEXEC)
         try:
-            began = time.monotonic()
-            _fill(fd, file, fs.committed_digest(path) if isinstance(file, PlainFile) else "")
-            taken = time.monotonic() - began
-            keep(meter.report(needed=file.size, fetched=file.size, waited=taken))
+            moved = _fill(fd, file, fs.committed_digest(path) if isinstance(file, PlainFile) else "", group)
+            keep(meter.report(**moved.counts))
             try:
                 state: object = torch.load(
                     f"/proc/self/fd/{fd}", map_location=map_location, weights_only=True, mmap=mmap
@@ -145,36 +154,105 @@ def load(
             os.close(fd)
 
 
+def save_safetensors(
+    tensors: Mapping[str, torch.Tensor],
+    url: str,
+    metadata: Mapping[str, str] | None = None,
+    *,
+    width: int = layout.WIDTH,
+    unit: int = layout.UNIT,
+) -> None:
+    """Store ``tensors`` at ``url`` as a safetensors file, atomically.
+
+    ``url`` names a file; or, with a slash at its end, a checkpoint folder: then it is its file ``model.safetensors``,
+    and COMMIT is published after it. Errors of `save`, `UnsupportedError` without the package safetensors, and those of
+    that package for tensors that share memory.
+    """
+    _torch()
+    try:
+        from safetensors.torch import save as encode
+    except ImportError:
+        raise UnsupportedError("safetensors is not installed", hint="pip install safetensors") from None
+    content: bytes = encode(dict(tensors), None if metadata is None else dict(metadata))
+    _store(url, MODEL, lambda out: out.write(content), width, unit)
+
+
+def load_safetensors(url: str, device: str | torch.device = "cpu") -> dict[str, torch.Tensor]:
+    """All tensors of the safetensors model at ``url``, read in parallel and checked, straight into their memory.
+
+    ``url`` names a file, an index (``*.safetensors.index.json``) or a folder with one of them. `NotFoundError`;
+    `DataError` for damaged bytes, a header that the format does not allow, and a folder whose save did not finish;
+    `ConfigError` for a folder with several models.
+    """
+    with safe_open(url, device=device) as file:
+        return file.get_tensors()
+
+
+def safe_open(url: str, framework: str = "pt", device: str | torch.device = "cpu") -> SafetensorsFile:
+    """The safetensors model at ``url`` (as of `load_safetensors`), to read single tensors and slices of it.
+
+    A context manager with the methods of ``safetensors.safe_open``: ``keys``, ``metadata``, ``get_tensor``,
+    ``get_slice``. A slice reads the chunks of its rows only.
+    """
+    _torch()
+    from bootseer.stripefs.torch.safetensors import SafetensorsFile
+
+    if framework not in ("pt", "torch", "pytorch"):
+        raise ConfigError(f"safe_open gives tensors of torch, not of {framework!r}", hint="leave framework out")
+    return SafetensorsFile(url, device)
+
+
 def _place(url: str) -> tuple[StripeFS, str]:
     base, name = split_url(url)
     return open_fs(base), name
 
 
+_OTHERS = {
+    (METADATA, ".distcp"): (
+        "torch.distributed.checkpoint",
+        "load it with dcp.load(state, storage_reader=bootseer.torch.StorageReader(url)), url being the folder",
+    ),
+    (".safetensors", ".safetensors.index.json"): (
+        "safetensors",
+        "load it with bootseer.torch.load_safetensors(url)",
+    ),
+}
+"""How names end of what other functions load, what that is, and how."""
+
+
+def _refuse_other(url: str, *names: str) -> None:
+    for ends, (what, hint) in _OTHERS.items():
+        if any(name.endswith(ends) for name in names):
+            raise ConfigError(f"{url} is of {what}", hint=hint)
+
+
 def _only_file(fs: StripeFS, folder: str) -> str:
-    found = [file.path for file in fs.checkpoint(folder).files if file.path.endswith((".pt", ".pth", ".bin"))]
+    names = [file.path for file in fs.checkpoint(folder).files]
+    found = [name for name in names if name.endswith((".pt", ".pth", ".bin"))]
     if not found:
+        _refuse_other(f"{fs.url}/{folder}", *names)
         raise NotFoundError(f"checkpoint {fs.url}/{folder} has no .pt file")
     if len(found) > 1:
         raise ConfigError(f"checkpoint {fs.url}/{folder} has several files", hint=f"name one of {', '.join(found)}")
     return found[0]
 
 
-def _fill(fd: int, file: ChunkFile, digest: str) -> None:
+def _fill(fd: int, file: ChunkFile, digest: str, group: torch.distributed.ProcessGroup | None) -> SharedReadReport:
     """Read ``file`` into the memory file ``fd``, straight into its pages; its BLAKE3 must be ``digest``, if given."""
     import mmap
 
     from blake3 import blake3
 
     if not file.size:
-        return
+        return read_shared([], group)  # the other ranks call it, too
     os.ftruncate(fd, file.size)
     pages = mmap.mmap(fd, file.size)
     view = memoryview(pages)
     try:
-        for offset in range(0, file.size, _PIECE):
-            file.readinto(offset, view[offset : offset + _PIECE])
+        report = read_shared([(file, 0, view)], group)
         if digest and blake3(view).hexdigest() != digest:
             raise DataError(f"{file.path} does not have the digest of its COMMIT", hint="restore it from a copy")
+        return report
     finally:
         view.release()
         with contextlib.suppress(BufferError):  # after a failed read its traceback still holds a piece

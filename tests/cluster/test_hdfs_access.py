@@ -72,11 +72,13 @@ def test_a_mount_by_root_shows_others_what_hdfs_lets_them_see(cluster, node, tmp
         return [one.stdout.decode() or one.stderr.decode().rpartition(": ")[2].strip() for one in done]
 
     fs = open_fs(f"{cluster.url}/shared")
-    for name in ("open", "mine", "private", "listed", "strange", "closed/f"):
+    names = ("open", "mine", "private", "listed", "strange", "closed/f", "members", "super", "sticky/f")
+    for name in names:
         with fs.create(name) as out:
             out.write(b"content")
     change = cluster.web.change
     modes = {"open": "644", "listed": "644", "closed/f": "644", "private": "600", "mine": "600", "strange": "640"}
+    modes |= {"members": "604", "super": "660", "sticky": "1777", "sticky/f": "644"}
     for name, mode in (modes | {"closed": "700"}).items():
         change("SETPERMISSION", f"/shared/{name}", permission=mode)
     change("SETOWNER", "/shared/mine", owner="nobody")
@@ -84,16 +86,22 @@ def test_a_mount_by_root_shows_others_what_hdfs_lets_them_see(cluster, node, tmp
     change("MODIFYACLENTRIES", "/shared/listed", aclspec="user:stranger:r--,group::---,mask::r--")
     change("SETOWNER", "/shared/listed", group="nogroup")
     config = Config(cache_dir=str(tmp_path / "cache"), state_dir=str(tmp_path / "state"))
-    names = ("open", "mine", "private", "listed", "strange", "closed/f")
+    assert (node.info("/shared/listed").acl, node.list("/shared")[1].acl) == (True, True)
     denied = "Permission denied"
     with tempfile.TemporaryDirectory() as folder:  # one that everybody can enter
         os.chmod(folder, 0o755)
         made = mount.start(fs.url, Path(folder, "mnt"), config=config)
         try:
-            assert [(made.mountpoint / name).read_bytes() for name in names] == [b"content"] * 6
+            assert [(made.mountpoint / name).read_bytes() for name in names] == [b"content"] * len(names)
+            assert stat.S_IMODE((made.mountpoint / "sticky").stat().st_mode) == 0o1707  # HDFS's group is unknown here
             info = (made.mountpoint / "mine").stat()
             assert (info.st_uid, stat.S_IMODE(info.st_mode)) == (65534, 0o600)
-            assert sees(made.mountpoint, *names) == ["content", "content", denied, denied, denied, denied]
+            expected = ["content", "content", *[denied] * 6, "content"]
+            assert sees(made.mountpoint, *names) == expected
+            with os.scandir(made.mountpoint) as entries:  # a listing brings the attributes along
+                told = {entry.name: stat.S_IMODE(entry.stat().st_mode) for entry in entries}
+            assert (told["listed"], told["private"], told["super"], told["open"]) == (0o600, 0o600, 0o600, 0o604)
+            assert sees(made.mountpoint, *names) == expected
             change("SETPERMISSION", "/shared/open", permission="600")
             change("SETPERMISSION", "/shared/closed", permission="755")
             until = time.monotonic() + 30

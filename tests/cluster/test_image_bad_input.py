@@ -171,7 +171,7 @@ def test_without_fuse(environ: dict[str, str], ref: str, tmp_path: Path) -> None
     image.convert(ref, environ["BOOTSEER_STORE"], work_dir=tmp_path / "work")
     hidden = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /dev && mknod /dev/null c 1 3 && exec "$@"', "sh")
     line = fails(71, environ, "image", "mount", ref, str(tmp_path / "m"), before=hidden)
-    assert "FUSE" in line or "/dev/fuse" in line
+    assert "cannot open /dev/fuse" in line
     assert image.mounts(tmp_path / "state") == []
 
 

@@ -18,7 +18,7 @@ from bootseer import image, oci
 from bootseer.blocks import tree as trees
 from bootseer.blocks.cache.metadata import localize
 from bootseer.blocks.formats.manifest import tree_key
-from bootseer.errors import DataError, NotFoundError
+from bootseer.errors import BootseerError, DataError, NotFoundError
 from bootseer.store import open_store
 from support.images import CHANGES, Member, folder, one_of_each, write_image
 from support.layouts import push
@@ -135,7 +135,7 @@ def test_a_failed_mount_leaves_nothing(
     ref = f"oci:{tmp_path}/layout:v1"
     convert(ref, config, tmp_path)
     monkeypatch.setenv("BOOTSEER_FAULTS", f"{point}=eio")
-    with pytest.raises(Exception, match="Input/output error"):
+    with pytest.raises(BootseerError, match="Input/output error"):
         image.mount(ref, tmp_path / "m", store_url=config.store_url, config=config)
     assert not (tmp_path / "m").exists()
     assert image.mounts(Path(config.state_dir)) == []
@@ -155,7 +155,7 @@ def test_two_writable_mounts_do_not_see_each_other(tmp_path: Path, config: setti
             assert one.upper is not None
             assert (one.upper / "etc/passwd").read_text() == "changed"
             assert image.attach(one.rootfs, Path(config.state_dir)).status().blocks_total > 0
-            with pytest.raises(Exception, match="something is mounted there"):
+            with pytest.raises(BootseerError, match="something is mounted there"):
                 image.mount(ref, two.rootfs, store_url=config.store_url, config=config)
         finally:
             two.unmount()

@@ -212,8 +212,8 @@ def test_large_directories_and_files(place: Path) -> None:
         assert set(found) == set(names)
         for name in random.Random(1).sample(names, 500):
             assert os.stat(os.fsencode(target / "many") + b"/" + name).st_size == 0
-        for name in (b"", b"0", b"1-", b"99999", b"zzz", b"50000-nnn"):
-            assert not os.path.exists(os.fsencode(target / "many") + b"/" + name) or not name
+        for name in (b"0", b"1-", b"99999", b"zzz", b"50000-nnn"):
+            assert not os.path.exists(os.fsencode(target / "many") + b"/" + name)
         with (target / "holes").open("rb") as file:
             assert os.fstat(file.fileno()).st_size == 5 * gib + 5
             assert os.pread(file.fileno(), 10, 0) == b"begin" + bytes(5)

@@ -131,8 +131,7 @@ def test_numbers_of_nodes_are_never_given_twice(mounted: FsMount, fs: StripeFS) 
     for number in range(READERS):
         with fs.create(f"run/striped-{number}", striped=True) as out:
             out.write(b"new")
-    time.sleep(1.1)  # names are believed for a second
-    assert len(numbers() & first) == READERS
+    until(lambda: len(numbers() & first) == READERS, what="other numbers for other contents")
 
 
 def test_a_server_that_dies_at_once_again_and_again_is_given_up(fs: StripeFS, tmp_path: Path, config: Config) -> None:

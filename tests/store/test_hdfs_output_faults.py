@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from urllib.parse import urlsplit
 
 import pytest
@@ -19,6 +19,8 @@ from bootseer.hdfs import client as hdfs
 from bootseer.hdfs.blockwriter import BlockLost
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.output import FileOutput
+from bootseer.hdfs.placement import Placement
+from bootseer.hdfs.records import DataNode
 from support.hadoop import HadoopCluster
 
 pytestmark = pytest.mark.hdfs
@@ -32,9 +34,8 @@ def path() -> str:
 
 
 @pytest.fixture(autouse=True)
-def soon(monkeypatch) -> Iterator[None]:
-    """Shorter waits than in use, so that the suite is quick; and no DataNode is avoided because of an earlier test."""
-    monkeypatch.setattr(pipeline, "STALL", 0.5)
+def fresh() -> Iterator[None]:
+    """No DataNode is avoided because of an earlier test."""
     yield
     placement._shunned.clear()
 
@@ -57,7 +58,7 @@ def content(cluster: HadoopCluster, path: str) -> bytes:
     ("how", "replication", "position"),
     [
         # first, in the middle, last: who notices differs
-        *(("frozen", replication, position) for replication, position in ((3, 0), (3, 1), (2, 1))),
+        *(("frozen", replication, position) for replication, position in ((3, 0), (3, 1), (2, 0), (2, 1))),
         ("killed", 3, 0),
     ],
 )
@@ -80,7 +81,8 @@ def test_a_datanode_fails_in_the_middle_of_a_block(cluster, namenode, path, how,
     assert all(victim not in block.nodes for block in blocks.blocks[:1]) or how == "killed"
 
 
-def test_a_datanode_fails_between_the_last_byte_and_the_end(cluster, namenode, path):
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_a_datanode_fails_between_the_last_byte_and_the_end(cluster, namenode, path, position):
     data = os.urandom(3 * MIB)
     out = FileOutput(namenode, path, replication=3)
     with out:
@@ -88,9 +90,43 @@ def test_a_datanode_fails_between_the_last_byte_and_the_end(cluster, namenode, p
         out._flush()
         assert out._block is not None
         out._block._drain(0)  # type: ignore[union-attr]
-        with down(cluster, cluster.index_of(out.nodes[1].address), "frozen"):
+        with down(cluster, cluster.index_of(out.nodes[position].address), "frozen"):
             out.close()
     assert content(cluster, path) == data
+
+
+def test_files_written_together_leave_a_frozen_datanode_at_once(cluster, namenode, path, caplog, monkeypatch):
+    """Who finds it silent tells the others. What it has when it wakes up is of an older generation."""
+    asked: list[int] = []
+    silent = probe.silent
+
+    def counted(nodes: Sequence[DataNode], pool: str) -> tuple[int, ...]:
+        found = silent(nodes, pool)
+        asked.extend(found)
+        return found
+
+    monkeypatch.setattr(probe, "silent", counted)
+    together = Placement()
+    data = [os.urandom(14 * MIB) for _ in range(4)]  # more than a window
+    outs = [FileOutput(namenode, f"{path}{i}", replication=2, placement=together) for i in range(4)]
+    for out, whole in zip(outs, data, strict=True):
+        out.write(whole[: 2 * MIB])
+        out._block._drain(0)  # type: ignore[union-attr]
+    victim = outs[0].nodes[1]
+    having = [out for out in outs if victim in out.nodes]
+    assert len(having) == 2
+    with cluster.frozen(cluster.index_of(victim.address)):
+        for out, whole in zip(outs, data, strict=True):
+            out.write(whole[2 * MIB :])
+            assert victim not in out.nodes
+        for out in outs:
+            out.close()
+        assert len(asked) == 1
+        assert caplog.text.count("goes on with 1 of 2 DataNodes") == 2
+    for i, whole in enumerate(data):
+        assert content(cluster, f"{path}{i}") == whole
+        blocks = namenode.blocks(f"{path}{i}").blocks
+        assert sum(block.block.length for block in blocks) == len(whole)
 
 
 @pytest.mark.parametrize("how", ["frozen", "killed"])
@@ -153,6 +189,8 @@ KILLED = """
 import sys
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.output import FileOutput
+from bootseer.hdfs.placement import Placement
+from bootseer.hdfs.records import DataNode
 with FileOutput(NameNode.connect(sys.argv[1]), sys.argv[2], replication=2, block_size=1 << 20) as out:
     out.write(b"x" * (3 << 20))
 """
@@ -233,6 +271,8 @@ DEAD = """
 import sys, time
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.output import FileOutput
+from bootseer.hdfs.placement import Placement
+from bootseer.hdfs.records import DataNode
 out = FileOutput(NameNode.connect(sys.argv[1]), sys.argv[2], replication=2, block_size=1 << 20)
 out.write(b"x" * (3 << 20))
 print("written", flush=True)

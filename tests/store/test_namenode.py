@@ -194,10 +194,10 @@ def test_the_lease_of_another_is_recovered(node, folder):
 @pytest.fixture
 def lost(monkeypatch) -> Iterator[None]:
     """The answer to the first call is lost after the NameNode has given it."""
-    faults._visits.clear()
+    faults.visits.clear()
     monkeypatch.setenv("BOOTSEER_FAULTS", "hdfs.rpc.answered=eio@1")
     yield
-    assert faults._visits["hdfs.rpc.answered"] > 1
+    assert faults.visits["hdfs.rpc.answered"] > 1
 
 
 def test_a_rename_whose_answer_was_lost_is_a_success(node, folder, lost):
@@ -216,10 +216,10 @@ def test_a_create_whose_answer_was_lost_is_no_file_that_exists(node, folder, los
 
 def test_a_block_whose_answer_was_lost_is_added_once(node, folder, monkeypatch):
     file_id = node.create(f"{folder}/a", replication=1).file_id
-    faults._visits.clear()
+    faults.visits.clear()
     monkeypatch.setenv("BOOTSEER_FAULTS", "hdfs.rpc.answered=eio@1")
     added = node.add_block(f"{folder}/a", file_id)
-    assert faults._visits["hdfs.rpc.answered"] == 2
+    assert faults.visits["hdfs.rpc.answered"] == 2
     again = node.add_block(f"{folder}/a", file_id)
     assert again.block == added.block
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from bootseer import faults
 from bootseer.blocks.cache.cachefile import CacheFile
 from bootseer.errors import BootseerError
 from support import lazy
@@ -78,12 +79,10 @@ def test_a_write_that_fails(
     if old:
         old_data(blob, folder)
     name, _, nth = site.partition("@")
-    from bootseer import faults
-
-    monkeypatch.setattr(faults, "_visits", {})
+    faults.visits.clear()
     monkeypatch.setenv("BOOTSEER_FAULTS", f"{name}={action}@{nth or 1}")
     fill(blob, folder)
-    assert faults._visits[name] >= int(nth or 1), "the fault was never met"
+    assert faults.visits[name] >= int(nth or 1), "the fault was never met"
     monkeypatch.delenv("BOOTSEER_FAULTS")
     with blob.open_cache(folder) as cache:
         look(blob, cache)

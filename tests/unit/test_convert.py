@@ -257,7 +257,7 @@ def faulty(point: str, action: str) -> str:
 @pytest.mark.parametrize("point", POINTS)
 def test_a_full_disk_anywhere_leaves_nothing_half(rig: Rig, monkeypatch: pytest.MonkeyPatch, point: str) -> None:
     ref = rig.image(BASE, ONE)
-    monkeypatch.setattr(faults, "_visits", {})
+    faults.visits.clear()
     monkeypatch.setenv("BOOTSEER_FAULTS", faulty(point, "enospc"))
     with pytest.raises((FullError, OSError), match="No space left"):
         rig.convert(ref)

@@ -134,8 +134,10 @@ VALUES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text
 
 
 @given(attrs=st.dictionaries(st.text(max_size=300), VALUES, max_size=40), stage=st.text(min_size=1, max_size=300))
-def test_any_event_is_one_line_below_4_kib(attrs, stage):
-    line = emit._line("begin", "ab" * 8, attrs, stage, "", 0)
+def test_any_event_is_one_line_below_4_kib(file, attrs, stage):
+    emit.begin(stage, **attrs)
+    line = file.read_bytes()
+    file.unlink()
     assert len(line) < 4096
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1
@@ -180,10 +182,10 @@ def test_trouble_with_the_file_never_reaches_the_host(file, monkeypatch, capfd, 
 
 def test_a_fifo_without_a_reader_does_not_block(file):
     os.mkfifo(file)
-    began = time.monotonic()
     emit.begin("env")
-    assert time.monotonic() - began < 1
-    assert emit._lost == 1
+    file.unlink()
+    emit.begin("env")
+    assert lines(file)[0]["lost"] == 1
 
 
 MANY = """
@@ -246,7 +248,7 @@ def test_it_runs_alone_with_the_standard_library_only(tmp_path):
     )
     environ = {"BOOTSEER_EVENTS": str(out)}
     done = subprocess.run([sys.executable, "-ISc", code], env=environ, capture_output=True, text=True, check=True)
-    assert done.stdout == "['__main__']\n" or done.stdout == "[]\n"
+    assert done.stdout == "['__main__']\n"
     assert events.read(out).events == 2
 
 

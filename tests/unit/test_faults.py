@@ -11,7 +11,7 @@ def test_nothing_happens_unless_asked(monkeypatch):
 
 
 def test_acts_on_the_named_visit_only(monkeypatch):
-    monkeypatch.setattr(faults, "_visits", {})
+    faults.visits.clear()
     monkeypatch.setenv("BOOTSEER_FAULTS", "other=eio,here=enospc@2")
     faults.point("here")
     with pytest.raises(OSError, match="here") as caught:

@@ -6,6 +6,7 @@ import os
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -233,6 +234,21 @@ def test_the_one_that_does_not_answer_is_at_fault(made, monkeypatch):
     assert (problem.bad, problem.reason.endswith("does not answer")) == ((2,), True)
     problem = broken(connected(made(lambda p: [b""]), made(mute=True), made()))  # the first one closes because of it
     assert problem.bad == (1,)
+
+
+def test_a_pipeline_that_is_only_late_is_asked_about_less_and_less(made, monkeypatch):
+    """Else a slow cluster would answer probes all the time."""
+    monkeypatch.setattr(pipeline, "STALL", 0.02)
+    monkeypatch.setattr(pipeline, "PATIENCE", 1.0)
+    asked: list[float] = []
+
+    def answered(*_: object) -> tuple[int, ...]:
+        asked.append(time.monotonic())
+        return ()
+
+    monkeypatch.setattr(probe, "silent", answered)
+    assert broken(connected(made(lambda p: []))).bad == (2,)
+    assert 4 <= len(asked) <= 13  # 20, 40, 80, then 125 ms apart; every 20 ms they would be 50
 
 
 def test_a_pipeline_that_is_refused(made):

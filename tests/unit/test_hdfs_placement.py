@@ -117,44 +117,78 @@ def test_the_first_files_of_a_process_wait_for_the_list():
     assert namenode.asked == 1
 
 
-QUICK, SLOW = (4.0, 0.4, 0.1), (4.0, 3.3, 1.0)
-"""Seconds of a pipeline, those that its writer waited, and the share of the window that is not acknowledged."""
+def test_no_two_blocks_have_the_same_pair_of_datanodes():
+    """Else two files may be held up by one pair, and nobody tells by whom of it."""
+    for seed in range(20):
+        random.seed(seed)
+        names, made = Names("hdfs://a:1", nodes(4)), Placement()
+        pairs = [frozenset(node.uuid for node in made.wish(file, names, 2)) for file in range(4)]
+        assert len(set(pairs)) == 4
 
 
-def slow(made: Placement, file: int, members: str, how: tuple[float, float, float]) -> str:
-    run = placement.Run(tuple(DataNode(name, "127.0.0.1", 1) for name in members), *how)
-    return "".join(node.uuid for node in made.slow(file, run))
+def test_a_slow_datanode_is_told_from_one_that_failed():
+    failed, slow = nodes(2)
+    placement.shun([failed])
+    placement.shun([failed, slow], slow=True)
+    assert placement.shunned() == [failed, slow]
+    assert placement.shunned(slow=False) == [failed]
+
+
+QUICK, SLOW = (0.1, 30e6, 0.1), (0.8, 5e6, 1.0)
+"""Share of the time that its writer waited for a pipeline, bytes per second, share of the window not acknowledged."""
+
+
+def slow(made: Placement, file: int, members: str, *runs: tuple[float, float, float]) -> str:
+    """Whom the file had better leave after ``runs`` one after the other."""
+    having = tuple(DataNode(name, "127.0.0.1", 1) for name in members)
+    found = made.slow(file, having, None)
+    for run in runs:
+        found = made.slow(file, having, placement.Run(having, *run))
+    return "".join(node.uuid for node in found)
 
 
 def test_who_is_in_no_quick_pipeline_holds_the_others_up():
     made = Placement()
     assert slow(made, 1, "ABC", QUICK) == ""
-    assert slow(made, 2, "ABX", SLOW) == "X"
-    assert slow(made, 3, "CX", (0.1, 0.0, 0.0)) == "X"  # it is known by now
+    assert slow(made, 2, "ABX", SLOW, SLOW) == "X"
+    assert slow(made, 3, "CX") == "X"  # it is known by now
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        (1.0, 0.0, 0.0),  # has just begun
-        (4.0, 2.0, 0.1),  # waits as well
-        (4.0, 0.0, 0.9),  # only hides for now that it is slow
+        (0.5, 30e6, 0.1),  # waits as well
+        (0.0, 30e6, 0.9),  # only hides for now that it is slow
     ],
 )
 def test_without_a_quick_pipeline_nobody_is_slow(other):
     made = Placement()
     slow(made, 1, "AB", other)
-    assert slow(made, 2, "CX", SLOW) == ""
+    assert slow(made, 2, "CX", SLOW, SLOW) == ""
 
 
-def test_a_pipeline_has_time_to_begin():
+@pytest.mark.parametrize(
+    "runs",
+    [
+        [SLOW],
+        [SLOW, QUICK, SLOW],
+        [(0.99, 12e6, 1.0)] * 5,  # busier than others, but no slower than a busy DataNode is
+    ],
+)
+def test_a_datanode_that_is_slow_for_a_moment_or_only_busy_is_not_left(runs):
     made = Placement()
     slow(made, 1, "AB", QUICK)
-    assert slow(made, 2, "CX", (2.0, 2.0, 1.0)) == ""
+    assert slow(made, 2, "CX", *runs) == ""
 
 
 def test_a_block_that_is_written_says_nothing_any_more():
     made = Placement()
     slow(made, 1, "AB", QUICK)
     made.end(1)
-    assert slow(made, 2, "CX", SLOW) == ""
+    assert slow(made, 2, "CX", SLOW, SLOW) == ""
+
+
+def test_who_does_not_answer_one_file_is_left_by_the_others():
+    made = Placement()
+    made.silent(nodes(1))
+    assert made.slow(2, tuple(nodes(2)), None) == nodes(1)

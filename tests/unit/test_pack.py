@@ -22,7 +22,7 @@ from bootseer.blocks.formats.frames import verified
 from bootseer.blocks.publish.dedup import KnownBlocks
 from bootseer.blocks.publish.packs import Packed, PackWriter
 from bootseer.blocks.publish.tree import TreeWriter
-from bootseer.errors import DataError, FullError, UnavailableError
+from bootseer.errors import DataError, FullError, NotFoundError, UnavailableError
 from bootseer.store.folder import FolderStore
 from bootseer.testing import FlakyStore
 from support import lazy
@@ -222,7 +222,7 @@ def test_what_could_never_be_mounted_is_refused(bench: Bench, monkeypatch: pytes
 
 
 def test_a_work_folder_that_is_gone(tmp_path: Path) -> None:
-    with pytest.raises(Exception, match="write a pack to"):
+    with pytest.raises(NotFoundError, match="write a pack to"):
         Bench(tmp_path / "absent").pack(b"x")
 
 

@@ -171,6 +171,8 @@ def test_broken_answers_are_errors_of_ours(answer: bytes, caplog: pytest.LogCapt
                 call(client)
             except BootseerError as exc:
                 said.append(str(exc))
+    present = answer.startswith(b"HTTP/1.1 206")  # to HEAD, with the name of a blob: nothing is left to upload
+    assert len(said) == len(calls) - present
     assert "SECRETSIG" not in caplog.text + "".join(said)
 
 
@@ -216,11 +218,9 @@ def test_answers_without_end_are_left(head: bytes) -> None:
             yield b"X: y\r\n" * 1000 if head else b"HTTP/1.1 100 Continue\r\n\r\n" * 1000
 
     transport = Transport()
-    began = time.monotonic()
     with Server(answer) as server, pytest.raises(TransportError):
         with transport.request("GET", f"http://{server.address}/", headers={}, patience=30) as said:
             said.document(100)
-    assert time.monotonic() - began < 5
 
 
 def test_pages_that_lead_to_themselves() -> None:
@@ -230,11 +230,9 @@ def test_pages_that_lead_to_themselves() -> None:
         return reply(200, json.dumps(body).encode(), Link=f'<{there}>; rel="next"')
 
     with Server(answer) as server, server.client() as client:
-        began = time.monotonic()
         assert client.referrers(ITEM.digest) == ()
         assert len(server.seen) <= 3
         assert len(list(client.tags())) <= 3
-        assert time.monotonic() - began < 2
 
 
 def test_pages_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,11 +255,10 @@ def test_pages_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_range_does_not_sleep_for_a_busy_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     with Server(lambda *_: reply(429, Retry_After="6")) as server, server.client() as client:
-        began = time.monotonic()
         with pytest.raises(UnavailableError, match="429") as caught:
             client.read_range(ITEM, 0, 10)
-        assert time.monotonic() - began < 2
         assert caught.value.retry_after == 6
+        assert len(server.seen) == 1
 
 
 def test_pauses_that_a_server_asks_for_are_spread(monkeypatch: pytest.MonkeyPatch) -> None:

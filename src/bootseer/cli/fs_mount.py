@@ -55,7 +55,7 @@ def status(target: Target, as_json: AsJson = False) -> None:
     import msgspec
 
     found = _find(target).status()
-    answer(found, as_json, *(f"{key:>15}: {value}" for key, value in msgspec.to_builtins(found).items()))
+    answer(found, as_json, *(f"{key:>18}: {value}" for key, value in msgspec.to_builtins(found).items()))
 
 
 def unmount(target: Target, as_json: AsJson = False) -> None:

@@ -47,6 +47,7 @@ class BlockLost(UnavailableError):
 class BlockWriter:
     """The block ``located`` of the file ``path``, with a pipeline that is set up. `pipeline.Broken` when that fails.
 
+    ``silent``: the DataNodes that were left because they do not answer.
     `write` and `finish` raise `BlockLost`, and errors of the NameNode.
     """
 
@@ -57,15 +58,29 @@ class BlockWriter:
         self._number = self._failures = 0
         self._acked = -1
         self._broken: Broken | None = None
+        self.silent: list[DataNode] = []
         self._pipeline = Pipeline(located, terms, Setup())
+        self._begin_run()
 
-    def run(self) -> Run:
-        """How the pipeline did since it was set up, or in the last seconds."""
-        pipe, now = self._pipeline, time.monotonic()
-        run = Run(self.nodes, now - pipe.since, pipe.waited, pipe.in_flight / WINDOW)
-        if run.seconds > 2 * placement.ENOUGH:
-            pipe.since, pipe.waited = now, 0.0
-        return run
+    def _begin_run(self) -> None:
+        self._run_began = time.monotonic(), self._pipeline.waited, self._pipeline.acked
+
+    def run(self) -> Run | None:
+        """How the pipeline did in the last `placement.ENOUGH` seconds, once in so many."""
+        pipe, (since, waited, acked) = self._pipeline, self._run_began
+        seconds = time.monotonic() - since
+        if seconds < placement.ENOUGH:
+            return None
+        self._begin_run()
+        waiting = (pipe.waited - waited) / seconds
+        return Run(self.nodes, waiting, (pipe.acked - acked) / seconds, pipe.in_flight / WINDOW)
+
+    def leave(self, nodes: Sequence[DataNode]) -> None:
+        """Go on without ``nodes``, as after a failure; others take part. What they have not acknowledged is sent to
+        the others again, which takes less time than to wait for them."""
+        bad = [i for i, node in enumerate(self.nodes) if node in nodes]
+        names = ", ".join(node.address for node in nodes)
+        self._recover(Broken(f"{names} held up what is written", bad, slow=True), pipeline.RECOVER)
 
     @property
     def degraded(self) -> bool:
@@ -156,6 +171,7 @@ class BlockWriter:
             self._drop(broken)
             try:
                 self._pipeline = self._replace(stage, acked)
+                self._begin_run()
                 if stage == pipeline.RECOVER:
                     for packet in pending:
                         self._pipeline.send(packet)
@@ -166,7 +182,8 @@ class BlockWriter:
     def _drop(self, broken: Broken) -> None:
         nodes = self._located.nodes
         bad = [nodes[i] for i in broken.bad]
-        placement.shun(bad)
+        placement.shun(bad, slow=broken.slow)
+        self.silent += bad if broken.silent else []
         keep = [i for i in range(len(nodes)) if i not in broken.bad]
         if not keep:  # better one that failed once than none
             silent = probe.silent(nodes, self._located.block.pool)

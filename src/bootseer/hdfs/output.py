@@ -34,7 +34,7 @@ PACKET = 1 << 20
 """Bytes of data in one packet, at least. DataNodes refuse packets of more than 16 MiB."""
 HEARTBEAT = 20.0
 """Seconds after which an idle pipeline gets a packet without data; DataNodes wait for 60."""
-_SETUPS = 6
+_SETUPS = 16
 _EARLY = 4  # times that a file leaves slow DataNodes: a wrong guess costs a short block
 _MIN_CHECKSUM, _MAX_CHECKSUM = 512, 8 << 20
 _MANY = 512
@@ -135,14 +135,18 @@ class FileOutput(NewFile):
 
     def _ends_early(self, block: BlockWriter) -> bool:
         """Whether another block had better take the rest: one more failure would lose this one, or it is slow."""
+        self._placement.silent(block.silent)
         if block.degraded or self._early == _EARLY:
             return block.degraded
-        slow = self._placement.slow(id(self), block.run())
+        slow = self._placement.slow(id(self), block.nodes, block.run())
         if slow:
             self._early += 1
-            placement.shun(slow)
-            names = ", ".join(node.address for node in slow)
-            _log.warning("%s goes on in another block, without %s, which held up its writer", self.path, names)
+            if len(slow) < len(block.nodes):
+                block.leave(slow)
+            else:  # nobody else has what they acknowledged: they end the block
+                names = ", ".join(node.address for node in slow)
+                _log.warning("%s goes on in another block, without %s, which held it up", self.path, names)
+                placement.shun(slow, slow=True)
         return bool(slow)
 
     def _begin(self) -> BlockWriter:
@@ -155,6 +159,8 @@ class FileOutput(NewFile):
                 return BlockWriter(self.namenode, self.path, located, self._terms)
             except Broken as exc:
                 reason, failed = exc.reason, [located.nodes[i] for i in exc.bad]
+                if exc.silent:
+                    self._placement.silent(failed)
             placement.shun(failed)
             bad |= {node.uuid: node for node in failed}
             _log.warning("a block of %s goes elsewhere (attempt %d): %s", self.path, attempt, reason)
@@ -169,10 +175,13 @@ class FileOutput(NewFile):
 
     def _allocate(self, bad: list[DataNode], until: float) -> Located:
         """A new block with at least one DataNode. Rather one that failed before than none."""
-        avoided = [*bad, *(node for node in placement.shunned() if node not in bad)]
+        stages = [bad]
+        for nodes in (placement.shunned(slow=False), placement.shunned()):  # rather a slow one than one that failed
+            if more := [node for node in nodes if node not in stages[0]]:
+                stages.insert(0, [*stages[0], *more])
         favoured = [node.address for node in self._placement.wish(id(self), self.namenode, self.replication)]
         while True:
-            for exclude in (avoided, bad, []) if avoided else ([],):
+            for exclude in (*stages, []) if bad else stages:
                 left = max(until - time.monotonic(), 1.0)
                 try:
                     located = self.namenode.add_block(

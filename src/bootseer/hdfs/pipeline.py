@@ -9,7 +9,7 @@ Checksums are CRC-32C, one per ``bytes_per_checksum`` from the beginning of the 
 with data holds whole chunks. A packet without data that says it is the last one ends the block.
 
 A DataNode waits more than a minute for the one behind it, and an acknowledgement does not tell who is late. So when
-acknowledgements stop for `STALL` seconds every DataNode is asked directly (`bootseer.hdfs.probe`).
+acknowledgements stop for a moment (`STALL`) every DataNode is asked directly (`bootseer.hdfs.probe`).
 
 Concurrency: one thread at a time uses a pipeline (`bootseer.hdfs.output` has a lock); it sends and takes
 acknowledgements in turn, with a non-blocking socket, so no thread of its own is needed. System calls release the GIL.
@@ -36,8 +36,9 @@ from bootseer.hdfs.records import Block, DataNode, Located, storage_ids
 
 CONNECT = 5.0
 """Seconds for a connection to the first DataNode."""
-STALL = 2.0
-"""Seconds without an acknowledgement after which the DataNodes are asked whether they live."""
+STALL = 0.3
+"""Seconds without an acknowledgement after which the DataNodes are asked whether they live; each time that all do, a
+pipeline doubles them: a slow cluster is asked a few times per block, whatever its pace."""
 PATIENCE = 60.0
 """Seconds without an acknowledgement after which a pipeline is given up though its DataNodes live (or none does)."""
 _IOV = 512
@@ -48,11 +49,14 @@ CREATE, RECOVER, CLOSE = 6, 3, 5
 
 
 class Broken(Exception):
-    """A pipeline that cannot go on. ``bad``: positions in it of the DataNodes at fault, at least one."""
+    """A pipeline that cannot go on. ``bad``: positions in it of the DataNodes at fault, at least one.
 
-    def __init__(self, reason: str, bad: Sequence[int]) -> None:
+    ``silent``: they answer nobody; ``slow``: they answer, but are to be left.
+    """
+
+    def __init__(self, reason: str, bad: Sequence[int], *, silent: bool = False, slow: bool = False) -> None:
         super().__init__(reason)
-        self.reason, self.bad = reason, tuple(bad)
+        self.reason, self.bad, self.silent, self.slow = reason, tuple(bad), silent, slow
 
 
 class Packet(NamedTuple):
@@ -130,7 +134,7 @@ class Pipeline:
     """A pipeline to the DataNodes of ``located``, set up and ready for packets.
 
     ``unacked``: packets sent, or being sent, that are not on every DataNode yet. ``acked``: bytes of the block that
-    are. ``waited``: seconds that its user waited for it since ``since``.
+    are. ``waited``: seconds that its user waited for it.
 
     Every method raises `Broken` when a DataNode fails, and then only `close` may be called. What this process lacks for
     a connection (files, ports, memory) is `BootseerError`.
@@ -143,6 +147,7 @@ class Pipeline:
         self.waited = 0.0
         self._received, self._ready = bytearray(), False
         self._replaceable = setup.stage == CREATE
+        self._stall = STALL
         self._poll = select.poll()
         self._sock = _connect(self.nodes[0])
         self._moved = self._looked = self.used = time.monotonic()
@@ -151,8 +156,7 @@ class Pipeline:
             self._poll.register(self._sock, select.POLLIN)
             self._send([memoryview(_request(located, terms, setup))])
             self._await_answer()
-            self._ready, self._replaceable = True, False
-            self.since, self.waited = time.monotonic(), 0.0
+            self._ready, self._replaceable, self.waited = True, False, 0.0
         except BaseException:
             self.close()
             raise
@@ -230,7 +234,7 @@ class Pipeline:
         self._poll.modify(self._sock, events)
         while True:
             begin = time.monotonic()
-            left = self._looked + STALL - begin
+            left = self._looked + self._stall - begin
             found = self._poll.poll(max(left, 0.001) * 1000)
             self.waited += time.monotonic() - begin
             if found:
@@ -245,8 +249,9 @@ class Pipeline:
         # all of them: they may thaw, and have what nobody else has; but a new block goes elsewhere
         if silent and (len(silent) < len(self.nodes) or self._replaceable):
             names = ", ".join(self.nodes[i].address for i in silent)
-            raise Broken(f"{names} does not answer", silent)
+            raise Broken(f"{names} does not answer", silent, silent=True)
         if late < PATIENCE:
+            self._stall = min(2 * self._stall, PATIENCE / 8)
             return
         # all are alive, or none: the last one has nobody behind it that could be to blame
         bad = silent or (len(self.nodes) - 1,)

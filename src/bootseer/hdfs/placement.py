@@ -27,15 +27,18 @@ _log = logging.getLogger(__name__)
 
 SHUNNED = 60.0
 """Seconds for which new blocks avoid a DataNode after it failed in a pipeline."""
-ENOUGH = 3.0
-"""Seconds that a pipeline is used before it may be called slow."""
+ENOUGH = 0.5
+"""Seconds over which it is measured how a pipeline does; one that is slow has been so twice in a row."""
 HELD_UP, FREE = 0.7, 0.3
 """Shares of its time that a writer waits for its pipeline: for a slow one at least, for a quick one at most."""
+SLOW = 1 / 3
+"""Of the largest rate that a pipeline of the same files has had: a slow one has less. To leave a DataNode that is only
+busier than others costs more than it brings."""
 _ASK = 5.0
 _KNOWN = 60.0
 """Seconds for which a list of the DataNodes is good enough."""
 
-_shunned: dict[str, tuple[float, DataNode]] = {}  # until when, by uuid
+_shunned: dict[str, tuple[float, DataNode, bool]] = {}  # until when, and whether it is only slow, by uuid
 _live: dict[str, tuple[float, list[DataNode]]] = {}  # since when, by the URL of the NameNode
 _lock, _asking = threading.Lock(), threading.Lock()
 
@@ -48,18 +51,19 @@ def _renew_locks() -> None:
 os.register_at_fork(after_in_child=_renew_locks)
 
 
-def shun(nodes: Iterable[DataNode]) -> None:
-    """Leave ``nodes`` out of new blocks of this process for `SHUNNED` seconds."""
+def shun(nodes: Iterable[DataNode], *, slow: bool = False) -> None:
+    """Leave ``nodes``, which failed or are only ``slow``, out of new blocks of this process for `SHUNNED` seconds."""
     until = time.monotonic() + SHUNNED
+    failed = shunned(slow=False)
     with _lock:
-        _shunned.update((node.uuid, (until, node)) for node in nodes)
+        _shunned.update((node.uuid, (until, node, slow and node not in failed)) for node in nodes)
 
 
-def shunned() -> list[DataNode]:
-    """The DataNodes to leave out now."""
+def shunned(*, slow: bool = True) -> list[DataNode]:
+    """The DataNodes to leave out now: those that failed and, with ``slow``, those that are only slow."""
     now = time.monotonic()
     with _lock:
-        return [node for until, node in _shunned.values() if until > now]
+        return [node for until, node, only_slow in _shunned.values() if until > now and (slow or not only_slow)]
 
 
 def live(namenode: NameNode) -> list[DataNode]:
@@ -81,15 +85,19 @@ def live(namenode: NameNode) -> list[DataNode]:
 
 
 class Run(NamedTuple):
-    """How a pipeline does: since it was set up, or lately, its seconds, and those that its writer waited for it.
+    """How a pipeline did for a while: the share of it that its writer ``waited``, and its ``rate`` in bytes per second.
 
     ``backlog``: the share of the window that is not acknowledged; a full one hides for now that a pipeline is slow.
     """
 
     nodes: tuple[DataNode, ...]
-    seconds: float
     waited: float
+    rate: float
     backlog: float
+
+    @property
+    def quick(self) -> bool:
+        return self.waited <= FREE and self.backlog <= FREE
 
 
 class Placement:
@@ -103,13 +111,15 @@ class Placement:
         self._alone = alone
         self._placed: dict[int, tuple[DataNode, ...]] = {}  # by file: who has its block, or is wished to have it
         self._runs: dict[int, Run] = {}  # by file
-        self._slow: set[str] = set()
+        self._slow: set[str] = set()  # and those that are silent, by uuid
+        self._best = 0.0  # bytes per second of one pipeline
         self._lock = threading.Lock()
 
     def wish(self, file: int, namenode: NameNode, replicas: int) -> list[DataNode]:
         """The DataNodes with the fewest replicas now; they count for ``file`` from now on.
 
         Racks as HDFS chooses them: the second replica on another rack than the first, the third beside the second.
+        Rather two that have no other block together: when they hold up two files, nobody tells which of them does.
         """
         if self._alone:
             return []
@@ -121,7 +131,10 @@ class Placement:
             self._placed.pop(file, None)
             used = Counter(node.uuid for nodes in self._placed.values() for node in nodes)
             while able and len(chosen) < replicas:
-                chosen.append(min(able, key=lambda node: (not _fits(node, chosen), used[node.uuid])))
+                beside = Counter(
+                    node.uuid for nodes in self._placed.values() if set(chosen) & set(nodes) for node in nodes
+                )
+                chosen.append(min(able, key=lambda node: (not _fits(node, chosen), used[node.uuid], beside[node.uuid])))
                 able.remove(chosen[-1])
             self._placed[file] = tuple(chosen)
         return chosen
@@ -137,22 +150,30 @@ class Placement:
             self._placed.pop(file, None)
             self._runs.pop(file, None)
 
-    def slow(self, file: int, run: Run) -> list[DataNode]:
-        """The DataNodes that ``file`` had better leave: they hold it up, and others that are written with it are quick.
+    def slow(self, file: int, nodes: Sequence[DataNode], run: Run | None) -> list[DataNode]:
+        """Those of ``nodes``, which have the block of ``file``, that it had better leave. ``run``: how it does, if that
+        was measured since it was asked last.
 
-        Files that are written together get their bytes in turn, so the slowest pipeline sets the pace of all. Nobody
-        tells which DataNode of it is slow, but one that takes part in a quick pipeline is not.
+        They hold it up, and others that are written with it are quick. Files that are written together get their bytes
+        in turn, so the slowest pipeline sets the pace of all. Nobody tells which DataNode of it is slow, but one that
+        takes part in a quick pipeline is not.
         """
         with self._lock:
-            self._runs[file] = run
-            if run.seconds >= ENOUGH and run.waited >= HELD_UP * run.seconds:
-                quick = {node.uuid for other in self._runs.values() if _quick(other) for node in other.nodes}
-                self._slow |= {node.uuid for node in run.nodes if quick and node.uuid not in quick}
-            return [node for node in run.nodes if node.uuid in self._slow]
+            if run is not None:
+                before, self._runs[file] = self._runs.get(file), run
+                self._best = max(self._best, run.rate)
+                if before is not None and self._holds_up(before) and self._holds_up(run):
+                    quick = {node.uuid for other in self._runs.values() if other.quick for node in other.nodes}
+                    self._slow |= {node.uuid for node in run.nodes if quick and node.uuid not in quick}
+            return [node for node in nodes if node.uuid in self._slow]
 
+    def _holds_up(self, run: Run) -> bool:
+        return run.waited >= HELD_UP and run.rate < SLOW * self._best
 
-def _quick(run: Run) -> bool:
-    return run.seconds >= ENOUGH / 2 and run.waited <= FREE * run.seconds and run.backlog <= FREE
+    def silent(self, nodes: Iterable[DataNode]) -> None:
+        """``nodes`` do not answer: files that are written together had better leave them at once."""
+        with self._lock:
+            self._slow.update(node.uuid for node in nodes)
 
 
 def _fits(node: DataNode, chosen: Sequence[DataNode]) -> bool:

@@ -19,8 +19,9 @@ from bootseer.hdfs.framing import READ_BLOCK, operation
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.records import DataNode
 
-PROBE = 2.0
-"""Seconds a DataNode has to answer. One that lives answers within milliseconds, during a long GC pause later."""
+PROBE = 1.2
+"""Seconds a DataNode has to answer. One that lives answers within milliseconds, later during a GC pause, and after 1 s
+when the first packet of the connection is lost."""
 
 _log = logging.getLogger(__name__)
 

@@ -33,7 +33,8 @@ SLOWEST = 512 << 10
 
 
 class Permissions(NamedTuple):
-    """Whose a file is, in numbers of this node, and who may do what with it: the nine bits of chmod(1)."""
+    """Whose a file is, in numbers of this node, and who may do what with it: the nine bits of chmod(1), and the sticky
+    one of a folder in which only owners may rename and remove."""
 
     uid: int
     gid: int

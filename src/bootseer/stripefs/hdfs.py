@@ -189,15 +189,18 @@ def _entry(status: FileStatus) -> Entry:
 
 def permissions(status: FileStatus) -> Permissions:
     """Those of HDFS, or fewer: none for an owner or group that this node does not know, none but the owner's beside an
-    access control list, and none at all in an encryption zone, whose keys have permissions of their own."""
+    access control list, none for others that the group has not (the NameNode may know more members of it), and none at
+    all in an encryption zone, whose keys have permissions of their own."""
     uid, gid = _uid(status.owner), _gid(status.group)
-    mode = status.mode & (0o700 if status.acl else 0o777)
+    mode = status.mode & (0o1770 | (status.mode >> 3 & 0o007))
+    if status.acl:
+        mode &= 0o1700
     if status.encrypted:
         mode = 0
     if uid is None:
-        mode &= 0o077
+        mode &= 0o1077
     if gid is None:
-        mode &= 0o707
+        mode &= 0o1707
     return Permissions(uid or 0, gid or 0, mode)
 
 

@@ -230,6 +230,11 @@ def begin(backend: Backend, folder: str) -> Save:
     return save
 
 
+def claimed(backend: Backend, folder: str) -> bool:
+    """Whether a save of ``folder`` ever began."""
+    return _highest(backend, clean(folder)) > 0
+
+
 def _new_token() -> bytes:
     return uuid.uuid4().hex.encode()
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
 from blake3 import blake3
@@ -62,20 +62,23 @@ class ChunkFile:
         self.readinto_many([(offset, view)])
 
     def readinto_many(self, ranges: Sequence[tuple[int, memoryview]]) -> None:
-        """`readinto` of several (offset, view) in one request. Where two touch one chunk, it is read twice."""
-        pieces: list[Piece] = []
-        copies: list[tuple[memoryview, memoryview]] = []
+        """`readinto` of several (offset, view) in one request. A chunk that several of them touch is read once."""
+        views: list[tuple[int, memoryview]] = []
         for offset, target in ranges:
             view = target.cast("B")
-            end = offset + len(view)
-            if offset < 0 or end > self.size:
-                raise DataError(f"{self.path} ends at {self.size}, wanted {end}")
+            self.check_range(offset, len(view))
             if len(view):
-                pieces += self._pieces(offset, view, copies)
-        if pieces:
+                views.append((offset, view))
+        copies: list[tuple[memoryview, memoryview]] = []
+        if pieces := self._pieces(views, copies):
             self._backend.read_many(pieces)
         for target, source in copies:
             target[:] = source
+
+    def check_range(self, offset: int, length: int) -> None:
+        """Raise `DataError` for bytes that the file does not have."""
+        if offset < 0 or offset + length > self.size:
+            raise DataError(f"{self.path} ends at {self.size}, wanted {offset + length}")
 
     def read_chunks(self, first: int, parts: Sequence[memoryview]) -> None:
         """Fill each of ``parts`` with one whole chunk, from chunk ``first`` on. Errors as of `readinto`."""
@@ -83,32 +86,42 @@ class ChunkFile:
             if len(part) != self.geometry.chunk_length(chunk):
                 raise ValueError(f"chunk {chunk} of {self.path} has {self.geometry.chunk_length(chunk)} bytes")
         if parts:
-            self._backend.read_many(self._by_stripe(first, parts))
+            self._backend.read_many(self._by_stripe(dict(enumerate(parts, first))))
 
-    def _by_stripe(self, first: int, parts: Sequence[memoryview]) -> list[Piece]:
-        """Whole chunks from chunk ``first`` on, as a piece per stripe."""
-        width = self.geometry.width
-        starts = range(first, first + min(width, len(parts)))
-        return [self._piece(chunk % width, chunk // width, parts[chunk - first :: width]) for chunk in starts]
+    def _by_stripe(self, wanted: Mapping[int, memoryview]) -> list[Piece]:
+        """Whole chunks, each into its memory: a piece for each run of chunks that lie beside each other in a stripe."""
+        runs: list[tuple[int, int, list[memoryview]]] = []
+        last: dict[int, tuple[int, int, list[memoryview]]] = {}
+        for chunk in sorted(wanted):
+            position, stripe = divmod(chunk, self.geometry.width)
+            run = last.get(stripe)
+            if run is None or run[1] + len(run[2]) != position:
+                run = last[stripe] = (stripe, position, [])
+                runs.append(run)
+            run[2].append(wanted[chunk])
+        return [self._piece(*run) for run in runs]
 
-    def _pieces(self, offset: int, view: memoryview, copies: list[tuple[memoryview, memoryview]]) -> list[Piece]:
-        """The chunks that ``view`` (at file offset ``offset``) touches, a piece per stripe.
+    def _pieces(
+        self, views: Sequence[tuple[int, memoryview]], copies: list[tuple[memoryview, memoryview]]
+    ) -> list[Piece]:
+        """The chunks that ``views`` (file offset, memory) touch.
 
         Of a chunk at an edge only a part may be wanted, but its CRC needs all of it: it is read elsewhere, and
-        ``copies`` gets (target in ``view``, source).
+        ``copies`` gets (target in a view, source); so it does for a chunk that another view has already.
         """
-        first, parts = offset // self.unit, []
-        for chunk in range(first, -(-(offset + len(view)) // self.unit)):
-            start = chunk * self.unit - offset
-            length = self.geometry.chunk_length(chunk)
-            if start >= 0 and start + length <= len(view):
-                part = view[start : start + length]
-            else:
-                part = memoryview(bytearray(length))
+        wanted: dict[int, memoryview] = {}
+        for offset, view in views:
+            for chunk in range(offset // self.unit, -(-(offset + len(view)) // self.unit)):
+                start = chunk * self.unit - offset
+                length = self.geometry.chunk_length(chunk)
                 low, high = max(start, 0), min(start + length, len(view))
-                copies.append((view[low:high], part[low - start : high - start]))
-            parts.append(part)
-        return self._by_stripe(first, parts)
+                if chunk not in wanted:
+                    if high - low == length:
+                        wanted[chunk] = view[low:high]
+                        continue
+                    wanted[chunk] = memoryview(bytearray(length))
+                copies.append((view[low:high], wanted[chunk][low - start : high - start]))
+        return self._by_stripe(wanted)
 
     def _piece(self, stripe: int, first: int, parts: Sequence[memoryview]) -> Piece:
         """Consecutive whole chunks of ``stripe``, from position ``first`` on."""
@@ -190,9 +203,14 @@ class PlainFile(ChunkFile):
             raise DataError(f"{self.path} was replaced while it was read", hint="open it again")
         return source
 
-    def _pieces(self, offset: int, view: memoryview, copies: list[tuple[memoryview, memoryview]]) -> list[Piece]:
-        parts = [view[start : start + _PLAIN_UNIT] for start in range(0, len(view), _PLAIN_UNIT)]
-        return [Piece(self._source(0), offset, parts, reopen=self._reopened(0), name=self.path)]
+    def _pieces(
+        self, views: Sequence[tuple[int, memoryview]], copies: list[tuple[memoryview, memoryview]]
+    ) -> list[Piece]:
+        pieces = []
+        for offset, view in views:
+            parts = [view[start : start + _PLAIN_UNIT] for start in range(0, len(view), _PLAIN_UNIT)]
+            pieces.append(Piece(self._source(0), offset, parts, reopen=self._reopened(0), name=self.path))
+        return pieces
 
     def _piece(self, stripe: int, first: int, parts: Sequence[memoryview]) -> Piece:
         return Piece(self._source(0), first * self.unit, parts, reopen=self._reopened(0), name=self.path)

@@ -14,6 +14,9 @@ import msgspec
 
 from bootseer.kernel import fuse
 
+GENERATION_SHIFT = 40
+"""Numbers of nodes and file handles: those of a server begin with its own."""
+
 
 class Known(msgspec.Struct, tag=1, array_like=True, frozen=True):
     """A node. ``content``: `ChunkFile.identity`, "" of a folder; ``version``: of what lies at ``path`` in the storage
@@ -33,11 +36,16 @@ class Gone(msgspec.Struct, tag=2, array_like=True, frozen=True):
 
 
 class Nodes:
-    """``tell``: called with each change, in their order. ``known``: what earlier servers of the mount told. Any thread
-    may call anything."""
+    """``tell``: called with each change, in their order. ``known``: what earlier servers of the mount told,
+    ``generation``: how many there were. Any thread may call anything."""
 
     def __init__(
-        self, root: Known | None, *, known: Iterable[Known] = (), tell: Callable[[Known | Gone], None] = lambda _: None
+        self,
+        root: Known | None,
+        *,
+        known: Iterable[Known] = (),
+        tell: Callable[[Known | Gone], None] = lambda _: None,
+        generation: int = 0,
     ) -> None:
         self._tell = tell
         self._lock = threading.Lock()
@@ -45,7 +53,7 @@ class Nodes:
         self._numbers: dict[tuple[bytes, str], int] = {}
         self._newest: dict[bytes, int] = {}
         self._lookups: dict[int, int] = {}  # not of those before this server: they are not forgotten
-        self._last = fuse.ROOT
+        self._last = generation << GENERATION_SHIFT or fuse.ROOT
         for node in known:
             self._put(node)
         if root is not None:
@@ -68,7 +76,7 @@ class Nodes:
         with self._lock:
             number = self._numbers.get((path, content))
             if number is None:
-                number = self._last + 1
+                number = self._last = self._last + 1
                 self._lookups[number] = 0
             node = Known(number, path, content, version, attr)
             if self._nodes.get(number) != node or self._newest.get(path) != number:
@@ -133,6 +141,5 @@ class Nodes:
             del self._newest[node.path]
 
     def _put(self, node: Known) -> None:
-        self._last = max(self._last, node.number)
         self._nodes[node.number] = node
         self._numbers[node.path, node.content] = self._newest[node.path] = node.number

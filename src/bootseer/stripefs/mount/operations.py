@@ -30,7 +30,7 @@ from bootseer.stripefs.files.nodecache import NodeCache, NodeFile
 from bootseer.stripefs.files.readahead import ReadAhead
 from bootseer.stripefs.files.reader import ChunkFile, plain_identity
 from bootseer.stripefs.files.stat import FileStat, of_entry
-from bootseer.stripefs.mount.nodes import Gone, Known, Nodes
+from bootseer.stripefs.mount.nodes import GENERATION_SHIFT, Gone, Known, Nodes
 from bootseer.stripefs.store import StripeFS
 
 _log = logging.getLogger(__name__)
@@ -99,10 +99,10 @@ class StripeOperations(fuse.Operations):
         self._fs, self._ahead, self._cache, self._shared = fs, ahead, cache, shared
         self._lock = threading.Lock()
         root = None if known else Known(fuse.ROOT, b"", "", "", self._attr(fs.stat("")))
-        self._nodes = Nodes(root, known=known, tell=tell)
+        self._nodes = Nodes(root, known=known, tell=tell, generation=generation)
         self._handles: dict[int, tuple[int, ChunkFile]] = {}  # file handle -> node, open file
         self._cached: dict[int, NodeFile] = {}  # by file handle
-        self._next_handle = itertools.count((generation << 40) + 1)
+        self._next_handle = itertools.count((generation << GENERATION_SHIFT) + 1)
         self._listings: dict[str, tuple[float, dict[str, Entry]]] = {}  # `ls -l` asks for attributes in parts
         self.bytes_read = self.bytes_written = 0
         self.accessed = AccessLog()

@@ -23,7 +23,7 @@ from typing import Any, Literal
 import msgspec
 
 from bootseer.blocks.cache.eviction import Limits
-from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError
+from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError, doing
 from bootseer.kernel import channel, fuse
 from bootseer.private import private_folder
 from bootseer.storage.interface import clean, join
@@ -49,6 +49,8 @@ _END_SECONDS = 15.0
 _REPORT_SECONDS = 5.0
 _HOLD_SECONDS = 600.0
 """A prefetch that nobody releases begins after so long: who should have may be dead."""
+PROVEN_SECONDS = 0.5
+"""A server that has served for so long, or whose reads have moved bytes, has not died of its start."""
 _TELL_SECONDS = 10.0
 """For which a request waits until the supervisor takes what it is told; then it fails."""
 
@@ -251,6 +253,7 @@ class Server:
         self._accessed = 0
         self._meter = loads.LoadMeter(self._fs.url, "mount")
         self._reported = 0.0, 0, 0  # when, and which bytes
+        self._born = born(before.pid)
 
     def run(self, stop: threading.Event) -> None:
         """Prefetch and serve until the mount has ended or ``stop`` is set. Nothing is left running."""
@@ -258,11 +261,17 @@ class Server:
         server = self._server = self._serve()
         try:
             assert server.negotiated is not None
-            told = self._status()
-            self._tell(Ready(server.negotiated.encode(), told))
+            told = self._before
+            if self._negotiated is None:
+                told = self._status()
+                self._write_record(told)  # who started the mount finds it
+            self._tell(Ready(server.negotiated.encode(), self._status()))
             pulling.start()
-            while not server.wait(0.2) and not stop.is_set():
+            began = time.monotonic()
+            while not server.wait(0.02 if time.monotonic() - began < PROVEN_SECONDS else 0.2) and not stop.is_set():
                 if (status := self._status()) != told and self._supervisor.send(Figures(status)):
+                    with contextlib.suppress(BootseerError):  # a full disk does not end the mount
+                        self._write_record(status)
                     told = status
                 self._keep_access()
                 self._keep_report()
@@ -384,6 +393,14 @@ class Server:
                 path.with_suffix(".noted").write_bytes(msgspec.json.encode(self._ops.accessed.record()))
                 os.replace(path.with_suffix(".noted"), path)
                 self._accessed = changes
+
+    def _write_record(self, status: FsStatus) -> None:
+        if self._spec.state_dir:
+            path = Record.path(self._spec.state_dir, self._spec.mountpoint)
+            tmp = path.with_suffix(".new")
+            with doing(f"write {path}"):
+                tmp.write_bytes(msgspec.json.encode(Record(status, self._born)))
+                os.replace(tmp, path)
 
     def _status(self) -> FsStatus:
         passed, served = self._server.opens if self._server else (0, 0)

@@ -1,8 +1,8 @@
 """The supervisor of a mount: it keeps the FUSE descriptor, forks the server, and another one when that was killed.
 
-One process, one thread, no storage. It knows what a successor must: what INIT granted, and the nodes (`nodes`), which
-each server tells it. So a killed server costs its readers a moment. When the supervisor is killed its server ends too,
-and the mount gives errors (ENOTCONN).
+One process, one thread, no storage and no disk. It knows what a successor must: what INIT granted, and the nodes
+(`nodes`), which each server tells it. So a killed server costs its readers a moment. When the supervisor is killed its
+server ends too, and the mount gives errors (ENOTCONN).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from bootseer.kernel import fuse
 from bootseer.kernel.child import Child, die_with
 from bootseer.stripefs.mount.nodes import Gone, Known
 from bootseer.stripefs.mount.server import (
+    PROVEN_SECONDS,
     Channel,
     Failed,
     FsStatus,
@@ -41,8 +42,6 @@ Answer = Record | tuple[str, str, str]
 """To who started the mount: its record, or class, message and hint of the error that kept it from starting."""
 
 _END_SECONDS = 15.0
-_PROVEN_SECONDS = 0.5
-"""A server that has served for so long has not died of its start."""
 _HOPELESS = 6
 """After so many servers in a row that died sooner, readers get errors instead of waiting."""
 
@@ -54,7 +53,6 @@ class Supervisor:
         self._spec, self._answer = spec, answer
         self._status = FsStatus(url="", mountpoint=spec.mountpoint, pid=os.getpid())
         self._record: Record | None = None
-        self._born = born(os.getpid())
         self._nodes: dict[int, Known] = {}
         self._negotiated = b""
         self._ready = 0.0
@@ -82,7 +80,7 @@ class Supervisor:
                 if self._until or child.ended_well or not device.mounted:
                     device.abort()
                     return
-                if self._ready and time.monotonic() - self._ready >= _PROVEN_SECONDS:
+                if self._ready and time.monotonic() - self._ready >= PROVEN_SECONDS:
                     child.succeeded()
                 self._ready = 0.0
                 if not self._record:
@@ -180,22 +178,13 @@ class Supervisor:
                 if self._record is None:
                     self._until = self._until or time.monotonic() + _END_SECONDS
                     self._answer((message.name, message.message, message.hint))
+            elif isinstance(message, Ready):
+                self._negotiated, self._ready = message.negotiated, time.monotonic()
+                self._status = message.status
+                if self._record is None:
+                    self._record = Record(message.status, born(os.getpid()))
+                    self._answer(self._record)
             else:
-                self._write_record(message.status)
-                if isinstance(message, Ready):
-                    self._negotiated, self._ready = message.negotiated, time.monotonic()
-
-    def _write_record(self, status: FsStatus) -> None:
-        first, self._status = self._record is None, status
-        record = self._record = Record(status, self._born)
-        try:
-            if self._spec.state_dir:
-                path = Record.path(self._spec.state_dir, self._spec.mountpoint)
-                tmp = path.with_suffix(".new")
-                tmp.write_bytes(msgspec.json.encode(record))
-                os.replace(tmp, path)
-        except OSError as exc:  # a full disk does not end the mount
-            if first:
-                raise from_os_error(exc, f"write the record of {self._spec.mountpoint}") from exc
-        if first:
-            self._answer(record)
+                if message.status.bytes_read > self._status.bytes_read and self._child is not None:
+                    self._child.succeeded()
+                self._status = message.status

@@ -1,0 +1,160 @@
+"""The part of bench/checkpoint with 4 ranks that load one checkpoint: read once, each for itself, and as torch does it.
+
+    python bench/_checkpoint_once.py RANKS RANK PORT TASK
+
+is one rank: it meets the others in a gloo group, loads its modules, prints ``ready``, waits for a line on its standard
+input, loads, and prints an `Answer`. A run takes as long as its slowest rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+import _figures as figures
+from _checkpoint_state import Made
+from _stripes_client import Answer, Task
+from _stripes_run import LIMIT, Wrong, say
+from bootseer.errors import BootseerError, UnavailableError
+from bootseer.report import Report, Run
+from support.shapedhdfs import ShapedHadoop
+
+RANKS = 4
+PLAIN = "plain"
+"""The same state dict as one plain HDFS file, beside the striped one."""
+ONCE, APART, VANILLA = "capped:ranks-once", "capped:ranks-apart", "capped:ranks-hdfs-native"
+_WAYS = {VANILLA: "torch-native", APART: "torch", ONCE: "once"}
+
+
+def run(site: ShapedHadoop, report: Report, path: str, made: Made, *, rounds: int) -> None:
+    """Each rank loads ``path``, and the plain file beside it, ``rounds`` times. All memory of a rank is its own."""
+    folder, _, name = path.rpartition("/")
+    size = made.path.stat().st_size
+    for n in range(1, rounds + 1):
+        for variant, way in _WAYS.items():
+            task = Task(
+                way=way, url=f"{site.cluster.url}{folder}", path=PLAIN if variant == VANILLA else name, size=size
+            )
+            before = sum(node.bytes_sent() for node in site.network.nodes)
+            try:
+                seconds, answers = _measure(task)
+            except BootseerError as exc:
+                report.runs.append(Run(variant=variant, n=n, failed=str(exc)))
+                say(f"{variant}: failed: {exc}")
+                continue
+            if {answer.digest for answer in answers} != {made.digest}:
+                raise Wrong(f"{variant} has other bytes than were written")
+            found: dict[str, Any] = {"ranks": RANKS, "unique": size}
+            found["sent_by_datanodes"] = sum(node.bytes_sent() for node in site.network.nodes) - before
+            if way == "once":
+                found["by_rank"] = [answer.details for answer in answers]
+                found["read"] = sum(int(answer.details["read"]) for answer in answers)  # type: ignore[call-overload]
+            report.runs.append(Run(variant=variant, n=n, seconds=round(seconds, 4), details=found))
+            say(f"{variant}: {seconds:.2f} s, DataNodes sent {found['sent_by_datanodes'] / size:.3f} of it")
+
+
+def makers(report: Report) -> list[Callable[[], None]]:
+    medians = figures.Medians(report.runs)
+
+    def speed() -> None:
+        ratio = medians.of(VANILLA) / medians.of(ONCE)
+        n = medians.count(VANILLA, ONCE)
+        report.figure("resume_4_ranks_vs_torch_load", ratio, unit="x", target=">= 3", n=n, of="median")
+
+    def apart() -> None:
+        ratio = medians.of(APART) / medians.of(ONCE)
+        n = medians.count(APART, ONCE)
+        report.figure("resume_4_ranks_vs_apart", ratio, unit="x", target=">= 1.05", n=n, of="median")
+
+    def counted() -> None:
+        ratio = medians.of(ONCE, "read") / medians.of(ONCE, "unique")
+        report.figure("bytes_vs_unique", ratio, unit="x", target="<= 1.02", n=medians.count(ONCE), of="median")
+
+    return [speed, apart, counted]
+
+
+def _measure(task: Task) -> tuple[float, list[Answer]]:
+    """Seconds from when all ranks were ready until the last has loaded, and their answers."""
+    from torch.distributed import TCPStore
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    task_text = msgspec.json.encode(task).decode()
+    with contextlib.ExitStack() as stack:
+        started = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, __file__, str(RANKS), str(rank), str(store.port), task_text],
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                )
+            )
+            for rank in range(RANKS)
+        ]  # fmt: skip
+        for process in started:
+            stack.callback(process.kill)
+        watchdog = threading.Timer(2 * LIMIT, lambda: [process.kill() for process in started])
+        stack.callback(watchdog.cancel)
+        watchdog.start()
+        for process in started:
+            assert process.stdout is not None
+            process.stdout.readline()
+        for process in started:
+            assert process.stdin is not None
+            with contextlib.suppress(OSError):
+                process.stdin.write("go\n")
+                process.stdin.flush()
+        said_by = [process.communicate() for process in started]
+        answers = [_answer(process, *said) for process, said in zip(started, said_by, strict=True)]
+    return max(answer.seconds for answer in answers), answers
+
+
+def _answer(process: subprocess.Popen[str], out: str, err: str) -> Answer:
+    if process.returncode < 0:
+        raise UnavailableError(f"a rank did not end within {2 * LIMIT:.0f} s")
+    if process.returncode:
+        raise BootseerError((err.strip().splitlines() or ["no message"])[-1])
+    return msgspec.json.decode(out, type=Answer)
+
+
+def _rank(ranks: int, rank: int, port: int, task: Task) -> None:
+    import torch.distributed as dist
+
+    import bootseer.torch
+    from _checkpoint_client import _loading, load_native
+    from bootseer.stripefs.torch import shared_read
+
+    reports: list[shared_read.SharedReadReport] = []
+
+    def noted(requests: Any, group: Any) -> None:
+        reports.append(shared_read.read_shared(requests, group))
+
+    url = f"{task.url}/{task.path}"
+    vars(bootseer.torch)["read_shared"] = noted
+    if task.way == "once":
+        work, content = _loading(lambda: bootseer.torch.load(url, group=dist.group.WORLD))
+    elif task.way == "torch":
+        work, content = _loading(lambda: bootseer.torch.load(url))
+    else:
+        work, content = load_native(task)
+    dist.init_process_group(
+        "gloo", store=dist.TCPStore("127.0.0.1", port, is_master=False), rank=rank, world_size=ranks
+    )
+    print("ready", flush=True)
+    sys.stdin.readline()
+    began = time.perf_counter()
+    work()
+    seconds = time.perf_counter() - began
+    details = msgspec.to_builtins(reports[0]) if reports else {}
+    dist.barrier()  # hashing is not to slow down who still loads
+    print(msgspec.json.encode(Answer(seconds=seconds, digest=content(), details=details)).decode(), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    _rank(*map(int, sys.argv[1:4]), msgspec.json.decode(sys.argv[4], type=Task))
