@@ -306,13 +306,8 @@ class WritableStripes(StripeOperations, fuse.WritableOperations):
         if not self._shared:
             change = change._replace(uid=None, gid=None)  # the mounting user owns all that is shown
         change = change._replace(size=None, fh=None)
-        if change != fuse.Change():
-            if writing is not None and (writing.file.changed or writing.unlinked):
-                given = {key: value for key, value in change._asdict().items() if value is not None}
-                with self._lock:
-                    writing.change = writing.change._replace(**given)
-            else:
-                self._change_stored(node, path, change)
+        if change != fuse.Change() and not (writing is not None and self._change_unfinished(writing, change)):
+            self._change_stored(node, path, change)
         return self.getattr(node, ctx)
 
     def mkdir(self, parent: int, name: str, mode: int, ctx: fuse.Context) -> fuse.Entry:
@@ -526,6 +521,15 @@ class WritableStripes(StripeOperations, fuse.WritableOperations):
                 writing.change = fuse.Change()
                 if self._unfinished.get(file.path) == node:
                     del self._unfinished[file.path]
+
+    def _change_unfinished(self, writing: _Writing, change: fuse.Change) -> bool:
+        """Keep a change of attributes until the file is published; False when it is."""
+        with writing.file.lock:
+            if not (writing.file.changed or writing.unlinked):
+                return False
+            given = {key: value for key, value in change._asdict().items() if value is not None}
+            writing.change = writing.change._replace(**given)
+            return True
 
     def _change_stored(self, node: int, path: str, change: fuse.Change) -> None:
         with _numbered(path):
