@@ -45,9 +45,7 @@ def mount(
     from bootseer.stripefs.mount.client import start
 
     wanted = ["" if item == "." else item for item in prefetch or ()]
-    started = start(
-        url, target, prefetch=wanted, commit=commit, writable=writable, width=width, unit=unit, spool=spool
-    )
+    started = start(url, target, prefetch=wanted, commit=commit, writable=writable, width=width, unit=unit, spool=spool)
     line = f"mounted {started.url} on {started.mountpoint} (server {started.pid})"
     answer(started.status(), as_json, line)
 
