@@ -111,6 +111,8 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
             if number is not None:
                 self._nodes[number].lookups += 1
                 return fuse.Entry(number, self._attr_of(number))
+        if name != name.encode(errors="ignore").decode():  # not UTF-8: the store has no such names
+            raise refusal(errno.ENOENT)
         return super().lookup(parent, name, ctx)
 
     def getattr(self, node: int, ctx: fuse.Context) -> fuse.Attr:
