@@ -89,7 +89,8 @@ class Nodes:
     def make(self, path: bytes, content: str, attr: fuse.Attr) -> int:
         """A new node with one reference."""
         with self._lock:
-            node = Known(self._last + 1, path, content, "", attr)
+            self._last += 1
+            node = Known(self._last, path, content, "", attr)
             self._tell(node)
             self._put(node)
             self._lookups[node.number] = 1
