@@ -44,7 +44,7 @@ class Loop:
     def __init__(self, operations: Operations, mountpoint: Path, options: Options) -> None:
         self._ops, self._mountpoint, self._options = operations, mountpoint, options
         self.negotiated: Negotiated | None = None
-        self.backings = Backings()
+        self.backings = Backings(operations.backed)
         self._device = -1
         self.ready = threading.Event()
         """Set when INIT has been answered."""

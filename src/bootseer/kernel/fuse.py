@@ -117,6 +117,8 @@ class Server:
             )
         server = cls(operations, device.mountpoint, workers=workers, options=options, device=device)
         server._core.negotiated = negotiated
+        if "passthrough" in negotiated.flags:
+            server._core.backings.resume(operations.backings())
         server._core.ready.set()
         head = wire.OUT_HEADER.pack(wire.OUT_HEADER.size, wire.NOTIFY_RESEND, 0)
         try:

@@ -11,7 +11,7 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -190,6 +190,13 @@ class Operations:
         """Descriptor of a local file with all bytes of the open file ``fh``, from which the kernel may read it by
         itself until `release`; None where there is none."""
         return None
+
+    def backed(self, node: int, backing: int) -> None:
+        """The kernel reads ``node`` by itself from now on, as its backing file number ``backing``; 0: not any more."""
+
+    def backings(self) -> Mapping[int, int]:
+        """What servers before this one said with `backed`, where it is not over."""
+        return {}
 
     def release(self, fh: int, ctx: Context) -> None:
         """The last user of ``fh`` closed it; its error goes nowhere."""

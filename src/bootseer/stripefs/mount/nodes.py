@@ -20,13 +20,15 @@ GENERATION_SHIFT = 40
 
 class Known(msgspec.Struct, tag=1, array_like=True, frozen=True):
     """A node. ``content``: `ChunkFile.identity`, "" of a folder; ``version``: of what lies at ``path`` in the storage
-    (`bootseer.storage.interface.Entry`). ``path`` as bytes: names need not be UTF-8."""
+    (`bootseer.storage.interface.Entry`). ``path`` as bytes: names need not be UTF-8. ``backing``: the kernel's number
+    of the file that it reads by itself, 0 for none."""
 
     number: int
     path: bytes
     content: str
     version: str
     attr: fuse.Attr
+    backing: int = 0
 
 
 class Gone(msgspec.Struct, tag=2, array_like=True, frozen=True):
@@ -66,6 +68,10 @@ class Nodes:
     def __contains__(self, number: int) -> bool:
         return number in self._nodes
 
+    def backings(self) -> dict[int, int]:
+        """By number, what the kernel reads by itself."""
+        return {number: node.backing for number, node in self._nodes.items() if node.backing}
+
     def find(self, path: bytes, version: str) -> Known | None:
         """The node of this version of the file at ``path``, if it has one."""
         known = self._nodes.get(self._newest.get(path, 0))
@@ -78,7 +84,8 @@ class Nodes:
             if number is None:
                 number = self._last = self._last + 1
                 self._lookups[number] = 0
-            node = Known(number, path, content, version, attr)
+            backing = self._nodes[number].backing if number in self._nodes else 0
+            node = Known(number, path, content, version, attr, backing)
             if self._nodes.get(number) != node or self._newest.get(path) != number:
                 self._tell(node)
                 self._put(node)

@@ -58,7 +58,8 @@ class WritableStripes(OpenFiles):
             except NotFoundError:
                 self._fs.backend.make_folder(path)
             else:
-                raise refusal(errno.EEXIST, path)
+                if not ctx.resent:  # else a server before this one may have made it, and died
+                    raise refusal(errno.EEXIST, path)
             if mode != 0o755:
                 self._fs.backend.change(path, mode=mode & 0o777)
             self._listings = {}
@@ -74,7 +75,7 @@ class WritableStripes(OpenFiles):
                 try:
                     self._fs.remove(path)
                 except NotFoundError:
-                    if not new:
+                    if not new and not ctx.resent:
                         raise
                 gone()
 
@@ -83,6 +84,8 @@ class WritableStripes(OpenFiles):
         path = self._old(parent, name)
         with self._changing, numbered(path):
             self._protect(path, removal=True)
+            if ctx.resent and not exists(self._fs.backend, path):
+                return
             names = [entry.name for entry in self._fs.backend.list(path)]
             if any(not commit.is_hidden(other) for other in names) or self._below(path):
                 raise refusal(errno.ENOTEMPTY, path)
@@ -113,7 +116,8 @@ class WritableStripes(OpenFiles):
                 raise refusal(errno.EEXIST, target)
             with self._unpublished(target) as gone:
                 try:
-                    self._fs.rename(path, target, overwrite=overwrite)
+                    if not self._renamed_before(path, target, ctx):
+                        self._fs.rename(path, target, overwrite=overwrite)
                 except NotWritableError:
                     if not overwrite and exists(self._fs.backend, target):
                         raise refusal(errno.EEXIST, target) from None
@@ -122,6 +126,11 @@ class WritableStripes(OpenFiles):
                     raise
                 gone()
                 self._moved(path, target)
+
+    def _renamed_before(self, path: str, target: str, ctx: fuse.Context) -> bool:
+        """Whether a server before this one did what is asked, and died before it could say so."""
+        backend = self._fs.backend
+        return ctx.resent and not exists(backend, path) and exists(backend, target)
 
     def _old(self, parent: int, name: str) -> str:
         path = join(self._path(parent), name)
