@@ -23,6 +23,7 @@ from bootseer.errors import ConfigError, NotFoundError, PrivilegeError, Unsuppor
 from bootseer.image import cdi, runtime
 from support.images import Member, folder, programs, write_image
 from support.node import alive
+from support.waits import until
 
 pytestmark = [pytest.mark.root, pytest.mark.runtime]
 
@@ -282,10 +283,8 @@ def test_a_container_stays_in_the_cgroups_of_its_caller(place: Path, environ: di
         for number, _, path in lines[len(callers) :]:
             assert path.startswith((callers[number].rstrip("/") + "/bootseer-", callers[number])), (number, path)
     finally:
-        end = time.monotonic() + 30
-        while any((group / "cgroup.procs").read_text() for group in made):  # a block server that makes a hot pack
-            assert time.monotonic() < end
-            time.sleep(0.05)
+        # a block server that makes a hot pack
+        until(lambda: not any((group / "cgroup.procs").read_text() for group in made), 30)
         for group in made:
             group.rmdir()  # fails where the container left a cgroup
 
@@ -359,10 +358,7 @@ def test_a_killed_start_leaves_no_container_and_the_next_one_removes_the_rest(
         child.stdout.readline()
         command = command_of(state)
         child.kill()
-    end = time.monotonic() + 15
-    while alive(command):
-        assert time.monotonic() < end, "the container outlived its launcher"
-        time.sleep(0.05)
+    until(lambda: not alive(command), 15, "the end of the container")
     assert list((state / "run").iterdir())
     done = cli(environ, "image", "run", f"oci:{place}/layout:v1")
     assert (done.returncode, done.stdout) == (0, "hello from the image\n")
@@ -433,10 +429,7 @@ def test_the_guard_stays_when_every_process_gets_a_signal(place: Path, environ: 
             os.kill(int(pid), signal.SIGTERM)
         time.sleep(0.5)
         child.kill()
-    end = time.monotonic() + 15
-    while alive(command):
-        assert time.monotonic() < end, "the container outlived its launcher"
-        time.sleep(0.05)
+    until(lambda: not alive(command), 15, "the end of the container")
     assert cli(environ, "image", "gc").returncode == 0
 
 

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from bootseer.doctor import Check, Report, Status, canary, checks, examine
 from bootseer.doctor.examine import attempt
 from bootseer.errors import DataError
 from bootseer.kernel import mount
+from support.waits import until
 
 NAMES = [
     "kernel",
@@ -174,20 +174,14 @@ def test_ended_in_the_middle(place: Path, stop: signal.Signals) -> None:
     environ = {**os.environ, "BOOTSEER_CACHE_DIR": str(place / "cache")}
     command = [sys.executable, "-m", "bootseer.cli.main", "doctor", "--json"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environ) as process:
-        deadline = time.monotonic() + 30
-        while not list(place.glob(".bootseer-doctor-*/canary/served")):
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
+        until(lambda: list(place.glob(".bootseer-doctor-*/canary/served")), 30, step=0.002)
         process.send_signal(stop)
         code = process.wait(40)
         assert process.stderr
         assert b"Traceback" not in process.stderr.read()
     assert code == {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGKILL: -9}[stop]
     assert _mounts() == before
-    deadline = time.monotonic() + 15
-    while _servers(place):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: not _servers(place), 15)
     if stop != signal.SIGKILL:
         assert os.listdir(place) == []
 

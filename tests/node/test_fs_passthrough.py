@@ -205,3 +205,20 @@ def test_what_the_kernel_does_not_take_is_served(mounts, config, tmp_path):
         made.unmount()
     finally:
         subprocess.run(["umount", config.cache_dir], check=True)
+
+
+@pytest.mark.takeover
+def test_after_a_killed_server_the_kernel_reads_the_same_file_on(mounts):
+    """All descriptors of a file must be read in one way, also those that a server before this one gave out."""
+    mounts.warm()
+    made = mounts.start()
+    with open(made.mountpoint / "f", "rb") as file:
+        settled(made, 1)
+        server = made.status().server_pid
+        os.kill(server, signal.SIGKILL)
+        until(lambda: made.status().server_pid not in (0, server), 20, "another server")
+        for _ in range(2):
+            assert (made.mountpoint / "f").read_bytes() == DATA
+        assert file.read() == DATA
+    assert (made.mountpoint / "f").read_bytes() == DATA
+    assert figures(made)[1] == 0  # none was served

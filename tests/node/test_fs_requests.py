@@ -157,7 +157,7 @@ except NotWritableError:
     print("refused", flush=True)
 sys.stdin.readline()
 made.unmount()
-print(os.listdir(made.mountpoint), list(Path({str(home)!r}, "state/fs").iterdir()), made.status().alive, flush=True)
+print(os.listdir(made.mountpoint), os.listdir({str(home / "state/fs")!r}), made.status().alive, flush=True)
 """
     argv = [*NOBODY, *(f"{key}={value}" for key, value in environ.items()), sys.executable, "-c", body]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/") as user:
@@ -172,6 +172,6 @@ print(os.listdir(made.mountpoint), list(Path({str(home)!r}, "state/fs").iterdir(
             os.listdir(home / "mnt")
         user.stdin.write("\n")
         user.stdin.flush()
-        assert user.stdout.readline() == "[] [] False\n"
+        assert user.stdout.readline() == "[] ['loads'] False\n"
     assert user.returncode == 0
     assert not mount.is_mounted(home / "mnt")

@@ -13,10 +13,10 @@ def main(output: str, steps: int, checkpoint: str | None = None) -> None:
 
     transformers.logging.set_verbosity_error()
     transformers.set_seed(0)
-    config = transformers.GPT2Config(n_layer=2, n_embd=128, n_head=2, n_positions=64, vocab_size=5000)
+    config = transformers.GPT2Config(n_layer=2, n_embd=128, n_head=2, n_positions=64, vocab_size=6000)
     model = transformers.GPT2LMHeadModel(config)
     generator = torch.Generator().manual_seed(1)
-    tokens = [torch.randint(0, 5000, (32,), generator=generator) for _ in range(16)]
+    tokens = [torch.randint(0, 6000, (32,), generator=generator) for _ in range(16)]
     arguments = transformers.TrainingArguments(
         output_dir=output, max_steps=steps, save_steps=2, per_device_train_batch_size=2, report_to=[], use_cpu=True,
         disable_tqdm=True, logging_strategy="no",

@@ -2,10 +2,10 @@
 
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -34,9 +34,11 @@ def test_importing_bootseer_pulls_in_nothing_heavy():
 
 def test_importing_bootseer_takes_less_than_50_ms():
     def seconds(code: str) -> float:
-        began = time.perf_counter()
+        """Of a processor: others may be busy."""
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, "-c", code], check=True)
-        return time.perf_counter() - began
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
     cost = [seconds("import bootseer") - seconds("pass") for _ in range(7)]
     assert statistics.median(cost) < 0.05

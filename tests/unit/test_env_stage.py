@@ -23,6 +23,7 @@ from bootseer.env.manifest import SnapshotManifest
 from bootseer.env.unpack import _beside, recover
 from bootseer.errors import ConfigError, NotWritableError, UnavailableError
 from bootseer.store.folder import FolderStore
+from support.waits import until
 
 
 class Site:
@@ -446,9 +447,7 @@ def test_a_restore_that_still_runs_is_not_taken_back(site: Site, caplog: pytest.
     """Of another node, into a target on a shared file system: it has another state folder, so no lock is in the way."""
     site.run("a")
     other = child(site, "b", BOOTSEER_FAULTS="env.unpack.placed=stop")
-    until = time.monotonic() + 60
-    while not (site.host("b") / "link").is_symlink() and time.monotonic() < until:
-        time.sleep(0.02)
+    until((site.host("b") / "link").is_symlink, 60)
     recover(site.host("b"))
     assert files(site.host("b")) == files(site.host("a"))
     other.send_signal(signal.SIGCONT)
@@ -494,9 +493,7 @@ def test_of_two_publishers_the_first_wins(site: Site) -> None:
 
 
 def await_lease(site: Site) -> None:
-    until = time.monotonic() + 60
-    while not list(site.store.glob("env/leases/*/0")) and time.monotonic() < until:
-        time.sleep(0.02)
+    until(lambda: list(site.store.glob("env/leases/*/0")), 60)
 
 
 def test_ranks_of_one_node_share_one_run(site: Site) -> None:
@@ -545,9 +542,7 @@ def test_waiting_for_the_node_that_runs(site: Site, caplog: pytest.LogCaptureFix
     threads = [start("a", slow)]
     assert started.wait(60)
     threads.append(start("b", site.command("b")))
-    until = time.monotonic() + 60
-    while "waiting for" not in caplog.text and time.monotonic() < until:
-        time.sleep(0.02)
+    until(lambda: "waiting for" in caplog.text, 60)
     go_on.set()
     for thread in threads:
         thread.join(60)
@@ -601,9 +596,7 @@ def test_when_the_leader_failed_the_others_run_at_once(
                 (site.host(node) / ".netrc").write_text("machine x login y password z\n")
             if not site.runs:
                 site.runs.append(node)
-                until = time.monotonic() + 60
-                while caplog.text.count("waiting for") < 4 and time.monotonic() < until:
-                    time.sleep(0.02)
+                until(lambda: caplog.text.count("waiting for") >= 4, 60)
             else:
                 site.runs.append(node)
                 waiting.wait(60)  # only when all four run at the same time
@@ -641,10 +634,9 @@ def test_nodes_with_inputs_of_their_own_do_not_take_turns(
 
         def run() -> int:
             site.runs.append(node)
-            until = time.monotonic() + 60
-            while node == "a" and caplog.text.count("waiting for") < 4 and time.monotonic() < until:
-                time.sleep(0.02)
-            if node != "a":
+            if node == "a":
+                until(lambda: caplog.text.count("waiting for") >= 4, 60)
+            else:
                 together.wait(60)  # only when all four run at the same time
             return site.command(node)()
 

@@ -33,6 +33,10 @@ from bootseer.kernel._fuse_loop import Loop
         (wire.STATFS_OUT, 80),
         (wire.FORGET_ONE, 16),
         (wire.RELEASE_IN, 24),
+        (wire.WRITE_IN, 40),
+        (wire.SETATTR_IN, 88),
+        (wire.CREATE_IN, 16),
+        (wire.RENAME2_IN, 16),
     ],
 )
 def test_sizes_are_those_of_linux_fuse_h(layout: struct.Struct, size: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 from pathlib import Path
 
 import msgspec
@@ -17,6 +16,7 @@ from bootseer.config import Config
 from bootseer.errors import NotFoundError, PrivilegeError
 from bootseer.image import inventory
 from bootseer.image.mount import MountRecord
+from support.waits import until
 
 _REF = "registry.example/x:v1"
 
@@ -82,10 +82,7 @@ def test_a_server_that_is_stuck_does_not_keep_others_from_being_ended(
     monkeypatch.setattr(image.ImageMount, "unmount", unmount)
     sweeping = threading.Thread(target=image.sweep, args=(tmp_path,))
     sweeping.start()
-    end = time.monotonic() + 30
-    while sum(folder.exists() for folder in folders) > 1:
-        assert time.monotonic() < end, "the others wait for the one that is stuck"
-        time.sleep(0.01)
+    until(lambda: sum(folder.exists() for folder in folders) <= 1, 30, "what the others, not the stuck one, remove")
     answer.set()
     sweeping.join(60)
     assert ended == set(folders)

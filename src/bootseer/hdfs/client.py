@@ -168,6 +168,18 @@ class HdfsClient:
         """Remove a file or folder; False when there was none."""
         return self.call(lambda client: bool(client.delete(path, recursive)), f"delete {path}")
 
+    def set_permission(self, path: str, mode: int) -> None:
+        """``mode``: the nine bits of chmod(1)."""
+        self.call(lambda client: client.set_permission(path, mode), f"change the mode of {path}")
+
+    def set_owner(self, path: str, owner: str | None, group: str | None) -> None:
+        """None: stays."""
+        self.call(lambda client: client.set_owner(path, owner, group), f"change the owner of {path}")
+
+    def set_times(self, path: str, mtime_ms: int) -> None:
+        """The modification time, in milliseconds since 1970; the time of access becomes the same."""
+        self.call(lambda client: client.set_times(path, mtime_ms, mtime_ms), f"change the time of {path}")
+
 
 def _status(found: native.FileStatus, path: str) -> FileStatus:
     size, replicas, block = found.length, found.replication or 0, found.blocksize or 0

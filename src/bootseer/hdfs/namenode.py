@@ -169,6 +169,21 @@ class NameNode:
         request = wire.DeleteRequest(src=_text(path), recursive=recursive)
         return self._call("delete", request, wire.Result, f"delete {path}", deadline).result
 
+    def set_permission(self, path: str, mode: int, *, deadline: float | None = None) -> None:
+        """``mode``: the nine bits of chmod(1)."""
+        request = wire.SetPermissionRequest(src=_text(path), permission=wire.Permission(mode=mode))
+        self._call("setPermission", request, wire.Empty, f"change the mode of {path}", deadline)
+
+    def set_owner(self, path: str, owner: str | None, group: str | None, *, deadline: float | None = None) -> None:
+        """None: stays."""
+        request = wire.SetOwnerRequest(src=_text(path), owner=owner, group=group)
+        self._call("setOwner", request, wire.Empty, f"change the owner of {path}", deadline)
+
+    def set_times(self, path: str, mtime_ms: int, *, deadline: float | None = None) -> None:
+        """The modification time, in milliseconds since 1970; the time of access becomes the same."""
+        request = wire.SetTimesRequest(src=_text(path), mtime=mtime_ms, atime=mtime_ms)
+        self._call("setTimes", request, wire.Empty, f"change the time of {path}", deadline)
+
     # -- reading --------------------------------------------------------------------------------------------------
 
     def blocks(self, path: str, offset: int = 0, length: int = 1 << 62, *, deadline: float | None = None) -> FileBlocks:
@@ -303,6 +318,11 @@ class NameNode:
             found = self._call("getServerDefaults", wire.Empty(), answer, "ask for defaults", deadline).defaults
             self._defaults = known = time.monotonic(), found
         return known[1]
+
+    def space(self, *, deadline: float | None = None) -> tuple[int, int]:
+        """Bytes of the cluster in all, and free ones; replicas count."""
+        found = self._call("getFsStats", wire.Empty(), wire.FsStats, "ask for free space", deadline)
+        return found.capacity, found.remaining
 
     def live_nodes(self, *, deadline: float | None = None) -> builtins.list[DataNode]:
         """The DataNodes that are alive. HDFS tells this to its superuser only: `NotWritableError` for others."""

@@ -2,6 +2,9 @@
 
 The kernel wants all open descriptors of one inode alike: either all are read from one and the same backing file, or all
 are served. The first open of a node decides for those that come while it, or one of them, is open.
+
+A server that takes over must answer with the number that the one before gave a node, as descriptors of it may still be
+open. It does not know of how many, so such a number stays until the mount ends.
 """
 
 from __future__ import annotations
@@ -11,11 +14,15 @@ import fcntl
 import logging
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 _log = logging.getLogger(__name__)
 _MAP = struct.Struct("=iIQ")  # fd flags padding
 _OPEN, _CLOSE = 0x4010E501, 0x4004E502  # FUSE_DEV_IOC_BACKING_OPEN, FUSE_DEV_IOC_BACKING_CLOSE
+
+
+_EARLIER = -1
+"""Stands for the handles of servers before this one."""
 
 
 class _Node:
@@ -27,14 +34,27 @@ class _Node:
 
 
 class Backings:
-    """The nodes of one mount that are open. ``passed``, ``served``: how many opens there were of each kind."""
+    """The nodes of one mount that are open. ``passed``, ``served``: how many opens there were of each kind.
 
-    def __init__(self) -> None:
+    ``tell`` is called with a node and its backing number before the kernel gets that, and with 0 when it is given back.
+    """
+
+    def __init__(self, tell: Callable[[int, int], None]) -> None:
         self.enabled = False
         """Whether the kernel has granted it."""
         self.passed = self.served = 0
+        self._tell = tell
         self._lock = threading.Lock()
         self._nodes: dict[int, _Node] = {}
+
+    def resume(self, known: Mapping[int, int]) -> None:
+        """Go on after another server: ``known`` has the backing number of each node that it had passed through."""
+        self.enabled = True
+        for node, backing in known.items():
+            held = self._nodes[node] = _Node()
+            held.backing = backing
+            held.handles.add(_EARLIER)
+            held.decided.set()
 
     def open(self, device: int, node: int, fh: int, local: Callable[[int], int | None]) -> int:
         """The backing number with which the open of ``fh`` is to be answered; 0: it is served.
@@ -50,7 +70,9 @@ class Backings:
         if first:
             try:
                 fd = local(fh) if self.enabled else None
-                known.backing = self._backing(device, fd) if fd is not None else 0
+                if fd is not None and (backing := self._backing(device, fd)):
+                    self._tell(node, backing)
+                    known.backing = backing
             finally:
                 known.decided.set()
         known.decided.wait()
@@ -69,6 +91,7 @@ class Backings:
                 return
             del self._nodes[node]
         if known.backing:
+            self._tell(node, 0)
             try:
                 fcntl.ioctl(device, _CLOSE, struct.pack("=I", known.backing))
             except OSError as exc:  # the connection has ended

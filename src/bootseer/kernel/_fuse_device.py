@@ -65,14 +65,15 @@ def open_and_mount(mountpoint: Path, options: Options) -> int:
     name, said = options.name, [f"max_read={MAX_READ}", "default_permissions"]
     said += ["allow_other"] if options.allow_other else []
     try:
-        return _as_root(mountpoint, name, said)
+        return _as_root(mountpoint, name, said, writable=options.writable)
     except PrivilegeError:
         if os.geteuid() == 0:
             raise
-    return _as_user(mountpoint, name, [*said, "ro", "nosuid", "nodev", f"subtype={name}", f"fsname={name}"])
+    said += [] if options.writable else ["ro"]
+    return _as_user(mountpoint, name, [*said, "nosuid", "nodev", f"subtype={name}", f"fsname={name}"])
 
 
-def _as_root(mountpoint: Path, name: str, options: Sequence[str]) -> int:
+def _as_root(mountpoint: Path, name: str, options: Sequence[str], *, writable: bool) -> int:
     try:
         fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     except OSError as exc:
@@ -84,7 +85,7 @@ def _as_root(mountpoint: Path, name: str, options: Sequence[str]) -> int:
         raise UnsupportedError(f"cannot open /dev/fuse: {exc.strerror}", hint=hint) from None
     try:
         data = f"fd={fd},rootmode=40000,user_id={os.geteuid()},group_id={os.getegid()}," + ",".join(options)
-        flags = mount.MS_RDONLY | mount.MS_NOSUID | mount.MS_NODEV
+        flags = mount.MS_NOSUID | mount.MS_NODEV | (0 if writable else mount.MS_RDONLY)
         mount.mount(name, mountpoint, f"fuse.{name}", flags=flags, data=data)
     except BaseException:
         os.close(fd)

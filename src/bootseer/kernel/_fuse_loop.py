@@ -14,15 +14,25 @@ from pathlib import Path
 
 from bootseer.kernel import _fuse_wire as wire
 from bootseer.kernel._fuse_backing import Backings
-from bootseer.kernel.fuse_ops import LATER, Attr, Context, DirEntry, Entry, Negotiated, Operations, Options, ReadResult
+from bootseer.kernel._fuse_write import write_handlers
+from bootseer.kernel.fuse_ops import (
+    LATER,
+    Attr,
+    Context,
+    DirEntry,
+    Entry,
+    Negotiated,
+    Operations,
+    Options,
+    ReadResult,
+    WritableOperations,
+)
 
 _log = logging.getLogger(__name__)
 _BACKGROUND = 64
 """Readahead requests in flight."""
 _DOTS = 2
 """`.` and `..` come first."""
-_TOTALS = wire.STATFS_OUT.pack(0, 0, 0, 0, 0, 4096, 255, 4096, 0, *[0] * 6)
-"""Of a file system that counts nothing."""
 
 Bytes = bytes | bytearray | memoryview
 
@@ -34,7 +44,7 @@ class Loop:
     def __init__(self, operations: Operations, mountpoint: Path, options: Options) -> None:
         self._ops, self._mountpoint, self._options = operations, mountpoint, options
         self.negotiated: Negotiated | None = None
-        self.backings = Backings()
+        self.backings = Backings(operations.backed)
         self._device = -1
         self.ready = threading.Event()
         """Set when INIT has been answered."""
@@ -56,14 +66,16 @@ class Loop:
             wire.READDIR: self._readdir,
             wire.READDIRPLUS: self._readdirplus,
             wire.RELEASEDIR: self._releasedir,
-            wire.STATFS: lambda ctx, body: _TOTALS,
+            wire.STATFS: self._statfs,
             wire.DESTROY: lambda ctx, body: b"",
         }
+        if isinstance(operations, WritableOperations):
+            self._handlers |= write_handlers(operations, self._entry, self._attributes)
 
     def run(self, fd: int) -> None:
         """Serve ``fd`` until the connection ends, or something that should not happen does (with a log line)."""
         self._device = fd
-        buffer = bytearray(wire.READ_BUFFER)
+        buffer = bytearray(wire.WRITE_BUFFER if self._options.writable else wire.READ_BUFFER)
         header, inflight = wire.IN_HEADER.unpack_from, self._inflight
         read_in, read, whole = wire.READ_IN.unpack_from, self._ops.read, self._whole
         scratch = bytearray()
@@ -79,11 +91,11 @@ class Loop:
             if got < wire.IN_HEADER.size:
                 _log.error("%s: a request of %d bytes is none, serving ends", self._mountpoint, got)
                 return
-            _, opcode, unique, node, _, _, pid, _, _ = header(buffer)
+            _, opcode, unique, node, uid, gid, pid, _, _ = header(buffer)
             if opcode in (wire.FORGET, wire.BATCH_FORGET, wire.INTERRUPT):
                 self._unanswered(fd, opcode, unique, node, buffer)
                 continue
-            ctx = inflight[unique] = Context(unique, node, pid)
+            ctx = inflight[unique] = Context(unique, node, pid, uid, gid)
             code = 0
             body: Bytes = b""
             try:
@@ -182,7 +194,8 @@ class Loop:
         extended = offered & wire.INIT_EXT
         if extended:
             offered |= wire.INIT_IN_FLAGS2.unpack_from(body, wire.INIT_IN.size)[0] << 32
-        granted = {name: bit for name, bit in wire.INIT_FLAGS.items() if offered & bit}
+        wanted = wire.INIT_FLAGS | (wire.WRITE_FLAGS if self._options.writable else {})
+        granted = {name: bit for name, bit in wanted.items() if offered & bit}
         if self._options.passthrough and offered & wire.PASSTHROUGH:
             granted["passthrough"] = wire.PASSTHROUGH
             self.backings.enabled = True
@@ -192,7 +205,8 @@ class Loop:
         max_pages = max(1, wire.MAX_READ // os.sysconf("SC_PAGE_SIZE"))
         return wire.INIT_OUT.pack(
             *(7, min(minor, wire.MINOR_WANTED), readahead, flags & 0xFFFFFFFF, _BACKGROUND, _BACKGROUND * 3 // 4),
-            *(4096, 1, max_pages, 0, flags >> 32, int(self.backings.enabled), *[0] * 6),
+            *(wire.MAX_READ if self._options.writable else 4096, 1, max_pages, 0, flags >> 32),
+            *(int(self.backings.enabled), *[0] * 6),
         )
 
     def _attr(self, node: int, attr: Attr) -> bytes:
@@ -217,12 +231,22 @@ class Loop:
             return wire.ENTRY_OUT.pack(0, 0, seconds, 0, nanoseconds, 0) + bytes(wire.ATTR.size)
 
     def _getattr(self, ctx: Context, body: memoryview) -> bytes:
-        return wire.ATTR_OUT.pack(*self._attr_valid, 0) + self._attr(ctx.node, self._ops.getattr(ctx.node, ctx))
+        return self._attributes(ctx.node, self._ops.getattr(ctx.node, ctx))
+
+    def _attributes(self, node: int, attr: Attr) -> bytes:
+        return wire.ATTR_OUT.pack(*self._attr_valid, 0) + self._attr(node, attr)
+
+    def _statfs(self, ctx: Context, body: memoryview) -> bytes:
+        size, free = self._ops.statfs()
+        unit = 4096
+        return wire.STATFS_OUT.pack(size // unit, free // unit, free // unit, 0, 0, unit, 255, unit, 0, *[0] * 6)
 
     def _open(self, ctx: Context, body: memoryview) -> bytes:
         flags, _ = wire.OPEN_IN.unpack_from(body)
         if flags & os.O_ACCMODE != os.O_RDONLY:
-            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+            if not self._options.writable:
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+            return wire.OPEN_OUT.pack(self._ops.open(ctx.node, flags, ctx), wire.FOPEN_KEEP_CACHE, 0)
         fh = self._ops.open(ctx.node, flags, ctx)
         if self._options.passthrough and (backing := self.backings.open(self._device, ctx.node, fh, self._ops.backing)):
             return wire.OPEN_OUT.pack(fh, wire.FOPEN_NOFLUSH | wire.FOPEN_PASSTHROUGH, backing)

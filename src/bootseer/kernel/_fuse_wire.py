@@ -7,6 +7,8 @@ import struct
 MAJOR, MINOR_WANTED, MINOR_MIN = 7, 40, 31
 
 LOOKUP, FORGET, GETATTR = 1, 2, 3
+SETATTR, SYMLINK, MKNOD, MKDIR, UNLINK, RMDIR, RENAME, LINK = 4, 6, 8, 9, 10, 11, 12, 13
+WRITE, FSYNC, FLUSH, FSYNCDIR, CREATE, RENAME2 = 16, 20, 25, 30, 35, 45
 OPEN, READ, STATFS, RELEASE = 14, 15, 17, 18
 INIT, OPENDIR, READDIR, RELEASEDIR = 26, 27, 28, 29
 INTERRUPT, DESTROY, BATCH_FORGET, READDIRPLUS = 36, 38, 42, 44
@@ -29,6 +31,8 @@ PASSTHROUGH = 1 << 37
 """INIT flag, asked for where `Options.passthrough` is set."""
 INIT_EXT = 1 << 30
 """Set in ``flags`` by a side that has a ``flags2`` (7.36)."""
+WRITE_FLAGS = {"atomic_o_trunc": 1 << 3, "big_writes": 1 << 5}
+"""Asked for too, for a file system that is written to."""
 
 NOTIFY_RESEND = 7
 
@@ -45,6 +49,19 @@ FORGET_IN = struct.Struct("=Q")
 BATCH_FORGET_IN = struct.Struct("=II")
 FORGET_ONE = struct.Struct("=QQ")
 INTERRUPT_IN = struct.Struct("=Q")
+CREATE_IN = struct.Struct("=IIII")  # flags mode umask open_flags; the name follows
+WRITE_IN = struct.Struct("=QQIIQII")  # fh offset size write_flags lock_owner flags padding; the bytes follow
+WRITE_OUT = struct.Struct("=II")  # size padding
+FLUSH_IN = struct.Struct("=QIIQ")  # fh unused padding lock_owner
+FSYNC_IN = struct.Struct("=QII")  # fh fsync_flags padding
+MKDIR_IN = struct.Struct("=II")  # mode umask; the name follows
+RENAME_IN = struct.Struct("=Q")  # newdir; both names follow
+RENAME2_IN = struct.Struct("=QII")  # newdir flags padding; both names follow
+SETATTR_IN = struct.Struct("=IIQQQQQQIIIIIIII")
+"""valid padding fh size lock_owner atime mtime ctime their nsec mode unused uid gid unused"""
+FATTR_MODE, FATTR_UID, FATTR_GID, FATTR_SIZE, FATTR_MTIME, FATTR_FH = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 5, 1 << 6
+FATTR_MTIME_NOW = 1 << 8
+RENAME_NOREPLACE = 1 << 0
 ATTR = struct.Struct("=QQQQQQIIIIIIIIII")  # 88 bytes
 ENTRY_OUT = struct.Struct("=QQQQII")  # nodeid generation entry_valid attr_valid their nsec; ATTR follows
 NO_ENTRY = bytes(ENTRY_OUT.size + ATTR.size)
@@ -54,9 +71,11 @@ DIRENT = struct.Struct("=QQII")  # ino off namelen type; the name follows, padde
 STATFS_OUT = struct.Struct("=QQQQQIIII6I")
 
 MAX_READ = 1 << 20
-"""Largest read request."""
+"""Largest read request, and the most bytes of one write request."""
 READ_BUFFER = 64 << 10
-"""Bytes for one request: the kernel wants 8 KiB at least, and the file system is read-only, so no WRITE comes."""
+"""Bytes for one request of a read-only file system, to which no WRITE comes; the kernel wants 8 KiB at least."""
+WRITE_BUFFER = MAX_READ + 4096
+"""Bytes for one request of a file system that is written to."""
 
 
 def seconds(value: float) -> tuple[int, int]:

@@ -1,4 +1,5 @@
-"""A FUSE server in Python without a library: a raw ``/dev/fuse`` loop for read-only file systems.
+"""A FUSE server in Python without a library: a raw ``/dev/fuse`` loop, for file systems that are only read, and for
+those that are written to (`WritableOperations`).
 
 Concurrency: ``workers`` threads read requests from one device descriptor, answer them, and end when the kernel says
 ENODEV (unmounted or aborted). The kernel wakes one waiting worker per request. An operation that waits holds its
@@ -32,6 +33,7 @@ from bootseer.kernel.fuse_ops import (
     LATER,
     ROOT,
     Attr,
+    Change,
     Context,
     DirEntry,
     Entry,
@@ -40,12 +42,15 @@ from bootseer.kernel.fuse_ops import (
     Options,
     ReadResult,
     SingleFile,
+    Totals,
+    WritableOperations,
 )
 
 __all__ = [
     "LATER",
     "ROOT",
     "Attr",
+    "Change",
     "Context",
     "Device",
     "DirEntry",
@@ -56,6 +61,8 @@ __all__ = [
     "ReadResult",
     "Server",
     "SingleFile",
+    "Totals",
+    "WritableOperations",
 ]
 
 _log = logging.getLogger(__name__)
@@ -110,6 +117,8 @@ class Server:
             )
         server = cls(operations, device.mountpoint, workers=workers, options=options, device=device)
         server._core.negotiated = negotiated
+        if "passthrough" in negotiated.flags:
+            server._core.backings.resume(operations.backings())
         server._core.ready.set()
         head = wire.OUT_HEADER.pack(wire.OUT_HEADER.size, wire.NOTIFY_RESEND, 0)
         try:

@@ -11,7 +11,7 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -59,13 +59,32 @@ class DirEntry(NamedTuple):
     mode: int
 
 
+class Change(NamedTuple):
+    """What a setattr asks for; None for what is to stay. Times in nanoseconds, ``mode`` without the type."""
+
+    mode: int | None = None
+    uid: int | None = None
+    gid: int | None = None
+    size: int | None = None
+    mtime_ns: int | None = None
+    fh: int | None = None
+    """The open file through which it was asked."""
+
+
+class Totals(NamedTuple):
+    """What a file system has room for, in bytes; 0 for what is not counted."""
+
+    size: int = 0
+    free: int = 0
+
+
 class Context:
     """Who asks. ``pid`` is the asking thread's id in the server's pid namespace, 0 when it is not visible there."""
 
-    __slots__ = ("fh", "interrupted", "node", "offset", "on_interrupt", "pid", "size", "unique")
+    __slots__ = ("fh", "gid", "interrupted", "node", "offset", "on_interrupt", "pid", "size", "uid", "unique")
 
-    def __init__(self, unique: int, node: int, pid: int) -> None:
-        self.unique, self.node, self.pid = unique, node, pid
+    def __init__(self, unique: int, node: int, pid: int, uid: int = 0, gid: int = 0) -> None:
+        self.unique, self.node, self.pid, self.uid, self.gid = unique, node, pid, uid, gid
         self.fh = self.offset = self.size = 0
         """Of a read: what was asked for."""
         self.interrupted = False
@@ -100,6 +119,8 @@ class Options:
     them then (the mount has a stacking depth)."""
     direct_io: bool = False
     """Reads bypass the page cache. Not for a file under EROFS, which needs its pages."""
+    writable: bool = False
+    """It is mounted for writing too; its operations are `WritableOperations`."""
 
 
 @dataclass(frozen=True)
@@ -170,11 +191,63 @@ class Operations:
         itself until `release`; None where there is none."""
         return None
 
+    def backed(self, node: int, backing: int) -> None:
+        """The kernel reads ``node`` by itself from now on, as its backing file number ``backing``; 0: not any more."""
+
+    def backings(self) -> Mapping[int, int]:
+        """What servers before this one said with `backed`, where it is not over."""
+        return {}
+
     def release(self, fh: int, ctx: Context) -> None:
         """The last user of ``fh`` closed it; its error goes nowhere."""
 
+    def statfs(self) -> Totals:
+        """How large the file system is."""
+        return Totals()
+
     def forget(self, node: int, lookups: int) -> None:
         """The kernel dropped ``lookups`` references (each lookup is one)."""
+
+
+class WritableOperations(Operations):
+    """A file system that is written to, too. The kernel checks owners and modes before it asks.
+
+    Of one file, one write comes at a time, except for direct I/O. Names in ``parent`` are without slashes.
+    """
+
+    def create(self, parent: int, name: str, flags: int, mode: int, ctx: Context) -> tuple[Entry, int]:
+        """Make a file and open it: its node and a handle. It may exist, unless ``flags`` has ``O_EXCL``."""
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), name)
+
+    def write(self, fh: int, offset: int, data: memoryview, ctx: Context) -> None:
+        """Take all of ``data``, which is the caller's memory again after the return."""
+        raise NotImplementedError
+
+    def flush(self, fh: int, ctx: Context) -> None:
+        """A descriptor of ``fh`` is being closed: the error is that of close(2). Others may still be open."""
+
+    def fsync(self, fh: int, ctx: Context) -> None:
+        """Make what was written durable."""
+
+    def setattr(self, node: int, change: Change, ctx: Context) -> Attr:
+        """Change attributes; returns all of them as they are now."""
+        raise NotImplementedError
+
+    def mkdir(self, parent: int, name: str, mode: int, ctx: Context) -> Entry:
+        """Make a folder."""
+        raise NotImplementedError
+
+    def unlink(self, parent: int, name: str, ctx: Context) -> None:
+        """Remove a file."""
+        raise NotImplementedError
+
+    def rmdir(self, parent: int, name: str, ctx: Context) -> None:
+        """Remove an empty folder."""
+        raise NotImplementedError
+
+    def rename(self, parent: int, name: str, to: int, to_name: str, ctx: Context, *, overwrite: bool) -> None:
+        """Move ``name`` to the folder ``to`` as ``to_name``, in one step."""
+        raise NotImplementedError
 
 
 class SingleFile(Operations):

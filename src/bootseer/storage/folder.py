@@ -242,6 +242,36 @@ class FolderBackend(Backend):
         except OSError as exc:
             raise self._error(exc, "make folder", path) from exc
 
+    def remove_empty_folder(self, path: str) -> None:
+        try:
+            self._path(path).rmdir()
+        except OSError as exc:
+            if exc.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                raise FileExistsError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path) from None
+            raise self._error(exc, "remove", path) from exc
+
+    def change(
+        self,
+        path: str,
+        *,
+        mode: int | None = None,
+        uid: int | None = None,
+        gid: int | None = None,
+        mtime_ns: int | None = None,
+    ) -> None:
+        if mtime_ns is not None:
+            try:
+                os.utime(self._path(path), ns=(mtime_ns, mtime_ns))
+            except OSError as exc:
+                raise self._error(exc, "change", path) from exc
+
+    def space(self) -> tuple[int, int]:
+        try:
+            found = os.statvfs(self.root)
+        except OSError as exc:
+            raise self._error(exc, "look up", "") from exc
+        return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+
     def remove_folder(self, path: str, *, first: Sequence[str] = ()) -> None:
         folder = self._path(path)
         try:

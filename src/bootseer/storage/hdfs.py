@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import builtins
+import errno
+import grp
 import logging
+import os
+import pwd
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError
+from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError, UnavailableError
 from bootseer.hdfs import client as hdfs
 from bootseer.storage.interface import DEADLINE, SLOWEST, Backend, Entry, Piece, Sink, Source, clean
 from bootseer.storage.pool import read_each
@@ -180,6 +184,31 @@ class NativeBackend(Backend):
     def remove_folder(self, path: str, *, first: Sequence[str] = ()) -> None:
         self._names().delete(self.full(path), recursive=True)
 
+    def remove_empty_folder(self, path: str) -> None:
+        try:
+            self.delete(path)
+        except NotWritableError:
+            if self.list(path):
+                raise FileExistsError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path) from None
+            raise
+
+    def change(
+        self,
+        path: str,
+        *,
+        mode: int | None = None,
+        uid: int | None = None,
+        gid: int | None = None,
+        mtime_ns: int | None = None,
+    ) -> None:
+        full, names = self.full(path), self._names()
+        if uid is not None or gid is not None:
+            names.set_owner(full, _user(uid), _group(gid))
+        if mode is not None:
+            names.set_permission(full, mode)
+        if mtime_ns is not None:
+            names.set_times(full, mtime_ns // 1_000_000)
+
     def is_open(self, path: str) -> bool:
         # asked by trying to make it: the NameNode then says whether the lease is alive, and ends it when it is not
         try:
@@ -199,6 +228,20 @@ class NativeBackend(Backend):
 
     def may_be_open(self, path: str) -> str:
         return "it may be open: only a run that removes can tell"
+
+
+def _user(uid: int | None) -> str | None:
+    try:
+        return None if uid is None else pwd.getpwuid(uid).pw_name
+    except KeyError:
+        raise NotWritableError(f"user {uid} has no name here, which HDFS wants to know") from None
+
+
+def _group(gid: int | None) -> str | None:
+    try:
+        return None if gid is None else grp.getgrgid(gid).gr_name
+    except KeyError:
+        raise NotWritableError(f"group {gid} has no name here, which HDFS wants to know") from None
 
 
 def _is_leased(message: str) -> bool:

@@ -1,7 +1,8 @@
 """What stores, of objects and of striped files, need of the storage below them.
 
 Paths are relative to the URL's base, with ``/`` between parts and none at the ends; ``""`` is the base itself. Every
-method may be called from any thread. Errors: those of `bootseer.errors`; `FileExistsError` from `rename` and `create`.
+method may be called from any thread. Errors: those of `bootseer.errors`; `FileExistsError` from `rename`, `create` and
+`remove_empty_folder`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from bootseer import faults
-from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError
+from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, UnsupportedError
 
 if TYPE_CHECKING:
     from bootseer.hdfs.placement import Placement
@@ -193,6 +194,26 @@ class Backend(abc.ABC):
 
         Files of the names ``first`` go before all others, at any depth, where that is not one step.
         """
+
+    def remove_empty_folder(self, path: str) -> None:
+        """Remove a folder in which nothing is, not even hidden; `FileExistsError` when something is."""
+        raise UnsupportedError(f"folders of {self.url} cannot be removed by themselves")
+
+    def change(  # noqa: B027 - not all storage keeps attributes
+        self,
+        path: str,
+        *,
+        mode: int | None = None,
+        uid: int | None = None,
+        gid: int | None = None,
+        mtime_ns: int | None = None,
+    ) -> None:
+        """Change the attributes of a file or folder that are given, as far as the storage tells them; the rest is
+        ignored. `NotWritableError` where it refuses, or knows no user or group of that number."""
+
+    def space(self) -> tuple[int, int]:
+        """Bytes that the storage has in all, and that are free; zeros where it does not tell."""
+        return 0, 0
 
     def walk(self, path: str) -> Iterator[tuple[str, int]]:
         """Path and size of every file below the folder ``path``, in any order; nothing when there is none."""

@@ -168,6 +168,10 @@ class HdfsBackend(NativeBackend):
                 self.say_native(self.full(path), str(exc))
         return super().create(path)
 
+    def space(self) -> tuple[int, int]:
+        namenode = self._namenode()
+        return super().space() if namenode is None else namenode.space()
+
     def whole(self) -> tuple[Backend, str]:
         whole, base = super().whole()
         if isinstance(whole, HdfsBackend):

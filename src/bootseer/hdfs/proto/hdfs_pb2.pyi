@@ -488,6 +488,44 @@ class MkdirsRequest(_message.Message):
     create_parent: bool
     def __init__(self, src: _Optional[str] = ..., masked: _Optional[_Union[Permission, _Mapping]] = ..., create_parent: bool = ...) -> None: ...
 
+class SetPermissionRequest(_message.Message):
+    __slots__ = ("src", "permission")
+    SRC_FIELD_NUMBER: _ClassVar[int]
+    PERMISSION_FIELD_NUMBER: _ClassVar[int]
+    src: str
+    permission: Permission
+    def __init__(self, src: _Optional[str] = ..., permission: _Optional[_Union[Permission, _Mapping]] = ...) -> None: ...
+
+class SetOwnerRequest(_message.Message):
+    __slots__ = ("src", "owner", "group")
+    SRC_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    src: str
+    owner: str
+    group: str
+    def __init__(self, src: _Optional[str] = ..., owner: _Optional[str] = ..., group: _Optional[str] = ...) -> None: ...
+
+class SetTimesRequest(_message.Message):
+    __slots__ = ("src", "mtime", "atime")
+    SRC_FIELD_NUMBER: _ClassVar[int]
+    MTIME_FIELD_NUMBER: _ClassVar[int]
+    ATIME_FIELD_NUMBER: _ClassVar[int]
+    src: str
+    mtime: int
+    atime: int
+    def __init__(self, src: _Optional[str] = ..., mtime: _Optional[int] = ..., atime: _Optional[int] = ...) -> None: ...
+
+class FsStats(_message.Message):
+    __slots__ = ("capacity", "used", "remaining")
+    CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    USED_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_FIELD_NUMBER: _ClassVar[int]
+    capacity: int
+    used: int
+    remaining: int
+    def __init__(self, capacity: _Optional[int] = ..., used: _Optional[int] = ..., remaining: _Optional[int] = ...) -> None: ...
+
 class GetDatanodeReportRequest(_message.Message):
     __slots__ = ("type",)
     TYPE_FIELD_NUMBER: _ClassVar[int]

@@ -161,6 +161,11 @@ class StripeWriter:
             )
 
     @property
+    def temporary(self) -> str:
+        """Path of what is renamed into place: a pointer, or the whole content of a plain file."""
+        return self._temporary_path
+
+    @property
     def size(self) -> int:
         """Bytes written so far."""
         return self._size

@@ -23,13 +23,24 @@ from bootseer import config as settings
 from bootseer import errors
 from bootseer.blocks.cache.eviction import Limits
 from bootseer.config import Config
-from bootseer.errors import BootseerError, NotFoundError, NotWritableError, UnavailableError, doing, from_os_error
+from bootseer.errors import (
+    BootseerError,
+    ConfigError,
+    NotFoundError,
+    NotWritableError,
+    UnavailableError,
+    UnsupportedError,
+    doing,
+    from_os_error,
+)
 from bootseer.kernel import mount as mounts
 from bootseer.kernel.flock import is_at, lock
 from bootseer.private import enterable, private_folder, trusted
+from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint.access import AccessRecord
 from bootseer.stripefs.files.readahead import MEMORY
 from bootseer.stripefs.mount.server import FsStatus, Record, ServerSpec, born, may_be_shared
+from bootseer.stripefs.mount.unfinished import SPOOLS
 from bootseer.stripefs.store import open_fs
 
 _log = logging.getLogger(__name__)
@@ -142,6 +153,10 @@ def start(
     commit: bool = False,
     config: Config | None = None,
     memory: int = MEMORY,
+    writable: bool = False,
+    width: int = layout.WIDTH,
+    unit: int = layout.UNIT,
+    spool: int = SPOOLS,
 ) -> FsMount:
     """Mount the store at ``url`` on ``mountpoint`` (made when missing), read-only, by a process of its own.
 
@@ -149,14 +164,23 @@ def start(
     (of the COMMIT, if there is one); `LATEST`; an `AccessRecord`: the ranges that it names, of files that are still as
     long. With ``hold`` it begins when `FsMount.release` is called.
     ``commit``: ``url`` must be a complete checkpoint. ``memory``: bytes of read-ahead held by the server.
+    ``writable``: for writing, too (docs/reference/mount.md): new files get ``width`` stripes with units of ``unit``
+    bytes, and at most ``spool`` bytes of files that are being written lie on this node.
 
     Returns when the mount works. Raises `NotFoundError` for a folder that does not exist, `DataError` for a checkpoint
     without COMMIT, `UnavailableError`, `NotWritableError` when the mount point is in use, `ConfigError` for cache and
-    state folders that others can write to, errors of `kernel.mount`.
+    state folders that others can write to, and for a bad shape, `UnsupportedError` for writing to a store that cannot
+    rename, errors of `kernel.mount`.
     """
     config = config or settings.load()
     mountpoint = Path(os.path.abspath(mountpoint))
     fs = open_fs(url)
+    if writable:
+        layout.check_shape(width, unit)
+        if commit:
+            raise ConfigError("a checkpoint with a COMMIT is finished: mount it read-only, or the folder above it")
+        if fs.backend.access[0] == "fsspec":
+            raise UnsupportedError(f"{fs.url} cannot be mounted for writing: its store has no folders to rename in")
     if commit:
         fs.checkpoint("")
     elif not fs.stat("").is_dir:
@@ -185,6 +209,10 @@ def start(
             cache_dir=str(private_folder(Path(config.cache_dir), sub="blocks").parent),
             limits=Limits(config.cache_limit, config.cache_keep_free),
             state_dir=str(state_dir),
+            writable=writable,
+            width=width,
+            unit=unit,
+            spool=spool,
             shared=shared,
             allow_other=shared or (root and closed),  # closed: others are those whom root lets see it, as containers
         )

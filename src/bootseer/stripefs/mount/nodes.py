@@ -20,13 +20,15 @@ GENERATION_SHIFT = 40
 
 class Known(msgspec.Struct, tag=1, array_like=True, frozen=True):
     """A node. ``content``: `ChunkFile.identity`, "" of a folder; ``version``: of what lies at ``path`` in the storage
-    (`bootseer.storage.interface.Entry`). ``path`` as bytes: names need not be UTF-8."""
+    (`bootseer.storage.interface.Entry`). ``path`` as bytes: names need not be UTF-8. ``backing``: the kernel's number
+    of the file that it reads by itself, 0 for none."""
 
     number: int
     path: bytes
     content: str
     version: str
     attr: fuse.Attr
+    backing: int = 0
 
 
 class Gone(msgspec.Struct, tag=2, array_like=True, frozen=True):
@@ -63,6 +65,13 @@ class Nodes:
     def __getitem__(self, number: int) -> Known:
         return self._nodes[number]
 
+    def __contains__(self, number: int) -> bool:
+        return number in self._nodes
+
+    def backings(self) -> dict[int, int]:
+        """By number, what the kernel reads by itself."""
+        return {number: node.backing for number, node in self._nodes.items() if node.backing}
+
     def find(self, path: bytes, version: str) -> Known | None:
         """The node of this version of the file at ``path``, if it has one."""
         known = self._nodes.get(self._newest.get(path, 0))
@@ -75,7 +84,8 @@ class Nodes:
             if number is None:
                 number = self._last = self._last + 1
                 self._lookups[number] = 0
-            node = Known(number, path, content, version, attr)
+            backing = self._nodes[number].backing if number in self._nodes else 0
+            node = Known(number, path, content, version, attr, backing)
             if self._nodes.get(number) != node or self._newest.get(path) != number:
                 self._tell(node)
                 self._put(node)
@@ -83,14 +93,42 @@ class Nodes:
                 self._lookups[number] += 1
             return number
 
+    def make(self, path: bytes, content: str, attr: fuse.Attr) -> int:
+        """A new node with one reference."""
+        with self._lock:
+            self._last += 1
+            node = Known(self._last, path, content, "", attr)
+            self._tell(node)
+            self._put(node)
+            self._lookups[node.number] = 1
+            return node.number
+
+    def refer(self, number: int) -> None:
+        """One more reference."""
+        with self._lock:
+            if number in self._lookups:
+                self._lookups[number] += 1
+
     def change(self, number: int, **changes: object) -> Known:
-        """Another ``attr`` or ``version`` of the node."""
+        """Other fields of the node."""
         with self._lock:
             node = msgspec.structs.replace(old := self._nodes[number], **changes)
             if node != old:
                 self._tell(node)
-                self._nodes[number] = node
+                if (node.path, node.content) == (old.path, old.content):
+                    self._nodes[number] = node
+                else:
+                    self._drop(old)
+                    self._put(node)
             return node
+
+    def move(self, path: bytes, target: bytes) -> list[int]:
+        """Nodes at and below ``path`` are at ``target`` now; their numbers."""
+        with self._lock:
+            below = [node for node in self._nodes.values() if node.path == path or node.path.startswith(path + b"/")]
+        for node in below:
+            self.change(node.number, path=target + node.path[len(path) :], version="")
+        return [node.number for node in below]
 
     def forget(self, number: int, lookups: int) -> None:
         """The kernel has dropped so many references."""
@@ -101,10 +139,14 @@ class Nodes:
             if self._lookups[number] <= 0:
                 self._tell(Gone(number))
                 del self._lookups[number]
-                node = self._nodes.pop(number)
-                del self._numbers[node.path, node.content]
-                if self._newest.get(node.path) == number:
-                    del self._newest[node.path]
+                self._drop(self._nodes[number])
+
+    def _drop(self, node: Known) -> None:
+        del self._nodes[node.number]
+        if self._numbers.get((node.path, node.content)) == node.number:
+            del self._numbers[node.path, node.content]
+        if self._newest.get(node.path) == node.number:
+            del self._newest[node.path]
 
     def _put(self, node: Known) -> None:
         self._nodes[node.number] = node

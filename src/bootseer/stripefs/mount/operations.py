@@ -18,7 +18,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from bootseer.errors import BootseerError, NotFoundError, NotWritableError
 from bootseer.kernel import fuse
@@ -104,7 +104,7 @@ class StripeOperations(fuse.Operations):
         self._cached: dict[int, NodeFile] = {}  # by file handle
         self._next_handle = itertools.count((generation << GENERATION_SHIFT) + 1)
         self._listings: dict[str, tuple[float, dict[str, Entry]]] = {}  # `ls -l` asks for attributes in parts
-        self.bytes_read = 0
+        self.bytes_read = self.bytes_written = 0
         self.accessed = AccessLog()
         self.waited = Waited()
 
@@ -193,6 +193,13 @@ class StripeOperations(fuse.Operations):
     def backing(self, fh: int) -> int | None:
         cached = self._cached.get(fh)
         return cached.fd if cached is not None and cached.whole() else None
+
+    def backed(self, node: int, backing: int) -> None:
+        if node in self._nodes:
+            self._nodes.change(node, backing=backing)
+
+    def backings(self) -> Mapping[int, int]:
+        return self._nodes.backings()
 
     def _open(self, node: int) -> ChunkFile:
         """The file of ``node``. ESTALE when another content is at its path."""

@@ -18,15 +18,16 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from bootseer.blocks.cache.eviction import Limits
 from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError, doing
 from bootseer.kernel import channel, fuse
+from bootseer.private import private_folder
 from bootseer.storage.interface import clean, join
-from bootseer.stripefs import loads
+from bootseer.stripefs import layout, loads
 from bootseer.stripefs.checkpoint import commit
 from bootseer.stripefs.checkpoint.access import AccessRecord, FileAccess, Ranges
 from bootseer.stripefs.files.nodecache import NodeCache
@@ -34,6 +35,8 @@ from bootseer.stripefs.files.readahead import MEMORY, ReadAhead
 from bootseer.stripefs.files.reader import ChunkFile
 from bootseer.stripefs.mount.nodes import Gone, Known
 from bootseer.stripefs.mount.operations import FRESH, StripeOperations
+from bootseer.stripefs.mount.unfinished import SPOOLS, Spools
+from bootseer.stripefs.mount.writing import WritableStripes
 from bootseer.stripefs.store import StripeFS, open_fs
 
 _log = logging.getLogger(__name__)
@@ -59,6 +62,7 @@ class ServerSpec(msgspec.Struct, frozen=True):
     ``prefetch``: paths as of `mount.start`, or the ranges of files; ``hold``: not before `FsMount.release`;
     ``memory``: bytes of read-ahead that it holds. ``allow_other``: other users may use the mount, with ``shared`` as
     far as the owners and modes of the storage let them, else for everything.
+    ``writable``: with files of ``width`` and ``unit``, and at most ``spool`` bytes of them, unfinished, on this node.
     """
 
     url: str
@@ -72,6 +76,10 @@ class ServerSpec(msgspec.Struct, frozen=True):
     state_dir: str = ""
     shared: bool = False
     allow_other: bool = False
+    writable: bool = False
+    width: int = layout.WIDTH
+    unit: int = layout.UNIT
+    spool: int = SPOOLS
 
 
 class FsStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +97,7 @@ class FsStatus(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int = 0
     alive: bool = True
     bytes_read: int = 0
+    bytes_written: int = 0
     fetched_demand: int = 0
     fetched_ahead: int = 0
     opened_passthrough: int = 0
@@ -193,9 +202,11 @@ def mount_options(spec: ServerSpec) -> fuse.Options:
         max_readahead=4 << 20 if os.geteuid() == 0 else 128 << 10,
         entry_timeout=FRESH,
         negative_timeout=FRESH,
-        attr_timeout=FRESH if spec.shared else 3600.0,
-        passthrough=os.geteuid() == 0 and bool(spec.cache_dir),
+        attr_timeout=FRESH if spec.shared or spec.writable else 3600.0,
+        # not for writing: the content of a node changes then
+        passthrough=os.geteuid() == 0 and bool(spec.cache_dir) and not spec.writable,
         allow_other=spec.allow_other,
+        writable=spec.writable,
     )
 
 
@@ -223,15 +234,14 @@ class Server:
         self._path = Record.path(spec.state_dir, spec.mountpoint)
         self._cache = NodeCache(Path(spec.cache_dir), spec.limits) if spec.cache_dir else None
         self._ahead = ReadAhead(self._cache, memory=spec.memory)
-        self._ops = StripeOperations(
-            self._fs,
-            self._ahead,
-            cache=self._cache,
-            shared=spec.shared,
-            known=known,
-            tell=self._tell,
-            generation=generation,
-        )
+        told: Any = {"shared": spec.shared, "known": known, "tell": self._tell, "generation": generation}
+        if spec.writable:
+            spools = Spools(private_folder(Path(spec.cache_dir), sub="spools"), spec.spool)
+            self._ops: StripeOperations = WritableStripes(
+                self._fs, self._ahead, spools, width=spec.width, unit=spec.unit, **told
+            )
+        else:
+            self._ops = StripeOperations(self._fs, self._ahead, cache=self._cache, **told)
         if generation:
             self._ops.accessed.add_all(Record.read_accessed(self._path))
         self._server: fuse.Server | None = None
@@ -270,6 +280,8 @@ class Server:
             server.stop(timeout=2.0)
             if pulling.ident is not None:
                 pulling.join(_END_SECONDS)
+            if isinstance(self._ops, WritableStripes):
+                self._ops.close()
             self._keep_report(at_once=True)
             self._ahead.close()
             if self._cache:
@@ -397,6 +409,7 @@ class Server:
             url=self._fs.url,
             server_pid=os.getpid(),
             bytes_read=self._before.bytes_read + self._ops.bytes_read,
+            bytes_written=self._before.bytes_written + self._ops.bytes_written,
             fetched_demand=self._before.fetched_demand + self._ahead.demand,
             fetched_ahead=self._before.fetched_ahead + self._ahead.ahead,
             opened_passthrough=self._before.opened_passthrough + passed,

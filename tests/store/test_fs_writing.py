@@ -1,0 +1,709 @@
+"""What a mount for writing promises and refuses: each row of docs/reference/mount.md, over a folder and over HDFS."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import uuid
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from bootseer.config import Config
+from bootseer.errors import ConfigError, UnsupportedError
+from bootseer.stripefs import FsMount, StripeFS, mount, open_fs
+from bootseer.stripefs.mount import client
+from support import hadoop
+from support.waits import together, until
+
+pytestmark = pytest.mark.root
+
+PAGE = Path(__file__).parents[2] / "docs/reference/mount.md"
+BIG = os.urandom(1 << 20) * 5
+STORES = ["folder", pytest.param("hdfs", marks=pytest.mark.hdfs)]
+
+
+class Site:
+    """A mount for writing, the store below it, and a folder of both for one test."""
+
+    def __init__(self, made: FsMount, fs: StripeFS, name: str) -> None:
+        self.made, self.fs, self.name = made, fs, name
+        self.dir = made.mountpoint / name
+
+    def stored(self, name: str) -> bytes | None:
+        """The content of a file as everybody else sees it."""
+        try:
+            with self.fs.open(f"{self.name}/{name}") as file:
+                return file.read(0, file.size)
+        except Exception as exc:
+            if type(exc).__name__ == "NotFoundError":
+                return None
+            raise
+
+    def log(self) -> str:
+        return client._log_of(self.made._path).read_text()
+
+
+@pytest.fixture(scope="module", params=STORES)
+def mounted(request: pytest.FixtureRequest) -> Iterator[tuple[FsMount, StripeFS]]:
+    place = Path(tempfile.mkdtemp(prefix="bootseer-pytest-rw-", dir="/var/tmp"))
+    url = str(place / "store") if request.param == "folder" else f"{hadoop.shared().url}/{uuid.uuid4().hex}"
+    fs = open_fs(url)
+    fs.backend.make_folder("")
+    config = Config(cache_dir=str(place / "cache"), state_dir=str(place / "state"))
+    made = mount.start(url, place / "mnt", config=config, writable=True, spool=256 << 20)
+    try:
+        yield made, fs
+    finally:
+        made.unmount()
+        shutil.rmtree(place)
+
+
+@pytest.fixture
+def site(mounted: tuple[FsMount, StripeFS]) -> Site:
+    found = Site(*mounted, uuid.uuid4().hex[:8])
+    found.dir.mkdir()
+    return found
+
+
+def refused(code: int, action: Callable[[], object]) -> None:
+    with pytest.raises(OSError, match=r"Errno") as caught:
+        action()
+    assert errno.errorcode[caught.value.errno or 0] == errno.errorcode[code]
+
+
+# -- the table of the page ---------------------------------------------------------------------------------------------
+
+ROWS: dict[str, Callable[[Site], None]] = {}
+
+
+def row(check: Callable[[Site], None]) -> Callable[[Site], None]:
+    ROWS[check.__name__.replace("_", "-")] = check
+    return check
+
+
+@row
+def close_publishes(site: Site) -> None:
+    with open(site.dir / "f", "wb", buffering=0) as file:
+        file.write(BIG)
+        assert site.stored("f") is None
+    assert site.stored("f") == BIG
+    assert site.fs.stat(f"{site.name}/f").striped
+    (site.dir / "small").write_bytes(b"small")
+    assert not site.fs.stat(f"{site.name}/small").striped
+
+
+@row
+def replace_at_close(site: Site) -> None:
+    (site.dir / "f").write_bytes(b"old")
+    with open(site.dir / "f", "wb", buffering=0) as file:
+        file.write(BIG)
+        assert site.stored("f") == b"old"
+    assert site.stored("f") == BIG == (site.dir / "f").read_bytes()
+
+
+@row
+def unfinished_is_ours(site: Site) -> None:
+    with open(site.dir / "f", "wb", buffering=0) as file:
+        file.write(b"abc")
+        assert os.listdir(site.dir) == ["f"]
+        assert (site.dir / "f").stat().st_size == 3
+        assert (site.dir / "f").read_bytes() == b"abc"
+        assert site.fs.ls(site.name) == []
+
+
+@row
+def read_back(site: Site) -> None:
+    with open(site.dir / "f", "w+b", buffering=0) as file:
+        file.write(BIG)
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        assert os.pread(file.fileno(), 100, 2 << 20) == BIG[2 << 20 :][:100]
+
+
+@row
+def rewrite_before_close(site: Site) -> None:
+    with open(site.dir / "f", "wb", buffering=0) as file:
+        file.write(BIG)
+        os.pwrite(file.fileno(), b"header", 0)
+        os.pwrite(file.fileno(), b"middle", 3 << 20)
+    assert site.stored("f") == b"header" + BIG[6 : 3 << 20] + b"middle" + BIG[(3 << 20) + 6 :]
+
+
+@row
+def rewrite_after_close(site: Site) -> None:
+    (site.dir / "f").write_bytes(BIG)
+    with open(site.dir / "f", "r+b", buffering=0) as file:
+        refused(errno.EOPNOTSUPP, lambda: os.pwrite(file.fileno(), b"x", 100))
+        refused(errno.EOPNOTSUPP, lambda: os.pwrite(file.fileno(), b"x", 200))
+    assert site.stored("f") == BIG
+    assert site.log().count(f"{site.name}/f: byte ") == 1
+
+
+@row
+def append(site: Site) -> None:
+    (site.dir / "f").write_bytes(BIG)
+    with open(site.dir / "f", "ab", buffering=0) as file:
+        file.write(b"more")
+        assert site.stored("f") == BIG
+    assert site.stored("f") == BIG + b"more" == (site.dir / "f").read_bytes()
+
+
+@row
+def gap(site: Site) -> None:
+    with open(site.dir / "f", "wb", buffering=0) as file:
+        file.write(b"a")
+        os.pwrite(file.fileno(), b"b", 100_000)
+    assert site.stored("f") == b"a" + bytes(99_999) + b"b"
+
+
+@row
+def truncate_to_nothing(site: Site) -> None:
+    (site.dir / "f").write_bytes(BIG)
+    os.truncate(site.dir / "f", 0)
+    assert site.stored("f") == b"" == (site.dir / "f").read_bytes()
+
+
+@row
+def truncate_to_same(site: Site) -> None:
+    (site.dir / "f").write_bytes(BIG)
+    before = site.fs.stat(f"{site.name}/f")
+    os.truncate(site.dir / "f", len(BIG))
+    assert site.fs.stat(f"{site.name}/f") == before
+
+
+@row
+def truncate_longer(site: Site) -> None:
+    (site.dir / "f").write_bytes(b"abc")
+    os.truncate(site.dir / "f", 10)
+    assert site.stored("f") == b"abc" + bytes(7)
+
+
+@row
+def truncate_shorter(site: Site) -> None:
+    (site.dir / "f").write_bytes(BIG)
+    refused(errno.EOPNOTSUPP, lambda: os.truncate(site.dir / "f", 10))
+    assert site.stored("f") == BIG
+    with open(site.dir / "new", "wb", buffering=0) as file:
+        file.write(BIG)
+        os.ftruncate(file.fileno(), 10)
+    assert site.stored("new") == BIG[:10]
+
+
+@row
+def fsync(site: Site) -> None:
+    with open(site.dir / "f", "wb", buffering=0) as file:
+        file.write(b"abc")
+        os.fsync(file.fileno())
+        assert site.stored("f") == b"abc"
+        file.write(b"def")
+        assert site.stored("f") == b"abc"
+    assert site.stored("f") == b"abcdef" == (site.dir / "f").read_bytes()
+    fd = os.open(site.dir, os.O_RDONLY)
+    os.fsync(fd)
+    os.close(fd)
+
+
+@row
+def child_closes(site: Site) -> None:
+    with open(site.dir / "f", "wb", buffering=0) as file:
+        file.write(b"abc")
+        subprocess.run(["true"], pass_fds=[file.fileno()], check=True)
+        if (pid := os.fork()) == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+        assert site.stored("f") is None
+        subprocess.run(["true"], check=True)  # one that closes it while it starts a program
+        subprocess.run(["echo", "from a child"], stdout=file, check=True)
+        assert site.stored("f") is None
+    assert site.stored("f") == b"abcfrom a child\n"
+
+
+@row
+def empty_file(site: Site) -> None:
+    (site.dir / "f").touch()
+    assert (site.dir / "f").read_bytes() == b""
+    until(lambda: site.stored("f") == b"")
+
+
+@row
+def exclusive(site: Site) -> None:
+    with open(site.dir / "f", "xb"):
+        refused(errno.EEXIST, lambda: os.open(site.dir / "f", os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+    refused(errno.EEXIST, lambda: os.open(site.dir / "f", os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+
+
+@row
+def rename_over(site: Site) -> None:
+    (site.dir / "f").write_bytes(b"old")
+    (site.dir / "tmp").write_bytes(BIG)
+    os.rename(site.dir / "tmp", site.dir / "f")
+    assert site.stored("f") == BIG == (site.dir / "f").read_bytes()
+    assert site.stored("tmp") is None
+    assert os.listdir(site.dir) == ["f"]
+
+
+@row
+def rename_unfinished(site: Site) -> None:
+    with open(site.dir / "tmp", "wb", buffering=0) as file:
+        file.write(b"abc")
+        os.rename(site.dir / "tmp", site.dir / "f")
+        assert site.stored("f") == b"abc"
+        file.write(b"def")
+    assert site.stored("f") == b"abcdef" == (site.dir / "f").read_bytes()
+
+
+@row
+def rename_folder(site: Site) -> None:
+    (site.dir / "a").mkdir()
+    (site.dir / "a/big").write_bytes(BIG)
+    (site.dir / "a/small").write_bytes(b"small")
+    os.rename(site.dir / "a", site.dir / "b")
+    assert (site.dir / "b/big").read_bytes() == BIG
+    assert (site.dir / "b/small").read_bytes() == b"small"
+    with open(site.dir / "b/new", "wb", buffering=0) as file:
+        file.write(b"x")
+        refused(errno.EBUSY, lambda: os.rename(site.dir / "b", site.dir / "c"))
+    (site.dir / "c").mkdir()
+    refused(errno.ENOTEMPTY, lambda: os.rename(site.dir / "b", site.dir / "c"))
+
+
+@row
+def rename_flags(site: Site) -> None:
+    (site.dir / "a").write_bytes(b"a")
+    (site.dir / "b").write_bytes(b"b")
+    code = (
+        "import ctypes,os,sys; c=ctypes.CDLL(None,use_errno=True);"
+        "print(c.renameat2(-100,sys.argv[1].encode(),-100,sys.argv[2].encode(),int(sys.argv[3])), ctypes.get_errno())"
+    )
+    for flags, expected in ((1, errno.EEXIST), (2, errno.EINVAL)):
+        argv = [sys.executable, "-c", code, str(site.dir / "a"), str(site.dir / "b"), str(flags)]
+        assert subprocess.check_output(argv, text=True).split() == ["-1", str(expected)]
+    argv = [sys.executable, "-c", code, str(site.dir / "a"), str(site.dir / "c"), "1"]
+    assert subprocess.check_output(argv, text=True).split()[0] == "0"
+    assert site.stored("c") == b"a"
+
+
+@row
+def folders(site: Site) -> None:
+    (site.dir / "d").mkdir()
+    refused(errno.EEXIST, (site.dir / "d").mkdir)
+    (site.dir / "d/f").write_bytes(BIG)
+    refused(errno.ENOTEMPTY, (site.dir / "d").rmdir)
+    (site.dir / "d/f").unlink()
+    (site.dir / "d").rmdir()
+    assert os.listdir(site.dir) == []
+    refused(errno.ENOENT, (site.dir / "d").rmdir)
+
+
+@row
+def unlink_open(site: Site) -> None:
+    (site.dir / "f").write_bytes(BIG)
+    with open(site.dir / "f", "rb", buffering=0) as reader:
+        assert reader.read(10) == BIG[:10]
+        (site.dir / "f").unlink()
+        (site.dir / "f").write_bytes(bytes(len(BIG)))
+        for offset in range(0, len(BIG), 1 << 20):
+            with contextlib.suppress(OSError):
+                assert os.pread(reader.fileno(), 4096, offset) == BIG[offset:][:4096]
+    with open(site.dir / "t", "w+b", buffering=0) as file:
+        (site.dir / "t").unlink()
+        file.write(b"temporary")
+        assert os.pread(file.fileno(), 9, 0) == b"temporary"
+    assert site.stored("t") is None
+
+
+@row
+def times(site: Site) -> None:
+    (site.dir / "f").write_bytes(BIG)
+    os.utime(site.dir / "f", (1e9, 1e9))
+    assert (site.dir / "f").stat().st_mtime == 1e9
+    with open(site.dir / "g", "wb", buffering=0) as file:
+        file.write(b"x")
+        os.utime(file.fileno(), (2e9, 2e9))
+    assert (site.dir / "g").stat().st_mtime == 2e9
+    assert site.fs.stat(f"{site.name}/g").mtime == 2e9
+
+
+@row
+def modes(site: Site) -> None:
+    (site.dir / "f").write_bytes(b"x")
+    os.chmod(site.dir / "f", 0o700)  # of others none is shown whom this node may not know
+    fd = os.open(site.dir / "g", os.O_WRONLY | os.O_CREAT, 0o600)
+    os.close(fd)
+    until(lambda: site.stored("g") == b"")
+    told = site.fs.stat(f"{site.name}/f").permissions
+    assert stat.S_IMODE((site.dir / "f").stat().st_mode) == (0o700 if told else 0o644)
+    if told:
+        assert told.mode == 0o700
+        assert site.fs.stat(f"{site.name}/g").permissions.mode == 0o600  # type: ignore[union-attr]
+    os.chown(site.dir / "f", 12345, 12345)
+    assert (site.dir / "f").stat().st_uid == os.geteuid()
+
+
+@row
+def links_and_special_files(site: Site) -> None:
+    (site.dir / "f").write_bytes(b"x")
+    refused(errno.EPERM, lambda: os.symlink("f", site.dir / "s"))
+    refused(errno.EPERM, lambda: os.link(site.dir / "f", site.dir / "l"))
+    refused(errno.EPERM, lambda: os.mkfifo(site.dir / "p"))
+
+
+@row
+def extended_attributes(site: Site) -> None:
+    (site.dir / "f").write_bytes(b"x")
+    refused(errno.EOPNOTSUPP, lambda: os.setxattr(site.dir / "f", "user.a", b"b"))
+    refused(errno.EOPNOTSUPP, lambda: os.getxattr(site.dir / "f", "user.a"))
+
+
+@row
+def reserved_space(site: Site) -> None:
+    with open(site.dir / "f", "wb", buffering=0) as file:
+        subprocess.run(["fallocate", "-l", "1M", site.dir / "f"], check=False)
+        file.write(b"x")
+    assert site.stored("f") == b"x"
+    size = os.statvfs(site.dir)
+    assert size.f_blocks > size.f_bavail > 0
+
+
+@row
+def mapped_writes(site: Site) -> None:
+    with open(site.dir / "f", "w+b", buffering=0) as file:
+        os.ftruncate(file.fileno(), len(BIG))
+        with mmap.mmap(file.fileno(), len(BIG)) as pages:
+            pages[:] = BIG
+    assert site.stored("f") == BIG
+
+
+@row
+def names_of_the_store(site: Site) -> None:
+    for name in (".bsx", ".tmp-x", "COMMIT"):
+        refused(errno.EPERM, lambda name=name: (site.dir / name).write_bytes(b"x"))  # type: ignore[misc]
+        refused(errno.EPERM, lambda name=name: (site.dir / name).mkdir())  # type: ignore[misc]
+    refused(errno.EILSEQ, lambda: os.mkdir(os.fsencode(site.dir) + b"/\xff"))
+
+
+@row
+def finished_checkpoint(site: Site) -> None:
+    (site.dir / "step").mkdir()
+    (site.dir / "step/f").write_bytes(BIG)
+    site.fs.commit(f"{site.name}/step")
+    until(lambda: (site.dir / "step/COMMIT").exists())
+    for action in (
+        lambda: (site.dir / "step/f").write_bytes(b""),
+        lambda: (site.dir / "step/new").write_bytes(b""),
+        lambda: (site.dir / "step/d").mkdir(),
+        lambda: (site.dir / "step/f").unlink(),
+        lambda: (site.dir / "step/COMMIT").unlink(),
+        lambda: os.rename(site.dir / "step/f", site.dir / "f"),
+        lambda: os.truncate(site.dir / "step/f", 0),
+    ):
+        refused(errno.EPERM, action)
+    assert site.stored("step/f") == BIG
+    os.rename(site.dir / "step", site.dir / "other")
+    site.fs.checkpoint(f"{site.name}/other")
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_row(site: Site, name: str) -> None:
+    ROWS[name](site)
+
+
+def test_the_page_has_these_rows() -> None:
+    assert re.findall(r"^\| `([a-z-]+)` \|", PAGE.read_text(), re.MULTILINE) == list(ROWS)
+
+
+# -- writers that die --------------------------------------------------------------------------------------------------
+
+WRITER = """
+import os, sys, threading, time
+path, step = sys.argv[1], sys.argv[2]
+def here():
+    print("here", flush=True)
+    time.sleep(60)
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+file = open(path, "w+b", buffering=0)
+if step == "opened": here()
+file.write(b"n" * 1000)
+if step == "begun": here()
+for _ in range(70): file.write(b"n" * (1 << 20))
+if step == "streaming": here()
+if step == "child":
+    if os.fork() == 0: here()
+    time.sleep(60)
+if step == "mapped":
+    import mmap
+    os.ftruncate(file.fileno(), 80 << 20)
+    pages = mmap.mmap(file.fileno(), 80 << 20)
+    pages[:1000] = b"m" * 1000
+    here()
+if step == "exits": sys.exit(3)
+if step == "exits at once": os._exit(0)
+if step == "aborts": os.abort()
+file.close()
+if step == "closed": here()
+"""
+NEW = b"n" * ((70 << 20) + 1000)
+
+
+@pytest.mark.parametrize("step", ["opened", "begun", "streaming", "mapped"])
+@pytest.mark.parametrize("old", [None, b"old"], ids=["new", "over"])
+def test_a_killed_writer_leaves_what_was_there(site: Site, step: str, old: bytes | None) -> None:
+    if old is not None:
+        (site.dir / "f").write_bytes(old)
+    argv = [sys.executable, "-c", WRITER, str(site.dir / "f"), step]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"here\n"
+        assert site.stored("f") == old
+        writer.kill()
+    until(lambda: f"{site.name}/f is not published: its writer was killed" in site.log())
+    assert site.stored("f") == old
+    if old is None:
+        until(lambda: not (site.dir / "f").exists())
+    else:
+        until(lambda: (site.dir / "f").stat().st_size == len(old))
+        assert (site.dir / "f").read_bytes() == old
+    (site.dir / "f").write_bytes(b"later")
+    assert site.stored("f") == b"later"
+
+
+def test_a_writer_that_aborts_leaves_what_was_there(site: Site) -> None:
+    argv = [sys.executable, "-c", WRITER, str(site.dir / "f"), "aborts"]
+    assert subprocess.run(argv).returncode == -signal.SIGABRT
+    until(lambda: f"{site.name}/f is not published: its writer was killed" in site.log())
+    assert site.stored("f") is None
+
+
+@pytest.mark.parametrize("step", ["exits", "exits at once", "closed"])
+def test_a_writer_that_ends_publishes(site: Site, step: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", WRITER, str(site.dir / "f"), step], stdout=subprocess.PIPE) as writer:
+        if step == "closed":
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == b"here\n"
+            writer.kill()
+        writer.wait()
+    until(lambda: site.stored("f") == NEW)
+
+
+def test_a_child_of_the_writer_that_is_killed_changes_nothing(site: Site) -> None:
+    with open(site.dir / "f", "wb", buffering=0) as file:
+        file.write(b"abc")
+        with subprocess.Popen(["sleep", "60"], pass_fds=[file.fileno()]) as child:
+            child.kill()
+        assert site.stored("f") is None
+        file.write(b"def")
+    assert site.stored("f") == b"abcdef"
+
+
+# -- real programs -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """Files of all kinds of sizes, with times and modes of their own."""
+    root = tmp_path / "tree"
+    (root / "deep/er").mkdir(parents=True)
+    for i, size in enumerate((0, 1, 4095, 300_000, 4 << 20, (9 << 20) + 7)):
+        path = root / "deep" / f"{i}"
+        path.write_bytes(os.urandom(size))
+        os.utime(path, (1e9 + i, 1e9 + i))
+    with open(root / "deep/er/sparse", "wb") as file:
+        file.write(b"a")
+        os.ftruncate(file.fileno(), 3 << 20)
+    return root
+
+
+def run(argv: list[str | Path], **more: object) -> str:
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, **more)  # type: ignore[call-overload]
+    assert done.returncode == 0, (argv, done.stdout, done.stderr)
+    return str(done.stdout)
+
+
+def test_cp_tar_and_rsync(site: Site, tree: Path) -> None:
+    run(["cp", "-a", tree, site.dir / "cp"])
+    run(["tar", "-cf", site.dir / "all.tar", "-C", tree, "."])
+    (site.dir / "tar").mkdir()
+    run(["tar", "-xf", site.dir / "all.tar", "-C", site.dir / "tar"])
+    run(["rsync", "-a", f"{tree}/", site.dir / "rsync"])
+    for name in ("cp", "tar", "rsync"):
+        run(["diff", "-r", tree, site.dir / name])
+        for path in (tree / "deep").glob("[0-9]"):
+            assert (site.dir / name / "deep" / path.name).stat().st_mtime == path.stat().st_mtime
+    again = run(["rsync", "-a", "--itemize-changes", f"{tree}/", site.dir / "rsync"])
+    assert [line for line in again.splitlines() if line.startswith(">f")] == []
+    run(["rm", "-r", site.dir / "cp"])
+    assert not (site.dir / "cp").exists()
+
+
+def test_git_clone(site: Site, tree: Path) -> None:
+    for argv in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=b", "commit", "-qm", "all"]):
+        run(["git", "-C", tree, *argv])
+    for number, source in enumerate((f"file://{tree}", str(tree))):
+        clone = site.dir / f"clone{number}"
+        run(["git", "clone", "-q", source, clone])
+        assert run(["git", "-C", clone, "status", "--short"]) == ""
+        run(["git", "-C", clone, "fsck", "--full"])
+    (clone / "deep/1").write_bytes(b"changed")
+    run(["git", "-C", clone, "-c", "user.name=a", "-c", "user.email=b", "commit", "-qam", "changed"])
+
+
+def test_fio_verifies_what_it_wrote(site: Site) -> None:
+    said = run(["fio", "--name=v", f"--filename={site.dir}/f", "--size=24m", "--bs=256k", "--rw=write",
+                "--verify=crc32c", "--ioengine=psync", "--verify_fatal=1", "--verify_state_save=0"])  # fmt: skip
+    assert "err= 0" in said
+    said = run(["fio", "--name=r", f"--filename={site.dir}/g", "--size=8m", "--bs=64k", "--rw=randwrite",
+                "--verify=crc32c", "--ioengine=psync", "--verify_fatal=1", "--verify_state_save=0"])  # fmt: skip
+    assert "err= 0" in said
+
+
+def test_64_threads_of_a_mapping(site: Site) -> None:
+    (site.dir / "f").write_bytes(BIG)
+    with (
+        open(site.dir / "f", "rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as pages,
+    ):
+
+        def reader(seed: int) -> None:
+            for step in range(50):
+                offset = (seed * 7919 * 4096 + step * 104729) % (len(BIG) - 5000)
+                assert pages[offset : offset + 5000] == BIG[offset : offset + 5000]
+
+        together(reader, range(64))
+
+
+@pytest.mark.torch
+def test_torch_safetensors_and_dcp(site: Site) -> None:
+    torch = pytest.importorskip("torch")
+    safetensors = pytest.importorskip("safetensors.torch")
+    import torch.distributed.checkpoint as dcp
+
+    state = {"w": torch.randn(1500, 1000), "b": torch.ones(7).bfloat16()}
+    torch.save(state, site.dir / "state.pt")
+    loaded = torch.load(site.dir / "state.pt", weights_only=True, mmap=True)
+    assert torch.equal(loaded["w"], state["w"])
+    assert site.fs.stat(f"{site.name}/state.pt").striped
+    safetensors.save_file(state, site.dir / "m.safetensors")
+    assert torch.equal(safetensors.load_file(site.dir / "m.safetensors")["w"], state["w"])
+    warnings.simplefilter("ignore")  # pytest undoes it: a save by one process is what is meant
+    for number in range(2):  # the second time over the first
+        state["w"] += number
+        dcp.save(state, storage_writer=dcp.FileSystemWriter(site.dir / "dcp", overwrite=True), no_dist=True)
+        target = {"w": torch.zeros(1500, 1000), "b": torch.zeros(7).bfloat16()}
+        dcp.load(target, storage_reader=dcp.FileSystemReader(site.dir / "dcp"), no_dist=True)
+        assert torch.equal(target["w"], state["w"])
+    site.fs.commit(f"{site.name}/dcp")
+    site.fs.verify(site.name)
+
+
+# -- limits ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def narrow(tmp_path: Path) -> Iterator[Callable[..., Site]]:
+    """Mounts of a folder with little room for spools."""
+    made: list[FsMount] = []
+
+    def start(spool: int, cache: Path | None = None) -> Site:
+        fs = open_fs(str(tmp_path / "store"))
+        fs.backend.make_folder("d")
+        config = Config(cache_dir=str(cache or tmp_path / "cache"), state_dir=str(tmp_path / "state"))
+        made.append(mount.start(fs.url, tmp_path / "mnt", config=config, writable=True, spool=spool))
+        return Site(made[-1], fs, "d")
+
+    yield start
+    for one in made:
+        one.unmount()
+
+
+def without_spool(site: Site) -> None:
+    with open(site.dir / "f", "w+b", buffering=0) as file:
+        for offset in range(0, len(BIG), 1 << 20):
+            file.write(BIG[offset : offset + (1 << 20)])
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        refused(errno.EOPNOTSUPP, lambda: os.pwrite(file.fileno(), b"x", 0))
+        file.write(b"end")
+        os.fsync(file.fileno())
+        file.write(b"more")
+    assert site.stored("f") == BIG + b"endmore" == (site.dir / "f").read_bytes()
+    assert site.log().count("goes on without a spool") == 1
+
+
+def test_a_file_larger_than_the_spools_is_written_in_order(narrow: Callable[..., Site]) -> None:
+    site = narrow(2 << 20)
+    without_spool(site)
+    (site.dir / "small").write_bytes(b"room again")
+    assert site.stored("small") == b"room again"
+
+
+def test_a_full_disk_below_the_spool(narrow: Callable[..., Site], tmp_path: Path) -> None:
+    cache = tmp_path / "full"
+    cache.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m,mode=700", "none", cache], check=True)
+    try:
+        site = narrow(1 << 30, cache)
+        without_spool(site)
+        file = os.open(site.dir / "g", os.O_WRONLY | os.O_CREAT)
+        os.ftruncate(file, 4 << 20)
+
+        def fill() -> None:
+            for offset in range(0, 4 << 20, 1 << 18):
+                os.pwrite(file, BIG[offset : offset + (1 << 18)], offset)
+
+        refused(errno.ENOSPC, fill)
+        refused(errno.EIO, lambda: os.close(file))
+        site.made.unmount()
+        assert site.stored("g") is None
+    finally:
+        subprocess.run(["umount", "-l", cache], check=True)
+
+
+def test_only_who_mounted_it_writes(tmp_path: Path) -> None:
+    """A folder that root shows to others, such as containers with users of their own."""
+    fs = open_fs(str(tmp_path / "store"))
+    with fs.create("f") as out:
+        out.write(b"x")
+    config = Config(cache_dir=str(tmp_path / "cache"), state_dir=str(tmp_path / "state"))
+    made = mount.start(fs.url, tmp_path / "mnt", config=config, writable=True)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            os.chmod(folder, 0o755)
+            subprocess.run(["mount", "--bind", made.mountpoint, folder], check=True)
+            try:
+                for command in ("cat f", "echo y > f", "echo y > new", "rm -f f", "mkdir d", "mv f g", "touch f"):
+                    done = subprocess.run(["sh", "-c", command], cwd=folder, user=65534, group=65534, extra_groups=[])
+                    assert (done.returncode == 0) == (command == "cat f"), command
+            finally:
+                subprocess.run(["umount", folder], check=True)
+        assert [(found.path, found.size) for found in fs.ls()] == [("f", 1)]
+    finally:
+        made.unmount()
+
+
+def test_bad_input(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    config = Config(cache_dir=str(tmp_path / "cache"), state_dir=str(tmp_path / "state"))
+    for more, error, said in (
+        ({"width": 0}, ConfigError, "stripe width 0"),
+        ({"commit": True}, ConfigError, "mount it read-only"),
+    ):
+        with pytest.raises(error, match=said):
+            mount.start(str(tmp_path / "store"), tmp_path / "mnt", config=config, writable=True, **more)
+    with pytest.raises(UnsupportedError, match="cannot be mounted for writing"):
+        mount.start("memory://x", tmp_path / "mnt", config=config, writable=True)
+
+
+def test_status_counts_what_was_written(site: Site) -> None:
+    before = site.made.status().bytes_written
+    (site.dir / "f").write_bytes(b"x" * 1000)
+    until(lambda: site.made.status().bytes_written >= before + 1000)
