@@ -93,7 +93,7 @@ def test_the_disks_of_replicas_stay_with_their_datanodes(ids):
 @pytest.mark.parametrize(
     ("said", "found"),
     [
-        ({"mode": 0o1754}, (65534, 0, 0o754)),
+        ({"mode": 0o1754}, (65534, 0, 0o1754)),
         ({"mode": 0o640, "owner": "stranger-of-this-node"}, (0, 0, 0o040)),
         ({"mode": 0o775, "group": "strangers-of-this-node"}, (65534, 0, 0o705)),
         ({"mode": 0o775, "acl": True}, (65534, 0, 0o700)),
