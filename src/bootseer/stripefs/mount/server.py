@@ -241,7 +241,7 @@ class Server:
                 self._fs, self._ahead, spools, width=spec.width, unit=spec.unit, **told
             )
         else:
-            self._ops = StripeOperations(self._fs, self._ahead, cache=self._cache, **told)
+            self._ops = StripeOperations(self._fs, self._ahead, cache=self._cache, expected=spec.ranges, **told)
         if generation:
             self._ops.accessed.add_all(Record.read_accessed(self._path))
         self._server: fuse.Server | None = None
