@@ -64,6 +64,16 @@ def test_names_sizes_and_contents(mounted, fs):
         (folder / "none").read_bytes()
 
 
+def test_a_read_of_a_name_that_is_not_utf8_leaves_the_mount_alone(mounted, fs):
+    for number in (b"\xff", b"1"):
+        Path(os.fsdecode(os.fsencode(fs.url) + b"/step-1/plain-" + number)).write_bytes(DATA)
+    for number in (b"\xff", b"1"):
+        assert Path(os.fsdecode(os.fsencode(mounted.mountpoint) + b"/step-1/plain-" + number)).read_bytes() == DATA
+    until(lambda: mounted.accessed().files, what="a record of what was read")
+    assert [file.path for file in mounted.accessed().files] == ["step-1/plain-1"]
+    assert (mounted.mountpoint / "step-1/config.json").read_bytes() == b"{}"
+
+
 def test_a_store_that_tells_no_owners_is_for_who_mounted_it_alone(fs, config, tmp_path):
     with tempfile.TemporaryDirectory() as folder:  # one that everybody can enter
         os.chmod(folder, 0o755)
