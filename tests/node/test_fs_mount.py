@@ -4,6 +4,7 @@ import errno
 import json
 import mmap
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -72,6 +73,22 @@ def test_a_read_of_a_name_that_is_not_utf8_leaves_the_mount_alone(mounted, fs):
     until(lambda: mounted.accessed().files, what="a record of what was read")
     assert [file.path for file in mounted.accessed().files] == ["step-1/plain-1"]
     assert (mounted.mountpoint / "step-1/config.json").read_bytes() == b"{}"
+
+
+def test_a_checkpoint_of_more_files_than_a_process_may_have_open(fs, tmp_path, config):
+    for number in range(100):
+        with fs.create(f"step-2/part-{number}", width=3, unit=4096, striped=True) as out:
+            out.write(DATA[:20000])
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        made = mount.start(fs.url, tmp_path / "mnt", config=config, prefetch=["step-2"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    try:
+        assert made.wait_prefetched(60).prefetch == "done"
+    finally:
+        made.unmount()
 
 
 def test_a_store_that_tells_no_owners_is_for_who_mounted_it_alone(fs, config, tmp_path):

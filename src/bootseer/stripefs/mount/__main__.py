@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import resource
 import signal
 import sys
 
@@ -25,6 +26,8 @@ def main() -> None:
         os._exit(0)  # the starter waits for this process only; the supervisor has no parent to reap it
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each file that is open is several here
     os.chdir("/")
 
     def answer(found: Answer) -> None:

@@ -318,6 +318,7 @@ class Server:
                         parts = [piece for piece in parts if piece[1] <= fits]
                     for count in pool.map(partial(self._pull_piece, file), parts):
                         self._done += count
+                    file.close()
             if self._cache:
                 self._cache.sync()
             self._prefetch = "done"
