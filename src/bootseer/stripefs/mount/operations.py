@@ -185,13 +185,21 @@ class StripeOperations(fuse.Operations):
         if flags & os.O_ACCMODE != os.O_RDONLY:
             raise _os_error(errno.EROFS)
         file = self._open(node)
-        cached = self._cache.open(file, join(self._fs.url, self._path(node))) if self._cache else None
         with self._lock:
             handle = next(self._next_handle)
-            self._handles[handle] = (node, file)
-            if cached is not None:
-                self._cached[handle] = cached
+        self._hold(handle, node, file)
         return handle
+
+    def _hold(self, handle: int, node: int, file: ChunkFile) -> ChunkFile:
+        """Have ``handle`` stand for ``file``, and what the node cache has of it stay open; or for what it does already."""
+        cached = self._cache.open(file, join(self._fs.url, self._path(node))) if self._cache else None
+        with self._lock:
+            held = self._handles.setdefault(handle, (node, file))[1]
+            if cached is not None and held is file and handle not in self._cached:
+                self._cached[handle], cached = cached, None
+        if cached is not None:
+            cached.release()
+        return held
 
     def backing(self, fh: int) -> int | None:
         cached = self._cached.get(fh)
@@ -234,8 +242,7 @@ class StripeOperations(fuse.Operations):
         except OSError as exc:
             _log.error("%s: what a server before this one had open cannot be opened again: %s", self._path(node), exc)
             raise _os_error(errno.EIO, self._path(node)) from None
-        with self._lock:
-            return self._handles.setdefault(fh, (node, file))[1]
+        return self._hold(fh, node, file)
 
     def _path(self, node: int) -> str:
         return os.fsdecode(self._nodes[node].path)
