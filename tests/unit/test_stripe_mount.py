@@ -42,7 +42,7 @@ def test_what_a_server_before_had_open_is_read_from_the_node_cache_until_it_is_c
         out.write(data)
     ahead = ReadAhead(cache)
     told: dict[int, Known] = {}
-    before = StripeOperations(fs, ahead, cache=cache, tell=lambda node: told.update({node.number: node}))
+    before = StripeOperations(fs, ahead, cache=cache, tell=lambda node: told.update({node.number: cast(Known, node)}))
     node = before.lookup(fuse.ROOT, "f", CONTEXT).node
     ops = StripeOperations(fs, ahead, cache=cache, known=list(told.values()), generation=1)
     asks = fuse.Context(1, node, 0)

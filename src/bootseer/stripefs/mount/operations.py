@@ -191,7 +191,7 @@ class StripeOperations(fuse.Operations):
         return handle
 
     def _hold(self, handle: int, node: int, file: ChunkFile) -> ChunkFile:
-        """Have ``handle`` stand for ``file``, and what the node cache has of it stay open; or for what it does already."""
+        """Have ``handle`` stand for ``file``, held in the node cache; or for what it does already."""
         cached = self._cache.open(file, join(self._fs.url, self._path(node))) if self._cache else None
         with self._lock:
             held = self._handles.setdefault(handle, (node, file))[1]
