@@ -91,6 +91,19 @@ def test_a_checkpoint_of_more_files_than_a_process_may_have_open(fs, tmp_path, c
         made.unmount()
 
 
+def test_reads_that_fail_again_and_again_do_not_fill_the_log(mounted, fs, config):
+    for stripe in Path(fs.url, "step-1/.bsx").iterdir():
+        if stripe.stat().st_size > 1 << 20:
+            with open(stripe, "r+b") as out:
+                out.write(bytes(2 << 20))
+    with open(mounted.mountpoint / "step-1/state.pt", "rb", buffering=0) as file:
+        for _ in range(300):
+            with pytest.raises(OSError, match="Input/output error"):
+                os.pread(file.fileno(), 100, 1 << 20)
+    (log,) = Path(config.state_dir, "fs").glob("*.log")
+    assert 50 < log.read_text().count("cannot read") <= 100
+
+
 def test_a_store_that_tells_no_owners_is_for_who_mounted_it_alone(fs, config, tmp_path):
     with tempfile.TemporaryDirectory() as folder:  # one that everybody can enter
         os.chmod(folder, 0o755)
