@@ -78,7 +78,11 @@ class AccessLog:
         if held is None or held[0] != size:
             if (held is None and len(self._files) >= MAX_FILES) or path != path.encode(errors="ignore").decode():
                 return
-            held = self._files[path] = size, bytearray(-(-size // UNIT))
+            made = size, bytearray(-(-size // UNIT))
+            if held is None:
+                held = self._files.setdefault(path, made)  # another thread may have noted a read of it meanwhile
+            if held[0] != size:
+                held = self._files[path] = made
         first, last = offset // UNIT, -(-(offset + length) // UNIT)
         if held[1].find(b"\0", first, last) >= 0:
             held[1][first:last] = b"\1" * (last - first)
