@@ -1,5 +1,6 @@
 """What the mount of a striped store says of files and folders to the kernel."""
 
+import errno
 import os
 import random
 import stat
@@ -7,7 +8,9 @@ from typing import cast
 
 import pytest
 
+from bootseer.kernel import _fuse_wire as wire
 from bootseer.kernel import fuse
+from bootseer.kernel._fuse_loop import Loop
 from bootseer.storage.folder import FolderBackend
 from bootseer.storage.interface import Entry, Permissions
 from bootseer.stripefs import open_fs
@@ -61,3 +64,48 @@ def test_what_a_server_before_had_open_is_read_from_the_node_cache_until_it_is_c
     assert cache.find(fs.open("f").identity) is None
     ahead.close()
     cache.close()
+
+
+@pytest.mark.parametrize("fails", ["backing", "backed"])
+def test_an_open_that_fails_leaves_nothing_open(tmp_path, monkeypatch, fails):
+    """Else its file could not be evicted, and was never read by the kernel again, until the mount ended."""
+
+    class Failing(fuse.Operations):
+        def __init__(self) -> None:
+            self.opened, self.released, self.trouble = 0, list[int](), fails
+
+        def _fail(self, what: str) -> None:
+            if self.trouble == what:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        def open(self, node: int, flags: int, ctx: fuse.Context) -> int:
+            self.opened += 1
+            return self.opened
+
+        def backing(self, fh: int) -> int:
+            self._fail("backing")
+            return 9
+
+        def backed(self, node: int, backing: int) -> None:
+            self._fail("backed")
+
+        def release(self, fh: int, ctx: fuse.Context) -> None:
+            self.released.append(fh)
+
+    asked = []
+
+    def ioctl(device: int, request: int, data: bytes) -> int:
+        asked.append((request, bytes(data[:4])))
+        return 5
+
+    monkeypatch.setattr("fcntl.ioctl", ioctl)
+    ops = Failing()
+    loop = Loop(ops, tmp_path, fuse.Options(passthrough=True))
+    loop.backings.enabled = True
+    request = memoryview(wire.OPEN_IN.pack(os.O_RDONLY, 0))
+    with pytest.raises(OSError, match="Input/output"):
+        loop.answer(wire.OPEN, fuse.Context(1, 2, 0), request)
+    assert ops.released == [1]
+    assert len(asked) == (2 if fails == "backed" else 0), "the kernel has the number back"
+    ops.trouble = ""
+    assert wire.OPEN_OUT.unpack(loop.answer(wire.OPEN, fuse.Context(2, 2, 0), request))[2] == 5
