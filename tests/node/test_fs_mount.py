@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from bootseer.config import Config
 from bootseer.errors import ConfigError, DataError, NotFoundError, NotWritableError, UnavailableError
@@ -341,10 +342,11 @@ def test_folders_that_others_can_write_to_are_refused(fs, tmp_path, config, name
     assert not mounts.is_mounted(tmp_path / "mnt")
 
 
-def test_a_second_unmount_leaves_a_later_mount_alone(fs, tmp_path, config):
+@pytest.mark.parametrize("state", ["state", "another"])
+def test_a_second_unmount_leaves_a_later_mount_alone(fs, tmp_path, config, state):
     first = mount.start(fs.url, tmp_path / "mnt", config=config)
     first.unmount()
-    later = mount.start(fs.url, tmp_path / "mnt", config=config)
+    later = mount.start(fs.url, tmp_path / "mnt", config=replace(config, state_dir=str(tmp_path / state)))
     try:
         first.unmount()
         assert later.status().alive
