@@ -4,6 +4,7 @@ import errno
 import json
 import mmap
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from bootseer.config import Config
 from bootseer.errors import ConfigError, DataError, NotFoundError, NotWritableError, UnavailableError
@@ -62,6 +64,45 @@ def test_names_sizes_and_contents(mounted, fs):
     assert not (folder / ".bsx").exists()
     with pytest.raises(FileNotFoundError):
         (folder / "none").read_bytes()
+
+
+def test_a_read_of_a_name_that_is_not_utf8_leaves_the_mount_alone(mounted, fs):
+    for number in (b"\xff", b"1"):
+        Path(os.fsdecode(os.fsencode(fs.url) + b"/step-1/plain-" + number)).write_bytes(DATA)
+    for number in (b"\xff", b"1"):
+        assert Path(os.fsdecode(os.fsencode(mounted.mountpoint) + b"/step-1/plain-" + number)).read_bytes() == DATA
+    until(lambda: mounted.accessed().files, what="a record of what was read")
+    assert [file.path for file in mounted.accessed().files] == ["step-1/plain-1"]
+    assert (mounted.mountpoint / "step-1/config.json").read_bytes() == b"{}"
+
+
+def test_a_checkpoint_of_more_files_than_a_process_may_have_open(fs, tmp_path, config):
+    for number in range(100):
+        with fs.create(f"step-2/part-{number}", width=3, unit=4096, striped=True) as out:
+            out.write(DATA[:20000])
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        made = mount.start(fs.url, tmp_path / "mnt", config=config, prefetch=["step-2"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    try:
+        assert made.wait_prefetched(60).prefetch == "done"
+    finally:
+        made.unmount()
+
+
+def test_reads_that_fail_again_and_again_do_not_fill_the_log(mounted, fs, config):
+    for stripe in Path(fs.url, "step-1/.bsx").iterdir():
+        if stripe.stat().st_size > 1 << 20:
+            with open(stripe, "r+b") as out:
+                out.write(bytes(2 << 20))
+    with open(mounted.mountpoint / "step-1/state.pt", "rb", buffering=0) as file:
+        for _ in range(300):
+            with pytest.raises(OSError, match="Input/output error"):
+                os.pread(file.fileno(), 100, 1 << 20)
+    (log,) = Path(config.state_dir, "fs").glob("*.log")
+    assert 50 < log.read_text().count("cannot read") <= 100
 
 
 def test_a_store_that_tells_no_owners_is_for_who_mounted_it_alone(fs, config, tmp_path):
@@ -301,10 +342,11 @@ def test_folders_that_others_can_write_to_are_refused(fs, tmp_path, config, name
     assert not mounts.is_mounted(tmp_path / "mnt")
 
 
-def test_a_second_unmount_leaves_a_later_mount_alone(fs, tmp_path, config):
+@pytest.mark.parametrize("state", ["state", "another"])
+def test_a_second_unmount_leaves_a_later_mount_alone(fs, tmp_path, config, state):
     first = mount.start(fs.url, tmp_path / "mnt", config=config)
     first.unmount()
-    later = mount.start(fs.url, tmp_path / "mnt", config=config)
+    later = mount.start(fs.url, tmp_path / "mnt", config=replace(config, state_dir=str(tmp_path / state)))
     try:
         first.unmount()
         assert later.status().alive

@@ -15,6 +15,7 @@ import pytest
 from bootseer.blocks.cache import eviction, inventory
 from bootseer.config import Config
 from bootseer.stripefs import FsMount, StripeFS, mount, open_fs
+from bootseer.stripefs.checkpoint.access import AccessRecord, FileAccess
 from bootseer.stripefs.mount import FsStatus
 from support.waits import together, until
 
@@ -63,9 +64,14 @@ def mounts(fs, tmp_path, config) -> Iterator[Mounts]:
         made.unmount()
 
 
-def settled(made: FsMount, opens: int) -> FsStatus:
-    """Its status when it has counted that many opens."""
-    until(lambda: sum(figures(made)) >= opens, 20, f"{opens} opens in the status", step=0.05)
+def settled(made: FsMount, opens: int, served: int = 0) -> FsStatus:
+    """Its status when it has counted that many opens, and bytes that the server read."""
+    until(
+        lambda: sum(figures(made)) >= opens and made.status().bytes_read >= served,
+        20,
+        f"{opens} opens and {served} bytes in the status",
+        step=0.05,
+    )
     return made.status()
 
 
@@ -83,6 +89,19 @@ def test_a_restart_reads_no_byte_from_the_store_and_the_kernel_reads_by_itself(m
     assert (status.opened_passthrough, status.opened_served) == (1, 0)
 
 
+def test_what_the_kernel_reads_by_itself_is_in_the_record_of_the_start(mounts):
+    """Else a start whose prefetch was quick would leave the next one a record without its checkpoint."""
+    part = AccessRecord((FileAccess("f", len(DATA), ((1 << 20, 2 << 20),)),))
+    whole = AccessRecord((FileAccess("f", len(DATA), ((0, len(DATA)),)),))
+    mounts.warm()
+    for prefetch, expected in ((True, whole), (part, part)):
+        made = mounts.start(prefetch=prefetch)
+        assert (made.mountpoint / "f").read_bytes() == DATA
+        assert settled(made, 1).opened_passthrough == 1
+        assert made.accessed() == expected
+        made.unmount()
+
+
 def test_a_damaged_chunk_is_fetched_again_and_the_file_is_served(mounts, config):
     mounts.warm()
     (data,) = Path(config.cache_dir).glob("blocks/*/data")
@@ -91,7 +110,7 @@ def test_a_damaged_chunk_is_fetched_again_and_the_file_is_served(mounts, config)
         file.write(b"damage")
     made = mounts.start()
     assert (made.mountpoint / "f").read_bytes() == DATA
-    status = settled(made, 1)
+    status = settled(made, 1, len(DATA))
     assert (status.opened_passthrough, status.opened_served) == (0, 1)
     assert status.fetched_demand + status.fetched_ahead == UNIT
     made.unmount()
@@ -177,7 +196,7 @@ def test_a_full_disk_under_the_cache(mounts, tmp_path, config):
         for _ in range(2):
             made = mounts.start()
             assert (made.mountpoint / "f").read_bytes() == DATA
-            status = settled(made, 1)
+            status = settled(made, 1, len(DATA))
             assert status.alive
             assert status.opened_passthrough == 0
             made.unmount()

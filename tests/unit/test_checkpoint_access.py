@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.store import open_store
+from bootseer.stripefs.checkpoint import access
 from bootseer.stripefs.checkpoint.access import (
+    MAX_FILES,
     UNIT,
     AccessLog,
     AccessRecord,
@@ -46,6 +48,27 @@ def test_files_come_in_the_order_of_their_first_read() -> None:
     assert [file.path for file in log.record().files] == ["b", "a"]
     log.add("b", 12, 0, 1)  # replaced by a longer one meanwhile
     assert [(file.path, file.size) for file in log.record().files] == [("b", 12), ("a", 10)]
+
+
+def test_two_first_reads_of_a_file_at_once_are_both_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def made(size: int) -> bytearray:
+        monkeypatch.delattr(access, "bytearray")
+        log.add("f", 3 * UNIT, 2 * UNIT, UNIT)
+        return bytearray(size)
+
+    log = AccessLog()
+    monkeypatch.setattr(access, "bytearray", made, raising=False)
+    log.add("f", 3 * UNIT, 0, UNIT)
+    assert log.record().files[0].ranges == ((0, UNIT), (2 * UNIT, 3 * UNIT))
+
+
+def test_a_record_does_not_grow_without_bound() -> None:
+    log = AccessLog()
+    for number in range(MAX_FILES + 5):
+        log.add(f"sample-{number}", 10, 0, 10)
+    changes = log.changes
+    log.add("one more", 10, 0, 10)
+    assert (len(log.record().files), log.changes) == (MAX_FILES, changes)
 
 
 @pytest.mark.parametrize(

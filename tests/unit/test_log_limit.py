@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from bootseer.blocks.serving import server
-from bootseer.blocks.serving.server import LogRateLimit
+from bootseer import loglimit
+from bootseer.loglimit import LogRateLimit
 
 
 def line(text: str, *args: object, level: int = logging.WARNING) -> logging.LogRecord:
@@ -16,7 +16,7 @@ def line(text: str, *args: object, level: int = logging.WARNING) -> logging.LogR
 
 def test_most_lines_of_a_kind_pass_then_none_then_one_says_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [5.0]
-    monkeypatch.setattr(server.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(loglimit.time, "monotonic", lambda: now[0])
     few = LogRateLimit(3, 10.0)
     assert [few.filter(line("block %d", number)) for number in range(5)] == [True] * 3 + [False] * 2
     assert few.filter(line("block %d", 1, level=logging.ERROR))

@@ -1,18 +1,26 @@
 """What the mount of a striped store says of files and folders to the kernel."""
 
+import errno
+import os
+import random
 import stat
 from typing import cast
 
 import pytest
 
+from bootseer.kernel import _fuse_wire as wire
 from bootseer.kernel import fuse
+from bootseer.kernel._fuse_loop import Loop
 from bootseer.storage.folder import FolderBackend
 from bootseer.storage.interface import Entry, Permissions
 from bootseer.stripefs import open_fs
+from bootseer.stripefs.files.nodecache import NodeCache
 from bootseer.stripefs.files.readahead import ReadAhead
+from bootseer.stripefs.mount.nodes import Known
 from bootseer.stripefs.mount.operations import StripeOperations
 
 CONTEXT = cast(fuse.Context, None)
+UNIT = 1 << 16
 
 
 @pytest.mark.parametrize("folder", ["", "private"])
@@ -28,3 +36,76 @@ def test_a_folder_that_a_process_is_in_becomes_private(tmp_path, monkeypatch, fo
     assert stat.S_IMODE(ops.getattr(node, CONTEXT).mode) == 0o755
     modes[folder] = 0o700
     assert stat.S_IMODE(ops.getattr(node, CONTEXT).mode) == 0o700
+
+
+def test_what_a_server_before_had_open_is_read_from_the_node_cache_until_it_is_closed(tmp_path):
+    fs, cache = open_fs(str(tmp_path / "store")), NodeCache(tmp_path / "cache")
+    data = random.Random(1).randbytes(5 * UNIT)
+    with fs.create("f", width=2, unit=UNIT, striped=True) as out:
+        out.write(data)
+    ahead = ReadAhead(cache)
+    told: dict[int, Known] = {}
+    before = StripeOperations(fs, ahead, cache=cache, tell=lambda node: told.update({node.number: cast(Known, node)}))
+    node = before.lookup(fuse.ROOT, "f", CONTEXT).node
+    ops = StripeOperations(fs, ahead, cache=cache, known=list(told.values()), generation=1)
+    asks = fuse.Context(1, node, 0)
+    other = ops.open(node, 0, CONTEXT)
+    ahead.prefetch(fs.open("f"), 0, 5)
+    cache.sync()
+    found = ops.read(77, UNIT, 100, asks)
+    assert isinstance(found, tuple)
+    ops.release(other, CONTEXT)
+    cache.sync()  # closes what nobody uses
+    (tmp_path / "else").write_bytes(bytes(len(data)))
+    with open(tmp_path / "else", "rb"):  # perhaps as the same number
+        assert os.pread(found[0], 100, found[1]) == data[UNIT : UNIT + 100]
+    ops.release(77, CONTEXT)
+    cache.sync()
+    assert cache.find(fs.open("f").identity) is None
+    ahead.close()
+    cache.close()
+
+
+@pytest.mark.parametrize("fails", ["backing", "backed"])
+def test_an_open_that_fails_leaves_nothing_open(tmp_path, monkeypatch, fails):
+    """Else its file could not be evicted, and was never read by the kernel again, until the mount ended."""
+
+    class Failing(fuse.Operations):
+        def __init__(self) -> None:
+            self.opened, self.released, self.trouble = 0, list[int](), fails
+
+        def _fail(self, what: str) -> None:
+            if self.trouble == what:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        def open(self, node: int, flags: int, ctx: fuse.Context) -> int:
+            self.opened += 1
+            return self.opened
+
+        def backing(self, fh: int) -> int:
+            self._fail("backing")
+            return 9
+
+        def backed(self, node: int, backing: int) -> None:
+            self._fail("backed")
+
+        def release(self, fh: int, ctx: fuse.Context) -> None:
+            self.released.append(fh)
+
+    asked = []
+
+    def ioctl(device: int, request: int, data: bytes) -> int:
+        asked.append((request, bytes(data[:4])))
+        return 5
+
+    monkeypatch.setattr("fcntl.ioctl", ioctl)
+    ops = Failing()
+    loop = Loop(ops, tmp_path, fuse.Options(passthrough=True))
+    loop.backings.enabled = True
+    request = memoryview(wire.OPEN_IN.pack(os.O_RDONLY, 0))
+    with pytest.raises(OSError, match="Input/output"):
+        loop.answer(wire.OPEN, fuse.Context(1, 2, 0), request)
+    assert ops.released == [1]
+    assert len(asked) == (2 if fails == "backed" else 0), "the kernel has the number back"
+    ops.trouble = ""
+    assert wire.OPEN_OUT.unpack(loop.answer(wire.OPEN, fuse.Context(2, 2, 0), request))[2] == 5

@@ -71,8 +71,18 @@ class Backings:
             try:
                 fd = local(fh) if self.enabled else None
                 if fd is not None and (backing := self._backing(device, fd)):
-                    self._tell(node, backing)
+                    try:
+                        self._tell(node, backing)
+                    except BaseException:
+                        _give_back(device, backing)
+                        raise
                     known.backing = backing
+            except BaseException:  # the open fails: no release of it will come
+                with self._lock:
+                    known.handles.discard(fh)
+                    if not known.handles:
+                        del self._nodes[node]
+                raise
             finally:
                 known.decided.set()
         known.decided.wait()
@@ -92,10 +102,7 @@ class Backings:
             del self._nodes[node]
         if known.backing:
             self._tell(node, 0)
-            try:
-                fcntl.ioctl(device, _CLOSE, struct.pack("=I", known.backing))
-            except OSError as exc:  # the connection has ended
-                _log.debug("backing file %d: %s", known.backing, exc)
+            _give_back(device, known.backing)
 
     def _backing(self, device: int, fd: int) -> int:
         try:
@@ -105,3 +112,10 @@ class Backings:
                 self.enabled = False
             _log.warning("files are read by the server, as the kernel does not read them by itself: %s", exc.strerror)
             return 0
+
+
+def _give_back(device: int, backing: int) -> None:
+    try:
+        fcntl.ioctl(device, _CLOSE, struct.pack("=I", backing))
+    except OSError as exc:  # the connection has ended
+        _log.debug("backing file %d: %s", backing, exc)

@@ -248,7 +248,14 @@ class Loop:
                 raise OSError(errno.EROFS, os.strerror(errno.EROFS))
             return wire.OPEN_OUT.pack(self._ops.open(ctx.node, flags, ctx), wire.FOPEN_KEEP_CACHE, 0)
         fh = self._ops.open(ctx.node, flags, ctx)
-        if self._options.passthrough and (backing := self.backings.open(self._device, ctx.node, fh, self._ops.backing)):
+        backing = 0
+        if self._options.passthrough:
+            try:
+                backing = self.backings.open(self._device, ctx.node, fh, self._ops.backing)
+            except BaseException:
+                self._ops.release(fh, ctx)
+                raise
+        if backing:
             return wire.OPEN_OUT.pack(fh, wire.FOPEN_NOFLUSH | wire.FOPEN_PASSTHROUGH, backing)
         # without NOFLUSH a close(2) on a dead mount fails, which surprises readers
         bits = wire.FOPEN_NOFLUSH | wire.FOPEN_KEEP_CACHE | (wire.FOPEN_DIRECT_IO if self._options.direct_io else 0)

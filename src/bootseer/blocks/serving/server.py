@@ -10,7 +10,6 @@ import contextlib
 import logging
 import os
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from bootseer.blocks.serving.protocol import LOCK, SPEC, ServerSpec
 from bootseer.errors import BootseerError, UnavailableError, doing
 from bootseer.kernel import mount
 from bootseer.kernel.flock import lock
+from bootseer.loglimit import LogRateLimit
 from bootseer.store import Store, open_store
 
 log = logging.getLogger(__name__)
@@ -73,28 +73,6 @@ def main(argv: list[str], *, store_for: Callable[[str], Store] = open_store) -> 
         return 70
     answer(f"ok {running.driver}\n")
     return running.run()
-
-
-class LogRateLimit(logging.Filter):
-    """A damaged store and a job that tries again and again made 50 MB of log in a minute, where ``state_dir`` may be
-    memory. Passes ``most`` lines of one kind (level and unformatted text) per ``seconds``; the next one that passes
-    says how many were left out. For a handler; a race between threads miscounts a line, no more."""
-
-    def __init__(self, most: int = 100, seconds: float = 10.0) -> None:
-        super().__init__()
-        self._most, self._seconds = most, seconds
-        self._seen: dict[tuple[str, int, str], tuple[float, int]] = {}
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        key, now = (record.name, record.levelno, str(record.msg)), time.monotonic()
-        began, count = self._seen.get(key, (now, 0))
-        if now - began >= self._seconds:
-            if count > self._most:
-                record.msg = f"{record.getMessage()} (and {count - self._most} such lines before it, left out)"
-                record.args = ()
-            began, count = now, 0
-        self._seen[key] = began, count + 1
-        return count < self._most
 
 
 def _write_to(path: Path) -> None:

@@ -26,6 +26,8 @@ UNIT = 1 << 20
 VERSION = 1
 MAX_STORED = 16 << 20
 """Bytes of a stored record that are accepted."""
+MAX_FILES = 10_000
+"""Files of which reads are noted: the record is written again with each new one. Of more, those that came first."""
 _SAME = 0.01
 """A file whose size differs by a larger share from what was recorded is another one."""
 
@@ -60,7 +62,10 @@ class AccessRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AccessLog:
-    """Notes reads. Any thread may call anything: a note is one assignment to a slice of a byte string."""
+    """Notes reads. Any thread may call anything: a note is one assignment to a slice of a byte string.
+
+    Not of files whose names are not UTF-8, which a record cannot name.
+    """
 
     def __init__(self) -> None:
         self._files: dict[str, tuple[int, bytearray]] = {}  # path -> size, one byte for each unit
@@ -71,7 +76,13 @@ class AccessLog:
         """Note that ``length`` bytes from ``offset`` of ``path``, which has ``size`` bytes, were read."""
         held = self._files.get(path)
         if held is None or held[0] != size:
-            held = self._files[path] = size, bytearray(-(-size // UNIT))
+            if (held is None and len(self._files) >= MAX_FILES) or path != path.encode(errors="ignore").decode():
+                return
+            made = size, bytearray(-(-size // UNIT))
+            if held is None:
+                held = self._files.setdefault(path, made)  # another thread may have noted a read of it meanwhile
+            if held[0] != size:
+                held = self._files[path] = made
         first, last = offset // UNIT, -(-(offset + length) // UNIT)
         if held[1].find(b"\0", first, last) >= 0:
             held[1][first:last] = b"\1" * (last - first)

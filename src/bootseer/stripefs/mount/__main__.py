@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import resource
 import signal
 import sys
 
 import msgspec
 
 from bootseer.errors import BootseerError, from_os_error
+from bootseer.loglimit import LogRateLimit
 from bootseer.stripefs.mount.server import ServerSpec
 from bootseer.stripefs.mount.supervisor import Answer, Supervisor
 
@@ -24,7 +26,11 @@ def main() -> None:
     if os.fork():
         os._exit(0)  # the starter waits for this process only; the supervisor has no parent to reap it
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s")
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(LogRateLimit())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each file that is open is several here
     os.chdir("/")
 
     def answer(found: Answer) -> None:

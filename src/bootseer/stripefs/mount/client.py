@@ -99,7 +99,7 @@ class FsMount:
     def end(self) -> None:
         """`unmount`, by who is alone at this mount point."""
         until = time.monotonic() + _BUSY_SECONDS
-        while _is_ours(self.mountpoint) and (self._read() is not None or not self._path.exists()):  # not of a later one
+        while _is_ours(self.mountpoint) and (self._read() is not None or self.status().alive):  # not a later one
             late = time.monotonic() >= until
             if late:
                 _log.warning("%s is in use; detaching it, its users get errors", self.mountpoint)

@@ -24,7 +24,7 @@ from bootseer.errors import BootseerError, NotFoundError, NotWritableError
 from bootseer.kernel import fuse
 from bootseer.storage.interface import Entry, join
 from bootseer.storage.pool import parallel
-from bootseer.stripefs.checkpoint.access import AccessLog
+from bootseer.stripefs.checkpoint.access import AccessLog, FileAccess
 from bootseer.stripefs.checkpoint.commit import is_hidden
 from bootseer.stripefs.files.nodecache import NodeCache, NodeFile
 from bootseer.stripefs.files.readahead import ReadAhead
@@ -81,7 +81,8 @@ class StripeOperations(fuse.Operations):
     """Read-only operations over ``fs``; contents come through ``ahead``.
 
     ``cache``: where files that are open are kept on the node's disk. ``shared``: with the owners and modes of the
-    storage, for a mount that others may use; else everything is readable.
+    storage, for a mount that others may use; else everything is readable. ``expected``: what a start before read; it is
+    noted of files that the kernel reads by itself, all of a file that is not in it.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class StripeOperations(fuse.Operations):
         *,
         cache: NodeCache | None = None,
         shared: bool = False,
+        expected: Iterable[FileAccess] = (),
         known: Sequence[Known] = (),
         tell: Callable[[Known | Gone], None] = lambda _: None,
         generation: int = 0,
@@ -106,6 +108,7 @@ class StripeOperations(fuse.Operations):
         self._listings: dict[str, tuple[float, dict[str, Entry]]] = {}  # `ls -l` asks for attributes in parts
         self.bytes_read = self.bytes_written = 0
         self.accessed = AccessLog()
+        self._expected = {file.path: file for file in expected}
         self.waited = Waited()
 
     def lookup(self, parent: int, name: str, ctx: fuse.Context) -> fuse.Entry:
@@ -182,21 +185,35 @@ class StripeOperations(fuse.Operations):
         if flags & os.O_ACCMODE != os.O_RDONLY:
             raise _os_error(errno.EROFS)
         file = self._open(node)
-        cached = self._cache.open(file, join(self._fs.url, self._path(node))) if self._cache else None
         with self._lock:
             handle = next(self._next_handle)
-            self._handles[handle] = (node, file)
-            if cached is not None:
-                self._cached[handle] = cached
+        self._hold(handle, node, file)
         return handle
+
+    def _hold(self, handle: int, node: int, file: ChunkFile) -> ChunkFile:
+        """Have ``handle`` stand for ``file``, held in the node cache; or for what it does already."""
+        cached = self._cache.open(file, join(self._fs.url, self._path(node))) if self._cache else None
+        with self._lock:
+            held = self._handles.setdefault(handle, (node, file))[1]
+            if cached is not None and held is file and handle not in self._cached:
+                self._cached[handle], cached = cached, None
+        if cached is not None:
+            cached.release()
+        return held
 
     def backing(self, fh: int) -> int | None:
         cached = self._cached.get(fh)
         return cached.fd if cached is not None and cached.whole() else None
 
     def backed(self, node: int, backing: int) -> None:
-        if node in self._nodes:
-            self._nodes.change(node, backing=backing)
+        if node not in self._nodes:
+            return
+        known = self._nodes.change(node, backing=backing)
+        if backing:
+            path, size = os.fsdecode(known.path), known.attr.size
+            before = self._expected.get(path)
+            for first, last in (before.of(size) if before else ()) or ((0, size),):
+                self.accessed.add(path, size, first, last - first)
 
     def backings(self) -> Mapping[int, int]:
         return self._nodes.backings()
@@ -225,8 +242,7 @@ class StripeOperations(fuse.Operations):
         except OSError as exc:
             _log.error("%s: what a server before this one had open cannot be opened again: %s", self._path(node), exc)
             raise _os_error(errno.EIO, self._path(node)) from None
-        with self._lock:
-            return self._handles.setdefault(fh, (node, file))[1]
+        return self._hold(fh, node, file)
 
     def _path(self, node: int) -> str:
         return os.fsdecode(self._nodes[node].path)

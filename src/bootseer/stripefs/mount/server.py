@@ -241,7 +241,7 @@ class Server:
                 self._fs, self._ahead, spools, width=spec.width, unit=spec.unit, **told
             )
         else:
-            self._ops = StripeOperations(self._fs, self._ahead, cache=self._cache, **told)
+            self._ops = StripeOperations(self._fs, self._ahead, cache=self._cache, expected=spec.ranges, **told)
         if generation:
             self._ops.accessed.add_all(Record.read_accessed(self._path))
         self._server: fuse.Server | None = None
@@ -318,6 +318,7 @@ class Server:
                         parts = [piece for piece in parts if piece[1] <= fits]
                     for count in pool.map(partial(self._pull_piece, file), parts):
                         self._done += count
+                    file.close()
             if self._cache:
                 self._cache.sync()
             self._prefetch = "done"
