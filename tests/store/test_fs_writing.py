@@ -423,6 +423,16 @@ def test_the_page_has_these_rows() -> None:
     assert re.findall(r"^\| `([a-z-]+)` \|", PAGE.read_text(), re.MULTILINE) == list(ROWS)
 
 
+@pytest.mark.parametrize(("mode", "expected"), [("ab", BIG + b"more"), ("wb", b"more")])
+def test_a_file_that_somebody_else_just_made_is_opened_as_asked(site: Site, mode: str, expected: bytes) -> None:
+    assert not (site.dir / "f").exists()  # which the kernel believes for a second
+    with site.fs.create(f"{site.name}/f") as out:
+        out.write(BIG)
+    with open(site.dir / "f", mode, buffering=0) as file:
+        file.write(b"more")
+    assert site.stored("f") == expected == (site.dir / "f").read_bytes()
+
+
 # -- writers that die --------------------------------------------------------------------------------------------------
 
 WRITER = """

@@ -199,7 +199,7 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
                 if flags & os.O_EXCL or not stat.S_ISREG(entry.attr.mode):
                     self.forget(entry.node, 1)
                     raise refusal(errno.EEXIST, path)
-                return entry, self.open(entry.node, flags | os.O_TRUNC, ctx)
+                return entry, self.open(entry.node, flags, ctx)
             writing = self._begin(path, None)
             writing.change = fuse.Change(mode=mode)
             attr = fuse.Attr(
